@@ -1,0 +1,32 @@
+"""Handwritten digits, 8 x 8 pixels of 17 levels: the quickstart.
+
+Paper row: none; the strided pattern of the image models, one row as stride.
+"""
+
+from configs import default
+
+
+def get_config():
+  config = default.get_config()
+
+  config.data.name = "digits"
+
+  config.model.num_layers = 8
+  config.model.num_heads = 4
+  config.model.width = 128
+  config.model.dropout = 0.1
+
+  config.attention.stride = 8
+  config.attention.window = 8
+
+  config.optimizer.learning_rate = 0.001
+  config.optimizer.warmup_steps = 100
+  config.optimizer.ema_decay = 0.99
+
+  config.train.steps = 1500
+  config.train.batch_size = 32
+  config.eval.every = 250
+  config.eval.batch_size = 100
+  config.eval.sequences = 0
+  config.checkpoint.every = 500
+  return config

@@ -1,0 +1,1 @@
+"""Sparse Transformers (Child et al. 2019) in JAX."""

@@ -1,0 +1,173 @@
+"""Checkpoints of a run: save, verify, restore. Thin over Orbax.
+
+A workdir holds `config.json` and `checkpoints/<step>/`. Beside the state
+stands a digest of each array: Orbax restores flipped bytes without a word,
+so what is read back is checked against it.
+"""
+
+import dataclasses
+import json
+import pathlib
+import zlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+# Fields that change how a run is carried out, not what it computes.
+FREE_FIELDS = (
+  "data.path",
+  "model.remat",
+  "attention.backend",
+  "attention.tile",
+  "train.log_every",
+  "eval.",
+  "checkpoint.",
+)
+
+
+def write_config(workdir, config):
+  """Puts the config into a workdir, or checks that it is the one there."""
+  path = pathlib.Path(workdir) / "config.json"
+  if path.exists():
+    old, new = (_flatten(c) for c in (read_config(workdir), config))
+    differing = [
+      f"{name} ({old.get(name)!r} there, {new.get(name)!r} now)"
+      for name in sorted(old.keys() | new.keys())
+      if old.get(name) != new.get(name) and not name.startswith(FREE_FIELDS)
+    ]
+    if differing:
+      raise ValueError(
+        f"{workdir} holds a run of another config: {', '.join(differing)};"
+        " use another --workdir, or the same settings"
+      )
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def read_config(workdir):
+  """The config of a run, from its workdir alone."""
+  path = pathlib.Path(workdir) / "config.json"
+  if not path.exists():
+    raise FileNotFoundError(
+      f"{workdir} is no run: it has no config.json; --workdir must name a"
+      " folder that train.py wrote"
+    )
+  try:
+    settings = json.loads(path.read_text())
+    groups = {name: ConfigDict(group) for name, group in settings.items()}
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ValueError(f"{path} cannot be read: {error}") from error
+  config = ConfigDict(groups)
+  for group in config.values():
+    for name, value in group.items():
+      if isinstance(value, (list, tuple)):
+        group[name] = tuple(value)  # JSON has no tuples
+  return config.lock()
+
+
+def _flatten(config):
+  """{"group.field": value} of a config, with tuples as JSON gives them."""
+  return {
+    f"{group}.{name}": list(value) if isinstance(value, tuple) else value
+    for group, fields in config.to_dict().items()
+    for name, value in fields.items()
+  }
+
+
+class Checkpoints:
+  """The checkpoints of a workdir. Saving goes on in the background."""
+
+  def __init__(self, workdir, *, keep=None):
+    self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
+    self._manager = ocp.CheckpointManager(
+      self._folder,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep, cleanup_tmp_directories=True
+      ),
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._manager.close()
+
+  def steps(self):
+    """The steps that were saved whole, in order."""
+    # Orbax takes an empty folder for a checkpoint; ours all have their digest.
+    return sorted(
+      step
+      for step in self._manager.all_steps()
+      if (self._folder / str(step) / "digest").exists()
+    )
+
+  def save(self, state):
+    step = int(state.step)
+    if step in self.steps():
+      return
+    tree = _as_tree(state)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(tree),
+        digest=ocp.args.JsonSave(_digest(tree)),
+      ),
+    )
+
+  def restore(self, like, step=None):
+    """The state at a step, by default the last one, verified.
+
+    like: a state of the same shapes (`jax.eval_shape` of `init_state`).
+    """
+    steps = self.steps()
+    if not steps:
+      raise FileNotFoundError(
+        f"{self._folder} holds no checkpoint; train.py writes them"
+      )
+    if step is None:
+      step = steps[-1]
+    if step not in steps:
+      raise ValueError(
+        f"no checkpoint of step {step} in {self._folder}; there are"
+        f" {', '.join(map(str, steps))}"
+      )
+    try:
+      found = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(_as_tree(like)),
+          digest=ocp.args.JsonRestore(),
+        ),
+      )
+      differing = _differing(_digest(found["state"]), found["digest"])
+    except Exception as error:  # Orbax raises what TensorStore gives it
+      raise self._unreadable(step, str(error).split("\n")[0][:200]) from error
+    if differing:
+      raise self._unreadable(step, f"damaged arrays {', '.join(differing)}")
+    return dataclasses.replace(like, **found["state"])
+
+  def _unreadable(self, step, reason):
+    return ValueError(
+      f"checkpoint {self._folder / str(step)} cannot be read: {reason};"
+      " move that folder away to use the checkpoint before it"
+    )
+
+
+def _as_tree(state):
+  """Nested dicts, lists and arrays: what Orbax keeps without our classes."""
+  return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+
+
+def _digest(tree):
+  """CRC-32 of the bytes of each array, by its path."""
+  return {
+    jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _differing(found, expected):
+  names = found.keys() | expected.keys()
+  return sorted(n for n in names if found.get(n) != expected.get(n))

@@ -1,0 +1,79 @@
+"""Command lines: flags, config overrides, errors of one line."""
+
+import functools
+import re
+import sys
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from sparse_transformer import checkpoint
+
+# What the user can mend. Anything else is our fault and keeps its traceback.
+USER_ERRORS = (ValueError, OSError)
+
+
+def run(main, parse=flags.FLAGS):
+  """Parses the flags, runs `main(argv)`, and exits.
+
+  A mistake of the user's gives one line on standard error and exit status 1;
+  --verbosity=1 shows where it was raised.
+  """
+  app.run(
+    functools.partial(_report, main, USER_ERRORS),
+    # ml_collections reports a wrong name or type of an override by the others.
+    flags_parser=functools.partial(
+      _report,
+      parse,
+      (*USER_ERRORS, flags.Error, AttributeError, KeyError, TypeError),
+    ),
+  )
+
+
+def run_on_workdir(main):
+  """`run` for a command on a trained run: --config is that of its --workdir.
+
+  Fields can be overridden: --config.attention.backend=dense.
+  """
+  flags.DEFINE_string("workdir", None, "Folder of the run.")
+  run(main, parse=_parse_on_workdir)
+
+
+def _parse_on_workdir(argv):
+  flags.FLAGS(argv, known_only=True)
+  if flags.FLAGS.workdir is None:
+    raise ValueError("--workdir is missing; see --help")
+  config = checkpoint.read_config(flags.FLAGS.workdir)
+  config_flags.DEFINE_config_dict(
+    "config", config, "Of the run.", lock_config=True
+  )
+  flags.FLAGS.unparse_flags()
+  return flags.FLAGS(argv)
+
+
+def check_arguments(argv):
+  """Refuses words on the command line that no flag took."""
+  if len(argv) > 1:
+    raise ValueError(
+      f"unexpected argument {argv[1]!r}; settings are given as --name=value"
+    )
+
+
+def _report(function, errors, argv):
+  # Orbax tells of every step it takes.
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)
+  try:
+    return function(argv)
+  except errors as error:
+    _fail(argv, error)
+
+
+def _fail(argv, error):
+  if flags.FLAGS.is_parsed() and logging.get_verbosity() >= logging.DEBUG:
+    raise error
+  # str() of a KeyError is the quoted text, newlines and all.
+  text = error.args[0] if len(error.args) == 1 else error
+  line = re.sub(r"\s+", " ", str(text)).strip()
+  print(f"{argv[0]}: {line or type(error).__name__}", file=sys.stderr)
+  sys.exit(1)

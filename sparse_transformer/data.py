@@ -1,0 +1,499 @@
+"""Sources of byte sequences, and batches as a pure function of (seed, step).
+
+A source is made from the `data` group of a config. It knows its vocabulary and
+its geometry without the data, which it reads at the first use of a split.
+
+  python -m sparse_transformer.data prepare cifar10|enwik8 [--data_dir=DIR]
+
+downloads a data set and writes it where its source looks for it.
+"""
+
+import bz2
+import dataclasses
+import functools
+import gzip
+import http.client
+import importlib
+import io
+import lzma
+import math
+import operator
+import os
+import pathlib
+import queue
+import sys
+import sysconfig
+import threading
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+# What the decompressors of the standard library raise.
+DAMAGE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGE += (lzma.LZMAError,)
+SPLITS = ("train", "validation", "test")
+# Images of the training set that make the validation set. CIFAR-10: as many as
+# Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
+# it (https://github.com/openai/distribution_augmentation).
+HELD_OUT = {"cifar10": 2_000, "imagenet64": 50_000}
+# What the command prepares: modules of `datasets`, each with its builder.
+BUILDERS = {"cifar10": "Cifar10Bytes", "enwik8": "Enwik8"}
+PATIENCE = 8  # seconds for the host of a download to answer
+PREPARE = "python -m sparse_transformer.data prepare"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy:
+  """A sequence of `size` items; item i is `item(i)`, made when it is asked."""
+
+  size: int
+  item: Callable[[int], Any]
+
+  def __len__(self):
+    return self.size
+
+  def __getitem__(self, i):
+    return self.item(range(self.size)[operator.index(i)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Images of shape (rows, columns, channels), each a sequence of its own.
+
+  A sequence runs row by row, and within a pixel over its channels.
+  """
+
+  shape: tuple[int, int, int]
+  vocab_size: int
+  load: Callable[[], Mapping[str, Sequence[np.ndarray]]]
+  unit: ClassVar[str] = "bits/dim"
+
+  @property
+  def length(self):
+    return math.prod(self.shape)
+
+  def examples(self, split):
+    """Images of `split` as uint8 [length]."""
+    images = _split(self, split)
+    return Lazy(len(images), lambda i: images[i].reshape(self.length))
+
+  def windows(self, split, min_context=0):
+    """Images of `split` as (tokens, scored), both [length]; all is scored."""
+    if min_context:
+      raise ValueError(
+        f"{min_context=} must be 0 for images: each starts without a context"
+      )
+    examples = self.examples(split)
+    scored = np.ones(self.length, bool)
+    return Lazy(len(examples), lambda i: (examples[i], scored))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """One long row of bytes, cut into sequences of `length`.
+
+  For the position embedding a sequence is laid out in a matrix of `columns`,
+  whose last row may be left unfinished.
+  """
+
+  length: int
+  columns: int
+  load: Callable[[], Mapping[str, np.ndarray]]
+  vocab_size: ClassVar[int] = 256
+  unit: ClassVar[str] = "bits/byte"
+
+  def __post_init__(self):
+    if self.length < 1 or self.columns < 1:
+      raise ValueError(
+        f"data.length={self.length} and data.columns={self.columns} must be"
+        " at least 1"
+      )
+
+  @property
+  def shape(self):
+    return (-(-self.length // self.columns), self.columns)
+
+  def examples(self, split):
+    """Windows that start at any byte of `split`, uint8 [length]."""
+    data = _split(self, split)
+    if len(data) < self.length:
+      raise ValueError(
+        f"{split} has {len(data)} bytes, fewer than data.length={self.length};"
+        " use more data, other data.fractions or a smaller data.length"
+      )
+    size = len(data) - self.length + 1
+    return Lazy(size, lambda i: data[i : i + self.length])
+
+  def windows(self, split, min_context=0):
+    """Windows (tokens, scored) that score each byte of `split` once.
+
+    The first scores all of its positions, the others only those that have at
+    least `min_context` positions before them. The last is padded on the right
+    with zeros that are not scored.
+    """
+    if not 0 <= min_context < self.length:
+      raise ValueError(
+        f"{min_context=} must be at least 0 and less than"
+        f" data.length={self.length}"
+      )
+    data = _split(self, split)
+    step = self.length - min_context
+
+    def window(i):
+      tokens = data[i * step :][: self.length]
+      position = np.arange(self.length)
+      scored = position < len(tokens)
+      if i:
+        scored &= position >= min_context
+      return np.pad(tokens, (0, self.length - len(tokens))), scored
+
+    return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
+
+
+Source = Images | Stream
+
+
+def source(config) -> Source:
+  """The source that `config`, the `data` group of a config, asks for."""
+  if config.name not in SOURCES:
+    raise ValueError(
+      f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}"
+    )
+  return SOURCES[config.name](config)
+
+
+def batches(examples, batch_size, seed):
+  """Endless batches uint8 [batch_size, length]: batches[step] for any step.
+
+  A pure function of (seed, step), so that a run can be cut anywhere. Each
+  epoch is shuffled anew; a batch may run across its end, nothing is dropped.
+  """
+  import grain
+
+  if batch_size < 1:
+    raise ValueError(f"{batch_size=} must be at least 1")
+  shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
+  return shuffled.repeat().batch(batch_size)
+
+
+def _split(source, split):
+  if split not in SPLITS:
+    raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
+  return source.load()[split]
+
+
+def _subset(items, indices):
+  return Lazy(len(indices), lambda i: items[indices[i]])
+
+
+def _permutation(n):
+  # NumPy promises the stream of RandomState, not of Generator, to all versions
+  # (NEP 19): a held-out image must stay held out.
+  return np.random.RandomState(0).permutation(n)
+
+
+# Images.
+
+
+def _digits(config):
+  del config  # bundled with scikit-learn
+
+  def load():
+    import sklearn.datasets
+
+    images = sklearn.datasets.load_digits().images.astype(np.uint8)
+    parts = np.split(_permutation(len(images)), [-400, -200])
+    return {k: images[part] for k, part in zip(SPLITS, parts, strict=True)}
+
+  return Images((8, 8, 1), 17, functools.cache(load))
+
+
+def _cifar10(config):
+  def load():
+    folder = _prepared(config, "cifar10", "cifar10_bytes")
+    train = _records(folder, "train", "image")
+    order = _permutation(len(train))
+    held_out = HELD_OUT["cifar10"]
+    return {
+      "train": _subset(train, np.sort(order[held_out:])),
+      "validation": _subset(train, np.sort(order[:held_out])),
+      "test": _records(folder, "test", "image"),
+    }
+
+  return Images((32, 32, 3), 256, functools.cache(load))
+
+
+def _imagenet64(config):
+  def load():
+    folder = _prepared(config, "downsampled_imagenet/64x64")
+    train = _records(folder, "train", "image")
+    first = len(train) - HELD_OUT["imagenet64"]
+    return {
+      "train": _subset(train, range(first)),
+      "validation": _subset(train, range(first, len(train))),
+      "test": _records(folder, "validation", "image"),
+    }
+
+  return Images((64, 64, 3), 256, functools.cache(load))
+
+
+# Streams.
+
+
+def _bytes(config):
+  def load():
+    if not config.path:
+      raise FileNotFoundError("data.path is not set: name a file or a folder")
+    path = pathlib.Path(config.path).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if not file.is_dir()]
+
+  return _text(config, load)
+
+
+def _stdlib(config):
+  # Installed packages differ from machine to machine, as do the tests, which
+  # some distributions leave out.
+  skipped = {"site-packages", "dist-packages", "__pycache__"}
+  skipped |= {"test", "tests", "idle_test"}
+
+  def load():
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    files = [file.relative_to(root) for file in sorted(root.rglob("*.py"))]
+    return [root / f for f in files if skipped.isdisjoint(f.parts[:-1])]
+
+  return _text(config, load)
+
+
+def _text(config, files):
+  """A stream of the contents of `files()`, split by `config.fractions`."""
+  fractions = tuple(config.fractions)
+  if (
+    len(fractions) != 3
+    or min(fractions) <= 0
+    or not math.isclose(sum(fractions), 1)
+  ):
+    raise ValueError(
+      f"data.{fractions=} must be three positive numbers with sum 1, for"
+      " train, validation and test"
+    )
+
+  def load():
+    data = b"".join(map(_read, files()))
+    ends = [round(len(data) * sum(fractions[:k])) for k in (1, 2)]
+    parts = np.split(np.frombuffer(data, np.uint8), ends)
+    splits = dict(zip(SPLITS, parts, strict=True))
+    for split, part in splits.items():
+      if not len(part):
+        raise ValueError(
+          f"{split} is empty: {len(data)} bytes in all, data.{fractions=};"
+          " use more data or other fractions"
+        )
+    return splits
+
+  return Stream(config.length, config.columns, functools.cache(load))
+
+
+def _enwik8(config):
+  def load():
+    from sparse_transformer.datasets import enwik8
+
+    path = pathlib.Path(config.path).expanduser()
+    if path.is_file():
+      return enwik8.Enwik8.splits(_read(path), path)
+    folder = _prepared(config, "enwik8")
+    return {
+      split: np.concatenate(list(_records(folder, split, "bytes")))
+      for split in SPLITS
+    }
+
+  return Stream(config.length, config.columns, functools.cache(load))
+
+
+def _read(path):
+  """The bytes of a file, decompressed according to its suffix."""
+  suffix = path.suffix.lower()
+  openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+  try:
+    if suffix == ".zip":
+      with zipfile.ZipFile(path) as archive:
+        names = sorted(archive.namelist())
+        return b"".join(map(archive.read, names))  # b"" for a folder
+    with openers.get(suffix, open)(path, "rb") as file:
+      return file.read()
+  except FileNotFoundError:
+    raise FileNotFoundError(
+      f"no file or folder {path}: see data.path"
+    ) from None
+  except DAMAGE as error:
+    if getattr(error, "errno", None):  # from the system, not the decompressor
+      raise
+    raise _damaged(path, error) from error
+
+
+def _damaged(path, error):
+  return ValueError(
+    f"{path} is damaged or truncated, delete it and get it again:"
+    f" {' '.join(str(error).split())}"
+  )
+
+
+# tensorflow-datasets, always in the array_record format: any other needs
+# TensorFlow or, as parquet in 4.9.10, loses records without a word.
+
+
+def _root(data_dir):
+  """The folder of tensorflow-datasets; its default one for ""."""
+  default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+  return pathlib.Path(data_dir or default).expanduser()
+
+
+def _prepared(config, *names):
+  """The folder of the first of `names` that is prepared, newest version."""
+  import tensorflow_datasets as tfds
+
+  root = _root(config.path)
+  for name in names:
+    # A version starts with a digit, an unfinished one with "incomplete.".
+    files = (root / name).glob("[0-9]*/*.array_record-*")
+    versions = {file.parent.name for file in files}
+    if versions:
+      return root / name / max(versions, key=tfds.core.Version)
+  if config.name in BUILDERS:
+    remedy = f"run `{PREPARE} {config.name} --data_dir={root}`"
+  else:
+    remedy = "prepare it where TensorFlow is installed"
+  raise FileNotFoundError(
+    f"{root} has no {names[0]} in the array_record format; {remedy}, or set"
+    " data.path to where it is"
+  )
+
+
+def _records(folder, split, key):
+  """Feature `key` of all records of a split as uint8 arrays, read lazily."""
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder_from_directory(folder, file_format="array_record")
+  except Exception as error:  # of many types, each for another broken file
+    raise _damaged(folder, error) from error
+  decoders = None
+  if isinstance(builder.info.features[key], tfds.features.Image):
+    decoders = {key: tfds.decode.SkipDecoding()}  # its own needs OpenCV
+  records = builder.as_data_source(split, decoders=decoders)
+
+  def item(i):
+    try:
+      value = records[i][key]
+      return _decode(value) if decoders else value
+    except (RuntimeError, IndexError, OSError) as error:
+      raise _damaged(folder, error) from error
+
+  # The length comes from dataset_info.json. The last record of each file is
+  # found through an index at its end: a file that is cut short or has too few
+  # records is noticed now, not in the middle of a run.
+  for end in np.cumsum(builder.info.splits[split].shard_lengths):
+    item(end - 1)
+  return Lazy(len(records), item)
+
+
+def _decode(image):
+  import PIL.Image
+
+  return np.asarray(PIL.Image.open(io.BytesIO(image)).convert("RGB"))
+
+
+SOURCES = {
+  "digits": _digits,
+  "cifar10": _cifar10,
+  "imagenet64": _imagenet64,
+  "bytes": _bytes,
+  "stdlib": _stdlib,
+  "enwik8": _enwik8,
+}
+
+
+# The command.
+
+
+def prepare(name, data_dir=""):
+  """Download and write a data set below `data_dir`; its builder."""
+  if name not in BUILDERS:
+    raise ValueError(f"cannot prepare {name!r}; known: {', '.join(BUILDERS)}")
+  import tensorflow_datasets as tfds
+
+  module = importlib.import_module(f"sparse_transformer.datasets.{name}")
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  root = _root(data_dir)
+  make = getattr(module, BUILDERS[name])
+  builder = make(data_dir=root, file_format="array_record")
+  if not builder.data_path.exists():
+    _check_archive(builder, root / "downloads")
+  download = tfds.core.download
+  try:
+    builder.download_and_prepare()
+  except download.download_manager.NonMatchingChecksumError as error:
+    raise _damaged(f"the archive in {root / 'downloads'}", error) from error
+  except download.DownloadError as error:
+    raise ConnectionError(str(error)) from error
+  return builder
+
+
+def _check_archive(builder, downloads):
+  """Raise ConnectionError unless the archive is here or its host answers.
+
+  Without a network, tensorflow-datasets would try for more than 3 minutes.
+  """
+  from tensorflow_datasets.core.download import resource
+
+  ((url, info),) = builder.url_infos.items()
+  cached = resource.get_dl_fname(url, info.checksum) + ".INFO"
+  by_hand = downloads / "manual" / info.filename
+  places = (by_hand, downloads / cached, downloads / builder.name / cached)
+  if any(place.exists() for place in places):
+    return
+  answer = queue.SimpleQueue()
+
+  def probe():
+    try:
+      urllib.request.urlopen(url, timeout=PATIENCE).close()
+      answer.put(None)
+    except (OSError, http.client.HTTPException) as error:
+      answer.put(error)
+
+  # In a thread, because resolving a name has no timeout of its own.
+  threading.Thread(target=probe, daemon=True).start()
+  try:
+    error = answer.get(timeout=PATIENCE)
+  except queue.Empty:
+    error = f"no answer in {PATIENCE} seconds"
+  if error:
+    raise ConnectionError(
+      f"cannot download {url} ({error}); put the file at {by_hand} and run"
+      " this again"
+    )
+
+
+def main(argv):
+  from absl import flags
+
+  if len(argv) != 3 or argv[1] != "prepare":
+    raise ValueError(f"usage: {PREPARE} cifar10|enwik8 [--data_dir=DIR]")
+  builder = prepare(argv[2], flags.FLAGS.data_dir)
+  splits = builder.info.splits
+  sizes = ", ".join(f"{splits[k].num_examples} {k}" for k in splits)
+  print(f"{builder.name} is in {builder.data_path}: {sizes} records")
+
+
+if __name__ == "__main__":
+  from absl import flags
+
+  from sparse_transformer import command
+
+  flags.DEFINE_string("data_dir", "", "Folder of tensorflow-datasets.")
+  command.run(main)

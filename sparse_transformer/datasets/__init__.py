@@ -1,0 +1,1 @@
+"""Builders that prepare data sets with tensorflow-datasets, no TensorFlow."""

@@ -1,0 +1,96 @@
+"""What a run writes down: JSON lines, TensorBoard, a progress bar."""
+
+import json
+import pathlib
+import sys
+import time
+
+import tensorboardX
+import tqdm
+
+
+class Writer:
+  """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
+
+  step, steps: where the run stands and where it ends. Lines of later steps,
+  left by a run that was cut after its last checkpoint, are dropped: they are
+  written again.
+  """
+
+  def __init__(self, workdir, *, step, steps):
+    self._path = pathlib.Path(workdir) / "metrics.jsonl"
+    _truncate(self._path, step)
+    self._file = self._path.open("a")
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir), purge_step=step + 1 if step else None
+    )
+    self._bar = tqdm.tqdm(
+      initial=step,
+      total=steps,
+      unit="step",
+      disable=not sys.stderr.isatty(),
+      dynamic_ncols=True,
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._bar.close()
+    self._board.close()
+    self._file.close()
+
+  def advance(self):
+    """One step of training was dispatched."""
+    self._bar.update()
+
+  def write(self, step, split, **values):
+    """One line of metrics: numbers by name."""
+    self._file.write(
+      json.dumps({"step": step, "split": split, **values}) + "\n"
+    )
+    self._file.flush()
+    for name, value in values.items():
+      self._board.add_scalar(f"{split}/{name}", value, step)
+    text = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
+    self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
+
+
+class Throughput:
+  """Tokens per second between two calls of `rate`."""
+
+  def __init__(self):
+    self.restart()
+
+  def restart(self):
+    """Leaves out the time since the last call: compilation, evaluation."""
+    self._time, self._tokens = time.perf_counter(), 0
+
+  def count(self, tokens):
+    self._tokens += tokens
+
+  def rate(self):
+    rate = self._tokens / (time.perf_counter() - self._time)
+    self.restart()
+    return rate
+
+
+def read(workdir):
+  """The lines of `metrics.jsonl` as dictionaries, in order."""
+  return [
+    json.loads(line)
+    for line in (pathlib.Path(workdir) / "metrics.jsonl").open()
+  ]
+
+
+def _truncate(path, step):
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      if json.loads(line)["step"] <= step:
+        kept.append(line + "\n")
+    except ValueError:
+      pass  # a line that was being written when the run was cut
+  path.write_text("".join(kept))

@@ -1,0 +1,302 @@
+"""The network of Child et al. 2019, section 5, with any attention patterns."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sparse_transformer import attention, patterns as patterns_lib
+
+INITS = ("code", "paper")
+REMATS = ("none", "attention", "block")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Everything that defines a network, in types.
+
+  vocab_size: symbols; length: positions in a sequence; shape: its geometry
+  for the position embeddings, (rows, columns) or (rows, columns, channels).
+  patterns: what attends to what, a tuple (layers) of tuples (heads).
+  The other fields are those of `configs/default.py`.
+  """
+
+  vocab_size: int
+  length: int
+  shape: tuple[int, ...]
+  patterns: tuple[tuple[patterns_lib.Pattern, ...], ...]
+  num_layers: int
+  num_heads: int
+  width: int
+  half_size: bool
+  dropout: float
+  init: str
+  dtype: str
+  remat: str
+  backend: str = "auto"
+  tile: int = 0
+
+  def __post_init__(self):
+    for field in ("num_layers", "num_heads", "width", "length"):
+      if getattr(self, field) < 1:
+        raise ValueError(
+          f"model.{field} must be at least 1, got {getattr(self, field)}"
+        )
+    if self.qk_width % self.num_heads or self.width % self.num_heads:
+      raise ValueError(
+        f"model.num_heads={self.num_heads} must divide model.width="
+        f"{self.width} and the {self.qk_width} of queries and keys"
+      )
+    if not 0 <= self.dropout < 1:
+      raise ValueError(f"model.dropout={self.dropout} must lie in [0, 1)")
+    for field, known in (
+      ("init", INITS),
+      ("remat", REMATS),
+      ("dtype", ("float32", "bfloat16")),
+    ):
+      if getattr(self, field) not in known:
+        raise ValueError(
+          f"unknown model.{field} {getattr(self, field)!r}; known:"
+          f" {', '.join(known)}"
+        )
+
+  @property
+  def qk_width(self):
+    """Width of the queries and keys of all heads together."""
+    return self.width // 2 if self.half_size else self.width
+
+  @property
+  def mlp_width(self):
+    return self.width * (2 if self.half_size else 4)
+
+  @property
+  def axes(self):
+    """The position-embedding axes: those of the geometry longer than 1."""
+    return tuple(size for size in self.shape if size > 1) or (1,)
+
+
+def configure(config, source):
+  """The network of an experiment's config on a data source."""
+  settings = dict(config.attention)
+  backend, tile = settings.pop("backend"), settings.pop("tile")
+  name, mode = settings.pop("pattern"), settings.pop("mode")
+  for field in ("stride", "window"):
+    if not 1 <= settings[field] <= source.length:
+      raise ValueError(
+        f"attention.{field}={settings[field]} does not fit: it must lie"
+        f" between 1 and the {source.length} positions of a sequence"
+      )
+  num_layers, num_heads = config.model.num_layers, config.model.num_heads
+  return Config(
+    vocab_size=source.vocab_size,
+    length=source.length,
+    shape=tuple(source.shape),
+    patterns=patterns_lib.assign(
+      name, mode, num_layers=num_layers, num_heads=num_heads, **settings
+    ),
+    backend=backend,
+    tile=tile,
+    **config.model,
+  )
+
+
+class Block(nnx.Module):
+  """A residual block: h + a + b, a the attention and b the MLP of h + a."""
+
+  def __init__(self, config, *, rngs):
+    self.config = config
+    dense = functools.partial(
+      nnx.Linear, dtype=jnp.dtype(config.dtype), rngs=rngs
+    )
+    norm = functools.partial(
+      nnx.LayerNorm,
+      config.width,
+      epsilon=1e-5,
+      dtype=jnp.dtype(config.dtype),
+      rngs=rngs,
+    )
+    width, inner = config.width, config.mlp_width
+    into = _weight_init(config, width)
+    self.attention_norm = norm()
+    self.query = dense(width, config.qk_width, kernel_init=into)
+    self.key = dense(width, config.qk_width, kernel_init=into)
+    self.value = dense(width, width, kernel_init=into)
+    self.out = dense(
+      width, width, kernel_init=_weight_init(config, width, True)
+    )
+    self.mlp_norm = norm()
+    self.mlp_in = dense(width, inner, kernel_init=into)
+    self.mlp_out = dense(
+      inner, width, kernel_init=_weight_init(config, inner, True)
+    )
+    self.dropout = nnx.Dropout(config.dropout)
+
+  def __call__(self, x_BLD, patterns, key=None):
+    """patterns: one per head. key: for dropout; None leaves it out."""
+    keys = (None, None) if key is None else jax.random.split(key)
+    attend = functools.partial(self._attention, patterns=patterns)
+    if self.config.remat == "attention":
+      attend = jax.checkpoint(attend)
+    a_BLD = self._drop(attend(x_BLD), keys[0])
+    b_BLD = self._drop(self._mlp(x_BLD + a_BLD), keys[1])
+    return x_BLD + a_BLD + b_BLD
+
+  def _attention(self, x_BLD, patterns):
+    x_BLD = self.attention_norm(x_BLD)
+    heads = *x_BLD.shape[:2], self.config.num_heads, -1
+    out_BLHE = attention.attend(
+      self.query(x_BLD).reshape(heads),
+      self.key(x_BLD).reshape(heads),
+      self.value(x_BLD).reshape(heads),
+      patterns,
+      backend=self.config.backend,
+      tile=self.config.tile,
+    )
+    return self.out(out_BLHE.reshape(x_BLD.shape))
+
+  def _mlp(self, x_BLD):
+    h_BLF = self.mlp_in(self.mlp_norm(x_BLD))
+    return self.mlp_out(h_BLF * jax.nn.sigmoid(1.702 * h_BLF))
+
+  def _drop(self, x_BLD, key):
+    return self.dropout(x_BLD, deterministic=key is None, rngs=key)
+
+
+class Transformer(nnx.Module):
+  """Predicts each symbol of a sequence from those before it.
+
+  `model(tokens_BL)` gives logits_BLV in float32; position t is predicted from
+  the tokens before t. `model(tokens_BL, key=key)` applies dropout. The only
+  state is the parameters; those of the blocks are stacked along a first axis
+  of layers, whatever the patterns, so that weights are free of patterns.
+  """
+
+  def __init__(self, config, *, rngs):
+    self.config = config
+    token_std, position_std = _embedding_stds(config)
+    embed = functools.partial(
+      nnx.Embed,
+      features=config.width,
+      dtype=jnp.dtype(config.dtype),
+      rngs=rngs,
+    )
+    self.token = embed(
+      config.vocab_size, embedding_init=nnx.initializers.normal(token_std)
+    )
+    self.position = nnx.List(
+      embed(size, embedding_init=nnx.initializers.normal(position_std))
+      for size in config.axes
+    )
+    self.start = nnx.Param(
+      token_std * jax.random.normal(rngs.params(), (config.width,))
+    )
+    self.blocks = nnx.vmap(lambda rngs: Block(config, rngs=rngs))(
+      rngs.fork(split=config.num_layers)
+    )
+    self.norm = nnx.LayerNorm(
+      config.width, epsilon=1e-6, dtype=jnp.dtype(config.dtype), rngs=rngs
+    )
+    # Zeros: an untrained network gives every symbol the same probability.
+    # No bias, as in the paper; float32, since these are the likelihoods.
+    self.logits = nnx.Linear(
+      config.width,
+      config.vocab_size,
+      use_bias=False,
+      kernel_init=nnx.initializers.zeros,
+      rngs=rngs,
+    )
+
+  def __call__(self, tokens_BL, *, key=None):
+    x_BLD = self._blocks(self._embed(tokens_BL), key)
+    return self.logits(self.norm(x_BLD).astype(jnp.float32))
+
+  def _embed(self, tokens_BL):
+    """Embedded symbols, shifted right by one behind the start vector."""
+    (b, n), d = tokens_BL.shape, self.config.width
+    if n > self.config.length:
+      raise ValueError(
+        f"{n} tokens, but the network has {self.config.length} positions"
+      )
+    places = np.unravel_index(np.arange(n), self.config.axes)
+    x_BLD = self.token(tokens_BL)
+    for embed, place_L in zip(self.position, places, strict=True):
+      x_BLD = x_BLD + embed(place_L)[None]
+    start_B1D = jnp.broadcast_to(self.start[...].astype(x_BLD.dtype), (b, 1, d))
+    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+
+  def _blocks(self, x_BLD, key):
+    """All blocks: a scan over the periods of the patterns, then the rest."""
+    config, (graph, params) = self.config, nnx.split(self.blocks)
+    num_layers, period = config.num_layers, _period(config.patterns)
+    keys = None if key is None else jax.random.split(key, num_layers)
+
+    def apply(x_BLD, layer, inputs):
+      params, key = inputs
+      return nnx.merge(graph, params)(x_BLD, config.patterns[layer], key)
+
+    if config.remat == "block":
+      apply = jax.checkpoint(apply, prevent_cse=False, static_argnums=1)
+
+    def apply_period(x_BLD, inputs):
+      for layer in range(period):
+        x_BLD = apply(x_BLD, layer, _take(inputs, layer))
+      return x_BLD, None
+
+    inputs, scanned = (params, keys), num_layers // period * period
+    stacked = jax.tree.map(
+      lambda p: p[:scanned].reshape(-1, period, *p.shape[1:]), inputs
+    )
+    x_BLD, _ = jax.lax.scan(apply_period, x_BLD, stacked)
+    for layer in range(scanned, num_layers):
+      x_BLD = apply(x_BLD, layer, _take(inputs, layer))
+    return x_BLD
+
+
+def _take(tree, i):
+  return jax.tree.map(lambda x: x[i], tree)
+
+
+def _period(layers):
+  """The smallest number of layers after which the patterns repeat."""
+  return next(
+    period
+    for period in range(1, len(layers) + 1)
+    if all(a == b for a, b in zip(layers, layers[period:], strict=False))
+  )
+
+
+def _weight_init(config, fan_in, is_last=False):
+  """Normal weights; those that end a residual branch 1/sqrt(2 N) smaller.
+
+  The paper's 0.125 / sqrt(d_in), read as a standard deviation ("paper"), is
+  2.83 times smaller than what the released code has ("code"):
+  github.com/openai/distribution_augmentation, which trained its models.
+  """
+  if config.init == "paper":
+    std = 0.125 / math.sqrt(fan_in)
+  else:
+    std = math.sqrt(0.125 / fan_in)
+  return nnx.initializers.normal(
+    std / math.sqrt(2 * config.num_layers) if is_last else std
+  )
+
+
+def _embedding_stds(config):
+  """Standard deviations of (token, position) embeddings (section 6)."""
+  spread = math.sqrt(len(config.axes))
+  if config.init == "paper":
+    std = 0.125 / math.sqrt(config.width)
+    return std, std / spread
+  # The released code's defaults, and the values of its image runs.
+  token, position = (0.01, 0.01) if len(config.shape) == 3 else (0.013, 0.007)
+  return token, position / spread
+
+
+def count_parameters(config):
+  """The number of parameters of a network, without making it."""
+  shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(shapes)))

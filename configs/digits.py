@@ -11,22 +11,23 @@ def get_config():
 
   config.data.name = "digits"
 
-  config.model.num_layers = 8
+  config.model.num_layers = 6
   config.model.num_heads = 4
   config.model.width = 128
   config.model.dropout = 0.1
+  config.model.remat = "none"  # small enough to keep everything
 
   config.attention.stride = 8
   config.attention.window = 8
 
   config.optimizer.learning_rate = 0.001
-  config.optimizer.warmup_steps = 100
+  config.optimizer.warmup_steps = 50
   config.optimizer.ema_decay = 0.99
 
-  config.train.steps = 1500
-  config.train.batch_size = 32
-  config.eval.every = 250
+  config.train.steps = 700
+  config.train.batch_size = 16
+  config.eval.every = 100
   config.eval.batch_size = 100
   config.eval.sequences = 0
-  config.checkpoint.every = 500
+  config.checkpoint.every = 200
   return config

@@ -68,9 +68,7 @@ def _attend_backward(patterns, tile, saved, cotangents):
       schedule, *(x[:, :, heads] for x in (*rows, k_BLHK, v_BLHE))
     )
     grads = [g.at[:, :, heads].add(x) for g, x in zip(grads, new, strict=True)]
-  return tuple(
-    g.astype(x.dtype) for g, x in zip(grads, (q_BLHK, k_BLHK, v_BLHE))
-  )
+  return tuple(g.astype(x.dtype) for g, x in zip(grads, saved[:3], strict=True))
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,28 @@
+"""CIFAR-10 on a CPU: the strided network of the paper, made small (draft)."""
+
+from configs import cifar10
+
+
+def get_config():
+  config = cifar10.get_config()
+
+  config.model.num_layers = 4
+  config.model.width = 64
+  config.model.dropout = 0.0
+  config.model.dtype = "float32"
+  config.model.remat = "none"
+
+  config.attention.cycle = (1, 0)
+
+  config.optimizer.learning_rate = 0.003
+  config.optimizer.warmup_steps = 50
+  config.optimizer.ema_decay = 0.99
+
+  config.train.steps = 300
+  config.train.batch_size = 4
+  config.train.log_every = 10
+  config.eval.every = 100
+  config.eval.batch_size = 8
+  config.eval.sequences = 32
+  config.checkpoint.every = 100
+  return config

@@ -1,0 +1,36 @@
+"""English Wikipedia, small enough for a CPU (draft)."""
+
+from configs import default
+
+
+def get_config():
+  config = default.get_config()
+
+  config.data.name = "bytes"
+  config.data.length = 256
+  config.data.columns = 64
+
+  config.model.num_layers = 4
+  config.model.num_heads = 4
+  config.model.width = 128
+  config.model.remat = "none"
+
+  config.attention.pattern = "fixed"
+  config.attention.mode = "merged"
+  config.attention.stride = 64
+  config.attention.window = 64
+  config.attention.width = 8
+  config.attention.num_summaries = 4
+
+  config.optimizer.learning_rate = 0.003
+  config.optimizer.beta2 = 0.99
+  config.optimizer.warmup_steps = 200
+  config.optimizer.ema_decay = 0.995
+
+  config.train.steps = 5000
+  config.train.batch_size = 4
+  config.eval.every = 500
+  config.eval.batch_size = 16
+  config.eval.sequences = 128
+  config.checkpoint.every = 1000
+  return config

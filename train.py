@@ -114,7 +114,7 @@ def validate(experiment, state, writer, step):
   result = evaluate.bits_per_dim(
     experiment.losses,
     state.ema,
-    data.Lazy(num, windows.__getitem__),
+    [windows[i] for i in range(num)],
     batch_size=config.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",

@@ -24,6 +24,8 @@ def get_config():
   config.model.width = 256
   config.model.half_size = True
   config.model.dropout = 0.25
+  config.model.token_std = 0.01
+  config.model.position_std = 0.01
   config.model.dtype = "bfloat16"
 
   config.attention.pattern = "strided"

@@ -9,6 +9,8 @@ def get_config():
   config.model.num_layers = 4
   config.model.width = 64
   config.model.dropout = 0.0
+  config.model.token_std = 0.1
+  config.model.position_std = 0.1
   config.model.dtype = "float32"
   config.model.remat = "none"
 

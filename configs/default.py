@@ -29,6 +29,8 @@ def get_config():
       half_size=False,  # MLP 2 width instead of 4, queries and keys width / 2
       dropout=0.0,  # at the end of the two residual branches only
       init="code",  # "paper": read literally, 2.83 times smaller weights
+      token_std=0.013,  # of the embeddings with init="code"; the released
+      position_std=0.007,  # code's, which has 0.01 and 0.01 for images
       dtype="float32",  # of activations; parameters and loss stay float32
       remat="block",  # recompute in the backward pass: none, attention, block
     )

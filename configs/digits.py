@@ -15,6 +15,8 @@ def get_config():
   config.model.num_heads = 4
   config.model.width = 128
   config.model.dropout = 0.1
+  config.model.token_std = 0.1
+  config.model.position_std = 0.1
   config.model.remat = "none"  # small enough to keep everything
 
   config.attention.stride = 8

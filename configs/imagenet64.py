@@ -24,6 +24,8 @@ def get_config():
   config.model.num_heads = 16
   config.model.width = 512
   config.model.dropout = 0.01
+  config.model.token_std = 0.01
+  config.model.position_std = 0.01
   config.model.dtype = "bfloat16"
 
   config.attention.pattern = "strided"

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sparse_transformer.patterns import Pattern
+
 TILE = 64  # positions; 4 heads of 64: the tiles of one step stay in cache
 MAX_SPAN = 4  # tiles of keys in one step; more gained nothing on 2 cores
 
@@ -91,6 +93,7 @@ def merge(first, second):
 class _Schedule:
   """The steps of one part: a tile of queries against a span of key tiles.
 
+  n: positions in the sequence.
   span: tiles of keys in a step.
   first: [query tiles + 1], where the steps of each query tile begin.
   starts: [steps], the first key tile of each step.
@@ -98,14 +101,14 @@ class _Schedule:
     Keys behind the last visited tile are left out.
   """
 
-  pattern: object
+  pattern: Pattern
+  n: int
   tile: int
   span: int
   first: np.ndarray
   starts: np.ndarray
   query_positions: np.ndarray
   key_positions: np.ndarray
-  n: int
 
   def mask(self, row, start, begin):
     """Booleans [tile, span * tile] of one step.
@@ -128,20 +131,20 @@ def _schedule(pattern, n, tile):
   num_tiles = -(-n // tile)
   num_keys = max(layout.cols, default=0) + 1
   plans = [
-    (span, *_spans(layout, num_tiles, min(span, num_keys)))
+    (span, *_spans(layout, num_tiles, span))
     for span in range(1, min(MAX_SPAN, num_keys) + 1)
   ]
   # A step costs its tiles and, about, one more: the shortest plan wins.
   span, first, starts = min(plans, key=lambda p: len(p[2]) * (p[0] + 1))
   return _Schedule(
     pattern,
+    n,
     tile,
     span,
     first,
     starts,
     _pad(layout.query_order, num_tiles * tile),
     _pad(layout.key_order, num_keys * tile),
-    n,
   )
 
 

@@ -12,25 +12,18 @@ import bz2
 import dataclasses
 import functools
 import gzip
-import http.client
-import importlib
-import io
 import lzma
 import math
-import operator
-import os
 import pathlib
-import queue
-import sys
 import sysconfig
-import threading
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+
+from sparse_transformer import prepared
 
 # What the decompressors of the standard library raise.
 DAMAGE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -40,24 +33,6 @@ SPLITS = ("train", "validation", "test")
 # Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
 # it (https://github.com/openai/distribution_augmentation).
 HELD_OUT = {"cifar10": 2_000, "imagenet64": 50_000}
-# What the command prepares: modules of `datasets`, each with its builder.
-BUILDERS = {"cifar10": "Cifar10Bytes", "enwik8": "Enwik8"}
-PATIENCE = 8  # seconds for the host of a download to answer
-PREPARE = "python -m sparse_transformer.data prepare"
-
-
-@dataclasses.dataclass(frozen=True)
-class Lazy:
-  """A sequence of `size` items; item i is `item(i)`, made when it is asked."""
-
-  size: int
-  item: Callable[[int], Any]
-
-  def __len__(self):
-    return self.size
-
-  def __getitem__(self, i):
-    return self.item(range(self.size)[operator.index(i)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +54,7 @@ class Images:
   def examples(self, split):
     """Images of `split` as uint8 [length]."""
     images = _split(self, split)
-    return Lazy(len(images), lambda i: images[i].reshape(self.length))
+    return prepared.Lazy(len(images), lambda i: images[i].reshape(self.length))
 
   def windows(self, split, min_context=0):
     """Images of `split` as (tokens, scored), both [length]; all is scored."""
@@ -89,7 +64,7 @@ class Images:
       )
     examples = self.examples(split)
     scored = np.ones(self.length, bool)
-    return Lazy(len(examples), lambda i: (examples[i], scored))
+    return prepared.Lazy(len(examples), lambda i: (examples[i], scored))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +101,7 @@ class Stream:
         " use more data, other data.fractions or a smaller data.length"
       )
     size = len(data) - self.length + 1
-    return Lazy(size, lambda i: data[i : i + self.length])
+    return prepared.Lazy(size, lambda i: data[i : i + self.length])
 
   def windows(self, split, min_context=0):
     """Windows (tokens, scored) that score each byte of `split` once.
@@ -151,7 +126,9 @@ class Stream:
         scored &= position >= min_context
       return np.pad(tokens, (0, self.length - len(tokens))), scored
 
-    return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
+    return prepared.Lazy(
+      1 + max(0, -(-(len(data) - self.length) // step)), window
+    )
 
 
 Source = Images | Stream
@@ -187,7 +164,7 @@ def _split(source, split):
 
 
 def _subset(items, indices):
-  return Lazy(len(indices), lambda i: items[indices[i]])
+  return prepared.Lazy(len(indices), lambda i: items[indices[i]])
 
 
 def _permutation(n):
@@ -214,14 +191,14 @@ def _digits(config):
 
 def _cifar10(config):
   def load():
-    folder = _prepared(config, "cifar10", "cifar10_bytes")
-    train = _records(folder, "train", "image")
+    folder = prepared.find(config, "cifar10", "cifar10_bytes")
+    train = prepared.records(folder, "train", "image")
     order = _permutation(len(train))
     held_out = HELD_OUT["cifar10"]
     return {
       "train": _subset(train, np.sort(order[held_out:])),
       "validation": _subset(train, np.sort(order[:held_out])),
-      "test": _records(folder, "test", "image"),
+      "test": prepared.records(folder, "test", "image"),
     }
 
   return Images((32, 32, 3), 256, functools.cache(load))
@@ -229,13 +206,13 @@ def _cifar10(config):
 
 def _imagenet64(config):
   def load():
-    folder = _prepared(config, "downsampled_imagenet/64x64")
-    train = _records(folder, "train", "image")
+    folder = prepared.find(config, "downsampled_imagenet/64x64")
+    train = prepared.records(folder, "train", "image")
     first = len(train) - HELD_OUT["imagenet64"]
     return {
       "train": _subset(train, range(first)),
       "validation": _subset(train, range(first, len(train))),
-      "test": _records(folder, "validation", "image"),
+      "test": prepared.records(folder, "validation", "image"),
     }
 
   return Images((64, 64, 3), 256, functools.cache(load))
@@ -305,9 +282,9 @@ def _enwik8(config):
     path = pathlib.Path(config.path).expanduser()
     if path.is_file():
       return enwik8.Enwik8.splits(_read(path), path)
-    folder = _prepared(config, "enwik8")
+    folder = prepared.find(config, "enwik8")
     return {
-      split: np.concatenate(list(_records(folder, split, "bytes")))
+      split: np.concatenate(list(prepared.records(folder, split, "bytes")))
       for split in SPLITS
     }
 
@@ -332,79 +309,7 @@ def _read(path):
   except DAMAGE as error:
     if getattr(error, "errno", None):  # from the system, not the decompressor
       raise
-    raise _damaged(path, error) from error
-
-
-def _damaged(path, error):
-  return ValueError(
-    f"{path} is damaged or truncated, delete it and get it again:"
-    f" {' '.join(str(error).split())}"
-  )
-
-
-# tensorflow-datasets, always in the array_record format: any other needs
-# TensorFlow or, as parquet in 4.9.10, loses records without a word.
-
-
-def _root(data_dir):
-  """The folder of tensorflow-datasets; its default one for ""."""
-  default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-  return pathlib.Path(data_dir or default).expanduser()
-
-
-def _prepared(config, *names):
-  """The folder of the first of `names` that is prepared, newest version."""
-  import tensorflow_datasets as tfds
-
-  root = _root(config.path)
-  for name in names:
-    # A version starts with a digit, an unfinished one with "incomplete.".
-    files = (root / name).glob("[0-9]*/*.array_record-*")
-    versions = {file.parent.name for file in files}
-    if versions:
-      return root / name / max(versions, key=tfds.core.Version)
-  if config.name in BUILDERS:
-    remedy = f"run `{PREPARE} {config.name} --data_dir={root}`"
-  else:
-    remedy = "prepare it where TensorFlow is installed"
-  raise FileNotFoundError(
-    f"{root} has no {names[0]} in the array_record format; {remedy}, or set"
-    " data.path to where it is"
-  )
-
-
-def _records(folder, split, key):
-  """Feature `key` of all records of a split as uint8 arrays, read lazily."""
-  import tensorflow_datasets as tfds
-
-  try:
-    builder = tfds.builder_from_directory(folder, file_format="array_record")
-  except Exception as error:  # of many types, each for another broken file
-    raise _damaged(folder, error) from error
-  decoders = None
-  if isinstance(builder.info.features[key], tfds.features.Image):
-    decoders = {key: tfds.decode.SkipDecoding()}  # its own needs OpenCV
-  records = builder.as_data_source(split, decoders=decoders)
-
-  def item(i):
-    try:
-      value = records[i][key]
-      return _decode(value) if decoders else value
-    except (RuntimeError, IndexError, OSError) as error:
-      raise _damaged(folder, error) from error
-
-  # The length comes from dataset_info.json. The last record of each file is
-  # found through an index at its end: a file that is cut short or has too few
-  # records is noticed now, not in the middle of a run.
-  for end in np.cumsum(builder.info.splits[split].shard_lengths):
-    item(end - 1)
-  return Lazy(len(records), item)
-
-
-def _decode(image):
-  import PIL.Image
-
-  return np.asarray(PIL.Image.open(io.BytesIO(image)).convert("RGB"))
+    raise prepared.damaged(path, error) from error
 
 
 SOURCES = {
@@ -420,71 +325,14 @@ SOURCES = {
 # The command.
 
 
-def prepare(name, data_dir=""):
-  """Download and write a data set below `data_dir`; its builder."""
-  if name not in BUILDERS:
-    raise ValueError(f"cannot prepare {name!r}; known: {', '.join(BUILDERS)}")
-  import tensorflow_datasets as tfds
-
-  module = importlib.import_module(f"sparse_transformer.datasets.{name}")
-  if not sys.stderr.isatty():
-    tfds.disable_progress_bar()
-  root = _root(data_dir)
-  make = getattr(module, BUILDERS[name])
-  builder = make(data_dir=root, file_format="array_record")
-  if not builder.data_path.exists():
-    _check_archive(builder, root / "downloads")
-  download = tfds.core.download
-  try:
-    builder.download_and_prepare()
-  except download.download_manager.NonMatchingChecksumError as error:
-    raise _damaged(f"the archive in {root / 'downloads'}", error) from error
-  except download.DownloadError as error:
-    raise ConnectionError(str(error)) from error
-  return builder
-
-
-def _check_archive(builder, downloads):
-  """Raise ConnectionError unless the archive is here or its host answers.
-
-  Without a network, tensorflow-datasets would try for more than 3 minutes.
-  """
-  from tensorflow_datasets.core.download import resource
-
-  ((url, info),) = builder.url_infos.items()
-  cached = resource.get_dl_fname(url, info.checksum) + ".INFO"
-  by_hand = downloads / "manual" / info.filename
-  places = (by_hand, downloads / cached, downloads / builder.name / cached)
-  if any(place.exists() for place in places):
-    return
-  answer = queue.SimpleQueue()
-
-  def probe():
-    try:
-      urllib.request.urlopen(url, timeout=PATIENCE).close()
-      answer.put(None)
-    except (OSError, http.client.HTTPException) as error:
-      answer.put(error)
-
-  # In a thread, because resolving a name has no timeout of its own.
-  threading.Thread(target=probe, daemon=True).start()
-  try:
-    error = answer.get(timeout=PATIENCE)
-  except queue.Empty:
-    error = f"no answer in {PATIENCE} seconds"
-  if error:
-    raise ConnectionError(
-      f"cannot download {url} ({error}); put the file at {by_hand} and run"
-      " this again"
-    )
-
-
 def main(argv):
   from absl import flags
 
   if len(argv) != 3 or argv[1] != "prepare":
-    raise ValueError(f"usage: {PREPARE} cifar10|enwik8 [--data_dir=DIR]")
-  builder = prepare(argv[2], flags.FLAGS.data_dir)
+    raise ValueError(
+      f"usage: {prepared.COMMAND} cifar10|enwik8 [--data_dir=DIR]"
+    )
+  builder = prepared.prepare(argv[2], flags.FLAGS.data_dir)
   splits = builder.info.splits
   sizes = ", ".join(f"{splits[k].num_examples} {k}" for k in splits)
   print(f"{builder.name} is in {builder.data_path}: {sizes} records")

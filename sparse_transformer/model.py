@@ -35,6 +35,8 @@ class Config:
   half_size: bool
   dropout: float
   init: str
+  token_std: float
+  position_std: float
   dtype: str
   remat: str
   backend: str = "auto"
@@ -291,9 +293,7 @@ def _embedding_stds(config):
   if config.init == "paper":
     std = 0.125 / math.sqrt(config.width)
     return std, std / spread
-  # The released code's defaults, and the values of its image runs.
-  token, position = (0.01, 0.01) if len(config.shape) == 3 else (0.013, 0.007)
-  return token, position / spread
+  return config.token_std, config.position_std / spread
 
 
 def count_parameters(config):

@@ -20,7 +20,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from sparse_transformer import data
+from sparse_transformer import data, prepared
 
 REPO = pathlib.Path(__file__).parents[1]
 SHARED = REPO.parent / "shared" / "data"
@@ -416,14 +416,14 @@ def test_enwik8_is_prepared_from_an_archive_put_by_hand(
 ):
   root = tmp_path / "root"
   by_hand(root, tmp_path / "enwik8.zip")
-  builder = data.prepare("enwik8", str(root))
+  builder = prepared.prepare("enwik8", str(root))
   assert builder.info.splits["train"].num_examples == 36
   source = data.source(config("enwik8", root))
   parts = [source.load()[split].tobytes() for split in data.SPLITS]
   assert parts == [enwik8[:1800], enwik8[1800:1900], enwik8[1900:]]
   # Prepared again, or in the default place: the same data.
   shutil.rmtree(root / "downloads")
-  data.prepare("enwik8", str(root))
+  prepared.prepare("enwik8", str(root))
   monkeypatch.setenv("TFDS_DATA_DIR", str(root))
   assert contents(data.source(config("enwik8"))) == enwik8
   assert "tensorflow" not in sys.modules
@@ -440,7 +440,7 @@ def test_archive_in_the_download_cache_needs_no_network(tmp_path, enwik8):
   archive = cache / resource.get_dl_fname(url, info.checksum)
   shutil.copy(tmp_path / "enwik8.zip", archive)
   archive.with_name(archive.name + ".INFO").write_text("{}")
-  data.prepare("enwik8", str(tmp_path / "root"))
+  prepared.prepare("enwik8", str(tmp_path / "root"))
   assert contents(data.source(config("enwik8", tmp_path / "root"))) == enwik8
 
 
@@ -448,7 +448,7 @@ def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
   write_zip(tmp_path / "enwik8.zip", {"enwik8": enwik8[::-1]})
   by_hand(tmp_path / "root", tmp_path / "enwik8.zip")
   with pytest.raises(ValueError, match=r"manual/enwik8.zip.*wrong checksum"):
-    data.prepare("enwik8", str(tmp_path / "root"))
+    prepared.prepare("enwik8", str(tmp_path / "root"))
   with pytest.raises(FileNotFoundError):
     data.source(config("enwik8", tmp_path / "root")).examples("train")
 
@@ -461,7 +461,7 @@ def test_prepare_without_network_says_where_to_put_the_archive(
   with pytest.raises(
     ConnectionError, match=f"nowhere.invalid/.*put the file at {place}"
   ):
-    data.prepare("enwik8", str(tmp_path / "root"))
+    prepared.prepare("enwik8", str(tmp_path / "root"))
   assert time.monotonic() - start < 10
   assert not (tmp_path / "root").exists()
 
@@ -469,7 +469,7 @@ def test_prepare_without_network_says_where_to_put_the_archive(
 def test_prepare_gives_up_on_a_host_that_does_not_answer(
   tmp_path, enwik8, monkeypatch
 ):
-  monkeypatch.setattr(data, "PATIENCE", 0.1)
+  monkeypatch.setattr(prepared, "PATIENCE", 0.1)
 
   def urlopen(*args, **kwargs):
     time.sleep(0.5)
@@ -477,21 +477,21 @@ def test_prepare_gives_up_on_a_host_that_does_not_answer(
 
   monkeypatch.setattr("urllib.request.urlopen", urlopen)
   with pytest.raises(ConnectionError, match="no answer in 0.1 seconds"):
-    data.prepare("enwik8", str(tmp_path))
+    prepared.prepare("enwik8", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["cifar10", "enwik8", "imagenet64"])
 def test_data_set_that_is_not_prepared_is_an_error(tmp_path, name):
   remedy = {
     "imagenet64": "prepare it where TensorFlow is installed",
-  }.get(name, f"{data.PREPARE} {name} --data_dir={tmp_path}")
+  }.get(name, f"{prepared.COMMAND} {name} --data_dir={tmp_path}")
   with pytest.raises(FileNotFoundError, match=re.escape(remedy)):
     data.source(config(name, tmp_path)).examples("train")
 
 
 def test_unknown_data_set_is_not_prepared():
   with pytest.raises(ValueError, match="'digits'; known: cifar10, enwik8"):
-    data.prepare("digits")
+    prepared.prepare("digits")
 
 
 @pytest.mark.parametrize("words", [[], ["prepare"], ["fetch", "cifar10"]])
@@ -500,12 +500,12 @@ def test_command_without_a_data_set_prints_its_usage(words):
   result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
   assert result.returncode == 1
   (line,) = result.stderr.splitlines()
-  assert f"usage: {data.PREPARE} cifar10|enwik8" in line
+  assert f"usage: {prepared.COMMAND} cifar10|enwik8" in line
 
 
 def test_command_says_where_the_data_went(tmp_path, enwik8):
   by_hand(tmp_path, tmp_path / "enwik8.zip")
-  folder = data.prepare("enwik8", str(tmp_path)).data_path
+  folder = prepared.prepare("enwik8", str(tmp_path)).data_path
   # Run again, the command finds the data that is there.
   command = [sys.executable, "-m", "sparse_transformer.data", "prepare"]
   command += ["enwik8", f"--data_dir={tmp_path}"]
@@ -551,7 +551,7 @@ def small_cifar10(monkeypatch, tmp_path):
 
 
 def test_cifar10_is_prepared_and_read_back(tmp_path, small_cifar10):
-  builder = data.prepare("cifar10", str(tmp_path))
+  builder = prepared.prepare("cifar10", str(tmp_path))
   assert builder.data_path.parent == tmp_path / "cifar10_bytes"
   source = data.source(config("cifar10", tmp_path))
   train, validation, test = (image_bytes(source, k) for k in data.SPLITS)
@@ -575,7 +575,7 @@ def test_cifar10_of_another_size_is_refused(
   monkeypatch.setattr(cifar10.Cifar10Bytes, "IMAGES_PER_FILE", images)
   message = f"has {8 * 3073} bytes, must have {images * 3073}"
   with pytest.raises(ValueError, match=message):
-    data.prepare("cifar10", str(tmp_path))
+    prepared.prepare("cifar10", str(tmp_path))
   assert not (tmp_path / "cifar10_bytes" / "1.0.0").exists()
 
 
@@ -586,7 +586,7 @@ def test_cifar10_with_a_missing_file_is_refused(
 
   monkeypatch.setattr(cifar10.Cifar10Bytes, "TEST_FILES", ("test_2.bin",))
   with pytest.raises(ValueError, match=r"has no \['test_2.bin'\]"):
-    data.prepare("cifar10", str(tmp_path))
+    prepared.prepare("cifar10", str(tmp_path))
 
 
 @needs_cifar10
@@ -691,7 +691,7 @@ def test_newest_finished_version_is_read(stock):
   root = stock.parents[1]
   shutil.copytree(stock, stock.with_name("3.0.10"), symlinks=True)
   shutil.copytree(stock, stock.with_name("incomplete.X_4.0.0"), symlinks=True)
-  assert data._prepared(config("cifar10", root), "cifar10").name == "3.0.10"
+  assert prepared.find(config("cifar10", root), "cifar10").name == "3.0.10"
 
 
 def test_imagenet64_holds_out_the_last_of_its_training_images(

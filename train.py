@@ -13,7 +13,7 @@ import pathlib
 import jax
 from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from sparse_transformer import (
   checkpoint,
@@ -36,57 +36,62 @@ def train(config, workdir):
   # -- What the config names; all that can be wrong with it is wrong here.
   experiment = Experiment(config)
   source, model = experiment.source, experiment.model
-  check_batches(config)
+  check_sizes(config)
   examples = source.examples("train")
   batches = data.batches(examples, config.train.batch_size, config.train.seed)
+  like = jax.eval_shape(experiment.init)
+  jax.eval_shape(experiment.losses, like.params, batches[0])
   checkpoint.write_config(workdir, config)
   workdir = pathlib.Path(workdir)
   plots.save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
   )
 
-  # -- State: the last checkpoint of this workdir, or from the seed.
-  sharding = experiment.batch_sharding
-  whole = NamedSharding(sharding.mesh, PartitionSpec())
-  checkpoints = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
-  if checkpoints.steps():
-    state = experiment.restore(checkpoints)
-    print(f"goes on from step {int(state.step)} of {workdir}")
-  else:
-    state = experiment.init()
-  state = jax.device_put(state, whole)
-  step = jax.jit(
-    functools.partial(
-      training.train_step,
-      apply=experiment.apply,
-      optimizer=experiment.optimizer,
-      config=config,
-    ),
-    donate_argnums=0,
-  )
+  with checkpoint.Checkpoints(
+    workdir, keep=config.checkpoint.keep
+  ) as checkpoints:
+    # -- State: the last checkpoint of this workdir, or from the seed.
+    sharding = experiment.batch_sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    if checkpoints.steps():
+      state = experiment.restore(checkpoints)
+      print(f"goes on from step {int(state.step)} of {workdir}")
+    else:
+      state = experiment.init()
+    state = jax.device_put(state, whole)
+    step = jax.jit(
+      functools.partial(
+        training.train_step,
+        apply=experiment.apply,
+        optimizer=experiment.optimizer,
+        config=config,
+      ),
+      donate_argnums=0,
+    )
 
-  # -- Loop.
-  first, last = int(state.step), config.train.steps
-  throughput = metrics.Throughput()
-  with checkpoints, metrics.Writer(workdir, step=first, steps=last) as writer:
-    for done in range(first + 1, last + 1):
-      batch = jax.device_put(batches[done - 1], sharding)
-      state, measured = step(state, batch)
-      writer.advance()
-      throughput.count(batch.size)
-      if done == first + 1:
-        jax.block_until_ready(state)
-        throughput.restart()  # compilation is not throughput
-      elif is_due(done, config.train.log_every, last):
-        write_training(writer, done, measured, throughput)
-      if is_due(done, config.eval.every, last):
-        validate(experiment, state, writer, done)
-        throughput.restart()
-      if is_due(done, config.checkpoint.every, last):
+    # -- Loop.
+    first, last = int(state.step), config.train.steps
+    throughput = metrics.Throughput()
+    with metrics.Writer(workdir, step=first, steps=last) as writer:
+      for done in range(first + 1, last + 1):
+        batch = jax.device_put(batches[done - 1], sharding)
+        state, measured = step(state, batch)
+        writer.advance()
+        throughput.count(batch.size)
+        if done == first + 1:
+          jax.block_until_ready(state)
+          throughput.restart()  # compilation is not throughput
+        if is_due(done, config.train.log_every, last):
+          write_training(writer, done, measured, throughput)
+        if is_due(done, config.eval.every, last):
+          validate(experiment, state, writer, done)
+          throughput.restart()
+        if is_due(done, config.checkpoint.every, last):
+          check_finite(done, measured)
+          checkpoints.save(state)
+          throughput.restart()
+      if last == 0:
         checkpoints.save(state)
-        throughput.restart()
-    if last == 0:
-      checkpoints.save(state)
   return state
 
 
@@ -96,14 +101,22 @@ def is_due(step, every, last):
 
 
 def write_training(writer, step, measured, throughput):
-  """One line of training metrics; a loss that is no number stops the run."""
+  """One line of training metrics."""
+  check_finite(step, measured)
   values = {name: float(value) for name, value in measured.items()}
-  for name, value in values.items():
-    if not math.isfinite(value):
-      raise FloatingPointError(f"{name} is {value} at step {step}")
   values["bits_per_dim"] = values["nats"] / math.log(2)
-  values["tokens_per_second"] = throughput.rate()
+  if rate := throughput.rate():  # unknown of the first step
+    values["tokens_per_second"] = rate
   writer.write(step, "train", **values)
+
+
+def check_finite(step, measured):
+  """Stops the run at a loss that is no number, before it is kept."""
+  for name, value in measured.items():
+    if not math.isfinite(value):
+      raise FloatingPointError(
+        f"{name} is {value} at step {step}; the last checkpoint is from before"
+      )
 
 
 def validate(experiment, state, writer, step):
@@ -119,10 +132,12 @@ def validate(experiment, state, writer, step):
     sharding=experiment.batch_sharding,
     name="validation",
   )
-  writer.write(step, "validation", bits_per_dim=result["bits_per_dim"])
+  values = {"bits_per_dim": result["bits_per_dim"]}
+  check_finite(step, values)
+  writer.write(step, "validation", **values)
 
 
-def check_batches(config):
+def check_sizes(config):
   """Refuses batch sizes that devices and micro-batches do not divide."""
   devices, micro = jax.local_device_count(), config.train.accumulation
   if micro < 1 or config.train.batch_size % (devices * micro):
@@ -130,10 +145,18 @@ def check_batches(config):
       f"train.batch_size={config.train.batch_size} must be a multiple of"
       f" {devices} devices x train.accumulation={micro}"
     )
-  if config.eval.batch_size % devices:
+  if config.eval.batch_size < 1 or config.eval.batch_size % devices:
     raise ValueError(
       f"eval.batch_size={config.eval.batch_size} must be a multiple of"
       f" {devices} devices"
+    )
+  if config.eval.sequences < 0:
+    raise ValueError(
+      f"eval.sequences={config.eval.sequences} must be at least 1, or 0: all"
+    )
+  if config.checkpoint.keep < 1:
+    raise ValueError(
+      f"checkpoint.keep={config.checkpoint.keep} must be at least 1"
     )
 
 
@@ -142,7 +165,12 @@ def main(argv):
   for name in ("config", "workdir"):
     if flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
-  train(flags.FLAGS.config, flags.FLAGS.workdir)
+  config = flags.FLAGS.config
+  if not isinstance(config, ConfigDict) or set(config) != set(
+    checkpoint.GROUPS
+  ):
+    raise ValueError("--config must give the groups of configs/default.py")
+  train(config, flags.FLAGS.workdir)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ released code (Jun et al. 2020), the 59M model with 32 layers.
 
   python train.py --config=configs/cifar10_15m.py --workdir=runs/cifar10_15m
 
-Expected: not published. Here: not run yet; 14,911,744 parameters.
+Expected: not published. Here: not run yet; 14,910,976 parameters.
 """
 
 from configs import cifar10

@@ -134,10 +134,12 @@ class Sum(_Number):
     return Sum(self.grid, self.u * other, self.v * other)
 
   def __floordiv__(self, divisor):
+    _check_divisor(divisor)
     exact = self._map(lambda x: x // divisor)
     return self._interval() // divisor if exact is None else exact
 
   def __mod__(self, divisor):
+    _check_divisor(divisor)
     # Residues are taken side by side before they are added: two tiles with
     # one residue each then give one residue, however far apart they lie.
     exact = self._map(lambda x: x % divisor)

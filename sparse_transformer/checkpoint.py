@@ -6,6 +6,7 @@ so what is read back is checked against it.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import zlib
@@ -15,6 +16,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
+GROUPS = (
+  "data",
+  "model",
+  "attention",
+  "optimizer",
+  "train",
+  "eval",
+  "checkpoint",
+)
 # Fields that change how a run is carried out, not what it computes.
 FREE_FIELDS = (
   "data.path",
@@ -56,9 +66,11 @@ def read_config(workdir):
     )
   try:
     settings = json.loads(path.read_text())
-    groups = {name: ConfigDict(group) for name, group in settings.items()}
-  except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path} cannot be read: {error}") from error
+    groups = {name: ConfigDict(settings[name]) for name in GROUPS}
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise ValueError(
+      f"{path} cannot be read: {type(error).__name__}: {error}"
+    ) from error
   config = ConfigDict(groups)
   for group in config.values():
     for name, value in group.items():
@@ -80,11 +92,22 @@ class Checkpoints:
   """The checkpoints of a workdir. Saving goes on in the background."""
 
   def __init__(self, workdir, *, keep=None):
+    """keep: how many of the last ones stay; None only reads."""
+    writes = keep is not None
     self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
+    if writes:
+      self._clear()
     self._manager = ocp.CheckpointManager(
       self._folder,
+      item_handlers={
+        "state": ocp.StandardCheckpointHandler(),
+        "digest": ocp.JsonCheckpointHandler(),
+      },
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep, cleanup_tmp_directories=True
+        max_to_keep=keep,
+        create=writes,
+        # A reader would delete what a run beside it is writing.
+        cleanup_tmp_directories=writes,
       ),
     )
 
@@ -93,6 +116,15 @@ class Checkpoints:
 
   def __exit__(self, *_):
     self._manager.close()
+
+  def _clear(self):
+    """Removes empty folders of steps: Orbax would not save up to there."""
+    for folder in self._folder.glob("[0-9]*"):
+      if folder.name.isdigit() and not (folder / "digest").exists():
+        try:
+          folder.rmdir()
+        except OSError as error:
+          raise self._unreadable(folder.name, "it has no digest") from error
 
   def steps(self):
     """The steps that were saved whole, in order."""
@@ -108,13 +140,14 @@ class Checkpoints:
     if step in self.steps():
       return
     tree = _as_tree(state)
-    self._manager.save(
+    saved = self._manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(tree),
         digest=ocp.args.JsonSave(_digest(tree)),
       ),
     )
+    assert saved, f"Orbax did not save step {step}"
 
   def restore(self, like, step=None):
     """The state at a step, by default the last one, verified.
@@ -133,17 +166,29 @@ class Checkpoints:
         f"no checkpoint of step {step} in {self._folder}; there are"
         f" {', '.join(map(str, steps))}"
       )
+    tree = _as_tree(like)
+    try:
+      saved = self._manager.item_metadata(step)["state"].tree
+      other = _differing(_shapes(saved), _shapes(tree))
+    except Exception as error:  # Orbax raises what its files make it
+      raise self._unreadable(step, _first_line(error)) from error
+    if other:
+      raise ValueError(
+        f"checkpoint {self._folder / str(step)} is of another network: the"
+        f" shapes of {', '.join(other[:3])} differ; leave out overrides of"
+        " the model"
+      )
     try:
       found = self._manager.restore(
         step,
         args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(_as_tree(like)),
+          state=ocp.args.StandardRestore(tree),
           digest=ocp.args.JsonRestore(),
         ),
       )
       differing = _differing(_digest(found["state"]), found["digest"])
     except Exception as error:  # Orbax raises what TensorStore gives it
-      raise self._unreadable(step, str(error).split("\n")[0][:200]) from error
+      raise self._unreadable(step, _first_line(error)) from error
     if differing:
       raise self._unreadable(step, f"damaged arrays {', '.join(differing)}")
     return dataclasses.replace(like, **found["state"])
@@ -158,6 +203,19 @@ class Checkpoints:
 def _as_tree(state):
   """Nested dicts, lists and arrays: what Orbax keeps without our classes."""
   return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+
+
+def _first_line(error):
+  return str(error).split("\n")[0][:200]
+
+
+def _shapes(tree):
+  """The shape of each array by its path, as Orbax spells it."""
+  keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+  return {
+    keystr(path): tuple(x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
 
 
 def _digest(tree):

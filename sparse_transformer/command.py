@@ -10,7 +10,7 @@ from ml_collections import config_flags
 from sparse_transformer import checkpoint
 
 # What the user can mend. Anything else is our fault and keeps its traceback.
-USER_ERRORS = (ValueError, OSError)
+USER_ERRORS = (ValueError, OSError, FloatingPointError)
 
 
 def run(main, parse=flags.FLAGS):
@@ -21,12 +21,8 @@ def run(main, parse=flags.FLAGS):
   """
   app.run(
     functools.partial(_report, main, USER_ERRORS),
-    # ml_collections reports a wrong name or type of an override by the others.
-    flags_parser=functools.partial(
-      _report,
-      parse,
-      (*USER_ERRORS, flags.Error, AttributeError, KeyError, TypeError),
-    ),
+    # A config file is a program: it may raise anything.
+    flags_parser=functools.partial(_report, parse, Exception),
   )
 
 
@@ -72,8 +68,17 @@ def _report(function, errors, argv):
 def _fail(argv, error):
   if flags.FLAGS.is_parsed() and logging.get_verbosity() >= logging.DEBUG:
     raise error
-  # str() of a KeyError is the quoted text, newlines and all.
-  text = error.args[0] if len(error.args) == 1 else error
-  line = re.sub(r"\s+", " ", str(text)).strip()
+  line = re.sub(r"\s+", " ", _text(error)).strip()
   print(f"{argv[0]}: {line or type(error).__name__}", file=sys.stderr)
   sys.exit(1)
+
+
+def _text(error):
+  if isinstance(error, (*USER_ERRORS, flags.Error)):
+    return str(error)
+  # What ml_collections raises for a wrong name of an override, by its depth.
+  if len(error.args) == 1 and isinstance(error.args[0], KeyError):
+    error = error.args[0]
+  if isinstance(error, KeyError) and error.args:
+    return f"--config has no field {error.args[0]}"
+  return f"--config cannot be used: {type(error).__name__}: {error}"

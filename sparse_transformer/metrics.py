@@ -77,10 +77,8 @@ class Throughput:
 
 def read(workdir):
   """The lines of `metrics.jsonl` as dictionaries, in order."""
-  return [
-    json.loads(line)
-    for line in (pathlib.Path(workdir) / "metrics.jsonl").open()
-  ]
+  text = (pathlib.Path(workdir) / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
 
 
 def _truncate(path, step):

@@ -196,9 +196,8 @@ class Transformer(nnx.Module):
     self.start = nnx.Param(
       token_std * jax.random.normal(rngs.params(), (config.width,))
     )
-    self.blocks = nnx.vmap(lambda rngs: Block(config, rngs=rngs))(
-      rngs.fork(split=config.num_layers)
-    )
+    stack = nnx.split_rngs(splits=config.num_layers)
+    self.blocks = stack(nnx.vmap(lambda rngs: Block(config, rngs=rngs)))(rngs)
     self.norm = nnx.LayerNorm(
       config.width, epsilon=1e-6, dtype=jnp.dtype(config.dtype), rngs=rngs
     )

@@ -159,6 +159,7 @@ class Summary(Pattern):
 
   def __post_init__(self):
     _check_positive(self, "size", "width")
+    _check_integers(self, "shift")
     if not 0 <= self.shift * self.width <= self.size - self.width:
       raise ValueError(
         f"{self} does not fit: (shift + 1) * width must be at most size"
@@ -380,7 +381,7 @@ def assign(name, mode, *, num_layers, num_heads, cycle=(), **settings):
   cycle = tuple(cycle) or tuple(range(num_factors))
   if mode == "interleaved" and num_factors == 1:
     cycle = (0,)  # one factor: nothing to take turns
-  if not all(0 <= m < num_factors for m in cycle):
+  if not all(m in range(num_factors) for m in cycle):
     raise ValueError(
       f"attention.cycle {cycle} must hold factors 0 to {num_factors - 1}"
       f" of {name!r}"
@@ -419,9 +420,14 @@ def reach(layers, n):
 
 
 def _check_positive(pattern, *fields):
+  _check_integers(pattern, *fields)
+  for field in fields:
+    if getattr(pattern, field) < 1:
+      raise ValueError(f"{pattern}: {field} must be at least 1")
+
+
+def _check_integers(pattern, *fields):
   for field in fields:
     value = getattr(pattern, field)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
       raise ValueError(f"{pattern}: {field} must be an integer")
-    if value < 1:
-      raise ValueError(f"{pattern}: {field} must be at least 1")

@@ -36,6 +36,8 @@ def make_schedule(config):
   Child et al. 2019, section 6: 5,000 steps of warm-up.
   """
   steps, warmup = config.train.steps, config.optimizer.warmup_steps
+  if steps < 0:
+    raise ValueError(f"train.{steps=} must be at least 0")
   if not 0 <= warmup < max(1, steps) and steps:
     raise ValueError(
       f"optimizer.warmup_steps={warmup} must lie below train.steps={steps}"
@@ -146,7 +148,7 @@ def train_step(state, tokens_BL, *, apply, optimizer, config):
   ema = optax.incremental_update(params, state.ema, 1 - decay)
   metrics = dict(
     nats=nats,
-    gradient_norm=optax.global_norm(grads),
+    gradient_norm=optax.tree.norm(grads),
     learning_rate=make_schedule(config)(state.step),
   )
   return State(state.step + 1, params, opt_state, ema), metrics

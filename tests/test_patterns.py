@@ -52,20 +52,309 @@ def test_matrix_of_each_pattern(pattern, expected):
   np.testing.assert_array_equal(pattern.matrix(5), grid(expected))
 
 
-# Counts of the published settings: n, l, c, then pairs by pattern.
-COUNTS = [
-  (3072, 96, None, 4_720_128, 290_352, 50_688, 148_992, None, 337_968, None),
-  (3072, 128, 8, 4_720_128, 385_088, 38_400, 198_144, 283_488, 420_416, 480_768),
-  (12288, 128, 32, 75_503_616, 1_564_736, 595_968, 792_576, 18_728_448, 2_148_416, 19_470_336),
-  (65536, 256, None, 2_147_516_416, 16_744_576, 8_421_376, 8_421_376, None, 25_100_416, None),
-  (1048576, 1024, None, 549_756_338_176, 1_073_218_048, 537_395_200, 537_395_200, None, 1_609_564_672, None),
-]  # fmt: skip
+# Pairs of the published settings by pattern: n, l, c, then causal, local,
+# strided, block, summary, merged strided, merged fixed.
+COUNTS = """
+3072 96 0 4720128 290352 50688 148992 - 337968 -
+3072 128 8 4720128 385088 38400 198144 283488 420416 480768
+12288 128 32 75503616 1564736 595968 792576 18728448 2148416 19470336
+65536 256 0 2147516416 16744576 8421376 8421376 - 25100416 -
+1048576 1024 0 549756338176 1073218048 537395200 537395200 - 1609564672 -
+"""
 
 
-@pytest.mark.parametrize("n, l, c, *expected", [(*row,) for row in COUNTS])
-def test_pairs_of_the_published_settings(n, l, c, expected):  # noqa: E741
-  made = [Causal(), Local(l), Strided(l), Block(l)]
-  made += [Summary(l, c) if c else None, Local(l) | Strided(l)]
-  made += [Block(l) | Summary(l, c) if c else None]
-  found = [pattern and pattern.pairs(n) for pattern in made]
-  assert found == expected
+@pytest.mark.parametrize("row", COUNTS.strip().split("\n"))
+def test_pairs_of_the_published_settings(row):
+  n, stride, width, *counts = row.split()
+  n, stride, width = int(n), int(stride), int(width)
+  made = [Causal(), Local(stride), Strided(stride), Block(stride)]
+  made += [Summary(stride, width) if width else None]
+  made += [Local(stride) | Strided(stride)]
+  made += [Block(stride) | Summary(stride, width) if width else None]
+  found = ["-" if p is None else str(p.pairs(n)) for p in made]
+  assert found == counts
+
+
+PATTERNS = [
+  Causal(),
+  Local(5),
+  Strided(6),
+  Block(7),
+  Summary(7, 2),
+  Summary(7, 2, 2),
+  Local(6) | Strided(6),
+  Block(7) | Summary(7, 3),
+  Causal() - Local(4),
+  Thirds(),
+]
+
+
+def compositions():
+  """Random patterns: those above, combined by | & -."""
+  combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
+  return st.recursive(
+    st.sampled_from(PATTERNS),
+    lambda inner: st.builds(
+      lambda f, a, b: f(a, b), st.sampled_from(combine), inner, inner
+    ),
+    max_leaves=4,
+  )
+
+
+@hypothesis.settings(deadline=None, max_examples=150)
+@hypothesis.given(
+  compositions(), st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
+)
+def test_all_that_is_derived_agrees_with_the_matrix(pattern, n, tile):
+  matrix = pattern.matrix(n)
+  assert pattern.pairs(n) == matrix.sum()
+  i = n // 2
+  np.testing.assert_array_equal(pattern.keys(i, n), np.flatnonzero(matrix[i]))
+  total = np.zeros((n, n), int)
+  for part in pattern.parts():
+    total += part.matrix(n)
+    check_layout(part, n, tile)
+  # Every pair lies in exactly one part.
+  np.testing.assert_array_equal(total, matrix)
+
+
+def check_layout(part, n, tile):
+  layout, num_tiles = part.layout(n, tile), -(-n // tile)
+  for order in (layout.query_order, layout.key_order):
+    np.testing.assert_array_equal(np.sort(order), np.arange(n))
+  padded = np.zeros((num_tiles * tile,) * 2, int)
+  padded[:n, :n] = part.matrix(n)[layout.query_order][:, layout.key_order]
+  inside = np.zeros_like(padded)
+  inside[:n, :n] = 1
+  tiles, area = (
+    x.reshape(num_tiles, tile, num_tiles, tile).sum((1, 3))
+    for x in (padded, inside)
+  )
+  found, full = np.zeros_like(tiles), np.zeros(tiles.shape, bool)
+  found[layout.rows, layout.cols] = layout.pairs
+  full[layout.rows, layout.cols] = layout.full
+  np.testing.assert_array_equal(found, tiles)
+  np.testing.assert_array_equal(full, (tiles > 0) & (tiles == area))
+  assert (layout.pairs > 0).all()
+  sorted_by_tile = np.lexsort((layout.cols, layout.rows))
+  np.testing.assert_array_equal(sorted_by_tile, np.arange(len(layout.rows)))
+
+
+@pytest.mark.parametrize("tile, tiles", [(128, 160), (512, 40)])
+def test_columns_fill_tiles_in_their_own_order(tile, tiles):
+  pattern = Strided(128)
+  assert len(pattern.layout(12288, tile).rows) == tiles
+  # In natural order every tile of the causal triangle holds some pair.
+  n = 12288 // tile
+  natural = (Causal() & pattern).layout(12288, tile)
+  assert len(natural.rows) == n * (n + 1) // 2
+
+
+def test_summary_columns_fill_tiles_in_their_own_order():
+  layout = Summary(128, 32).layout(12288, 64)
+  assert layout.fill > 0.9
+  assert layout.cols.max() < 12288 * 32 / 128 / 64  # gathered in front
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_layouts_of_a_million_positions_stay_small():
+  # The high-water mark of the new process: ru_maxrss counts its parent's.
+  code = (
+    "from sparse_transformer.patterns import Local, Strided\n"
+    "pattern = Local(1024) | Strided(1024)\n"
+    "tiles = [len(p.layout(2**20, 128).rows) for p in pattern.parts()]\n"
+    "status = open('/proc/self/status').read()\n"
+    "print(*tiles, status.split('VmHWM:')[1].split()[0])\n"
+  )
+  out = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  *tiles, peak = map(int, out.stdout.split())
+  assert tiles == [73_692, 36_864]
+  assert peak < 512 * 1024  # KiB
+
+
+def full(n):
+  return Causal().matrix(n)
+
+
+def layers(*factors):
+  return tuple((factor,) for factor in factors)
+
+
+def reaches_all(layers, n=96):
+  return (patterns.reach(layers, n) == full(n)).all()
+
+
+def test_strided_reaches_its_whole_past_in_either_order():
+  assert reaches_all(layers(Local(8), Strided(8)))
+  assert reaches_all(layers(Strided(8), Local(8)))
+  assert not reaches_all(layers(Local(7), Strided(8)))
+
+
+def test_fixed_reaches_its_whole_past_block_first():
+  assert reaches_all(layers(Block(8), Summary(8, 2)))
+  assert not reaches_all(layers(Summary(8, 2), Block(8)))
+
+
+def test_merged_fixed_reaches_its_whole_past_in_two_layers():
+  merged = Block(8) | Summary(8, 2)
+  assert reaches_all(layers(merged, merged))
+  assert not reaches_all(layers(merged))
+
+
+def test_heads_with_all_summaries_reach_what_an_earlier_one_does_not():
+  settings = SETTINGS | dict(num_summaries=2)
+  early = Block(8) | Summary(8, 2, 1)
+  assert not reaches_all(layers(early, early))
+  heads = patterns.assign(
+    "fixed", "merged", num_layers=2, num_heads=4, **settings
+  )
+  assert reaches_all(heads)
+
+
+@pytest.mark.parametrize("mode", patterns.MODES)
+@pytest.mark.parametrize("name", ["dense", "strided", "fixed"])
+def test_every_named_factorization_reaches_its_whole_past(name, mode):
+  assigned = patterns.assign(name, mode, num_layers=2, num_heads=2, **SETTINGS)
+  assert reaches_all(assigned)
+
+
+def test_reach_keeps_what_a_position_has():
+  np.testing.assert_array_equal(patterns.reach((), 5), np.eye(5, dtype=bool))
+  none = (Causal() - Causal(),)
+  np.testing.assert_array_equal(patterns.reach((none,), 5), np.eye(5))
+
+
+def test_interleaved_takes_the_factors_in_turn():
+  assigned = patterns.assign(
+    "strided", "interleaved", num_layers=3, num_heads=2, **SETTINGS
+  )
+  assert assigned == ((Local(8),) * 2, (Strided(8),) * 2, (Local(8),) * 2)
+
+
+def test_interleaved_follows_its_cycle():
+  assigned = patterns.assign(
+    "strided",
+    "interleaved",
+    num_layers=6,
+    num_heads=1,
+    cycle=(1, 0, 0, 0),
+    **SETTINGS,
+  )
+  expected = [Strided(8), Local(8), Local(8), Local(8), Strided(8), Local(8)]
+  assert [heads[0] for heads in assigned] == expected
+
+
+def test_merged_gives_each_head_its_own_summary():
+  settings = SETTINGS | dict(num_summaries=2)
+  (heads,) = patterns.assign(
+    "fixed", "merged", num_layers=1, num_heads=3, **settings
+  )
+  shifts = [0, 1, 0]
+  assert heads == tuple(Block(8) | Summary(8, 2, s) for s in shifts)
+
+
+def test_heads_take_the_factors_and_their_summaries_in_turn():
+  settings = SETTINGS | dict(num_summaries=2)
+  (heads,) = patterns.assign(
+    "fixed", "heads", num_layers=1, num_heads=4, **settings
+  )
+  assert heads == (Block(8), Summary(8, 2, 0), Block(8), Summary(8, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["dense", "local"])
+def test_one_factor_takes_any_cycle(name):
+  (factor,) = patterns.factorize(name, **SETTINGS)
+  assigned = patterns.assign(
+    name,
+    "interleaved",
+    num_layers=2,
+    num_heads=1,
+    cycle=(1, 0, 0, 0),
+    **SETTINGS,
+  )
+  assert assigned == ((factor,), (factor,))
+
+
+@pytest.mark.parametrize(
+  "make, words",
+  [
+    (lambda: Local(0), ["Local(window=0)", "at least 1"]),
+    (lambda: Strided(-3), ["Strided(stride=-3)", "at least 1"]),
+    (lambda: Block(2.5), ["Block(size=2.5)", "integer"]),
+    (lambda: Block(True), ["size", "integer"]),
+    (lambda: Summary(8, 9), ["Summary(size=8, width=9, shift=0)", "at most"]),
+    (lambda: Summary(8, 3, 2), ["shift=2", "(shift + 1) * width"]),
+    (lambda: Summary(8, 3, -1), ["shift=-1"]),
+    (lambda: Summary(8, 2, 0.5), ["shift=0.5", "integer"]),
+    (lambda: Causal().layout(0, 4), ["n=0", "at least 1"]),
+    (
+      lambda: patterns.factorize("stride", **SETTINGS),
+      ["'stride'", "dense, local, strided, fixed"],
+    ),
+    (
+      lambda: patterns.factorize("fixed", **SETTINGS | dict(num_summaries=0)),
+      ["num_summaries=0"],
+    ),
+    (
+      lambda: patterns.assign(
+        "fixed", "mixed", num_layers=1, num_heads=1, **SETTINGS
+      ),
+      ["'mixed'", "interleaved, merged, heads"],
+    ),
+    (
+      lambda: patterns.assign(
+        "fixed",
+        "interleaved",
+        num_layers=1,
+        num_heads=1,
+        cycle=(0, 2),
+        **SETTINGS,
+      ),
+      ["(0, 2)", "0 to 1", "'fixed'"],
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_refused_with_its_values(make, words):
+  with pytest.raises(ValueError) as error:
+    make()
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_patterns_are_values():
+  made = [Local(4) | Strided(4), Local(4) | Strided(4), Local(4) | Strided(5)]
+  assert made[0] == made[1] != made[2]
+  assert len(set(made)) == 2
+
+
+@pytest.mark.parametrize("combine", ["and", "or", "not"])
+def test_logical_operators_are_refused(combine):
+  with pytest.raises(TypeError, match="& -"):
+    if combine == "and":
+      Causal() and Local(1)
+    elif combine == "or":
+      Causal() or Local(1)
+    else:
+      not Causal()
+
+
+def test_numpy_integers_make_the_same_patterns():
+  three, six = np.int64(3), np.int64(6)
+  for numpy, plain in (
+    (Local(three) | Strided(three), Local(3) | Strided(3)),
+    (
+      Block(six) | Summary(six, three, np.int64(1)),
+      Block(6) | Summary(6, 3, 1),
+    ),
+  ):
+    assert numpy == plain and hash(numpy) == hash(plain)
+    assert numpy.pairs(50) == plain.matrix(50).sum()
+
+
+def test_pairs_of_all_small_settings_are_the_sums_of_their_rows():
+  for n, size in itertools.product((1, 2, 17), (1, 2, 5)):
+    for pattern in (Local(size), Strided(size), Block(size), Summary(size, 1)):
+      rows = [len(pattern.keys(i, n)) for i in range(n)]
+      assert pattern.pairs(n) == functools.reduce(int.__add__, rows)

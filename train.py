@@ -13,7 +13,7 @@ import pathlib
 import jax
 from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from sparse_transformer import (
   checkpoint,
@@ -166,9 +166,7 @@ def main(argv):
     if flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
   config = flags.FLAGS.config
-  if not isinstance(config, ConfigDict) or set(config) != set(
-    checkpoint.GROUPS
-  ):
+  if not all(hasattr(config, group) for group in checkpoint.GROUPS):
     raise ValueError("--config must give the groups of configs/default.py")
   train(config, flags.FLAGS.workdir)
 

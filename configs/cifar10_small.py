@@ -1,4 +1,13 @@
-"""CIFAR-10 on a CPU: the strided network of the paper, made small (draft)."""
+"""CIFAR-10 on a CPU: the strided network of the paper, made small.
+
+Paper row: none; half-size layers, stride and window of the 59M model, columns
+and rows in turn.
+
+  python train.py --config=configs/cifar10_small.py --workdir=runs/cifar10_small
+
+Expected after 300 steps of 4 images (10 minutes on 2 shared cores), 154,496
+parameters: CIFAR_RESULT
+"""
 
 from configs import cifar10
 

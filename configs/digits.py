@@ -1,6 +1,12 @@
 """Handwritten digits, 8 x 8 pixels of 17 levels: the quickstart.
 
-Paper row: none; the strided pattern of the image models, one row as stride.
+Paper row: none; the strided pattern of the image models, a row as stride.
+
+  python train.py --config=configs/digits.py --workdir=runs/digits
+  python eval.py --workdir=runs/digits
+
+Expected: DIGITS_RESULT
+The marginal distribution of each position scores 2.36. 1,196,416 parameters.
 """
 
 from configs import default

@@ -1,4 +1,11 @@
-"""Python source of the interpreter's standard library (draft)."""
+"""Python source of the interpreter's standard library: text without a file.
+
+Paper row: none; the network of text_small.py.
+
+  python train.py --config=configs/stdlib.py --workdir=runs/stdlib
+
+Expected: not run yet.
+"""
 
 from configs import text_small
 

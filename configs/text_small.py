@@ -1,4 +1,15 @@
-"""English Wikipedia, small enough for a CPU (draft)."""
+"""English Wikipedia in 1.1 epochs of a small sample: text on a CPU.
+
+Paper row: none; the fixed pattern in merged heads, as its enwik8 model, with a
+block of 64 bytes and the last 32 as summaries, 8 for each head.
+
+  python train.py --config=configs/text_small.py --workdir=runs/text_small \\
+    --config.data.path=enwiki-sample.xml.bz2
+  python eval.py --workdir=runs/text_small
+
+Any text will do. Expected, on the first 6 MB of an English Wikipedia export
+(bzip2 takes 2.23 bits/byte), 867,712 parameters, TEXT_RESULT
+"""
 
 from configs import default
 

@@ -25,6 +25,7 @@ GROUPS = (
   "eval",
   "checkpoint",
 )
+FILES = "files.json"
 # Fields that change how a run is carried out, not what it computes.
 FREE_FIELDS = (
   "data.path",
@@ -66,17 +67,21 @@ def read_config(workdir):
     )
   try:
     settings = json.loads(path.read_text())
-    groups = {name: ConfigDict(settings[name]) for name in GROUPS}
+    # JSON has no tuples.
+    groups = {
+      group: ConfigDict(
+        {
+          name: tuple(value) if isinstance(value, list) else value
+          for name, value in settings[group].items()
+        }
+      )
+      for group in GROUPS
+    }
   except (ValueError, TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{path} cannot be read: {type(error).__name__}: {error}"
     ) from error
-  config = ConfigDict(groups)
-  for group in config.values():
-    for name, value in group.items():
-      if isinstance(value, (list, tuple)):
-        group[name] = tuple(value)  # JSON has no tuples
-  return config.lock()
+  return ConfigDict(groups).lock()
 
 
 def _flatten(config):
@@ -108,6 +113,9 @@ class Checkpoints:
         create=writes,
         # A reader would delete what a run beside it is writing.
         cleanup_tmp_directories=writes,
+        async_options=ocp.AsyncOptions(
+          post_finalization_callback=self._write_files
+        ),
       ),
     )
 
@@ -125,6 +133,33 @@ class Checkpoints:
           folder.rmdir()
         except OSError as error:
           raise self._unreadable(folder.name, "it has no digest") from error
+
+  def _write_files(self):
+    """Puts a list of its files into the checkpoint that is being finished.
+
+    It is checked first: at a damaged file Orbax gives up its other reads,
+    and each of them fills the terminal.
+    """
+    unfinished = self._folder.glob("*.orbax-checkpoint-tmp*")
+    folder = max(unfinished, key=lambda path: path.stat().st_mtime)
+    files = {
+      str(path.relative_to(folder)): zlib.crc32(path.read_bytes())
+      for path in sorted(folder.glob("*/**/*"))
+      if path.is_file()
+    }
+    (folder / FILES).write_text(json.dumps(files))
+
+  def _damaged_files(self, step):
+    folder = self._folder / str(step)
+    if not (folder / FILES).exists():  # then the digest of the arrays decides
+      return []
+    files = json.loads((folder / FILES).read_text())
+    return [
+      name
+      for name, digest in files.items()
+      if not (folder / name).is_file()
+      or zlib.crc32((folder / name).read_bytes()) != digest
+    ]
 
   def steps(self):
     """The steps that were saved whole, in order."""
@@ -168,6 +203,8 @@ class Checkpoints:
       )
     tree = _as_tree(like)
     try:
+      if damaged := self._damaged_files(step):
+        raise ValueError(f"damaged or missing: {', '.join(damaged[:3])}")
       saved = self._manager.item_metadata(step)["state"].tree
       other = _differing(_shapes(saved), _shapes(tree))
     except Exception as error:  # Orbax raises what its files make it

@@ -62,6 +62,7 @@ def command(script, *words):
     sys.argv = argv
     values.remove_flag_values(set(values) - known)
     values.unparse_flags()
+    sys.modules.pop("config_config", None)  # or a next one would reuse it
     logging.set_verbosity(verbosity)
   raise AssertionError(f"{script} did not exit")
 

@@ -44,6 +44,35 @@ def test_one_pattern_serves_all_heads():
   np.testing.assert_array_equal(one, two)
 
 
+def test_dense_has_no_gradient_off_the_pattern():
+  n, pattern = 11, Local(2) | Strided(4)
+  q, k, v = arrays(n, heads=1, batch=1)
+
+  def total(q, k, v, i):
+    return attention.attend(q, k, v, pattern, backend="dense")[0, i].sum()
+
+  gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+  # [out position, in position]
+  dq, dk, dv = (
+    np.stack([np.asarray(x != 0).any((0, 2, 3)) for x in grads])
+    for grads in zip(*(gradient(q, k, v, i) for i in range(n)), strict=True)
+  )
+  matrix = pattern.matrix(n)
+  np.testing.assert_array_equal(dv, matrix)
+  assert not (dk & ~matrix).any() and dk.any()
+  assert not (dq & ~np.eye(n, dtype=bool)).any() and dq.any()
+
+
+def test_lse_is_returned_on_request_and_in_float32():
+  q, k, v = (x.astype(jnp.bfloat16) for x in arrays(9))
+  for backend in ("dense", "blocked"):
+    out, lse = attention.attend(
+      q, k, v, Causal(), backend=backend, return_lse=True
+    )
+    assert out.shape == (2, 9, 2, 6) and out.dtype == jnp.bfloat16
+    assert lse.shape == (2, 9, 2) and lse.dtype == jnp.float32
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
@@ -76,3 +105,6 @@ def test_auto_takes_the_next_backend_where_one_cannot(monkeypatch):
   np.testing.assert_array_equal(found, expected)
   with pytest.raises(NotImplementedError, match="Sundays"):
     attention.attend(q, k, v, Causal(), backend="blocked")
+  monkeypatch.setitem(attention.BACKENDS, "dense", cannot)
+  with pytest.raises(NotImplementedError, match="Sundays"):
+    attention.attend(q, k, v, Causal(), backend="auto")

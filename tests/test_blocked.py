@@ -41,8 +41,7 @@ PATTERNS = [
 SETTINGS = dict(stride=12, window=12, width=3, num_summaries=2)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6))
-def run(q, k, v, cotangents, pattern, backend, tile):
+def compute(q, k, v, cotangents, pattern, backend, tile):
   """(out, lse, dq, dk, dv); lse of rows without keys is put to 0."""
 
   def attend(q, k, v):
@@ -53,6 +52,9 @@ def run(q, k, v, cotangents, pattern, backend, tile):
 
   result, vjp = jax.vjp(attend, q, k, v)
   return *result, *vjp(cotangents)
+
+
+run = jax.jit(compute, static_argnums=(4, 5, 6))
 
 
 def arrays(n, heads, k=8, e=12, batch=2, dtype=jnp.float32):
@@ -68,7 +70,8 @@ def arrays(n, heads, k=8, e=12, batch=2, dtype=jnp.float32):
 def check(n, pattern, tile, heads=2):
   q, k, v, dout, dlse = arrays(n, heads)
   inputs = q, k, v, (dout, dlse)
-  expected = run(*inputs, pattern, "dense", 0)
+  # The reference runs without jit: compiled once a shape, not once a pattern.
+  expected = compute(*inputs, pattern, "dense", 0)
   found = run(*inputs, pattern, "blocked", tile)
   for name, x, y in zip(
     "out lse dq dk dv".split(), found, expected, strict=True
@@ -78,9 +81,13 @@ def check(n, pattern, tile, heads=2):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@pytest.mark.parametrize("n, tile", [(53, 16), (96, 32)])
-def test_blocked_is_dense_for_every_pattern(pattern, n, tile):
-  check(n, pattern, tile)
+def test_blocked_is_dense_for_every_pattern(pattern):
+  check(53, pattern, 16)
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS[-4:-2], Fifths()], ids=str)
+def test_blocked_is_dense_in_larger_tiles(pattern):
+  check(96, pattern, 32)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_blocked_is_dense_for_every_factorization_and_mode(name, mode):
 @hypothesis.settings(deadline=None, max_examples=8)
 @hypothesis.given(
   st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3),
-  st.integers(1, 120),
+  st.sampled_from([1, 7, 40, 89, 120]),
   st.sampled_from([0, 8, 16, 32]),
 )
 def test_blocked_is_dense_for_any_mix_of_heads(mix, n, tile):

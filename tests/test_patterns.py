@@ -150,6 +150,16 @@ def test_columns_fill_tiles_in_their_own_order(tile, tiles):
   assert len(natural.rows) == n * (n + 1) // 2
 
 
+@pytest.mark.parametrize("tile, fill", [(32, 0.758), (64, 0.455), (128, 0.227)])
+def test_columns_fill_small_tiles_best(tile, fill):
+  # A column is 96 long: three tiles of 32, and a triangle of tiles is full
+  # but for its diagonal. In natural order a tile has one pair in 128.
+  layout = Strided(128).layout(12288, tile)
+  assert layout.fill == pytest.approx(fill, abs=0.001)
+  natural = (Causal() & Strided(128)).layout(12288, tile)
+  assert natural.fill < 0.04
+
+
 def test_summary_columns_fill_tiles_in_their_own_order():
   layout = Summary(128, 32).layout(12288, 64)
   assert layout.fill > 0.9
@@ -206,7 +216,7 @@ def test_merged_fixed_reaches_its_whole_past_in_two_layers():
 def test_heads_with_all_summaries_reach_what_an_earlier_one_does_not():
   settings = SETTINGS | dict(num_summaries=2)
   early = Block(8) | Summary(8, 2, 1)
-  assert not reaches_all(layers(early, early))
+  assert patterns.reach(layers(early, early), 96).sum() == 3600  # of 4656
   heads = patterns.assign(
     "fixed", "merged", num_layers=2, num_heads=4, **settings
   )
@@ -358,3 +368,19 @@ def test_pairs_of_all_small_settings_are_the_sums_of_their_rows():
     for pattern in (Local(size), Strided(size), Block(size), Summary(size, 1)):
       rows = [len(pattern.keys(i, n)) for i in range(n)]
       assert pattern.pairs(n) == functools.reduce(int.__add__, rows)
+
+
+class Even(Pattern):
+  """A condition on the key alone: the mask has no axis of queries."""
+
+  def mask(self, q, k):
+    return k % 2 == 0
+
+
+def test_condition_on_one_side_holds_for_all_of_the_other():
+  expected = grid("10101 10101 10101 10101 10101")
+  np.testing.assert_array_equal(Even().matrix(5), expected)
+  np.testing.assert_array_equal(Even().keys(1, 5), [0, 2, 4])
+  assert Even().pairs(5) == 15
+  assert (Causal() & Even()).pairs(5) == 9
+  check_layout(Even(), 21, 4)

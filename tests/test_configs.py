@@ -1,0 +1,77 @@
+"""Tests of the config files: each is the record of an experiment."""
+
+import ast
+import importlib
+
+import pytest
+import runs
+
+from configs import default
+from sparse_transformer import checkpoint, model, training
+from sparse_transformer.experiment import Experiment
+
+NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
+NAMES = [name for name in NAMES if name != "__init__"]
+PRESETS = [name for name in NAMES if name != "default"]
+
+
+def load(name):
+  return importlib.import_module(f"configs.{name}")
+
+
+def fields(config):
+  """{"group.field": type}, and the types of the items of a tuple."""
+  return {
+    f"{group}.{name}": (type(value), {type(x) for x in value})
+    if isinstance(value, tuple)
+    else type(value)
+    for group, values in config.to_dict().items()
+    for name, value in values.items()
+  }
+
+
+def test_groups_are_those_a_workdir_must_have():
+  assert set(default.get_config()) == set(checkpoint.GROUPS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_sets_only_known_fields_to_their_types(name):
+  found, known = fields(load(name).get_config()), fields(default.get_config())
+  # () says nothing of what it holds: layers in turn, as whole numbers.
+  for each in (found, known):
+    each["attention.cycle"] = each["attention.cycle"][0]
+  assert found == known
+  cycle = load(name).get_config().attention.cycle
+  assert all(type(factor) is int for factor in cycle)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_says_how_it_is_run_and_what_to_expect(name):
+  source = (runs.REPO / "configs" / f"{name}.py").read_text()
+  text = ast.get_docstring(ast.parse(source))
+  assert f"python train.py --config=configs/{name}.py" in text
+  assert "Expected" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_network_is_known_without_any_data(name):
+  config = load(name).get_config()
+  config.data.path = "/no/such/place"
+  experiment = Experiment(config)
+  assert model.count_parameters(experiment.model) > 10_000
+  training.make_optimizer(config)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_docstring_has_the_number_of_parameters_if_any(name):
+  text = load(name).__doc__
+  count = model.count_parameters(Experiment(load(name).get_config()).model)
+  if "parameters." in text:
+    assert f"{count:,}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_config_survives_a_workdir(name, tmp_path):
+  config = load(name).get_config()
+  checkpoint.write_config(tmp_path, config)
+  assert checkpoint.read_config(tmp_path).to_dict() == config.to_dict()

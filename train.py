@@ -39,8 +39,9 @@ def train(config, workdir):
   check_sizes(config)
   examples = source.examples("train")
   batches = data.batches(examples, config.train.batch_size, config.train.seed)
-  like = jax.eval_shape(experiment.init)
-  jax.eval_shape(experiment.losses, like.params, batches[0])
+  # A pass over shapes alone: what the network refuses, it refuses here.
+  shapes = jax.eval_shape(experiment.init)
+  jax.eval_shape(experiment.losses, shapes.params, batches[0])
   checkpoint.write_config(workdir, config)
   workdir = pathlib.Path(workdir)
   plots.save_patterns(
@@ -50,15 +51,7 @@ def train(config, workdir):
   with checkpoint.Checkpoints(
     workdir, keep=config.checkpoint.keep
   ) as checkpoints:
-    # -- State: the last checkpoint of this workdir, or from the seed.
-    sharding = experiment.batch_sharding
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    if checkpoints.steps():
-      state = experiment.restore(checkpoints)
-      print(f"goes on from step {int(state.step)} of {workdir}")
-    else:
-      state = experiment.init()
-    state = jax.device_put(state, whole)
+    state = first_state(experiment, checkpoints)
     step = jax.jit(
       functools.partial(
         training.train_step,
@@ -74,7 +67,7 @@ def train(config, workdir):
     throughput = metrics.Throughput()
     with metrics.Writer(workdir, step=first, steps=last) as writer:
       for done in range(first + 1, last + 1):
-        batch = jax.device_put(batches[done - 1], sharding)
+        batch = jax.device_put(batches[done - 1], experiment.batch_sharding)
         state, measured = step(state, batch)
         writer.advance()
         throughput.count(batch.size)
@@ -93,6 +86,17 @@ def train(config, workdir):
       if last == 0:
         checkpoints.save(state)
   return state
+
+
+def first_state(experiment, checkpoints):
+  """The last checkpoint of the workdir, or the state the seed gives."""
+  mesh = experiment.batch_sharding.mesh
+  whole = NamedSharding(mesh, PartitionSpec())
+  if not checkpoints.steps():
+    return jax.jit(experiment.init, out_shardings=whole)()
+  state = experiment.restore(checkpoints)
+  print(f"goes on from step {int(state.step)}")
+  return jax.device_put(state, whole)
 
 
 def is_due(step, every, last):

@@ -37,11 +37,11 @@ class Truth:
     self.may, self.must = may, must
 
   def __and__(self, other):
-    other = _truth(other)
+    other = truth(other)
     return Truth(self.may & other.may, self.must & other.must)
 
   def __or__(self, other):
-    other = _truth(other)
+    other = truth(other)
     return Truth(self.may | other.may, self.must | other.must)
 
   def __invert__(self):
@@ -183,7 +183,8 @@ def _limits(x):
   return x.limits() if isinstance(x, _Number) else (x, x)
 
 
-def _truth(x):
+def truth(x):
+  """A condition as a `Truth`; one that depends on nothing is True or False."""
   return x if isinstance(x, Truth) else Truth(np.bool_(x), np.bool_(x))
 
 

@@ -89,6 +89,6 @@ def _truncate(path, step):
     try:
       if json.loads(line)["step"] <= step:
         kept.append(line + "\n")
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
       pass  # a line that was being written when the run was cut
   path.write_text("".join(kept))

@@ -18,7 +18,7 @@ of factor m.
  [0 1 0 1 1 0]
  [0 0 1 0 1 1]]
 >>> pattern.pairs(1024)
-176640
+176298
 """
 
 import dataclasses
@@ -42,6 +42,7 @@ class Pattern:
 
     Uses + - * // % < <= == & | ~ only, and divides by positive integers, so
     that NumPy, XLA and the bounds of whole tiles share this one definition.
+    All values must fit 32 bits: a product of two positions may not.
     """
     raise NotImplementedError(f"{type(self).__name__} defines no mask")
 
@@ -296,7 +297,9 @@ def _cover(pattern, n, tile):
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
     grid = bounds.Grid(size, rows, cols)
-    truth = pattern.mask(grid.query(query_order), grid.key(key_order))
+    truth = bounds.truth(
+      pattern.mask(grid.query(query_order), grid.key(key_order))
+    )
     must = np.broadcast_to(truth.must, rows.shape)
     undecided = np.broadcast_to(truth.may, rows.shape) & ~must
     full = rows[must], cols[must]

@@ -175,5 +175,10 @@ def test_constant_conditions_are_broadcast():
     def mask(self, q, k):
       return (k <= q) | True
 
+  class Plain(Pattern):
+    def mask(self, q, k):
+      return True
+
+  assert Plain().pairs(10) == 100
   assert Everything().pairs(10) == 100
   assert (Everything() & Causal()).pairs(10) == 55

@@ -53,7 +53,7 @@ def test_preset_says_how_it_is_run_and_what_to_expect(name):
   assert "Expected" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_network_is_known_without_any_data(name):
   config = load(name).get_config()
   config.data.path = "/no/such/place"

@@ -106,7 +106,7 @@ def test_network_is_scored_as_it_is_trained_without_dropout(tmp_path):
   path = tmp_path / "text"
   path.write_bytes(np.random.RandomState(0).bytes(300))
   experiment = Experiment(runs.text(path, **{"model.dropout": 0.5}))
-  params = experiment.init().params
+  params = jax.jit(experiment.init)().params
   key = jax.random.key(0)
   params["logits"]["kernel"] = jax.random.normal(
     key, params["logits"]["kernel"].shape

@@ -29,7 +29,7 @@ def test_patterns_are_drawn(name, mode, shape, length, tmp_path, monkeypatch):
     row = plots._row(pattern, length, shape[0])
     query = int(np.flatnonzero(row == plots.QUERY).item())
     seen = np.flatnonzero(row.ravel())
-    np.testing.assert_array_equal(seen, pattern.keys(query, length))
+    assert set(seen) == {*pattern.keys(query, length), query}
     assert row.shape[0] == shape[0]
 
 
@@ -57,7 +57,9 @@ def test_picture_of_patterns_opens(name, mode, shape, length, stride, tmp_path):
     panels = len({p for heads in layers for p in heads})
     assert image.width == 320 * panels and image.height == 660
     shown = {color for _, color in image.convert("RGB").getcolors(1 << 24)}
-  assert {(255, 255, 255), (0x8F, 0xB8, 0xDE), (0x1B, 0x3A, 0x5C)} <= shown
+  # One cell of 12,288 is thinner than a pixel: the query's color may blend.
+  assert {(255, 255, 255), (0x8F, 0xB8, 0xDE)} <= shown
+  assert length > 64 or (0x1B, 0x3A, 0x5C) in shown
 
 
 def test_command_draws_the_picture_of_the_readme(tmp_path):

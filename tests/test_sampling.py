@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 def network():
   """(apply, params) of a random network over 17 symbols."""
   experiment = Experiment(runs.tiny())
-  params = experiment.init().params
+  params = jax.jit(experiment.init)().params
   shape = params["logits"]["kernel"].shape
   params["logits"]["kernel"] = jax.random.normal(jax.random.key(1), shape)
   return experiment.apply, params

@@ -36,7 +36,7 @@ def make_step(config):
   )
   n = config.train.batch_size
   batch = jnp.stack([experiment.source.examples("train")[i] for i in range(n)])
-  return experiment, experiment.init(), step, batch
+  return experiment, jax.jit(experiment.init)(), step, batch
 
 
 def test_workdir_holds_what_a_run_promises(tmp_path):

@@ -44,6 +44,9 @@ def tokens(batch, length=7, size=5, seed=0):
   return np.random.RandomState(seed).randint(0, size, shape).astype(np.uint8)
 
 
+FOUR = tokens(4)
+
+
 def stepper(config, apply=table):
   optimizer = training.make_optimizer(config)
   step = functools.partial(
@@ -243,7 +246,7 @@ def test_randomness_is_that_of_seed_and_step(tiny):
     for seed, accumulation in [(0, 1), (1, 1), (0, 2)]
   }
 
-  def nats(seed, at, bias=0.0, accumulation=1, batch=tokens(4)):
+  def nats(seed, at, bias=0.0, accumulation=1, batch=FOUR):
     optimizer, step = steppers[seed, accumulation]
     state = table_state(optimizer)
     params = jax.tree.map(lambda x: x + bias, state.params)

@@ -5,8 +5,9 @@ Paper row: none; the strided pattern of the image models, a row as stride.
   python train.py --config=configs/digits.py --workdir=runs/digits
   python eval.py --workdir=runs/digits
 
-Expected: DIGITS_RESULT
-The marginal distribution of each position scores 2.36. 1,196,416 parameters.
+Expected: 1.91 bits/dim on the test split (the marginal distribution of each
+position scores 2.36); validation 2.22, 1.99, 1.92, 1.89 after 100, 300, 500,
+700 steps. 1,196,416 parameters, 2 minutes on 2 shared cores of an AMD EPYC.
 """
 
 from configs import default

@@ -1,6 +1,7 @@
 """Command lines: flags, config overrides, errors of one line."""
 
 import functools
+import pathlib
 import re
 import sys
 
@@ -69,7 +70,8 @@ def _fail(argv, error):
   if flags.FLAGS.is_parsed() and logging.get_verbosity() >= logging.DEBUG:
     raise error
   line = re.sub(r"\s+", " ", _text(error)).strip()
-  print(f"{argv[0]}: {line or type(error).__name__}", file=sys.stderr)
+  program = pathlib.Path(argv[0]).name
+  print(f"{program}: {line or type(error).__name__}", file=sys.stderr)
   sys.exit(1)
 
 

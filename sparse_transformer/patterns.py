@@ -382,8 +382,8 @@ def assign(name, mode, *, num_layers, num_heads, cycle=(), **settings):
     )
   num_factors = len(factorize(name, **settings))
   cycle = tuple(cycle) or tuple(range(num_factors))
-  if mode == "interleaved" and num_factors == 1:
-    cycle = (0,)  # one factor: nothing to take turns
+  if num_factors == 1:
+    cycle = (0,)  # nothing to take turns: another pattern's cycle does no harm
   if not all(m in range(num_factors) for m in cycle):
     raise ValueError(
       f"attention.cycle {cycle} must hold factors 0 to {num_factors - 1}"

@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -47,7 +48,7 @@ def fails(capfd, tmp_path):
     out, err = capfd.readouterr()
     assert err.count("\n") == 1 and err.endswith("\n"), err
     assert re.search(message, err), err
-    assert err.split(": ")[0].endswith(script)
+    assert err.split(": ")[0] == pathlib.Path(script).name
     assert status == 1
     assert "Traceback" not in out
     assert runs.files(tmp_path) == before

@@ -7,7 +7,7 @@ import pytest
 import runs
 
 from configs import default
-from sparse_transformer import checkpoint, model, training
+from sparse_transformer import checkpoint, model, patterns, training
 from sparse_transformer.experiment import Experiment
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
@@ -75,3 +75,14 @@ def test_config_survives_a_workdir(name, tmp_path):
   config = load(name).get_config()
   checkpoint.write_config(tmp_path, config)
   assert checkpoint.read_config(tmp_path).to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("mode", patterns.MODES)
+@pytest.mark.parametrize("pattern", patterns.FACTORIZATIONS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_takes_every_pattern_and_mode_by_override(name, pattern, mode):
+  config = load(name).get_config()
+  config.attention.update(pattern=pattern, mode=mode)
+  layers = Experiment(config).model.patterns
+  assert len(layers) == config.model.num_layers
+  assert {len(heads) for heads in layers} == {config.model.num_heads}

@@ -52,7 +52,8 @@ def _draw(path, titles, patterns, shape, length):
     axes.T, titles, patterns, strict=True
   ):
     top.set_title(title, fontsize=9)
-    show(top, _row(pattern, length, rows), aspect="auto")
+    cells = _row(pattern, length, rows)
+    show(top, cells, aspect="auto", interpolation="nearest")
     show(bottom, _matrix(pattern, min(length, MAX_ROWS)))
     for axis in (top, bottom):
       axis.set(xticks=[], yticks=[])

@@ -6,7 +6,6 @@ Any field of the config can be set: --config.attention.pattern=fixed. Started
 again in the same workdir, a run goes on from its last checkpoint.
 """
 
-import functools
 import math
 import pathlib
 
@@ -22,7 +21,6 @@ from sparse_transformer import (
   evaluate,
   metrics,
   plots,
-  training,
 )
 from sparse_transformer.experiment import Experiment
 
@@ -52,15 +50,7 @@ def train(config, workdir):
     workdir, keep=config.checkpoint.keep
   ) as checkpoints:
     state = first_state(experiment, checkpoints)
-    step = jax.jit(
-      functools.partial(
-        training.train_step,
-        apply=experiment.apply,
-        optimizer=experiment.optimizer,
-        config=config,
-      ),
-      donate_argnums=0,
-    )
+    step = jax.jit(experiment.step, donate_argnums=0)
 
     # -- Loop.
     first, last = int(state.step), config.train.steps

@@ -10,8 +10,8 @@ block of 64 bytes and the last 32 as summaries, 8 for each head.
 Any text will do. Expected, on the first 6 MB of an English Wikipedia export
 (bzip2 takes 2.23 bits/byte of it): 2.436 bits/byte on the test tail, 2.410
 with --min_context=128; validation 3.84, 2.87, 2.51, 2.43 after 500, 2,000,
-4,000, 5,500 steps. 867,712 parameters, 19 minutes of processor time, 10 to 16
-on the clock of a machine with 2 shared cores of an AMD EPYC.
+4,000, 5,500 steps. 867,712 parameters, 19 minutes of processor time, 16 on the
+clock of 2 cores of an AMD EPYC beside other jobs.
 """
 
 from configs import default

@@ -18,8 +18,8 @@ from jax import lax
 
 from sparse_transformer.patterns import Pattern
 
-TILE = 64  # positions; 4 heads of 64: the tiles of one step stay in cache
-MAX_SPAN = 4  # tiles of keys in one step; more gained nothing on 2 cores
+TILE = 64  # positions
+MAX_SPAN = 4  # tiles of keys in one step: bounds its memory
 
 
 def attend(q_BLHK, k_BLHK, v_BLHE, patterns, tile=0):

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sparse_transformer import data, evaluate, model, training
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
   """The pieces of a run. Making one reads no data and computes nothing."""
 
@@ -41,6 +41,16 @@ class Experiment:
     """The state before the first step."""
     return training.init_state(
       self.model, self.optimizer, self.config.train.seed
+    )
+
+  def step(self, state, tokens_BL):
+    """One update, `training.train_step`: (new state, metrics)."""
+    return training.train_step(
+      state,
+      tokens_BL,
+      apply=self.apply,
+      optimizer=self.optimizer,
+      config=self.config,
     )
 
   def restore(self, checkpoints, step=None):

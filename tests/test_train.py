@@ -1,6 +1,5 @@
 """Tests of train.py and eval.py: whole runs of a tiny network."""
 
-import functools
 import json
 import math
 import re
@@ -12,7 +11,7 @@ import pytest
 import runs
 
 import train
-from sparse_transformer import checkpoint, metrics, training
+from sparse_transformer import checkpoint, metrics
 from sparse_transformer.experiment import Experiment
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -26,14 +25,7 @@ def equal(left, right):
 def make_step(config):
   """(experiment, initial state, jitted step, a batch)."""
   experiment = Experiment(config)
-  step = jax.jit(
-    functools.partial(
-      training.train_step,
-      apply=experiment.apply,
-      optimizer=experiment.optimizer,
-      config=config,
-    )
-  )
+  step = jax.jit(experiment.step)
   n = config.train.batch_size
   batch = jnp.stack([experiment.source.examples("train")[i] for i in range(n)])
   return experiment, jax.jit(experiment.init)(), step, batch

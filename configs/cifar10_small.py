@@ -7,8 +7,8 @@ and rows in turn.
 
 Expected after 300 steps of 4 images: 6.39 bits/dim on the test split; training
 7.7, 7.2, 7.0, 6.7, 6.5, 6.2 in the means of 50 steps. It only shows that the
-loss falls: 0.025 epochs. 154,496 parameters, 7 minutes on 2 cores of an AMD
-EPYC beside other jobs, and 3 for the evaluation.
+loss falls: 0.025 epochs. 154,496 parameters, 2 minutes on 2 cores of an AMD
+EPYC, and 3 for the evaluation.
 """
 
 from configs import cifar10

@@ -1,5 +1,7 @@
 """Sparse attention: one contract, several executors, a plain reference."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -69,7 +71,14 @@ def dense(q_BLHK, k_BMHK, v_BMHE, patterns, tile=0):
   return out_BLHE.astype(v_BMHE.dtype), lse_BHL1[..., 0].transpose(0, 2, 1)
 
 
-BACKENDS = {"dense": dense, "blocked": blocked.attend}
+BACKENDS = {
+  "dense": dense,
+  "blocked": blocked.attend,
+  "blocked_sequential": functools.partial(
+    blocked.attend, schedule="sequential"
+  ),
+  "blocked_parallel": functools.partial(blocked.attend, schedule="parallel"),
+}
 AUTO = ("blocked", "dense")
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sparse_transformer import tiles
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -64,8 +65,8 @@ def plan(pattern, n, tile=0):
     tile,
     _deal(layout.rows, layout.cols),
     _deal(layout.cols[by_key], layout.rows[by_key]),
-    _pad(layout.query_order, num_rows * tile),
-    _pad(layout.key_order, num_cols * tile),
+    tiles.pad(layout.query_order, num_rows * tile),
+    tiles.pad(layout.key_order, num_cols * tile),
   )
 
 
@@ -95,74 +96,46 @@ def _deal(majors, minors):
   return Lanes(*tables, *ends)
 
 
-def _pad(order, length):
-  """The first `length` of an order of positions, filled up with -1."""
-  order = order[:length]
-  return np.pad(order, (0, length - len(order)), constant_values=-1)
-
-
 def forward(plan, q_BLHK, k_BLHK, v_BLHE):
   """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
-  q, k, v = (_tiles(x, plan.tile) for x in (q_BLHK, k_BLHK, v_BLHE))
-  queries = q * _scale(q), _positions(plan.query_positions, plan.tile)
-  keys = k, v, _positions(plan.key_positions, plan.tile)
+  q, k, v = (_split(x, plan.tile) for x in (q_BLHK, k_BLHK, v_BLHE))
+  queries = q * tiles.scale(q), plan.query_positions.reshape(-1, plan.tile)
+  keys = k, v, plan.key_positions.reshape(-1, plan.tile)
 
   def visit(state, query, key):
-    (out, max_, sum_), (q, q_at), (k, v, k_at) = state, query, key
-    s = _scores(plan.pattern, q, k, q_at, k_at)
-    new = jnp.maximum(max_, s.max(-1, keepdims=True))
-    # Finite even while no key was seen: exp(-inf - 0) is 0, not NaN.
-    shift = jnp.where(new == -jnp.inf, 0, new)
-    p, decay = jnp.exp(s - shift), jnp.exp(max_ - shift)
-    out = out * decay + _dot("abhts,abhse->abhte", p.astype(v.dtype), v)
-    return out, new, sum_ * decay + p.sum(-1, keepdims=True)
+    return tiles.combine(state, tiles.visit(plan.pattern, query, key))
 
   dtype = jnp.promote_types(q.dtype, jnp.float32)
-  zeros = jnp.zeros((*q.shape[:-1], 1), dtype)
-  initial = (
-    jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype),
-    zeros - jnp.inf,
-    zeros,
-  )
-  out, max_, sum_ = _sweep(plan.by_query, queries, keys, initial, visit)
-  lse = max_ + jnp.log(sum_)
-  return _untile(out / jnp.where(sum_ == 0, 1, sum_)), _untile(lse)[..., 0]
+  out = jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype)
+  initial = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
+  state = _sweep(plan.by_query, queries, keys, initial, visit)
+  out, lse = tiles.finish(*state)
+  return _join(out), _join(lse)[..., 0]
 
 
 def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
   """(dq, dk, dv) of the pairs of a plan, weights taken against `lse_BLH`."""
-  tile = plan.tile
-  q, dout, k, v = (_tiles(x, tile) for x in (q_BLHK, dout_BLHE, k_BLHK, v_BLHE))
-  lse, delta = (_tiles(x[..., None], tile) for x in (lse_BLH, delta_BLH))
-  scale = _scale(q)
-  queries = (
-    q * scale,
-    dout,
-    lse,
-    delta,
-    _positions(plan.query_positions, tile),
-  )
-  keys = k, v, _positions(plan.key_positions, tile)
-
-  def weights(query, key):
-    (q, dout, lse, delta, q_at), (k, v, k_at) = query, key
-    p = jnp.exp(_scores(plan.pattern, q, k, q_at, k_at) - lse)
-    ds = p * (_dot("abhte,abhse->abhts", dout, v) - delta)
-    return p.astype(q.dtype), ds.astype(q.dtype)
+  of_queries = q_BLHK, dout_BLHE, lse_BLH[..., None], delta_BLH[..., None]
+  q, dout, lse, delta = (_split(x, plan.tile) for x in of_queries)
+  k, v = (_split(x, plan.tile) for x in (k_BLHK, v_BLHE))
+  scale, positions = tiles.scale(q), plan.query_positions
+  queries = q * scale, dout, lse, delta, positions.reshape(-1, plan.tile)
+  keys = k, v, plan.key_positions.reshape(-1, plan.tile)
 
   def visit_key(dq, query, key):
-    _, ds = weights(query, key)
-    return dq + _dot("abhts,abhsk->abhtk", ds, key[0])
+    _, ds = tiles.weights(plan.pattern, query, key)
+    return dq + tiles.dot("abhts,abhsk->abhtk", ds, key[0])
 
   def visit_query(state, key, query):
-    (dk, dv), (p, ds) = state, weights(query, key)
-    dk = dk + _dot("abhts,abhtk->abhsk", ds, query[0])
-    return dk, dv + _dot("abhts,abhte->abhse", p, query[1])
+    (dk, dv), (q, dout, *_) = state, query
+    p, ds = tiles.weights(plan.pattern, query, key)
+    dk = dk + tiles.dot("abhts,abhtk->abhsk", ds, q)
+    return dk, dv + tiles.dot("abhts,abhte->abhse", p, dout)
 
-  zeros = [jnp.zeros(x.shape, lse.dtype) for x in (q, k, v)]
-  dq = _sweep(plan.by_query, queries, keys, zeros[0], visit_key)
-  dk, dv = _sweep(plan.by_key, keys, queries, tuple(zeros[1:]), visit_query)
-  return _untile(dq * scale), _untile(dk), _untile(dv)
+  dq, dk, dv = (jnp.zeros(x.shape, lse.dtype) for x in (q, k, v))
+  dq = _sweep(plan.by_query, queries, keys, dq, visit_key)
+  dk, dv = _sweep(plan.by_key, keys, queries, (dk, dv), visit_query)
+  return _join(dq * scale), _join(dk), _join(dv)
 
 
 def _sweep(lanes, majors, minors, initial, visit):
@@ -171,6 +144,7 @@ def _sweep(lanes, majors, minors, initial, visit):
   majors, minors, initial: arrays [tiles, ...]. Returns the last states in the
   place of the initial ones.
   """
+  majors, minors = (jax.tree.map(jnp.asarray, x) for x in (majors, minors))
   num_tiles = len(majors[0])
   # A lane that rests reads some tile and writes none.
   read = np.maximum(lanes.major, 0)
@@ -202,35 +176,14 @@ def _sweep(lanes, majors, minors, initial, visit):
   return done
 
 
-def _scores(pattern, q, k, q_at, k_at):
-  """Scores [A, B, H, T, S] of all lanes, -inf off the pattern."""
-  q_at, k_at = q_at[:, :, None], k_at[:, None]
-  mask = pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
-  s = _dot("abhtk,abhsk->abhts", q, k)
-  return jnp.where(mask[:, None, None], s, -jnp.inf)
-
-
-def _tiles(x_BLH, tile):
+def _split(x_BLH, tile):
   """Tiles in front, positions behind the heads: [tiles, B, H, tile, ...]."""
   b, n, h, *width = x_BLH.shape
   x = jnp.pad(x_BLH, ((0, 0), (0, -n % tile), *((0, 0),) * (x_BLH.ndim - 2)))
   return jnp.moveaxis(x.reshape(b, -1, tile, h, *width), (1, 3), (0, 2))
 
 
-def _untile(x):
-  """Undoes `_tiles`."""
+def _join(x):
+  """Undoes `_split`."""
   x = jnp.moveaxis(x, (0, 2), (1, 3))
   return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-
-def _positions(positions, tile):
-  return jnp.asarray(positions.reshape(-1, tile))
-
-
-def _scale(q):
-  return np.asarray(1 / np.sqrt(q.shape[-1]), q.dtype)
-
-
-def _dot(spec, a, b):
-  dtype = jnp.promote_types(a.dtype, jnp.float32)
-  return jnp.einsum(spec, a, b, preferred_element_type=dtype)

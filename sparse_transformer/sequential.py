@@ -1,9 +1,10 @@
-"""The schedule of the blocked backend for CPUs: one query tile at a time.
+"""The schedule of the blocked backend for CPUs: few query tiles at a time.
 
 A step is a tile of queries against a span of neighbouring key tiles, all
-batches and heads together; its scores stay in cache. A row of steps runs an
-online softmax; where no row has more than one step, as in local and block
-attention, a plain one.
+batches and heads together; its scores stay in cache. Query tiles with several
+steps go through them with an online softmax. Where each has one step, as in
+local and block attention, some are taken side by side, since small products
+leave processors idle.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sparse_transformer import tiles
 from sparse_transformer.patterns import Pattern
 
 TILES = (64, 96, 128, 192, 256)  # positions, to choose from
@@ -21,6 +23,8 @@ MAX_KEYS = 512  # positions of keys in a step
 # What a step costs besides its scores, counted in scores of one head: fitted
 # to steps of 64 x 192 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
 STEP_COST = 10_000
+# Scores, of all heads, that one step may have for tiles side by side.
+STEP_SCORES = 300_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,11 +61,11 @@ class Plan:
 @functools.lru_cache(maxsize=256)
 def plan(pattern, n, tile=0):
   """The cheapest `Plan`; tile 0 chooses the tile, too."""
-  tiles = (tile,) if tile else sorted({min(t, n) for t in TILES})
+  sizes = (tile,) if tile else sorted({min(t, n) for t in TILES})
   return min(
     (
       _plan(pattern, n, tile, span)
-      for tile in tiles
+      for tile in sizes
       for span in range(1, max(1, min(MAX_SPAN, MAX_KEYS // tile)) + 1)
       if span == 1 or span * tile < n + tile
     ),
@@ -82,8 +86,8 @@ def _plan(pattern, n, tile, span):
     rows.astype(np.int32),
     np.append(first, len(steps)).astype(np.int32),
     layout.cols[steps].astype(np.int32),
-    _pad(layout.query_order, num_rows * tile),
-    _pad(layout.key_order, num_cols * tile),
+    tiles.pad(layout.query_order, num_rows * tile),
+    tiles.pad(layout.key_order, num_cols * tile),
   )
 
 
@@ -107,175 +111,144 @@ def _cover(rows, cols, span):
   return np.flatnonzero(is_start)
 
 
-def _pad(order, length):
-  """The first `length` of an order of positions, filled up with -1."""
-  order = order[:length]
-  return np.pad(order, (0, length - len(order)), constant_values=-1)
-
-
 def forward(plan, q_BLHK, k_BLHK, v_BLHE):
   """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
-  tile = plan.tile
+  group, tile = _group(plan, q_BLHK), plan.tile
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  (b, n, h, _), e = q_BLHK.shape, v_BLHE.shape[-1]
 
-  def row_body(i, carry):
-    row = _at(plan.rows, i)
-    q_BHTK = _tile(q_BLHK, row * tile, tile) * _scale(q_BLHK)
+  def body(i, carry):
+    at = _places(plan.rows, i, group, tile)
+    q = _take(q_BLHK, at, tile) * tiles.scale(q_BLHK)
+    query = q, _positions(plan.query_positions, at, tile)
 
-    def scores(step):
-      return _scores(plan, row, step, q_BHTK, _keys(plan, k_BLHK, step))
-
-    def weigh(p_BHTS, step):
-      v_BHSE = _keys(plan, v_BLHE, step)
-      return _dot("bhts,bhse->bhte", p_BHTS.astype(v_BHSE.dtype), v_BHSE)
+    def visit(j):
+      key = _keys(plan, _places(plan.starts, j, group, tile), k_BLHK, v_BLHE)
+      return tiles.visit(plan.pattern, query, key)
 
     if plan.is_single:
-      step = _step(plan, i)
-      s_BHTS = scores(step)
-      max_BHT1, p_BHTS = _exponentials(s_BHTS, -jnp.inf)
-      sum_BHT1 = p_BHTS.sum(-1, keepdims=True)
-      out_BHTE = weigh(p_BHTS, step)
+      state = visit(i)
     else:
-
-      def body(j, carry):
-        out_BHTE, max_BHT1, sum_BHT1 = carry
-        step = _step(plan, j)
-        new_BHT1, p_BHTS = _exponentials(scores(step), max_BHT1)
-        decay_BHT1 = jnp.exp(max_BHT1 - _finite(new_BHT1))
-        sum_BHT1 = sum_BHT1 * decay_BHT1 + p_BHTS.sum(-1, keepdims=True)
-        return out_BHTE * decay_BHT1 + weigh(p_BHTS, step), new_BHT1, sum_BHT1
-
-      zeros = jnp.zeros((b, h, tile, 1), dtype)
-      state = jnp.zeros((b, h, tile, e), dtype), zeros - jnp.inf, zeros
-      out_BHTE, max_BHT1, sum_BHT1 = lax.fori_loop(
-        _at(plan.first, i), _at(plan.first, i + 1), body, state
+      out = jnp.zeros((*q.shape[:-1], v_BLHE.shape[-1]), dtype)
+      state = lax.fori_loop(
+        *_steps(plan, i),
+        lambda j, state: tiles.combine(state, visit(j)),
+        (out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]),
       )
-    out_BHTE = out_BHTE / jnp.where(sum_BHT1 == 0, 1, sum_BHT1)
-    lse_BHT = (max_BHT1 + jnp.log(sum_BHT1))[..., 0]
+    out, lse = tiles.finish(*state)
     out_BLHE, lse_BLH = carry
-    return (
-      _write(out_BLHE, out_BHTE, row * tile),
-      _write(lse_BLH, lse_BHT, row * tile),
-    )
+    return _put(out_BLHE, out, at), _put(lse_BLH, lse[..., 0], at)
 
-  carry = jnp.zeros((b, n, h, e), dtype), jnp.full((b, n, h), -jnp.inf, dtype)
-  return lax.fori_loop(0, len(plan.rows), row_body, carry)
+  lse_BLH = jnp.full(q_BLHK.shape[:3], -jnp.inf, dtype)
+  carry = jnp.zeros((*lse_BLH.shape, v_BLHE.shape[-1]), dtype), lse_BLH
+  return lax.fori_loop(0, len(plan.rows) // group, body, carry)
 
 
 def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
   """(dq, dk, dv) of the pairs of a plan, weights taken against `lse_BLH`."""
-  tile, scale = plan.tile, _scale(q_BLHK)
+  group, tile = _group(plan, q_BLHK), plan.tile
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+  scale = tiles.scale(q_BLHK)
 
-  def row_body(i, carry):
-    row = _at(plan.rows, i)
-    q_BHTK, dout_BHTE, lse_BHT, delta_BHT = (
-      _tile(x, row * tile, tile)
-      for x in (q_BLHK, dout_BLHE, lse_BLH, delta_BLH)
-    )
-    q_BHTK = q_BHTK * scale
+  def body(i, carry):
+    dq_BLHK, *dkv = carry
+    at = _places(plan.rows, i, group, tile)
+    q = _take(q_BLHK, at, tile) * scale
+    dout = _take(dout_BLHE, at, tile)
+    lse, delta = (_take(x, at, tile)[..., None] for x in (lse_BLH, delta_BLH))
+    query = q, dout, lse, delta, _positions(plan.query_positions, at, tile)
     # Transposed here, while small: a product with its left side transposed
     # runs at half the rate.
-    q_BHKT, dout_BHET = lax.optimization_barrier(
-      (q_BHTK.swapaxes(2, 3), dout_BHTE.swapaxes(2, 3))
+    q_T, dout_T = lax.optimization_barrier(
+      (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
     )
 
-    def body(j, carry):
-      dq_BHTK, dk_BLHK, dv_BLHE = carry
-      step = _step(plan, j)
-      k_BHSK, v_BHSE = (_keys(plan, x, step) for x in (k_BLHK, v_BLHE))
-      s_BHTS = _scores(plan, row, step, q_BHTK, k_BHSK)
-      p_BHTS = jnp.exp(s_BHTS - lse_BHT[..., None])
-      dp_BHTS = _dot("bhte,bhse->bhts", dout_BHTE, v_BHSE)
-      ds_BHTS = p_BHTS * (dp_BHTS - delta_BHT[..., None])
-      p_BHTS, ds_BHTS = (x.astype(q_BHTK.dtype) for x in (p_BHTS, ds_BHTS))
-      dv_BHES = _dot("bhet,bhts->bhes", dout_BHET, p_BHTS)
-      dk_BHKS = _dot("bhkt,bhts->bhks", q_BHKT, ds_BHTS)
-      dq_BHTK = dq_BHTK + _dot("bhts,bhsk->bhtk", ds_BHTS, k_BHSK)
-      begin = step[1] * tile
-      return (
-        dq_BHTK,
-        _add(dk_BLHK, dk_BHKS.swapaxes(2, 3), begin),
-        _add(dv_BLHE, dv_BHES.swapaxes(2, 3), begin),
-      )
+    def visit(j, carry):
+      dq, dk_BLHK, dv_BLHE = carry
+      starts = _places(plan.starts, j, group, tile)
+      key = _keys(plan, starts, k_BLHK, v_BLHE)
+      p, ds = tiles.weights(plan.pattern, query, key)
+      dv = tiles.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
+      dk = tiles.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
+      dq = dq + tiles.dot("abhts,abhsk->abhtk", ds, key[0])
+      begins = _begins(plan, starts)
+      return dq, _add(dk_BLHK, dk, begins), _add(dv_BLHE, dv, begins)
 
-    dq_BLHK, *dkv = carry
-    state = jnp.zeros(q_BHTK.shape, dtype), *dkv
+    carry = jnp.zeros(q.shape, dtype), *dkv
     if plan.is_single:
-      dq_BHTK, *dkv = body(i, state)
+      dq, *dkv = visit(i, carry)
     else:
-      dq_BHTK, *dkv = lax.fori_loop(
-        _at(plan.first, i), _at(plan.first, i + 1), body, state
-      )
-    return _write(dq_BLHK, dq_BHTK * scale, row * tile), *dkv
+      dq, *dkv = lax.fori_loop(*_steps(plan, i), visit, carry)
+    return _put(dq_BLHK, dq * scale, at), *dkv
 
   zeros = tuple(jnp.zeros(x.shape, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
-  return lax.fori_loop(0, len(plan.rows), row_body, zeros)
+  return lax.fori_loop(0, len(plan.rows) // group, body, zeros)
 
 
-def _step(plan, j):
-  """(start, begin): the step's first key tile, and the first that it reads.
-
-  It reads earlier ones where its span would leave the keys.
-  """
-  start = _at(plan.starts, j)
-  last = len(plan.key_positions) // plan.tile - plan.span
-  return start, jnp.minimum(start, last)
-
-
-def _scores(plan, row, step, q_BHTK, k_BHSK):
-  """Scores [B, H, T, S] of one step, -inf off the pattern."""
-  (start, begin), tile, width = step, plan.tile, plan.span * plan.tile
-  q_T = lax.dynamic_slice_in_dim(plan.query_positions, row * tile, tile)
-  k_S = lax.dynamic_slice_in_dim(plan.key_positions, begin * tile, width)
-  # Tiles before the start belong to the step before.
-  is_new_S = (k_S >= 0) & (jnp.arange(width) >= (start - begin) * tile)
-  mask_TS = plan.pattern.mask(q_T[:, None], k_S[None])
-  mask_TS = mask_TS & is_new_S[None] & (q_T >= 0)[:, None]
-  s_BHTS = _dot("bhtk,bhsk->bhts", q_BHTK, k_BHSK)
-  return jnp.where(mask_TS[None, None], s_BHTS, -jnp.inf)
+def _group(plan, q_BLHK):
+  """How many query tiles to take side by side: a divisor of their number."""
+  b, _, h, _ = q_BLHK.shape
+  scores = b * h * plan.tile**2 * plan.span
+  most = STEP_SCORES // scores if plan.is_single else 1
+  sizes = range(1, max(1, min(most, len(plan.rows))) + 1)
+  return max(size for size in sizes if len(plan.rows) % size == 0)
 
 
-def _exponentials(s_BHTS, old_BHT1):
-  """(running maximum, exponentials of the scores relative to it)."""
-  max_BHT1 = jnp.maximum(old_BHT1, s_BHTS.max(-1, keepdims=True))
-  return max_BHT1, jnp.exp(s_BHTS - _finite(max_BHT1))
+def _steps(plan, i):
+  """Where the steps of the i-th row begin and end."""
+  first = jnp.asarray(plan.first)
+  return first[i], first[i + 1]
 
 
-def _finite(max_BHT1):
-  """0 while no key was seen: exp(-inf - 0) is 0, not NaN."""
-  return jnp.where(max_BHT1 == -jnp.inf, 0, max_BHT1)
+def _places(table, i, group, tile):
+  """Positions at which the i-th group of tiles in a table begin."""
+  table = jnp.asarray(table)
+  return [table[i * group + a] * tile for a in range(group)]
 
 
-def _scale(q_BLHK):
-  return np.asarray(1 / np.sqrt(q_BLHK.shape[-1]), q_BLHK.dtype)
+def _keys(plan, starts, k_BLHK, v_BLHE):
+  """Keys, values and positions of a step, as `tiles` takes them."""
+  begins, width = _begins(plan, starts), plan.span * plan.tile
+  k, v = (_take(x, begins, width) for x in (k_BLHK, v_BLHE))
+  positions = _positions(plan.key_positions, begins, width)
+  # Keys before the start belong to the step before.
+  skip = jnp.stack(starts) - jnp.stack(begins)
+  is_new = jnp.arange(width)[None] >= skip[:, None]
+  return k, v, jnp.where(is_new, positions, -1)
 
 
-def _dot(spec, a, b):
-  dtype = jnp.promote_types(a.dtype, jnp.float32)
-  return jnp.einsum(spec, a, b, preferred_element_type=dtype)
+def _begins(plan, starts):
+  """Where steps begin to read: earlier, where a span would leave the keys."""
+  last = len(plan.key_positions) - plan.span * plan.tile
+  return [jnp.minimum(start, last) for start in starts]
 
 
-def _at(table, i):
-  return jnp.asarray(table)[i]
-
-
-def _keys(plan, x_BLH, step):
-  return _tile(x_BLH, step[1] * plan.tile, plan.span * plan.tile)
-
-
-def _tile(x_BLH, start, length):
-  """A slice of positions, heads in front: [B, H, length, ...]."""
-  return lax.dynamic_slice_in_dim(x_BLH, start, length, 1).swapaxes(1, 2)
-
-
-def _write(x_BLH, tile_BHT, start):
-  return lax.dynamic_update_slice_in_dim(
-    x_BLH, tile_BHT.swapaxes(1, 2), start, 1
+def _positions(positions, at, length):
+  positions = jnp.asarray(positions)
+  return jnp.stack(
+    [lax.dynamic_slice_in_dim(positions, start, length) for start in at]
   )
 
 
-def _add(x_BLH, tile_BHT, start):
-  length = tile_BHT.shape[2]
-  return _write(x_BLH, _tile(x_BLH, start, length) + tile_BHT, start)
+def _take(x_BLH, at, length):
+  """Slices of positions, heads in front: [A, B, H, length, ...]."""
+  return jnp.stack(
+    [
+      lax.dynamic_slice_in_dim(x_BLH, start, length, 1).swapaxes(1, 2)
+      for start in at
+    ]
+  )
+
+
+def _put(x_BLH, new, at):
+  """Undoes `_take`: x_BLH with new slices."""
+  for start, slice_BHT in zip(at, new, strict=True):
+    slice_BTH = slice_BHT.swapaxes(1, 2)
+    x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, slice_BTH, start, 1)
+  return x_BLH
+
+
+def _add(x_BLH, new, at):
+  for start, slice_BHT in zip(at, new, strict=True):
+    old = _take(x_BLH, [start], slice_BHT.shape[2])
+    x_BLH = _put(x_BLH, old + slice_BHT, [start])
+  return x_BLH

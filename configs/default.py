@@ -32,7 +32,9 @@ def get_config():
       token_std=0.013,  # of the embeddings with init="code"; the released
       position_std=0.007,  # code's, which has 0.01 and 0.01 for images
       dtype="float32",  # of activations; parameters and loss stay float32
-      remat="block",  # recompute in the backward pass: none, attention, block
+      # Recomputed in the backward pass, from the least to the most: none,
+      # attention, block_but_attention, block.
+      remat="block",
     )
   )
 

@@ -13,10 +13,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer import parallel, sequential
 
 SCHEDULES = {"sequential": sequential, "parallel": parallel}
+SAVED = "attention_out", "attention_lse"  # names for rematerialisation
 
 
 def attend(q_BLHK, k_BLHK, v_BLHE, patterns, tile=0, schedule=None):
@@ -57,7 +59,8 @@ def _forward(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule):
     out, lse = new if i == 0 else merge(old, new)
     out_BLHE = out_BLHE.at[:, :, heads].set(out)
     lse_BLH = lse_BLH.at[:, :, heads].set(lse)
-  out_BLHE = out_BLHE.astype(v_BLHE.dtype)
+  out_BLHE = checkpoint_name(out_BLHE.astype(v_BLHE.dtype), SAVED[0])
+  lse_BLH = checkpoint_name(lse_BLH, SAVED[1])
   return (out_BLHE, lse_BLH), (q_BLHK, k_BLHK, v_BLHE, out_BLHE, lse_BLH)
 
 

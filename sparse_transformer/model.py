@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer import attention, patterns as patterns_lib
+from sparse_transformer import attention, blocked, patterns as patterns_lib
 
 INITS = ("code", "paper")
-REMATS = ("none", "attention", "block")
+# What the backward pass recomputes, from the least to the most.
+REMATS = ("none", "attention", "block_but_attention", "block")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +240,16 @@ class Transformer(nnx.Module):
       params, key = inputs
       return nnx.merge(graph, params)(x_BLD, config.patterns[layer], key)
 
-    if config.remat == "block":
-      apply = jax.checkpoint(apply, prevent_cse=False, static_argnums=1)
+    if config.remat in ("block", "block_but_attention"):
+      # Saved by name: the outputs of attention, whose backward pass needs no
+      # more than these and the queries, keys and values.
+      kept = blocked.SAVED if config.remat == "block_but_attention" else ()
+      apply = jax.checkpoint(
+        apply,
+        prevent_cse=False,
+        static_argnums=1,
+        policy=jax.checkpoint_policies.save_only_these_names(*kept),
+      )
 
     def apply_period(x_BLD, inputs):
       for layer in range(period):

@@ -249,6 +249,6 @@ def _put(x_BLH, new, at):
 
 def _add(x_BLH, new, at):
   for start, slice_BHT in zip(at, new, strict=True):
-    old = _take(x_BLH, [start], slice_BHT.shape[2])
-    x_BLH = _put(x_BLH, old + slice_BHT, [start])
+    (old_BHT,) = _take(x_BLH, [start], slice_BHT.shape[2])
+    x_BLH = _put(x_BLH, [old_BHT + slice_BHT], [start])
   return x_BLH

@@ -1,5 +1,6 @@
 """Tests of the network, from its parameters to a traced step of training."""
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -397,9 +398,8 @@ def test_final_norm_and_logits_are_the_formula():
 # Recomputation.
 
 
-@functools.cache
-def compiled_gradient(remat):
-  """(loss, gradients, bytes of temporary memory) of 6 layers with dropout."""
+def remat_loss(remat):
+  """(loss(params), params) of 6 layers with dropout."""
   settings = config(
     num_layers=6,
     patterns=((Local(20),) * 2,) * 6,
@@ -413,20 +413,23 @@ def compiled_gradient(remat):
   graph, params = nnx.split(make(settings, std=0.2))
   symbols = tokens(settings)
 
-  @jax.jit
-  def gradient(params):
-    def loss(params):
-      logits = nnx.merge(graph, params)(symbols, key=jax.random.key(1))
-      return training.position_losses(logits, symbols).mean()
+  def loss(params):
+    logits = nnx.merge(graph, params)(symbols, key=jax.random.key(1))
+    return training.position_losses(logits, symbols).mean()
 
-    return jax.value_and_grad(loss)(params)
+  return loss, params
 
-  compiled = gradient.lower(params).compile()
+
+@functools.cache
+def compiled_gradient(remat):
+  """(loss, gradients, bytes of temporary memory)."""
+  loss, params = remat_loss(remat)
+  compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
   memory = compiled.memory_analysis().temp_size_in_bytes
   return *compiled(params), memory
 
 
-@pytest.mark.parametrize("remat", ["attention", "block"])
+@pytest.mark.parametrize("remat", model_lib.REMATS[1:])
 def test_recomputation_changes_no_gradient(remat):
   loss, grads, _ = compiled_gradient("none")
   found_loss, found, _ = compiled_gradient(remat)
@@ -439,11 +442,50 @@ def test_recomputation_changes_no_gradient(remat):
 
 
 def test_recomputation_saves_memory():
-  none, attention, block = (
+  none, attention, outside, block = (
     compiled_gradient(remat)[2] for remat in model_lib.REMATS
   )
-  assert block < attention < none
-  assert block < none / 2
+  assert block < outside < attention < none
+  assert outside < none / 2
+
+
+# [layers, batch, n, heads, width of a head]; the lse has no width.
+ATTENTION_OUTPUTS = {(6, 2, 96, 2, 16): 1, (6, 2, 96, 2): 1}
+
+
+@pytest.mark.parametrize(
+  "remat, queries_and_outputs, mlp",
+  [
+    ("none", {(6, 2, 96, 2, 16): 4, (6, 2, 96, 2): 1}, True),
+    ("attention", {}, True),
+    ("block_but_attention", ATTENTION_OUTPUTS, False),
+    ("block", {}, False),
+  ],
+)
+def test_what_the_backward_pass_keeps(remat, queries_and_outputs, mlp):
+  loss, params = remat_loss(remat)
+  pullback = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
+  saved = collections.Counter(x.shape for x in jax.tree.leaves(pullback))
+  of_attention = {s: c for s, c in saved.items() if s[:4] == (6, 2, 96, 2)}
+  assert of_attention == queries_and_outputs
+  assert ((6, 2, 96, 128) in saved) == mlp  # the MLP's inner width
+  # Never scores: nothing has two axes of positions.
+  assert not any(shape.count(96) > 1 for shape in saved)
+
+
+def test_attention_is_not_run_again_when_its_outputs_are_kept():
+  def products(remat):
+    loss, params = remat_loss(remat)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(params).jaxpr
+    # Of tiles: [tiles, batch, heads, positions, ...].
+    return sum(
+      equation.primitive.name == "dot_general"
+      and equation.outvars[0].aval.ndim == 5
+      for equation in equations(jaxpr)
+    )
+
+  assert products("block") == 2 + 2 + 5
+  assert products("block_but_attention") == products("none") == 2 + 5
 
 
 # Dropout.
@@ -539,7 +581,10 @@ def test_bfloat16_keeps_parameters_and_logits_in_float32():
     (dict(dropout=1.0), ["model.dropout=1.0", "[0, 1)"]),
     (dict(dropout=-0.1), ["model.dropout=-0.1"]),
     (dict(init="xavier"), ["model.init 'xavier'", "code, paper"]),
-    (dict(remat="all"), ["model.remat 'all'", "none, attention, block"]),
+    (
+      dict(remat="all"),
+      ["model.remat 'all'", "none, attention, block_but_attention, block"],
+    ),
     (dict(dtype="float16"), ["model.dtype 'float16'", "float32, bfloat16"]),
   ],
 )

@@ -41,7 +41,10 @@ def get_config():
   # Child et al. 2019, sections 4.2 and 4.3.
   config.attention = ConfigDict(
     dict(
-      pattern="strided",  # dense, local, strided, fixed
+      # dense, local, strided, fixed, or an expression over the patterns of
+      # sparse_transformer/patterns.py: "BigBird(64)", "Local(96) | Global(8)";
+      # "Local(96), Strided(96)" are two factors for `mode` to place.
+      pattern="strided",
       mode="interleaved",  # over layers; merged: one head sees all; heads
       cycle=(),  # factors of the layers in turn; () is 0, 1, ...
       stride=128,  # l of strided; block of fixed

@@ -29,6 +29,29 @@ class Grid:
     starts = np.arange(0, len(values), self.size)
     return ufunc.reduceat(values, starts)[index]
 
+  def meets(self, u, v):
+    """Whether some u of the queries lies among the v of the keys.
+
+    Among: between the smallest and the largest. Always true where there are
+    few tile pairs, which cost less than finding out.
+    """
+    if np.ndim(u) == 0 or np.ndim(v) == 0:
+      return True
+    tiles = np.arange(len(u)) // self.size
+    if len(self.rows) < 64 * (tiles[-1] + 1):
+      return True
+    # One number a query, sorted: those of a tile side by side.
+    low, width = u.min(), 1 + int(np.ptp(np.concatenate([u, v])))
+    low = min(low, v.min())
+    sorted_u = np.sort(tiles * width + (u - low))
+    begin, end = (
+      self.rows * width + (self.reduce(ufunc, v, self.cols) - low)
+      for ufunc in (np.minimum, np.maximum)
+    )
+    return np.searchsorted(sorted_u, begin) < np.searchsorted(
+      sorted_u, end, side="right"
+    )
+
 
 class Truth:
   """Booleans of tile pairs: true somewhere (`may`), everywhere (`must`)."""
@@ -114,6 +137,15 @@ class Sum(_Number):
       for ufunc in (np.minimum, np.maximum)
     )
 
+  def __eq__(self, other):
+    equal, difference = super().__eq__(other), self - other
+    if not isinstance(difference, Sum):
+      return equal
+    meets = self.grid.meets(difference.u, difference.v * -1)
+    return Truth(equal.may & meets, equal.must)
+
+  __hash__ = None
+
   def _map(self, f):
     """f of the value, where only one side varies; None where both do."""
     if np.ndim(self.v) == 0:
@@ -129,6 +161,12 @@ class Sum(_Number):
     return Sum(self.grid, self.u + u, self.v + v)
 
   def __mul__(self, other):
+    if isinstance(other, Sum):
+      # Exact where both depend on the query only, or on the key only.
+      if np.ndim(self.v) == np.ndim(other.v) == 0:
+        return Sum(self.grid, (self.u + self.v) * (other.u + other.v), 0)
+      if np.ndim(self.u) == np.ndim(other.u) == 0:
+        return Sum(self.grid, 0, (self.u + self.v) * (other.u + other.v))
     if isinstance(other, _Number):
       return self._interval() * other
     return Sum(self.grid, self.u * other, self.v * other)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import jax
@@ -87,20 +88,33 @@ def configure(config, source):
   settings = dict(config.attention)
   backend, tile = settings.pop("backend"), settings.pop("tile")
   name, mode = settings.pop("pattern"), settings.pop("mode")
-  for field in ("stride", "window"):
+  is_named = name in patterns_lib.FACTORIZATIONS
+  for field in ("stride", "window") if is_named else ():
     if not 1 <= settings[field] <= source.length:
       raise ValueError(
         f"attention.{field}={settings[field]} does not fit: it must lie"
         f" between 1 and the {source.length} positions of a sequence"
       )
-  num_layers, num_heads = config.model.num_layers, config.model.num_heads
+  patterns = patterns_lib.assign(
+    name,
+    mode,
+    num_layers=config.model.num_layers,
+    num_heads=config.model.num_heads,
+    **settings,
+  )
+  for pattern in () if is_named else set(itertools.chain(*patterns)):
+    # A leak would make the likelihood of a sequence meaningless.
+    leak = (pattern - patterns_lib.Causal()).pairs(source.length)
+    if leak:
+      raise ValueError(
+        f"attention.pattern has {leak} pairs of a query and a later key, but"
+        f" the model predicts each position from those before: {pattern}"
+      )
   return Config(
     vocab_size=source.vocab_size,
     length=source.length,
     shape=tuple(source.shape),
-    patterns=patterns_lib.assign(
-      name, mode, num_layers=num_layers, num_heads=num_heads, **settings
-    ),
+    patterns=patterns,
     backend=backend,
     tile=tile,
     **config.model,

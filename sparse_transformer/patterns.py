@@ -21,8 +21,11 @@ of factor m.
 176298
 """
 
+import ast
 import dataclasses
 import functools
+import itertools
+import operator
 
 import numpy as np
 
@@ -69,6 +72,20 @@ class Pattern:
   def __bool__(self):
     raise TypeError("combine patterns with | & -, not with and/or/not")
 
+  def __str__(self):
+    """An expression that `parse` reads, if the pattern is of this module."""
+    required = [
+      str(getattr(self, field.name))
+      for field in dataclasses.fields(self)
+      if field.default is dataclasses.MISSING
+    ]
+    changed = [
+      f"{field.name}={getattr(self, field.name)}"
+      for field in dataclasses.fields(self)
+      if field.default not in (dataclasses.MISSING, getattr(self, field.name))
+    ]
+    return f"{type(self).__name__}({', '.join(required + changed)})"
+
   def matrix(self, n):
     """The set as booleans [n, n], row = query: reference and picture."""
     i = np.arange(n)
@@ -97,20 +114,59 @@ class Causal(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
+class Full(Pattern):
+  """Every pair."""
+
+  def mask(self, q, k):
+    return (q >= 0) & (k >= 0)
+
+
+# The patterns below are causal unless told otherwise.
+
+
+@dataclasses.dataclass(frozen=True)
 class Local(Pattern):
   """The last `window` keys, the query itself included.
 
   The released code has exactly `window` keys; the paper's formula has one
-  more (section 4.3).
+  more (section 4.3). Bidirectional: `window // 2` to either side, as
+  Longformer's library counts (arXiv 2004.05150).
   """
 
   window: int
+  causal: bool = True
 
   def __post_init__(self):
     _check_positive(self, "window")
 
   def mask(self, q, k):
-    return (k <= q) & (q - k < self.window)
+    if self.causal:
+      return (k <= q) & (q - k < self.window)
+    return _within(q - k, self.window // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dilated(Pattern):
+  """`window` keys, `dilation` apart: q, q - dilation, q - 2 dilation, ...
+
+  Bidirectional: `window // 2` to either side (Longformer, arXiv 2004.05150).
+  """
+
+  window: int
+  dilation: int
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "window", "dilation")
+
+  def mask(self, q, k):
+    same = q % self.dilation == k % self.dilation
+    if self.causal:
+      return (k <= q) & (q - k < self.window * self.dilation) & same
+    return _within(q - k, self.window // 2 * self.dilation) & same
+
+  def orders(self, n):
+    return _by_residue(n, self.dilation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,31 +174,40 @@ class Strided(Pattern):
   """Every `stride`-th key back from the query itself: its column."""
 
   stride: int
+  causal: bool = True
 
   def __post_init__(self):
     _check_positive(self, "stride")
 
   def mask(self, q, k):
-    return (k <= q) & (q % self.stride == k % self.stride)
+    same = q % self.stride == k % self.stride
+    return (k <= q) & same if self.causal else same
 
   def orders(self, n):
-    # Column after column: each column then is a dense causal block.
-    i = np.arange(n)
-    order = np.argsort(i % self.stride, kind="stable")
-    return order, order
+    return _by_residue(n, self.stride)
 
 
 @dataclasses.dataclass(frozen=True)
 class Block(Pattern):
-  """The keys so far in the query's own block of `size` positions."""
+  """The keys so far in the query's own block of `size` positions.
+
+  previous: how many blocks before it are seen, too. Bidirectional: the whole
+  block, and as many after it.
+  """
 
   size: int
+  previous: int = 0
+  causal: bool = True
 
   def __post_init__(self):
     _check_positive(self, "size")
+    _check_not_negative(self, "previous")
 
   def mask(self, q, k):
-    return (k <= q) & (q // self.size == k // self.size)
+    distance = q // self.size - k // self.size
+    if self.causal:
+      return (k <= q) & (distance <= self.previous)
+    return _within(distance, self.previous)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,17 +216,19 @@ class Summary(Pattern):
 
   They are the `shift`-th group of `width` positions, counted from the end of
   the block: shift 0 is the last `width` positions (section 4.3, A^(2) of
-  fixed attention; distinct groups for distinct heads).
+  fixed attention; distinct groups for distinct heads). Bidirectional: those
+  of every block.
   """
 
   size: int
   width: int
   shift: int = 0
+  causal: bool = True
 
   def __post_init__(self):
     _check_positive(self, "size", "width")
-    _check_integers(self, "shift")
-    if not 0 <= self.shift * self.width <= self.size - self.width:
+    _check_not_negative(self, "shift")
+    if (self.shift + 1) * self.width > self.size:
       raise ValueError(
         f"{self} does not fit: (shift + 1) * width must be at most size"
       )
@@ -171,12 +238,275 @@ class Summary(Pattern):
     return (k % self.size >= end - self.width) & (k % self.size < end)
 
   def mask(self, q, k):
-    return (k <= q) & self._is_summary(k)
+    is_summary = self._is_summary(k)
+    return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
   def orders(self, n):
     # Summary columns side by side, in front of the keys nobody reads.
     i = np.arange(n)
     return i, np.argsort(~self._is_summary(i), kind="stable")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSparse(Pattern):
+  """The last `window` keys and those at distances 1, 2, 4, 8, ...
+
+  Li et al. 2019, arXiv 1907.00235.
+  """
+
+  window: int = 1
+
+  def __post_init__(self):
+    _check_positive(self, "window")
+
+  def mask(self, q, k):
+    masks = (part.mask(q, k) for part in self.parts())
+    return functools.reduce(operator.or_, masks)
+
+  def parts(self):
+    # Up to 2**29, so that no distance leaves 32 bits.
+    groups = range(0, 30, _PowerGaps.COUNT)
+    gaps = tuple(_PowerGaps(2**i, self.window) for i in groups)
+    return Local(self.window), *gaps
+
+
+@dataclasses.dataclass(frozen=True)
+class _PowerGaps(Pattern):
+  """Distances first, 2 first, 4 first, ...: those of at least `window`.
+
+  COUNT of them, so that among the positions of one residue all lie in two
+  tiles of 64.
+  """
+
+  first: int
+  window: int
+
+  COUNT = 6
+
+  def mask(self, q, k):
+    distances = [self.first << i for i in range(self.COUNT)]
+    masks = [q - k == d for d in distances if d >= self.window]
+    # The residues follow from the distances, but bounds do not see that.
+    same = q % self.first == k % self.first
+    return same & functools.reduce(operator.or_, masks, (q < 0) & (k < 0))
+
+  def orders(self, n):
+    return _by_residue(n, self.first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Global(Pattern):
+  """The first `size` positions, which every query sees.
+
+  Bidirectional: they also see every key.
+  """
+
+  size: int
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "size")
+
+  def mask(self, q, k):
+    if self.causal:
+      return (k <= q) & (k < self.size)
+    return (q < self.size) | (k < self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBlocks(Pattern):
+  """`num` distinct random blocks for each block of `size` queries.
+
+  They are drawn from block number `first` on, up to the one `last` before
+  the queries' own; all are taken where there are no more than `num`.
+  Bidirectional: two blocks see each other if the later one drew the earlier,
+  so that a block has `num` before it and on average as many behind it.
+  """
+
+  size: int
+  num: int
+  seed: int = 0
+  first: int = 0
+  last: int = 1
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "size", "num", "last")
+    _check_not_negative(self, "seed", "first")
+
+  def mask(self, q, k):
+    q, k = q // self.size, k // self.size
+    past = self._draws(q, k)
+    return past if self.causal else past | self._draws(k, q)
+
+  def _draws(self, row, col):
+    """Whether block `row` drew block `col`."""
+    # One draw from each of `num` strata of the blocks that may be drawn:
+    # distinct without looking at the others. Empty strata draw nothing.
+    count = row - (self.last + self.first - 1)
+    hits = (row < 0) & (col < 0)
+    for draw in range(self.num):
+      begin = count * draw // self.num
+      size = count * (draw + 1) // self.num - begin
+      chance = _hash(row, self.seed * self.num + draw)
+      drawn = begin + chance * size // _LEVELS
+      hits = hits | ((col == drawn + self.first) & (size > 0))
+    return hits & (count > 0)
+
+
+_LEVELS = 2**14  # of a hash: times 2**16 blocks it stays below 2**31
+_PRIME = 46337  # the largest p < 2**15.5 with p % 3 = 2: cubes are distinct
+
+
+def _hash(x, seed):
+  """Pseudo-random integers in [0, _LEVELS), from integers below 2**16."""
+  a, b = 7919 + seed * 104729 % 16381, seed * 15485863 % _PRIME
+  x = (x * a + b) % _PRIME
+  for shift in (12345, 23456):
+    x = (x * x % _PRIME * x + shift) % _PRIME
+  return x * _LEVELS // _PRIME
+
+
+class _Combination(Pattern):
+  """A pattern with a name that is defined as a combination of others."""
+
+  def mask(self, q, k):
+    return self.definition().mask(q, k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Longformer(_Combination):
+  """A sliding window and the first `num_global` positions.
+
+  Beltagy et al. 2020, arXiv 2004.05150.
+  """
+
+  window: int
+  num_global: int = 1
+  causal: bool = True
+
+  def definition(self):
+    window = Local(self.window, causal=self.causal)
+    return window | Global(self.num_global, causal=self.causal)
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBird(_Combination):
+  """A window of blocks, global blocks and random blocks.
+
+  window: blocks, own and as many to either side; causal: own and those
+  before. num_global: first blocks, which all see. num_random: distinct blocks
+  of each row of blocks, neither in the window nor global, from the past.
+
+  Zaheer et al. 2020, arXiv 2007.14062, which is bidirectional; there the last
+  block is global, too, and exactly `num_random` are drawn from both sides.
+  """
+
+  block: int = 64
+  window: int = 3
+  num_global: int = 1
+  num_random: int = 3
+  seed: int = 0
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "block", "num_global", "num_random")
+    if self.window < 1 or self.window % 2 == 0:
+      raise ValueError(f"{self}: window must be an odd number of blocks")
+    _check_not_negative(self, "seed")
+
+  def definition(self):
+    side = self.window // 2
+    window = Block(self.block, side, causal=self.causal)
+    first = Global(self.block * self.num_global, causal=self.causal)
+    random = RandomBlocks(
+      self.block,
+      self.num_random,
+      self.seed,
+      first=self.num_global,
+      last=side + 1,
+      causal=self.causal,
+    )
+    return window | first | random
+
+
+# Images in raster order: (row * columns + column) * channels + channel.
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(Pattern):
+  """The bytes so far in the query's row of an image."""
+
+  columns: int
+  channels: int = 3
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "columns", "channels")
+
+  def mask(self, q, k):
+    return Block(self.columns * self.channels, causal=self.causal).mask(q, k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column(Pattern):
+  """The bytes so far in the query's column of pixels, all channels."""
+
+  columns: int
+  channels: int = 3
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "columns", "channels")
+
+  def _column(self, i):
+    return i // self.channels % self.columns
+
+  def mask(self, q, k):
+    same = self._column(q) == self._column(k)
+    return (k <= q) & same if self.causal else same
+
+  def orders(self, n):
+    order = np.argsort(self._column(np.arange(n)), kind="stable")
+    return order, order
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighborhood(Pattern):
+  """The pixels around the query's, all channels.
+
+  Causal: its row and the `height - 1` rows above, `width // 2` columns to
+  either side. Bidirectional: `height // 2` rows to either side.
+  """
+
+  height: int
+  width: int
+  columns: int
+  channels: int = 3
+  causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "height", "width", "columns", "channels")
+
+  def mask(self, q, k):
+    rows = self._row(q) - self._row(k)
+    near = _within(self._column(q) - self._column(k), self.width // 2)
+    if self.causal:
+      return (k <= q) & (rows < self.height) & near
+    return _within(rows, self.height // 2) & near
+
+  def orders(self, n):
+    # Patches of 4 x 4 pixels, 48 bytes in color: up to twice as full tiles as
+    # those of raster order, over neighbourhoods of 3 x 3 to 16 x 32.
+    i = np.arange(n)
+    order = np.lexsort((i, self._column(i) // 4, self._row(i) // 4))
+    return order, order
+
+  def _row(self, i):
+    return i // (self.channels * self.columns)
+
+  def _column(self, i):
+    return i // self.channels % self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,12 +516,18 @@ class Union(Pattern):
   left: Pattern
   right: Pattern
 
+  def __str__(self):
+    return f"{_operand(self.left)} | {_operand(self.right)}"
+
   def mask(self, q, k):
     return self.left.mask(q, k) | self.right.mask(q, k)
 
   def parts(self):
-    rest = tuple(part - self.left for part in self.right.parts())
-    return self.left.parts() + rest
+    parts = self.left.parts(), self.right.parts()
+    # What runs in natural order runs together.
+    if all(_is_natural(part) for part in itertools.chain(*parts)):
+      return (self,)
+    return parts[0] + tuple(part - self.left for part in parts[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +536,9 @@ class Intersection(Pattern):
 
   left: Pattern
   right: Pattern
+
+  def __str__(self):
+    return f"{_operand(self.left)} & {_operand(self.right)}"
 
   def mask(self, q, k):
     return self.left.mask(q, k) & self.right.mask(q, k)
@@ -218,6 +557,9 @@ class Difference(Pattern):
 
   left: Pattern
   right: Pattern
+
+  def __str__(self):
+    return f"{_operand(self.left)} - {_operand(self.right)}"
 
   def mask(self, q, k):
     return self.left.mask(q, k) & ~self.right.mask(q, k)
@@ -343,10 +685,20 @@ def _count_pairs(pattern, query_order, key_order, tile, rows, cols):
 
 
 def factorize(name, *, stride, window, width, num_summaries, head=0):
-  """The factors of a named factorization, in the order of its definition.
+  """The factors of a named factorization, or of an expression, for a head.
 
-  Fixed attention goes through its block first and its summary second
-  (section 4.3), so the order matters for what two layers reach.
+  dense, local, strided, fixed: Child et al. 2019, section 4.3. Fixed
+  attention goes through its block first and its summary second, so the order
+  matters for what two layers reach.
+
+  fixed_openai, fixed_deepspeed, fixed_lra: what other codebases call fixed,
+  both factors in one head. In openai/sparse_attention each head has its own
+  summary, counted from the end of the block. DeepSpeed's, causal, is the same
+  set by whole blocks: `stride` is its num_local_blocks * block, `width` its
+  num_global_blocks * block. In long-range-arena the first position of each
+  block is a summary, too.
+
+  Any other name is an expression (see `parse`).
   """
   if num_summaries < 1:
     raise ValueError(f"{num_summaries=} must be at least 1")
@@ -357,15 +709,112 @@ def factorize(name, *, stride, window, width, num_summaries, head=0):
       return (Local(window),)
     case "strided":
       return Local(window), Strided(stride)
+  if not name.startswith("fixed"):
+    return tuple(heads[head % len(heads)] for heads in parse(name))
+  block = Block(stride)
+  summary = Summary(stride, width, head % num_summaries)
+  match name:
     case "fixed":
-      return Block(stride), Summary(stride, width, head % num_summaries)
-  raise ValueError(
-    f"unknown attention.pattern {name!r}; known: {', '.join(FACTORIZATIONS)}"
+      return block, summary
+    case "fixed_openai" | "fixed_deepspeed":
+      return (block | summary,)
+    case "fixed_lra":
+      return (block | summary | Summary(stride, 1, stride - 1),)
+  raise _unknown(name)
+
+
+FACTORIZATIONS = (
+  "dense",
+  "local",
+  "strided",
+  "fixed",
+  "fixed_openai",
+  "fixed_deepspeed",
+  "fixed_lra",
+)
+MODES = ("interleaved", "merged", "heads")
+
+
+def parse(text):
+  """The factors of an expression over the patterns of this module.
+
+  Factors are separated by commas; a factor is a pattern in the algebra
+  | & -, or a tuple of patterns that the heads use in turn. Returns a tuple of
+  tuples.
+
+  >>> for heads in parse("(Local(4), Local(8)), BigBird(32) | Strided(8)"):
+  ...   print(*heads, sep=" and ")
+  Local(4) and Local(8)
+  BigBird(block=32) | Strided(8)
+  """
+  try:
+    tree = ast.parse(text.strip(), mode="eval").body
+  except SyntaxError:
+    raise _unknown(text) from None
+  factors = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+  heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
+  if not factors or not all(heads):
+    raise _unknown(text)
+  return tuple(tuple(_evaluate(node, text) for node in h) for h in heads)
+
+
+_OPERATORS = {
+  ast.BitOr: operator.or_,
+  ast.BitAnd: operator.and_,
+  ast.Sub: operator.sub,
+}
+
+
+def _evaluate(node, text):
+  match node:
+    case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+      sides = _evaluate(left, text), _evaluate(right, text)
+      return _OPERATORS[type(op)](*sides)
+    case ast.Call(ast.Name(name), args, keywords) if name in CATALOGUE:
+      args = [_constant(arg) for arg in args]
+      keywords = {k.arg: _constant(k.value) for k in keywords}
+      try:
+        return CATALOGUE[name](*args, **keywords)
+      except TypeError as error:
+        message = str(error).replace("__init__()", "")
+        raise ValueError(f"attention.pattern {text!r}: {message}") from None
+  raise _unknown(ast.unparse(node))
+
+
+def _constant(node):
+  try:
+    return ast.literal_eval(node)
+  except ValueError:
+    raise _unknown(ast.unparse(node)) from None
+
+
+def _unknown(name):
+  return ValueError(
+    f"unknown attention.pattern {name!r}; known: {', '.join(FACTORIZATIONS)},"
+    f" and combinations by | & - and commas of {', '.join(CATALOGUE)}"
   )
 
 
-FACTORIZATIONS = ("dense", "local", "strided", "fixed")
-MODES = ("interleaved", "merged", "heads")
+CATALOGUE = {
+  pattern.__name__: pattern
+  for pattern in (
+    Causal,
+    Full,
+    Local,
+    Dilated,
+    Strided,
+    Block,
+    Summary,
+    LogSparse,
+    Global,
+    RandomBlocks,
+    Longformer,
+    BigBird,
+    Row,
+    Column,
+    Neighborhood,
+  )
+}
 
 
 def assign(name, mode, *, num_layers, num_heads, cycle=(), **settings):
@@ -374,7 +823,7 @@ def assign(name, mode, *, num_layers, num_heads, cycle=(), **settings):
   interleaved: layer r uses factor cycle[r % len(cycle)], by default 0, 1, ...
   merged: every head uses the union of all factors.
   heads: head h uses factor h % p. (Section 4.2 has the three.)
-  `settings` are those of `factorize`.
+  `name` and `settings` are those of `factorize`.
   """
   if mode not in MODES:
     raise ValueError(
@@ -422,11 +871,42 @@ def reach(layers, n):
   return seen > 0
 
 
+def _operand(pattern):
+  combined = isinstance(pattern, (Union, Intersection, Difference))
+  return f"({pattern})" if combined else str(pattern)
+
+
+def _is_natural(pattern):
+  """Whether a pattern that is one part runs in natural order."""
+  match pattern:
+    case Intersection(left, _) | Difference(left, _):
+      return _is_natural(left)
+  return type(pattern).orders is Pattern.orders
+
+
+def _within(distance, reach):
+  """Whether a distance is at most `reach`, on either side."""
+  return (distance <= reach) & (-reach <= distance)
+
+
+def _by_residue(n, period):
+  """Positions by residue: those of one residue side by side."""
+  order = np.argsort(np.arange(n) % period, kind="stable")
+  return order, order
+
+
 def _check_positive(pattern, *fields):
   _check_integers(pattern, *fields)
   for field in fields:
     if getattr(pattern, field) < 1:
       raise ValueError(f"{pattern}: {field} must be at least 1")
+
+
+def _check_not_negative(pattern, *fields):
+  _check_integers(pattern, *fields)
+  for field in fields:
+    if getattr(pattern, field) < 0:
+      raise ValueError(f"{pattern}: {field} must not be negative")
 
 
 def _check_integers(pattern, *fields):

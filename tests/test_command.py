@@ -81,12 +81,12 @@ MISTAKES = {
   ),
   "width beyond the stride": (
     "--config.attention.pattern=fixed --config.attention.width=9",
-    r"Summary\(size=8, width=9.* does not fit",
+    r"Summary\(8, 9\) does not fit",
   ),
   "summaries beyond the stride": (
     "--config.attention.pattern=fixed --config.attention.width=4"
     " --config.attention.num_summaries=3",
-    r"Summary\(size=8, width=4, shift=2\) does not fit",
+    r"Summary\(8, 4, shift=2\) does not fit",
   ),
   "unknown backend": (
     "--config.attention.backend=fast",

@@ -3,6 +3,7 @@ import itertools
 import subprocess
 import sys
 
+import catalogue
 import hypothesis
 import numpy as np
 import pytest
@@ -10,22 +11,25 @@ from hypothesis import strategies as st
 
 from sparse_transformer import patterns
 from sparse_transformer.patterns import (
+  BigBird,
   Block,
   Causal,
+  Column,
+  Dilated,
+  Full,
+  Global,
   Local,
+  LogSparse,
+  Longformer,
+  Neighborhood,
   Pattern,
+  RandomBlocks,
+  Row,
   Strided,
   Summary,
 )
 
 SETTINGS = dict(stride=8, window=8, width=2, num_summaries=1)
-
-
-class Thirds(Pattern):
-  """A pattern of a user: the query's third multiples, two rows back."""
-
-  def mask(self, q, k):
-    return (k <= q) & (k * 2 % 3 == q % 3) & ((q - k) // 4 != 1)
 
 
 def grid(text):
@@ -46,6 +50,29 @@ def grid(text):
     (Local(2) | Strided(2), "10000 11000 11100 01110 10111"),
     (Causal() & Strided(3), "10000 01000 00100 10010 01001"),
     (Causal() - Local(2), "00000 00000 10000 11000 11100"),
+    (Full(), "11111 11111 11111 11111 11111"),
+    (Local(3, causal=False), "11000 11100 01110 00111 00011"),
+    (Local(4, causal=False), "11100 11110 11111 01111 00111"),
+    (Dilated(2, 2), "10000 01000 10100 01010 00101"),
+    (Dilated(2, 2, causal=False), "10100 01010 10101 01010 00101"),
+    (Strided(2, causal=False), "10101 01010 10101 01010 10101"),
+    (Block(2, previous=1), "10000 11000 11100 11110 00111"),
+    (Block(2, causal=False), "11000 11000 00110 00110 00001"),
+    (Block(2, 1, causal=False), "11110 11110 11111 11111 00111"),
+    (Summary(2, 1, causal=False), "01010 01010 01010 01010 01010"),
+    (LogSparse(), "10000 11000 11100 01110 10111"),
+    (LogSparse(4), "10000 11000 11100 11110 11111"),
+    (Global(2), "10000 11000 11000 11000 11000"),
+    (Global(1, causal=False), "11111 10000 10000 10000 10000"),
+    (RandomBlocks(1, 9, last=2), "00000 00000 10000 11000 11100"),
+    (RandomBlocks(1, 9, first=1), "00000 00000 01000 01100 01110"),
+    (RandomBlocks(1, 9, causal=False), "01111 10111 11011 11101 11110"),
+    (Longformer(2, 1), "10000 11000 11100 10110 10011"),
+    (Longformer(2, 1, causal=False), "11111 11100 11110 10111 10011"),
+    (Row(2, 1), "10000 11000 00100 00110 00001"),
+    (Row(1, 2, causal=False), "11000 11000 00110 00110 00001"),
+    (Column(2, 1), "10000 01000 10100 01010 10101"),
+    (Column(1, 2, causal=False), "11111 11111 11111 11111 11111"),
   ],
 )
 def test_matrix_of_each_pattern(pattern, expected):
@@ -75,25 +102,11 @@ def test_pairs_of_the_published_settings(row):
   assert found == counts
 
 
-PATTERNS = [
-  Causal(),
-  Local(5),
-  Strided(6),
-  Block(7),
-  Summary(7, 2),
-  Summary(7, 2, 2),
-  Local(6) | Strided(6),
-  Block(7) | Summary(7, 3),
-  Causal() - Local(4),
-  Thirds(),
-]
-
-
 def compositions():
   """Random patterns: those above, combined by | & -."""
   combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
   return st.recursive(
-    st.sampled_from(PATTERNS),
+    st.sampled_from(catalogue.ALL),
     lambda inner: st.builds(
       lambda f, a, b: f(a, b), st.sampled_from(combine), inner, inner
     ),
@@ -182,6 +195,254 @@ def test_layouts_of_a_million_positions_stay_small():
   *tiles, peak = map(int, out.stdout.split())
   assert tiles == [73_692, 36_864]
   assert peak < 512 * 1024  # KiB
+
+
+@pytest.mark.parametrize(
+  "pattern, query, expected",
+  [
+    # 4 columns of 2 channels: pixel (2, 1), second channel.
+    (Row(4, 2), 19, "16-19"),
+    (Column(4, 2), 19, "2-3 10-11 18-19"),
+    (Neighborhood(2, 3, 4, 2), 19, "8-13 16-19"),
+    (Neighborhood(3, 3, 4, 2, causal=False), 19, "8-13 16-21 24-29"),
+    # A row's end does not reach around to the next row's beginning.
+    (Neighborhood(2, 3, 4, 2), 16, "8-11 16"),
+    (BigBird(2, num_random=9), 11, "0-11"),
+  ],
+)
+def test_keys_of_one_query(pattern, query, expected):
+  found = set()
+  for run in expected.split():
+    first, *last = map(int, run.split("-"))
+    found |= set(range(first, (last or [first])[0] + 1))
+  assert set(pattern.keys(query, 32)) == found
+
+
+@pytest.mark.parametrize("pattern", catalogue.CAUSAL, ids=str)
+def test_causal_patterns_see_no_later_key(pattern):
+  assert not np.triu(pattern.matrix(90), 1).any()
+
+
+@pytest.mark.parametrize("pattern", catalogue.BIDIRECTIONAL, ids=str)
+def test_bidirectional_patterns_see_later_keys(pattern):
+  assert np.triu(pattern.matrix(90), 1).any()
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [p for p in catalogue.BIDIRECTIONAL if "Summary" not in str(p)],
+  ids=str,
+)
+def test_bidirectional_patterns_are_symmetric(pattern):
+  matrix = pattern.matrix(90)
+  np.testing.assert_array_equal(matrix, matrix.T)
+
+
+MILLION = 2**20
+AT_SCALE = [
+  Dilated(128, 64),
+  Block(128, previous=2),
+  LogSparse(),
+  Global(64),
+  RandomBlocks(64, 3),
+  Longformer(512, 64),
+  BigBird(64),
+  BigBird(64, causal=False),
+  Row(64, 3),
+  Column(64, 3),
+  Neighborhood(9, 9, 64, 3),
+]
+
+
+@pytest.mark.parametrize("pattern", AT_SCALE, ids=str)
+def test_masks_fit_32_bits_at_a_million_positions(pattern):
+  i = np.random.RandomState(0).randint(0, MILLION, 4000)
+  i[:100] = MILLION - 1 - np.arange(100)
+  pairs = [(i[:, None], i[None, :800]), (i, np.maximum(i - 64, 0))]
+  for q, k in pairs:
+    with np.errstate(over="raise"):
+      narrow = pattern.mask(q.astype(np.int32), k.astype(np.int32))
+    np.testing.assert_array_equal(narrow, pattern.mask(q, k))
+
+
+def test_random_blocks_are_distinct_and_from_the_past():
+  pattern = RandomBlocks(1, 3, seed=1, first=2, last=4)
+  matrix = pattern.matrix(400)
+  eligible = np.clip(np.arange(400) - 4 - 2 + 1, 0, None)
+  np.testing.assert_array_equal(matrix.sum(1), np.minimum(eligible, 3))
+  q, k = np.nonzero(matrix)
+  assert (k >= 2).all() and (q - k >= 4).all()
+
+
+def test_random_blocks_are_drawn_evenly():
+  # Where a draw falls in its row's past: a tenth in each tenth of it.
+  shares = []
+  for seed in range(8):
+    q, k = np.nonzero(RandomBlocks(1, 3, seed).matrix(1000)[100:])
+    shares.append(k / (q + 100))
+  counts, _ = np.histogram(np.concatenate(shares), 10, (0, 1))
+  assert abs(counts / counts.mean() - 1).max() < 0.05
+
+
+def test_random_blocks_follow_their_seed():
+  matrices = [RandomBlocks(1, 3, seed).matrix(300) for seed in range(6)]
+  shared = [
+    (a & b).sum() / a.sum() for a, b in itertools.combinations(matrices, 2)
+  ]
+  assert max(shared) < 0.2  # rows near the start have no choice
+  np.testing.assert_array_equal(matrices[0], RandomBlocks(1, 3, 0).matrix(300))
+
+
+def test_bigbird_is_its_three_kinds_of_blocks():
+  pattern = BigBird(4, window=3, num_global=2, num_random=3)
+  blocks = pattern.matrix(200)[::4, ::4]
+  i = np.arange(50)
+  near = (i[:, None] - i >= 0) & (i[:, None] - i <= 1)
+  always = near | ((i < 2) & (i <= i[:, None]))
+  assert (blocks & always == always).all()
+  rest = np.clip(i - 2 - 2 + 1, 0, 3)  # blocks 2 to row - 2, at most 3 drawn
+  np.testing.assert_array_equal((blocks & ~always).sum(1), rest)
+
+
+def test_random_blocks_visit_only_their_tiles():
+  layout = BigBird(64).layout(12288, 64)
+  window, first, drawn = 2 * 192 - 1, 192 - 2, np.clip(np.arange(192) - 2, 0, 3)
+  assert len(layout.rows) == window + first + drawn.sum()
+
+
+def test_powers_of_two_take_few_tiles():
+  pattern, n = LogSparse(), 12288
+  tiles = [len(part.layout(n, 64).rows) for part in pattern.parts()]
+  assert sum(tiles) < 3 * 2 * n / 64 + 3 * 192  # 3 groups of 6 distances
+  # In natural order each distance is a diagonal of its own.
+  natural = (Causal() & pattern).layout(n, 64)
+  assert len(natural.rows) > sum(tiles)
+
+
+def test_patches_fill_tiles_better_than_raster_order():
+  pattern = Neighborhood(9, 9, 32, 3)
+  natural = (Causal() & pattern).layout(3072, 64)
+  assert pattern.layout(3072, 64).fill > 1.4 * natural.fill
+
+
+def test_union_of_patterns_in_natural_order_is_one_part():
+  assert len((Local(4) | Block(3) | Global(2)).parts()) == 1
+  assert len((Local(4) | Strided(3)).parts()) == 2
+  assert len(BigBird(4).parts()) == 1
+
+
+def deepspeed_layout(num_blocks, local, width, num_patterns, head):
+  """DeepSpeed's FixedSparsityConfig, unidirectional, rule by rule.
+
+  github.com/deepspeedai/DeepSpeed, ops/sparse_attention/sparsity_config.py:
+  each block sees the blocks so far in its window of `local` blocks, and of
+  every window the `width` blocks that represent it; those of a short last
+  window move to the end of the sequence.
+  """
+  layout = np.zeros((num_blocks, num_blocks), bool)
+  for row in range(num_blocks):
+    layout[row, row // local * local : row + 1] = True
+  offset = local - (1 + head % num_patterns) * width
+  for window in range(0, num_blocks, local):
+    start = min(window + offset, num_blocks - width)
+    layout[start:, start : start + width] = True
+  return layout
+
+
+@pytest.mark.parametrize("num_blocks", [8, 10, 11])
+@pytest.mark.parametrize("head", [0, 1, 2, 3])
+def test_fixed_of_deepspeed_is_its_layout(num_blocks, head):
+  size = 3
+  layout = deepspeed_layout(num_blocks, 4, 1, 3, head)
+  causal = np.tri(num_blocks * size, dtype=bool)
+  (pattern,) = patterns.factorize(
+    "fixed_deepspeed",
+    stride=4 * size,
+    window=1,
+    width=size,
+    num_summaries=3,
+    head=head,
+  )
+  expected = layout.repeat(size, 0).repeat(size, 1) & causal
+  np.testing.assert_array_equal(pattern.matrix(num_blocks * size), expected)
+
+
+def test_fixed_of_long_range_arena_opens_the_first_column_too():
+  settings = dict(stride=8, window=1, width=2, num_summaries=1)
+  (found,) = patterns.factorize("fixed_lra", **settings)
+  q, k = np.indices((50, 50))
+  rest = k % 8
+  block, summary = q // 8 == k // 8, (rest == 0) | (rest >= 8 - 2)
+  expected = (block | summary) & (k <= q)
+  np.testing.assert_array_equal(found.matrix(50), expected)
+  (paper,) = patterns.factorize("fixed_openai", **settings)
+  assert paper.pairs(50) < found.pairs(50)
+
+
+def test_fixed_of_openai_is_one_factor_with_distinct_summaries():
+  settings = dict(stride=8, window=1, width=2, num_summaries=2)
+  (layer,) = patterns.assign(
+    "fixed_openai", "interleaved", num_layers=1, num_heads=3, **settings
+  )
+  assert layer == tuple(Block(8) | Summary(8, 2, s) for s in (0, 1, 0))
+
+
+@pytest.mark.parametrize("pattern", catalogue.ALL, ids=str)
+def test_pattern_is_read_back_from_its_name(pattern):
+  if "Fifths" not in str(pattern) and "Thirds" not in str(pattern):
+    assert patterns.parse(str(pattern)) == ((pattern,),)
+
+
+def test_expression_gives_factors_and_heads():
+  found = patterns.parse("Local(4) | Strided(8), (Local(2), BigBird(seed=3))")
+  expected = (Local(4) | Strided(8),), (Local(2), BigBird(seed=3))
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  "mode, expected",
+  [
+    ("interleaved", [[Local(4)] * 4, [Block(2), Block(3), Block(2), Block(3)]]),
+    ("heads", [[Local(4), Block(2), Local(4), Block(3)]] * 2),
+    ("merged", [[Local(4) | Block(2), Local(4) | Block(3)] * 2] * 2),
+  ],
+)
+def test_modes_place_the_factors_of_an_expression(mode, expected):
+  found = patterns.assign(
+    "Local(4), (Block(2), Block(3))",
+    mode,
+    num_layers=2,
+    num_heads=4,
+    **SETTINGS,
+  )
+  assert [list(heads) for heads in found] == expected
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("Locl(4)", ["'Locl(4)'", "Local", "strided"]),
+    ("Local(4) +  Block(2)", ["'Local(4) + Block(2)'"]),
+    ("Local(4", ["'Local(4'"]),
+    ("", ["unknown attention.pattern"]),
+    ("()", ["unknown attention.pattern"]),
+    ("Local()", ["Local()", "missing", "window"]),
+    ("Local(4, 5, 6)", ["takes"]),
+    ("Local(size=4)", ["size"]),
+    ("Local(0)", ["Local(0)", "at least 1"]),
+    ("Local('a')", ["integer"]),
+    ("Local(open('x'))", ["Local"]),
+    ("__import__('os')", ["unknown attention.pattern"]),
+    ("Local(4).window", ["unknown attention.pattern"]),
+    ("not Local(4)", ["unknown attention.pattern"]),
+  ],
+)
+def test_expression_that_makes_no_sense_is_refused(text, words):
+  with pytest.raises(ValueError) as error:
+    patterns.parse(text)
+  assert "\n" not in str(error.value)
+  for word in words:
+    assert word in str(error.value)
 
 
 def full(n):
@@ -290,11 +551,11 @@ def test_one_factor_takes_any_cycle(name):
 @pytest.mark.parametrize(
   "make, words",
   [
-    (lambda: Local(0), ["Local(window=0)", "at least 1"]),
-    (lambda: Strided(-3), ["Strided(stride=-3)", "at least 1"]),
-    (lambda: Block(2.5), ["Block(size=2.5)", "integer"]),
+    (lambda: Local(0), ["Local(0)", "at least 1"]),
+    (lambda: Strided(-3), ["Strided(-3)", "at least 1"]),
+    (lambda: Block(2.5), ["Block(2.5)", "integer"]),
     (lambda: Block(True), ["size", "integer"]),
-    (lambda: Summary(8, 9), ["Summary(size=8, width=9, shift=0)", "at most"]),
+    (lambda: Summary(8, 9), ["Summary(8, 9)", "at most"]),
     (lambda: Summary(8, 3, 2), ["shift=2", "(shift + 1) * width"]),
     (lambda: Summary(8, 3, -1), ["shift=-1"]),
     (lambda: Summary(8, 2, 0.5), ["shift=0.5", "integer"]),

@@ -1,10 +1,10 @@
 """The schedule of the blocked backend for CPUs: few query tiles at a time.
 
-A step is a tile of queries against a span of neighbouring key tiles, all
-batches and heads together; its scores stay in cache. Query tiles with several
-steps go through them with an online softmax. Where each has one step, as in
-local and block attention, some are taken side by side, since small products
-leave processors idle.
+A step is a tile of queries against a few of its key tiles, all batches and
+heads together; its scores stay in cache. Query tiles with several steps go
+through them with an online softmax. Where each has one step, as in local and
+block attention, some are taken side by side, since small products leave
+processors idle.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from sparse_transformer import tiles
 from sparse_transformer.patterns import Pattern
 
 TILES = (64, 96, 128, 192, 256)  # positions, to choose from
-MAX_SPAN = 4  # tiles of keys in a step
 MAX_KEYS = 512  # positions of keys in a step
 # What a step costs besides its scores, counted in scores of one head: fitted
 # to steps of 64 x 192 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
@@ -31,84 +30,70 @@ STEP_SCORES = 300_000
 class Plan:
   """The steps of one pattern.
 
-  span: tiles of keys in a step.
   rows: [rows], the query tiles that have steps.
   first: [rows + 1], where the steps of each row begin.
-  starts: [steps], the first key tile of each step.
+  cols: [steps, span], the key tiles of each step, -1 where it has fewer.
   query_positions, key_positions: what stands at each place, -1 for padding.
     Keys behind the last visited tile are left out.
   """
 
   pattern: Pattern
   tile: int
-  span: int
   rows: np.ndarray
   first: np.ndarray
-  starts: np.ndarray
+  cols: np.ndarray
   query_positions: np.ndarray
   key_positions: np.ndarray
 
   @property
+  def scores(self):
+    """Scores of one step, of one head."""
+    return self.tile**2 * self.cols.shape[1]
+
+  @property
   def cost(self):
-    width = self.span * self.tile
-    return len(self.starts) * (self.tile * width + STEP_COST)
+    return len(self.cols) * (self.scores + STEP_COST)
 
   @property
   def is_single(self):
-    return len(self.starts) == len(self.rows)
+    """Whether no row has more than one step."""
+    return len(self.cols) == len(self.rows)
 
 
 @functools.lru_cache(maxsize=256)
 def plan(pattern, n, tile=0):
   """The cheapest `Plan`; tile 0 chooses the tile, too."""
-  sizes = (tile,) if tile else sorted({min(t, n) for t in TILES})
-  return min(
-    (
-      _plan(pattern, n, tile, span)
-      for tile in sizes
-      for span in range(1, max(1, min(MAX_SPAN, MAX_KEYS // tile)) + 1)
-      if span == 1 or span * tile < n + tile
-    ),
-    key=lambda p: p.cost,
-  )
+  sizes = (tile,) if tile else sorted({min(size, n) for size in TILES})
+  plans = [
+    _plan(pattern, n, size, span)
+    for size in sizes
+    for span in range(1, max(1, MAX_KEYS // size) + 1)
+  ]
+  return min(plans, key=lambda plan: plan.cost)
 
 
 def _plan(pattern, n, tile, span):
   layout = pattern.layout(n, tile)
+  rows, first, counts = np.unique(
+    layout.rows, return_index=True, return_counts=True
+  )
+  # The tiles of each row in order, `span` to a step.
+  place = np.arange(len(layout.cols)) - np.repeat(first, counts)
+  first = np.append(0, np.cumsum(-(-counts // span)))
+  cols = np.full((first[-1], span), -1, np.int32)
+  cols[np.repeat(first[:-1], counts) + place // span, place % span] = (
+    layout.cols
+  )
   num_rows, num_cols = -(-n // tile), max(layout.cols, default=0) + 1
-  span = min(span, num_cols)
-  steps = _cover(layout.rows, layout.cols, span)
-  rows, first = np.unique(layout.rows[steps], return_index=True)
   return Plan(
     pattern,
     tile,
-    span,
     rows.astype(np.int32),
-    np.append(first, len(steps)).astype(np.int32),
-    layout.cols[steps].astype(np.int32),
+    first.astype(np.int32),
+    cols,
     tiles.pad(layout.query_order, num_rows * tile),
     tiles.pad(layout.key_order, num_cols * tile),
   )
-
-
-def _cover(rows, cols, span):
-  """Indices of the tiles at which steps start.
-
-  From the left of each row, a step covers the tiles up to `span` from its
-  start, and the next one starts at the first tile that is left.
-  """
-  width = max(cols, default=0) + span + 1
-  place = rows * width + cols  # rows never run into one another
-  after = np.searchsorted(place, place + span)
-  is_start = np.diff(rows, prepend=-1) != 0
-  now = np.flatnonzero(is_start)
-  while len(now):
-    ahead = after[now]
-    inside = ahead < len(rows)
-    inside[inside] = rows[ahead[inside]] == rows[now[inside]]
-    now = ahead[inside]
-    is_start[now] = True
-  return np.flatnonzero(is_start)
 
 
 def forward(plan, q_BLHK, k_BLHK, v_BLHE):
@@ -117,13 +102,15 @@ def forward(plan, q_BLHK, k_BLHK, v_BLHE):
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
 
   def body(i, carry):
-    at = _places(plan.rows, i, group, tile)
-    q = _take(q_BLHK, at, tile) * tiles.scale(q_BLHK)
-    query = q, _positions(plan.query_positions, at, tile)
+    rows = _rows(plan, i, group)
+    q = _take(q_BLHK, rows, tile) * tiles.scale(q_BLHK)
+    query = q, _positions(plan.query_positions, rows, tile)
 
     def visit(j):
-      key = _keys(plan, _places(plan.starts, j, group, tile), k_BLHK, v_BLHE)
-      return tiles.visit(plan.pattern, query, key)
+      cols = _cols(plan, j, group)
+      key = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
+      positions = _positions(plan.key_positions, cols, tile)
+      return tiles.visit(plan.pattern, query, (*key, positions))
 
     if plan.is_single:
       state = visit(i)
@@ -136,7 +123,9 @@ def forward(plan, q_BLHK, k_BLHK, v_BLHE):
       )
     out, lse = tiles.finish(*state)
     out_BLHE, lse_BLH = carry
-    return _put(out_BLHE, out, at), _put(lse_BLH, lse[..., 0], at)
+    return _put(out_BLHE, out, rows, tile), _put(
+      lse_BLH, lse[..., 0], rows, tile
+    )
 
   lse_BLH = jnp.full(q_BLHK.shape[:3], -jnp.inf, dtype)
   carry = jnp.zeros((*lse_BLH.shape, v_BLHE.shape[-1]), dtype), lse_BLH
@@ -151,11 +140,11 @@ def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
 
   def body(i, carry):
     dq_BLHK, *dkv = carry
-    at = _places(plan.rows, i, group, tile)
-    q = _take(q_BLHK, at, tile) * scale
-    dout = _take(dout_BLHE, at, tile)
-    lse, delta = (_take(x, at, tile)[..., None] for x in (lse_BLH, delta_BLH))
-    query = q, dout, lse, delta, _positions(plan.query_positions, at, tile)
+    rows = _rows(plan, i, group)
+    q, dout = _take(q_BLHK, rows, tile) * scale, _take(dout_BLHE, rows, tile)
+    lse, delta = (_take(x, rows, tile)[..., None] for x in (lse_BLH, delta_BLH))
+    positions = _positions(plan.query_positions, rows, tile)
+    query = q, dout, lse, delta, positions
     # Transposed here, while small: a product with its left side transposed
     # runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
@@ -164,21 +153,21 @@ def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
 
     def visit(j, carry):
       dq, dk_BLHK, dv_BLHE = carry
-      starts = _places(plan.starts, j, group, tile)
-      key = _keys(plan, starts, k_BLHK, v_BLHE)
+      cols = _cols(plan, j, group)
+      k, v = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
+      key = k, v, _positions(plan.key_positions, cols, tile)
       p, ds = tiles.weights(plan.pattern, query, key)
       dv = tiles.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       dk = tiles.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-      dq = dq + tiles.dot("abhts,abhsk->abhtk", ds, key[0])
-      begins = _begins(plan, starts)
-      return dq, _add(dk_BLHK, dk, begins), _add(dv_BLHE, dv, begins)
+      dq = dq + tiles.dot("abhts,abhsk->abhtk", ds, k)
+      return dq, _add(dk_BLHK, dk, cols, tile), _add(dv_BLHE, dv, cols, tile)
 
     carry = jnp.zeros(q.shape, dtype), *dkv
     if plan.is_single:
       dq, *dkv = visit(i, carry)
     else:
       dq, *dkv = lax.fori_loop(*_steps(plan, i), visit, carry)
-    return _put(dq_BLHK, dq * scale, at), *dkv
+    return _put(dq_BLHK, dq * scale, rows, tile), *dkv
 
   zeros = tuple(jnp.zeros(x.shape, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
   return lax.fori_loop(0, len(plan.rows) // group, body, zeros)
@@ -187,8 +176,7 @@ def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
 def _group(plan, q_BLHK):
   """How many query tiles to take side by side: a divisor of their number."""
   b, _, h, _ = q_BLHK.shape
-  scores = b * h * plan.tile**2 * plan.span
-  most = STEP_SCORES // scores if plan.is_single else 1
+  most = STEP_SCORES // (b * h * plan.scores) if plan.is_single else 1
   sizes = range(1, max(1, min(most, len(plan.rows))) + 1)
   return max(size for size in sizes if len(plan.rows) % size == 0)
 
@@ -199,56 +187,57 @@ def _steps(plan, i):
   return first[i], first[i + 1]
 
 
-def _places(table, i, group, tile):
-  """Positions at which the i-th group of tiles in a table begin."""
-  table = jnp.asarray(table)
-  return [table[i * group + a] * tile for a in range(group)]
+# The tiles of A query tiles side by side: A lists of the numbers of tiles.
 
 
-def _keys(plan, starts, k_BLHK, v_BLHE):
-  """Keys, values and positions of a step, as `tiles` takes them."""
-  begins, width = _begins(plan, starts), plan.span * plan.tile
-  k, v = (_take(x, begins, width) for x in (k_BLHK, v_BLHE))
-  positions = _positions(plan.key_positions, begins, width)
-  # Keys before the start belong to the step before.
-  skip = jnp.stack(starts) - jnp.stack(begins)
-  is_new = jnp.arange(width)[None] >= skip[:, None]
-  return k, v, jnp.where(is_new, positions, -1)
+def _rows(plan, i, group):
+  """The i-th group of query tiles."""
+  rows = jnp.asarray(plan.rows)
+  return [[rows[i * group + a]] for a in range(group)]
 
 
-def _begins(plan, starts):
-  """Where steps begin to read: earlier, where a span would leave the keys."""
-  last = len(plan.key_positions) - plan.span * plan.tile
-  return [jnp.minimum(start, last) for start in starts]
+def _cols(plan, j, group):
+  """The key tiles of the j-th group of steps."""
+  cols, span = jnp.asarray(plan.cols), plan.cols.shape[1]
+  return [[cols[j * group + a, c] for c in range(span)] for a in range(group)]
 
 
-def _positions(positions, at, length):
+def _positions(positions, lists, tile):
+  """Positions [A, S], -1 where a tile is -1."""
   positions = jnp.asarray(positions)
+
+  def take(i):
+    here = lax.dynamic_slice_in_dim(positions, i * tile, tile)
+    return jnp.where(i < 0, -1, here)
+
   return jnp.stack(
-    [lax.dynamic_slice_in_dim(positions, start, length) for start in at]
+    [jnp.concatenate([*map(take, numbers)]) for numbers in lists]
   )
 
 
-def _take(x_BLH, at, length):
-  """Slices of positions, heads in front: [A, B, H, length, ...]."""
+def _take(x_BLH, lists, tile):
+  """Tiles of x, heads in front: [A, B, H, S, ...]; any one for tile -1."""
+
+  def take(i):
+    return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1).swapaxes(1, 2)
+
   return jnp.stack(
-    [
-      lax.dynamic_slice_in_dim(x_BLH, start, length, 1).swapaxes(1, 2)
-      for start in at
-    ]
+    [jnp.concatenate([*map(take, numbers)], 2) for numbers in lists]
   )
 
 
-def _put(x_BLH, new, at):
-  """Undoes `_take`: x_BLH with new slices."""
-  for start, slice_BHT in zip(at, new, strict=True):
-    slice_BTH = slice_BHT.swapaxes(1, 2)
-    x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, slice_BTH, start, 1)
+def _put(x_BLH, new, lists, tile):
+  """x_BLH with new tiles: undoes `_take` for one tile a list."""
+  for (i,), tile_BHT in zip(lists, new, strict=True):
+    tile_BTH = tile_BHT.swapaxes(1, 2)
+    x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, i * tile, 1)
   return x_BLH
 
 
-def _add(x_BLH, new, at):
-  for start, slice_BHT in zip(at, new, strict=True):
-    (old_BHT,) = _take(x_BLH, [start], slice_BHT.shape[2])
-    x_BLH = _put(x_BLH, [old_BHT + slice_BHT], [start])
+def _add(x_BLH, new, lists, tile):
+  """x_BLH with new [A, B, H, S, ...] added to its tiles."""
+  for cols, new_BHS in zip(lists, new, strict=True):
+    for i, new_BHT in zip(cols, jnp.split(new_BHS, len(cols), 2), strict=True):
+      (old_BHT,) = _take(x_BLH, [[i]], tile)
+      x_BLH = _put(x_BLH, [old_BHT + new_BHT], [[i]], tile)
   return x_BLH

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/digits
 
-.PHONY: quickstart test lint
+.PHONY: quickstart test lint bench
 
 # Trains the embedded example, evaluates it and samples from it.
 quickstart: .venv/installed
@@ -18,6 +18,10 @@ test: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Attention beside its peers: tables, and JSON in benchmarks/results.
+bench: .venv/installed
+	$(BIN)/python benchmarks/attention.py
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv

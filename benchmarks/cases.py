@@ -1,0 +1,168 @@
+"""What is compared with what: contestants, at sizes, in cases."""
+
+import dataclasses
+
+STRIDED = "Local({l}) | Strided({l})".format
+FIXED = "Block(128) | Summary(128, 32)"
+BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
+CATALOGUE = (
+  "Causal()",
+  "Local(128)",
+  "Strided(128)",
+  "Block(128)",
+  "Summary(128, 32)",
+  STRIDED(l=128),
+  FIXED,
+  BIGBIRD,
+)
+# Every causal pattern of patterns.CATALOGUE, and its algebra.
+ORACLE = (
+  "Causal()",
+  "Local(37)",
+  "Dilated(16, 5)",
+  "Strided(23)",
+  "Block(32)",
+  "Block(48, previous=1)",
+  "Summary(32, 8, 1)",
+  "LogSparse(3)",
+  "Global(20)",
+  "RandomBlocks(32, 3)",
+  "Longformer(50, 4)",
+  "BigBird(32, window=3, num_global=1, num_random=2)",
+  "Row(16)",
+  "Column(16)",
+  "Neighborhood(3, 5, 16)",
+  "Local(23) | Strided(23)",
+  "Block(32) | Summary(32, 8)",
+  "Causal() - Block(64)",
+  "Strided(16) & Local(128)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One contestant of a case: a program on a pattern.
+
+  pattern: an expression that `patterns.parse` reads; "" if the program has one
+    that we cannot write down.
+  skip: why it is not run, if it is not.
+  """
+
+  program: str
+  pattern: str
+  n: int
+  batch: int = 1
+  heads: int = 4
+  width: int = 64
+  dtype: str = "float32"
+  skip: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What is run in turns.
+
+  rounds: 0 where only the errors are of interest.
+  alone: whether it gets a process of its own, whose memory is reported.
+  """
+
+  title: str
+  entries: tuple[Entry, ...]
+  rounds: int = 0
+  alone: bool = False
+
+
+def cpu():
+  return {
+    "oracle": Case(
+      "FlexAttention as an oracle, n = 512",
+      tuple(
+        Entry(program, pattern, 512)
+        for pattern in ORACLE
+        for program in ("ours", "flex_eager")
+      ),
+    ),
+    "3072": Case(
+      "n = 3,072; longformer and bigbird are layers with projections, not"
+      " causal",
+      (
+        Entry("ours", "Local(128)", 3072),
+        Entry("local_attention", "Local(128)", 3072),
+        Entry("flex", "Local(128)", 3072),
+        Entry("ours", STRIDED(l=96), 3072),
+        Entry("sdpa_mask", STRIDED(l=96), 3072),
+        Entry("flex", STRIDED(l=96), 3072),
+        Entry("ours", "Causal()", 3072),
+        Entry("sdpa", "Causal()", 3072),
+        Entry("jax_nn", "Causal()", 3072),
+        Entry("longformer", "Local(256, causal=False)", 3072),
+        Entry("bigbird", "", 3072),
+      ),
+      7,
+    ),
+    "12288": Case(
+      "n = 12,288",
+      (
+        *(Entry("ours", pattern, 12_288) for pattern in CATALOGUE),
+        Entry("sdpa", "Causal()", 12_288),
+        Entry("jax_nn", "Causal()", 12_288),
+        Entry("local_attention", "Local(128)", 12_288),
+        *(
+          Entry("flex", pattern, 12_288)
+          for pattern in ("Local(128)", STRIDED(l=128), FIXED)
+        ),
+        *(
+          Entry(program, pattern, 12_288, skip="skipped: it materialises n x n")
+          for program, pattern in (
+            ("sdpa_mask", STRIDED(l=128)),
+            ("flex_eager", "Local(128)"),
+          )
+        ),
+      ),
+      5,
+    ),
+    "growth": Case(
+      "growth with n, l = sqrt n",
+      tuple(
+        Entry("ours", STRIDED(l=root), root**2) for root in (64, 128, 256, 512)
+      ),
+      3,
+    ),
+    "million": Case(
+      "n = 1,048,576, one head",
+      (Entry("ours", STRIDED(l=1024), 2**20, heads=1),),
+      1,
+      alone=True,
+    ),
+  }
+
+
+def gpu():
+  size = {"heads": 16, "dtype": "bfloat16"}
+  return {
+    f"{n}": Case(
+      f"n = {n:,}, bfloat16, 16 heads",
+      (
+        *(Entry("ours", pattern, n, **size) for pattern in CATALOGUE),
+        Entry("jax_nn", "Causal()", n, **size),
+      ),
+      7,
+    )
+    for n in (3072, 12_288, 65_536)
+  }
+
+
+def quick():
+  return {
+    "quick": Case(
+      "quick, n = 1,024",
+      (
+        Entry("ours", "Local(64)", 1024),
+        Entry("ours", STRIDED(l=32), 1024),
+        Entry("jax_nn", "Causal()", 1024),
+        Entry("sdpa", "Causal()", 1024),
+        Entry("local_attention", "Local(64)", 1024),
+      ),
+      2,
+    )
+  }

@@ -1,0 +1,122 @@
+"""The process of the JAX contestants: our attention and jax.nn's."""
+
+import functools
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import worker
+from cases import Entry
+
+from sparse_transformer import attention, blocked
+
+GPU = jax.default_backend() == "gpu"
+
+
+def ours(entry):
+  attend = functools.partial(
+    attention.attend, patterns=worker.pattern_of(entry)
+  )
+  return _compile(entry, attend)
+
+
+def jax_nn(entry):
+  """XLA's on a CPU, cuDNN's on a GPU. Dense, whatever the pattern."""
+  if entry.pattern != "Causal()":
+    raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
+  implementation = "cudnn" if GPU else "xla"
+  attend = functools.partial(
+    jax.nn.dot_product_attention, is_causal=True, implementation=implementation
+  )
+  return _compile(entry, attend)
+
+
+def _compile(entry, attend):
+  def forward_backward(q, k, v, dout):
+    out, pull = jax.vjp(attend, q, k, v)
+    return out, *pull(dout)
+
+  inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
+  forward = jax.jit(attend).lower(*inputs[:3]).compile()
+  both = jax.jit(forward_backward).lower(*inputs).compile()
+  first = lambda x: np.asarray(x[0], np.float64)
+  return worker.Contestant(
+    {
+      "forward": lambda: jax.block_until_ready(forward(*inputs[:3])),
+      "forward_backward": lambda: jax.block_until_ready(both(*inputs)),
+    },
+    tuple(map(first, inputs)),
+    lambda outputs: [first(x) for x in outputs[:2]],
+    both.memory_analysis().temp_size_in_bytes,
+  )
+
+
+def tiles(pattern, n):
+  """Area of the tiles over the pairs they hold, and the tiles of each part."""
+  schedule = blocked.SCHEDULES["parallel" if GPU else "sequential"]
+  parts = [part for part in pattern.parts() if part.pairs(n)]
+  sizes = [schedule.plan(part, n, 0).tile for part in parts]
+  area = sum(
+    len(part.layout(n, tile).pairs) * tile**2
+    for part, tile in zip(parts, sizes, strict=True)
+  )
+  return {"waste": area / pattern.pairs(n), "tiles": sizes}
+
+
+class Worker(worker.Worker):
+  def prepare(self, entry):
+    facts = super().prepare(entry)
+    if entry["program"] == "ours":
+      pattern = worker.pattern_of(Entry(**entry))
+      facts |= tiles(pattern, entry["n"])
+    return facts
+
+
+def rates():
+  """FLOP/s, bytes/s and exp/s of this device, each the best seen."""
+  width, copied, dtype = 2048, 2**26, jnp.float32
+  if GPU:
+    width, copied, dtype = 8192, 2**29, jnp.bfloat16
+  x = jnp.ones((width, width), dtype)
+  y = jnp.ones(copied, jnp.float32)
+  z = jnp.linspace(0, 1, 2**26 if GPU else 2**17)
+  matmul, copy = jax.jit(jnp.matmul), jax.jit(lambda y: y + 1)
+
+  @jax.jit
+  def exps(z):
+    # One fused loop, so that memory is not what is measured.
+    for _ in range(64):
+      z = jnp.exp(-z)
+    return z
+
+  wait = jax.block_until_ready
+  return {
+    "matmul": worker.rate(2 * width**3, lambda: wait(matmul(x, x))),
+    "copy": worker.rate(8 * copied, lambda: wait(copy(y))),
+    "exp": worker.rate(64 * z.size, lambda: wait(exps(z))),
+  }
+
+
+def hello():
+  return {
+    "backend": jax.default_backend(),
+    "device": jax.devices()[0].device_kind,
+    "threads": worker.num_threads(),
+    "versions": {"jax": jax.__version__, "numpy": np.__version__},
+  }
+
+
+def forget():
+  jax.clear_caches()
+  gc.collect()
+
+
+if __name__ == "__main__":
+  Worker(
+    {"ours": ours, "jax_nn": jax_nn},
+    hello,
+    rates,
+    forget,
+    measures_memory=not GPU,
+  ).serve()

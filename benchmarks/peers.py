@@ -1,0 +1,235 @@
+"""The process of the torch contestants, on a CPU."""
+
+import dataclasses
+import gc
+import importlib.metadata
+import warnings
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import worker
+from torch.nn.attention import flex_attention as flex_lib
+
+from sparse_transformer import patterns
+
+# It is the oracle because it is the plain implementation.
+warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
+torch.set_num_threads(worker.num_threads())
+# Contestants of one case are compiled side by side.
+torch._dynamo.config.recompile_limit = 64
+
+
+def sdpa(entry):
+  if entry.pattern != "Causal()":
+    raise ValueError(f"sdpa runs Causal() only, not {entry.pattern}")
+  return _contestant(
+    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)
+  )
+
+
+def sdpa_mask(entry):
+  mask_LM = torch.from_numpy(worker.pattern_of(entry).matrix(entry.n).copy())
+  return _contestant(
+    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, attn_mask=mask_LM)
+  )
+
+
+def flex(entry):
+  """Forward only: FlexAttention has no backward pass on CPUs."""
+  return _flex(entry, torch.compile(flex_lib.flex_attention, dynamic=False))
+
+
+def flex_eager(entry):
+  return _flex(entry, flex_lib.flex_attention)
+
+
+def _flex(entry, attend):
+  pattern, n = worker.pattern_of(entry), entry.n
+  block_mask = flex_lib.create_block_mask(
+    lambda b, h, q, k: pattern.mask(q, k), None, None, n, n, device="cpu"
+  )
+  return _contestant(
+    entry, lambda *qkv: attend(*qkv, block_mask=block_mask), backward=False
+  )
+
+
+def local_attention(entry):
+  """`Local`, but that each query sees one key more."""
+  from local_attention import LocalAttention
+
+  window = worker.pattern_of(entry).window
+  layer = LocalAttention(
+    window_size=window,
+    causal=True,
+    look_backward=1,
+    exact_windowsize=True,
+    autopad=True,
+    use_rotary_pos_emb=False,
+  )
+  contestant = _contestant(entry, layer)
+  return dataclasses.replace(contestant, pattern=patterns.Local(window + 1))
+
+
+def _contestant(entry, attend, backward=True):
+  """attend: function of q_BHLK, k_BHLK, v_BHLE to out_BHLE."""
+  inputs = [
+    torch.from_numpy(x).transpose(1, 2).contiguous()
+    for x in worker.random_inputs(entry)
+  ]
+  *qkv, dout = inputs
+  for x in qkv if backward else ():
+    x.requires_grad_()
+  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
+
+  @torch.no_grad()
+  def forward():
+    return (attend(*qkv),)
+
+  def forward_backward():
+    out = attend(*qkv)
+    return out, *torch.autograd.grad(out, qkv, dout)
+
+  passes = {"forward": forward}
+  if backward:
+    passes["forward_backward"] = forward_backward
+  return worker.Contestant(
+    passes,
+    tuple(map(first, inputs)),
+    lambda outputs: [first(x) for x in outputs[:2]],
+  )
+
+
+def longformer(entry):
+  """A self-attention layer with its projections, bidirectional."""
+  from transformers import LongformerConfig
+  from transformers.models.longformer import modeling_longformer
+
+  config = LongformerConfig(
+    attention_window=[worker.pattern_of(entry).window],
+    **_sizes(entry),
+  )
+  layer = modeling_longformer.LongformerSelfAttention(config, layer_id=0)
+  nobody_BL = torch.zeros(entry.batch, entry.n)
+
+  def attend(x_BLD):
+    return layer(
+      x_BLD,
+      attention_mask=nobody_BL,
+      is_index_masked=nobody_BL.bool(),
+      is_index_global_attn=nobody_BL.bool(),
+      is_global_attn=False,
+    )[0]
+
+  return _layer(entry, layer, attend)
+
+
+def bigbird(entry):
+  """A self-attention layer with its projections, bidirectional."""
+  from transformers import BigBirdConfig
+  from transformers.models.big_bird import modeling_big_bird
+
+  config = BigBirdConfig(
+    block_size=64,
+    num_random_blocks=3,
+    max_position_embeddings=entry.n,
+    **_sizes(entry),
+  )
+  layer = modeling_big_bird.BigBirdBlockSparseAttention(config, seed=0)
+  make_masks = modeling_big_bird.BigBirdModel.create_masks_for_block_sparse_attn
+  blocked, band, of_queries, of_keys = make_masks(
+    torch.ones(entry.batch, entry.n), config.block_size
+  )
+
+  def attend(x_BLD):
+    return layer(x_BLD, band, of_queries, of_keys, blocked, blocked)[0]
+
+  return _layer(entry, layer, attend)
+
+
+def _sizes(entry):
+  return {
+    "hidden_size": entry.heads * entry.width,
+    "num_attention_heads": entry.heads,
+    "attention_probs_dropout_prob": 0.0,
+  }
+
+
+def _layer(entry, layer, attend):
+  """attend: function of x_BLD to out_BLD; q, k, v are the layer's own."""
+  torch.manual_seed(0)
+  for parameter in layer.parameters():
+    torch.nn.init.normal_(parameter, std=(entry.heads * entry.width) ** -0.5)
+  x_BLD, dout_BLD = (
+    torch.from_numpy(x).flatten(2) for x in worker.random_inputs(entry)[:2]
+  )
+  x_BLD.requires_grad_()
+  weights = [*layer.query.parameters(), *layer.key.parameters()]
+  weights += layer.value.parameters()
+  split = lambda x_LD: x_LD.reshape(entry.n, entry.heads, entry.width)
+
+  @torch.no_grad()
+  def forward():
+    return attend(x_BLD)
+
+  def forward_backward():
+    out_BLD = attend(x_BLD)
+    torch.autograd.grad(out_BLD, [x_BLD, *weights], dout_BLD)
+    return out_BLD.detach()
+
+  with torch.no_grad():
+    x_LD = x_BLD[0].double()
+    q, k, v = (
+      split(F.linear(x_LD, f.weight.double(), f.bias.double())).numpy()
+      for f in (layer.query, layer.key, layer.value)
+    )
+  return worker.Contestant(
+    {"forward": forward, "forward_backward": forward_backward},
+    (q, k, v, split(dout_BLD[0].double()).numpy()),
+    lambda out_BLD: [split(out_BLD[0].double()).numpy()],
+  )
+
+
+def rates():
+  """FLOP/s, bytes/s and exp/s of this device, each the best seen."""
+  width, copied = 2048, 2**26
+  x = torch.ones(width, width)
+  y, y_copy = torch.ones(2, copied)
+  z = torch.linspace(0, 1, 2**17)  # in cache
+  z_exp = torch.empty_like(z)
+  return {
+    "matmul": worker.rate(2 * width**3, lambda: x @ x),
+    "copy": worker.rate(8 * copied, lambda: y_copy.copy_(y)),
+    "exp": worker.rate(
+      64 * len(z), lambda: [torch.exp(z, out=z_exp) for _ in range(64)]
+    ),
+  }
+
+
+def hello():
+  names = "torch", "transformers", "local-attention"
+  versions = {name: importlib.metadata.version(name) for name in names}
+  return {
+    "threads": torch.get_num_threads(),
+    "versions": versions | {"numpy": np.__version__},
+  }
+
+
+def forget():
+  torch._dynamo.reset()
+  gc.collect()
+
+
+if __name__ == "__main__":
+  programs = (
+    sdpa,
+    sdpa_mask,
+    flex,
+    flex_eager,
+    local_attention,
+    longformer,
+    bigbird,
+  )
+  worker.Worker(
+    {program.__name__: program for program in programs}, hello, rates, forget
+  ).serve()

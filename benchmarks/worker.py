@@ -1,0 +1,211 @@
+"""What our process and the peers' have in common: orders in, JSON lines out.
+
+An order is {"do": name, ...}, one a line on standard input; its answer is one
+line on what was standard output. An order that fails is answered
+{"failed": reason}.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from cases import Entry
+
+from sparse_transformer import patterns
+
+MIN_SECONDS = 0.1  # a round repeats what is shorter than this
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+  """A program, compiled for an entry.
+
+  passes: "forward" and, where it has one, "forward_backward". A call returns
+    its outputs when all of them are computed.
+  inputs: q, k, v, dout of the first example, [n, heads, width], float64.
+  values: function from the outputs of the last pass to out and, with a
+    backward pass, dq, in the form of the inputs.
+  temp_bytes: what the compiler sets aside for forward + backward.
+  pattern: what it runs, where that is not quite the entry's.
+  """
+
+  passes: dict[str, Callable]
+  inputs: tuple[np.ndarray, ...]
+  values: Callable
+  temp_bytes: int | None = None
+  pattern: patterns.Pattern | None = None
+
+
+def pattern_of(entry):
+  """The value of an entry's pattern, or None."""
+  if not entry.pattern:
+    return None
+  ((pattern,),) = patterns.parse(entry.pattern)
+  return pattern
+
+
+def random_inputs(entry):
+  """q, k, v, dout, [batch, n, heads, width], float32, the same everywhere."""
+  shape = entry.batch, entry.n, entry.heads, entry.width
+  rng = np.random.default_rng(0)
+  return [rng.standard_normal(shape, np.float32) for _ in range(4)]
+
+
+def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
+  """out_RHE and dq_RHK of the query rows R, in float64, with all keys."""
+  mask_RL = pattern.mask(rows[:, None], np.arange(len(k_LHK)))
+  scale = q_LHK.shape[-1] ** -0.5
+  outs, dqs = [], []
+  for h in range(q_LHK.shape[1]):
+    q, k, v = q_LHK[rows, h], k_LHK[:, h], v_LHE[:, h]
+    scores_RL = np.where(mask_RL, q @ k.T * scale, -np.inf)
+    top_R1 = scores_RL.max(1, keepdims=True)
+    p_RL = np.exp(scores_RL - np.where(np.isfinite(top_R1), top_R1, 0))
+    sum_R1 = p_RL.sum(1, keepdims=True)
+    p_RL /= np.where(sum_R1 == 0, 1, sum_R1)
+    dp_RL = dout_LHE[rows, h] @ v.T
+    ds_RL = p_RL * (dp_RL - (p_RL * dp_RL).sum(1, keepdims=True))
+    outs.append(p_RL @ v)
+    dqs.append(ds_RL @ k * scale)
+  return np.stack(outs, 1), np.stack(dqs, 1)
+
+
+def errors(inputs, values, pattern):
+  """Largest differences from the reference: of out, and of dq if it is there.
+
+  All rows up to n = 4,096, then so many that rows x n stays 4M.
+  """
+  n = len(inputs[0])
+  num_rows = n if n <= 4096 else max(1, 2**22 // n)
+  rows = np.linspace(0, n - 1, num_rows).astype(int)
+  exact = reference(*inputs, pattern, rows)
+  return [
+    float(np.abs(value[rows] - truth).max())
+    for value, truth in zip(values, exact, strict=False)
+  ]
+
+
+def warm_up(function):
+  """(what it returns, seconds of a call); the first call may take longer."""
+  start = time.perf_counter()
+  outputs = function()
+  took = time.perf_counter() - start
+  return outputs, took if took > 1 else seconds(function)
+
+
+def seconds(function):
+  start = time.perf_counter()
+  function()
+  return time.perf_counter() - start
+
+
+def rate(work, function):
+  """Work per second: the best in half a second, after one to warm up."""
+  function()
+  times, end = [], time.perf_counter() + 0.5
+  while len(times) < 3 or time.perf_counter() < end:
+    times.append(seconds(function))
+  return work / min(times)
+
+
+def peak_growth(function):
+  """Bytes by which resident memory peaks during a call; None off Linux."""
+  try:
+    with contextlib.suppress(OSError, AttributeError):
+      ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as file:
+      file.write("5")  # resets the peak
+    before = _status("VmRSS")
+    function()
+    return _status("VmHWM") - before
+  except OSError:
+    return None
+
+
+def _status(field):
+  with open("/proc/self/status") as file:
+    line = next(line for line in file if line.startswith(field))
+  return int(line.split()[1]) * 1024
+
+
+def num_threads():
+  """CPUs that this process may use."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
+
+
+class Worker:
+  """Carries out orders with a table of programs.
+
+  programs: name -> function from an entry to a `Contestant`.
+  hello, rates, forget: functions without arguments: what this process runs
+    on; its matmul, copy and exp rates; drop what was compiled.
+  """
+
+  def __init__(self, programs, hello, rates, forget, measures_memory=True):
+    self.programs = programs
+    self.hello, self.rates = hello, rates
+    self._forget, self.measures_memory = forget, measures_memory
+    self.contestants, self.repeats = [], []
+
+  def prepare(self, entry):
+    """Compiles, warms up, checks; says what it found besides times."""
+    entry = Entry(**entry)
+    contestant = self.programs[entry.program](entry)
+    pattern = contestant.pattern
+    if pattern is None:
+      pattern = pattern_of(entry)
+    took = {}
+    for name, run in contestant.passes.items():
+      outputs, took[name] = warm_up(run)
+    facts = {"index": len(self.contestants), "passes": list(took)}
+    facts["temp_bytes"] = contestant.temp_bytes
+    # Kilobytes on Linux, and for this process so far.
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    facts["process_bytes"] = usage.ru_maxrss * 1024
+    if pattern is not None:
+      values = contestant.values(outputs)
+      facts["pairs"] = pattern.pairs(entry.n)
+      facts["errors"] = errors(contestant.inputs, values, pattern)
+    del outputs
+    if self.measures_memory:
+      facts["peak_bytes"] = peak_growth(run)
+    self.contestants.append(contestant)
+    self.repeats.append(
+      {name: max(1, round(MIN_SECONDS / s)) for name, s in took.items()}
+    )
+    return facts
+
+  def run(self, index, name):
+    """Seconds of one pass, the mean over its repeats."""
+    run, repeats = self.contestants[index].passes[name], self.repeats[index]
+    total = seconds(lambda: [run() for _ in range(repeats[name])])
+    return {"seconds": total / repeats[name]}
+
+  def forget(self):
+    self.contestants.clear()
+    self.repeats.clear()
+    self._forget()
+    return {}
+
+  def serve(self):
+    """Answers orders until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+      order = json.loads(line)
+      try:
+        answer = getattr(self, order.pop("do"))(**order)
+      except Exception as error:
+        text = str(error).strip() or "no message"
+        reason = f"{type(error).__name__}: {text.splitlines()[0]}"
+        answer = {"failed": reason}
+      print(json.dumps(answer), file=answers, flush=True)

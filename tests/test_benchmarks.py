@@ -1,0 +1,132 @@
+"""The benchmarks run, and their arithmetic is what it says."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sparse_transformer import attention, patterns
+
+FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _import_from_benchmarks(monkeypatch):
+  monkeypatch.syspath_prepend(FOLDER)
+
+
+def _run(*arguments):
+  return subprocess.run(
+    [sys.executable, FOLDER / "attention.py", *arguments],
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_quick_run_measures_ours_and_writes_json(tmp_path):
+  out = tmp_path / "results" / "quick.json"
+  done = _run("--quick", "--no-peers", "--rounds=1", f"--out={out}")
+  assert done.returncode == 0, done.stderr
+  assert "Local(64)" in done.stdout and "summary" in done.stdout
+  text = out.read_text()
+  assert str(FOLDER.parent) not in text
+  rows = json.loads(text)["cases"]["quick"]["rows"]
+  ours = [row for row in rows if row["program"] == "ours"]
+  assert len(ours) == 2
+  for row in ours:
+    assert row["forward"]["median"] > 0
+    assert row["forward_backward"]["median"] > 0
+    assert max(row["errors"]) < 1e-4
+    assert row["waste"] > 1
+  for row in rows:
+    is_peer = row["program"] in ("sdpa", "local_attention")
+    assert ("failed" in row) == is_peer
+
+
+def test_unknown_case_is_one_line():
+  done = _run("--quick", "--no-peers", "--cases=nothing")
+  assert done.returncode == 1
+  assert done.stderr == "unknown case 'nothing'; known: quick\n"
+
+
+def test_every_pattern_of_the_cases_can_be_parsed():
+  import cases
+  import worker
+
+  found = [cases.cpu(), cases.gpu(), cases.quick()]
+  entries = [e for cs in found for case in cs.values() for e in case.entries]
+  kinds = {type(worker.pattern_of(entry)) for entry in entries}
+  assert set(patterns.CATALOGUE.values()) - kinds == {patterns.Full}
+
+
+def test_oracle_patterns_are_causal():
+  import cases
+  import worker
+
+  for text in cases.ORACLE:
+    mask = worker.pattern_of(cases.Entry("ours", text, 96)).matrix(96)
+    assert not np.triu(mask, 1).any(), text
+
+
+def test_reference_agrees_with_dense_attention():
+  import jax
+  import worker
+
+  pattern, n = patterns.Local(5) - patterns.Block(3), 24  # has empty rows
+  rng = np.random.default_rng(0)
+  q, k, v, dout = rng.standard_normal((4, 1, n, 2, 8), np.float32)
+  attend = lambda q: attention.attend(q, k, v, pattern, backend="dense")
+  out, pull = jax.vjp(attend, q)
+  rows = np.arange(0, n, 2)
+  inputs = (x[0].astype(np.float64) for x in (q, k, v, dout))
+  got_out, got_dq = worker.reference(*inputs, pattern, rows)
+  np.testing.assert_allclose(got_out, out[0, rows], atol=1e-5)
+  np.testing.assert_allclose(got_dq, pull(dout)[0][0, rows], atol=1e-5)
+
+
+def _row(**changes):
+  row = dict(program="ours", pattern="Causal()", n=100, batch=2, heads=3)
+  row |= dict(width=10, dtype="float32", pairs=5050)
+  return row | changes
+
+
+def test_limit_is_the_slowest_resource():
+  import report
+
+  free = {"matmul": math.inf, "copy": math.inf, "exp": math.inf}
+  limit = lambda name, **rates: report.limit(_row(), name, free | rates)
+  assert limit("forward_backward", matmul=1) == 6 * 14 * 10 * 5050
+  assert limit("forward", matmul=1) == 6 * 4 * 10 * 5050
+  assert limit("forward_backward", exp=1) == 6 * 2 * 5050
+  # Twice the 24 n d of bfloat16, and 16 n.
+  assert limit("forward_backward", copy=1) == 6 * (48 * 1000 + 1600)
+  assert limit("forward", copy=1) == 6 * (16 * 1000 + 400)
+  assert limit("forward", copy=1, exp=1e-3) == 6 * 5050e3
+
+
+def test_ratios_are_over_the_best_dense_time_of_the_same_size():
+  import report
+
+  times = lambda x: {"forward": {"median": x}}
+  rows = [
+    _row(**times(8.0)),
+    _row(program="sdpa", **times(4.0)),
+    _row(program="sdpa", n=50, pairs=1275, **times(0.5)),
+    _row(pattern="Local(10)", pairs=505, **times(2.0)),
+  ]
+  report.add_ratios(rows, {"matmul": 1e9, "copy": 1e9, "exp": 1e9})
+  assert rows[3]["speedup"] == {"forward": 2.0}
+  assert rows[3]["ideal"] == 10
+  assert rows[0]["speedup"] == {"forward": 0.5}
+
+
+def test_exponent_of_a_power():
+  import report
+
+  rows = [_row(n=n, forward={"median": 3e-9 * n**1.5}) for n in (64, 256, 4096)]
+  assert report.exponent(rows, "forward") == pytest.approx(1.5)
+  assert report.exponent(rows[:1], "forward") is None

@@ -30,27 +30,39 @@ class Grid:
     return ufunc.reduceat(values, starts)[index]
 
   def meets(self, u, v):
-    """Whether some u of the queries lies among the v of the keys.
+    """Whether some u of the queries may equal some v of the keys.
 
-    Among: between the smallest and the largest. Always true where there are
-    few tile pairs, which cost less than finding out.
+    Some value of the side that is more scattered within its tiles must lie
+    between the smallest and the largest of the other. Always true where there
+    are few tile pairs, which cost less than finding out.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True
     tiles = np.arange(len(u)) // self.size
     if len(self.rows) < 64 * (tiles[-1] + 1):
       return True
-    # One number a query, sorted: those of a tile side by side.
-    low, width = u.min(), 1 + int(np.ptp(np.concatenate([u, v])))
-    low = min(low, v.min())
-    sorted_u = np.sort(tiles * width + (u - low))
+    sides = (u, self.rows), (v, self.cols)
+    (x, x_tiles), (y, y_tiles) = sorted(
+      sides, key=lambda side: -self._spread(side[0])
+    )
+    # One number a position, sorted: those of a tile side by side.
+    low, width = min(x.min(), y.min()), 1 + int(np.ptp(np.concatenate([x, y])))
+    sorted_x = np.sort(tiles * width + (x - low))
     begin, end = (
-      self.rows * width + (self.reduce(ufunc, v, self.cols) - low)
+      x_tiles * width + (self.reduce(ufunc, y, y_tiles) - low)
       for ufunc in (np.minimum, np.maximum)
     )
-    return np.searchsorted(sorted_u, begin) < np.searchsorted(
-      sorted_u, end, side="right"
+    return np.searchsorted(sorted_x, begin) < np.searchsorted(
+      sorted_x, end, side="right"
     )
+
+  def _spread(self, values):
+    """The distances between the ends of the values of a tile, summed."""
+    low, high = (
+      self.reduce(ufunc, values, slice(None))
+      for ufunc in (np.minimum, np.maximum)
+    )
+    return (high - low).sum()
 
 
 class Truth:

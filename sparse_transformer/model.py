@@ -104,11 +104,11 @@ def configure(config, source):
   )
   for pattern in () if is_named else set(itertools.chain(*patterns)):
     # A leak would make the likelihood of a sequence meaningless.
-    leak = (pattern - patterns_lib.Causal()).pairs(source.length)
+    leak = patterns_lib.first_leak(pattern, source.length)
     if leak:
       raise ValueError(
-        f"attention.pattern has {leak} pairs of a query and a later key, but"
-        f" the model predicts each position from those before: {pattern}"
+        f"attention.pattern {pattern} lets query {leak[0]} see the later key"
+        f" {leak[1]}, but the model predicts each position from those before"
       )
   return Config(
     vocab_size=source.vocab_size,

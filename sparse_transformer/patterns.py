@@ -22,6 +22,7 @@ of factor m.
 """
 
 import ast
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -242,9 +243,11 @@ class Summary(Pattern):
     return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
   def orders(self, n):
-    # Summary columns side by side, in front of the keys nobody reads.
+    # Summary columns side by side, then the keys nobody reads: those of one
+    # side of the summary together, so that bounds tell them from it.
     i = np.arange(n)
-    return i, np.argsort(~self._is_summary(i), kind="stable")
+    behind = i % self.size >= self.size - self.shift * self.width
+    return i, np.lexsort((behind, ~self._is_summary(i)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,22 +352,28 @@ class RandomBlocks(Pattern):
       begin = count * draw // self.num
       size = count * (draw + 1) // self.num - begin
       chance = _hash(row, self.seed * self.num + draw)
-      drawn = begin + chance * size // _LEVELS
+      drawn = begin + _share(chance, size)
       hits = hits | ((col == drawn + self.first) & (size > 0))
     return hits & (count > 0)
 
 
-_LEVELS = 2**14  # of a hash: times 2**16 blocks it stays below 2**31
+_LEVELS = 2**14  # of a hash
 _PRIME = 46337  # the largest p < 2**15.5 with p % 3 = 2: cubes are distinct
 
 
 def _hash(x, seed):
-  """Pseudo-random integers in [0, _LEVELS), from integers below 2**16."""
+  """Pseudo-random integers in [0, _LEVELS)."""
   a, b = 7919 + seed * 104729 % 16381, seed * 15485863 % _PRIME
-  x = (x * a + b) % _PRIME
+  x = (x % _PRIME * a + b) % _PRIME
   for shift in (12345, 23456):
     x = (x * x % _PRIME * x + shift) % _PRIME
   return x * _LEVELS // _PRIME
+
+
+def _share(chance, size):
+  """chance / _LEVELS of `size`, rounded down, by products below 2**31."""
+  high = chance * (size // 128) // (_LEVELS // 128)
+  return high + chance * (size % 128) // _LEVELS
 
 
 class _Combination(Pattern):
@@ -384,6 +393,9 @@ class Longformer(_Combination):
   window: int
   num_global: int = 1
   causal: bool = True
+
+  def __post_init__(self):
+    _check_positive(self, "window", "num_global")
 
   def definition(self):
     window = Local(self.window, causal=self.causal)
@@ -435,17 +447,24 @@ class BigBird(_Combination):
 
 @dataclasses.dataclass(frozen=True)
 class Row(Pattern):
-  """The bytes so far in the query's row of an image."""
+  """The bytes so far in the query's row of an image.
+
+  previous: how many rows above it are seen, too. Bidirectional: the whole
+  row, and as many below it.
+  """
 
   columns: int
   channels: int = 3
+  previous: int = 0
   causal: bool = True
 
   def __post_init__(self):
     _check_positive(self, "columns", "channels")
+    _check_not_negative(self, "previous")
 
   def mask(self, q, k):
-    return Block(self.columns * self.channels, causal=self.causal).mask(q, k)
+    size = self.columns * self.channels
+    return Block(size, self.previous, causal=self.causal).mask(q, k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -671,7 +690,7 @@ def _count_pairs(pattern, query_order, key_order, tile, rows, cols):
   """The number of pairs in each of the tiles (rows, cols), by looking."""
   counts = np.zeros(len(rows), np.int64)
   offsets = np.arange(tile)
-  chunk = max(1, 2**22 // tile**2)  # 4M booleans at a time
+  chunk = max(1, 2**18 // tile**2)  # 256K pairs at a time: they fit a cache
   for start in range(0, len(rows), chunk):
     here = slice(start, start + chunk)
     q = rows[here, None, None] * tile + offsets[:, None]
@@ -695,13 +714,17 @@ def factorize(name, *, stride, window, width, num_summaries, head=0):
   both factors in one head. In openai/sparse_attention each head has its own
   summary, counted from the end of the block. DeepSpeed's, causal, is the same
   set by whole blocks: `stride` is its num_local_blocks * block, `width` its
-  num_global_blocks * block. In long-range-arena the first position of each
-  block is a summary, too.
+  num_global_blocks * block, `num_summaries` its num_different_global_patterns.
+  In long-range-arena the first position of each block is a summary, too.
 
   Any other name is an expression (see `parse`).
   """
   if num_summaries < 1:
     raise ValueError(f"{num_summaries=} must be at least 1")
+  if name not in FACTORIZATIONS:
+    return tuple(heads[head % len(heads)] for heads in parse(name))
+  if name.startswith("fixed"):
+    block, summary = Block(stride), Summary(stride, width, head % num_summaries)
   match name:
     case "dense":
       return (Causal(),)
@@ -709,18 +732,12 @@ def factorize(name, *, stride, window, width, num_summaries, head=0):
       return (Local(window),)
     case "strided":
       return Local(window), Strided(stride)
-  if not name.startswith("fixed"):
-    return tuple(heads[head % len(heads)] for heads in parse(name))
-  block = Block(stride)
-  summary = Summary(stride, width, head % num_summaries)
-  match name:
     case "fixed":
       return block, summary
     case "fixed_openai" | "fixed_deepspeed":
       return (block | summary,)
     case "fixed_lra":
       return (block | summary | Summary(stride, 1, stride - 1),)
-  raise _unknown(name)
 
 
 FACTORIZATIONS = (
@@ -855,6 +872,16 @@ def assign(name, mode, *, num_layers, num_heads, cycle=(), **settings):
   )
 
 
+def first_leak(pattern, n):
+  """(query, key) of the first key that an earlier query sees, or None."""
+  late = pattern - Causal()
+  if not late.pairs(n):
+    return None
+  # The key is the last position of the shortest sequence that has a pair.
+  k = bisect.bisect_left(range(n), 1, key=lambda last: late.pairs(last + 1))
+  return int(np.argmax(late.mask(np.arange(k), k))), k
+
+
 def reach(layers, n):
   """Booleans [n, n]: which input each position sees through all layers.
 
@@ -914,3 +941,7 @@ def _check_integers(pattern, *fields):
     value = getattr(pattern, field)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
       raise ValueError(f"{pattern}: {field} must be an integer")
+    if abs(value) >= 2**31:
+      raise ValueError(f"{pattern}: {field} must fit 32 bits")
+  if not isinstance(getattr(pattern, "causal", True), (bool, np.bool_)):
+    raise ValueError(f"{pattern}: causal must be True or False")

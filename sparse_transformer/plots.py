@@ -3,60 +3,81 @@
 python -m sparse_transformer.plots docs/patterns.png draws the README's.
 """
 
-import functools
+import textwrap
 
 import matplotlib
 import numpy as np
 
 from sparse_transformer import command, patterns as patterns_lib
 
-MAX_ROWS = 384  # of a matrix that is drawn: more is finer than the pixels
+MAX_LENGTH = 4096  # positions of a matrix that is drawn
+MAX_CELLS = 256  # on a side of what is drawn: more is finer than the pixels
+MAX_PANELS = 12  # patterns in one picture
 KEY, QUERY = 1, 2
-COLORS = "white", "#8fb8de", "#1b3a5c"  # nothing, key, query
+# Of nothing, a key, the query.
+COLORS = (0xFF, 0xFF, 0xFF), (0x8F, 0xB8, 0xDE), (0x1B, 0x3A, 0x5C)
+PALEST = 0.5  # how much color a key keeps among many cells without
 
 
-def save_patterns(path, layers, shape, length):
-  """Draws every distinct pattern of a network, as Figure 3 of the paper.
+def save_patterns(path, layers, shape, length, chosen=None):
+  """Draws the distinct patterns of a network, as Figure 3 of the paper.
 
   Above, what one query sees in the geometry of the data, a byte a cell;
-  below, the pattern as a matrix, rows are queries.
+  below, the pattern as a matrix, rows are queries. The picture holds at most
+  12 patterns, and of a matrix the first 4,096 positions.
 
   layers: tuple (layers) of tuples (heads). shape: the geometry of the data.
+  chosen: the patterns to draw, by default all.
   """
-  drawn = {}
+  found = places(layers)
+  chosen = list(found if chosen is None else chosen)
+  drawn = chosen[:MAX_PANELS]
+  titles = [
+    f"{textwrap.fill(str(p), 42)}\n{describe_places(*found[p])}" for p in drawn
+  ]
+  more = len(chosen) - len(drawn)
+  note = f"and {more:,} more" if more else ""
+  _draw(path, titles, drawn, shape, length, note)
+
+
+def places(layers):
+  """Where each distinct pattern is: {pattern: (layers, heads)}, sorted."""
+  found = {}
   for layer, heads in enumerate(layers):
     for head, pattern in enumerate(heads):
-      places = drawn.setdefault(pattern, (set(), set()))
-      places[0].add(layer)
-      places[1].add(head)
-  titles = [
-    f"{_label(pattern)}\n{_some('layer', at[0])}, {_some('head', at[1])}"
-    for pattern, at in drawn.items()
-  ]
-  _draw(path, titles, list(drawn), shape, length)
+      at = found.setdefault(pattern, (set(), set()))
+      at[0].add(layer)
+      at[1].add(head)
+  return {p: (sorted(at[0]), sorted(at[1])) for p, at in found.items()}
 
 
-def _draw(path, titles, patterns, shape, length):
+def describe_places(layers, heads):
+  """'layers 0, 2, 4, 6 ..., head 0'."""
+  return f"{_some('layer', layers)}, {_some('head', heads)}"
+
+
+def _draw(path, titles, patterns, shape, length, note=""):
   matplotlib.use("Agg")  # files only: no display is asked for
   from matplotlib import pyplot as plt
-  from matplotlib.colors import ListedColormap
 
-  show = functools.partial(
-    plt.Axes.imshow, cmap=ListedColormap(COLORS), vmin=0, vmax=2
-  )
   figure, axes = plt.subplots(
     2, len(patterns), figsize=(3.2 * len(patterns), 6.6), squeeze=False
   )
-  rows = shape[0]
   for (top, bottom), title, pattern in zip(
     axes.T, titles, patterns, strict=True
   ):
     top.set_title(title, fontsize=9)
-    cells = _row(pattern, length, rows)
-    show(top, cells, aspect="auto", interpolation="nearest")
-    show(bottom, _matrix(pattern, min(length, MAX_ROWS)))
+    cells = _row(pattern, length, shape[0])
+    image = _paint(cells, *(-(-size // MAX_CELLS) for size in cells.shape))
+    top.imshow(image, aspect="auto", interpolation="nearest")
+    matrix = _matrix(pattern, min(length, MAX_LENGTH))
+    bottom.imshow(matrix, interpolation="nearest")
+    if length > MAX_LENGTH:
+      bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}", fontsize=8)
     for axis in (top, bottom):
       axis.set(xticks=[], yticks=[])
+  if note:
+    figure.suptitle(note, fontsize=9)
   figure.tight_layout()
   figure.savefig(path, dpi=100)
   plt.close(figure)
@@ -65,33 +86,48 @@ def _draw(path, titles, patterns, shape, length):
 def _row(pattern, length, rows):
   """What a query past the middle sees, in `rows` rows of the data."""
   query = min(length - 1, int(length * 0.71))
-  cells = np.zeros(rows * -(-length // rows), int)
+  cells = np.zeros(rows * -(-length // rows), np.uint8)
   cells[pattern.keys(query, length)] = KEY
   cells[query] = QUERY
   return cells.reshape(rows, -1)
 
 
 def _matrix(pattern, n):
-  cells = np.where(pattern.matrix(n), KEY, 0)
-  np.fill_diagonal(cells, QUERY)
+  """The pairs of the first n positions, painted a strip of rows at a time."""
+  i, size = np.arange(n, dtype=np.int32), -(-n // MAX_CELLS)
+  strips = []
+  for start in range(0, n, size):
+    q = i[start : start + size, None]
+    cells = np.where(pattern.mask(q, i), KEY, 0)
+    strips.append(_paint(np.where(q == i, QUERY, cells), size, size))
+  return np.concatenate(strips)
+
+
+def _paint(cells, height, width):
+  """RGB of cells, `height` x `width` of them joined to one.
+
+  It is the paler the fewer of them are keys; a query stays what it is.
+  """
+  share = _pool(cells > 0, height, width)[..., None]
+  shade = np.where(share > 0, PALEST + (1 - PALEST) * share, 0)
+  nothing, key, query = np.array(COLORS)
+  painted = nothing + (key - nothing) * shade
+  has_query = _pool(cells == QUERY, height, width)[..., None] > 0
+  return np.where(has_query, query, painted).round().astype(np.uint8)
+
+
+def _pool(cells, *sizes):
+  """Means over blocks of the given sizes; those at the end may be smaller."""
+  for axis, size in enumerate(sizes):
+    starts = np.arange(0, cells.shape[axis], size)
+    lengths = np.diff(starts, append=cells.shape[axis])
+    sums = np.add.reduceat(cells, starts, axis=axis, dtype=float)
+    cells = sums / np.expand_dims(lengths, 1 - axis)
   return cells
 
 
-def _label(pattern):
-  """A pattern's name, in algebra where it is a combination."""
-  match pattern:
-    case patterns_lib.Union(left, right):
-      return f"{_label(left)} | {_label(right)}"
-    case patterns_lib.Intersection(left, right):
-      return f"{_label(left)} & {_label(right)}"
-    case patterns_lib.Difference(left, right):
-      return f"{_label(left)} - {_label(right)}"
-  return str(pattern)
-
-
 def _some(noun, numbers):
-  """'layers 0, 2, 4 ...' from a set of numbers."""
-  numbers = sorted(numbers)
+  """'layers 0, 2, 4 ...' from sorted numbers."""
   more = " ..." if len(numbers) > 4 else ""
   plural = "s" if len(numbers) > 1 else ""
   return f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}"

@@ -102,6 +102,33 @@ def test_residues_of_far_tiles_are_told_apart():
   np.testing.assert_array_equal(truth.must, [True, False, False])
 
 
+def test_products_of_one_side_are_exact():
+  # Squares of one tile modulo 7 are scattered: their ends say nothing.
+  i = np.arange(8)
+  grid = bounds.Grid(2, *(x.ravel() for x in np.indices((4, 4))))
+  q, k = grid.query(i), grid.key(i)
+  for x, shape in ((q, (8, 1)), (k, (1, 8))):
+    truth = x * (x + 3) * x % 7 == 4
+    exact = np.broadcast_to((i * (i + 3) * i % 7 == 4).reshape(shape), (8, 8))
+    blocks = exact.reshape(4, 2, 4, 2)
+    assert not (truth.may & ~blocks.any((1, 3)).ravel()).any()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_scattered_values_are_met_one_by_one(transposed):
+  # Each tile of the scattered side spans all of the other's values, and meets
+  # only those tiles that hold one of its own.
+  size, num_tiles = 4, 256
+  values = np.random.default_rng(0).permutation(size * num_tiles)
+  rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
+  grid = bounds.Grid(size, rows, cols)
+  u, v = np.arange(size * num_tiles), values
+  u, v = (v, u) if transposed else (u, v)
+  tiles = (u[:, None] == v).reshape(num_tiles, size, num_tiles, size)
+  truth = grid.query(u) == grid.key(v)
+  np.testing.assert_array_equal(truth.may, tiles.any((1, 3)).ravel())
+
+
 def positions():
   grid = bounds.Grid(2, np.array([0, 1]), np.array([1, 0]))
   return grid.query(np.arange(4)), grid.key(np.arange(4))

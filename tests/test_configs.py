@@ -86,3 +86,39 @@ def test_preset_takes_every_pattern_and_mode_by_override(name, pattern, mode):
   layers = Experiment(config).model.patterns
   assert len(layers) == config.model.num_layers
   assert {len(heads) for heads in layers} == {config.model.num_heads}
+
+
+def layers(**attention):
+  """The patterns of CIFAR-10's network with some settings of attention."""
+  config = load("cifar10_small").get_config()
+  config.attention.update(attention)
+  return Experiment(config).model.patterns
+
+
+def test_windows_grow_over_the_layers():
+  found = layers(pattern="Local(64), Local(128), Local(256)", cycle=())
+  assert [heads[0].window for heads in found] == [64, 128, 256, 64, 128, 256]
+
+
+@pytest.mark.parametrize(
+  "attention, words",
+  [
+    (dict(stride=0), ["attention.stride=0", "3072"]),
+    (dict(window=3073), ["attention.window=3073", "3072"]),
+    (dict(pattern="Full()"), ["Full()", "query 0", "key 1,"]),
+    (
+      dict(pattern="Local(96), (Causal(), Block(96, causal=False) - Block(8))"),
+      ["Block(96, causal=False) - Block(8)", "query 0", "key 1,"],
+    ),
+    (
+      dict(pattern="Local(9) | Strided(96, causal=False)"),
+      ["Local(9) | Strided(96, causal=False)", "query 0", "key 96,"],
+    ),
+  ],
+)
+def test_attention_that_does_not_fit_is_refused(attention, words):
+  with pytest.raises(ValueError) as error:
+    layers(**attention)
+  assert "\n" not in str(error.value)
+  for word in words:
+    assert word in str(error.value)

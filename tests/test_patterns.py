@@ -71,8 +71,20 @@ def grid(text):
     (Longformer(2, 1, causal=False), "11111 11100 11110 10111 10011"),
     (Row(2, 1), "10000 11000 00100 00110 00001"),
     (Row(1, 2, causal=False), "11000 11000 00110 00110 00001"),
+    (Row(2, 1, previous=1), "10000 11000 11100 11110 00111"),
+    (Row(2, 1, 1, causal=False), "11110 11110 11111 11111 00111"),
     (Column(2, 1), "10000 01000 10100 01010 10101"),
     (Column(1, 2, causal=False), "11111 11111 11111 11111 11111"),
+    (Neighborhood(2, 1, 2, 1), "10000 01000 10100 01010 00101"),
+    (Neighborhood(2, 3, 2, 1), "10000 11000 11100 11110 00111"),
+    (Neighborhood(3, 1, 2, 1, causal=False), "10100 01010 10101 01010 00101"),
+    # Of seed 0: a pattern must stay what it was when a network was trained.
+    (RandomBlocks(1, 1), "00000 10000 01000 01000 10000"),
+    (BigBird(1, num_random=1), "10000 11000 11100 11110 11011"),
+    (
+      BigBird(1, 1, num_random=1, seed=1, causal=False),
+      "11111 11100 11110 10111 10011",
+    ),
   ],
 )
 def test_matrix_of_each_pattern(pattern, expected):
@@ -102,11 +114,18 @@ def test_pairs_of_the_published_settings(row):
   assert found == counts
 
 
+MADE = (
+  *catalogue.ALL,
+  Row(4, 3, previous=1),
+  Row(4, 3, previous=1, causal=False),
+)
+
+
 def compositions():
   """Random patterns: those above, combined by | & -."""
   combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
   return st.recursive(
-    st.sampled_from(catalogue.ALL),
+    st.sampled_from(MADE),
     lambda inner: st.builds(
       lambda f, a, b: f(a, b), st.sampled_from(combine), inner, inner
     ),
@@ -239,22 +258,74 @@ def test_bidirectional_patterns_are_symmetric(pattern):
 
 
 MILLION = 2**20
+POSITIONS = np.arange(MILLION)
+
+
+def neighborhood_keys(i):
+  """Of 9 x 9 pixels, 64 columns, 3 channels, by query."""
+  row, column, channel = i // 192, i // 3 % 64, i % 3
+  left, right = np.minimum(column, 4), np.minimum(63 - column, 4)
+  above = np.minimum(row, 8) * (left + 1 + right) * 3
+  return above + left * 3 + channel + 1
+
+
+# The number of keys of query i, in closed form.
 AT_SCALE = [
-  Dilated(128, 64),
-  Block(128, previous=2),
-  LogSparse(),
-  Global(64),
-  RandomBlocks(64, 3),
-  Longformer(512, 64),
-  BigBird(64),
-  BigBird(64, causal=False),
-  Row(64, 3),
-  Column(64, 3),
-  Neighborhood(9, 9, 64, 3),
+  (Causal(), lambda i: i + 1),
+  (Full(), lambda i: MILLION),
+  (Local(1024), lambda i: np.minimum(i + 1, 1024)),
+  (Dilated(128, 64), lambda i: np.minimum(i // 64 + 1, 128)),
+  (Strided(1024), lambda i: i // 1024 + 1),
+  (
+    Block(128, previous=2),
+    lambda i: i % 128 + 1 + np.minimum(i // 128, 2) * 128,
+  ),
+  (
+    Summary(128, 32),
+    lambda i: i // 128 * 32 + np.clip(i % 128 - 95, 0, None),
+  ),
+  (LogSparse(), lambda i: 1 + np.frexp(i)[1]),
+  (Global(64), lambda i: np.minimum(i + 1, 64)),
+  (RandomBlocks(64, 3), lambda i: np.minimum(i // 64, 3) * 64),
+  (Longformer(512, 64), lambda i: np.minimum(i + 1, 512 + 64)),
+  (
+    BigBird(64),
+    lambda i: i % 64 + 1 + np.minimum(i // 64, 5) * 64,
+  ),
+  (Row(64, 3), lambda i: i % 192 + 1),
+  (Column(64, 3), lambda i: i // 192 * 3 + i % 3 + 1),
+  (Neighborhood(9, 9, 64, 3), neighborhood_keys),
 ]
 
 
-@pytest.mark.parametrize("pattern", AT_SCALE, ids=str)
+def test_every_pattern_is_tried_at_scale():
+  tried = {type(pattern) for pattern, _ in AT_SCALE}
+  assert tried == set(patterns.CATALOGUE.values())
+
+
+@pytest.mark.parametrize(
+  "pattern, keys", AT_SCALE, ids=[str(pattern) for pattern, _ in AT_SCALE]
+)
+def test_pairs_of_a_million_positions_are_those_of_their_rows(pattern, keys):
+  rows = np.broadcast_to(keys(POSITIONS), MILLION)
+  assert pattern.pairs(MILLION) == rows.sum(dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    *(pattern for pattern, _ in AT_SCALE),
+    Local(1024, causal=False),
+    Dilated(128, 64, causal=False),
+    Block(128, 2, causal=False),
+    RandomBlocks(1, 3, seed=123456789),
+    RandomBlocks(4, 1, causal=False),
+    BigBird(64, causal=False),
+    Column(64, 3, causal=False),
+    Neighborhood(9, 9, 64, 3, causal=False),
+  ],
+  ids=str,
+)
 def test_masks_fit_32_bits_at_a_million_positions(pattern):
   i = np.random.RandomState(0).randint(0, MILLION, 4000)
   i[:100] = MILLION - 1 - np.arange(100)
@@ -263,6 +334,41 @@ def test_masks_fit_32_bits_at_a_million_positions(pattern):
     with np.errstate(over="raise"):
       narrow = pattern.mask(q.astype(np.int32), k.astype(np.int32))
     np.testing.assert_array_equal(narrow, pattern.mask(q, k))
+
+
+@pytest.mark.parametrize("count", [1, 100, 2**14, 2**16, MILLION])
+def test_draws_cover_all_that_may_be_drawn(count):
+  chances = np.arange(patterns._LEVELS, dtype=np.int32)
+  drawn = patterns._share(chances, np.int32(count))
+  assert (np.diff(drawn) >= 0).all() and drawn[0] == 0
+  assert count - drawn[-1] <= -(-count // patterns._LEVELS) + 1
+  assert drawn[-1] < count
+
+
+@pytest.mark.parametrize(
+  "pattern, expected",
+  [
+    (Causal(), None),
+    (Local(1024) | Strided(1024), None),
+    (Local(9, causal=False), (0, 1)),
+    (Strided(1024, causal=False) | Causal(), (0, 1024)),
+    (
+      Block(96, causal=False) - Global(500_000, causal=False),
+      (500_000, 500_001),
+    ),
+  ],
+  ids=str,
+)
+def test_first_leak_of_a_million_positions(pattern, expected):
+  assert patterns.first_leak(pattern, MILLION) == expected
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.given(compositions(), st.integers(1, 60))
+def test_first_leak_is_the_first_key_above_the_diagonal(pattern, n):
+  queries, keys = np.nonzero(np.triu(pattern.matrix(n), 1))
+  found = min(zip(keys, queries, strict=True), default=None)
+  assert patterns.first_leak(pattern, n) == (found and found[::-1])
 
 
 def test_random_blocks_are_distinct_and_from_the_past():
@@ -430,7 +536,20 @@ def test_modes_place_the_factors_of_an_expression(mode, expected):
     ("Local(4, 5, 6)", ["takes"]),
     ("Local(size=4)", ["size"]),
     ("Local(0)", ["Local(0)", "at least 1"]),
+    ("Longformer(8, 0)", ["num_global", "at least 1"]),
     ("Local('a')", ["integer"]),
+    ("Local(4.0)", ["integer"]),
+    ("Local(True)", ["integer"]),
+    ("Local(4, 5)", ["causal", "True or False"]),
+    ("Local(9999999999)", ["window", "32 bits"]),
+    ("Local(n)", ["unknown attention.pattern 'n'"]),
+    ("Local(*(4,))", ["unknown attention.pattern"]),
+    ("Local(**{'window': 4, 3: 2})", ["Local"]),
+    ("Local(4), 3", ["unknown attention.pattern '3'"]),
+    ("Local(4), ((Block(2), Block(3)), Block(4))", ["(Block(2), Block(3))"]),
+    ("[Local(4)]", ["unknown attention.pattern '[Local(4)]'"]),
+    ("Local(4) | strided", ["unknown attention.pattern 'strided'"]),
+    ("BigBird(window=2)", ["window", "odd"]),
     ("Local(open('x'))", ["Local"]),
     ("__import__('os')", ["unknown attention.pattern"]),
     ("Local(4).window", ["unknown attention.pattern"]),
@@ -485,10 +604,36 @@ def test_heads_with_all_summaries_reach_what_an_earlier_one_does_not():
 
 
 @pytest.mark.parametrize("mode", patterns.MODES)
-@pytest.mark.parametrize("name", ["dense", "strided", "fixed"])
-def test_every_named_factorization_reaches_its_whole_past(name, mode):
+@pytest.mark.parametrize(
+  "name",
+  [
+    "dense",
+    "strided",
+    "fixed",
+    "fixed_openai",
+    "fixed_deepspeed",
+    "fixed_lra",
+    "Row(8, 3, previous=1), Column(8, 3)",
+  ],
+)
+def test_named_factorization_reaches_its_whole_past(name, mode):
   assigned = patterns.assign(name, mode, num_layers=2, num_heads=2, **SETTINGS)
   assert reaches_all(assigned)
+
+
+def test_row_and_column_alone_miss_what_is_above_and_to_the_right():
+  assert not reaches_all(layers(*[Row(8), Column(8)] * 4))
+
+
+def test_gaps_that_double_reach_the_whole_past():
+  gaps = [Dilated(2, 2**layer) for layer in range(7)]
+  assert reaches_all(layers(*gaps))
+  assert not reaches_all(layers(*gaps[:-1]))
+
+
+def test_powers_of_two_reach_the_whole_past():
+  assert reaches_all(layers(*[LogSparse()] * 6))  # 95 has 6 binary digits 1
+  assert not reaches_all(layers(*[LogSparse()] * 5))
 
 
 def test_reach_keeps_what_a_position_has():

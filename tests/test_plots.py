@@ -57,9 +57,60 @@ def test_picture_of_patterns_opens(name, mode, shape, length, stride, tmp_path):
     panels = len({p for heads in layers for p in heads})
     assert image.width == 320 * panels and image.height == 660
     shown = {color for _, color in image.convert("RGB").getcolors(1 << 24)}
-  # One cell of 12,288 is thinner than a pixel: the query's color may blend.
-  assert {(255, 255, 255), (0x8F, 0xB8, 0xDE)} <= shown
-  assert length > 64 or (0x1B, 0x3A, 0x5C) in shown
+  assert set(plots.COLORS) <= shown
+
+
+class Around(patterns.Pattern):
+  """A pattern of a user that is not causal: keys around the query."""
+
+  def mask(self, q, k):
+    return (q - k <= 3) & (k - q <= 3)
+
+
+@pytest.mark.parametrize(
+  "pattern", [Around(), patterns.Strided(5), patterns.Causal() - Around()]
+)
+@pytest.mark.parametrize("n", [5, 64, 256, 300])
+def test_matrix_shows_every_pair(pattern, n, monkeypatch):
+  monkeypatch.setattr(plots, "MAX_CELLS", 64)
+  painted = plots._matrix(pattern, n)
+  size = -(-n // 64)
+  cells = -(-n // size)
+  assert painted.shape == (cells, cells, 3) and painted.dtype == np.uint8
+  rows, columns = np.nonzero(pattern.matrix(n) | np.eye(n, dtype=bool))
+  shown = np.zeros((cells, cells), bool)
+  shown[rows // size, columns // size] = True
+  np.testing.assert_array_equal((painted != 255).any(-1), shown)
+  diagonal = painted[np.arange(cells), np.arange(cells)]
+  assert (diagonal == plots.COLORS[plots.QUERY]).all()
+
+
+def test_cells_that_join_keep_the_share_of_keys():
+  cells = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 2]])
+  white, key, query = plots.COLORS
+  painted = plots._paint(cells, 2, 2)
+  half = 1 - (1 - plots.PALEST) / 2  # one of two at the cut border
+  pale = [round(255 - half * (255 - x)) for x in key]
+  np.testing.assert_array_equal(painted, [[key, white], [pale, query]])
+
+
+def test_hundreds_of_patterns_fill_one_picture(tmp_path):
+  layers = tuple((patterns.Local(w),) for w in range(1, 200))
+  plots.save_patterns(tmp_path / "p.png", layers, (8, 8, 1), 64)
+  with Image.open(tmp_path / "p.png") as image:
+    assert image.width == 320 * plots.MAX_PANELS
+
+
+def test_million_positions_are_drawn(tmp_path):
+  layers = ((patterns.Local(1024) | patterns.Strided(1024), Around()),)
+  plots.save_patterns(tmp_path / "p.png", layers, (1024, 1024), 2**20)
+  chosen = [Around()]
+  plots.save_patterns(tmp_path / "q.png", layers, (1024, 1024), 2**20, chosen)
+  with (
+    Image.open(tmp_path / "p.png") as both,
+    Image.open(tmp_path / "q.png") as one,
+  ):
+    assert (both.width, one.width) == (640, 320)
 
 
 def test_command_draws_the_picture_of_the_readme(tmp_path):

@@ -1,0 +1,236 @@
+"""Tests of explain.py: the report of a config before training."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+
+from configs import cifar10, digits, enwik8, stdlib
+from sparse_transformer import explain, model, patterns
+from sparse_transformer.experiment import Experiment
+
+# Of ml_collections, as it loads a config file.
+pytestmark = pytest.mark.filterwarnings(
+  "ignore:the load_module:DeprecationWarning"
+)
+SCRIPT = "sparse_transformer/explain.py"
+DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+
+
+class Thirds(patterns.Pattern):
+  """A pattern of a user that is in no catalogue."""
+
+  def mask(self, q, k):
+    return (k <= q) & (k * 2 % 3 == q % 3)
+
+
+class Around(patterns.Pattern):
+  """One that is not causal."""
+
+  def mask(self, q, k):
+    return (q - k <= 3) & (k - q <= 3)
+
+
+def report(config, *layers):
+  """The report of a config, with other patterns if there are any."""
+  network = Experiment(config).model
+  if layers:
+    network = dataclasses.replace(network, patterns=layers)
+  result = explain.explain(config, network)
+  assert json.loads(json.dumps(result)) == result
+  text = explain.render(result)
+  assert max(map(len, text.splitlines())) < 200
+  return result
+
+
+def test_digits():
+  result = report(digits.get_config())
+  assert result["parameters"] == 1_196_416
+  local, strided = result["attention"]
+  assert (local["layers"], strided["layers"]) == ([0, 2, 4], [1, 3, 5])
+  assert local["pairs"] == 64 * 8 - 28 and local["keys_max"] == 8
+  assert (local["cache"], strided["cache"]) == (8, 64 - 7)
+  assert (local["tile"], local["fill"]) == ([64], 484 / 64**2)
+  assert strided["keys_mean"] == 4.5 and strided["keys_min"] == 1
+  # 14 operations for each pair and each of 32 channels.
+  assert local["flops"] == 484 * 14 * 32 * 4 * 3 * 16
+  assert result["total"]["pairs"] == 4 * 3 * (484 + 288)
+  assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
+  assert result["cache"]["bytes"] == 4 * 3 * (8 + 57) * 64 * 4
+  assert result["memory"]["parameters"] == 4 * result["parameters"]
+  assert result["step"]["flops"]["recomputed"] == 0
+
+
+def test_cifar10_needs_no_data():
+  result = report(cifar10.get_config())
+  assert result["parameters"] == 59_196_928
+  assert {row["pattern"]: row["pairs"] for row in result["attention"]} == {
+    str(patterns.Strided(96)): 50_688,
+    str(patterns.Local(96)): 290_352,
+  }
+  assert result["reach"] == dict(
+    layers=2, missing=None, positions_checked=3072, inputs_checked=0
+  )
+  # Queries and keys half as wide as values: 2 (4 * 64 + 3 * 128) a pair.
+  flops = result["total"]["pairs"] * 2 * (4 * 64 + 3 * 128) * 16
+  assert result["step"]["flops"]["attention"] == flops
+
+
+def test_enwik8():
+  result = report(enwik8.get_config())
+  assert len(result["attention"]) == 4 and result["parameters"] == 94_949_888
+  for row in result["attention"]:
+    assert row["pairs"] == 19_470_336 and row["cache"] == 128 + 32 * 95
+  assert result["reach"]["layers"] == 1  # four summaries make a whole block
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed", "dense"])
+def test_a_million_positions(pattern):
+  config = stdlib.get_config()
+  changes = {"data.length": 2**20, "data.columns": 1024}
+  changes |= {"attention.stride": 1024, "attention.window": 1024}
+  changes |= {"attention.pattern": pattern, "attention.width": 32}
+  changes |= {"attention.num_summaries": 1, "model.num_layers": 2}
+  changes |= {"train.batch_size": 1}
+  config.update_from_flattened_dict(changes)
+  result = report(config)
+  assert result["reach"]["layers"] <= 2
+  assert 0.8 < result["total"]["fill"] <= 1
+
+
+def test_pattern_of_a_user():
+  layers = ((Thirds(), patterns.Local(4)), (Thirds(), Thirds() - Thirds()))
+  result = report(runs.tiny(), *layers)
+  names = [(row["pattern"], row["heads"]) for row in result["attention"]]
+  assert names[:2] == [(str(Thirds()), [0]), (str(patterns.Local(4)), [1])]
+  matrix = Thirds().matrix(64)
+  assert result["attention"][0]["pairs"] == matrix.sum()
+  assert result["attention"][0]["keys_min"] == matrix.sum(1).min()
+  empty = result["attention"][3]
+  assert (empty["pairs"], empty["cache"], empty["flops"]) == (0, 0, 0)
+  result = report(runs.tiny(), *((Thirds(),) * 2,) * 2)
+  seen = patterns.reach(((Thirds(),),) * 2, 64)
+  missing = np.argwhere(~seen & np.tri(64, dtype=bool))
+  assert result["reach"]["missing"] == missing[0].tolist()
+
+
+def test_network_that_is_not_causal_has_no_cache():
+  result = report(runs.tiny(), *((Around(),) * 2,) * 2)
+  assert result["cache"] is None and result["reach"]["layers"] is None
+  assert "never reaches" in explain.render(result)
+
+
+@pytest.mark.parametrize("half_size", [False, True])
+def test_operations_of_the_weights_are_6_for_each_and_each_token(half_size):
+  config = runs.tiny(**{"model.half_size": half_size})
+  flops = report(config)["step"]["flops"]
+  network = Experiment(config).model
+  params = explain._state(config, network).params
+  sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
+  weights = sum(sizes) + params["logits"]["kernel"].size
+  assert flops["weights"] == 6 * weights * 8 * 64
+
+
+def test_rematerialisation_keeps_less_and_repeats_more():
+  config = runs.tiny(**{"model.num_layers": 4, "model.remat": "block"})
+  result = report(config)
+  ways = [result["rematerialisation"][name] for name in model.REMATS]
+  kept = [way["activations"] for way in ways]
+  assert kept == sorted(kept, reverse=True) and len(set(kept)) == len(kept)
+  assert ways[0]["recomputed"] == ways[0]["layer"] == 0
+  block = result["rematerialisation"]["block"]
+  assert block["activations"] == result["memory"]["activations"]
+  assert block["recomputed"] == result["step"]["flops"]["recomputed"]
+  # All of the forward pass but the last matmul of each block and the logits.
+  params = explain._state(config, Experiment(config).model).params
+  again = 4 * 16 * 16 * 4 + 4 * 16 * 64
+  attended = result["total"]["flops"] * 4 // 14
+  assert block["recomputed"] == 2 * 8 * 64 * again + attended
+  assert params["blocks"]["mlp_out"]["kernel"].shape == (4, 64, 16)
+
+
+def test_what_is_kept_is_counted_to_the_byte():
+  network = Experiment(runs.tiny(**{"model.remat": "block"})).model
+  deep = dataclasses.replace(
+    network, num_layers=6, patterns=network.patterns * 3
+  )
+  (few, _), (many, _) = (explain._kept(m, 8) for m in (network, deep))
+  # Of each further layer its input.
+  assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(jnp.float32).itemsize
+
+
+def test_accumulation_keeps_a_micro_batch_and_a_sum():
+  whole, half = (
+    report(runs.tiny(**{"train.accumulation": micro})) for micro in (1, 2)
+  )
+  kept = [r["memory"]["activations"] for r in (whole, half)]
+  assert kept[0] == 2 * kept[1]
+  assert half["memory"]["gradients"] == 2 * whole["memory"]["gradients"]
+  assert half["step"] == whole["step"]
+
+
+def test_dense_backend_computes_the_whole_square():
+  config = runs.tiny(**{"attention.backend": "dense"})
+  assert report(config)["attention"][0]["computed"] == 64**2
+
+
+def test_command_prints_a_table_and_draws(tmp_path, capsys):
+  assert runs.command(SCRIPT, DIGITS, f"--out={tmp_path}") == 0
+  out = capsys.readouterr().out
+  for words in (
+    str(patterns.Local(8)),
+    "everything after 2 layers",
+    "1,196,416",
+  ):
+    assert words in out
+  pictures = sorted(path.name for path in tmp_path.iterdir())
+  assert pictures == ["pattern_0.png", "pattern_1.png", "patterns.png"]
+  for picture in pictures:
+    with Image.open(tmp_path / picture) as image:
+      assert image.height == 660
+
+
+def test_command_prints_json(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  words = "--config.attention.pattern=fixed", "--json"
+  assert runs.command(SCRIPT, DIGITS, *words) == 0
+  result = json.loads(capsys.readouterr().out)
+  assert result["attention"][0]["pattern"] == str(patterns.Block(8))
+  assert result["pictures"][0] == "explain/digits/patterns.png"
+  assert all((tmp_path / path).is_file() for path in result["pictures"])
+
+
+@pytest.mark.parametrize(
+  "word, message",
+  [
+    ("--config.attention.pattern=zigzag", "unknown attention.pattern 'zigzag'"),
+    ("--config.attention.stride=65", "attention.stride=65 does not fit"),
+    ("--config.atention.pattern=fixed", "atention"),
+    ("--config.train.accumulation=3", "must be a multiple of"),
+    ("--config.train.batch_size=0", "batch_size=0"),
+    ("--config.model.remat=everything", "'everything'; known: none"),
+    ("more", "unexpected argument 'more'"),
+  ],
+)
+def test_mistake_is_one_line(word, message, tmp_path, capsys):
+  assert runs.command(SCRIPT, DIGITS, word, f"--out={tmp_path / 'out'}") == 1
+  out, err = capsys.readouterr()
+  assert message in err and err.count("\n") == 1 and not out
+  assert not (tmp_path / "out").exists()
+
+
+def test_missing_config_is_one_line(capsys):
+  assert runs.command(SCRIPT) == 1
+  assert "--config is missing" in capsys.readouterr().err
+
+
+def test_masks_beyond_memory_are_refused():
+  config = stdlib.get_config()
+  config.data.length, config.attention.backend = 2**20, "dense"
+  with pytest.raises(ValueError, match="use attention.backend=blocked"):
+    report(config)

@@ -18,7 +18,10 @@ from sparse_transformer import tiles
 from sparse_transformer.patterns import Pattern
 
 TILES = (64, 96, 128, 192, 256)  # positions, to choose from
-MAX_KEYS = 512  # positions of keys in a step
+MAX_KEYS = 512  # positions of keys in a step, of one query tile
+# Key tiles of a step, of one query tile and of those side by side: each is
+# some lines of the program, whose size must not grow with n.
+MAX_TILES, MAX_TILES_BESIDE = 8, 32
 # What a step costs besides its scores, counted in scores of one head: fitted
 # to steps of 64 x 192 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
 STEP_COST = 10_000
@@ -67,7 +70,7 @@ def plan(pattern, n, tile=0):
   plans = [
     _plan(pattern, n, size, span)
     for size in sizes
-    for span in range(1, max(1, MAX_KEYS // size) + 1)
+    for span in range(1, max(1, min(MAX_KEYS // size, MAX_TILES)) + 1)
   ]
   return min(plans, key=lambda plan: plan.cost)
 
@@ -176,9 +179,14 @@ def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
 def _group(plan, q_BLHK):
   """How many query tiles to take side by side: a divisor of their number."""
   b, _, h, _ = q_BLHK.shape
-  most = STEP_SCORES // (b * h * plan.scores) if plan.is_single else 1
-  sizes = range(1, max(1, min(most, len(plan.rows))) + 1)
-  return max(size for size in sizes if len(plan.rows) % size == 0)
+  if not plan.is_single:
+    return 1
+  most = min(
+    STEP_SCORES // (b * h * plan.scores),
+    MAX_TILES_BESIDE // plan.cols.shape[1],
+    len(plan.rows),
+  )
+  return max(a for a in range(1, max(1, most) + 1) if len(plan.rows) % a == 0)
 
 
 def _steps(plan, i):

@@ -112,20 +112,20 @@ def test_lengths_of_several_tiles(n, tile, backend):
 
 @pytest.mark.parametrize("backend", SCHEDULES)
 def test_long_lists_of_tiles_of_all_lengths(backend):
-  # 60 query tiles with 1 to 60 key tiles each.
-  check(240, [Causal(), LogSparse(), Dilated(9, 7)], backend, 4)
+  # 30 query tiles with 1 to 30 key tiles each.
+  check(240, [Causal(), Dilated(9, 7)], backend, 8)
 
 
 @pytest.mark.parametrize("backend", SCHEDULES)
-@pytest.mark.parametrize("mode", patterns.MODES)
 @pytest.mark.parametrize("name", patterns.FACTORIZATIONS)
-def test_every_factorization_and_mode(name, mode, backend):
-  layers = patterns.assign(name, mode, num_layers=2, num_heads=3, **SETTINGS)
-  for heads in set(layers):
-    check(61, heads, backend, 16)
+def test_every_factorization(name, backend):
+  (heads,) = patterns.assign(
+    name, "merged", num_layers=1, num_heads=3, **SETTINGS
+  )
+  check(61, heads, backend, 16)
 
 
-@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.settings(deadline=None, max_examples=8)
 @hypothesis.given(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
   st.sampled_from([1, 7, 40, 89, 120]),

@@ -11,7 +11,7 @@ import runs
 from PIL import Image
 
 from configs import cifar10, digits, enwik8, stdlib
-from sparse_transformer import explain, model, patterns
+from sparse_transformer import costs, explain, model, patterns
 from sparse_transformer.experiment import Experiment
 
 # Of ml_collections, as it loads a config file.
@@ -95,7 +95,7 @@ def test_a_million_positions(pattern):
   changes = {"data.length": 2**20, "data.columns": 1024}
   changes |= {"attention.stride": 1024, "attention.window": 1024}
   changes |= {"attention.pattern": pattern, "attention.width": 32}
-  changes |= {"attention.num_summaries": 1, "model.num_layers": 2}
+  changes |= {"attention.num_summaries": 4, "model.num_layers": 2}
   changes |= {"train.batch_size": 1}
   config.update_from_flattened_dict(changes)
   result = report(config)
@@ -130,7 +130,7 @@ def test_operations_of_the_weights_are_6_for_each_and_each_token(half_size):
   config = runs.tiny(**{"model.half_size": half_size})
   flops = report(config)["step"]["flops"]
   network = Experiment(config).model
-  params = explain._state(config, network).params
+  params = costs._state(config, network).params
   sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
   weights = sum(sizes) + params["logits"]["kernel"].size
   assert flops["weights"] == 6 * weights * 8 * 64
@@ -147,7 +147,7 @@ def test_rematerialisation_keeps_less_and_repeats_more():
   assert block["activations"] == result["memory"]["activations"]
   assert block["recomputed"] == result["step"]["flops"]["recomputed"]
   # All of the forward pass but the last matmul of each block and the logits.
-  params = explain._state(config, Experiment(config).model).params
+  params = costs._state(config, Experiment(config).model).params
   again = 4 * 16 * 16 * 4 + 4 * 16 * 64
   attended = result["total"]["flops"] * 4 // 14
   assert block["recomputed"] == 2 * 8 * 64 * again + attended
@@ -159,7 +159,7 @@ def test_what_is_kept_is_counted_to_the_byte():
   deep = dataclasses.replace(
     network, num_layers=6, patterns=network.patterns * 3
   )
-  (few, _), (many, _) = (explain._kept(m, 8) for m in (network, deep))
+  (few, _), (many, _) = (costs._kept(m, 8) for m in (network, deep))
   # Of each further layer its input.
   assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(jnp.float32).itemsize
 

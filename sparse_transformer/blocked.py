@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer import parallel, sequential
@@ -48,6 +49,8 @@ def _forward(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule):
   for i, (part, heads) in enumerate(_parts(patterns, n)):
     plan = schedule.plan(part, n, tile)
     queries, keys = plan.query_positions, plan.key_positions
+    if i:
+      q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
     new = schedule.forward(
       plan,
       _arrange(q_BLHK[:, :, heads], queries),
@@ -74,17 +77,19 @@ def _backward(patterns, tile, schedule, saved, cotangents):
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
   of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH
   grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in (q_BLHK, k_BLHK, v_BLHE)]
-  for part, heads in _parts(patterns, n):
+  for i, (part, heads) in enumerate(_parts(patterns, n)):
     plan = schedule.plan(part, n, tile)
     queries, keys = plan.query_positions, plan.key_positions
+    if i:
+      of_queries, grads = _in_turn(of_queries, grads)
     new = schedule.backward(
       plan,
       *(_arrange(x[:, :, heads], queries) for x in of_queries),
       *(_arrange(x[:, :, heads], keys) for x in (k_BLHK, v_BLHE)),
     )
-    for i, positions in enumerate((queries, keys, keys)):
-      grad = _restore(new[i], positions, n)
-      grads[i] = grads[i].at[:, :, heads].add(grad)
+    for j, positions in enumerate((queries, keys, keys)):
+      grad = _restore(new[j], positions, n)
+      grads[j] = grads[j].at[:, :, heads].add(grad)
   return tuple(g.astype(x.dtype) for g, x in zip(grads, saved[:3], strict=True))
 
 
@@ -102,6 +107,14 @@ def merge(first, second):
   shift = jnp.where(jnp.isfinite(lse), lse, 0)
   weight_1, weight_2 = jnp.exp(lse_1 - shift), jnp.exp(lse_2 - shift)
   return weight_1[..., None] * out_1 + weight_2[..., None] * out_2, lse
+
+
+def _in_turn(*arrays):
+  """The same arrays; what follows of one waits for what comes before in all.
+
+  Else parts run side by side, where each leaves the other no cache.
+  """
+  return lax.optimization_barrier(arrays)
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,9 +22,10 @@ MAX_KEYS = 512  # positions of keys in a step, of one query tile
 # Key tiles of a step, of one query tile and of those side by side: each is
 # some lines of the program, whose size must not grow with n.
 MAX_TILES, MAX_TILES_BESIDE = 8, 32
-# What a step costs besides its scores, counted in scores of one head: fitted
-# to steps of 64 x 192 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
-STEP_COST = 10_000
+# What a step of a loop costs besides its scores, counted in scores of one
+# head, and what a key tile does where there is no loop: fitted to steps of
+# 64 x 64 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
+STEP_COST, TILE_COST = 10_000, 1_300
 # Scores, of all heads, that one step may have for tiles side by side.
 STEP_SCORES = 300_000
 
@@ -55,7 +56,8 @@ class Plan:
 
   @property
   def cost(self):
-    return len(self.cols) * (self.scores + STEP_COST)
+    extra = TILE_COST * self.cols.shape[1] if self.is_single else STEP_COST
+    return len(self.cols) * (self.scores + extra)
 
   @property
   def is_single(self):

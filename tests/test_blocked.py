@@ -15,7 +15,6 @@ from sparse_transformer.patterns import (
   Causal,
   Dilated,
   Local,
-  LogSparse,
   Strided,
   Summary,
 )
@@ -267,7 +266,8 @@ def test_lanes_visit_every_tile_once_and_are_balanced():
 @pytest.mark.parametrize(
   "pattern, n, tile",
   [
-    (Local(128), 12288, 128),
+    (Local(128), 12288, 64),
+    (Block(128), 12288, 128),
     (Strided(128), 12288, 96),  # columns of 96
     (BigBird(64), 12288, 64),
   ],

@@ -2,50 +2,113 @@
 
 python eval.py --workdir=runs/digits
 
-The last line is a JSON object. The workdir knows its config; any field can be
-set as in training: --config.attention.backend=dense.
+Prints a JSON object for each checkpoint and --min_context that is asked for,
+each in a line. Bits by position in the window go to evaluations/ in the
+workdir, as JSON and as a picture. The workdir knows its config; any field can
+be set as in training: --config.attention.backend=dense.
 """
 
 import json
+import pathlib
 
+import numpy as np
 from absl import flags
 
-from sparse_transformer import checkpoint, command, evaluate
+from sparse_transformer import checkpoint, command, data, evaluate, plots
 from sparse_transformer.experiment import Experiment
 
 flags.DEFINE_enum(
   "split", "test", ("train", "validation", "test"), "What to score."
 )
-flags.DEFINE_integer("step", None, "Of the checkpoint; the last by default.")
-flags.DEFINE_integer(
+flags.DEFINE_list(
+  "step", [], "Of the checkpoints, or all; the last by default."
+)
+flags.DEFINE_list(
   "min_context",
-  0,
+  ["0"],
   "Positions before each scored one, but for the first window of a stream.",
 )
+flags.DEFINE_enum(
+  "weights", "ema", ("ema", "params"), "Averaged, or as trained last."
+)
+
+
+def chosen_steps(checkpoints, words):
+  """The steps that --step names."""
+  if words == ["all"]:
+    return checkpoints.steps() or [None]
+  return integers("step", words) or [None]
+
+
+def integers(name, words):
+  try:
+    return [int(word) for word in words]
+  except ValueError:
+    raise ValueError(
+      f"--{name}={','.join(words)} must be numbers, with commas between them"
+    ) from None
+
+
+def score(experiment, state, split, min_context, weights):
+  """(what eval.py prints, bits by position) of one checkpoint.
+
+  A stopped evaluation, which raises KeyboardInterrupt, prints what it had.
+  """
+  source, config = experiment.source, experiment.config.eval
+  about = dict(
+    split=split,
+    step=int(state.step),
+    min_context=min_context,
+    weights=weights,
+    unit=source.unit,
+  )
+  tally = evaluate.Tally(source.length)
+  try:
+    evaluate.bits_per_dim(
+      experiment.losses,
+      getattr(state, weights),
+      source.windows(split, min_context),
+      batch_size=config.batch_size,
+      sharding=experiment.batch_sharding,
+      name=split,
+      tally=tally,
+    )
+  except KeyboardInterrupt:
+    print(json.dumps(tally.summary() | about | dict(complete=False)))
+    raise
+  result = tally.summary() | about
+  if isinstance(source, data.Images) and source.shape[2] > 1:
+    result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
+  return result, tally.by_position()
+
+
+def save(workdir, result, bits_L):
+  """Writes bits by position of a result: JSON and a picture."""
+  folder = pathlib.Path(workdir) / "evaluations"
+  folder.mkdir(exist_ok=True)
+  stem = "{split}-step{step}-context{min_context}-{weights}".format(**result)
+  bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
+  text = json.dumps(result | dict(by_position=bits))
+  (folder / f"{stem}.json").write_text(text + "\n")
+  plots.save_positions(folder / f"{stem}.png", bits_L, result)
 
 
 def main(argv):
   command.check_arguments(argv)
   args = flags.FLAGS
   experiment = Experiment(args.config)
-  windows = experiment.source.windows(args.split, args.min_context)
+  contexts = integers("min_context", args.min_context)
+  for min_context in contexts:  # mistakes are found before the work
+    experiment.source.windows(args.split, min_context)
   with checkpoint.Checkpoints(args.workdir) as checkpoints:
-    state = experiment.restore(checkpoints, args.step)
-  result = evaluate.bits_per_dim(
-    experiment.losses,
-    state.ema,
-    windows,
-    batch_size=experiment.config.eval.batch_size,
-    sharding=experiment.batch_sharding,
-    name=args.split,
-  )
-  result.update(
-    split=args.split,
-    step=int(state.step),
-    min_context=args.min_context,
-    unit=experiment.source.unit,
-  )
-  print(json.dumps(result))
+    for step in chosen_steps(checkpoints, args.step):
+      state = experiment.restore(checkpoints, step)
+      for min_context in contexts:
+        result, bits_L = score(
+          experiment, state, args.split, min_context, args.weights
+        )
+        save(args.workdir, result, bits_L)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

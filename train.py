@@ -21,6 +21,7 @@ from sparse_transformer import (
   evaluate,
   metrics,
   plots,
+  prepared,
 )
 from sparse_transformer.experiment import Experiment
 
@@ -121,7 +122,7 @@ def validate(experiment, state, writer, step):
   result = evaluate.bits_per_dim(
     experiment.losses,
     state.ema,
-    [windows[i] for i in range(num)],
+    prepared.Lazy(num, windows.__getitem__),
     batch_size=config.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",

@@ -13,11 +13,14 @@ def get_config():
 
   config.data = ConfigDict(
     dict(
-      name="digits",  # digits, stdlib, bytes, cifar10, enwik8, imagenet64
+      # digits, cifar10, imagenet64; stdlib, bytes, enwik8, text8, fasta, audio
+      name="digits",
       path="",  # file or folder; "" is the place the data set is put by default
       length=1024,  # positions in a sequence of text; images have their own
       columns=128,  # text is embedded by row and column of a table this wide
-      fractions=(0.9, 0.05, 0.05),  # train, validation, test of stdlib, bytes
+      # train, validation, test of stdlib, bytes, fasta, audio
+      fractions=(0.9, 0.05, 0.05),
+      rate=12_000,  # samples per second of audio; other files are resampled
     )
   )
 

@@ -16,6 +16,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
+from configs import default
+
 GROUPS = (
   "data",
   "model",
@@ -58,7 +60,10 @@ def write_config(workdir, config):
 
 
 def read_config(workdir):
-  """The config of a run, from its workdir alone."""
+  """The config of a run, from its workdir alone.
+
+  A field that is younger than the run has its default.
+  """
   path = pathlib.Path(workdir) / "config.json"
   if not path.exists():
     raise FileNotFoundError(
@@ -67,12 +72,13 @@ def read_config(workdir):
     )
   try:
     settings = json.loads(path.read_text())
+    defaults = default.get_config().to_dict()
     # JSON has no tuples.
     groups = {
       group: ConfigDict(
         {
           name: tuple(value) if isinstance(value, list) else value
-          for name, value in settings[group].items()
+          for name, value in (defaults[group] | settings[group]).items()
         }
       )
       for group in GROUPS

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import re
+import signal
 import sys
 
 from absl import app, flags, logging
@@ -12,6 +13,7 @@ from sparse_transformer import checkpoint
 
 # What the user can mend. Anything else is our fault and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
+STOPPED = 130  # exit status after SIGINT or SIGTERM
 
 
 def run(main, parse=flags.FLAGS):
@@ -60,10 +62,14 @@ def _report(function, errors, argv):
   # Orbax tells of every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     return function(argv)
   except errors as error:
     _fail(argv, error)
+  except KeyboardInterrupt:
+    print(f"{pathlib.Path(argv[0]).name}: stopped", file=sys.stderr)
+    sys.exit(STOPPED)
 
 
 def _fail(argv, error):

@@ -19,11 +19,11 @@ import sysconfig
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sparse_transformer import prepared
+from sparse_transformer import codecs, prepared
 
 # What the decompressors of the standard library raise.
 DAMAGE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -32,6 +32,7 @@ SPLITS = ("train", "validation", "test")
 # Images of the training set that make the validation set. CIFAR-10: as many as
 # Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
 # it (https://github.com/openai/distribution_augmentation).
+TEXT8 = 90_000_000, 5_000_000, 5_000_000  # characters, as of enwik8's bytes
 HELD_OUT = {"cifar10": 2_000, "imagenet64": 50_000}
 
 
@@ -69,7 +70,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """One long row of bytes, cut into sequences of `length`.
+  """One long row of symbols, cut into sequences of `length`.
 
   For the position embedding a sequence is laid out in a matrix of `columns`,
   whose last row may be left unfinished.
@@ -78,8 +79,7 @@ class Stream:
   length: int
   columns: int
   load: Callable[[], Mapping[str, np.ndarray]]
-  vocab_size: ClassVar[int] = 256
-  unit: ClassVar[str] = "bits/byte"
+  codec: Any = codecs.Text()  # what the symbols stand for
 
   def __post_init__(self):
     if self.length < 1 or self.columns < 1:
@@ -89,22 +89,31 @@ class Stream:
       )
 
   @property
+  def vocab_size(self):
+    return self.codec.vocab_size
+
+  @property
+  def unit(self):
+    return self.codec.unit
+
+  @property
   def shape(self):
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split):
-    """Windows that start at any byte of `split`, uint8 [length]."""
+    """Windows that start at any symbol of `split`, uint8 [length]."""
     data = _split(self, split)
     if len(data) < self.length:
       raise ValueError(
-        f"{split} has {len(data)} bytes, fewer than data.length={self.length};"
-        " use more data, other data.fractions or a smaller data.length"
+        f"{split} has {len(data)} symbols, fewer than"
+        f" data.length={self.length}; use more data, other data.fractions or"
+        " a smaller data.length"
       )
     size = len(data) - self.length + 1
     return prepared.Lazy(size, lambda i: data[i : i + self.length])
 
   def windows(self, split, min_context=0):
-    """Windows (tokens, scored) that score each byte of `split` once.
+    """Windows (tokens, scored) that score each symbol of `split` once.
 
     The first scores all of its positions, the others only those that have at
     least `min_context` positions before them. The last is padded on the right
@@ -205,31 +214,87 @@ def _cifar10(config):
 
 
 def _imagenet64(config):
+  shape = 64, 64, 3
+
   def load():
-    folder = prepared.find(config, "downsampled_imagenet/64x64")
-    train = prepared.records(folder, "train", "image")
+    path = pathlib.Path(config.path).expanduser()
+    if config.path and (path / "train_64x64.npy").exists():
+      train, test = (
+        _array(path / f"{split}_64x64.npy", shape)
+        for split in ("train", "valid")
+      )
+    else:
+      folder = prepared.find(config, "downsampled_imagenet/64x64")
+      train, test = (
+        prepared.records(folder, split, "image")
+        for split in ("train", "validation")
+      )
     first = len(train) - HELD_OUT["imagenet64"]
+    if first < 1:
+      raise ValueError(
+        f"{len(train)} training images, of which {HELD_OUT['imagenet64']:,}"
+        " are held out for validation"
+      )
     return {
       "train": _subset(train, range(first)),
       "validation": _subset(train, range(first, len(train))),
-      "test": prepared.records(folder, "validation", "image"),
+      "test": test,
     }
 
-  return Images((64, 64, 3), 256, functools.cache(load))
+  return Images(shape, 256, functools.cache(load))
+
+
+def _array(path, shape):
+  """Images uint8 [number, *shape] in a .npy file, read when they are asked."""
+  try:
+    images = np.load(path, mmap_mode="r")
+  except FileNotFoundError:
+    raise FileNotFoundError(f"no file {path}: see data.path") from None
+  except (ValueError, EOFError, OSError) as error:
+    raise prepared.damaged(path, error) from error
+  if images.shape[1:] != shape or images.dtype != np.uint8:
+    raise ValueError(
+      f"{path} holds {images.dtype} {images.shape}; images are uint8"
+      f" (number, {', '.join(map(str, shape))})"
+    )
+  return images
 
 
 # Streams.
 
 
 def _bytes(config):
+  return _files(config, codecs.Text())
+
+
+def _fasta(config):
+  return _files(config, codecs.Fasta(), ".fasta", ".fa", ".fna")
+
+
+def _audio(config):
+  return _files(config, codecs.Audio(config.rate), ".wav")
+
+
+def _files(config, codec, *suffixes):
+  """A stream of the files at `config.path`, in a folder by their suffix."""
+
   def load():
     if not config.path:
       raise FileNotFoundError("data.path is not set: name a file or a folder")
     path = pathlib.Path(config.path).expanduser()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in files if not file.is_dir()]
+    if not path.is_dir():
+      return [path]
+    names = sorted(file for file in path.rglob("*") if not file.is_dir())
+    if not suffixes:
+      return names
+    chosen = [f for f in names if {s.lower() for s in f.suffixes} & {*suffixes}]
+    if not chosen:
+      raise FileNotFoundError(
+        f"{path} has no file that ends in {', '.join(suffixes)}"
+      )
+    return chosen
 
-  return _text(config, load)
+  return _stream(config, codec, load)
 
 
 def _stdlib(config):
@@ -243,10 +308,10 @@ def _stdlib(config):
     files = [file.relative_to(root) for file in sorted(root.rglob("*.py"))]
     return [root / f for f in files if skipped.isdisjoint(f.parts[:-1])]
 
-  return _text(config, load)
+  return _stream(config, codecs.Text(), load)
 
 
-def _text(config, files):
+def _stream(config, codec, files):
   """A stream of the contents of `files()`, split by `config.fractions`."""
   fractions = tuple(config.fractions)
   if (
@@ -260,19 +325,37 @@ def _text(config, files):
     )
 
   def load():
-    data = b"".join(map(_read, files()))
+    parts = [codec.decode(read(path), path) for path in files()]
+    data = np.concatenate([np.zeros(0, np.uint8), *parts])
     ends = [round(len(data) * sum(fractions[:k])) for k in (1, 2)]
-    parts = np.split(np.frombuffer(data, np.uint8), ends)
-    splits = dict(zip(SPLITS, parts, strict=True))
+    splits = dict(zip(SPLITS, np.split(data, ends), strict=True))
     for split, part in splits.items():
       if not len(part):
         raise ValueError(
-          f"{split} is empty: {len(data)} bytes in all, data.{fractions=};"
+          f"{split} is empty: {len(data)} symbols in all, data.{fractions=};"
           " use more data or other fractions"
         )
     return splits
 
-  return Stream(config.length, config.columns, functools.cache(load))
+  return Stream(config.length, config.columns, functools.cache(load), codec)
+
+
+def _text8(config):
+  def load():
+    if not config.path:
+      raise FileNotFoundError("data.path is not set: name text8 or text8.zip")
+    path = pathlib.Path(config.path).expanduser()
+    data = codec.decode(read(path), path)
+    if len(data) != sum(TEXT8):
+      raise ValueError(
+        f"{path} has {len(data):,} characters, text8 {sum(TEXT8):,}; for other"
+        " text there is data.name=bytes"
+      )
+    parts = np.split(data, np.cumsum(TEXT8)[:2])
+    return dict(zip(SPLITS, parts, strict=True))
+
+  codec = codecs.Letters()
+  return Stream(config.length, config.columns, functools.cache(load), codec)
 
 
 def _enwik8(config):
@@ -281,7 +364,7 @@ def _enwik8(config):
 
     path = pathlib.Path(config.path).expanduser()
     if path.is_file():
-      return enwik8.Enwik8.splits(_read(path), path)
+      return enwik8.Enwik8.splits(read(path), path)
     folder = prepared.find(config, "enwik8")
     return {
       split: np.concatenate(list(prepared.records(folder, split, "bytes")))
@@ -291,7 +374,7 @@ def _enwik8(config):
   return Stream(config.length, config.columns, functools.cache(load))
 
 
-def _read(path):
+def read(path):
   """The bytes of a file, decompressed according to its suffix."""
   suffix = path.suffix.lower()
   openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -319,6 +402,9 @@ SOURCES = {
   "bytes": _bytes,
   "stdlib": _stdlib,
   "enwik8": _enwik8,
+  "text8": _text8,
+  "fasta": _fasta,
+  "audio": _audio,
 }
 
 

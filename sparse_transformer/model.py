@@ -152,28 +152,29 @@ class Block(nnx.Module):
     )
     self.dropout = nnx.Dropout(config.dropout)
 
-  def __call__(self, x_BLD, patterns, key=None):
-    """patterns: one per head. key: for dropout; None leaves it out."""
-    keys = (None, None) if key is None else jax.random.split(key)
-    attend = functools.partial(self._attention, patterns=patterns)
-    if self.config.remat == "attention":
-      attend = jax.checkpoint(attend)
-    a_BLD = self._drop(attend(x_BLD), keys[0])
-    b_BLD = self._drop(self._mlp(x_BLD + a_BLD), keys[1])
-    return x_BLD + a_BLD + b_BLD
+  def __call__(self, x_BLD, attend, key=None):
+    """(output, what attend keeps); attend: (q, k, v) to (out, what it keeps).
 
-  def _attention(self, x_BLD, patterns):
+    key: for dropout; None leaves it out.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    attention = functools.partial(self._attention, attend)
+    if self.config.remat == "attention":
+      attention = jax.checkpoint(attention)
+    a_BLD, kept = attention(x_BLD)
+    a_BLD = self._drop(a_BLD, keys[0])
+    b_BLD = self._drop(self._mlp(x_BLD + a_BLD), keys[1])
+    return x_BLD + a_BLD + b_BLD, kept
+
+  def _attention(self, attend, x_BLD):
     x_BLD = self.attention_norm(x_BLD)
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    out_BLHE = attention.attend(
+    out_BLHE, kept = attend(
       self.query(x_BLD).reshape(heads),
       self.key(x_BLD).reshape(heads),
       self.value(x_BLD).reshape(heads),
-      patterns,
-      backend=self.config.backend,
-      tile=self.config.tile,
     )
-    return self.out(out_BLHE.reshape(x_BLD.shape))
+    return self.out(out_BLHE.reshape(x_BLD.shape)), kept
 
   def _mlp(self, x_BLD):
     h_BLF = self.mlp_in(self.mlp_norm(x_BLD))
@@ -227,10 +228,40 @@ class Transformer(nnx.Module):
     )
 
   def __call__(self, tokens_BL, *, key=None):
-    x_BLD = self._blocks(self._embed(tokens_BL), key)
-    return self.logits(self.norm(x_BLD).astype(jnp.float32))
+    return self.run(self.embed(tokens_BL), self.attend, key=key)[0]
 
-  def _embed(self, tokens_BL):
+  def attend(self, state, layer, i, q_BLHK, k_BLHK, v_BLHE):
+    """Attention of whole sequences, see `run`."""
+    del i  # layers of one stack have the same patterns
+    out_BLHE = attention.attend(
+      q_BLHK,
+      k_BLHK,
+      v_BLHE,
+      self.config.patterns[layer],
+      backend=self.config.backend,
+      tile=self.config.tile,
+    )
+    return out_BLHE, state
+
+  def run(self, x_BLD, attend, state=None, key=None):
+    """(logits_BLV, state) of embedded symbols; see `embed`, `embed_next`.
+
+    attend: (state, layer, i, q, k, v) to (out, state), of the i-th layer, as a
+    traced number, that is like `layer`; see `repeats`.
+    """
+    x_BLD, state = self._blocks(x_BLD, attend, state, key)
+    return self.logits(self.norm(x_BLD).astype(jnp.float32)), state
+
+  def embed_next(self, tokens_B, t):
+    """x_B1D of position t, of which tokens_B stand before it; t is traced."""
+    x_BD = self.token(tokens_B)
+    places = jnp.unravel_index(t - 1, self.config.axes)
+    for embed, place in zip(self.position, places, strict=True):
+      x_BD = x_BD + embed(place)[None]
+    start_1D = self.start[...].astype(x_BD.dtype)[None]
+    return jnp.where(t > 0, x_BD, start_1D)[:, None]
+
+  def embed(self, tokens_BL):
     """Embedded symbols, shifted right by one behind the start vector."""
     (b, n), d = tokens_BL.shape, self.config.width
     if n > self.config.length:
@@ -244,15 +275,16 @@ class Transformer(nnx.Module):
     start_B1D = jnp.broadcast_to(self.start[...].astype(x_BLD.dtype), (b, 1, d))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
-  def _blocks(self, x_BLD, key):
+  def _blocks(self, x_BLD, attend, state, key):
     """All blocks: a scan over the periods of the patterns, then the rest."""
     config, (graph, params) = self.config, nnx.split(self.blocks)
     num_layers, period = config.num_layers, _period(config.patterns)
     keys = None if key is None else jax.random.split(key, num_layers)
 
-    def apply(x_BLD, layer, inputs):
-      params, key = inputs
-      return nnx.merge(graph, params)(x_BLD, config.patterns[layer], key)
+    def apply(carry, layer, i, inputs):
+      (x_BLD, state), (params, key) = carry, inputs
+      block = nnx.merge(graph, params)
+      return block(x_BLD, functools.partial(attend, state, layer, i), key)
 
     if config.remat in ("block", "block_but_attention"):
       # Saved by name: the outputs of attention, whose backward pass needs no
@@ -265,19 +297,22 @@ class Transformer(nnx.Module):
         policy=jax.checkpoint_policies.save_only_these_names(*kept),
       )
 
-    def apply_period(x_BLD, inputs):
+    def apply_period(carry, inputs):
+      i, inputs = inputs
       for layer in range(period):
-        x_BLD = apply(x_BLD, layer, _take(inputs, layer))
-      return x_BLD, None
+        carry = apply(carry, layer, i, _take(inputs, layer))
+      return carry, None
 
-    inputs, scanned = (params, keys), num_layers // period * period
+    inputs, times = (params, keys), num_layers // period
     stacked = jax.tree.map(
-      lambda p: p[:scanned].reshape(-1, period, *p.shape[1:]), inputs
+      lambda p: p[: times * period].reshape(-1, period, *p.shape[1:]), inputs
     )
-    x_BLD, _ = jax.lax.scan(apply_period, x_BLD, stacked)
-    for layer in range(scanned, num_layers):
-      x_BLD = apply(x_BLD, layer, _take(inputs, layer))
-    return x_BLD
+    carry, _ = jax.lax.scan(
+      apply_period, (x_BLD, state), (jnp.arange(times), stacked)
+    )
+    for layer in range(times * period, num_layers):
+      carry = apply(carry, layer, 0, _take(inputs, layer))
+    return carry
 
 
 def _take(tree, i):
@@ -291,6 +326,17 @@ def _period(layers):
     for period in range(1, len(layers) + 1)
     if all(a == b for a, b in zip(layers, layers[period:], strict=False))
   )
+
+
+def repeats(layers):
+  """How many layers run as one stack: {its first layer: their number}.
+
+  Those of a period of the patterns are repeated, the rest stand alone.
+  """
+  period = _period(layers)
+  times = len(layers) // period
+  stacks = dict.fromkeys(range(period), times)
+  return stacks | dict.fromkeys(range(times * period, len(layers)), 1)
 
 
 def _weight_init(config, fan_in, is_last=False):

@@ -133,6 +133,92 @@ def _some(noun, numbers):
   return f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}"
 
 
+def curves(runs, unit):
+  """A figure of bits by step: training thin, validation thick.
+
+  runs: {name: lines of metrics.jsonl}.
+  """
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  figure, axis = plt.subplots(figsize=(7, 4))
+  for i, (name, lines) in enumerate(runs.items()):
+    for split, style in (
+      ("train", dict(lw=0.8, alpha=0.6)),
+      ("validation", dict(lw=2, marker=".")),
+    ):
+      points = [
+        (line["step"], line["bits_per_dim"])
+        for line in lines
+        if line["split"] == split
+      ]
+      if points:
+        label = f"{name} {split}".strip()
+        axis.plot(
+          *zip(*points, strict=True), color=f"C{i}", label=label, **style
+        )
+  axis.set(xlabel="step", ylabel=unit)
+  axis.legend(frameon=False, fontsize=8)
+  figure.tight_layout()
+  return figure
+
+
+def throughput(lines):
+  """A figure of tokens per second by step."""
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  points = [
+    (line["step"], line["tokens_per_second"])
+    for line in lines
+    if "tokens_per_second" in line
+  ]
+  figure, axis = plt.subplots(figsize=(7, 2.4))
+  axis.plot(*zip(*points, strict=True), color=_hex(COLORS[QUERY]), lw=1)
+  axis.set(xlabel="step", ylabel="tokens per second", ylim=(0, None))
+  figure.tight_layout()
+  return figure
+
+
+def save_positions(path, bits_L, result):
+  """Draws mean bits over the place in the window, and smoothed: the use of
+  context. result: what `eval.py` prints."""
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  place_L = 1 + np.arange(len(bits_L))
+  real = ~np.isnan(bits_L)
+  figure, axis = plt.subplots(figsize=(7, 3.6))
+  axis.plot(place_L[real], bits_L[real], ".", ms=2, color=_hex(COLORS[KEY]))
+  width = max(1, len(bits_L) // 64)
+  means = _pool_known(bits_L, width)
+  axis.plot(
+    np.arange(len(means)) * width + (1 + width) / 2,
+    means,
+    color=_hex(COLORS[QUERY]),
+  )
+  axis.axhline(result["bits_per_dim"], color="gray", lw=0.8, ls="--")
+  title = "{split}, step {step}, min_context {min_context}: {bits_per_dim:.4f}"
+  axis.set_title(title.format(**result), fontsize=10)
+  axis.set(xscale="log", xlabel="position in window", ylabel=result["unit"])
+  figure.tight_layout()
+  figure.savefig(path, dpi=100)
+  plt.close(figure)
+
+
+def _pool_known(values, size):
+  """Means over blocks of `size`, of what is known; nan where nothing is."""
+  starts = np.arange(0, len(values), size)
+  known = ~np.isnan(values)
+  sums = np.add.reduceat(np.where(known, values, 0), starts)
+  counts = np.add.reduceat(known, starts, dtype=int)
+  return np.where(counts, sums / np.maximum(counts, 1), np.nan)
+
+
+def _hex(color):
+  return "#{:02x}{:02x}{:02x}".format(*color)
+
+
 def save_images(path, samples, real, shape, vocab_size):
   """A sheet of sampled images, left, beside real ones, right.
 

@@ -150,7 +150,7 @@ def test_split_shorter_than_a_window_is_scored_but_not_trained_on():
   ((tokens, scored),) = source.windows("train", 4)
   assert scored.tolist() == [True] * 5 + [False] * 8
   assert tokens[:5].tolist() == source.load()["train"].tolist()
-  with pytest.raises(ValueError, match=r"train has 5 bytes.*length=13.*use"):
+  with pytest.raises(ValueError, match=r"train has 5 symbols.*length=13.*use"):
     source.examples("train")
 
 
@@ -334,12 +334,12 @@ def test_missing_path_is_an_error(tmp_path):
 @pytest.mark.parametrize("text", [b"", b"ab"])
 def test_empty_split_is_an_error(tmp_path, text):
   (tmp_path / "text").write_bytes(text)
-  with pytest.raises(ValueError, match=f"is empty: {len(text)} bytes in all"):
+  with pytest.raises(ValueError, match=f"is empty: {len(text)} symbols in all"):
     data.source(config("bytes", tmp_path / "text")).windows("test")
 
 
 def test_folder_without_files_is_an_error(tmp_path):
-  with pytest.raises(ValueError, match="is empty: 0 bytes"):
+  with pytest.raises(ValueError, match="is empty: 0 symbols"):
     data.source(config("bytes", tmp_path)).windows("test")
 
 

@@ -73,7 +73,11 @@ def test_padding_never_counts():
 
 def test_standard_error_is_that_of_the_mean_over_equal_windows():
   nats = np.random.RandomState(0).rand(50) * 100
-  result = evaluate.summarize(nats, np.full(50, 64))
+  nats_BL = np.repeat(nats[:, None] / 64, 64, axis=1)
+  tally = evaluate.Tally(64)
+  for part in np.split(nats_BL, [7, 30]):
+    tally.add(part, np.ones(part.shape, bool))
+  result = tally.summary()
   bits = nats / 64 / math.log(2)
   assert result["bits_per_dim"] == pytest.approx(bits.mean())
   assert result["standard_error"] == pytest.approx(
@@ -82,8 +86,27 @@ def test_standard_error_is_that_of_the_mean_over_equal_windows():
 
 
 def test_one_window_has_no_standard_error():
-  result = evaluate.summarize(np.ones(1), np.full(1, 64))
-  assert result["standard_error"] is None
+  tally = evaluate.Tally(64)
+  assert tally.summary()["bits_per_dim"] is None
+  tally.add(np.ones((1, 64)), np.ones((1, 64), bool))
+  assert tally.summary()["standard_error"] is None
+
+
+def test_bits_by_position_and_by_channel_are_means_of_what_counts():
+  rng = np.random.RandomState(0)
+  nats, scored = rng.rand(20, 12), rng.rand(20, 12) < 0.5
+  scored[:, 4] = False
+  tally = evaluate.Tally(12)
+  for part in range(4):
+    tally.add(nats[part::4], scored[part::4])
+  bits = np.where(scored, nats / math.log(2), 0)
+  found = tally.by_position()
+  assert np.isnan(found[4])
+  known = np.arange(12) != 4
+  expected = bits.sum(0)[known] / scored.sum(0)[known]
+  np.testing.assert_allclose(found[known], expected)
+  expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
+  np.testing.assert_allclose(tally.by_channel(3), expected)
 
 
 def test_network_of_the_unigrams_scores_their_entropy():

@@ -15,7 +15,12 @@ from flax import nnx
 from jax.extend import core
 
 from configs import default
-from sparse_transformer import model as model_lib, patterns, training
+from sparse_transformer import (
+  attention,
+  model as model_lib,
+  patterns,
+  training,
+)
 from sparse_transformer.patterns import Causal, Local, Strided
 
 LENGTH = 20
@@ -68,6 +73,16 @@ def make(config, std=0.5, seed=0):
 
 def run(model, symbols):
   return jax.jit(lambda symbols: model(symbols))(symbols)
+
+
+def stream(model, x, key=None):
+  """The residual stream behind all blocks."""
+  return model._blocks(x, model.attend, None, key)[0]
+
+
+def attend_to(heads):
+  """What a block calls to attend to patterns."""
+  return lambda q, k, v: (attention.attend(q, k, v, heads), None)
 
 
 def tokens(config, batch=2, seed=0):
@@ -308,7 +323,7 @@ def test_input_is_the_symbol_before_with_its_own_position(shape, places):
     for symbol, place in zip(symbols, places, strict=True)
   ]
   expected = np.stack([start, *rows[:-1]])
-  found = model._embed(symbols[None])[0]
+  found = model.embed(symbols[None])[0]
   np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -319,7 +334,8 @@ def test_block_is_the_formula_of_the_paper():
   graph = nnx.graphdef(model_lib.Block(settings, rngs=nnx.Rngs(0)))
   pattern = Local(4), Strided(6)
   x = np.random.default_rng(0).normal(size=(LENGTH, 8))
-  found = nnx.merge(graph, first)(jnp.asarray(x[None], jnp.float32), pattern)
+  block = nnx.merge(graph, first)
+  found, _ = block(jnp.asarray(x[None], jnp.float32), attend_to(pattern))
 
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(first))
 
@@ -371,10 +387,10 @@ def test_scan_over_periods_is_the_blocks_one_by_one(
 
   def one_by_one(symbols):
     graph, params = nnx.split(model.blocks)
-    x = model._embed(symbols)
+    x = model.embed(symbols)
     for layer in range(num_layers):
       one = jax.tree.map(lambda p, layer=layer: p[layer], params)
-      x = nnx.merge(graph, one)(x, assigned[layer])
+      x, _ = nnx.merge(graph, one)(x, attend_to(assigned[layer]))
     return model.logits(model.norm(x))
 
   found, expected = run(model, symbols), jax.jit(one_by_one)(symbols)
@@ -385,7 +401,7 @@ def test_final_norm_and_logits_are_the_formula():
   settings = config(num_layers=1)
   model = make(settings)
   symbols = tokens(settings)
-  x = jax.jit(lambda x: model._blocks(model._embed(x), None))(symbols)
+  x = jax.jit(lambda x: stream(model, model.embed(x)))(symbols)
   x = np.asarray(x, np.float64)
   x = x - x.mean(-1, keepdims=True)
   x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
@@ -519,9 +535,9 @@ def test_dropout_acts_at_the_end_of_each_branch(branch):
   silent = block.mlp_out if branch == "attention" else block.out
   silent.kernel[...] = jnp.zeros_like(silent.kernel[...])
   x = jax.random.normal(jax.random.key(1), (2, LENGTH, 64))
-  pattern, key = (Local(4),) * 2, jax.random.key(2)
-  whole = np.asarray(block(x, pattern) - x)
-  dropped = np.asarray(block(x, pattern, key) - x)
+  attend, key = attend_to((Local(4),) * 2), jax.random.key(2)
+  whole = np.asarray(block(x, attend)[0] - x)
+  dropped = np.asarray(block(x, attend, key)[0] - x)
   gone = dropped == 0
   # 2,560 draws: 0.25 is met within 0.01 (one standard deviation).
   assert abs(gone.mean() - 0.25) < 0.04
@@ -539,7 +555,8 @@ def test_branches_and_layers_drop_by_keys_of_their_own():
     part.kernel[...] = jnp.zeros_like(part.kernel[...])
     scale = jnp.array([[1.0], [10.0]])
     part.bias[...] = value * scale * jnp.ones_like(part.bias[...])
-  out = jax.jit(model._blocks)(x, jax.random.key(0)).ravel() / 2
+  out = jax.jit(lambda x, key: stream(model, x, key))(x, jax.random.key(0))
+  out = out.ravel() / 2
   # Every sum of a part of 1, 3, 10, 30 occurs about equally often.
   values, counts = np.unique(np.round(out), return_counts=True)
   assert len(values) == 16
@@ -554,10 +571,8 @@ def test_bfloat16_keeps_parameters_and_logits_in_float32():
   model = make(settings, std=0.2)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(nnx.state(model)))
   symbols = tokens(settings)
-  stream = jax.eval_shape(
-    lambda x: model._blocks(model._embed(x), None), symbols
-  )
-  assert stream.dtype == jnp.bfloat16
+  x = jax.eval_shape(lambda x: stream(model, model.embed(x)), symbols)
+  assert x.dtype == jnp.bfloat16
   found = run(model, symbols)
   assert found.dtype == jnp.float32
   expected = run(make(config(width=32), std=0.2), symbols)

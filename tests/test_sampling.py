@@ -8,7 +8,7 @@ import runs
 from PIL import Image
 
 import train
-from sparse_transformer import sampling
+from sparse_transformer import cache, sampling
 from sparse_transformer.experiment import Experiment
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -16,30 +16,41 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 @pytest.fixture(scope="module")
 def network():
-  """(apply, params) of a random network over 17 symbols."""
+  """(experiment, params) of a random network over 17 symbols."""
   experiment = Experiment(runs.tiny())
   params = jax.jit(experiment.init)().params
   shape = params["logits"]["kernel"].shape
   params["logits"]["kernel"] = jax.random.normal(jax.random.key(1), shape)
-  return experiment.apply, params
+  return experiment, params
+
+
+def draw(apply, params, *, length, **options):
+  """Sequences drawn the plain way."""
+  decoder = sampling.Recompute(apply, length)
+  return sampling.sample(decoder, params, length=length, **options)[0]
 
 
 def test_temperature_zero_takes_the_best_symbol_step_by_step(network):
-  apply, params = network
-  found = sampling.sample(apply, params, num=2, length=12, temperature=0.0)
+  experiment, params = network
+  apply = experiment.apply
+  found = draw(apply, params, num=2, length=12, temperature=0.0)
   expected = np.zeros((2, 12), np.uint8)
   for t in range(12):
     expected[:, t] = np.asarray(apply(params, expected))[:, t].argmax(-1)
   np.testing.assert_array_equal(found, expected)
-  assert found.dtype == jnp.uint8
+  assert found.dtype == np.uint8
   assert len(np.unique(found)) > 1
 
 
 def test_samples_follow_from_their_seed(network):
-  draw = lambda seed: sampling.sample(*network, num=3, length=16, seed=seed)
-  np.testing.assert_array_equal(draw(1), draw(1))
-  assert (draw(1) != draw(2)).any()
-  one = draw(1)
+  experiment, params = network
+
+  def of_seed(seed):
+    return draw(experiment.apply, params, num=3, length=16, seed=seed)
+
+  np.testing.assert_array_equal(of_seed(1), of_seed(1))
+  assert (of_seed(1) != of_seed(2)).any()
+  one = of_seed(1)
   assert (one[0] != one[1]).any()
 
 
@@ -51,7 +62,7 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
     return jnp.broadcast_to(params, (*tokens_BL.shape, 5))
 
   num = 20_000
-  found = sampling.sample(
+  found = draw(
     apply, logits[None, None], num=num, length=2, temperature=temperature
   )
   p = np.exp(logits / temperature)
@@ -69,15 +80,76 @@ def test_symbols_are_drawn_given_those_before():
     before = jnp.pad(tokens_BL.astype(jnp.int32), ((0, 0), (1, 0)))[:, :-1]
     return 1e3 * jax.nn.one_hot((before + 1) % 7, 7)
 
-  found = sampling.sample(apply, {}, num=2, length=9)
+  found = draw(apply, {}, num=2, length=9)
   np.testing.assert_array_equal(found, [[1, 2, 3, 4, 5, 6, 0, 1, 2]] * 2)
 
 
-def test_senseless_requests_are_errors(network):
-  with pytest.raises(ValueError, match="num=0"):
-    sampling.sample(*network, num=0, length=4)
-  with pytest.raises(ValueError, match="temperature=-1"):
-    sampling.sample(*network, num=1, length=4, temperature=-1)
+@pytest.mark.parametrize(
+  "options, words",
+  [
+    (dict(num=0), "num=0"),
+    (dict(temperature=-1), "temperature=-1"),
+    (dict(temperature=float("nan")), "temperature=nan"),
+    (dict(top_k=-1), "top_k=-1"),
+    (dict(top_p=0.0), "top_p=0.0"),
+    (dict(top_p=1.1), "top_p=1.1"),
+    (dict(prompts=np.zeros((1, 5), np.uint8)), "prompt of 5 positions"),
+  ],
+)
+def test_senseless_requests_are_errors(options, words):
+  with pytest.raises(ValueError, match=words):
+    draw(lambda *_: 0, {}, **dict(num=1, length=4) | options)
+
+
+def test_samples_are_the_same_with_a_cache(network):
+  experiment, params = network
+  length = experiment.source.length
+  prompts = np.arange(20, dtype=np.uint8).reshape(4, 5) % 17
+  options = dict(num=4, length=length, prompts=prompts, seed=3, top_k=9)
+  found, expected = (
+    sampling.sample(decoder, params, **options)[0]
+    for decoder in (
+      cache.Decoder(experiment.model),
+      sampling.Recompute(experiment.apply, length),
+    )
+  )
+  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(found[:, :5], prompts)
+  assert len(np.unique(found[:, 5:])) > 3
+
+
+def test_chunks_change_nothing(network, monkeypatch):
+  experiment, params = network
+  decoder = cache.Decoder(experiment.model)
+  whole = sampling.sample(decoder, params, num=2, length=64)[0]
+  monkeypatch.setattr(sampling, "CHUNK", 10)
+  parts = sampling.sample(decoder, params, num=2, length=64)[0]
+  np.testing.assert_array_equal(whole, parts)
+
+
+@pytest.mark.parametrize(
+  "options, drawn",
+  [
+    (dict(top_k=1), [4]),
+    (dict(top_k=2), [3, 4]),
+    (dict(top_p=0.44), [4]),
+    (dict(top_p=0.5), [3, 4]),
+    (dict(top_p=0.8), [1, 3, 4]),
+    (dict(top_k=2, top_p=0.55), [4]),  # 0.45 / 0.75 reach it
+    (dict(temperature=10.0, top_k=3), [1, 3, 4]),
+    (dict(top_k=9), [0, 1, 2, 3, 4]),
+  ],
+)
+def test_top_symbols_are_drawn_in_their_proportions(options, drawn):
+  p = np.array([0.05, 0.15, 0.05, 0.3, 0.45])
+  num = 20_000
+  logits = jnp.broadcast_to(jnp.log(p), (num, 5))
+  found = np.asarray(sampling.choose(logits, jax.random.key(0), **options))
+  share = np.bincount(found, minlength=5) / num
+  expected = np.where(np.isin(np.arange(5), drawn), p, 0)
+  expected = expected ** (1 / options.get("temperature", 1))
+  expected /= expected.sum()
+  assert np.all(abs(share - expected) <= 5 * np.sqrt(expected / num))
 
 
 def test_command_writes_text(tmp_path):

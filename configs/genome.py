@@ -1,0 +1,29 @@
+"""DNA of any FASTA file: strided attention over 1,024 bases.
+
+Paper row: none; the network of text_small.py with strided attention.
+
+  python train.py --config=configs/genome.py --workdir=runs/genome \\
+    --config.data.path=ecoli-k12-mg1655.fasta.gz
+  python eval.py --workdir=runs/genome
+
+Expected: not run yet. Bases drawn independently of each other take 2 bits.
+"""
+
+from configs import text_small
+
+
+def get_config():
+  config = text_small.get_config()
+
+  config.data.name = "fasta"
+  config.data.length = 1024
+  config.data.columns = 32
+
+  config.attention.pattern = "strided"
+  config.attention.mode = "interleaved"
+  config.attention.stride = 32
+  config.attention.window = 32
+
+  config.train.steps = 3000
+  config.eval.batch_size = 8
+  return config

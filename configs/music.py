@@ -1,0 +1,32 @@
+"""Sound of any wav files as 8-bit mu-law at 12 kHz: strided attention.
+
+Paper row: Child et al. 2019, Table 4, 1.97 bits per byte of classical music
+with 65,536 positions and 152M parameters. This is a small one for a CPU.
+
+  python train.py --config=configs/music.py --workdir=runs/music \\
+    --config.data.path=FOLDER
+  python eval.py --workdir=runs/music
+
+Expected: not run yet.
+"""
+
+from configs import text_small
+
+
+def get_config():
+  config = text_small.get_config()
+
+  config.data.name = "audio"
+  config.data.length = 4096
+  config.data.columns = 64
+
+  config.attention.pattern = "strided"
+  config.attention.mode = "interleaved"
+  config.attention.stride = 64
+  config.attention.window = 64
+
+  config.train.steps = 1500
+  config.train.batch_size = 2
+  config.eval.batch_size = 4
+  config.eval.sequences = 16
+  return config

@@ -1,0 +1,18 @@
+"""text8: the network of enwik8.py over its 27 letters.
+
+Paper row: none of Child et al. 2019; others have 1.08 to 1.13 bits/character
+with 38M to 277M parameters (Dai et al. 2019, Sukhbaatar et al. 2019).
+
+  python train.py --config=configs/text8.py --workdir=runs/text8 \\
+    --config.data.path=text8.zip
+
+Expected: not run yet.
+"""
+
+from configs import enwik8
+
+
+def get_config():
+  config = enwik8.get_config()
+  config.data.name = "text8"
+  return config

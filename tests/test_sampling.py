@@ -174,3 +174,109 @@ def test_command_writes_images_beside_real_ones(tmp_path):
     assert image.width % width == 0
     assert image.height * width == image.width * height
     assert len(image.getcolors()) > 2
+
+
+@pytest.fixture
+def run_of(tmp_path):
+  """Makes an untrained run on a data source: its workdir."""
+
+  def make(**settings):
+    config = runs.tiny(**{"train.steps": 0, "model.num_layers": 1} | settings)
+    train.train(config, tmp_path / "run")
+    return tmp_path / "run"
+
+  return make
+
+
+def of_files(name, path):
+  return {
+    "data.name": name,
+    "data.path": str(path),
+    "data.length": 32,
+    "data.columns": 8,
+    "data.fractions": (0.5, 0.25, 0.25),
+  }
+
+
+def test_command_goes_on_with_a_text(tmp_path, run_of):
+  (tmp_path / "text").write_bytes(b"some text " * 50)
+  workdir = run_of(**of_files("bytes", tmp_path / "text"))
+  (tmp_path / "prompt").write_bytes(b"Once upon ")
+  words = f"--workdir={workdir}", "--num=2", f"--prompt={tmp_path / 'prompt'}"
+  assert runs.command("sparse_transformer/sample.py", *words) == 0
+  text = (workdir / "samples.txt").read_bytes()
+  assert text.startswith(b"Once upon ") and text[34:].startswith(b"Once upon ")
+  assert text[10:32] != text[44:]
+
+
+def test_command_completes_real_images(run_of):
+  workdir = run_of()
+  words = f"--workdir={workdir}", "--num=4", "--given=40"
+  assert runs.command("sparse_transformer/sample.py", *words) == 0
+  with Image.open(workdir / "samples.png") as image:
+    pixels = np.asarray(image.convert("L"))
+  # Sheets of 2 x 2 images of 9 cells, the gap between them 4 cells wide.
+  scale = pixels.shape[0] // 18
+  cells = pixels[scale // 2 :: scale, scale // 2 :: scale]
+  drawn, real = cells[:, :18], cells[:, 22:]
+  for row in (0, 9):
+    np.testing.assert_array_equal(drawn[row : row + 5], real[row : row + 5])
+    assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
+
+
+def test_command_writes_bases(tmp_path, run_of):
+  (tmp_path / "x.fasta").write_bytes(b">x\n" + b"ACGTTGCA" * 50)
+  workdir = run_of(**of_files("fasta", tmp_path / "x.fasta"))
+  words = f"--workdir={workdir}", "--num=2"
+  assert runs.command("sparse_transformer/sample.py", *words) == 0
+  lines = (workdir / "samples.fasta").read_text().splitlines()
+  assert lines[::2] == [">sample_0", ">sample_1"]
+  assert all(
+    len(line) == 32 and set(line) <= set("ACGT") for line in lines[1::2]
+  )
+
+
+def test_command_writes_sound(tmp_path, run_of):
+  import scipy.io.wavfile
+
+  (tmp_path / "sound").mkdir()
+  noise = np.random.RandomState(0).randint(-9999, 9999, 2000).astype(np.int16)
+  scipy.io.wavfile.write(tmp_path / "sound" / "x.wav", 24_000, noise)
+  (tmp_path / "sound" / "notes.txt").write_text("not a sound")
+  workdir = run_of(**of_files("audio", tmp_path / "sound"))
+  words = f"--workdir={workdir}", "--num=2"
+  assert runs.command("sparse_transformer/sample.py", *words) == 0
+  for i in range(2):
+    rate, wave = scipy.io.wavfile.read(workdir / f"samples_{i}.wav")
+    assert (rate, len(wave)) == (12_000, 32)
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["--given=65"], "--given=65 must lie between 1 and the 64"),
+    (["--given=-1"], "--given=-1"),
+    (["--prompt=x"], "--prompt is for text"),
+    (["--given=3", "--prompt=x"], "exclude each other"),
+    (["--top_p=0"], "top_p=0"),
+    (["--num=0"], "--num=0"),
+  ],
+)
+def test_mistakes_are_one_line(words, message, run_of, capsys):
+  workdir = run_of()
+  before = runs.files(workdir)
+  word = f"--workdir={workdir}"
+  assert runs.command("sparse_transformer/sample.py", word, *words) == 1
+  error = capsys.readouterr().err
+  assert message in error and error.count("\n") == 1
+  assert runs.files(workdir) == before
+
+
+@pytest.mark.parametrize("size", [0, 33])
+def test_prompt_that_does_not_fit_is_one_line(size, tmp_path, run_of, capsys):
+  (tmp_path / "text").write_bytes(b"some text " * 50)
+  workdir = run_of(**of_files("bytes", tmp_path / "text"))
+  (tmp_path / "prompt").write_bytes(b"x" * size)
+  words = f"--workdir={workdir}", f"--prompt={tmp_path / 'prompt'}"
+  assert runs.command("sparse_transformer/sample.py", *words) == 1
+  assert f"has {size} symbols; a prompt has between" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""What a new symbol costs, with the cache of its pattern, a full one and none.
+
+  python benchmarks/sampling.py [--rounds=N] [--out=F]
+
+n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: runs of steps around
+positions 1,000 and 12,000 in turns, medians. The full cache is that of dense
+attention: it keeps all keys and reads them. Without a cache each symbol takes
+a pass over the sequence.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import attention as bench
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer import cache, model as model_lib, patterns, training
+
+HERE = pathlib.Path(__file__).resolve().parent
+LENGTH, LAYERS, HEADS, WIDTH = 12_288, 4, 8, 512
+STEPS = 64  # in one run
+PLACES = 1_000, 12_000
+CASES = {
+  "strided": ("Local(128), Strided(128)", "interleaved"),
+  "fixed merged": ("Block(128), Summary(128, 32)", "merged"),
+  "full cache": ("Causal()", "interleaved"),
+}
+
+
+def network(expression, mode):
+  layers = patterns.assign(
+    expression,
+    mode,
+    num_layers=LAYERS,
+    num_heads=HEADS,
+    stride=128,
+    window=128,
+    width=32,
+    num_summaries=1,
+  )
+  return model_lib.Config(
+    vocab_size=256,
+    length=LENGTH,
+    shape=(96, 128),
+    patterns=layers,
+    num_layers=LAYERS,
+    num_heads=HEADS,
+    width=WIDTH,
+    half_size=False,
+    dropout=0.0,
+    init="code",
+    token_std=0.013,
+    position_std=0.007,
+    dtype="float32",
+    remat="none",
+  )
+
+
+def init(config):
+  import optax
+
+  make = lambda: training.init_state(config, optax.identity(), 0).params
+  return jax.jit(make)()
+
+
+def prepare(config):
+  """{position: (a function that takes STEPS steps there, per symbol)}."""
+  decoder, params = cache.Decoder(config), init(config)
+
+  def steps(params, state, first, tables):
+    def step(state, inputs):
+      t, table = inputs
+      logits, state = decoder.step(params, state, jnp.zeros(1, int), t, table)
+      return state, logits.argmax(-1)
+
+    return lax.scan(step, state, (first + jnp.arange(STEPS), tables))
+
+  run = jax.jit(steps, donate_argnums=1)
+  state = [jax.jit(lambda: decoder.init(1))()]
+
+  def at(place):
+    tables = jax.device_put(decoder.tables(place, place + STEPS))
+
+    def call():
+      state[0], symbols = run(params, state[0], np.int32(place), tables)
+      jax.block_until_ready(symbols)
+
+    call()
+    return call
+
+  about = dict(
+    cache_bytes=decoder.num_bytes(1),
+    keys={str(p): (x.size, x.width) for p, x in decoder._plans.items()},
+  )
+  return about, {place: at(place) for place in PLACES}
+
+
+def prepare_recompute(config):
+  params, apply = init(config), jax.jit(training.make_apply(config))
+  tokens = jnp.zeros((1, LENGTH), jnp.uint8)
+
+  def call():
+    jax.block_until_ready(apply(params, tokens))
+
+  call()
+  return call
+
+
+def main():
+  flags = argparse.ArgumentParser(description=__doc__)
+  flags.add_argument("--rounds", type=int, default=7)
+  flags.add_argument("--out", type=pathlib.Path)
+  flags = flags.parse_args()
+  results, calls = {}, {}
+  for name, case in CASES.items():
+    config = network(*case)
+    results[name], at = prepare(config)
+    calls |= {(name, place): (call, STEPS) for place, call in at.items()}
+    if name != "full cache":
+      calls[name, "no cache"] = prepare_recompute(config), 1
+  times = {key: [] for key in calls}
+  for _ in range(flags.rounds):
+    for key, (call, steps) in calls.items():
+      start = time.perf_counter()
+      call()
+      times[key].append((time.perf_counter() - start) / steps)
+  for (name, place), seconds in times.items():
+    results[name][f"seconds at {place}"] = statistics.median(seconds)
+  about = dict(backend=jax.default_backend(), threads=2)
+  about["device"] = str(jax.devices()[0].device_kind)
+  machine = bench.machine(about)
+  report = dict(
+    machine=machine,
+    jax=jax.__version__,
+    commit=bench.commit(),
+    network=__doc__.split("\n\n")[2].split(":")[0],
+    cases=results,
+  )
+  out = flags.out or HERE / "results" / f"sampling-{bench.slug(machine)}.json"
+  out.parent.mkdir(exist_ok=True)
+  out.write_text(json.dumps(report, indent=1) + "\n")
+  for name, row in results.items():
+    early, late = (row[f"seconds at {place}"] for place in PLACES)
+    recomputed = row.get("seconds at no cache", 0) / late
+    print(
+      f"{name}: {1 / early:,.0f} symbols/s at 1,000, {1 / late:,.0f} at 12,000"
+      f" ({late / early:.2f}x the time), {recomputed:,.0f}x faster than no"
+      f" cache, {row['cache_bytes'] / 2**20:,.1f} MiB; {row['keys']}"
+    )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

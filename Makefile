@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/digits
 
-.PHONY: quickstart test lint bench
+.PHONY: quickstart test soak lint bench
 
 # Trains the embedded example, evaluates it and samples from it.
 quickstart: .venv/installed
@@ -14,6 +14,10 @@ quickstart: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto
+
+# What takes too long for every day: kills, devices, 20,000 steps, fuzzing.
+soak: .venv/installed
+	$(BIN)/python -m pytest -m soak -s
 
 lint: .venv/installed
 	$(BIN)/ruff check .

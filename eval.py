@@ -14,7 +14,14 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from sparse_transformer import checkpoint, command, data, evaluate, plots
+from sparse_transformer import (
+  checkpoint,
+  command,
+  data,
+  evaluate,
+  plots,
+  workdir,
+)
 from sparse_transformer.experiment import Experiment
 
 flags.DEFINE_enum(
@@ -49,10 +56,10 @@ def integers(name, words):
     ) from None
 
 
-def score(experiment, state, split, min_context, weights):
+def score(experiment, state, split, min_context, weights, signals):
   """(what eval.py prints, bits by position) of one checkpoint.
 
-  A stopped evaluation, which raises KeyboardInterrupt, prints what it had.
+  A stopped evaluation prints what it had.
   """
   source, config = experiment.source, experiment.config.eval
   about = dict(
@@ -67,13 +74,13 @@ def score(experiment, state, split, min_context, weights):
     evaluate.bits_per_dim(
       experiment.losses,
       getattr(state, weights),
-      source.windows(split, min_context),
+      signals.checked(source.windows(split, min_context)),
       batch_size=config.batch_size,
       sharding=experiment.batch_sharding,
       name=split,
       tally=tally,
     )
-  except KeyboardInterrupt:
+  except workdir.Stopped:
     print(json.dumps(tally.summary() | about | dict(complete=False)))
     raise
   result = tally.summary() | about
@@ -82,9 +89,9 @@ def score(experiment, state, split, min_context, weights):
   return result, tally.by_position()
 
 
-def save(workdir, result, bits_L):
+def save(folder, result, bits_L):
   """Writes bits by position of a result: JSON and a picture."""
-  folder = pathlib.Path(workdir) / "evaluations"
+  folder = pathlib.Path(folder) / "evaluations"
   folder.mkdir(exist_ok=True)
   stem = "{split}-step{step}-context{min_context}-{weights}".format(**result)
   bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
@@ -100,12 +107,15 @@ def main(argv):
   contexts = integers("min_context", args.min_context)
   for min_context in contexts:  # mistakes are found before the work
     experiment.source.windows(args.split, min_context)
-  with checkpoint.Checkpoints(args.workdir) as checkpoints:
+  with (
+    workdir.Signals() as signals,
+    checkpoint.Checkpoints(args.workdir) as checkpoints,
+  ):
     for step in chosen_steps(checkpoints, args.step):
       state = experiment.restore(checkpoints, step)
       for min_context in contexts:
         result, bits_L = score(
-          experiment, state, args.split, min_context, args.weights
+          experiment, state, args.split, min_context, args.weights, signals
         )
         save(args.workdir, result, bits_L)
         print(json.dumps(result), flush=True)

@@ -3,13 +3,17 @@
 python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be set: --config.attention.pattern=fixed. Started
-again in the same workdir, a run goes on from its last checkpoint.
+again in the same workdir, a run goes on from its last checkpoint. SIGTERM and
+SIGINT make it save and end with status 130; a second one ends it at once.
+--replay=STEP computes the batch of a step from the checkpoint before it, and
+writes nothing.
 """
 
 import math
 import pathlib
 
 import jax
+import numpy as np
 from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import config_flags
@@ -22,6 +26,7 @@ from sparse_transformer import (
   metrics,
   plots,
   prepared,
+  workdir as workdir_lib,
 )
 from sparse_transformer.experiment import Experiment
 
@@ -30,62 +35,92 @@ def train(config, workdir):
   """Trains to config.train.steps and returns the final state.
 
   Writes into the workdir config.json, patterns.png, metrics.jsonl, TensorBoard
-  events and checkpoints/<step>/.
+  events and checkpoints/<step>/. Raises workdir.Stopped at a signal, when what
+  there is has been saved.
   """
   # -- What the config names; all that can be wrong with it is wrong here.
   experiment = Experiment(config)
   source, model = experiment.source, experiment.model
-  check_sizes(config)
-  examples = source.examples("train")
-  batches = data.batches(examples, config.train.batch_size, config.train.seed)
+  check_settings(config)
+  batches = make_batches(config, source.examples("train"))
   # A pass over shapes alone: what the network refuses, it refuses here.
   shapes = jax.eval_shape(experiment.init)
   jax.eval_shape(experiment.losses, shapes.params, batches[0])
-  checkpoint.write_config(workdir, config)
-  workdir = pathlib.Path(workdir)
-  plots.save_patterns(
-    workdir / "patterns.png", model.patterns, model.shape, model.length
-  )
+  checkpoint.check_config(workdir, config)
 
-  with checkpoint.Checkpoints(
-    workdir, keep=config.checkpoint.keep
-  ) as checkpoints:
+  workdir = pathlib.Path(workdir)
+  with (
+    workdir_lib.hold(workdir),
+    workdir_lib.Signals() as signals,
+    checkpoint.Checkpoints(
+      workdir,
+      keep=config.checkpoint.keep,
+      keep_best=config.checkpoint.keep_best,
+      about=checkpoint.about(config, source),
+      on_error=config.checkpoint.on_error,
+    ) as checkpoints,
+  ):
     state = first_state(experiment, checkpoints)
+    checkpoint.write_config(workdir, config, int(state.step))
+    plots.save_patterns(
+      workdir / "patterns.png", model.patterns, model.shape, model.length
+    )
     step = jax.jit(experiment.step, donate_argnums=0)
 
     # -- Loop.
     first, last = int(state.step), config.train.steps
     throughput = metrics.Throughput()
-    with metrics.Writer(workdir, step=first, steps=last) as writer:
+    with metrics.Writer(
+      workdir, step=first, steps=last, on_error=config.checkpoint.on_error
+    ) as writer:
+      log = Log(experiment, writer, metrics.read(workdir))
+      if first and log.lacks_validation(first):  # it was stopped there
+        validate(experiment, state, log, first, signals)
       for done in range(first + 1, last + 1):
+        if signals.name:
+          break
         batch = jax.device_put(batches[done - 1], experiment.batch_sharding)
         state, measured = step(state, batch)
         writer.advance()
         throughput.count(batch.size)
+        log.watch(done, measured)
         if done == first + 1:
           jax.block_until_ready(state)
           throughput.restart()  # compilation is not throughput
         if is_due(done, config.train.log_every, last):
-          write_training(writer, done, measured, throughput)
+          log.training(done, measured, throughput)
         if is_due(done, config.eval.every, last):
-          validate(experiment, state, writer, done)
+          log.flush()
+          if not validate(experiment, state, log, done, signals):
+            break
           throughput.restart()
         if is_due(done, config.checkpoint.every, last):
-          check_finite(done, measured)
-          checkpoints.save(state)
+          log.flush()
+          checkpoints.save(state, log.validated)
           throughput.restart()
-      if last == 0:
-        checkpoints.save(state)
+      log.flush()
+      if last == 0 or signals.name:
+        checkpoints.save(state, log.validated)
+    checkpoints.finish()
+    if signals.name:
+      raise workdir_lib.Stopped(
+        f"{signals.name} at step {int(state.step)}, which is saved; start the"
+        " command again to go on"
+      )
   return state
 
 
+def make_batches(config, examples):
+  return data.batches(examples, config.train.batch_size, config.train.seed)
+
+
 def first_state(experiment, checkpoints):
-  """The last checkpoint of the workdir, or the state the seed gives."""
+  """The last good checkpoint of the workdir, or the state the seed gives."""
   mesh = experiment.batch_sharding.mesh
   whole = NamedSharding(mesh, PartitionSpec())
-  if not checkpoints.steps():
+  state = checkpoints.restore_last(jax.eval_shape(experiment.init))
+  if state is None:
     return jax.jit(experiment.init, out_shardings=whole)()
-  state = experiment.restore(checkpoints)
   print(f"goes on from step {int(state.step)}")
   return jax.device_put(state, whole)
 
@@ -95,45 +130,151 @@ def is_due(step, every, last):
   return step == last or (every > 0 and step % every == 0)
 
 
-def write_training(writer, step, measured, throughput):
-  """One line of training metrics."""
-  check_finite(step, measured)
-  values = {name: float(value) for name, value in measured.items()}
-  values["bits_per_dim"] = values["nats"] / math.log(2)
-  if rate := throughput.rate():  # unknown of the first step
-    values["tokens_per_second"] = rate
-  writer.write(step, "train", **values)
+class Log:
+  """What a run tells of its steps, and where it draws the line.
 
+  The metrics of a step are looked at while the next one runs, so that the
+  device never waits.
+  """
 
-def check_finite(step, measured):
-  """Stops the run at a loss that is no number, before it is kept."""
-  for name, value in measured.items():
-    if not math.isfinite(value):
-      raise FloatingPointError(
-        f"{name} is {value} at step {step}; the last checkpoint is from before"
+  def __init__(self, experiment, writer, lines):
+    """lines: those that are there already, of `metrics.read`."""
+    self._experiment, self._writer = experiment, writer
+    self._config = experiment.config.train
+    self._pending = None  # (step, metrics) nobody has looked at
+    self.validated = None  # bits of the last validation
+    self._logged = math.inf  # nats of the last line, what a spike is above
+    self._skipped = []  # steps
+    self._validations = set()
+    for line in lines:
+      if line["split"] == "train":
+        self._logged = line["nats"]
+      elif line["split"] == "validation":
+        self._validations.add(line["step"])
+        self.validated = line["bits_per_dim"]
+      elif line["split"] == "skipped":
+        self._skipped.append(line["step"])
+
+  def lacks_validation(self, step):
+    every = self._experiment.config.eval.every
+    due = is_due(step, every, self._config.steps)
+    return due and step not in self._validations
+
+  def watch(self, step, measured):
+    """Looks at the metrics of the step before, and remembers these."""
+    self.flush()
+    self._pending = step, measured
+
+  def flush(self):
+    """Looks at the metrics nobody has looked at."""
+    if self._pending is None:
+      return
+    (step, measured), self._pending = self._pending, None
+    values = {name: float(value) for name, value in measured.items()}
+    for name in ("nats", *values):  # the loss first
+      if not math.isfinite(values[name]):
+        return self._bad(step, name, values[name])
+    if (
+      self._config.spike and values["nats"] > self._config.spike * self._logged
+    ):
+      self._writer.note(
+        step, "spike", nats=values["nats"], examples=self._examples(step)
       )
 
+  def _bad(self, step, name, value):
+    examples = self._examples(step)
+    if self._config.nonfinite == "stop":
+      raise FloatingPointError(
+        f"{name} is {value} at step {step}, whose batch holds the training"
+        f" examples {', '.join(map(str, examples))}; the weights are as before"
+        f" it; python train.py ... --replay={step} computes it again"
+      )
+    self._skipped.append(step)
+    self._writer.note(
+      step, "skipped", metric=name, value=str(value), examples=examples
+    )
+    row = self._skipped[-self._config.max_skipped - 1 :]
+    if row == list(range(step - self._config.max_skipped, step + 1)):
+      raise FloatingPointError(
+        f"{name} is {value} at step {step}, after {len(row) - 1} batches in a"
+        " row were skipped (train.max_skipped)"
+      )
 
-def validate(experiment, state, writer, step):
-  """Bits per dim of the averaged weights on the validation split."""
+  def _examples(self, step):
+    """The training examples in the batch of a step, by number."""
+    numbers = range(len(self._experiment.source.examples("train")))
+    return make_batches(self._experiment.config, numbers)[step - 1].tolist()
+
+  def training(self, step, measured, throughput):
+    """One line of training metrics."""
+    self.flush()
+    values = {name: float(value) for name, value in measured.items()}
+    if not all(map(math.isfinite, values.values())):
+      return  # there is a line of its own
+    values["bits_per_dim"] = values["nats"] / math.log(2)
+    if rate := throughput.rate():  # unknown of the first step
+      values["tokens_per_second"] = rate
+    self._logged = values["nats"]
+    self._writer.write(step, "train", **values)
+
+  def validation(self, step, bits):
+    """One line of validation."""
+    if not math.isfinite(bits):
+      raise FloatingPointError(
+        f"bits_per_dim of validation is {bits} at step {step}; the last"
+        " checkpoint is from before"
+      )
+    self.validated = bits
+    self._writer.write(step, "validation", bits_per_dim=bits)
+
+
+def validate(experiment, state, log, step, signals):
+  """Bits per dim of the averaged weights on the validation split.
+
+  Returns whether it came to its end: False after a signal.
+  """
   config = experiment.config.eval
   windows = experiment.source.windows("validation")
   num = min(config.sequences or len(windows), len(windows))
-  result = evaluate.bits_per_dim(
-    experiment.losses,
-    state.ema,
-    prepared.Lazy(num, windows.__getitem__),
-    batch_size=config.batch_size,
-    sharding=experiment.batch_sharding,
-    name="validation",
-  )
-  values = {"bits_per_dim": result["bits_per_dim"]}
-  check_finite(step, values)
-  writer.write(step, "validation", **values)
+  try:
+    result = evaluate.bits_per_dim(
+      experiment.losses,
+      state.ema,
+      signals.checked(prepared.Lazy(num, windows.__getitem__)),
+      batch_size=config.batch_size,
+      sharding=experiment.batch_sharding,
+      name="validation",
+    )
+  except workdir_lib.Stopped:
+    return False
+  log.validation(step, result["bits_per_dim"])
+  return True
 
 
-def check_sizes(config):
-  """Refuses batch sizes that devices and micro-batches do not divide."""
+def replay(config, workdir, step):
+  """Computes the batch of a step again, from the checkpoint before it."""
+  experiment = Experiment(config)
+  examples = experiment.source.examples("train")
+  with checkpoint.Checkpoints(workdir) as checkpoints:
+    before = [s for s in checkpoints.steps() if s < step]
+    state = (
+      experiment.restore(checkpoints, before[-1])
+      if before
+      else jax.jit(experiment.init)()
+    )
+  batch = make_batches(config, examples)[step - 1]
+  numbers = make_batches(config, range(len(examples)))[step - 1]
+  _, measured = jax.jit(experiment.step)(state, batch)
+  print(f"step {step} with the weights of step {int(state.step)}:")
+  for name, value in measured.items():
+    print(f"  {name} {float(value):.6g}")
+  losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
+  for number, loss in zip(numbers, losses, strict=True):
+    print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
+
+
+def check_settings(config):
+  """Refuses settings of the run that make no sense."""
   devices, micro = jax.local_device_count(), config.train.accumulation
   if micro < 1 or config.train.batch_size % (devices * micro):
     raise ValueError(
@@ -145,25 +286,41 @@ def check_sizes(config):
       f"eval.batch_size={config.eval.batch_size} must be a multiple of"
       f" {devices} devices"
     )
-  if config.eval.sequences < 0:
-    raise ValueError(
-      f"eval.sequences={config.eval.sequences} must be at least 1, or 0: all"
-    )
-  if config.checkpoint.keep < 1:
-    raise ValueError(
-      f"checkpoint.keep={config.checkpoint.keep} must be at least 1"
-    )
+  for group, name, least in (
+    ("eval", "sequences", 0),
+    ("train", "max_skipped", 0),
+    ("checkpoint", "keep", 1),
+    ("checkpoint", "keep_best", 0),
+  ):
+    if config[group][name] < least:
+      raise ValueError(
+        f"{group}.{name}={config[group][name]} must be at least {least}"
+      )
+  for group, name, known in (
+    ("train", "nonfinite", ("stop", "skip")),
+    ("checkpoint", "on_error", ("stop", "continue")),
+  ):
+    if config[group][name] not in known:
+      raise ValueError(
+        f"unknown {group}.{name}={config[group][name]!r}; known:"
+        f" {', '.join(known)}"
+      )
 
 
 def main(argv):
   command.check_arguments(argv)
+  args = flags.FLAGS
   for name in ("config", "workdir"):
-    if flags.FLAGS[name].value is None:
+    if args[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
-  config = flags.FLAGS.config
-  if not all(hasattr(config, group) for group in checkpoint.GROUPS):
+  if not all(hasattr(args.config, group) for group in checkpoint.GROUPS):
     raise ValueError("--config must give the groups of configs/default.py")
-  train(config, flags.FLAGS.workdir)
+  if args.replay is None:
+    train(args.config, args.workdir)
+  elif args.replay < 1:
+    raise ValueError(f"--replay={args.replay} must be a step, from 1")
+  else:
+    replay(args.config, args.workdir, args.replay)
 
 
 if __name__ == "__main__":
@@ -171,4 +328,5 @@ if __name__ == "__main__":
     "config", None, "File with the experiment's config.", lock_config=True
   )
   flags.DEFINE_string("workdir", None, "Folder the run writes into.")
+  flags.DEFINE_integer("replay", None, "Computes the batch of that step.")
   command.run(main)

@@ -21,9 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer import cache, model as model_lib, patterns, training
-
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from sparse_transformer import (  # noqa: E402
+  cache,
+  model as model_lib,
+  patterns,
+  training,
+)
+
 LENGTH, LAYERS, HEADS, WIDTH = 12_288, 4, 8, 512
 STEPS = 64  # in one run
 PLACES = 1_000, 12_000

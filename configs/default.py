@@ -80,6 +80,12 @@ def get_config():
       batch_size=16,  # sequences of one update, over all devices
       accumulation=1,  # micro-batches one update is computed in
       log_every=50,  # steps between lines of metrics
+      # A loss or gradient that is no number leaves the weights as they are;
+      # then: stop, or skip that batch, at most so many times in a row.
+      nonfinite="stop",
+      max_skipped=10,
+      # A loss so many times that of the last line is put down; 0: none is.
+      spike=1.5,
     )
   )
 
@@ -95,6 +101,8 @@ def get_config():
     dict(
       every=2000,  # steps between checkpoints; 0: only after the last
       keep=2,  # the last ones that are kept
+      keep_best=1,  # and those of the lowest validation
+      on_error="stop",  # when nothing can be written: stop, continue
     )
   )
 

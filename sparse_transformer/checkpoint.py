@@ -7,8 +7,11 @@ so what is read back is checked against it.
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import pathlib
+import platform
+import sys
 import zlib
 
 import jax
@@ -28,35 +31,75 @@ GROUPS = (
   "checkpoint",
 )
 FILES = "files.json"
-# Fields that change how a run is carried out, not what it computes.
+# Fields that neither the weights nor the order of the data depend on.
 FREE_FIELDS = (
   "data.path",
   "model.remat",
-  "attention.backend",
-  "attention.tile",
+  "attention.",
   "train.log_every",
+  "train.nonfinite",
+  "train.max_skipped",
+  "train.spike",
   "eval.",
   "checkpoint.",
 )
 
 
-def write_config(workdir, config):
-  """Puts the config into a workdir, or checks that it is the one there."""
+def check_config(workdir, config):
+  """Refuses a config with which the run in a workdir cannot go on."""
+  differing = [
+    f"{name} ({old!r} there, {new!r} now)"
+    for name, (old, new) in _changes(workdir, config).items()
+    if not name.startswith(FREE_FIELDS)
+  ]
+  if differing:
+    raise ValueError(
+      f"{workdir} holds a run of another config: {', '.join(differing)};"
+      " use another --workdir, or the same settings"
+    )
+
+
+def write_config(workdir, config, step=0):
+  """Puts the config of a run into its workdir.
+
+  What differs from the one before it is put down in config_changes.jsonl, with
+  the step from which it holds, and told on standard error.
+  """
+  check_config(workdir, config)
   path = pathlib.Path(workdir) / "config.json"
-  if path.exists():
-    old, new = (_flatten(c) for c in (read_config(workdir), config))
-    differing = [
-      f"{name} ({old.get(name)!r} there, {new.get(name)!r} now)"
-      for name in sorted(old.keys() | new.keys())
-      if old.get(name) != new.get(name) and not name.startswith(FREE_FIELDS)
-    ]
-    if differing:
-      raise ValueError(
-        f"{workdir} holds a run of another config: {', '.join(differing)};"
-        " use another --workdir, or the same settings"
-      )
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+  if changes := _changes(workdir, config):
+    with (path.parent / "config_changes.jsonl").open("a") as file:
+      file.write(json.dumps({"step": step, "changes": changes}) + "\n")
+    for name, (old, new) in changes.items():
+      print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
+  # In one go: a run that is killed leaves the old one or the new one.
+  new = path.with_suffix(".json.new")
+  new.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+  new.replace(path)
+
+
+def _changes(workdir, config):
+  """{"group.field": (old, new)} between the config of a workdir and another."""
+  if not (pathlib.Path(workdir) / "config.json").exists():
+    return {}
+  old, new = (_flatten(c) for c in (read_config(workdir), config))
+  return {
+    name: (old.get(name), new.get(name))
+    for name in sorted(old.keys() | new.keys())
+    if old.get(name) != new.get(name)
+  }
+
+
+def about(config, source):
+  """What a checkpoint says of its run: config, versions, digest of the data."""
+  packages = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
+  return dict(
+    config=config.to_dict(),
+    python=platform.python_version(),
+    versions={name: importlib.metadata.version(name) for name in packages},
+    data=source.digest(),
+  )
 
 
 def read_config(workdir):
@@ -102,20 +145,32 @@ def _flatten(config):
 class Checkpoints:
   """The checkpoints of a workdir. Saving goes on in the background."""
 
-  def __init__(self, workdir, *, keep=None):
-    """keep: how many of the last ones stay; None only reads."""
-    writes = keep is not None
+  def __init__(
+    self, workdir, *, keep=None, keep_best=0, about=None, on_error="stop"
+  ):
+    """keep: how many of the last ones stay; None only reads. keep_best: how
+    many of the lowest validation stay, too. about: see `about`. on_error:
+    "continue" tells of what cannot be written, "stop" raises OSError."""
+    self._about, self._keep, self._keep_best = about, keep, keep_best
+    self._on_error, self._saved = on_error, None
     self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
-    if writes:
+    if keep is not None:
       self._clear()
-    self._manager = ocp.CheckpointManager(
+    self._manager = self._make_manager()
+
+  def _make_manager(self):
+    writes = self._keep is not None
+    policies = ocp.checkpoint_managers
+    kept = [policies.LatestN(self._keep), _Best(self._folder, self._keep_best)]
+    return ocp.CheckpointManager(
       self._folder,
       item_handlers={
         "state": ocp.StandardCheckpointHandler(),
         "digest": ocp.JsonCheckpointHandler(),
+        "about": ocp.JsonCheckpointHandler(),
       },
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep,
+        preservation_policy=policies.AnyPreservationPolicy(kept),
         create=writes,
         # A reader would delete what a run beside it is writing.
         cleanup_tmp_directories=writes,
@@ -128,17 +183,30 @@ class Checkpoints:
   def __enter__(self):
     return self
 
-  def __exit__(self, *_):
-    self._manager.close()
+  def __exit__(self, kind, *_):
+    try:
+      self._manager.close()
+    except Exception as error:  # of a save
+      if kind is None:  # else what went wrong first goes on
+        self._fail(error)
 
   def _clear(self):
-    """Removes empty folders of steps: Orbax would not save up to there."""
+    """Sets folders of steps aside that are none: Orbax would count them."""
     for folder in self._folder.glob("[0-9]*"):
       if folder.name.isdigit() and not (folder / "digest").exists():
-        try:
-          folder.rmdir()
-        except OSError as error:
-          raise self._unreadable(folder.name, "it has no digest") from error
+        self._set_aside(folder.name, "it has no digest")
+
+  def _set_aside(self, step, reason):
+    """Renames a checkpoint that cannot be read, so that none is lost."""
+    old, number = self._folder / str(step), 0
+    while (new := self._folder / f"damaged-{step}-{number}").exists():
+      number += 1
+    old.rename(new)
+    print(
+      f"checkpoint {old} cannot be read: {reason}; it is {new.name} now, and"
+      " the one before it is used",
+      file=sys.stderr,
+    )
 
   def _write_files(self):
     """Puts a list of its files into the checkpoint that is being finished.
@@ -157,8 +225,9 @@ class Checkpoints:
 
   def _damaged_files(self, step):
     folder = self._folder / str(step)
-    if not (folder / FILES).exists():  # then the digest of the arrays decides
-      return []
+    if not (folder / FILES).exists():
+      # Old checkpoints have none: the digest of the arrays decides.
+      return [FILES] if (folder / "about").exists() else []
     files = json.loads((folder / FILES).read_text())
     return [
       name
@@ -176,19 +245,74 @@ class Checkpoints:
       if (self._folder / str(step) / "digest").exists()
     )
 
-  def save(self, state):
+  def save(self, state, validation=None):
+    """Saves in the background. validation: bits of the last one.
+
+    It may be the save before this one whose failure is noticed now.
+    """
     step = int(state.step)
-    if step in self.steps():
+    if step in (self._saved, *self.steps()):
       return
     tree = _as_tree(state)
-    saved = self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(tree),
-        digest=ocp.args.JsonSave(_digest(tree)),
-      ),
+    about = (self._about or {}) | dict(validation=validation)
+    try:
+      saved = self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(tree),
+          digest=ocp.args.JsonSave(_digest(tree)),
+          about=ocp.args.JsonSave(about),
+        ),
+      )
+    except Exception as error:  # Orbax raises what TensorStore gives it
+      self._fail(error)
+    else:
+      assert saved, f"Orbax did not save step {step}"
+      self._saved = step  # it may still be on its way
+
+  def finish(self):
+    """Waits until all is saved."""
+    try:
+      self._manager.wait_until_finished()
+    except Exception as error:
+      self._fail(error)
+
+  def _fail(self, error):
+    line = (
+      f"a checkpoint could not be written into {self._folder}:"
+      f" {_first_line(error)}; those before it are whole"
     )
-    assert saved, f"Orbax did not save step {step}"
+    if self._on_error == "stop":
+      raise OSError(line) from error
+    print(f"goes on without it: {line}", file=sys.stderr)
+
+  def restore_last(self, like):
+    """The state of the last checkpoint that can be read, None without any.
+
+    Others are set aside, each with a line on standard error. Raises
+    ValueError if it was saved by a run on other data.
+    """
+    while steps := self.steps():
+      try:
+        state = self.restore(like)
+      except Unreadable as error:
+        self._manager.close()
+        self._set_aside(steps[-1], error.reason)
+        self._manager = self._make_manager()
+      else:
+        self._check_data(steps[-1])
+        return state
+    return None
+
+  def _check_data(self, step):
+    saved = _read_about(self._folder, step).get("data")
+    now = (self._about or {}).get("data")
+    if saved and now and saved != now:
+      raise ValueError(
+        f"checkpoint {self._folder / str(step)} is of a run on other data"
+        f" ({_describe(saved)}) than data.path holds now ({_describe(now)});"
+        " use the same data, or another --workdir"
+      )
 
   def restore(self, like, step=None):
     """The state at a step, by default the last one, verified.
@@ -237,10 +361,49 @@ class Checkpoints:
     return dataclasses.replace(like, **found["state"])
 
   def _unreadable(self, step, reason):
-    return ValueError(
+    return Unreadable(
       f"checkpoint {self._folder / str(step)} cannot be read: {reason};"
-      " move that folder away to use the checkpoint before it"
+      " train.py sets it aside and goes on from the one before it",
+      reason,
     )
+
+
+class Unreadable(ValueError):
+  """A checkpoint that is damaged."""
+
+  def __init__(self, message, reason):
+    super().__init__(message)
+    self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best:
+  """Preserves the checkpoints of the lowest validations."""
+
+  folder: pathlib.Path
+  number: int
+
+  def should_preserve(self, checkpoints, *, context):
+    del context
+    bits = {}
+    for info in checkpoints:
+      found = _read_about(self.folder, info.step).get("validation")
+      if found is not None:
+        bits[info.step] = found
+    best = sorted(bits, key=lambda step: (bits[step], step))[: self.number]
+    return [info.step in best for info in checkpoints]
+
+
+def _read_about(folder, step):
+  """What a checkpoint says of its run; {} of one that says nothing."""
+  try:
+    return json.loads((folder / str(step) / "about" / "metadata").read_text())
+  except (OSError, ValueError):
+    return {}
+
+
+def _describe(digest):
+  return ", ".join(f"{name} {value}" for name, value in digest.items())
 
 
 def _as_tree(state):

@@ -3,13 +3,12 @@
 import functools
 import pathlib
 import re
-import signal
 import sys
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from sparse_transformer import checkpoint
+from sparse_transformer import checkpoint, workdir
 
 # What the user can mend. Anything else is our fault and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -62,13 +61,13 @@ def _report(function, errors, argv):
   # Orbax tells of every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     return function(argv)
   except errors as error:
     _fail(argv, error)
-  except KeyboardInterrupt:
-    print(f"{pathlib.Path(argv[0]).name}: stopped", file=sys.stderr)
+  except (KeyboardInterrupt, workdir.Stopped) as error:
+    line = f"stopped: {error}" if str(error) else "stopped"
+    print(f"{pathlib.Path(argv[0]).name}: {line}", file=sys.stderr)
     sys.exit(STOPPED)
 
 

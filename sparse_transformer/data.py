@@ -32,6 +32,7 @@ SPLITS = ("train", "validation", "test")
 # Images of the training set that make the validation set. CIFAR-10: as many as
 # Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
 # it (https://github.com/openai/distribution_augmentation).
+DIGESTED = 64  # images
 TEXT8 = 90_000_000, 5_000_000, 5_000_000  # characters, as of enwik8's bytes
 HELD_OUT = {"cifar10": 2_000, "imagenet64": 50_000}
 
@@ -56,6 +57,15 @@ class Images:
     """Images of `split` as uint8 [length]."""
     images = _split(self, split)
     return prepared.Lazy(len(images), lambda i: images[i].reshape(self.length))
+
+  def digest(self):
+    """Of the training images: their number, CRC-32 of some all over them."""
+    images = self.examples("train")
+    places = np.linspace(0, len(images) - 1, DIGESTED).astype(int)
+    crc = 0
+    for i in places:
+      crc = zlib.crc32(images[int(i)], crc)
+    return dict(images=len(images), crc32=f"{crc:08x}")
 
   def windows(self, split, min_context=0):
     """Images of `split` as (tokens, scored), both [length]; all is scored."""
@@ -111,6 +121,11 @@ class Stream:
       )
     size = len(data) - self.length + 1
     return prepared.Lazy(size, lambda i: data[i : i + self.length])
+
+  def digest(self):
+    """Of the training symbols: their number and CRC-32."""
+    data = np.ascontiguousarray(_split(self, "train"))
+    return dict(symbols=len(data), crc32=f"{zlib.crc32(data):08x}")
 
   def windows(self, split, min_context=0):
     """Windows (tokens, scored) that score each symbol of `split` once.

@@ -1,12 +1,18 @@
 """What a run writes down: JSON lines, TensorBoard, a progress bar."""
 
+import errno
 import json
 import pathlib
+import shutil
 import sys
 import time
 
 import tensorboardX
 import tqdm
+
+# Bytes that stay free: on a full disk the thread that writes for TensorBoard
+# would die, and those who wait for it with it.
+RESERVE = 2**16
 
 
 class Writer:
@@ -17,12 +23,16 @@ class Writer:
   written again.
   """
 
-  def __init__(self, workdir, *, step, steps):
+  def __init__(self, workdir, *, step, steps, on_error="stop"):
+    """on_error: "continue" tells of what cannot be written, "stop" raises."""
     self._path = pathlib.Path(workdir) / "metrics.jsonl"
-    _truncate(self._path, step)
+    self._on_error = on_error
+    self._attempt(_truncate, self._path, step)
     self._file = self._path.open("a")
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir), purge_step=step + 1 if step else None
+    self._board = self._attempt(
+      tensorboardX.SummaryWriter,
+      str(workdir),
+      purge_step=step + 1 if step else None,
     )
     self._bar = tqdm.tqdm(
       initial=step,
@@ -35,23 +45,43 @@ class Writer:
   def __enter__(self):
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, kind, *_):
     self._bar.close()
-    self._board.close()
-    self._file.close()
+    if kind:  # what went wrong first goes on
+      self._on_error = "continue"
+    if self._board:
+      self._attempt(self._board.close)
+    self._attempt(self._file.close)
+
+  def _attempt(self, write, *args, **kwargs):
+    try:
+      return write(*args, **kwargs)
+    except OSError as error:
+      if self._on_error == "stop":
+        raise
+      print(f"{self._path} is not complete: {error}", file=sys.stderr)
 
   def advance(self):
     """One step of training was dispatched."""
     self._bar.update()
 
+  def note(self, step, split, **values):
+    """A line for `metrics.jsonl` alone: JSON values by name."""
+    line = json.dumps({"step": step, "split": split, **values})
+    return self._attempt(self._append, line)
+
+  def _append(self, line):
+    if shutil.disk_usage(self._path.parent).free < RESERVE:
+      raise OSError(errno.ENOSPC, "no space left", str(self._path))
+    self._file.write(line + "\n")
+    self._file.flush()
+    return True
+
   def write(self, step, split, **values):
     """One line of metrics: numbers by name."""
-    self._file.write(
-      json.dumps({"step": step, "split": split, **values}) + "\n"
-    )
-    self._file.flush()
-    for name, value in values.items():
-      self._board.add_scalar(f"{split}/{name}", value, step)
+    if self.note(step, split, **values) and self._board:
+      for name, value in values.items():
+        self._board.add_scalar(f"{split}/{name}", value, step)
     text = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 

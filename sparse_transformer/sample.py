@@ -20,6 +20,7 @@ from sparse_transformer import (
   data,
   plots,
   sampling,
+  workdir,
 )
 from sparse_transformer.experiment import Experiment
 
@@ -112,17 +113,21 @@ def main(argv):
   experiment = Experiment(args.config)
   source = experiment.source
   prompts = make_prompts(source, args.num, args.given, args.prompt)
-  with checkpoint.Checkpoints(args.workdir) as checkpoints:
+  with (
+    workdir.Signals() as signals,
+    checkpoint.Checkpoints(args.workdir) as checkpoints,
+  ):
     state = experiment.restore(checkpoints, args.step)
-  tokens, rate = sample(
-    experiment,
-    state.ema,
-    num=args.num,
-    prompts=prompts,
-    cached=args.cache,
-    seed=args.seed,
-    **options,
-  )
+    tokens, rate = sample(
+      experiment,
+      state.ema,
+      num=args.num,
+      prompts=prompts,
+      cached=args.cache,
+      seed=args.seed,
+      check_stop=signals.check,
+      **options,
+    )
   paths = save(args.workdir, source, tokens)
   more = " ..." if len(paths) > 1 else ""
   print(

@@ -47,12 +47,22 @@ class Recompute:
 
 
 def sample(
-  decoder, params, *, num, length, prompts=None, seed=0, name=None, **options
+  decoder,
+  params,
+  *,
+  num,
+  length,
+  prompts=None,
+  seed=0,
+  name=None,
+  check_stop=lambda: None,
+  **options,
 ):
   """Draws `num` sequences: (uint8 [num, length], seconds without compilation).
 
   decoder: `cache.Decoder` or `Recompute`. prompts: uint8 [num, S], how the
   sequences begin. name: shows progress under that name on a terminal.
+  check_stop: is called now and then; it may raise what ends the work.
   options: those of `choose`.
   """
   if num < 1:
@@ -78,6 +88,7 @@ def sample(
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
     for first in range(start, length, CHUNK):
+      check_stop()
       began, count = time.perf_counter(), min(CHUNK, length - first)
       tables = jax.tree.map(_pad, decoder.tables(first, first + count))
       steps = _pad(keys[first : first + count]), np.int32(first)

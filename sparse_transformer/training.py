@@ -151,4 +151,11 @@ def train_step(state, tokens_BL, *, apply, optimizer, config):
     gradient_norm=optax.tree.norm(grads),
     learning_rate=make_schedule(config)(state.step),
   )
-  return State(state.step + 1, params, opt_state, ema), metrics
+  # A bad batch must not reach the weights; the caller sees it in the metrics.
+  good = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
+  kept = jax.tree.map(
+    lambda new, old: jnp.where(good, new, old),
+    (params, opt_state, ema),
+    (state.params, state.opt_state, state.ema),
+  )
+  return State(state.step + 1, *kept), metrics

@@ -255,7 +255,7 @@ def test_unreadable_checkpoint_is_one_line(fails, workdir):
   files = [f for f in (workdir / "checkpoints").rglob("*") if f.is_file()]
   path = max(files, key=lambda file: file.stat().st_size)
   path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-  message = "checkpoints/2 cannot be read: .*move that folder away"
+  message = "checkpoints/2 cannot be read: .*sets it aside"
   fails("eval.py", [f"--workdir={workdir}"], message)
   config = runs.tiny(**{"train.steps": 2})
   with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from sparse_transformer import data, prepared
+from sparse_transformer import codecs, data, prepared
 
 REPO = pathlib.Path(__file__).parents[1]
 SHARED = REPO.parent / "shared" / "data"
@@ -37,6 +37,7 @@ def config(name, path="", length=16, columns=4, fractions=(0.9, 0.05, 0.05)):
     length=length,
     columns=columns,
     fractions=fractions,
+    rate=12_000,
   )
 
 
@@ -727,3 +728,106 @@ def test_imagenet64_holds_out_the_last_of_its_training_images(
   assert sorted(levels[2]) == list(range(9, 13))
   assert source.examples("test")[0].shape == (12_288,)
   assert source.examples("test")[0][1:3].tolist() == [0, 255]
+
+
+# Other symbols.
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+  """ImageNet in two small arrays: (folder, training images)."""
+  monkeypatch.setitem(data.HELD_OUT, "imagenet64", 2)
+  rng = np.random.RandomState(0)
+  train, valid = (
+    rng.randint(0, 256, (size, 64, 64, 3)).astype(np.uint8) for size in (5, 3)
+  )
+  np.save(tmp_path / "train_64x64.npy", train)
+  np.save(tmp_path / "valid_64x64.npy", valid)
+  return tmp_path, train, valid
+
+
+def test_imagenet_is_read_from_arrays(arrays):
+  folder, train, valid = arrays
+  source = data.source(config("imagenet64", folder))
+  for split, expected in (
+    ("train", train[:3]),
+    ("validation", train[3:]),
+    ("test", valid),
+  ):
+    found = np.stack(list(source.examples(split)))
+    np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
+
+
+@pytest.mark.parametrize(
+  "spoil, message",
+  [
+    (lambda path: path.write_bytes(path.read_bytes()[:9000]), "damaged"),
+    (lambda path: path.unlink(), "no file"),
+    (lambda path: np.save(path, np.zeros((5, 3), np.uint8)), "uint8 .5, 3."),
+    (lambda path: np.save(path, np.zeros((5, 64, 64, 3))), "float64"),
+  ],
+)
+def test_array_that_holds_no_images_is_named(spoil, message, arrays):
+  folder, *_ = arrays
+  spoil(folder / "valid_64x64.npy")
+  source = data.source(config("imagenet64", folder))
+  with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+    source.examples("test")
+  assert "valid_64x64.npy" in str(error.value)
+
+
+def test_text8_of_another_size_is_refused(tmp_path):
+  (tmp_path / "text8").write_bytes(b"anarchism")
+  source = data.source(config("text8", tmp_path / "text8"))
+  assert (source.vocab_size, source.unit) == (27, "bits/character")
+  with pytest.raises(ValueError, match="9 characters, text8 100,000,000"):
+    source.examples("train")
+
+
+def test_text8_is_split_as_it_is_by_all(tmp_path, monkeypatch):
+  monkeypatch.setattr(data, "TEXT8", (6, 2, 1))
+  (tmp_path / "text8").write_bytes(b"anarch is")
+  source = data.source(config("text8", tmp_path / "text8", length=1))
+  found = [source.load()[split].tolist() for split in data.SPLITS]
+  assert found == [[1, 14, 1, 18, 3, 8], [0, 9], [19]]
+
+
+def test_folder_without_such_files_is_named(tmp_path):
+  (tmp_path / "notes.txt").write_text("x")
+  for name, suffix in (("audio", ".wav"), ("fasta", ".fasta")):
+    source = data.source(config(name, tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"ends in {suffix}"):
+      source.examples("train")
+
+
+def test_digest_tells_data_apart(tmp_path):
+  path, found = tmp_path / "text", set()
+  for text in (b"a" * 100, b"a" * 99 + b"b", b"b" + b"a" * 99, b"a" * 110):
+    path.write_bytes(text)
+    source = data.source(config("bytes", path, length=4))
+    found.add(tuple(source.digest().items()))
+  assert len(found) == 3  # the second differs in the test split alone
+  digits = data.source(config("digits"))
+  assert digits.digest() == data.source(config("digits")).digest()
+  assert digits.digest()["images"] == 1397
+
+
+@pytest.mark.skipif(not (SHARED / "genome").is_dir(), reason="needs the genome")
+def test_whole_genome_is_read():
+  path = SHARED / "genome" / "ecoli-k12-mg1655.fasta.gz"
+  source = data.source(config("fasta", path, length=64))
+  bases = np.concatenate([source.load()[split] for split in data.SPLITS])
+  counts = np.bincount(bases, minlength=4)
+  assert counts.tolist() == [1_142_228, 1_179_554, 1_176_923, 1_140_970]
+
+
+@pytest.mark.skipif(not (SHARED / "audio").is_dir(), reason="needs the music")
+def test_music_is_read_at_its_rate():
+  source = data.source(config("audio", SHARED / "audio", length=64))
+  symbols = np.concatenate([source.load()[split] for split in data.SPLITS])
+  seconds = sum(
+    (path.stat().st_size - 44) / 2 / 22_050
+    for path in (SHARED / "audio").glob("*.wav")
+  )
+  assert len(symbols) == pytest.approx(seconds * 12_000, abs=200)
+  assert 0.001 < np.mean(codecs.expand(symbols) ** 2) < 0.5

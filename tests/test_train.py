@@ -72,14 +72,14 @@ def test_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
   )
   whole = train.train(config, tmp_path / "whole")
 
-  def cut(writer, step, *rest):
-    write(writer, step, *rest)
+  def cut(log, step, *rest):
+    write(log, step, *rest)
     if step == 3:  # after the checkpoint of step 2 and the line of step 3
       raise KeyboardInterrupt
 
-  write = train.write_training
+  write = train.Log.training
   with monkeypatch.context() as patch:
-    patch.setattr(train, "write_training", cut)
+    patch.setattr(train.Log, "training", cut)
     with pytest.raises(KeyboardInterrupt):
       train.train(config, tmp_path / "cut")
   assert without_speed(tmp_path / "cut")[-1]["step"] == 3
@@ -186,4 +186,4 @@ def test_batch_that_devices_do_not_divide_is_an_error(monkeypatch):
     ({"train.batch_size": 9}, "eval.batch_size=8 must be a multiple of 3"),
   ):
     with pytest.raises(ValueError, match=re.escape(message)):
-      train.check_sizes(runs.tiny(**changes))
+      train.check_settings(runs.tiny(**changes))

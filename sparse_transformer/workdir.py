@@ -1,0 +1,82 @@
+"""A workdir in use: who holds it, and who asks the run to stop."""
+
+import contextlib
+import datetime
+import fcntl
+import os
+import pathlib
+import signal
+import socket
+
+from sparse_transformer import prepared
+
+
+@contextlib.contextmanager
+def hold(workdir):
+  """Keeps other runs out of a workdir.
+
+  The lock is the system's: that of a process that died is free. Raises
+  ValueError with the process and the host that hold it.
+  """
+  path = pathlib.Path(workdir) / "lock"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with path.open("a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      file.seek(0)
+      holder = file.read().strip() or "another process"
+      raise ValueError(
+        f"{workdir} is in use by {holder}; wait until it has ended, or use"
+        " another --workdir"
+      ) from None
+    now = datetime.datetime.now().isoformat(" ", "seconds")
+    # Who holds it is a help to others only: a full disk is no matter here.
+    with contextlib.suppress(OSError):
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+      file.flush()
+    yield
+
+
+class Stopped(Exception):
+  """A run was asked to stop, and has saved what it had."""
+
+
+class Signals:
+  """Notes the first SIGTERM or SIGINT; a second one ends the process at once.
+
+  Work in progress goes on to a place where it can stop: see `check`.
+  """
+
+  def __enter__(self):
+    self.name = None  # of the signal that came
+    self._before = {
+      number: signal.signal(number, self._note)
+      for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
+
+  def _note(self, number, frame):
+    del frame
+    self.name = signal.Signals(number).name
+    for each in self._before:
+      signal.signal(each, signal.SIG_DFL)
+
+  def check(self):
+    """Raises Stopped once a signal has come."""
+    if self.name:
+      raise Stopped(self.name)
+
+  def checked(self, items):
+    """The same items; taking one of them checks."""
+
+    def item(i):
+      self.check()
+      return items[i]
+
+    return prepared.Lazy(len(items), item)

@@ -11,12 +11,13 @@ writes nothing.
 
 import math
 import pathlib
+import shlex
+import sys
 
 import jax
 import numpy as np
 from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
-from ml_collections import config_flags
 
 from sparse_transformer import (
   checkpoint,
@@ -187,7 +188,7 @@ class Log:
       raise FloatingPointError(
         f"{name} is {value} at step {step}, whose batch holds the training"
         f" examples {', '.join(map(str, examples))}; the weights are as before"
-        f" it; python train.py ... --replay={step} computes it again"
+        f" it; to compute it again: {replay_command(step)}"
       )
     self._skipped.append(step)
     self._writer.note(
@@ -251,6 +252,11 @@ def validate(experiment, state, log, step, signals):
   return True
 
 
+def replay_command(step):
+  """The command line of this run that computes the batch of a step."""
+  return shlex.join(["python", *sys.argv, f"--replay={step}"])
+
+
 def replay(config, workdir, step):
   """Computes the batch of a step again, from the checkpoint before it."""
   experiment = Experiment(config)
@@ -310,11 +316,7 @@ def check_settings(config):
 def main(argv):
   command.check_arguments(argv)
   args = flags.FLAGS
-  for name in ("config", "workdir"):
-    if args[name].value is None:
-      raise ValueError(f"--{name} is missing; see --help")
-  if not all(hasattr(args.config, group) for group in checkpoint.GROUPS):
-    raise ValueError("--config must give the groups of configs/default.py")
+  command.require("config", "workdir")
   if args.replay is None:
     train(args.config, args.workdir)
   elif args.replay < 1:
@@ -324,9 +326,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file(
-    "config", None, "File with the experiment's config.", lock_config=True
-  )
   flags.DEFINE_string("workdir", None, "Folder the run writes into.")
   flags.DEFINE_integer("replay", None, "Computes the batch of that step.")
-  command.run(main)
+  command.run_on_config(main)

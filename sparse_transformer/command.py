@@ -28,6 +28,17 @@ def run(main, parse=flags.FLAGS):
   )
 
 
+def run_on_config(main):
+  """`run` for a command on an experiment: --config names its file.
+
+  Fields can be overridden: --config.attention.pattern=fixed.
+  """
+  config_flags.DEFINE_config_file(
+    "config", None, "File with the experiment's config.", lock_config=True
+  )
+  run(main)
+
+
 def run_on_workdir(main):
   """`run` for a command on a trained run: --config is that of its --workdir.
 
@@ -47,6 +58,16 @@ def _parse_on_workdir(argv):
   )
   flags.FLAGS.unparse_flags()
   return flags.FLAGS(argv)
+
+
+def require(*names):
+  """Refuses flags that are not set, and a --config that is no experiment."""
+  for name in names:
+    if flags.FLAGS[name].value is None:
+      raise ValueError(f"--{name} is missing; see --help")
+  config = flags.FLAGS.config
+  if not all(hasattr(config, group) for group in checkpoint.GROUPS):
+    raise ValueError("--config must give the groups of configs/default.py")
 
 
 def check_arguments(argv):

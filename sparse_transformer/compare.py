@@ -28,10 +28,9 @@ import zlib
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from sparse_transformer import (
-  checkpoint,
   command,
   costs,
   data,
@@ -335,13 +334,9 @@ def machine():
 def main(argv):
   command.check_arguments(argv)
   args = flags.FLAGS
-  for name in ("config", "vary", "workdir"):
-    if args[name].value is None:
-      raise ValueError(f"--{name} is missing; see --help")
+  command.require("config", "vary", "workdir")
   if args.seeds < 1:
     raise ValueError(f"--seeds={args.seeds} must be at least 1")
-  if not all(hasattr(args.config, group) for group in checkpoint.GROUPS):
-    raise ValueError("--config must give the groups of configs/default.py")
   config, budget = args.config, parse_budget(args.budget)
   field, choices = parse_vary(args.vary, config)
   for choice in choices:  # a mistake is found before the first run
@@ -368,9 +363,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file(
-    "config", None, "File with the experiment's config.", lock_config=True
-  )
   flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c")
   flags.DEFINE_string("budget", "steps:500", "steps:N, seconds:N or flops:N")
   flags.DEFINE_integer("seeds", 1, "Runs of each choice.")
@@ -378,4 +370,4 @@ if __name__ == "__main__":
     "split", "test", ("train", "validation", "test"), "What to score."
   )
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
-  command.run(main)
+  command.run_on_config(main)

@@ -18,7 +18,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from sparse_transformer import (
-  checkpoint,
   command,
   costs,
   model as model_lib,
@@ -368,10 +367,7 @@ def main(argv):
   command.check_arguments(argv)
   args = flags.FLAGS
   config = args.config
-  if config is None:
-    raise ValueError("--config is missing; see --help")
-  if not all(hasattr(config, group) for group in checkpoint.GROUPS):
-    raise ValueError("--config must give the groups of configs/default.py")
+  command.require("config")
   model = Experiment(config).model
   report = explain(config, model)
   name = pathlib.Path(config_flags.get_config_filename(args["config"])).stem
@@ -384,9 +380,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file(
-    "config", None, "File with the experiment's config.", lock_config=True
-  )
   flags.DEFINE_string("out", None, "Folder of the pictures; explain/<config>.")
   flags.DEFINE_bool("json", False, "Prints one JSON object, not a table.")
-  command.run(main)
+  command.run_on_config(main)

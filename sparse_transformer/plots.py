@@ -246,11 +246,13 @@ def _sheet(tokens, shape, vocab_size):
 
 
 def main(argv):
-  """Draws the named factorizations, merged, at a size one can see."""
+  """Draws some patterns, factors merged, at a size one can see."""
   if len(argv) != 2:
     raise ValueError("give one argument: the PNG file to write")
   settings = dict(stride=12, window=12, width=3, num_summaries=1)
-  names = patterns_lib.FACTORIZATIONS
+  names = ["dense", "local", "strided", "fixed"]
+  names += ["Dilated(8, 4)", "BigBird(12, num_random=2)"]
+  names += ["Neighborhood(5, 7, columns=12, channels=1)"]
   patterns = [
     patterns_lib.assign(name, "merged", num_layers=1, num_heads=1, **settings)
     for name in names

@@ -636,6 +636,32 @@ def test_no_mutated_file_gives_a_traceback(rounds, tmp_path, capfd):
       assert time.monotonic() - began < 5
 
 
+FLAGS = (
+  "--config.train.steps=4",
+  "--config.attention.cycle=1,0,0",
+  "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
+  "--config.optimizer.learning_rate=1e-3",
+  "--config.model.half_size=True",
+  "--config.data.fractions=0.8,0.1,0.1",
+)
+
+
+@pytest.mark.parametrize(
+  "rounds", [30, pytest.param(600, marks=pytest.mark.soak)]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_no_mutated_flag_gives_a_traceback(rounds, capfd):
+  rng = random.Random(rounds)
+  config = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+  for _ in range(rounds):
+    word = mutate(rng, rng.choice(FLAGS).encode()).decode("latin1")
+    word = word.replace("\0", "")  # no command line can hold it
+    # Without a workdir it ends behind the settings at the latest.
+    assert runs.command("train.py", config, word) in (0, 1), word
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) <= 1 and "Traceback" not in "".join(lines), (word, lines)
+
+
 # Devices and long runs.
 
 

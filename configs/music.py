@@ -7,7 +7,9 @@ with 65,536 positions and 152M parameters. This is a small one for a CPU.
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music
 
-Expected: not run yet; 875,392 parameters.
+Expected: 7.37 bits/sample on the test split of 106 seconds of two orchestral
+pieces after 40 steps with 10 of warm-up, one minute of processor time on an AMD
+EPYC: it only shows that the loss falls. 875,392 parameters.
 """
 
 from configs import text_small

@@ -15,7 +15,7 @@ quickstart: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto
 
-# What takes too long for every day: kills, devices, 20,000 steps, fuzzing.
+# What takes too long for every day: faults, devices, 20,000 steps, fuzzing.
 soak: .venv/installed
 	$(BIN)/python -m pytest -m soak -s
 

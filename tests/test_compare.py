@@ -147,7 +147,7 @@ def words(tmp_path, *more):
 
 def test_comparison_from_end_to_end(tmp_path, capfd):
   vary = "--vary=attention.pattern=local,Strided(8)"
-  line = words(tmp_path, vary, "--budget=steps:6", "--seeds=2")
+  line = words(tmp_path, vary, "--budget=steps:6", "--seeds=1")
   assert runs.command(SCRIPT, *line) == 0
   root, output = tmp_path / "c", capfd.readouterr().out
   text = (root / "comparison.md").read_text()
@@ -155,8 +155,8 @@ def test_comparison_from_end_to_end(tmp_path, capfd):
   rows = json.loads((root / "comparison.json").read_text())["rows"]
   assert [row["choice"] for row in rows] == ["local", "Strided(8)"]
   for row in rows:
-    assert row["steps"] == 6 and row["seeds"] == 2
-    assert 3 < row["bits_per_dim"] < 6 and row["deviation"] > 0
+    assert row["steps"] == 6 and row["seeds"] == 1
+    assert 3 < row["bits_per_dim"] < 6 and row["deviation"] is None
     assert row["peak_bytes"] > 2**20 and row["tokens_per_second"] > 0
   page = (root / "comparison.html").read_text()
   assert "data:image/png;base64," in page and "http" not in page
@@ -164,15 +164,8 @@ def test_comparison_from_end_to_end(tmp_path, capfd):
   before = runs.files(root)
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
-  # One result is missing: that run alone is taken up again.
-  missing = root / "local" / "seed1" / "result.json"
-  expected = json.loads(missing.read_text())
-  missing.unlink()
-  assert runs.command(SCRIPT, *line) == 0
-  found = json.loads(missing.read_text())
-  assert found["bits_per_dim"] == expected["bits_per_dim"]
   # Another comparison does not fit in here.
-  other = words(tmp_path, vary, "--budget=steps:7", "--seeds=2")
+  other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")
   assert runs.command(SCRIPT, *other) == 1
   assert "budget differ" in capfd.readouterr().err
 

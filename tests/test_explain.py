@@ -89,7 +89,14 @@ def test_enwik8():
   assert result["reach"]["layers"] == 1  # four summaries make a whole block
 
 
-@pytest.mark.parametrize("pattern", ["strided", "fixed", "dense"])
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    "strided",
+    pytest.param("fixed", marks=pytest.mark.soak),
+    pytest.param("dense", marks=pytest.mark.soak),
+  ],
+)
 def test_a_million_positions(pattern):
   config = stdlib.get_config()
   changes = {"data.length": 2**20, "data.columns": 1024}

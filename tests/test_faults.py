@@ -1,7 +1,6 @@
 """Faults: signals, damage, full disks, bad numbers, bad inputs.
 
-Real processes, signals and files. Those that take minutes are marked soak:
-make soak.
+Real processes, signals and files. They take minutes: make soak.
 """
 
 import contextlib
@@ -32,6 +31,8 @@ from sparse_transformer import (
   workdir as workdir_lib,
 )
 from sparse_transformer.experiment import Experiment
+
+pytestmark = pytest.mark.soak
 
 SETTINGS = {
   "model.dropout": 0.2,

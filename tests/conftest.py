@@ -1,28 +1,10 @@
 """Settings of the whole suite."""
 
-import os
-import shutil
-import tempfile
-
-# What one test has compiled, the others load: set here, before the workers
-# start and before JAX reads it.
-FOLDER = "JAX_COMPILATION_CACHE_DIR"
-mine = FOLDER not in os.environ
-if mine:
-  os.environ[FOLDER] = tempfile.mkdtemp(prefix="compiled-")
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
-  os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 # Silent broadcasting over a missing axis is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_unconfigure():
-  if mine:
-    shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ stands a digest of each array: Orbax restores flipped bytes without a word,
 so what is read back is checked against it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -20,6 +21,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from configs import default
+from sparse_transformer import workdir as workdir_lib
 
 GROUPS = (
   "data",
@@ -73,10 +75,7 @@ def write_config(workdir, config, step=0):
       file.write(json.dumps({"step": step, "changes": changes}) + "\n")
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
-  # In one go: a run that is killed leaves the old one or the new one.
-  new = path.with_suffix(".json.new")
-  new.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-  new.replace(path)
+  workdir_lib.write_text(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def _changes(workdir, config):
@@ -175,7 +174,7 @@ class Checkpoints:
         # A reader would delete what a run beside it is writing.
         cleanup_tmp_directories=writes,
         async_options=ocp.AsyncOptions(
-          post_finalization_callback=self._write_files
+          post_finalization_callback=self._list_files
         ),
       ),
     )
@@ -186,6 +185,7 @@ class Checkpoints:
   def __exit__(self, kind, *_):
     try:
       self._manager.close()
+      self._seal()
     except Exception as error:  # of a save
       if kind is None:  # else what went wrong first goes on
         self._fail(error)
@@ -208,7 +208,7 @@ class Checkpoints:
       file=sys.stderr,
     )
 
-  def _write_files(self):
+  def _list_files(self):
     """Puts a list of its files into the checkpoint that is being finished.
 
     It is checked first: at a damaged file Orbax gives up its other reads,
@@ -216,12 +216,15 @@ class Checkpoints:
     """
     unfinished = self._folder.glob("*.orbax-checkpoint-tmp*")
     folder = max(unfinished, key=lambda path: path.stat().st_mtime)
-    files = {
-      str(path.relative_to(folder)): zlib.crc32(path.read_bytes())
-      for path in sorted(folder.glob("*/**/*"))
-      if path.is_file()
-    }
-    (folder / FILES).write_text(json.dumps(files))
+    _write_files(folder, folder.glob("*/**/*"))
+
+  def _seal(self):
+    """Adds to the list of the last checkpoint what Orbax wrote after it."""
+    folder = self._folder / str(self._saved)
+    if folder.exists():
+      # Without it, on a full disk, the state is verified all the same.
+      with contextlib.suppress(OSError):
+        _write_files(folder, folder.rglob("*"))
 
   def _damaged_files(self, step):
     folder = self._folder / str(step)
@@ -253,6 +256,7 @@ class Checkpoints:
     step = int(state.step)
     if step in (self._saved, *self.steps()):
       return
+    self.finish()  # the one before; Orbax would wait for it as well
     tree = _as_tree(state)
     about = (self._about or {}) | dict(validation=validation)
     try:
@@ -274,6 +278,7 @@ class Checkpoints:
     """Waits until all is saved."""
     try:
       self._manager.wait_until_finished()
+      self._seal()
     except Exception as error:
       self._fail(error)
 
@@ -392,6 +397,16 @@ class _Best:
         bits[info.step] = found
     best = sorted(bits, key=lambda step: (bits[step], step))[: self.number]
     return [info.step in best for info in checkpoints]
+
+
+def _write_files(folder, paths):
+  """Puts the list of some files of a checkpoint into it, with their CRC-32."""
+  files = {
+    str(path.relative_to(folder)): zlib.crc32(path.read_bytes())
+    for path in sorted(paths)
+    if path.is_file() and path.name != FILES
+  }
+  workdir_lib.write_text(folder / FILES, json.dumps(files))
 
 
 def _read_about(folder, step):

@@ -18,9 +18,11 @@ import ast
 import json
 import math
 import multiprocessing
+import os
 import pathlib
 import re
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -38,6 +40,7 @@ from sparse_transformer import (
   metrics,
   pages,
   plots,
+  workdir as workdir_lib,
 )
 from sparse_transformer.experiment import Experiment
 
@@ -139,7 +142,7 @@ def seconds_per_step(config):
 
 
 def run(config, workdir, kind, amount, split):
-  """Trains and scores one run, in a process of its own; its result.json."""
+  """Trains and scores one run, and writes its result.json."""
   import train
 
   workdir = pathlib.Path(workdir)
@@ -149,7 +152,7 @@ def run(config, workdir, kind, amount, split):
     # Once: a run that goes on must not find itself faster than it was.
     count = count_steps(config, kind, amount)
     workdir.mkdir(parents=True, exist_ok=True)
-    steps.write_text(json.dumps(count))
+    workdir_lib.write_text(steps, json.dumps(count))
   count = json.loads(steps.read_text())
   warmup = min(config.optimizer.warmup_steps, count // 10)
   config = with_values(
@@ -181,7 +184,44 @@ def run(config, workdir, kind, amount, split):
     unit=experiment.source.unit,
     split=split,
   )
-  (workdir / "result.json").write_text(json.dumps(result) + "\n")
+  workdir_lib.write_text(workdir / "result.json", json.dumps(result) + "\n")
+
+
+def run_apart(config, workdir, *more):
+  """`run` in a process of its own, to which a signal is handed on."""
+  context = multiprocessing.get_context("spawn")
+  inputs = config.to_dict(), str(workdir), *more
+  process = context.Process(target=_run_here, args=inputs)
+  with workdir_lib.Signals() as signals:
+    # A Ctrl-C is for the comparison alone, until the run looks out for one.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    while process.is_alive() and not signals.name:
+      process.join(0.1)
+    if process.is_alive():
+      process.terminate()
+      process.join()
+  if signals.name:
+    raise workdir_lib.Stopped(
+      f"{signals.name} in {workdir}, which keeps what it had; start the command"
+      " again to go on"
+    )
+  if process.exitcode:
+    raise OSError(
+      f"the run in {workdir} ended with status {process.exitcode}; the others"
+      " are kept, start the command again to go on"
+    )
+
+
+def _run_here(*inputs):
+  os.setpgrp()  # out of reach of a Ctrl-C: it would be a second signal
+  try:
+    run(*inputs)
+  except workdir_lib.Stopped:
+    sys.exit(command.STOPPED)
+  except command.USER_ERRORS as error:
+    sys.exit(str(error))
 
 
 def peak_bytes():
@@ -194,7 +234,6 @@ def peak_bytes():
 
 def run_all(config, root, field, choices, budget, seeds, split):
   """Does the runs that are not done yet: {choice: their results}."""
-  context = multiprocessing.get_context("spawn")
   results = {choice: [] for choice in choices}
   # Seed by seed: a stopped comparison is as far with all of its choices.
   for seed in range(seeds):
@@ -204,15 +243,7 @@ def run_all(config, root, field, choices, budget, seeds, split):
       if not done.exists():
         print(f"{field}={choice}, seed {seed}", flush=True)
         chosen = with_values(config, **{field: choice, "train.seed": seed})
-        inputs = chosen.to_dict(), str(workdir), *budget, split
-        process = context.Process(target=run, args=inputs)
-        process.start()
-        process.join()
-        if process.exitcode:
-          raise OSError(
-            f"the run in {workdir} ended with status {process.exitcode}; the"
-            " others are kept, start the command again to go on"
-          )
+        run_apart(chosen, workdir, *budget, split)
       results[choice].append(json.loads(done.read_text()))
   return results
 

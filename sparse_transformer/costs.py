@@ -213,11 +213,15 @@ def _attended_again(model):
     backend="blocked",
     tile=n,
   )
-  flops, without = (
-    sum(f for f, _ in _matmuls(_trace(m, 1, jax.grad, n), of_attention=True))
-    for m in (layer, _keep_all(layer))
-  )
+  flops, without = (_attention_flops(m, n) for m in (layer, _keep_all(layer)))
   return round((flops - without) / (2 * (k + e) * model.num_heads * n**2))
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_flops(model, length):
+  """Operations of attention in a step on one sequence of some length."""
+  program = _trace(model, 1, jax.grad, length)
+  return sum(flops for flops, _ in _matmuls(program, of_attention=True))
 
 
 def _matmuls(program, of_attention=False):

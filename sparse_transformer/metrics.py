@@ -1,5 +1,6 @@
 """What a run writes down: JSON lines, TensorBoard, a progress bar."""
 
+import contextlib
 import errno
 import json
 import pathlib
@@ -9,6 +10,8 @@ import time
 
 import tensorboardX
 import tqdm
+
+from sparse_transformer import workdir as workdir_lib
 
 # Bytes that stay free: on a full disk the thread that writes for TensorBoard
 # would die, and those who wait for it with it.
@@ -107,18 +110,23 @@ class Throughput:
 
 def read(workdir):
   """The lines of `metrics.jsonl` as dictionaries, in order."""
-  text = (pathlib.Path(workdir) / "metrics.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
+  return _whole_lines(pathlib.Path(workdir) / "metrics.jsonl")
+
+
+def _whole_lines(path):
+  lines = []
+  for text in path.read_text().splitlines():
+    # One that was being written when the run was cut is none.
+    with contextlib.suppress(ValueError):
+      line = json.loads(text)
+      if isinstance(line, dict) and isinstance(line.get("step"), int):
+        lines.append(line)
+  return lines
 
 
 def _truncate(path, step):
-  if not path.exists():
-    return
-  kept = []
-  for line in path.read_text().splitlines():
-    try:
-      if json.loads(line)["step"] <= step:
-        kept.append(line + "\n")
-    except (ValueError, TypeError, KeyError):
-      pass  # a line that was being written when the run was cut
-  path.write_text("".join(kept))
+  """Drops the lines behind a step, and what is no line."""
+  if path.exists():
+    kept = [line for line in _whole_lines(path) if line["step"] <= step]
+    text = "".join(json.dumps(line) + "\n" for line in kept)
+    workdir_lib.write_text(path, text)

@@ -1,4 +1,4 @@
-"""A workdir in use: who holds it, and who asks the run to stop."""
+"""A workdir in use: who holds it, who asks the run to stop, whole files."""
 
 import contextlib
 import datetime
@@ -37,6 +37,13 @@ def hold(workdir):
       file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
       file.flush()
     yield
+
+
+def write_text(path, text):
+  """Writes a file in one go: a process that is killed leaves old or new."""
+  new = path.with_name(f"{path.name}.new")
+  new.write_text(text)
+  new.replace(path)
 
 
 class Stopped(Exception):

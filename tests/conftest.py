@@ -1,10 +1,16 @@
 """Settings of the whole suite."""
 
+import os
+
 import jax
 import pytest
 
 # Silent broadcasting over a missing axis is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Small networks: compiled in half the time, to slower code. In the processes
+# that tests start, too.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture
@@ -38,9 +44,9 @@ def tiny():
   return make
 
 
-@pytest.fixture(scope="module")
-def quick_compile():
-  """Compiles in half the time to slower code: for tests of small networks."""
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
+@pytest.fixture
+def optimized():
+  """Compiles as a run does: for tests of fast paths and of memory."""
   jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", True)

@@ -92,6 +92,7 @@ def chunks(items, size):
 # Patterns run as the heads of one call: fewer programs to compile.
 @pytest.mark.parametrize("backend", ["dense", *SCHEDULES])
 @pytest.mark.parametrize("heads", chunks(catalogue.ALL, 4), ids=str)
+@pytest.mark.usefixtures("optimized")
 def test_every_pattern_is_what_its_definition_says(heads, backend):
   check(53, heads, backend, 16)
 
@@ -117,6 +118,7 @@ def test_long_lists_of_tiles_of_all_lengths(backend):
 
 @pytest.mark.parametrize("backend", SCHEDULES)
 @pytest.mark.parametrize("name", patterns.FACTORIZATIONS)
+@pytest.mark.usefixtures("optimized")
 def test_every_factorization(name, backend):
   (heads,) = patterns.assign(
     name, "merged", num_layers=1, num_heads=3, **SETTINGS
@@ -124,14 +126,24 @@ def test_every_factorization(name, backend):
   check(61, heads, backend, 16)
 
 
-@hypothesis.settings(deadline=None, max_examples=5)
-@hypothesis.given(
+mixes = hypothesis.given(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
   st.sampled_from([1, 7, 40, 89, 120]),
   st.sampled_from([0, 8, 16, 32]),
   st.sampled_from(SCHEDULES),
 )
+
+
+@hypothesis.settings(deadline=None, max_examples=5)
+@mixes
 def test_any_mix_of_heads(mix, n, tile, backend):
+  check(n, mix, backend, tile)
+
+
+@pytest.mark.soak
+@hypothesis.settings(deadline=None, max_examples=100)
+@mixes
+def test_many_mixes_of_heads(mix, n, tile, backend):
   check(n, mix, backend, tile)
 
 
@@ -141,6 +153,7 @@ def test_any_mix_of_heads(mix, n, tile, backend):
   "dtype, tolerance", [(jnp.bfloat16, 0.02), (jnp.float16, 0.0025)]
 )
 @pytest.mark.parametrize("backend", ["dense", *SCHEDULES])
+@pytest.mark.usefixtures("optimized")
 def test_half_precision_stays_close(backend, dtype, tolerance):
   heads = Local(12) | Strided(12), BigBird(8), catalogue.Fifths()
   check(96, heads, backend, 16, dtype, tolerance)
@@ -173,8 +186,7 @@ def test_pattern_without_pairs_gives_zeros(backend):
   assert all((np.asarray(x) == 0).all() for x in results)
 
 
-@pytest.mark.parametrize("backend", SCHEDULES)
-def test_splash_attention_agrees(backend):
+def test_splash_attention_agrees():
   """An implementation of others, TPU kernels run by their interpreter."""
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as kernel,
@@ -206,9 +218,10 @@ def test_splash_attention_agrees(backend):
     q, k, v = (x[0].swapaxes(0, 1) for x in (q / 8, k, v))
     return splash(q, k, v).swapaxes(0, 1)[None]
 
-  def ours(q, k, v):
+  def ours(backend, q, k, v):
     return attention.attend(q, k, v, heads, backend=backend, tile=64)
 
+  @functools.partial(jax.jit, static_argnums=0)
   def compute(attend):
     def masked(*inputs):
       return jnp.where(rows, attend(*inputs), 0)
@@ -216,11 +229,11 @@ def test_splash_attention_agrees(backend):
     out, vjp = jax.vjp(masked, q, k, v)
     return out, *vjp(dout)
 
-  for x, y in zip(
-    *(jax.jit(compute, static_argnums=0)(f) for f in (ours, theirs)),
-    strict=True,
-  ):
-    np.testing.assert_allclose(x, y, atol=1e-5)
+  expected = compute(theirs)
+  for backend in SCHEDULES:
+    found = compute(functools.partial(ours, backend))
+    for x, y in zip(found, expected, strict=True):
+      np.testing.assert_allclose(x, y, atol=1e-5)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])
@@ -333,6 +346,7 @@ def test_gradient_is_exactly_zero_off_the_pattern(heads, backend):
   ],
   ids=str,
 )
+@pytest.mark.usefixtures("optimized")
 def test_memory_of_forward_and_backward_is_linear(pattern, limit):
   def step(q, k, v, dout):
     attend = functools.partial(

@@ -19,8 +19,6 @@ from sparse_transformer.patterns import (
   Summary,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(

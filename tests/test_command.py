@@ -24,7 +24,7 @@ DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, quick_compile):
+def trained(tmp_path_factory):
   """The workdir of a run of 2 steps; not to be changed."""
   workdir = tmp_path_factory.mktemp("trained")
   train.train(runs.tiny(**{"train.steps": 2}), workdir)

@@ -446,6 +446,7 @@ def compiled_gradient(remat):
 
 
 @pytest.mark.parametrize("remat", model_lib.REMATS[1:])
+@pytest.mark.usefixtures("optimized")
 def test_recomputation_changes_no_gradient(remat):
   loss, grads, _ = compiled_gradient("none")
   found_loss, found, _ = compiled_gradient(remat)
@@ -457,6 +458,7 @@ def test_recomputation_changes_no_gradient(remat):
   )
 
 
+@pytest.mark.usefixtures("optimized")
 def test_recomputation_saves_memory():
   none, attention, outside, block = (
     compiled_gradient(remat)[2] for remat in model_lib.REMATS

@@ -11,8 +11,6 @@ import train
 from sparse_transformer import cache, sampling
 from sparse_transformer.experiment import Experiment
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.fixture(scope="module")
 def network():

@@ -14,7 +14,6 @@ import train
 from sparse_transformer import checkpoint, metrics
 from sparse_transformer.experiment import Experiment
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 SHARED = runs.REPO.parent / "shared" / "data" / "tensorflow_datasets"
 
 

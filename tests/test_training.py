@@ -18,7 +18,6 @@ from sparse_transformer import data, metrics, training
 from sparse_transformer.experiment import Experiment
 
 REPO = pathlib.Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def table(params, tokens_BL, key=None):

@@ -17,7 +17,8 @@ import numpy as np
 import tqdm
 from jax import lax
 
-CHUNK = 256  # positions between two looks at the progress
+CHUNK = 256  # positions between two looks at the progress, at most
+PATIENCE = 1.0  # seconds between them, about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +88,10 @@ def sample(
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
-    for first in range(start, length, CHUNK):
+    first, count = start, 1
+    while first < length:
       check_stop()
-      began, count = time.perf_counter(), min(CHUNK, length - first)
+      began = time.perf_counter()
       tables = jax.tree.map(_pad, decoder.tables(first, first + count))
       steps = _pad(keys[first : first + count]), np.int32(first)
       inputs = params, state, before_B, tables, *steps, np.int32(count)
@@ -101,8 +103,12 @@ def sample(
       new_BC = np.asarray(new_BC)[:, :count]
       before_B = jnp.asarray(new_BC[:, -1])
       tokens.append(new_BC)
-      seconds += time.perf_counter() - began
+      took = time.perf_counter() - began
+      seconds += took
       bar.update(num * count)
+      first += count
+      count = int(min(count * PATIENCE / took, 4 * count, CHUNK))
+      count = max(1, min(count, length - first))
   return np.concatenate(tokens, axis=1), seconds
 
 

@@ -17,7 +17,7 @@ test: .venv/installed
 
 # What takes too long for every day: faults, devices, 20,000 steps, fuzzing.
 soak: .venv/installed
-	$(BIN)/python -m pytest -m soak -s
+	$(BIN)/python -m pytest -m soak
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -134,7 +134,7 @@ mixes = hypothesis.given(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=5)
+@hypothesis.settings(deadline=None, max_examples=4)
 @mixes
 def test_any_mix_of_heads(mix, n, tile, backend):
   check(n, mix, backend, tile)

@@ -216,7 +216,7 @@ class Checkpoints:
     """
     unfinished = self._folder.glob("*.orbax-checkpoint-tmp*")
     folder = max(unfinished, key=lambda path: path.stat().st_mtime)
-    _write_files(folder, folder.glob("*/**/*"))
+    _add_files(folder, folder.glob("*/**/*"))
 
   def _seal(self):
     """Adds to the list of the last checkpoint what Orbax wrote after it."""
@@ -224,7 +224,7 @@ class Checkpoints:
     if folder.exists():
       # Without it, on a full disk, the state is verified all the same.
       with contextlib.suppress(OSError):
-        _write_files(folder, folder.rglob("*"))
+        _add_files(folder, folder.glob("*"))
 
   def _damaged_files(self, step):
     folder = self._folder / str(step)
@@ -399,14 +399,14 @@ class _Best:
     return [info.step in best for info in checkpoints]
 
 
-def _write_files(folder, paths):
-  """Puts the list of some files of a checkpoint into it, with their CRC-32."""
-  files = {
-    str(path.relative_to(folder)): zlib.crc32(path.read_bytes())
-    for path in sorted(paths)
-    if path.is_file() and path.name != FILES
-  }
-  workdir_lib.write_text(folder / FILES, json.dumps(files))
+def _add_files(folder, paths):
+  """Adds files of a checkpoint, with their CRC-32, to its list of files."""
+  listed = folder / FILES
+  files = json.loads(listed.read_text()) if listed.exists() else {}
+  for path in sorted(paths):
+    if path.is_file() and path != listed:
+      files[str(path.relative_to(folder))] = zlib.crc32(path.read_bytes())
+  workdir_lib.write_text(listed, json.dumps(files))
 
 
 def _read_about(folder, step):

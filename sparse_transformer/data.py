@@ -32,9 +32,8 @@ SPLITS = ("train", "validation", "test")
 # Images of the training set that make the validation set. CIFAR-10: as many as
 # Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
 # it (https://github.com/openai/distribution_augmentation).
-DIGESTED = 64  # images
-TEXT8 = 90_000_000, 5_000_000, 5_000_000  # characters, as of enwik8's bytes
 HELD_OUT = {"cifar10": 2_000, "imagenet64": 50_000}
+TEXT8 = 90_000_000, 5_000_000, 5_000_000  # characters, as of enwik8's bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Images:
   shape: tuple[int, int, int]
   vocab_size: int
   load: Callable[[], Mapping[str, Sequence[np.ndarray]]]
+  files: Callable[[], Sequence[pathlib.Path]] | None = None  # that hold them
   unit: ClassVar[str] = "bits/dim"
 
   @property
@@ -59,13 +59,15 @@ class Images:
     return prepared.Lazy(len(images), lambda i: images[i].reshape(self.length))
 
   def digest(self):
-    """Of the training images: their number, CRC-32 of some all over them."""
-    images = self.examples("train")
-    places = np.linspace(0, len(images) - 1, DIGESTED).astype(int)
-    crc = 0
-    for i in places:
-      crc = zlib.crc32(images[int(i)], crc)
-    return dict(images=len(images), crc32=f"{crc:08x}")
+    """Number of training images, CRC-32 of the files, or of all images.
+
+    Raises ValueError if a file of records is damaged.
+    """
+    number = len(self.examples("train"))
+    if self.files:
+      return dict(images=number, crc32=prepared.crc32(self.files()))
+    images = np.concatenate([self.load()[split] for split in SPLITS])
+    return dict(images=number, crc32=f"{zlib.crc32(images):08x}")
 
   def windows(self, split, min_context=0):
     """Images of `split` as (tokens, scored), both [length]; all is scored."""
@@ -123,8 +125,8 @@ class Stream:
     return prepared.Lazy(size, lambda i: data[i : i + self.length])
 
   def digest(self):
-    """Of the training symbols: their number and CRC-32."""
-    data = np.ascontiguousarray(_split(self, "train"))
+    """Of the symbols of all splits: their number and CRC-32."""
+    data = np.concatenate([self.load()[split] for split in SPLITS])
     return dict(symbols=len(data), crc32=f"{zlib.crc32(data):08x}")
 
   def windows(self, split, min_context=0):
@@ -225,21 +227,31 @@ def _cifar10(config):
       "test": prepared.records(folder, "test", "image"),
     }
 
-  return Images((32, 32, 3), 256, functools.cache(load))
+  def files():
+    folder = prepared.find(config, "cifar10", "cifar10_bytes")
+    return prepared.verified_files(folder)
+
+  return Images((32, 32, 3), 256, functools.cache(load), files)
 
 
 def _imagenet64(config):
-  shape = 64, 64, 3
+  shape, name = (64, 64, 3), "downsampled_imagenet/64x64"
+  path = pathlib.Path(config.path).expanduser()
+  arrays = [path / f"{split}_64x64.npy" for split in ("train", "valid")]
+
+  def in_arrays():
+    return config.path and arrays[0].exists()
+
+  def files():
+    if in_arrays():
+      return arrays
+    return prepared.verified_files(prepared.find(config, name))
 
   def load():
-    path = pathlib.Path(config.path).expanduser()
-    if config.path and (path / "train_64x64.npy").exists():
-      train, test = (
-        _array(path / f"{split}_64x64.npy", shape)
-        for split in ("train", "valid")
-      )
+    if in_arrays():
+      train, test = (_array(path, shape) for path in arrays)
     else:
-      folder = prepared.find(config, "downsampled_imagenet/64x64")
+      folder = prepared.find(config, name)
       train, test = (
         prepared.records(folder, split, "image")
         for split in ("train", "validation")
@@ -256,7 +268,7 @@ def _imagenet64(config):
       "test": test,
     }
 
-  return Images(shape, 256, functools.cache(load))
+  return Images(shape, 256, functools.cache(load), files)
 
 
 def _array(path, shape):

@@ -4,6 +4,7 @@ Always in the array_record format: any other needs TensorFlow or, as parquet in
 tensorflow-datasets 4.9.10, loses records without a word.
 """
 
+import contextlib
 import dataclasses
 import http.client
 import importlib
@@ -15,6 +16,7 @@ import queue
 import sys
 import threading
 import urllib.request
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ import numpy as np
 # What the command prepares: modules of `datasets`, each with its builder.
 BUILDERS = {"cifar10": "Cifar10Bytes", "enwik8": "Enwik8"}
 PATIENCE = 8  # seconds for the host of a download to answer
+BLOCK = 1024  # records read at once
 COMMAND = "python -m sparse_transformer.data prepare"
 
 
@@ -73,6 +76,37 @@ def find(config, *names):
     f"{root} has no {names[0]} in the array_record format; {remedy}, or set"
     " data.path to where it is"
   )
+
+
+def verified_files(folder):
+  """The files that hold the records of all splits, each read through.
+
+  They hold checksums: damage is noticed now, not in the middle of a run.
+  """
+  from array_record.python import array_record_module
+
+  paths = sorted(folder.glob("*.array_record-*"))
+  for path in paths:
+    try:
+      with contextlib.closing(
+        array_record_module.ArrayRecordReader(str(path))
+      ) as reader:
+        num = reader.num_records()
+        for first in range(0, num, BLOCK):
+          reader.read(first, min(first + BLOCK, num))
+    except (RuntimeError, IndexError, OSError) as error:
+      raise damaged(path, error) from error
+  return paths
+
+
+def crc32(paths):
+  """CRC-32 of the contents of some files, in their order."""
+  crc = 0
+  for path in paths:
+    with path.open("rb") as file:
+      while block := file.read(2**24):
+        crc = zlib.crc32(block, crc)
+  return f"{crc:08x}"
 
 
 def records(folder, split, key):

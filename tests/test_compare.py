@@ -170,6 +170,24 @@ def test_comparison_from_end_to_end(tmp_path, capfd):
   assert "budget differ" in capfd.readouterr().err
 
 
+@pytest.mark.soak
+def test_comparison_takes_up_the_run_that_is_missing(tmp_path):
+  vary = "--vary=attention.pattern=local,Strided(8)"
+  line = words(tmp_path, vary, "--budget=steps:6", "--seeds=2")
+  assert runs.command(SCRIPT, *line) == 0
+  root = tmp_path / "c"
+  for row in json.loads((root / "comparison.json").read_text())["rows"]:
+    assert row["seeds"] == 2 and row["deviation"] > 0
+  missing = root / "local" / "seed1" / "result.json"
+  expected = json.loads(missing.read_text())
+  missing.unlink()
+  others = {p: p.read_bytes() for p in root.glob("*/seed*/result.json")}
+  assert runs.command(SCRIPT, *line) == 0
+  found = json.loads(missing.read_text())
+  assert found["bits_per_dim"] == expected["bits_per_dim"]
+  assert all(path.read_bytes() == text for path, text in others.items())
+
+
 @pytest.mark.parametrize(
   "more, message",
   [

@@ -806,10 +806,42 @@ def test_digest_tells_data_apart(tmp_path):
     path.write_bytes(text)
     source = data.source(config("bytes", path, length=4))
     found.add(tuple(source.digest().items()))
-  assert len(found) == 3  # the second differs in the test split alone
+  assert len(found) == 4  # the second differs in the test split alone
   digits = data.source(config("digits"))
   assert digits.digest() == data.source(config("digits")).digest()
   assert digits.digest()["images"] == 1397
+
+
+def test_digest_of_images_covers_every_byte_of_their_files(arrays):
+  folder, *_ = arrays
+  before = data.source(config("imagenet64", folder)).digest()
+  assert before["images"] == 3
+  for name in ("train_64x64.npy", "valid_64x64.npy"):
+    content = bytearray((folder / name).read_bytes())
+    content[-7000] ^= 1
+    (folder / name).write_bytes(content)
+    after = data.source(config("imagenet64", folder)).digest()
+    assert after != before
+    before = after
+
+
+@needs_cifar10
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_damaged_record_is_noticed_before_the_first_step(split, tmp_path):
+  shutil.copytree(
+    SHARED / "tensorflow_datasets" / "cifar10",
+    tmp_path / "cifar10",
+    copy_function=shutil.copyfile,
+  )
+  whole = data.source(config("cifar10", tmp_path)).digest()
+  assert whole["images"] == 48_000
+  assert whole == data.source(config("cifar10", tmp_path)).digest()
+  (file,) = tmp_path.glob(f"cifar10/*/*{split}.array_record-*")
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 1
+  file.write_bytes(content)
+  with pytest.raises(ValueError, match=f"{file.name} is damaged"):
+    data.source(config("cifar10", tmp_path)).digest()
 
 
 @pytest.mark.skipif(not (SHARED / "genome").is_dir(), reason="needs the genome")

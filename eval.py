@@ -14,15 +14,14 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from sparse_transformer import (
+from sparse_transformer import cli, data
+from sparse_transformer.figures import plots
+from sparse_transformer.training import (
   checkpoint,
-  command,
-  data,
   evaluate,
-  plots,
-  workdir,
+  signals as signals_lib,
 )
-from sparse_transformer.experiment import Experiment
+from sparse_transformer.training.experiment import Experiment
 
 flags.DEFINE_enum(
   "split", "test", ("train", "validation", "test"), "What to score."
@@ -80,7 +79,7 @@ def score(experiment, state, split, min_context, weights, signals):
       name=split,
       tally=tally,
     )
-  except workdir.Stopped:
+  except signals_lib.Stopped:
     print(json.dumps(tally.summary() | about | dict(complete=False)))
     raise
   result = tally.summary() | about
@@ -101,14 +100,14 @@ def save(folder, result, bits_L):
 
 
 def main(argv):
-  command.check_arguments(argv)
+  cli.check_arguments(argv)
   args = flags.FLAGS
   experiment = Experiment(args.config)
   contexts = integers("min_context", args.min_context)
   for min_context in contexts:  # mistakes are found before the work
     experiment.source.windows(args.split, min_context)
   with (
-    workdir.Signals() as signals,
+    signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
   ):
     for step in chosen_steps(checkpoints, args.step):
@@ -122,4 +121,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  command.run_on_workdir(main)
+  cli.run_on_workdir(main)

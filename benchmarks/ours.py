@@ -9,7 +9,8 @@ import numpy as np
 import worker
 from cases import Entry
 
-from sparse_transformer import attention, blocked
+from sparse_transformer import attention
+from sparse_transformer.attention import merged as blocked
 
 GPU = jax.default_backend() == "gpu"
 

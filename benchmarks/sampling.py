@@ -24,12 +24,9 @@ from jax import lax
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from sparse_transformer import (  # noqa: E402
-  cache,
-  model as model_lib,
-  patterns,
-  training,
-)
+from sparse_transformer import patterns
+from sparse_transformer.model import kv_cache as cache, transformer as model_lib
+from sparse_transformer.training import step as training
 
 LENGTH, LAYERS, HEADS, WIDTH = 12_288, 4, 8, 512
 STEPS = 64  # in one run

@@ -32,17 +32,16 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from sparse_transformer import (
-  command,
+from sparse_transformer import atomic, cli, data
+from sparse_transformer.figures import html as pages, plots
+from sparse_transformer.training import (
   costs,
-  data,
   evaluate,
+  loop,
   metrics,
-  pages,
-  plots,
-  workdir as workdir_lib,
+  signals as signals_lib,
 )
-from sparse_transformer.experiment import Experiment
+from sparse_transformer.training.experiment import Experiment
 
 BUDGETS = "steps", "seconds", "flops"
 WARM, TIMED = 3, 10  # steps before the speed is measured, and that measure it
@@ -143,8 +142,6 @@ def seconds_per_step(config):
 
 def run(config, workdir, kind, amount, split):
   """Trains and scores one run, and writes its result.json."""
-  import train
-
   workdir = pathlib.Path(workdir)
   config = ConfigDict(config).lock()
   steps = workdir / "steps.json"
@@ -152,13 +149,13 @@ def run(config, workdir, kind, amount, split):
     # Once: a run that goes on must not find itself faster than it was.
     count = count_steps(config, kind, amount)
     workdir.mkdir(parents=True, exist_ok=True)
-    workdir_lib.write_text(steps, json.dumps(count))
+    atomic.write_text(steps, json.dumps(count))
   count = json.loads(steps.read_text())
   warmup = min(config.optimizer.warmup_steps, count // 10)
   config = with_values(
     config, **{"train.steps": count, "optimizer.warmup_steps": warmup}
   )
-  state = train.train(config, workdir)
+  state = loop.train(config, workdir)
   experiment = Experiment(config)
   score = evaluate.bits_per_dim(
     experiment.losses,
@@ -184,7 +181,7 @@ def run(config, workdir, kind, amount, split):
     unit=experiment.source.unit,
     split=split,
   )
-  workdir_lib.write_text(workdir / "result.json", json.dumps(result) + "\n")
+  atomic.write_text(workdir / "result.json", json.dumps(result) + "\n")
 
 
 def run_apart(config, workdir, *more):
@@ -192,7 +189,7 @@ def run_apart(config, workdir, *more):
   context = multiprocessing.get_context("spawn")
   inputs = config.to_dict(), str(workdir), *more
   process = context.Process(target=_run_here, args=inputs)
-  with workdir_lib.Signals() as signals:
+  with signals_lib.Signals() as signals:
     # A Ctrl-C is for the comparison alone, until the run looks out for one.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.start()
@@ -203,7 +200,7 @@ def run_apart(config, workdir, *more):
       process.terminate()
       process.join()
   if signals.name:
-    raise workdir_lib.Stopped(
+    raise signals_lib.Stopped(
       f"{signals.name} in {workdir}, which keeps what it had; start the command"
       " again to go on"
     )
@@ -218,9 +215,9 @@ def _run_here(*inputs):
   os.setpgrp()  # out of reach of a Ctrl-C: it would be a second signal
   try:
     run(*inputs)
-  except workdir_lib.Stopped:
-    sys.exit(command.STOPPED)
-  except command.USER_ERRORS as error:
+  except signals_lib.Stopped:
+    sys.exit(cli.STOPPED)
+  except cli.USER_ERRORS as error:
     sys.exit(str(error))
 
 
@@ -363,9 +360,9 @@ def machine():
 
 
 def main(argv):
-  command.check_arguments(argv)
+  cli.check_arguments(argv)
   args = flags.FLAGS
-  command.require("config", "vary", "workdir")
+  cli.require("config", "vary", "workdir")
   if args.seeds < 1:
     raise ValueError(f"--seeds={args.seeds} must be at least 1")
   config, budget = args.config, parse_budget(args.budget)
@@ -401,4 +398,4 @@ if __name__ == "__main__":
     "split", "test", ("train", "validation", "test"), "What to score."
   )
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
-  command.run_on_config(main)
+  cli.run_on_config(main)

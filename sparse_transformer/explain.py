@@ -17,16 +17,16 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from sparse_transformer import (
-  command,
-  costs,
-  model as model_lib,
-  parallel,
-  plots,
-  sequential,
-  structure,
+from sparse_transformer import cli
+from sparse_transformer.attention import (
+  batched as parallel,
+  streamed as sequential,
 )
-from sparse_transformer.experiment import Experiment
+from sparse_transformer.figures import plots
+from sparse_transformer.model import transformer as model_lib
+from sparse_transformer.patterns import analysis as structure
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment
 
 MAX_ROWS = 40  # of the table of attention; all are in the JSON
 MAX_LAID_OUT = 2**31  # pairs of a pattern whose tiles are listed one by one
@@ -364,10 +364,10 @@ def _scaled(number, base, units):
 
 
 def main(argv):
-  command.check_arguments(argv)
+  cli.check_arguments(argv)
   args = flags.FLAGS
   config = args.config
-  command.require("config")
+  cli.require("config")
   model = Experiment(config).model
   report = explain(config, model)
   name = pathlib.Path(config_flags.get_config_filename(args["config"])).stem
@@ -382,4 +382,4 @@ def main(argv):
 if __name__ == "__main__":
   flags.DEFINE_string("out", None, "Folder of the pictures; explain/<config>.")
   flags.DEFINE_bool("json", False, "Prints one JSON object, not a table.")
-  command.run_on_config(main)
+  cli.run_on_config(main)

@@ -12,15 +12,11 @@ import pathlib
 
 from absl import flags
 
-from sparse_transformer import (
-  checkpoint,
-  command,
-  metrics,
-  model as model_lib,
-  pages,
-  plots,
-)
-from sparse_transformer.experiment import Experiment
+from sparse_transformer import cli
+from sparse_transformer.figures import html as pages, plots
+from sparse_transformer.model import transformer as model_lib
+from sparse_transformer.training import checkpoint, metrics
+from sparse_transformer.training.experiment import Experiment
 
 
 def make(workdir, config):
@@ -126,7 +122,7 @@ def _config(config):
 
 
 def main(argv):
-  command.check_arguments(argv)
+  cli.check_arguments(argv)
   args = flags.FLAGS
   with checkpoint.Checkpoints(args.workdir) as checkpoints:
     if not checkpoints.steps():
@@ -139,4 +135,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  command.run_on_workdir(main)
+  cli.run_on_workdir(main)

@@ -13,16 +13,12 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from sparse_transformer import (
-  cache,
-  checkpoint,
-  command,
-  data,
-  plots,
-  sampling,
-  workdir,
-)
-from sparse_transformer.experiment import Experiment
+from sparse_transformer import cli, data
+from sparse_transformer.data import files
+from sparse_transformer.figures import plots
+from sparse_transformer.model import kv_cache as cache, sampling
+from sparse_transformer.training import checkpoint, signals as signals_lib
+from sparse_transformer.training.experiment import Experiment
 
 
 def sample(experiment, params, *, num, prompts, cached=True, **options):
@@ -71,7 +67,7 @@ def read_prompt(source, path):
       " positions of real ones"
     )
   path = pathlib.Path(path)
-  prompt = source.codec.decode(data.read(path), path)
+  prompt = source.codec.decode(files.read(path), path)
   if not 0 < len(prompt) <= source.length:
     raise ValueError(
       f"{path} has {len(prompt):,} symbols; a prompt has between 1 and the"
@@ -102,7 +98,7 @@ def save(folder, source, tokens):
 
 
 def main(argv):
-  command.check_arguments(argv)
+  cli.check_arguments(argv)
   args = flags.FLAGS
   if args.num < 1:
     raise ValueError(f"--num={args.num} must be at least 1")
@@ -114,7 +110,7 @@ def main(argv):
   source = experiment.source
   prompts = make_prompts(source, args.num, args.given, args.prompt)
   with (
-    workdir.Signals() as signals,
+    signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
   ):
     state = experiment.restore(checkpoints, args.step)
@@ -146,4 +142,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("given", 0, "Positions taken from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences begin with.")
   flags.DEFINE_bool("cache", True, "Keeps keys and values; else recomputes.")
-  command.run_on_workdir(main)
+  cli.run_on_workdir(main)

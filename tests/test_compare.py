@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import compare, costs
-from sparse_transformer.experiment import Experiment
+from sparse_transformer import compare
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings(
   "ignore:the load_module:DeprecationWarning"

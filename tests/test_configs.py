@@ -7,8 +7,10 @@ import pytest
 import runs
 
 from configs import default
-from sparse_transformer import checkpoint, model, patterns, training
-from sparse_transformer.experiment import Experiment
+from sparse_transformer import patterns
+from sparse_transformer.model import transformer as model
+from sparse_transformer.training import checkpoint, step as training
+from sparse_transformer.training.experiment import Experiment
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES = [name for name in NAMES if name != "__init__"]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import runs
 
-import train
-from sparse_transformer import checkpoint, evaluate, prepared
-from sparse_transformer.experiment import Experiment
+from sparse_transformer.data import tfds as prepared
+from sparse_transformer.training import checkpoint, evaluate, loop as train
+from sparse_transformer.training.experiment import Experiment
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared" / "data"
 needs_cifar10 = pytest.mark.skipif(

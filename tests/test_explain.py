@@ -11,8 +11,10 @@ import runs
 from PIL import Image
 
 from configs import cifar10, digits, enwik8, stdlib
-from sparse_transformer import costs, explain, model, patterns
-from sparse_transformer.experiment import Experiment
+from sparse_transformer import explain, patterns
+from sparse_transformer.model import transformer as model
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment
 
 # Of ml_collections, as it loads a config file.
 pytestmark = pytest.mark.filterwarnings(

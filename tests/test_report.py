@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import runs
 
-import train
-from sparse_transformer import pages
+from sparse_transformer.figures import html as pages
+from sparse_transformer.training import loop as train
 
 SCRIPT = "sparse_transformer/report.py"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -55,7 +55,7 @@ def test_page_of_a_text_shows_it(tmp_path):
 
 
 def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
-  from sparse_transformer import checkpoint
+  from sparse_transformer.training import checkpoint
 
   checkpoint.write_config(tmp_path, runs.tiny())
   assert runs.command(SCRIPT, f"--workdir={tmp_path}") == 1

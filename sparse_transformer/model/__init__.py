@@ -1,0 +1,1 @@
+"""The network, its cache for decoding, and sampling."""

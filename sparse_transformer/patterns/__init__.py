@@ -1,0 +1,43 @@
+"""Attention patterns: which query attends to which key.
+
+A pattern is a small immutable value: a set of pairs (query, key). Its `mask`
+is the definition; reference, fast execution, cost, picture and connectivity
+are all derived from it. Patterns know nothing of batch, heads, dtype, device,
+tile or sequence length.
+
+The paper's symbols (Child et al. 2019, arXiv 1904.10509): l is `stride`,
+`window` or `size`; c is `width`; p is the number of factors; A_i^(m) is row i
+of factor m.
+
+>>> pattern = Local(2) | Strided(3)
+>>> print(pattern.matrix(6).astype(int))
+[[1 0 0 0 0 0]
+ [1 1 0 0 0 0]
+ [0 1 1 0 0 0]
+ [1 0 1 1 0 0]
+ [0 1 0 1 1 0]
+ [0 0 1 0 1 1]]
+>>> pattern.pairs(1024)
+176298
+"""
+
+from sparse_transformer.patterns import analysis as analysis
+from sparse_transformer.patterns.analysis import (
+  first_leak as first_leak,
+  reach as reach,
+)
+from sparse_transformer.patterns.base import (
+  Difference as Difference,
+  Intersection as Intersection,
+  Pattern as Pattern,
+  Union as Union,
+)
+from sparse_transformer.patterns.catalogue import *  # noqa: F403
+from sparse_transformer.patterns.layout import Layout as Layout
+from sparse_transformer.patterns.named import (
+  FACTORIZATIONS as FACTORIZATIONS,
+  MODES as MODES,
+  assign as assign,
+  factorize as factorize,
+  parse as parse,
+)

@@ -1,0 +1,210 @@
+import operator
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from sparse_transformer.patterns import Causal, Pattern, intervals as bounds
+
+NUMBERS = [operator.add, operator.sub, operator.mul]
+COMPARISONS = [
+  operator.lt,
+  operator.le,
+  operator.eq,
+  operator.ne,
+  operator.gt,
+  operator.ge,
+]
+
+
+def numbers():
+  """Functions (q, k) -> integers, of the operators a mask may use."""
+  leaves = st.one_of(
+    st.sampled_from([lambda q, k: q, lambda q, k: k]),
+    st.integers(-5, 5).map(lambda c: lambda q, k: c + 0 * q),
+  )
+
+  def grow(inner):
+    binary = st.builds(
+      lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
+      st.sampled_from(NUMBERS),
+      inner,
+      inner,
+    )
+    by_constant = st.builds(
+      lambda f, a, c: lambda q, k: f(a(q, k), c),
+      st.sampled_from([operator.floordiv, operator.mod]),
+      inner,
+      st.integers(1, 7),
+    )
+    reflected = st.builds(
+      lambda f, a, c: lambda q, k: f(c, a(q, k)),
+      st.sampled_from(NUMBERS),
+      inner,
+      st.integers(-5, 5),
+    )
+    return st.one_of(binary, by_constant, reflected)
+
+  return st.recursive(leaves, grow, max_leaves=5)
+
+
+def masks():
+  """Functions (q, k) -> booleans."""
+  compared = st.builds(
+    lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
+    st.sampled_from(COMPARISONS),
+    numbers(),
+    numbers(),
+  )
+
+  def grow(inner):
+    joined = st.builds(
+      lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
+      st.sampled_from([operator.and_, operator.or_]),
+      inner,
+      inner,
+    )
+    return st.one_of(joined, inner.map(lambda a: lambda q, k: ~a(q, k)))
+
+  return st.recursive(compared, grow, max_leaves=4)
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+  masks(), st.integers(1, 30), st.sampled_from([1, 2, 5, 8]), st.integers(0, 99)
+)
+def test_bounds_never_contradict_the_positions(mask, n, size, seed):
+  rng = np.random.default_rng(seed)
+  q, k = rng.permutation(n), rng.permutation(n)
+  num_tiles = -(-n // size)
+  rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
+  grid = bounds.Grid(size, rows, cols)
+  truth = mask(grid.query(q), grid.key(k))
+  may, must = (np.broadcast_to(x, rows.shape) for x in (truth.may, truth.must))
+  exact = np.broadcast_to(mask(q[:, None], k[None]), (n, n))
+  for row, col, some, every in zip(rows, cols, may, must, strict=True):
+    tile = exact[row * size :, col * size :][:size, :size]
+    assert some or not tile.any()
+    assert tile.all() or not every
+    if size == 1:
+      assert some == every == tile.item()
+
+
+def test_residues_of_far_tiles_are_told_apart():
+  # One column of 3 in each tile: bounds on the sum alone would leave it open.
+  order = np.arange(12).reshape(4, 3).T.ravel()
+  grid = bounds.Grid(4, np.array([0, 0, 1]), np.array([0, 1, 2]))
+  q, k = grid.query(order), grid.key(order)
+  truth = (q - k) % 3 == 0
+  np.testing.assert_array_equal(truth.may, [True, False, False])
+  np.testing.assert_array_equal(truth.must, [True, False, False])
+
+
+def test_products_of_one_side_are_exact():
+  # Squares of one tile modulo 7 are scattered: their ends say nothing.
+  i = np.arange(8)
+  grid = bounds.Grid(2, *(x.ravel() for x in np.indices((4, 4))))
+  q, k = grid.query(i), grid.key(i)
+  for x, shape in ((q, (8, 1)), (k, (1, 8))):
+    truth = x * (x + 3) * x % 7 == 4
+    exact = np.broadcast_to((i * (i + 3) * i % 7 == 4).reshape(shape), (8, 8))
+    blocks = exact.reshape(4, 2, 4, 2)
+    assert not (truth.may & ~blocks.any((1, 3)).ravel()).any()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_scattered_values_are_met_one_by_one(transposed):
+  # Each tile of the scattered side spans all of the other's values, and meets
+  # only those tiles that hold one of its own.
+  size, num_tiles = 4, 256
+  values = np.random.default_rng(0).permutation(size * num_tiles)
+  rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
+  grid = bounds.Grid(size, rows, cols)
+  u, v = np.arange(size * num_tiles), values
+  u, v = (v, u) if transposed else (u, v)
+  tiles = (u[:, None] == v).reshape(num_tiles, size, num_tiles, size)
+  truth = grid.query(u) == grid.key(v)
+  np.testing.assert_array_equal(truth.may, tiles.any((1, 3)).ravel())
+
+
+def positions():
+  grid = bounds.Grid(2, np.array([0, 1]), np.array([1, 0]))
+  return grid.query(np.arange(4)), grid.key(np.arange(4))
+
+
+@pytest.mark.parametrize(
+  "join",
+  [
+    lambda q, k: k <= q and q == k,
+    lambda q, k: k <= q or q == k,
+    lambda q, k: not k <= q,
+    lambda q, k: 0 <= q < 3,
+  ],
+)
+def test_conditions_are_not_joined_by_and_or_not(join):
+  with pytest.raises(TypeError, match=r"& \| ~"):
+    join(*positions())
+
+
+@pytest.mark.parametrize("divisor", [0, -2])
+def test_masks_divide_by_positive_integers(divisor):
+  class Odd(Pattern):
+    def mask(self, q, k):
+      return (q - k) % divisor == 0
+
+  with pytest.raises(TypeError, match="positive integers"):
+    Odd().pairs(8)
+
+
+@pytest.mark.parametrize("divide", [operator.floordiv, operator.mod])
+@pytest.mark.parametrize("divisor", [0, -2])
+def test_divisors_are_checked_before_anything_is_divided(divide, divisor):
+  # Positions alone, their sums and their products: NumPy would only warn.
+  q, k = positions()
+  for number in (q, k, q - k, q * k):
+    with pytest.raises(TypeError, match=f"positive integers.* {divisor}"):
+      divide(number, divisor)
+    with pytest.raises(TypeError):
+      divide(number, k)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+  "mask",
+  [
+    lambda q, k: k <= q,
+    lambda q, k: q - k < 5,
+    lambda q, k: q // 4 == k // 4,
+    lambda q, k: k % 8 >= 6,
+    lambda q, k: 3 * q - 2 * k < 11,
+  ],
+)
+def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):
+  # Bounds that know nothing would be safe as well; these must know all.
+  i, tiles = np.arange(32), np.arange(32 // size)
+  rows, cols = (x.ravel() for x in np.meshgrid(tiles, tiles, indexing="ij"))
+  grid = bounds.Grid(size, rows, cols)
+  truth = mask(grid.query(i), grid.key(i))
+  exact = np.broadcast_to(mask(i[:, None], i[None]), (32, 32))
+  blocks = exact.reshape(len(tiles), size, len(tiles), size)
+  for found, expected in (
+    (truth.may, blocks.any((1, 3))),
+    (truth.must, blocks.all((1, 3))),
+  ):
+    found = np.broadcast_to(found, rows.shape)
+    np.testing.assert_array_equal(found, expected.ravel())
+
+
+def test_constant_conditions_are_broadcast():
+  class Everything(Pattern):
+    def mask(self, q, k):
+      return (k <= q) | True
+
+  class Plain(Pattern):
+    def mask(self, q, k):
+      return True
+
+  assert Plain().pairs(10) == 100
+  assert Everything().pairs(10) == 100
+  assert (Everything() & Causal()).pairs(10) == 55

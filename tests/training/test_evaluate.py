@@ -1,0 +1,150 @@
+"""Tests of evaluate.py against bits per dim computed by hand in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+from jax.sharding import SingleDeviceSharding
+
+from sparse_transformer import data
+from sparse_transformer.training import evaluate
+from sparse_transformer.training.experiment import Experiment
+
+SHARDING = SingleDeviceSharding(jax.devices()[0])
+
+
+def stream(text, length):
+  split = np.frombuffer(text, np.uint8)
+  return data.Stream(length, 4, lambda: dict.fromkeys(data.SPLITS, split))
+
+
+def log_probabilities(seed=0):
+  """Of a random Markov chain: of the first symbol, of each one next."""
+  logits = np.random.RandomState(seed).normal(size=(257, 256))
+  return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+def markov(params, tokens_BL):
+  """A network that looks at the symbol before; row 256 is for the first."""
+  before = jnp.pad(tokens_BL.astype(jnp.int32), ((0, 0), (1, 0)))[:, :-1]
+  before = before.at[:, 0].set(256)
+  return params[before]
+
+
+def score(source, params, batch_size, min_context=0, apply=markov):
+  return evaluate.bits_per_dim(
+    evaluate.make_losses(apply),
+    jnp.asarray(params, jnp.float32),
+    source.windows("test", min_context),
+    batch_size=batch_size,
+    sharding=SHARDING,
+  )
+
+
+@pytest.mark.parametrize("min_context", [0, 5])
+@pytest.mark.parametrize("size", [3, 16, 101])
+def test_bits_per_dim_is_the_sum_written_out(size, min_context):
+  length, table = 16, log_probabilities()
+  text = np.random.RandomState(size).randint(0, 256, size).astype(np.uint8)
+  bits, start = [], 0
+  for i, symbol in enumerate(text):
+    # The window that scores position i: the first that reaches it.
+    while i >= start + length:
+      start += length - min_context
+    before = text[i - 1] if i > start else 256
+    bits.append(-table[before, symbol] / math.log(2))
+  for batch_size in (1, 7, 64):
+    source = stream(text.tobytes(), length)
+    result = score(source, table, batch_size, min_context)
+    assert result["bits_per_dim"] == pytest.approx(np.mean(bits), abs=1e-6)
+    assert result["tokens"] == size
+
+
+def test_padding_never_counts():
+  # The padding, zeros, is nearly impossible here: one would be noticed.
+  table = np.zeros((257, 256))
+  table[:, 0] = -1e4
+  result = score(stream(b"\1" * 21, 16), table, batch_size=7)
+  assert result["bits_per_dim"] == pytest.approx(math.log2(255), abs=1e-6)
+  assert (result["examples"], result["tokens"]) == (2, 21)
+
+
+def test_standard_error_is_that_of_the_mean_over_equal_windows():
+  nats = np.random.RandomState(0).rand(50) * 100
+  nats_BL = np.repeat(nats[:, None] / 64, 64, axis=1)
+  tally = evaluate.Tally(64)
+  for part in np.split(nats_BL, [7, 30]):
+    tally.add(part, np.ones(part.shape, bool))
+  result = tally.summary()
+  bits = nats / 64 / math.log(2)
+  assert result["bits_per_dim"] == pytest.approx(bits.mean())
+  assert result["standard_error"] == pytest.approx(
+    bits.std(ddof=1) / math.sqrt(50)
+  )
+
+
+def test_one_window_has_no_standard_error():
+  tally = evaluate.Tally(64)
+  assert tally.summary()["bits_per_dim"] is None
+  tally.add(np.ones((1, 64)), np.ones((1, 64), bool))
+  assert tally.summary()["standard_error"] is None
+
+
+def test_bits_by_position_and_by_channel_are_means_of_what_counts():
+  rng = np.random.RandomState(0)
+  nats, scored = rng.rand(20, 12), rng.rand(20, 12) < 0.5
+  scored[:, 4] = False
+  tally = evaluate.Tally(12)
+  for part in range(4):
+    tally.add(nats[part::4], scored[part::4])
+  bits = np.where(scored, nats / math.log(2), 0)
+  found = tally.by_position()
+  assert np.isnan(found[4])
+  known = np.arange(12) != 4
+  expected = bits.sum(0)[known] / scored.sum(0)[known]
+  np.testing.assert_allclose(found[known], expected)
+  expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
+  np.testing.assert_allclose(tally.by_channel(3), expected)
+
+
+def test_network_of_the_unigrams_scores_their_entropy():
+  text = ("the cat sat on the mat, " * 20).encode()
+  counts = np.bincount(np.frombuffer(text, np.uint8), minlength=256)
+  p = counts[counts > 0] / len(text)
+  entropy = -(p * np.log2(p)).sum()
+  with np.errstate(divide="ignore"):
+    logits = np.maximum(np.log(counts), -1e4)
+
+  def unigrams(params, tokens_BL):
+    return jnp.broadcast_to(params, (*tokens_BL.shape, 256))
+
+  params = logits[None, None]
+  result = score(stream(text, 50), params, 4, 10, apply=unigrams)
+  assert result["bits_per_dim"] == pytest.approx(entropy, abs=1e-5)
+
+
+def test_network_is_scored_as_it_is_trained_without_dropout(tmp_path):
+  path = tmp_path / "text"
+  path.write_bytes(np.random.RandomState(0).bytes(300))
+  experiment = Experiment(runs.text(path, **{"model.dropout": 0.5}))
+  params = jax.jit(experiment.init)().params
+  key = jax.random.key(0)
+  params["logits"]["kernel"] = jax.random.normal(
+    key, params["logits"]["kernel"].shape
+  )
+  windows = experiment.source.windows("test")
+  total, count = 0.0, 0
+  for tokens, scored in windows:
+    logits = np.asarray(experiment.apply(params, tokens[None])[0], np.float64)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    bits = -np.log2(p[np.arange(len(tokens)), tokens])
+    total, count = total + bits[scored].sum(), count + scored.sum()
+  result = evaluate.bits_per_dim(
+    experiment.losses, params, windows, batch_size=7, sharding=SHARDING
+  )
+  assert count == 75
+  assert result["bits_per_dim"] == pytest.approx(total / count, abs=1e-5)

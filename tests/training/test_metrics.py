@@ -1,0 +1,73 @@
+"""Tests of metrics.py."""
+
+import json
+import time
+
+import pytest
+
+from sparse_transformer.training import metrics
+
+
+def write(workdir, first, last, value=0.5):
+  with metrics.Writer(workdir, step=first, steps=last) as writer:
+    for step in range(first + 1, last + 1):
+      writer.advance()
+      writer.write(step, "train", nats=value, rate=step / 10)
+
+
+def test_each_line_is_an_object_with_step_and_split(tmp_path, capsys):
+  write(tmp_path, 0, 3)
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  expected = [
+    {"step": step, "split": "train", "nats": 0.5, "rate": step / 10}
+    for step in (1, 2, 3)
+  ]
+  assert [json.loads(line) for line in lines] == expected
+  assert metrics.read(tmp_path) == expected
+  shown = capsys.readouterr().out.splitlines()
+  assert len(shown) == 3 and "nats 0.5" in shown[0]
+  assert list(tmp_path.glob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_resuming_drops_the_lines_of_later_steps(tmp_path, step):
+  write(tmp_path, 0, 4, value=1.0)
+  write(tmp_path, step, 5, value=2.0)
+  lines = metrics.read(tmp_path)
+  assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+  assert [line["nats"] for line in lines] == [1.0] * step + [2.0] * (5 - step)
+
+
+def test_resuming_after_any_cut_of_the_file_gives_whole_lines(tmp_path):
+  write(tmp_path, 0, 3)
+  path = tmp_path / "metrics.jsonl"
+  whole = path.read_text()
+  for cut in range(len(whole)):
+    path.write_text(whole[:cut])
+    metrics._truncate(path, 3)
+    assert whole.startswith(path.read_text())
+    assert len(metrics.read(tmp_path)) >= whole[:cut].count("\n")
+
+
+def test_lines_that_are_no_metrics_are_dropped(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  good = '{"step": 1, "split": "train"}\n'
+  path.write_text(good + '7\n[]\n{}\n{"step": null}\n\n{"st')
+  write(tmp_path, 1, 2)
+  assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+
+
+def test_throughput_is_tokens_per_second_since_the_last_restart(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+  throughput = metrics.Throughput()
+  throughput.count(999)
+  now[0] += 5
+  throughput.restart()
+  throughput.count(30)
+  throughput.count(10)
+  now[0] += 4
+  assert throughput.rate() == 10
+  throughput.count(6)
+  now[0] += 2
+  assert throughput.rate() == 3

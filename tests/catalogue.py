@@ -1,59 +1,79 @@
-"""Every pattern, small: what the tests of all backends run over."""
+"""Small patterns that tests run over: all registered ones, and more.
 
-from sparse_transformer.patterns import (
-  BigBird,
-  Block,
-  Causal,
-  Column,
-  Dilated,
-  Full,
-  Global,
-  Local,
-  LogSparse,
-  Longformer,
-  Neighborhood,
-  Pattern,
-  RandomBlocks,
-  Row,
-  Strided,
-  Summary,
-)
+CAUSAL, BIDIRECTIONAL, ALL: the examples of every registered class, the algebra
+over them, and patterns of a user that are in no catalogue.
+"""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+
+from sparse_transformer import patterns
+from sparse_transformer.patterns import Block, Local, Pattern, Strided, Summary
 
 
 class Fifths(Pattern):
-  """A pattern of a user, with many rows that have no key."""
+  """A causal pattern in which many queries have no key."""
 
   def mask(self, q, k):
     return (k < q - 7) & (k % 5 == 3) & (q % 3 != 1)
 
 
 class Thirds(Pattern):
-  """A pattern of a user: the query's third multiples, two rows back."""
+  """A causal pattern with holes, which depends on residues of both sides."""
 
   def mask(self, q, k):
     return (k <= q) & (k * 2 % 3 == q % 3) & ((q - k) // 4 != 1)
 
 
+class Around(Pattern):
+  """A bidirectional pattern: three keys on each side of the query."""
+
+  def mask(self, q, k):
+    return (q - k <= 3) & (k - q <= 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comb(Pattern):
+  """Those of the last `window` keys that are multiples of `step`.
+
+  All that a new class of patterns consists of; see `registered`.
+  """
+
+  window: int
+  step: int
+
+  def mask(self, q, k):
+    return (k <= q) & (q - k < self.window) & (k % self.step == 0)
+
+  def orders(self, n):
+    i = np.arange(n)
+    return i, np.argsort(i % self.step != 0, kind="stable")
+
+  @classmethod
+  def examples(cls):
+    return patterns.Examples(
+      causal=(cls(20, 3),),
+      large=cls(1000, 8),
+      num_keys=lambda i, n: i // 8 - np.maximum(i - 1000, -1) // 8,
+    )
+
+
+@contextlib.contextmanager
+def registered(cls):
+  """Registers a class of patterns, for a while."""
+  patterns.register(cls)
+  try:
+    yield cls
+  finally:
+    del patterns.CATALOGUE[cls.__name__]
+
+
+EXAMPLES = patterns.examples()
+
 CAUSAL = (
-  Causal(),
-  Local(1),
-  Local(17),
-  Dilated(5, 3),
-  Strided(12),
-  Block(20),
-  Block(6, previous=2),
-  Summary(20, 3),
-  Summary(20, 3, 1),
-  LogSparse(),
-  LogSparse(5),
-  Global(3),
-  RandomBlocks(4, 2),
-  RandomBlocks(3, 3, seed=5, first=1, last=2),
-  Longformer(7, 2),
-  BigBird(4, num_random=2),
-  Row(4, 3),
-  Column(4, 3),
-  Neighborhood(3, 3, 4, 3),
+  *(pattern for e in EXAMPLES.values() for pattern in e.causal),
   Local(12) | Strided(12),
   Block(20) | Summary(20, 4),
   (Local(9) - Local(2)) & Strided(3),
@@ -62,20 +82,9 @@ CAUSAL = (
 )
 
 BIDIRECTIONAL = (
-  Full(),
-  Local(7, causal=False),
-  Dilated(5, 3, causal=False),
-  Strided(12, causal=False),
-  Block(6, previous=1, causal=False),
-  Summary(20, 3, causal=False),
-  Global(3, causal=False),
-  RandomBlocks(4, 2, causal=False),
-  Longformer(7, 2, causal=False),
-  BigBird(4, num_random=2, causal=False),
-  Row(4, 3, causal=False),
-  Column(4, 3, causal=False),
-  Neighborhood(3, 3, 4, 3, causal=False),
+  *(pattern for e in EXAMPLES.values() for pattern in e.bidirectional),
   Block(20, causal=False) | Summary(20, 4, causal=False),
+  Around(),
 )
 
 ALL = CAUSAL + BIDIRECTIONAL

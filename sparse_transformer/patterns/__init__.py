@@ -9,6 +9,9 @@ The paper's symbols (Child et al. 2019, arXiv 1904.10509): l is `stride`,
 `window` or `size`; c is `width`; p is the number of factors; A_i^(m) is row i
 of factor m.
 
+To add a pattern, write one class with `mask` and `examples`, in `catalogue` or
+in a module of your own, and decorate it with `register`.
+
 >>> pattern = Local(2) | Strided(3)
 >>> print(pattern.matrix(6).astype(int))
 [[1 0 0 0 0 0]
@@ -28,6 +31,7 @@ from sparse_transformer.patterns.analysis import (
 )
 from sparse_transformer.patterns.base import (
   Difference as Difference,
+  Examples as Examples,
   Intersection as Intersection,
   Pattern as Pattern,
   Union as Union,
@@ -40,4 +44,10 @@ from sparse_transformer.patterns.named import (
   assign as assign,
   factorize as factorize,
   parse as parse,
+)
+from sparse_transformer.patterns.registry import (
+  CATALOGUE as CATALOGUE,
+  examples as examples,
+  register as register,
+  table as table,
 )

@@ -2,224 +2,276 @@
 
 How many keys a query has, how long decoding must remember a key, after how
 many layers a position sees its whole past. All are read off the cover of a
-pattern: full nodes count whole, and only the tiles on its outline are looked
-at. NumPy only.
+pattern: full nodes count as a whole, and only the tiles on its outline are
+evaluated pair by pair.
 
->>> pattern = patterns.Local(2) | patterns.Strided(3)
+>>> from sparse_transformer.patterns import Local, Strided
+>>> pattern = Local(2) | Strided(3)
 >>> keys_per_query(pattern, 6).tolist()
 [1, 2, 2, 3, 3, 3]
 >>> last_readers(pattern, 6).tolist()
 [3, 4, 5, 4, 5, 5]
 >>> cache_size(pattern, 6)
 4
->>> first_complete(((patterns.Local(3),), (patterns.Strided(3),)), 9).layers
+>>> measure_reach(((Local(3),), (Strided(3),)), 9).layers
 2
 """
 
 import bisect
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from sparse_transformer.patterns import layout as layout_lib
+from sparse_transformer.patterns.base import Pattern
 from sparse_transformer.patterns.catalogue import Causal
 
-TILE = 16  # positions: the finest nodes of a cover, decided pair by pair
+TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # that are followed to every position of longer sequences
 CHUNK = 2**22  # values at a time
 
+# The patterns of a network by layer and head, as `assign` gives them.
+Layers: TypeAlias = Sequence[Sequence[Pattern]]
+Pair: TypeAlias = tuple[int, int]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cover:
-  """The pairs of one part, in its orders: full nodes, and tiles looked at.
+class PackedPairs:
+  """The pairs of one part, in its orders: full nodes, and tiles of bits.
 
-  full: (size, rows, cols) of the nodes that are full; a size may come twice.
-  rows, cols: the other tiles that hold pairs.
-  hits: [tiles, TILE, TILE / 8], their pairs, eight keys in a byte.
   All are sorted by row.
+
+  Attributes:
+    query_order, key_order: int32 [n], the position at each place.
+    full: (size, rows, cols) of the full nodes; a size may come twice.
+    rows, cols: int [tiles], the other tiles that hold pairs.
+    bits: uint8 [tiles, TILE, TILE // 8], their pairs, eight keys a byte.
   """
 
   query_order: np.ndarray
   key_order: np.ndarray
-  full: tuple
+  full: tuple[tuple[int, np.ndarray, np.ndarray], ...]
   rows: np.ndarray
   cols: np.ndarray
-  hits: np.ndarray
+  bits: np.ndarray
 
-  def chunks(self, values, chosen=slice(None)):
-    """Yields (rows, cols, pairs [tiles, TILE, TILE]) of the other tiles.
+  def tiles(
+    self, values: int = 1, chosen: np.ndarray | slice = slice(None)
+  ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Unpacks the tiles that are not full, some at a time.
 
-    values: how many will be made of each position of a tile.
+    Args:
+      values: how many values the caller makes of each position of a tile.
+      chosen: index of the tiles; by default all.
+
+    Yields:
+      Their rows, their cols and their pairs, bool [tiles, TILE, TILE].
     """
     indices = np.arange(len(self.rows))[chosen]
     step = max(1, CHUNK // (TILE * max(TILE, values)))
     for start in range(0, len(indices), step):
       here = indices[start : start + step]
-      hits = np.unpackbits(self.hits[here], axis=-1).view(bool)
-      yield self.rows[here], self.cols[here], hits
+      pairs = np.unpackbits(self.bits[here], axis=-1).view(bool)
+      yield self.rows[here], self.cols[here], pairs
 
 
-def covers(pattern, n):
-  """The covers of a pattern's parts: each pair lies in exactly one."""
-  return [_cover(part, n) for part in pattern.parts()]
+def packed_pairs(pattern: Pattern, n: int) -> list[PackedPairs]:
+  """The pairs of a pattern's parts: each pair is in exactly one of them."""
+  return [_pack(part, n) for part in pattern.parts()]
 
 
 @functools.lru_cache(maxsize=64)
-def _cover(part, n):
-  query_order, key_order = layout_lib.orders(part, n)
-  *full, (_, rows, cols, counts) = layout_lib.cover(part, n, TILE)
-  full = tuple((size, *_by_row(r, c)) for size, r, c, _ in full if len(r))
-  rows, cols = _by_row(rows[counts > 0], cols[counts > 0])
-  hits = np.zeros((len(rows), TILE, TILE // 8), np.uint8)
-  step, offsets = CHUNK // TILE**2, np.arange(TILE, dtype=np.int32)
-  for start in range(0, len(rows), step):
-    here = slice(start, start + step)
-    q, k = (x[here, None] * TILE + offsets for x in (rows, cols))
-    inside = (q < n)[:, :, None] & (k < n)[:, None]
-    q = np.take(query_order, q, mode="clip")[:, :, None]
-    k = np.take(key_order, k, mode="clip")[:, None]
-    hits[here] = np.packbits(inside & part.mask(q, k), axis=-1)
-  return Cover(query_order, key_order, full, rows, cols, hits)
+def _pack(part: Pattern, n: int) -> PackedPairs:
+  *full, last = layout_lib.cover(part, n, TILE)
+  full_nodes = tuple(
+    (nodes.size, *_by_row(nodes.rows, nodes.cols))
+    for nodes in full
+    if len(nodes.rows)
+  )
+  has_pairs = last.pairs > 0
+  rows, cols = _by_row(last.rows[has_pairs], last.cols[has_pairs])
+  bits = np.zeros((len(rows), TILE, TILE // 8), np.uint8)
+  for here, pairs in layout_lib.pairs_of_tiles(part, n, TILE, rows, cols):
+    bits[here] = np.packbits(pairs, axis=-1)
+  return PackedPairs(*layout_lib.orders(part, n), full_nodes, rows, cols, bits)
 
 
-def _by_row(rows, cols):
+def _by_row(
+  rows: np.ndarray, cols: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
   order = np.argsort(rows, kind="stable")
   return rows[order], cols[order]
 
 
-def is_causal(pattern, n):
+def is_causal(pattern: Pattern, n: int) -> bool:
   """Whether no query attends to a later key."""
   return (pattern - Causal()).pairs(n) == 0
 
 
-def keys_per_query(pattern, n):
+def first_leak(pattern: Pattern, n: int) -> Pair | None:
+  """The (query, key) of the first key that an earlier query sees, or None."""
+  late = pattern - Causal()
+  if not late.pairs(n):
+    return None
+  # The key is the last position of the shortest sequence that has a pair.
+  k = bisect.bisect_left(range(n), 1, key=lambda last: late.pairs(last + 1))
+  return int(np.argmax(late.mask(np.arange(k), k))), k
+
+
+def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
   """How many keys each query attends to: int64 [n]."""
   counts = np.zeros(n, np.int64)
-  for cover in covers(pattern, n):
+  for packed in packed_pairs(pattern, n):
     changes = np.zeros(n + 1, np.int64)
-    for size, rows, cols in cover.full:
+    for size, rows, cols in packed.full:
       widths = np.minimum(n - cols * size, size)
       np.add.at(changes, rows * size, widths)
       np.add.at(changes, np.minimum(rows * size + size, n), -widths)
     found = _pad(np.cumsum(changes[:-1]))
-    for rows, _, hits in cover.chunks(1):
-      np.add.at(found.reshape(-1, TILE), rows, hits.sum(-1))
-    counts[cover.query_order] += found[:n]
+    for rows, _, pairs in packed.tiles():
+      np.add.at(found.reshape(-1, TILE), rows, pairs.sum(-1))
+    counts[packed.query_order] += found[:n]
   return counts
 
 
-def area(pattern, n):
-  """Positions of the nodes that hold all pairs: about those, and no fewer."""
+def area(pattern: Pattern, n: int) -> int:
+  """The area of the nodes that hold all pairs: an upper bound, nearly tight."""
   return sum(
-    len(cover.rows) * TILE**2 + sum(len(r) * s**2 for s, r, _ in cover.full)
-    for cover in covers(pattern, n)
+    len(packed.rows) * TILE**2
+    + sum(len(rows) * size**2 for size, rows, _ in packed.full)
+    for packed in packed_pairs(pattern, n)
   )
 
 
-def count_tiles(part, n, tile):
+def count_tiles(part: Pattern, n: int, tile: int) -> int:
   """How many tiles the layout of a part has, without laying it out."""
   total = 0
-  for size, rows, cols, counts in layout_lib.cover(part, n, tile):
-    held = counts > 0
-    high, wide = (
-      -(-np.minimum(n - x[held] * size, size) // tile) for x in (rows, cols)
+  for size, rows, cols, pairs in layout_lib.cover(part, n, tile):
+    has_pairs = pairs > 0
+    height, width = (
+      -(-np.minimum(n - x[has_pairs] * size, size) // tile)
+      for x in (rows, cols)
     )
-    total += int((high * wide).sum())
+    total += int((height * width).sum())
   return total
 
 
-def last_readers(pattern, n):
-  """The last query that attends to each key, int64 [n]; -1 where none does."""
+def last_readers(pattern: Pattern, n: int) -> np.ndarray:
+  """The last query that attends to each key: int64 [n], -1 for none."""
   last = np.full(n, -1)
-  for cover in covers(pattern, n):
+  for packed in packed_pairs(pattern, n):
     found = np.full(n, -1)
-    for size, rows, cols in cover.full:
+    for size, rows, cols in packed.full:
       starts = np.arange(0, n, size)
-      latest = np.maximum.reduceat(cover.query_order, starts)
+      latest = np.maximum.reduceat(packed.query_order, starts)
       nodes = np.full(len(starts), -1)
       np.maximum.at(nodes, cols, latest[rows])
       found = np.maximum(found, np.repeat(nodes, size)[:n])
-    found, queries = _pad(found), _pad(cover.query_order)
-    for rows, cols, hits in cover.chunks(1):
-      readers = np.where(hits, queries.reshape(-1, TILE, 1)[rows], -1).max(1)
+    found, queries = _pad(found), _pad(packed.query_order)
+    for rows, cols, pairs in packed.tiles():
+      readers = np.where(pairs, queries.reshape(-1, TILE, 1)[rows], -1).max(1)
       np.maximum.at(found.reshape(-1, TILE), cols, readers)
-    last[cover.key_order] = np.maximum(last[cover.key_order], found[:n])
+    last[packed.key_order] = np.maximum(last[packed.key_order], found[:n])
   return last
 
 
-def cache_size(pattern, n):
+def cache_size(pattern: Pattern, n: int) -> int:
   """How many keys decoding must hold at once, at most.
 
-  When query t is at work, those are the keys up to t, its own included, that
-  it or a later query attends to. Local(l) needs l.
+  When query t is processed, those are the keys up to t, its own included,
+  that it or a later query attends to. Local(l) needs l.
   """
   last, keys = last_readers(pattern, n), np.arange(n)
-  read = last >= keys
-  changes = np.bincount(keys[read], minlength=n + 1)
-  changes -= np.bincount(last[read] + 1, minlength=n + 1)
+  is_read = last >= keys
+  changes = np.bincount(keys[is_read], minlength=n + 1)
+  changes -= np.bincount(last[is_read] + 1, minlength=n + 1)
   return int(np.cumsum(changes).max())
+
+
+def reach(layers: Layers, n: int) -> np.ndarray:
+  """Which input each position sees through all layers: bool [n, n].
+
+  The residual stream counts: every position keeps what it has. A causal
+  network sees its whole past if this equals `Causal().matrix(n)`. For long
+  sequences see `measure_reach`.
+  """
+  seen = np.eye(n, dtype=np.float32)
+  for heads in layers:
+    step = np.eye(n, dtype=bool)
+    for pattern in set(heads):
+      step = step | pattern.matrix(n)
+    seen = np.minimum(step.astype(np.float32) @ seen, 1)
+  return seen > 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
   """What positions see through a network.
 
-  layers: after how many every position sees its whole past (in a network
-    that is not causal: the whole sequence), None if they never do.
-  missing: then the first (query, key) without a path.
-  positions: between so many first positions every pair was followed.
-  inputs: and so many inputs to every position of the sequence.
+  Attributes:
+    layers: after how many every position sees its whole past (in a network
+      that is not causal: the whole sequence), None if they never do.
+    missing: in that case, the first (query, key) without a path.
+    positions: among this many first positions every pair was followed.
+    inputs: and this many inputs to every position of the sequence.
   """
 
   layers: int | None
-  missing: tuple | None
+  missing: Pair | None
   positions: int
   inputs: int
 
 
-def first_complete(layers, n):
-  """The `Reach` of a network: tuple (layers) of tuples (heads) of patterns.
+def measure_reach(layers: Layers, n: int) -> Reach:
+  """After how many layers of a network all positions see what they should.
 
   Up to 4,096 positions every pair is followed. In longer sequences that is
   exact for the first ones, too, if the network is causal: a path stays
-  between its key and its query. The rest is tested by 64 inputs.
+  between its key and its query. The rest is sampled by 64 inputs.
   """
   causal = all(is_causal(p, n) for p in {p for heads in layers for p in heads})
   positions = n if n <= EXACT else EXACT if causal else 0
-  inputs = _inputs(n) if n > EXACT else ()
+  inputs = _sampled_inputs(n) if n > EXACT else np.arange(0)
   found = []
   if positions:
     found.append(_follow(layers, positions, np.arange(positions), causal))
   if len(inputs):
     found.append(_follow(layers, n, inputs, causal))
+  depths = [depth for depth, _ in found if depth is not None]
   missing = next((pair for _, pair in found if pair), None)
-  depth = None if missing else max(depth for depth, _ in found)
+  depth = max(depths) if missing is None else None
   return Reach(depth, missing, positions, len(inputs))
 
 
-def _inputs(n):
-  """Both sides of the borders at powers of 2, then places anywhere."""
+def _sampled_inputs(n: int) -> np.ndarray:
+  """Both sides of the borders at powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())
-  anywhere = np.random.RandomState(0).permutation(n)
-  places = [*(powers - 1), *powers, *anywhere[:INPUTS]]
+  random = np.random.RandomState(0).permutation(n)
+  places = [*(powers - 1), *powers, *random[:INPUTS]]
   return np.sort(list(dict.fromkeys(places))[:INPUTS])
 
 
-def _follow(layers, n, inputs, causal):
-  """(layers until all see what they should or None, the first missing pair).
+def _follow(
+  layers: Layers, n: int, inputs: np.ndarray, causal: bool
+) -> tuple[int | None, Pair | None]:
+  """Follows inputs through layers.
 
-  Bit j of a position says whether it sees input j; the residual stream keeps
-  what it has.
+  Returns:
+    After how many layers all positions see the inputs they should; or None,
+    and the first (query, input) without a path.
   """
+  # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
   bits = np.arange(len(inputs))
   seen[inputs, bits // 64] = np.uint64(1) << (bits % 64).astype(np.uint64)
   wanted = np.bitwise_or.accumulate(seen)
   if not causal:
     wanted = np.broadcast_to(wanted[-1], wanted.shape)
-  idle = set()  # layers that add nothing to what is seen
+  idle: set[frozenset[Pattern]] = set()  # layers that add nothing to `seen`
   for depth, heads in enumerate(layers):
     if np.array_equal(seen, wanted):
       return depth, None
@@ -240,65 +292,40 @@ def _follow(layers, n, inputs, causal):
   return None, (query, int(inputs[np.flatnonzero(flags)[0]]))
 
 
-def _collect(pattern, n, seen):
-  """Joins, for each query, the bits [n, words] of its keys."""
+def _collect(pattern: Pattern, n: int, seen: np.ndarray) -> np.ndarray:
+  """For each query, the union of the bits [n, words] of its keys."""
   result = np.zeros_like(seen)
-  for cover in covers(pattern, n):
-    result[cover.query_order] |= _collect_part(cover, seen[cover.key_order])
+  for packed in packed_pairs(pattern, n):
+    found = _collect_part(packed, seen[packed.key_order])
+    result[packed.query_order] |= found
   return result
 
 
-def _collect_part(cover, seen):
+def _collect_part(packed: PackedPairs, seen: np.ndarray) -> np.ndarray:
   (n, words), out = seen.shape, np.zeros_like(seen)
-  for size, rows, cols in cover.full:
+  for size, rows, cols in packed.full:
     nodes = np.bitwise_or.reduceat(seen, np.arange(0, n, size))
     joined = np.zeros_like(nodes)
     _join(joined, rows, nodes[cols])
     out |= np.repeat(joined, size, axis=0)[:n]
   tiles, out = (_pad(x).reshape(-1, TILE, words) for x in (seen, out))
-  alive = tiles.any((1, 2))[cover.cols]
-  for rows, cols, hits in cover.chunks(words, alive):
+  has_bits = np.any(tiles, axis=(1, 2))[packed.cols]
+  for rows, cols, pairs in packed.tiles(words, has_bits):
     found = np.zeros((len(rows), TILE, words), np.uint64)
     keys = tiles[cols]
     for key in range(TILE):
-      found |= hits[:, :, key, None] * keys[:, None, key]
+      found |= pairs[:, :, key, None] * keys[:, None, key]
     _join(out, rows, found)
   return out.reshape(-1, words)[:n]
 
 
-def _join(out, rows, values):
-  """out[rows] |= values, for rows that are sorted and come repeatedly."""
+def _join(out: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+  """out[rows] |= values, for sorted rows that may be repeated."""
   if len(rows):
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     out[rows[starts]] |= np.bitwise_or.reduceat(values, starts)
 
 
-def _pad(x):
-  """Zeros behind x, up to a whole number of tiles."""
+def _pad(x: np.ndarray) -> np.ndarray:
+  """Appends zeros, up to a whole number of tiles."""
   return np.pad(x, ((0, -len(x) % TILE), *((0, 0),) * (x.ndim - 1)))
-
-
-def first_leak(pattern, n):
-  """(query, key) of the first key that an earlier query sees, or None."""
-  late = pattern - Causal()
-  if not late.pairs(n):
-    return None
-  # The key is the last position of the shortest sequence that has a pair.
-  k = bisect.bisect_left(range(n), 1, key=lambda last: late.pairs(last + 1))
-  return int(np.argmax(late.mask(np.arange(k), k))), k
-
-
-def reach(layers, n):
-  """Booleans [n, n]: which input each position sees through all layers.
-
-  layers: tuple (layers) of tuples (heads), as `assign` gives them. The
-  residual stream counts: every position keeps what it has. A causal network
-  is complete when this equals `Causal().matrix(n)`.
-  """
-  seen = np.eye(n, dtype=np.float32)
-  for heads in layers:
-    step = np.eye(n, dtype=bool)
-    for pattern in set(heads):
-      step = step | pattern.matrix(n)
-    seen = np.minimum(step.astype(np.float32) @ seen, 1)
-  return seen > 0

@@ -1,55 +1,74 @@
-"""A pattern is a set of pairs (query, key): its base class and its algebra."""
+"""Patterns: sets of pairs (query, key), their definition and their algebra."""
 
 import dataclasses
-import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from sparse_transformer.patterns import layout as layout_lib
+
+# NumPy or JAX arrays, traced ones too, or the tile values of `intervals`.
+Integers: TypeAlias = Any
+Booleans: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
   """A set of pairs (query, key), both counted from 0.
 
-  A subclass defines `mask`, and `orders` where its pairs lie scattered in
-  natural order.
+  A subclass is a frozen dataclass. It defines `mask`; `orders` where its pairs
+  are scattered in natural order; and `examples` if it is registered.
   """
 
-  def mask(self, q, k):
-    """Which pairs are in the set: integer arrays in, booleans out.
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    """The definition: which pairs are in the set.
 
-    Uses + - * // % < <= == & | ~ only, and divides by positive integers, so
-    that NumPy, XLA and the bounds of whole tiles share this one definition.
-    All values must fit 32 bits: a product of two positions may not.
+    It may use + - * // % < <= == & | ~ only, and divide by positive integers
+    only, so that NumPy, XLA and the interval arithmetic of layouts share it.
+    All intermediate values must fit in 32 bits: a product of two positions
+    may not.
+
+    Args:
+      q, k: positions of queries and of keys, of shapes that broadcast.
+
+    Returns:
+      Booleans of the broadcast shape; a condition on one side may have the
+      shape of that side.
     """
     raise NotImplementedError(f"{type(self).__name__} defines no mask")
 
-  def orders(self, n):
-    """(query order, key order): orders of positions in which tiles fill.
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders of queries and of keys in which the pairs fill whole tiles.
 
-    Each is a permutation of range(n); natural order unless overridden.
+    Returns:
+      Two permutations of range(n); natural order unless overridden.
     """
     return np.arange(n), np.arange(n)
 
-  def parts(self):
-    """Disjoint patterns whose union is this one; each has its own orders."""
+  def parts(self) -> tuple["Pattern", ...]:
+    """Disjoint patterns whose union is this one, each with its own orders."""
     return (self,)
 
-  def __or__(self, other):
+  @classmethod
+  def examples(cls) -> "Examples":
+    """The examples that tests and benchmarks run over."""
+    raise NotImplementedError(f"{cls.__name__} defines no examples")
+
+  def __or__(self, other: "Pattern") -> "Union":
     return Union(self, other)
 
-  def __and__(self, other):
+  def __and__(self, other: "Pattern") -> "Intersection":
     return Intersection(self, other)
 
-  def __sub__(self, other):
+  def __sub__(self, other: "Pattern") -> "Difference":
     return Difference(self, other)
 
-  def __bool__(self):
+  def __bool__(self) -> bool:
     raise TypeError("combine patterns with | & -, not with and/or/not")
 
-  def __str__(self):
-    """An expression that `parse` reads, if the pattern is of this module."""
+  def __str__(self) -> str:
+    """The expression that `parse` reads back if the class is registered."""
     required = [
       str(getattr(self, field.name))
       for field in dataclasses.fields(self)
@@ -62,121 +81,141 @@ class Pattern:
     ]
     return f"{type(self).__name__}({', '.join(required + changed)})"
 
-  def matrix(self, n):
-    """The set as booleans [n, n], row = query: reference and picture."""
+  def matrix(self, n: int) -> np.ndarray:
+    """The set as booleans [n, n], a row per query: reference and picture."""
     i = np.arange(n)
     return np.broadcast_to(self.mask(i[:, None], i), (n, n))
 
-  def keys(self, i, n):
-    """The sorted positions that query i attends to."""
+  def keys(self, i: int, n: int) -> np.ndarray:
+    """The sorted positions, among n, that query i attends to."""
     k = np.arange(n)
     return np.flatnonzero(np.broadcast_to(self.mask(i, k), (n,)))
 
-  def pairs(self, n):
-    """The exact number of pairs, without an n x n array."""
+  def pairs(self, n: int) -> int:
+    """The exact number of pairs among n positions, without n x n work."""
     return sum(layout_lib.count_pairs(part, n) for part in self.parts())
 
-  def layout(self, n, tile):
-    """The tiles that hold pairs, in this pattern's own orders: a `Layout`."""
-    return layout_lib.make_layout(self, n, tile)
+  def layout(self, n: int, tile: int) -> layout_lib.Layout:
+    """The tiles that hold pairs, in this pattern's own orders."""
+    return layout_lib.lay_out(self, n, tile)
 
 
 @dataclasses.dataclass(frozen=True)
-class Union(Pattern):
+class Examples:
+  """Examples of one class of patterns.
+
+  Tests and benchmarks run over all of them.
+
+  Attributes:
+    causal: patterns for sequences of about 100 positions.
+    bidirectional: the same, where the class has a form that is not causal.
+    large: one for a million positions.
+    num_keys: function (i, n) -> how many keys the queries i (int array) of
+      `large` have among n positions, in closed form.
+  """
+
+  _: dataclasses.KW_ONLY
+  causal: tuple[Pattern, ...] = ()
+  bidirectional: tuple[Pattern, ...] = ()
+  large: Pattern
+  num_keys: Callable[[np.ndarray, int], np.ndarray | int]
+
+  @property
+  def small(self) -> tuple[Pattern, ...]:
+    """All but the large one."""
+    return self.causal + self.bidirectional
+
+
+@dataclasses.dataclass(frozen=True)
+class _Combination(Pattern):
+  """Two patterns, combined by an operator."""
+
+  left: Pattern
+  right: Pattern
+
+  operator: ClassVar[str]
+
+  def __str__(self) -> str:
+    sides = (self.left, self.right)
+    left, right = (
+      f"({side})" if isinstance(side, _Combination) else str(side)
+      for side in sides
+    )
+    return f"{left} {self.operator} {right}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Union(_Combination):
   """Pairs in either pattern."""
 
-  left: Pattern
-  right: Pattern
+  operator = "|"
 
-  def __str__(self):
-    return f"{_operand(self.left)} | {_operand(self.right)}"
-
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.left.mask(q, k) | self.right.mask(q, k)
 
-  def parts(self):
-    parts = self.left.parts(), self.right.parts()
+  def parts(self) -> tuple[Pattern, ...]:
+    left, right = self.left.parts(), self.right.parts()
     # What runs in natural order runs together.
-    if all(_is_natural(part) for part in itertools.chain(*parts)):
+    if all(_is_natural(part) for part in left + right):
       return (self,)
-    return parts[0] + tuple(part - self.left for part in parts[1])
+    return left + tuple(part - self.left for part in right)
 
 
 @dataclasses.dataclass(frozen=True)
-class Intersection(Pattern):
+class _Restriction(_Combination):
+  """Pairs of the left pattern under a condition, run in its orders."""
+
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    return self.left.orders(n)
+
+  def parts(self) -> tuple[Pattern, ...]:
+    parts = self.left.parts()
+    if len(parts) == 1:
+      return (self,)
+    return tuple(dataclasses.replace(self, left=part) for part in parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Intersection(_Restriction):
   """Pairs in both patterns, run in the orders of the left one."""
 
-  left: Pattern
-  right: Pattern
+  operator = "&"
 
-  def __str__(self):
-    return f"{_operand(self.left)} & {_operand(self.right)}"
-
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.left.mask(q, k) & self.right.mask(q, k)
-
-  def orders(self, n):
-    return self.left.orders(n)
-
-  def parts(self):
-    parts = self.left.parts()
-    return tuple(p & self.right for p in parts) if len(parts) > 1 else (self,)
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference(Pattern):
+class Difference(_Restriction):
   """Pairs of the left pattern that are not in the right one."""
 
-  left: Pattern
-  right: Pattern
+  operator = "-"
 
-  def __str__(self):
-    return f"{_operand(self.left)} - {_operand(self.right)}"
-
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.left.mask(q, k) & ~self.right.mask(q, k)
 
-  def orders(self, n):
-    return self.left.orders(n)
 
-  def parts(self):
-    parts = self.left.parts()
-    return tuple(p - self.right for p in parts) if len(parts) > 1 else (self,)
-
-
-def _operand(pattern):
-  combined = isinstance(pattern, (Union, Intersection, Difference))
-  return f"({pattern})" if combined else str(pattern)
-
-
-def _is_natural(pattern):
-  """Whether a pattern that is one part runs in natural order."""
-  match pattern:
-    case Intersection(left, _) | Difference(left, _):
-      return _is_natural(left)
+def _is_natural(pattern: Pattern) -> bool:
+  """Whether a pattern of one part runs in natural order."""
+  if isinstance(pattern, _Restriction):
+    return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
 
 
-def check_positive(pattern, *fields):
-  _check_integers(pattern, *fields)
-  for field in fields:
-    if getattr(pattern, field) < 1:
-      raise ValueError(f"{pattern}: {field} must be at least 1")
+def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
+  """Checks fields of a pattern; for use in `__post_init__`.
 
-
-def check_not_negative(pattern, *fields):
-  _check_integers(pattern, *fields)
-  for field in fields:
-    if getattr(pattern, field) < 0:
-      raise ValueError(f"{pattern}: {field} must not be negative")
-
-
-def _check_integers(pattern, *fields):
+  Raises:
+    ValueError: one of `fields` is not an integer of at least `minimum` that
+      fits in 32 bits, or the field `causal`, if there is one, is no boolean.
+  """
   for field in fields:
     value = getattr(pattern, field)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
       raise ValueError(f"{pattern}: {field} must be an integer")
-    if abs(value) >= 2**31:
-      raise ValueError(f"{pattern}: {field} must fit 32 bits")
+    if abs(int(value)) >= 2**31:
+      raise ValueError(f"{pattern}: {field} must fit in 32 bits")
+    if value < minimum:
+      raise ValueError(f"{pattern}: {field} must be at least {minimum}")
   if not isinstance(getattr(pattern, "causal", True), (bool, np.bool_)):
     raise ValueError(f"{pattern}: causal must be True or False")

@@ -1,4 +1,8 @@
-"""The family of patterns, one class each."""
+"""The family of patterns: one class each, with its examples.
+
+They are causal unless `causal=False` is given, where the literature has a
+bidirectional form.
+"""
 
 import dataclasses
 import functools
@@ -7,125 +11,188 @@ import operator
 import numpy as np
 
 from sparse_transformer.patterns.base import (
+  Booleans,
+  Examples,
+  Integers,
   Pattern,
-  check_not_negative,
-  check_positive,
+  check_fields,
 )
+from sparse_transformer.patterns.registry import CATALOGUE, register
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Causal(Pattern):
   """Every key up to the query itself."""
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return k <= q
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(causal=(cls(),), large=cls(), num_keys=lambda i, n: i + 1)
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class Full(Pattern):
-  """Every pair."""
+  """Every key."""
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return (q >= 0) & (k >= 0)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      bidirectional=(cls(),), large=cls(), num_keys=lambda i, n: n
+    )
 
-# The patterns below are causal unless told otherwise.
 
-
+@register
 @dataclasses.dataclass(frozen=True)
 class Local(Pattern):
   """The last `window` keys, the query itself included.
 
-  The released code has exactly `window` keys; the paper's formula has one
-  more (section 4.3). Bidirectional: `window // 2` to either side, as
-  Longformer's library counts (arXiv 2004.05150).
+  Bidirectional: `window // 2` keys to either side, as Longformer's library
+  counts (arXiv 2004.05150).
+
+  Source: Child et al. 2019, section 4.3. Their formula has `window + 1` keys,
+  their released code exactly `window`, as here.
   """
 
   window: int
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "window")
+  def __post_init__(self) -> None:
+    check_fields(self, "window")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.causal:
       return (k <= q) & (q - k < self.window)
     return _within(q - k, self.window // 2)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(17), cls(1)),
+      bidirectional=(cls(7, causal=False),),
+      large=cls(1024),
+      num_keys=lambda i, n: np.minimum(i + 1, 1024),
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class Dilated(Pattern):
-  """`window` keys, `dilation` apart: q, q - dilation, q - 2 dilation, ...
+  """`window` keys `dilation` apart, the query itself included.
 
-  Bidirectional: `window // 2` to either side (Longformer, arXiv 2004.05150).
+  Bidirectional: `window // 2` keys to either side.
+
+  Source: Longformer, Beltagy et al. 2020, arXiv 2004.05150.
   """
 
   window: int
   dilation: int
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "window", "dilation")
+  def __post_init__(self) -> None:
+    check_fields(self, "window", "dilation")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     same = q % self.dilation == k % self.dilation
     if self.causal:
       return (k <= q) & (q - k < self.window * self.dilation) & same
     return _within(q - k, self.window // 2 * self.dilation) & same
 
-  def orders(self, n):
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return _by_residue(n, self.dilation)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(5, 3),),
+      bidirectional=(cls(5, 3, causal=False),),
+      large=cls(128, 64),
+      num_keys=lambda i, n: np.minimum(i // 64 + 1, 128),
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class Strided(Pattern):
-  """Every `stride`-th key back from the query itself: its column."""
+  """Every `stride`-th key back from the query itself: its column.
+
+  Source: Child et al. 2019, section 4.3.
+  """
 
   stride: int
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "stride")
+  def __post_init__(self) -> None:
+    check_fields(self, "stride")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     same = q % self.stride == k % self.stride
     return (k <= q) & same if self.causal else same
 
-  def orders(self, n):
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return _by_residue(n, self.stride)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(12),),
+      bidirectional=(cls(12, causal=False),),
+      large=cls(1024),
+      num_keys=lambda i, n: i // 1024 + 1,
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class Block(Pattern):
   """The keys so far in the query's own block of `size` positions.
 
-  previous: how many blocks before it are seen, too. Bidirectional: the whole
-  block, and as many after it.
+  Also those of the `previous` blocks before it. Bidirectional: all keys of
+  the block, and of as many blocks before and after it.
+
+  Source: Child et al. 2019, section 4.3, A^(1) of fixed attention.
   """
 
   size: int
   previous: int = 0
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "size")
-    check_not_negative(self, "previous")
+  def __post_init__(self) -> None:
+    check_fields(self, "size")
+    check_fields(self, "previous", minimum=0)
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     distance = q // self.size - k // self.size
     if self.causal:
       return (k <= q) & (distance <= self.previous)
     return _within(distance, self.previous)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(20), cls(6, previous=2)),
+      bidirectional=(cls(6, previous=1, causal=False),),
+      large=cls(128, previous=2),
+      num_keys=lambda i, n: i % 128 + 1 + np.minimum(i // 128, 2) * 128,
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class Summary(Pattern):
-  """The summary columns of every block of `size` so far.
+  """The summary columns, so far, of every block of `size` positions.
 
   They are the `shift`-th group of `width` positions, counted from the end of
-  the block: shift 0 is the last `width` positions (section 4.3, A^(2) of
-  fixed attention; distinct groups for distinct heads). Bidirectional: those
-  of every block.
+  the block: shift 0 is the last `width` positions. Heads may have distinct
+  groups. Bidirectional: the summary columns of all blocks.
+
+  Source: Child et al. 2019, section 4.3, A^(2) of fixed attention.
   """
 
   size: int
@@ -133,59 +200,78 @@ class Summary(Pattern):
   shift: int = 0
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "size", "width")
-    check_not_negative(self, "shift")
+  def __post_init__(self) -> None:
+    check_fields(self, "size", "width")
+    check_fields(self, "shift", minimum=0)
     if (self.shift + 1) * self.width > self.size:
       raise ValueError(
         f"{self} does not fit: (shift + 1) * width must be at most size"
       )
 
-  def _is_summary(self, k):
+  def _is_summary(self, k: Integers) -> Booleans:
     end = self.size - self.shift * self.width
     return (k % self.size >= end - self.width) & (k % self.size < end)
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     is_summary = self._is_summary(k)
     return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
-  def orders(self, n):
-    # Summary columns side by side, then the keys nobody reads: those of one
-    # side of the summary together, so that bounds tell them from it.
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    # The summary columns first, then the keys nobody attends to. Those before
+    # and those after the summary are kept apart, so that bounds on k % size
+    # exclude them.
     i = np.arange(n)
-    behind = i % self.size >= self.size - self.shift * self.width
-    return i, np.lexsort((behind, ~self._is_summary(i)))
+    is_after = i % self.size >= self.size - self.shift * self.width
+    return i, np.lexsort((is_after, ~self._is_summary(i)))
+
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(20, 3), cls(20, 3, 1)),
+      bidirectional=(cls(20, 3, causal=False),),
+      large=cls(128, 32),
+      num_keys=lambda i, n: i // 128 * 32 + np.maximum(i % 128 - 95, 0),
+    )
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class LogSparse(Pattern):
-  """The last `window` keys and those at distances 1, 2, 4, 8, ...
+  """The last `window` keys, and those at distances 1, 2, 4, 8, ...
 
-  Li et al. 2019, arXiv 1907.00235.
+  Source: Li et al. 2019, arXiv 1907.00235.
   """
 
   window: int = 1
 
-  def __post_init__(self):
-    check_positive(self, "window")
+  def __post_init__(self) -> None:
+    check_fields(self, "window")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     masks = (part.mask(q, k) for part in self.parts())
     return functools.reduce(operator.or_, masks)
 
-  def parts(self):
-    # Up to 2**29, so that no distance leaves 32 bits.
+  def parts(self) -> tuple[Pattern, ...]:
+    # Distances up to 2**29, so that all fit in 32 bits.
     groups = range(0, 30, _PowerGaps.COUNT)
-    gaps = tuple(_PowerGaps(2**i, self.window) for i in groups)
-    return Local(self.window), *gaps
+    distances = (_PowerGaps(2**i, self.window) for i in groups)
+    return Local(self.window), *distances
+
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(), cls(5)),
+      large=cls(),
+      num_keys=lambda i, n: 1 + np.frexp(i)[1],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _PowerGaps(Pattern):
-  """Distances first, 2 first, 4 first, ...: those of at least `window`.
+  """The keys at distances first, 2 first, 4 first, ... of at least `window`.
 
-  COUNT of them, so that among the positions of one residue all lie in two
-  tiles of 64.
+  They are `COUNT` distances: in the order of residues modulo `first` they are
+  at most 32 positions apart, so that a query tile of 64 needs two key tiles.
   """
 
   first: int
@@ -193,44 +279,62 @@ class _PowerGaps(Pattern):
 
   COUNT = 6
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     distances = [self.first << i for i in range(self.COUNT)]
     masks = [q - k == d for d in distances if d >= self.window]
-    # The residues follow from the distances, but bounds do not see that.
+    # Equal residues follow from the distances, but bounds can't know that.
     same = q % self.first == k % self.first
     return same & functools.reduce(operator.or_, masks, (q < 0) & (k < 0))
 
-  def orders(self, n):
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return _by_residue(n, self.first)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Global(Pattern):
-  """The first `size` positions, which every query sees.
+  """The first `size` positions.
 
-  Bidirectional: they also see every key.
+  Bidirectional: they, as queries, attend to every key, too.
   """
 
   size: int
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "size")
+  def __post_init__(self) -> None:
+    check_fields(self, "size")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.causal:
       return (k <= q) & (k < self.size)
     return (q < self.size) | (k < self.size)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(3),),
+      bidirectional=(cls(3, causal=False),),
+      large=cls(64),
+      num_keys=lambda i, n: np.minimum(i + 1, 64),
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
 class RandomBlocks(Pattern):
-  """`num` distinct random blocks for each block of `size` queries.
+  """`num` distinct random blocks of the past, for each block of `size` queries.
 
-  They are drawn from block number `first` on, up to the one `last` before
-  the queries' own; all are taken where there are no more than `num`.
-  Bidirectional: two blocks see each other if the later one drew the earlier,
-  so that a block has `num` before it and on average as many behind it.
+  Bidirectional: two blocks attend to each other if the later one drew the
+  earlier one, so that a block has `num` before it and on average as many
+  after it.
+
+  Args:
+    size: positions of a block.
+    num: blocks to draw; all are taken where there are no more.
+    seed: of the draws.
+    first: the first block that may be drawn.
+    last: how far before the queries' own block the last one is that may be
+      drawn.
   """
 
   size: int
@@ -240,19 +344,19 @@ class RandomBlocks(Pattern):
   last: int = 1
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "size", "num", "last")
-    check_not_negative(self, "seed", "first")
+  def __post_init__(self) -> None:
+    check_fields(self, "size", "num", "last")
+    check_fields(self, "seed", "first", minimum=0)
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     q, k = q // self.size, k // self.size
     past = self._draws(q, k)
     return past if self.causal else past | self._draws(k, q)
 
-  def _draws(self, row, col):
+  def _draws(self, row: Integers, col: Integers) -> Booleans:
     """Whether block `row` drew block `col`."""
-    # One draw from each of `num` strata of the blocks that may be drawn:
-    # distinct without looking at the others. Empty strata draw nothing.
+    # One draw from each of `num` strata of the blocks that may be drawn, so
+    # that draws are distinct without being compared. Empty strata draw none.
     count = row - (self.last + self.first - 1)
     hits = (row < 0) & (col < 0)
     for draw in range(self.num):
@@ -263,13 +367,22 @@ class RandomBlocks(Pattern):
       hits = hits | ((col == drawn + self.first) & (size > 0))
     return hits & (count > 0)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(4, 2), cls(3, 3, seed=5, first=1, last=2)),
+      bidirectional=(cls(4, 2, causal=False),),
+      large=cls(64, 3),
+      num_keys=lambda i, n: np.minimum(i // 64, 3) * 64,
+    )
 
-_LEVELS = 2**14  # of a hash
-_PRIME = 46337  # the largest p < 2**15.5 with p % 3 = 2: cubes are distinct
+
+_LEVELS = 2**14  # number of hash values
+_PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 
 
-def _hash(x, seed):
-  """Pseudo-random integers in [0, _LEVELS)."""
+def _hash(x: Integers, seed: int) -> Integers:
+  """Pseudo-random integers in [0, _LEVELS), by products below 2**31."""
   a, b = 7919 + seed * 104729 % 16381, seed * 15485863 % _PRIME
   x = (x % _PRIME * a + b) % _PRIME
   for shift in (12345, 23456):
@@ -277,48 +390,69 @@ def _hash(x, seed):
   return x * _LEVELS // _PRIME
 
 
-def _share(chance, size):
-  """chance / _LEVELS of `size`, rounded down, by products below 2**31."""
+def _share(chance: Integers, size: Integers) -> Integers:
+  """About `size * chance / _LEVELS`, rounded down, by products below 2**31."""
   high = chance * (size // 128) // (_LEVELS // 128)
   return high + chance * (size % 128) // _LEVELS
 
 
-class _Combination(Pattern):
-  """A pattern with a name that is defined as a combination of others."""
+class _Shorthand(Pattern):
+  """A pattern with a name of its own that is defined by other patterns."""
 
-  def mask(self, q, k):
+  def definition(self) -> Pattern:
+    """The combination that the name stands for."""
+    raise NotImplementedError
+
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.definition().mask(q, k)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Longformer(_Combination):
+class Longformer(_Shorthand):
   """A sliding window and the first `num_global` positions.
 
-  Beltagy et al. 2020, arXiv 2004.05150.
+  Source: Beltagy et al. 2020, arXiv 2004.05150.
   """
 
   window: int
   num_global: int = 1
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "window", "num_global")
+  def __post_init__(self) -> None:
+    check_fields(self, "window", "num_global")
 
-  def definition(self):
+  def definition(self) -> Pattern:
     window = Local(self.window, causal=self.causal)
     return window | Global(self.num_global, causal=self.causal)
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(7, 2),),
+      bidirectional=(cls(7, 2, causal=False),),
+      large=cls(512, 64),
+      num_keys=lambda i, n: np.minimum(i + 1, 512 + 64),
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
-class BigBird(_Combination):
-  """A window of blocks, global blocks and random blocks.
+class BigBird(_Shorthand):
+  """A window of blocks, the first blocks and random blocks.
 
-  window: blocks, own and as many to either side; causal: own and those
-  before. num_global: first blocks, which all see. num_random: distinct blocks
-  of each row of blocks, neither in the window nor global, from the past.
+  Source: Zaheer et al. 2020, arXiv 2007.14062. The paper's is bidirectional;
+  there the last block is global, too, and exactly `num_random` blocks are
+  drawn from both sides.
 
-  Zaheer et al. 2020, arXiv 2007.14062, which is bidirectional; there the last
-  block is global, too, and exactly `num_random` are drawn from both sides.
+  Args:
+    block: positions of a block.
+    window: an odd number of blocks around the queries' own; causal: the own
+      and the `window // 2` before it.
+    num_global: first blocks, which all queries see.
+    num_random: distinct blocks for each block of queries, drawn from those of
+      the past that are neither in the window nor global.
+    seed: of the draws.
   """
 
   block: int = 64
@@ -328,13 +462,13 @@ class BigBird(_Combination):
   seed: int = 0
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "block", "num_global", "num_random")
-    if self.window < 1 or self.window % 2 == 0:
+  def __post_init__(self) -> None:
+    check_fields(self, "block", "window", "num_global", "num_random")
+    check_fields(self, "seed", minimum=0)
+    if self.window % 2 == 0:
       raise ValueError(f"{self}: window must be an odd number of blocks")
-    check_not_negative(self, "seed")
 
-  def definition(self):
+  def definition(self) -> Pattern:
     side = self.window // 2
     window = Block(self.block, side, causal=self.causal)
     first = Global(self.block * self.num_global, causal=self.causal)
@@ -348,16 +482,36 @@ class BigBird(_Combination):
     )
     return window | first | random
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(4, num_random=2),),
+      bidirectional=(cls(4, num_random=2, causal=False),),
+      large=cls(64),
+      num_keys=lambda i, n: i % 64 + 1 + np.minimum(i // 64, 5) * 64,
+    )
 
-# Images in raster order: (row * columns + column) * channels + channel.
+
+class _Raster(Pattern):
+  """A pattern of images: (row * columns + column) * channels + channel."""
+
+  columns: int
+  channels: int
+
+  def _row(self, i: Integers) -> Integers:
+    return i // (self.channels * self.columns)
+
+  def _column(self, i: Integers) -> Integers:
+    return i // self.channels % self.columns
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Row(Pattern):
+class Row(_Raster):
   """The bytes so far in the query's row of an image.
 
-  previous: how many rows above it are seen, too. Bidirectional: the whole
-  row, and as many below it.
+  Also those of the `previous` rows above it. Bidirectional: all bytes of the
+  row, and of as many rows above and below it.
   """
 
   columns: int
@@ -365,43 +519,65 @@ class Row(Pattern):
   previous: int = 0
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "columns", "channels")
-    check_not_negative(self, "previous")
+  def __post_init__(self) -> None:
+    check_fields(self, "columns", "channels")
+    check_fields(self, "previous", minimum=0)
 
-  def mask(self, q, k):
-    size = self.columns * self.channels
-    return Block(size, self.previous, causal=self.causal).mask(q, k)
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    rows = self._row(q) - self._row(k)
+    if self.causal:
+      return (k <= q) & (rows <= self.previous)
+    return _within(rows, self.previous)
+
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(4, 3), cls(4, 3, previous=1)),
+      bidirectional=(cls(4, 3, causal=False), cls(4, 3, 1, causal=False)),
+      large=cls(64, 3),
+      num_keys=lambda i, n: i % 192 + 1,
+    )
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Column(Pattern):
-  """The bytes so far in the query's column of pixels, all channels."""
+class Column(_Raster):
+  """The bytes so far in the query's column of pixels, in all channels.
+
+  Bidirectional: all bytes of the column.
+  """
 
   columns: int
   channels: int = 3
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "columns", "channels")
+  def __post_init__(self) -> None:
+    check_fields(self, "columns", "channels")
 
-  def _column(self, i):
-    return i // self.channels % self.columns
-
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     same = self._column(q) == self._column(k)
     return (k <= q) & same if self.causal else same
 
-  def orders(self, n):
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(self._column(np.arange(n)), kind="stable")
     return order, order
 
+  @classmethod
+  def examples(cls) -> Examples:
+    return Examples(
+      causal=(cls(4, 3),),
+      bidirectional=(cls(4, 3, causal=False),),
+      large=cls(64, 3),
+      num_keys=lambda i, n: i // 192 * 3 + i % 3 + 1,
+    )
 
+
+@register
 @dataclasses.dataclass(frozen=True)
-class Neighborhood(Pattern):
-  """The pixels around the query's, all channels.
+class Neighborhood(_Raster):
+  """The pixels around the query's, in all channels.
 
-  Causal: its row and the `height - 1` rows above, `width // 2` columns to
+  Causal: in its row and the `height - 1` rows above, `width // 2` columns to
   either side. Bidirectional: `height // 2` rows to either side.
   """
 
@@ -411,58 +587,49 @@ class Neighborhood(Pattern):
   channels: int = 3
   causal: bool = True
 
-  def __post_init__(self):
-    check_positive(self, "height", "width", "columns", "channels")
+  def __post_init__(self) -> None:
+    check_fields(self, "height", "width", "columns", "channels")
 
-  def mask(self, q, k):
+  def mask(self, q: Integers, k: Integers) -> Booleans:
     rows = self._row(q) - self._row(k)
     near = _within(self._column(q) - self._column(k), self.width // 2)
     if self.causal:
       return (k <= q) & (rows < self.height) & near
     return _within(rows, self.height // 2) & near
 
-  def orders(self, n):
-    # Patches of 4 x 4 pixels, 48 bytes in color: up to twice as full tiles as
-    # those of raster order, over neighbourhoods of 3 x 3 to 16 x 32.
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    # Patches of 4 x 4 pixels, 48 bytes in color: tiles are up to twice as full
+    # as in raster order, for neighborhoods of 3 x 3 to 16 x 32.
     i = np.arange(n)
     order = np.lexsort((i, self._column(i) // 4, self._row(i) // 4))
     return order, order
 
-  def _row(self, i):
-    return i // (self.channels * self.columns)
+  @classmethod
+  def examples(cls) -> Examples:
+    def num_keys(i: np.ndarray, n: int) -> np.ndarray:
+      row, column, channel = i // 192, i // 3 % 64, i % 3
+      left, right = np.minimum(column, 4), np.minimum(63 - column, 4)
+      above = np.minimum(row, 8) * (left + 1 + right) * 3
+      return above + left * 3 + channel + 1
 
-  def _column(self, i):
-    return i // self.channels % self.columns
+    return Examples(
+      causal=(cls(3, 3, 4, 3),),
+      bidirectional=(cls(3, 3, 4, 3, causal=False),),
+      large=cls(9, 9, 64, 3),
+      num_keys=num_keys,
+    )
 
 
-def _within(distance, reach):
+def _within(distance: Integers, reach: int) -> Booleans:
   """Whether a distance is at most `reach`, on either side."""
   return (distance <= reach) & (-reach <= distance)
 
 
-def _by_residue(n, period):
-  """Positions by residue: those of one residue side by side."""
+def _by_residue(n: int, period: int) -> tuple[np.ndarray, np.ndarray]:
+  """Positions sorted by their residue modulo `period`."""
   order = np.argsort(np.arange(n) % period, kind="stable")
   return order, order
 
 
-CATALOGUE = {
-  pattern.__name__: pattern
-  for pattern in (
-    Causal,
-    Full,
-    Local,
-    Dilated,
-    Strided,
-    Block,
-    Summary,
-    LogSparse,
-    Global,
-    RandomBlocks,
-    Longformer,
-    BigBird,
-    Row,
-    Column,
-    Neighborhood,
-  )
-}
+# What `import *` gives at run time. Type checkers take all public names.
+__all__ = list(CATALOGUE)

@@ -1,40 +1,60 @@
-"""Runs a pattern's mask on whole tiles at once, by bounds on integers.
+"""Interval arithmetic: the mask of a pattern, run on whole tiles.
 
-A mask uses integer operators only, so it runs on anything that has them:
-NumPy arrays, traced arrays, and the sets of integers of this module (interval
-arithmetic). Given tiles of queries and tiles of keys it says, for each pair of
-tiles, whether some pair of positions may be in the pattern and whether all
-must be. Both answers are safe: an undecided tile pair is "may, not must".
+A mask uses integer operators only, so it also runs on the values of this
+module, which stand for a position somewhere in a tile. The result says, for
+each pair of a query tile and a key tile, whether some pair of positions may
+be in the pattern and whether all of them must be. Both answers are
+conservative: a pair of tiles that can't be decided may hold pairs and need not
+be full.
+
+>>> pairs = TilePairs(4, rows=np.array([0, 1]), cols=np.array([1, 0]))
+>>> q, k = pairs.query(np.arange(8)), pairs.key(np.arange(8))
+>>> causal = k <= q
+>>> causal.may.tolist(), causal.must.tolist()
+([False, True], [False, True])
 """
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
+# A value per tile pair, or one for all of them.
+Array: TypeAlias = Any
 
-class Grid:
-  """Pairs (rows, cols) of tiles of `size` positions, decided together."""
 
-  def __init__(self, size, rows, cols):
+class TilePairs:
+  """Pairs of a query tile and a key tile, decided together.
+
+  Args:
+    size: positions of a tile.
+    rows, cols: int [pairs], the indices of the query and the key tiles.
+  """
+
+  def __init__(self, size: int, rows: np.ndarray, cols: np.ndarray):
     self.size, self.rows, self.cols = size, rows, cols
 
-  def query(self, positions):
-    return Sum(self, positions, 0)
+  def query(self, positions: np.ndarray) -> "QueryPlusKey":
+    """The query of each pair, given all positions in the order of tiles."""
+    return QueryPlusKey(self, positions, 0)
 
-  def key(self, positions):
-    return Sum(self, 0, positions)
+  def key(self, positions: np.ndarray) -> "QueryPlusKey":
+    """The key of each pair, given all positions in the order of tiles."""
+    return QueryPlusKey(self, 0, positions)
 
-  def reduce(self, ufunc, values, index):
-    """One value a tile pair: `ufunc` over the positions of its tile."""
+  def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:
+    """Reduces the values of each tile, and gathers the results of `tiles`."""
     if np.ndim(values) == 0:
       return values
     starts = np.arange(0, len(values), self.size)
-    return ufunc.reduceat(values, starts)[index]
+    return ufunc.reduceat(values, starts)[tiles]
 
-  def meets(self, u, v):
-    """Whether some u of the queries may equal some v of the keys.
+  def may_be_equal(self, u: Array, v: Array) -> Array:
+    """Whether some u of the query tile may equal some v of the key tile.
 
-    Some value of the side that is more scattered within its tiles must lie
-    between the smallest and the largest of the other. Always true where there
-    are few tile pairs, which cost less than finding out.
+    Some value of the side that varies more within its tiles must lie between
+    the smallest and the largest value of the other side. True without looking
+    for few tile pairs, which are cheaper to split than to test.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True
@@ -45,7 +65,7 @@ class Grid:
     (x, x_tiles), (y, y_tiles) = sorted(
       sides, key=lambda side: -self._spread(side[0])
     )
-    # One number a position, sorted: those of a tile side by side.
+    # One sorted array of integers in which each tile has a range of its own.
     low, width = min(x.min(), y.min()), 1 + int(np.ptp(np.concatenate([x, y])))
     sorted_x = np.sort(tiles * width + (x - low))
     begin, end = (
@@ -56,8 +76,8 @@ class Grid:
       sorted_x, end, side="right"
     )
 
-  def _spread(self, values):
-    """The distances between the ends of the values of a tile, summed."""
+  def _spread(self, values: np.ndarray) -> int:
+    """The sum over tiles of largest minus smallest value."""
     low, high = (
       self.reduce(ufunc, values, slice(None))
       for ufunc in (np.minimum, np.maximum)
@@ -66,161 +86,191 @@ class Grid:
 
 
 class Truth:
-  """Booleans of tile pairs: true somewhere (`may`), everywhere (`must`)."""
+  """A condition on tile pairs, in three-valued logic.
 
-  def __init__(self, may, must):
+  Attributes:
+    may: whether the condition holds for some pair of positions, or may.
+    must: whether it holds for all of them.
+  """
+
+  def __init__(self, may: Array, must: Array):
     self.may, self.must = may, must
 
-  def __and__(self, other):
-    other = truth(other)
+  def __and__(self, other: "Truth | bool") -> "Truth":
+    other = as_truth(other)
     return Truth(self.may & other.may, self.must & other.must)
 
-  def __or__(self, other):
-    other = truth(other)
+  def __or__(self, other: "Truth | bool") -> "Truth":
+    other = as_truth(other)
     return Truth(self.may | other.may, self.must | other.must)
 
-  def __invert__(self):
+  def __invert__(self) -> "Truth":
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
-  def __bool__(self):
-    raise TypeError("a mask joins conditions with & | ~, not with and/or/not")
+  def __bool__(self) -> bool:
+    raise TypeError(
+      "combine the conditions of a mask with & | ~, not with and/or/not"
+    )
 
   __rand__, __ror__ = __and__, __or__
 
 
-class _Number:
-  """Operators shared by the two kinds of unknown integers."""
+def as_truth(x: Any) -> Truth:
+  """A condition as a `Truth`; a constant one is a plain True or False."""
+  return x if isinstance(x, Truth) else Truth(np.bool_(x), np.bool_(x))
 
-  def __radd__(self, other):
+
+class _Integer:
+  """The operators that both kinds of unknown integers share."""
+
+  # Subclasses define these three.
+
+  def bounds(self) -> tuple[Array, Array]:
+    """The smallest and the largest value, both included."""
+    raise NotImplementedError
+
+  def __add__(self, other: Any) -> Any:
+    raise NotImplementedError
+
+  def __mul__(self, other: Any) -> Any:
+    raise NotImplementedError
+
+  def __radd__(self, other: Any) -> Any:
     return self + other
 
-  def __rmul__(self, other):
+  def __rmul__(self, other: Any) -> Any:
     return self * other
 
-  def __neg__(self):
+  def __neg__(self) -> Any:
     return self * -1
 
-  def __sub__(self, other):
+  def __sub__(self, other: Any) -> Any:
     return self + other * -1
 
-  def __rsub__(self, other):
+  def __rsub__(self, other: Any) -> Any:
     return self * -1 + other
 
-  def __lt__(self, other):
-    low, high = (self - other).limits()
+  def __lt__(self, other: Any) -> Truth:
+    low, high = (self - other).bounds()
     return Truth(low < 0, high < 0)
 
-  def __le__(self, other):
-    low, high = (self - other).limits()
+  def __le__(self, other: Any) -> Truth:
+    low, high = (self - other).bounds()
     return Truth(low <= 0, high <= 0)
 
-  def __eq__(self, other):
-    low, high = (self - other).limits()
+  def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
+    low, high = (self - other).bounds()
     return Truth((low <= 0) & (high >= 0), (low == 0) & (high == 0))
 
-  def __gt__(self, other):
+  def __gt__(self, other: Any) -> Truth:
     return ~(self <= other)
 
-  def __ge__(self, other):
+  def __ge__(self, other: Any) -> Truth:
     return ~(self < other)
 
-  def __ne__(self, other):
+  def __ne__(self, other: Any) -> Truth:  # type: ignore[override]
     return ~(self == other)
 
-  __hash__ = None
-
-  def _interval(self):
-    return Interval(*self.limits())
+  __hash__ = None  # type: ignore[assignment]
 
 
-class Sum(_Number):
-  """u(query) + v(key), with the value of u and v known at every position."""
+class QueryPlusKey(_Integer):
+  """u(query) + v(key), where u and v are known at every position.
 
-  def __init__(self, grid, u, v):
-    self.grid, self.u, self.v = grid, u, v
+  Exact as long as an expression stays of this form; all else falls back to an
+  `Interval`.
+  """
 
-  def limits(self):
-    """Smallest and largest value in each tile pair."""
-    return tuple(
+  def __init__(self, pairs: TilePairs, u: Array, v: Array):
+    self.pairs, self.u, self.v = pairs, u, v
+
+  def bounds(self) -> tuple[Array, Array]:
+    low, high = (
       np.asarray(
-        self.grid.reduce(ufunc, self.u, self.grid.rows)
-        + self.grid.reduce(ufunc, self.v, self.grid.cols)
+        self.pairs.reduce(ufunc, self.u, self.pairs.rows)
+        + self.pairs.reduce(ufunc, self.v, self.pairs.cols)
       )
       for ufunc in (np.minimum, np.maximum)
     )
+    return low, high
 
-  def __eq__(self, other):
+  def _interval(self) -> "Interval":
+    return Interval(*self.bounds())
+
+  def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
     equal, difference = super().__eq__(other), self - other
-    if not isinstance(difference, Sum):
+    if not isinstance(difference, QueryPlusKey):
       return equal
-    meets = self.grid.meets(difference.u, difference.v * -1)
-    return Truth(equal.may & meets, equal.must)
+    possible = self.pairs.may_be_equal(difference.u, difference.v * -1)
+    return Truth(equal.may & possible, equal.must)
 
-  __hash__ = None
+  __hash__ = None  # type: ignore[assignment]
 
-  def _map(self, f):
-    """f of the value, where only one side varies; None where both do."""
+  def _map(self, f: Callable[[Array], Array]) -> "QueryPlusKey | None":
+    """f of the value where it depends on one side only, else None."""
     if np.ndim(self.v) == 0:
-      return Sum(self.grid, f(self.u + self.v), 0)
+      return QueryPlusKey(self.pairs, f(self.u + self.v), 0)
     if np.ndim(self.u) == 0:
-      return Sum(self.grid, 0, f(self.u + self.v))
+      return QueryPlusKey(self.pairs, 0, f(self.u + self.v))
     return None
 
-  def __add__(self, other):
+  def __add__(self, other: Any) -> Any:
     if isinstance(other, Interval):
       return other + self
-    u, v = (other.u, other.v) if isinstance(other, Sum) else (other, 0)
-    return Sum(self.grid, self.u + u, self.v + v)
+    u, v = (other.u, other.v) if isinstance(other, QueryPlusKey) else (other, 0)
+    return QueryPlusKey(self.pairs, self.u + u, self.v + v)
 
-  def __mul__(self, other):
-    if isinstance(other, Sum):
+  def __mul__(self, other: Any) -> Any:
+    if isinstance(other, QueryPlusKey):
       # Exact where both depend on the query only, or on the key only.
       if np.ndim(self.v) == np.ndim(other.v) == 0:
-        return Sum(self.grid, (self.u + self.v) * (other.u + other.v), 0)
+        product = (self.u + self.v) * (other.u + other.v)
+        return QueryPlusKey(self.pairs, product, 0)
       if np.ndim(self.u) == np.ndim(other.u) == 0:
-        return Sum(self.grid, 0, (self.u + self.v) * (other.u + other.v))
-    if isinstance(other, _Number):
+        product = (self.u + self.v) * (other.u + other.v)
+        return QueryPlusKey(self.pairs, 0, product)
+    if isinstance(other, _Integer):
       return self._interval() * other
-    return Sum(self.grid, self.u * other, self.v * other)
+    return QueryPlusKey(self.pairs, self.u * other, self.v * other)
 
-  def __floordiv__(self, divisor):
+  def __floordiv__(self, divisor: int) -> Any:
     _check_divisor(divisor)
     exact = self._map(lambda x: x // divisor)
     return self._interval() // divisor if exact is None else exact
 
-  def __mod__(self, divisor):
+  def __mod__(self, divisor: int) -> Any:
     _check_divisor(divisor)
-    # Residues are taken side by side before they are added: two tiles with
-    # one residue each then give one residue, however far apart they lie.
+    # The residues of the two sides are taken before they are added: tiles
+    # with one residue each then give one residue, however far apart they are.
     exact = self._map(lambda x: x % divisor)
     if exact is not None:
       return exact
-    residues = Sum(self.grid, self.u % divisor, self.v % divisor)
+    residues = QueryPlusKey(self.pairs, self.u % divisor, self.v % divisor)
     return residues._interval() % divisor
 
 
-class Interval(_Number):
+class Interval(_Integer):
   """An integer between `low` and `high`, both included, for each tile pair."""
 
-  def __init__(self, low, high):
+  def __init__(self, low: Array, high: Array):
     self.low, self.high = low, high
 
-  def limits(self):
+  def bounds(self) -> tuple[Array, Array]:
     return self.low, self.high
 
-  def __add__(self, other):
-    low, high = _limits(other)
+  def __add__(self, other: Any) -> "Interval":
+    low, high = _bounds(other)
     return Interval(self.low + low, self.high + high)
 
-  def __mul__(self, other):
-    corners = [a * b for a in self.limits() for b in _limits(other)]
+  def __mul__(self, other: Any) -> "Interval":
+    corners = [a * b for a in self.bounds() for b in _bounds(other)]
     return Interval(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
-  def __floordiv__(self, divisor):
+  def __floordiv__(self, divisor: int) -> "Interval":
     _check_divisor(divisor)
     return Interval(self.low // divisor, self.high // divisor)
 
-  def __mod__(self, divisor):
+  def __mod__(self, divisor: int) -> "Interval":
     _check_divisor(divisor)
     same = self.low // divisor == self.high // divisor
     return Interval(
@@ -229,17 +279,12 @@ class Interval(_Number):
     )
 
 
-def _limits(x):
-  return x.limits() if isinstance(x, _Number) else (x, x)
+def _bounds(x: Any) -> tuple[Array, Array]:
+  return x.bounds() if isinstance(x, _Integer) else (x, x)
 
 
-def truth(x):
-  """A condition as a `Truth`; one that depends on nothing is True or False."""
-  return x if isinstance(x, Truth) else Truth(np.bool_(x), np.bool_(x))
-
-
-def _check_divisor(divisor):
-  if isinstance(divisor, _Number) or divisor <= 0:
+def _check_divisor(divisor: Any) -> None:
+  if isinstance(divisor, _Integer) or divisor <= 0:
     raise TypeError(
-      f"a mask divides by positive integers only, got {divisor!r}"
+      f"a mask may divide by positive integers only, got {divisor!r}"
     )

@@ -2,19 +2,35 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
 
 
+class Part(Protocol):
+  """What a layout needs of a pattern, or of one part of it."""
+
+  def __hash__(self) -> int: ...
+
+  def mask(self, q: Any, k: Any) -> Any: ...
+
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-  """The tiles of one pattern that hold pairs, sorted by query tile, key tile.
+  """The tiles of one part that hold pairs, sorted by query tile, key tile.
 
-  rows, cols: tile indices of queries and of keys, in the two orders.
-  pairs: how many pairs each tile holds.
-  full: whether that is all of the tile's positions.
+  Attributes:
+    tile: positions on a side of a tile.
+    query_order, key_order: int32 [n], the position at each place; tiles are
+      cut from the matrix of pairs in these orders.
+    rows, cols: int [tiles], which query tile and which key tile.
+    pairs: int [tiles], how many pairs each tile holds.
+    full: bool [tiles], whether those are all pairs of positions in the tile.
   """
 
   tile: int
@@ -26,62 +42,91 @@ class Layout:
   full: np.ndarray
 
   @property
-  def fill(self):
-    """Share of the computed tile area that holds pairs."""
+  def fill(self) -> float:
+    """The share of the area of all tiles that holds pairs."""
     return self.pairs.sum() / max(1, len(self.pairs) * self.tile**2)
 
 
 @functools.lru_cache(maxsize=256)
-def make_layout(pattern, n, tile):
-  query_order, key_order = orders(pattern, n)
+def lay_out(part: Part, n: int, tile: int) -> Layout:
+  """The `Layout` of a part on n positions."""
+  query_order, key_order = orders(part, n)
   rows, cols, pairs = [], [], []
-  for size, r, c, count in cover(pattern, n, tile):
+  for nodes in cover(part, n, tile):
     # A full node larger than a tile is laid out as the tiles it spans.
-    span = size // tile
+    span = nodes.size // tile
     i = np.arange(span)
     r, c = np.broadcast_arrays(
-      r[:, None, None] * span + i[:, None], c[:, None, None] * span + i
+      nodes.rows[:, None, None] * span + i[:, None],
+      nodes.cols[:, None, None] * span + i,
     )
-    if span > 1:
-      count = _area(r, c, tile, n)
+    count = _area(r, c, tile, n) if span > 1 else nodes.pairs
     rows.append(r.ravel())
     cols.append(c.ravel())
     pairs.append(count.ravel())
-  rows, cols, pairs = map(np.concatenate, (rows, cols, pairs))
-  order = np.lexsort((cols, rows))
-  order = order[pairs[order] > 0]
-  rows, cols, pairs = rows[order], cols[order], pairs[order]
-  full = pairs == _area(rows, cols, tile, n)
-  return Layout(tile, query_order, key_order, rows, cols, pairs, full)
+  all_rows, all_cols, all_pairs = map(np.concatenate, (rows, cols, pairs))
+  order = np.lexsort((all_cols, all_rows))
+  order = order[all_pairs[order] > 0]
+  r, c, count = all_rows[order], all_cols[order], all_pairs[order]
+  full = count == _area(r, c, tile, n)
+  return Layout(tile, query_order, key_order, r, c, count, full)
 
 
 @functools.lru_cache(maxsize=256)
-def count_pairs(pattern, n):
-  return sum(int(count.sum()) for *_, count in cover(pattern, n, 64))
+def count_pairs(part: Part, n: int) -> int:
+  """The exact number of pairs among n positions."""
+  return sum(int(nodes.pairs.sum()) for nodes in cover(part, n, 64))
 
 
-def cover(pattern, n, tile):
-  """Covers the pairs with nodes: yields (size, rows, cols, pairs in each).
+class Nodes(NamedTuple):
+  """Square nodes of a quadtree over the matrix of pairs, all of one size.
+
+  Attributes:
+    size: positions on a side.
+    rows, cols: int [nodes], indices in units of `size`.
+    pairs: int [nodes], how many pairs each node holds.
+  """
+
+  size: int
+  rows: np.ndarray
+  cols: np.ndarray
+  pairs: np.ndarray
+
+
+def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
+  """Covers the pairs of a part with the nodes of a quadtree.
 
   Starts from one node over everything. Nodes without pairs are dropped, full
-  ones are kept whole, undecided ones are split in four down to `tile`, where
-  the last are counted position by position. So the work follows the outline
-  of the pattern, not n x n.
+  ones are kept, and undecided ones are split in four, down to `tile`. So the
+  work grows with the outline of the pattern, not with n x n.
+
+  Args:
+    part: one part of a pattern; rows and columns are in its own orders.
+    n: number of positions.
+    tile: size of the smallest nodes.
+
+  Yields:
+    The full nodes of each size, largest first; they are cut at the end of the
+    sequence. Then the nodes of size `tile` that bounds can't decide, counted
+    pair by pair: some of them may hold no pair.
+
+  Raises:
+    ValueError: n or tile is less than 1.
   """
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
-  query_order, key_order = orders(pattern, n)
+  query_order, key_order = orders(part, n)
   rows = cols = np.zeros(1, np.int64)
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
-    grid = intervals.Grid(size, rows, cols)
-    truth = intervals.truth(
-      pattern.mask(grid.query(query_order), grid.key(key_order))
+    tile_pairs = intervals.TilePairs(size, rows, cols)
+    truth = intervals.as_truth(
+      part.mask(tile_pairs.query(query_order), tile_pairs.key(key_order))
     )
     must = np.broadcast_to(truth.must, rows.shape)
     undecided = np.broadcast_to(truth.may, rows.shape) & ~must
     full = rows[must], cols[must]
-    yield size, *full, _area(*full, size, n)
+    yield Nodes(size, *full, _area(*full, size, n))
     rows, cols = rows[undecided], cols[undecided]
     if size == tile:
       break
@@ -90,31 +135,50 @@ def cover(pattern, n, tile):
     cols = (2 * cols[:, None] + (0, 1, 0, 1)).ravel()
     inside = (rows * size < n) & (cols * size < n)
     rows, cols = rows[inside], cols[inside]
-  counts = _count_in_tiles(pattern, query_order, key_order, tile, rows, cols)
-  yield tile, rows, cols, counts
+  yield Nodes(tile, rows, cols, _count_in_tiles(part, n, tile, rows, cols))
 
 
-def orders(pattern, n):
-  return tuple(x.astype(np.int32) for x in pattern.orders(n))
+@functools.lru_cache(maxsize=16)
+def orders(part: Part, n: int) -> tuple[np.ndarray, np.ndarray]:
+  """The query order and the key order of a part, as int32 [n]."""
+  query_order, key_order = part.orders(n)
+  return query_order.astype(np.int32), key_order.astype(np.int32)
 
 
-def _area(rows, cols, size, n):
-  """Positions in each node; those at the end of the sequence are cut."""
+def pairs_of_tiles(
+  part: Part, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
+) -> Iterator[tuple[slice, np.ndarray]]:
+  """Evaluates a part's mask on tiles, some at a time.
+
+  Yields:
+    Slices of the tiles and their pairs, bool [tiles, tile, tile].
+  """
+  query_order, key_order = orders(part, n)
+  offsets = np.arange(tile)
+  step = max(1, 2**18 // tile**2)  # 256K pairs at a time: they fit a cache
+  for start in range(0, len(rows), step):
+    here = slice(start, start + step)
+    q = rows[here, None, None] * tile + offsets[:, None]
+    k = cols[here, None, None] * tile + offsets
+    inside = (q < n) & (k < n)
+    yield (
+      here,
+      inside
+      & part.mask(
+        np.take(query_order, q, mode="clip"), np.take(key_order, k, mode="clip")
+      ),
+    )
+
+
+def _area(rows: np.ndarray, cols: np.ndarray, size: int, n: int) -> np.ndarray:
+  """Pairs of positions in each node, cut at the end of the sequence."""
   return np.clip(n - rows * size, 0, size) * np.clip(n - cols * size, 0, size)
 
 
-def _count_in_tiles(pattern, query_order, key_order, tile, rows, cols):
-  """The number of pairs in each of the tiles (rows, cols), by looking."""
+def _count_in_tiles(
+  part: Part, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
+) -> np.ndarray:
   counts = np.zeros(len(rows), np.int64)
-  offsets = np.arange(tile)
-  chunk = max(1, 2**18 // tile**2)  # 256K pairs at a time: they fit a cache
-  for start in range(0, len(rows), chunk):
-    here = slice(start, start + chunk)
-    q = rows[here, None, None] * tile + offsets[:, None]
-    k = cols[here, None, None] * tile + offsets
-    inside = (q < len(query_order)) & (k < len(key_order))
-    hit = inside & pattern.mask(
-      np.take(query_order, q, mode="clip"), np.take(key_order, k, mode="clip")
-    )
-    counts[here] = hit.sum((1, 2))
+  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+    counts[here] = pairs.sum((1, 2))
   return counts

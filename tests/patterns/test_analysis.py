@@ -1,9 +1,10 @@
-"""Tests of structure.py: numbers read off covers equal those of matrices."""
+"""Reach, leaks and caches; that all agree with matrices is in test_laws.py."""
 
 import subprocess
 import sys
 import time
 
+import catalogue
 import hypothesis
 import numpy as np
 import pytest
@@ -13,87 +14,85 @@ from sparse_transformer import patterns
 from sparse_transformer.patterns import (
   Block,
   Causal,
+  Column,
+  Dilated,
+  Global,
   Local,
-  Pattern,
+  LogSparse,
+  Row,
   Strided,
   Summary,
-  analysis as structure,
+  analysis,
+)
+
+SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
+NETWORKS = st.lists(
+  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=2), max_size=4
 )
 
 
-class Thirds(Pattern):
-  """A pattern of a user: the query's third multiples, two rows back."""
-
-  def mask(self, q, k):
-    return (k <= q) & (k * 2 % 3 == q % 3) & ((q - k) // 4 != 1)
+def layers(*factors):
+  return tuple((factor,) for factor in factors)
 
 
-class Around(Pattern):
-  """A pattern of a user that is not causal: three neighbours on each side."""
-
-  def mask(self, q, k):
-    return (q - k <= 3) & (k - q <= 3)
-
-
-PATTERNS = [
-  Causal(),
-  Local(5),
-  Strided(6),
-  Block(7),
-  Summary(7, 2),
-  Summary(7, 2, 2),
-  Local(6) | Strided(6),
-  Block(7) | Summary(7, 3),
-  Causal() - Local(4),
-  Thirds(),
-  Around(),
-]
-
-
-def compositions():
-  """Random patterns: those above, combined by | & -."""
-  combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
-  return st.recursive(
-    st.sampled_from(PATTERNS),
-    lambda inner: st.builds(
-      lambda f, a, b: f(a, b), st.sampled_from(combine), inner, inner
-    ),
-    max_leaves=4,
-  )
+@pytest.mark.parametrize(
+  "factors, is_complete",
+  [
+    ([Local(8), Strided(8)], True),
+    ([Strided(8), Local(8)], True),
+    ([Local(7), Strided(8)], False),
+    ([Block(8), Summary(8, 2)], True),
+    ([Summary(8, 2), Block(8)], False),
+    ([Block(8) | Summary(8, 2)] * 2, True),
+    ([Block(8) | Summary(8, 2)], False),
+    ([Block(8) | Summary(8, 2, 1)] * 2, False),
+    # What is above and to the right takes more than one row.
+    ([Row(8, previous=1), Column(8)], True),
+    ([Row(8), Column(8)] * 4, False),
+    ([Dilated(2, 2**layer) for layer in range(7)], True),
+    ([Dilated(2, 2**layer) for layer in range(6)], False),
+    ([LogSparse()] * 6, True),  # 95 has 6 binary digits 1
+    ([LogSparse()] * 5, False),
+  ],
+  ids=str,
+)
+def test_reach_of_known_networks(factors, is_complete):
+  found = patterns.reach(layers(*factors), 96)
+  assert (found == Causal().matrix(96)).all() == is_complete
 
 
-@hypothesis.settings(deadline=None, max_examples=100)
-@hypothesis.given(compositions(), st.integers(1, 130))
-def test_all_that_is_derived_agrees_with_the_matrix(pattern, n):
-  matrix, i = pattern.matrix(n), np.arange(n)
+@pytest.mark.parametrize("mode", patterns.MODES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    *(name for name in patterns.FACTORIZATIONS if name != "local"),
+    "Row(8, 3, previous=1), Column(8, 3)",
+  ],
+)
+@pytest.mark.parametrize("num_summaries", [1, 2])
+def test_named_factorization_reaches_its_whole_past(name, mode, num_summaries):
+  settings = SETTINGS | dict(num_summaries=num_summaries)
+  network = patterns.assign(name, mode, num_layers=2, num_heads=4, **settings)
   np.testing.assert_array_equal(
-    structure.keys_per_query(pattern, n), matrix.sum(1)
+    patterns.reach(network, 96), Causal().matrix(96)
   )
-  last = np.where(matrix, i[:, None], -1).max(0)
-  np.testing.assert_array_equal(structure.last_readers(pattern, n), last)
-  cache = max(((i <= t) & (last >= t)).sum() for t in range(n))
-  assert structure.cache_size(pattern, n) == cache
-  assert structure.is_causal(pattern, n) == (not np.triu(matrix, 1).any())
-  assert structure.area(pattern, n) >= matrix.sum()
-  for part in pattern.parts():
-    for tile in (3, 16, 64):
-      tiles = len(part.layout(n, tile).rows)
-      assert structure.count_tiles(part, n, tile) == tiles
+
+
+def test_reach_keeps_what_a_position_has():
+  np.testing.assert_array_equal(patterns.reach((), 5), np.eye(5, dtype=bool))
+  none = (Causal() - Causal(),)
+  np.testing.assert_array_equal(patterns.reach((none,), 5), np.eye(5))
 
 
 @hypothesis.settings(deadline=None, max_examples=50)
-@hypothesis.given(
-  st.lists(st.lists(compositions(), min_size=1, max_size=2), max_size=4),
-  st.integers(1, 100),
-)
-def test_reach_agrees_with_the_product_of_matrices(layers, n):
-  found = structure.first_complete(tuple(map(tuple, layers)), n)
-  used = [pattern for heads in layers for pattern in heads]
-  causal = all(structure.is_causal(pattern, n) for pattern in used)
+@hypothesis.given(NETWORKS, st.integers(1, 100))
+def test_measured_reach_agrees_with_the_product_of_matrices(network, n):
+  found = analysis.measure_reach(tuple(map(tuple, network)), n)
+  causal = all(analysis.is_causal(p, n) for heads in network for p in heads)
   wanted = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
   missing = [
-    np.argwhere(wanted & ~patterns.reach(layers[:depth], n)).tolist()
-    for depth in range(len(layers) + 1)
+    np.argwhere(wanted & ~patterns.reach(network[:depth], n)).tolist()
+    for depth in range(len(network) + 1)
   ]
   assert (found.positions, found.inputs) == (n, 0)
   if missing[-1]:
@@ -104,16 +103,43 @@ def test_reach_agrees_with_the_product_of_matrices(layers, n):
 
 
 @hypothesis.settings(deadline=None, max_examples=20)
-@hypothesis.given(compositions(), compositions(), st.integers(17, 100))
-def test_checked_inputs_find_the_first_missing_pair(first, second, n):
-  causal = all(structure.is_causal(p, n) for p in (first, second))
-  hypothesis.assume(causal)
+@hypothesis.given(
+  st.lists(st.sampled_from(catalogue.CAUSAL), min_size=2, max_size=2),
+  st.integers(17, 100),
+)
+def test_sampled_inputs_find_the_first_missing_pair(factors, n):
   inputs = np.array([0, n // 3, n - 1])
   wanted = np.tri(n, dtype=bool)[:, inputs]
-  seen = patterns.reach(((first,), (second,)), n)[:, inputs]
+  seen = patterns.reach(layers(*factors), n)[:, inputs]
   missing = [(q, inputs[j]) for q, j in np.argwhere(wanted & ~seen)]
-  _, found = structure._follow(((first,), (second,)), n, inputs, causal)
+  _, found = analysis._follow(layers(*factors), n, inputs, causal=True)
   assert found == (missing[0] if missing else None)
+
+
+def test_sampled_inputs_are_distinct_positions():
+  for n in (4097, 12_288, 2**20):
+    inputs = analysis._sampled_inputs(n)
+    assert len(set(inputs)) == analysis.INPUTS
+    assert inputs[0] == 0 and inputs[-1] < n
+
+
+@pytest.mark.parametrize(
+  "factors, n, expected",
+  [
+    # 20 layers of 255 positions back do not lead from query 5,101 to input 0,
+    # which lies beyond the prefix in which all pairs are followed.
+    ([Local(256)] * 20, 8192, (None, (20 * 255 + 1, 0), 4096, 64)),
+    ([Summary(128, 32), Block(128)], 12_288, (None, (128, 0), 4096, 64)),
+    ([Block(128), Summary(128, 32)], 12_288, (2, None, 4096, 64)),
+    # A bidirectional network must see the whole sequence.
+    ([catalogue.Around()] * 20, 64, (None, (0, 61), 64, 0)),
+    ([catalogue.Around()] * 21, 64, (21, None, 64, 0)),
+    ([catalogue.Around()] * 3, 5000, (None, (0, 15), 0, 64)),
+  ],
+)
+def test_measured_reach_of_known_networks(factors, n, expected):
+  found = analysis.measure_reach(layers(*factors), n)
+  assert found == analysis.Reach(*expected)
 
 
 @pytest.mark.parametrize(
@@ -126,52 +152,52 @@ def test_checked_inputs_find_the_first_missing_pair(first, second, n):
     # All but the first keys of the last block are read once more.
     (Strided(128), 12_288, 12_288 - 127),
     (Summary(128, 32), 12_288, 32 * 96),
-    # A block whole, the summaries of all before it.
+    # A whole block, and the summaries of all before it.
     (Block(128) | Summary(128, 32), 12_288, 128 + 32 * 95),
     (Causal() - Causal(), 12_288, 0),
   ],
 )
 def test_cache_of_known_patterns(pattern, n, size):
-  assert structure.cache_size(pattern, n) == size
+  assert analysis.cache_size(pattern, n) == size
 
 
-def test_reach_of_long_sequences_is_found_beyond_the_exact_prefix():
-  # 20 layers of 255 positions back leave input 0 behind at query 5,101.
-  found = structure.first_complete(((Local(256),),) * 20, 8192)
-  assert found == structure.Reach(None, (20 * 255 + 1, 0), 4096, 64)
-  found = structure.first_complete(((Summary(128, 32),), (Block(128),)), 12_288)
-  assert found.layers is None and found.missing == (128, 0)
-  found = structure.first_complete(((Block(128),), (Summary(128, 32),)), 12_288)
-  assert found == structure.Reach(2, None, 4096, 64)
-
-
-def test_network_that_is_not_causal_must_see_the_whole_sequence():
-  assert structure.first_complete(((Around(),),) * 20, 64).layers is None
-  assert structure.first_complete(((Around(),),) * 21, 64).layers == 21
-  found = structure.first_complete(((Around(),),) * 3, 5000)
-  assert found == structure.Reach(None, (0, 15), 0, 64)
-
-
-def test_checked_inputs_are_distinct_positions():
-  for n in (4097, 12_288, 2**20):
-    inputs = structure._inputs(n)
-    assert len(set(inputs)) == structure.INPUTS
-    assert inputs[0] == 0 and inputs[-1] < n
+@pytest.mark.parametrize(
+  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize(
+  "pattern, expected",
+  [
+    (Causal(), None),
+    (Local(1024) | Strided(1024), None),
+    (Local(9, causal=False), (0, 1)),
+    (Strided(1024, causal=False) | Causal(), (0, 1024)),
+    (
+      Block(96, causal=False) - Global(62_500, causal=False),
+      (62_500, 62_501),
+    ),
+  ],
+  ids=str,
+)
+def test_first_leak_of_long_sequences(pattern, expected, n):
+  assert patterns.first_leak(pattern, n) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_million_positions_take_seconds_and_little_memory():
+@pytest.mark.parametrize(
+  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
+)
+def test_long_sequences_take_seconds_and_little_memory(n):
   # The high-water mark of the new process: ru_maxrss counts its parent's.
   code = (
-    "from sparse_transformer import structure as s\n"
+    "from sparse_transformer.patterns import analysis as a\n"
     "from sparse_transformer.patterns import Block, Causal, Local, Strided\n"
     "from sparse_transformer.patterns import Summary\n"
-    "n, network = 2**20, ((Block(1024),), (Summary(1024, 32),))\n"
+    f"n, network = {n}, ((Block(1024),), (Summary(1024, 32),))\n"
     "patterns = network[0] + network[1] + (Causal(),)\n"
     "for p in (Local(1024) | Strided(1024), *patterns):\n"
-    "  print(s.keys_per_query(p, n).sum(), s.cache_size(p, n))\n"
-    "print(s.first_complete(network, n).layers)\n"
-    "print(s.first_complete(((Local(1024),), (Strided(1024),)), n).layers)\n"
+    "  print(a.keys_per_query(p, n).sum(), a.cache_size(p, n))\n"
+    "print(a.measure_reach(network, n).layers)\n"
+    "print(a.measure_reach(((Local(1024),), (Strided(1024),)), n).layers)\n"
     "status = open('/proc/self/status').read()\n"
     "print(status.split('VmHWM:')[1].split()[0])\n"
   )
@@ -181,11 +207,15 @@ def test_a_million_positions_take_seconds_and_little_memory():
   )
   assert time.monotonic() - start < 60
   *numbers, peak = map(int, out.stdout.split())
+  blocks = n // 1024
+  local = 1024 * n - 1024 * 1023 // 2
+  strided = 1024 * blocks * (blocks + 1) // 2 - n  # the query itself is local
+  summary = 32 * 1024 * blocks * (blocks - 1) // 2 + blocks * 32 * 33 // 2
   assert numbers == [
-    *(1_609_564_672, 2**20 - 1023),
-    *(537_395_200, 1024),
-    *(Summary(1024, 32).pairs(2**20), 32 * 1024),
-    *(2**19 * (2**20 + 1), 2**20),
+    *(local + strided, n - 1023),
+    *(blocks * 1024 * 1025 // 2, 1024),
+    *(summary, 32 * blocks),
+    *(n * (n + 1) // 2, n),
     *(2, 2),
   ]
   assert peak < 512 * 1024  # KiB

@@ -1,3 +1,5 @@
+"""Masks run on whole tiles agree with masks run on all positions."""
+
 import operator
 
 import hypothesis
@@ -5,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sparse_transformer.patterns import Causal, Pattern, intervals as bounds
+from sparse_transformer.patterns import Causal, Pattern, intervals
 
 NUMBERS = [operator.add, operator.sub, operator.mul]
 COMPARISONS = [
@@ -70,17 +72,33 @@ def masks():
   return st.recursive(compared, grow, max_leaves=4)
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
-@hypothesis.given(
+MASKS = hypothesis.given(
   masks(), st.integers(1, 30), st.sampled_from([1, 2, 5, 8]), st.integers(0, 99)
 )
-def test_bounds_never_contradict_the_positions(mask, n, size, seed):
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@MASKS
+def test_tiles_never_contradict_their_positions(mask, n, size, seed):
+  check_tiles(mask, n, size, seed)
+
+
+@pytest.mark.soak
+@hypothesis.settings(deadline=None, max_examples=10_000)
+@MASKS
+def test_tiles_of_many_masks_never_contradict_their_positions(
+  mask, n, size, seed
+):
+  check_tiles(mask, n, size, seed)
+
+
+def check_tiles(mask, n, size, seed):
   rng = np.random.default_rng(seed)
   q, k = rng.permutation(n), rng.permutation(n)
   num_tiles = -(-n // size)
   rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
-  grid = bounds.Grid(size, rows, cols)
-  truth = mask(grid.query(q), grid.key(k))
+  pairs = intervals.TilePairs(size, rows, cols)
+  truth = mask(pairs.query(q), pairs.key(k))
   may, must = (np.broadcast_to(x, rows.shape) for x in (truth.may, truth.must))
   exact = np.broadcast_to(mask(q[:, None], k[None]), (n, n))
   for row, col, some, every in zip(rows, cols, may, must, strict=True):
@@ -91,21 +109,21 @@ def test_bounds_never_contradict_the_positions(mask, n, size, seed):
       assert some == every == tile.item()
 
 
-def test_residues_of_far_tiles_are_told_apart():
-  # One column of 3 in each tile: bounds on the sum alone would leave it open.
+def test_residues_of_distant_tiles_are_distinguished():
+  # One column of 3 in each tile: bounds on q - k alone would not decide it.
   order = np.arange(12).reshape(4, 3).T.ravel()
-  grid = bounds.Grid(4, np.array([0, 0, 1]), np.array([0, 1, 2]))
-  q, k = grid.query(order), grid.key(order)
+  pairs = intervals.TilePairs(4, np.array([0, 0, 1]), np.array([0, 1, 2]))
+  q, k = pairs.query(order), pairs.key(order)
   truth = (q - k) % 3 == 0
   np.testing.assert_array_equal(truth.may, [True, False, False])
   np.testing.assert_array_equal(truth.must, [True, False, False])
 
 
 def test_products_of_one_side_are_exact():
-  # Squares of one tile modulo 7 are scattered: their ends say nothing.
+  # Products of one tile modulo 7 are scattered: bounds say nothing.
   i = np.arange(8)
-  grid = bounds.Grid(2, *(x.ravel() for x in np.indices((4, 4))))
-  q, k = grid.query(i), grid.key(i)
+  pairs = intervals.TilePairs(2, *(x.ravel() for x in np.indices((4, 4))))
+  q, k = pairs.query(i), pairs.key(i)
   for x, shape in ((q, (8, 1)), (k, (1, 8))):
     truth = x * (x + 3) * x % 7 == 4
     exact = np.broadcast_to((i * (i + 3) * i % 7 == 4).reshape(shape), (8, 8))
@@ -114,23 +132,23 @@ def test_products_of_one_side_are_exact():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_scattered_values_are_met_one_by_one(transposed):
-  # Each tile of the scattered side spans all of the other's values, and meets
-  # only those tiles that hold one of its own.
+def test_equality_of_scattered_values_is_exact(transposed):
+  # Each tile of the scattered side spans all values of the other side, and is
+  # equal somewhere only to tiles that hold one of its own.
   size, num_tiles = 4, 256
   values = np.random.default_rng(0).permutation(size * num_tiles)
   rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
-  grid = bounds.Grid(size, rows, cols)
+  pairs = intervals.TilePairs(size, rows, cols)
   u, v = np.arange(size * num_tiles), values
   u, v = (v, u) if transposed else (u, v)
   tiles = (u[:, None] == v).reshape(num_tiles, size, num_tiles, size)
-  truth = grid.query(u) == grid.key(v)
+  truth = pairs.query(u) == pairs.key(v)
   np.testing.assert_array_equal(truth.may, tiles.any((1, 3)).ravel())
 
 
 def positions():
-  grid = bounds.Grid(2, np.array([0, 1]), np.array([1, 0]))
-  return grid.query(np.arange(4)), grid.key(np.arange(4))
+  pairs = intervals.TilePairs(2, np.array([0, 1]), np.array([1, 0]))
+  return pairs.query(np.arange(4)), pairs.key(np.arange(4))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +160,7 @@ def positions():
     lambda q, k: 0 <= q < 3,
   ],
 )
-def test_conditions_are_not_joined_by_and_or_not(join):
+def test_logical_operators_on_conditions_are_rejected(join):
   with pytest.raises(TypeError, match=r"& \| ~"):
     join(*positions())
 
@@ -159,7 +177,7 @@ def test_masks_divide_by_positive_integers(divisor):
 
 @pytest.mark.parametrize("divide", [operator.floordiv, operator.mod])
 @pytest.mark.parametrize("divisor", [0, -2])
-def test_divisors_are_checked_before_anything_is_divided(divide, divisor):
+def test_divisors_are_checked_before_the_division(divide, divisor):
   # Positions alone, their sums and their products: NumPy would only warn.
   q, k = positions()
   for number in (q, k, q - k, q * k):
@@ -181,11 +199,11 @@ def test_divisors_are_checked_before_anything_is_divided(divide, divisor):
   ],
 )
 def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):
-  # Bounds that know nothing would be safe as well; these must know all.
+  # Bounds that decide nothing would be safe, too; these must decide all.
   i, tiles = np.arange(32), np.arange(32 // size)
   rows, cols = (x.ravel() for x in np.meshgrid(tiles, tiles, indexing="ij"))
-  grid = bounds.Grid(size, rows, cols)
-  truth = mask(grid.query(i), grid.key(i))
+  pairs = intervals.TilePairs(size, rows, cols)
+  truth = mask(pairs.query(i), pairs.key(i))
   exact = np.broadcast_to(mask(i[:, None], i[None]), (32, 32))
   blocks = exact.reshape(len(tiles), size, len(tiles), size)
   for found, expected in (

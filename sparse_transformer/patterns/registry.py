@@ -1,0 +1,58 @@
+"""The registry of patterns: what expressions, tests and tables are made of."""
+
+import inspect
+from typing import TypeVar
+
+from sparse_transformer.patterns.base import Examples, Pattern
+
+CATALOGUE: dict[str, type[Pattern]] = {}
+
+_Class = TypeVar("_Class", bound=type[Pattern])
+
+
+def register(cls: _Class) -> _Class:
+  """Adds a class of patterns to `CATALOGUE`; a decorator.
+
+  Its name can then be used in expressions (`parse`), and all that is derived
+  from the catalogue includes it: tests, benchmarks and the table of the README.
+  The class needs a docstring and `examples`. Defining the same class again, as
+  one does in a notebook, replaces it.
+
+  Raises:
+    ValueError: another class has that name.
+  """
+  known = CATALOGUE.get(cls.__name__, cls)
+  if (known.__module__, known.__qualname__) != (
+    cls.__module__,
+    cls.__qualname__,
+  ):
+    raise ValueError(
+      f"a pattern {cls.__name__} exists already, in {known.__module__}; "
+      "choose another name"
+    )
+  CATALOGUE[cls.__name__] = cls
+  return cls
+
+
+def examples() -> dict[str, Examples]:
+  """The examples of all registered classes, by name."""
+  return {name: cls.examples() for name, cls in CATALOGUE.items()}
+
+
+def table() -> list[tuple[str, str]]:
+  """(signature, first line of the docstring) of all registered classes.
+
+  >>> print(*table()[2], sep=": ")
+  Local(window, causal=True): The last `window` keys, the query itself included.
+  """
+  return [(_signature(cls), _summary(cls)) for cls in CATALOGUE.values()]
+
+
+def _signature(cls: type[Pattern]) -> str:
+  parameters = inspect.signature(cls).parameters.values()
+  plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+  return f"{cls.__name__}{inspect.Signature(plain)}"
+
+
+def _summary(cls: type[Pattern]) -> str:
+  return (inspect.getdoc(cls) or "").partition("\n")[0]

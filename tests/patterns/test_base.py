@@ -1,0 +1,62 @@
+"""The algebra of patterns, and what their constructors reject."""
+
+import operator
+
+import pytest
+
+from sparse_transformer.patterns import (
+  BigBird,
+  Block,
+  Causal,
+  Global,
+  Local,
+  Strided,
+  Summary,
+)
+
+
+def test_union_of_patterns_in_natural_order_is_one_part():
+  assert len((Local(4) | Block(3) | Global(2)).parts()) == 1
+  assert len((Local(4) | Strided(3)).parts()) == 2
+  assert len(BigBird(4).parts()) == 1
+
+
+def test_patterns_are_values():
+  made = [Local(4) | Strided(4), Local(4) | Strided(4), Local(4) | Strided(5)]
+  assert made[0] == made[1] != made[2]
+  assert len(set(made)) == 2
+  assert Local(4) | Strided(4) != Local(4) & Strided(4)
+
+
+@pytest.mark.parametrize(
+  "combine",
+  [
+    lambda a, b: a and b,
+    lambda a, b: a or b,
+    lambda a, b: operator.not_(a),
+  ],
+)
+def test_logical_operators_are_rejected(combine):
+  with pytest.raises(TypeError, match="& -"):
+    combine(Causal(), Local(1))
+
+
+@pytest.mark.parametrize(
+  "make, words",
+  [
+    (lambda: Local(0), ["Local(0)", "at least 1"]),
+    (lambda: Strided(-3), ["Strided(-3)", "at least 1"]),
+    (lambda: Block(2.5), ["Block(2.5)", "integer"]),
+    (lambda: Block(True), ["size", "integer"]),
+    (lambda: Summary(8, 9), ["Summary(8, 9)", "at most"]),
+    (lambda: Summary(8, 3, 2), ["shift=2", "(shift + 1) * width"]),
+    (lambda: Summary(8, 3, -1), ["shift=-1", "at least 0"]),
+    (lambda: Summary(8, 2, 0.5), ["shift=0.5", "integer"]),
+    (lambda: Causal().layout(0, 4), ["n=0", "at least 1"]),
+  ],
+)
+def test_error_of_a_wrong_field_has_its_value_and_the_rule(make, words):
+  with pytest.raises(ValueError) as error:
+    make()
+  for word in words:
+    assert word in str(error.value)

@@ -1,0 +1,262 @@
+"""Laws of every pattern; a new class is under them once it is registered.
+
+What is derived from a pattern agrees with its matrix, which is nothing but its
+mask at all pairs of positions.
+"""
+
+import dataclasses
+
+import catalogue
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from sparse_transformer import patterns
+from sparse_transformer.patterns import (
+  Block,
+  Causal,
+  Local,
+  Pattern,
+  Strided,
+  Summary,
+  analysis,
+)
+
+MILLION = 2**20
+LENGTHS = [2**16, pytest.param(MILLION, marks=pytest.mark.soak)]
+
+
+def check_pattern(pattern, n, tile):
+  """All laws of one pattern on n positions."""
+  matrix = pattern.matrix(n)
+  check_keys(pattern, matrix)
+  check_parts(pattern, matrix, tile)
+  check_lifetimes(pattern, matrix)
+  check_leaks(pattern, matrix)
+
+
+def check_keys(pattern, matrix):
+  n = len(matrix)
+  assert pattern.pairs(n) == matrix.sum()
+  assert analysis.area(pattern, n) >= matrix.sum()
+  counts = analysis.keys_per_query(pattern, n)
+  np.testing.assert_array_equal(counts, matrix.sum(1))
+  for i in {0, n // 2, n - 1}:
+    np.testing.assert_array_equal(pattern.keys(i, n), np.flatnonzero(matrix[i]))
+
+
+def check_parts(pattern, matrix, tile):
+  """Every pair is in exactly one part."""
+  n = len(matrix)
+  total = sum(part.matrix(n).astype(int) for part in pattern.parts())
+  np.testing.assert_array_equal(total, matrix)
+  for part in pattern.parts():
+    check_layout(part, n, tile)
+
+
+def check_layout(part, n, tile):
+  """The layout has the tiles that hold pairs, sorted, with exact counts."""
+  layout, num_tiles = part.layout(n, tile), -(-n // tile)
+  for order in (layout.query_order, layout.key_order):
+    np.testing.assert_array_equal(np.sort(order), np.arange(n))
+  padded = np.zeros((num_tiles * tile,) * 2, int)
+  padded[:n, :n] = part.matrix(n)[layout.query_order][:, layout.key_order]
+  inside = np.zeros_like(padded)
+  inside[:n, :n] = 1
+  pairs, area = (
+    x.reshape(num_tiles, tile, num_tiles, tile).sum((1, 3))
+    for x in (padded, inside)
+  )
+  rows, cols = np.nonzero(pairs)
+  np.testing.assert_array_equal(layout.rows, rows)
+  np.testing.assert_array_equal(layout.cols, cols)
+  np.testing.assert_array_equal(layout.pairs, pairs[rows, cols])
+  np.testing.assert_array_equal(layout.full, (pairs == area)[rows, cols])
+  assert analysis.count_tiles(part, n, tile) == len(rows)
+
+
+def check_lifetimes(pattern, matrix):
+  n, i = len(matrix), np.arange(len(matrix))
+  last = np.where(matrix, i[:, None], -1).max(0)
+  np.testing.assert_array_equal(analysis.last_readers(pattern, n), last)
+  is_held = (i <= i[:, None]) & (last >= i[:, None])  # at each query
+  assert analysis.cache_size(pattern, n) == is_held.sum(1).max()
+
+
+def check_leaks(pattern, matrix):
+  n = len(matrix)
+  queries, keys = np.nonzero(np.triu(matrix, 1))
+  leak = min(zip(keys, queries, strict=True), default=None)
+  assert patterns.first_leak(pattern, n) == (leak and leak[::-1])
+  assert analysis.is_causal(pattern, n) == (leak is None)
+
+
+def check_32_bits(pattern):
+  """The mask at a million positions does not overflow 32 bits."""
+  i = np.random.RandomState(0).randint(0, MILLION, 4000)
+  i[:100] = MILLION - 1 - np.arange(100)
+  for q, k in [(i[:, None], i[None, :800]), (i, np.maximum(i - 64, 0))]:
+    with np.errstate(over="raise"):
+      narrow = pattern.mask(q.astype(np.int32), k.astype(np.int32))
+    np.testing.assert_array_equal(narrow, pattern.mask(q, k))
+
+
+def check_class(cls):
+  """All laws of a registered class."""
+  examples = cls.examples()
+  for pattern in (*examples.small, examples.large):
+    assert type(pattern) is cls
+    check_value(pattern)
+  for pattern in examples.small:
+    check_pattern(pattern, 90, 16)
+  for pattern in examples.causal:
+    assert analysis.is_causal(pattern, 90)
+  for pattern in examples.bidirectional:
+    assert not analysis.is_causal(pattern, 90)
+  check_32_bits(examples.large)
+  if hasattr(examples.large, "causal"):
+    assert examples.bidirectional
+    check_32_bits(dataclasses.replace(examples.large, causal=False))
+
+
+def check_value(pattern):
+  """Equal by value, read back from its text, free of the kind of integer."""
+  assert patterns.parse(str(pattern)) == ((pattern,),)
+  fields = vars(pattern).items()
+  integers = {k: np.int64(v) for k, v in fields if type(v) is int}
+  same = dataclasses.replace(pattern, **integers)
+  assert same == pattern and hash(same) == hash(pattern)
+  np.testing.assert_array_equal(same.matrix(50), pattern.matrix(50))
+
+
+def check_count(cls, n):
+  """The pairs of the large example are those of its rows in closed form."""
+  examples = cls.examples()
+  counts = np.broadcast_to(examples.num_keys(np.arange(n), n), n)
+  assert examples.large.pairs(n) == counts.sum(dtype=np.int64)
+  for i in (0, n // 3, n - 1):
+    assert len(examples.large.keys(i, n)) == counts[i]
+
+
+@pytest.mark.parametrize("name", patterns.CATALOGUE)
+def test_registered_class_obeys_all_laws(name):
+  check_class(patterns.CATALOGUE[name])
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", patterns.CATALOGUE)
+def test_large_example_has_the_keys_of_its_closed_form(name, n):
+  check_count(patterns.CATALOGUE[name], n)
+
+
+def test_new_class_obeys_all_laws_once_it_is_registered():
+  with pytest.raises(ValueError, match="unknown"):
+    patterns.parse("Comb(20, 3)")
+  before = patterns.table()
+  with catalogue.registered(catalogue.Comb) as cls:
+    check_class(cls)
+    check_count(cls, 2**16)
+    check_pattern(patterns.parse("Strided(5) | Comb(20, 3)")[0][0], 70, 8)
+    assert patterns.examples()["Comb"].causal == cls.examples().causal
+    summary = "Those of the last `window` keys that are multiples of `step`."
+    assert patterns.table() == [*before, ("Comb(window, step)", summary)]
+  assert patterns.table() == before
+
+
+def test_names_of_registered_classes_are_unique():
+  class Full(Pattern):
+    """Not the one of the catalogue."""
+
+  with pytest.raises(ValueError, match="Full exists already, in sparse_"):
+    patterns.register(Full)
+  # A class that is defined again, as in a notebook, replaces itself.
+  assert patterns.register(Local) is Local
+
+
+def test_a_class_that_breaks_a_law_is_found():
+  class Broken(catalogue.Comb):
+    """Loses a pair of the parts it claims to have."""
+
+    def parts(self):
+      return (catalogue.Comb(self.window, self.step) - Local(1),)
+
+  with pytest.raises(AssertionError):
+    check_pattern(Broken(20, 3), 90, 16)
+
+
+def compositions():
+  """Random patterns: small ones, combined by | & -."""
+  combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
+  return st.recursive(
+    st.sampled_from(catalogue.ALL),
+    lambda inner: st.builds(
+      lambda f, a, b: f(a, b), st.sampled_from(combine), inner, inner
+    ),
+    max_leaves=4,
+  )
+
+
+LAWS = hypothesis.given(
+  compositions(), st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@LAWS
+def test_compositions_obey_the_laws_of_patterns(pattern, n, tile):
+  check_pattern(pattern, n, tile)
+
+
+@pytest.mark.soak
+@hypothesis.settings(deadline=None, max_examples=2000)
+@LAWS
+def test_many_compositions_obey_the_laws_of_patterns(pattern, n, tile):
+  check_pattern(pattern, n, tile)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_smallest_settings_obey_the_laws_of_patterns(size, n):
+  for pattern in (Local(size), Strided(size), Block(size), Summary(size, 1)):
+    check_pattern(pattern, n, 4)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [p for p in catalogue.BIDIRECTIONAL if "Summary" not in str(p)],
+  ids=str,
+)
+def test_bidirectional_patterns_are_symmetric(pattern):
+  matrix = pattern.matrix(90)
+  np.testing.assert_array_equal(matrix, matrix.T)
+
+
+def test_masks_with_large_seeds_fit_32_bits():
+  check_32_bits(patterns.RandomBlocks(1, 3, seed=123456789))
+  check_32_bits(patterns.RandomBlocks(4, 1, causal=False))
+
+
+class Even(Pattern):
+  """A condition on the key alone: its mask has no axis of queries."""
+
+  def mask(self, q, k):
+    return k % 2 == 0
+
+
+@pytest.mark.parametrize("pattern", [Even(), Causal() & Even()], ids=str)
+def test_condition_on_one_side_holds_for_all_of_the_other(pattern):
+  check_pattern(pattern, 21, 4)
+
+
+@pytest.mark.parametrize(
+  "pattern, expected",
+  [
+    (Even(), 15),
+    (Causal() & Even(), 9),
+    (Causal() - Causal(), 0),
+  ],
+  ids=str,
+)
+def test_pairs_of_conditions(pattern, expected):
+  assert pattern.pairs(5) == pattern.matrix(5).sum() == expected

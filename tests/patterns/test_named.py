@@ -1,0 +1,222 @@
+"""Named factorizations, expressions, and their placement in layers."""
+
+import numpy as np
+import pytest
+
+from sparse_transformer import patterns
+from sparse_transformer.patterns import (
+  BigBird,
+  Block,
+  Causal,
+  Local,
+  Strided,
+  Summary,
+)
+
+SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
+
+
+def assign(name, mode, num_layers, num_heads, **changes):
+  return patterns.assign(
+    name,
+    mode,
+    num_layers=num_layers,
+    num_heads=num_heads,
+    **SETTINGS | changes,
+  )
+
+
+def fixed(shift):
+  return Block(8) | Summary(8, 2, shift)
+
+
+@pytest.mark.parametrize(
+  "name, mode, cycle, expected",
+  [
+    ("dense", "interleaved", (), [[Causal()] * 2] * 3),
+    ("local", "merged", (), [[Local(8)] * 2] * 3),
+    # One factor takes any cycle.
+    ("dense", "interleaved", (1, 0, 0), [[Causal()] * 2] * 3),
+    ("local", "interleaved", (1, 0, 0), [[Local(8)] * 2] * 3),
+    (
+      "strided",
+      "interleaved",
+      (),
+      [[Local(8)] * 2, [Strided(8)] * 2, [Local(8)] * 2],
+    ),
+    (
+      "strided",
+      "interleaved",
+      (1, 0),
+      [[Strided(8)] * 2, [Local(8)] * 2, [Strided(8)] * 2],
+    ),
+    (
+      "strided",
+      "interleaved",
+      (1, 0, 0, 0),
+      [[f] for f in (Strided(8), *[Local(8)] * 3, Strided(8), Local(8))],
+    ),
+    # Heads use the two summaries in turn.
+    ("fixed", "merged", (), [[fixed(0), fixed(1), fixed(0)]]),
+    (
+      "fixed",
+      "heads",
+      (),
+      [[Block(8), Summary(8, 2, 0), Block(8), Summary(8, 2, 1)]],
+    ),
+    ("fixed_openai", "interleaved", (), [[fixed(0), fixed(1), fixed(0)]]),
+    (
+      "Local(4), (Block(2), Block(3))",
+      "interleaved",
+      (),
+      [[Local(4)] * 4, [Block(2), Block(3), Block(2), Block(3)]],
+    ),
+    (
+      "Local(4), (Block(2), Block(3))",
+      "heads",
+      (),
+      [[Local(4), Block(2), Local(4), Block(3)]] * 2,
+    ),
+    (
+      "Local(4), (Block(2), Block(3))",
+      "merged",
+      (),
+      [[Local(4) | Block(2), Local(4) | Block(3)] * 2] * 2,
+    ),
+  ],
+)
+def test_modes_place_the_factors_in_layers_and_heads(
+  name, mode, cycle, expected
+):
+  found = assign(name, mode, len(expected), len(expected[0]), cycle=cycle)
+  assert found == tuple(map(tuple, expected))
+
+
+def deepspeed_layout(num_blocks, local, width, num_patterns, head):
+  """DeepSpeed's FixedSparsityConfig, unidirectional, rule by rule.
+
+  github.com/deepspeedai/DeepSpeed, ops/sparse_attention/sparsity_config.py:
+  each block sees the blocks so far in its window of `local` blocks, and of
+  every window the `width` blocks that represent it; those of a short last
+  window move to the end of the sequence.
+  """
+  layout = np.zeros((num_blocks, num_blocks), bool)
+  for row in range(num_blocks):
+    layout[row, row // local * local : row + 1] = True
+  offset = local - (1 + head % num_patterns) * width
+  for window in range(0, num_blocks, local):
+    start = min(window + offset, num_blocks - width)
+    layout[start:, start : start + width] = True
+  return layout
+
+
+@pytest.mark.parametrize("num_blocks", [8, 10, 11])
+@pytest.mark.parametrize("head", [0, 1, 2, 3])
+def test_fixed_of_deepspeed_is_its_layout(num_blocks, head):
+  size = 3
+  layout = deepspeed_layout(num_blocks, 4, 1, 3, head)
+  causal = np.tri(num_blocks * size, dtype=bool)
+  (pattern,) = patterns.factorize(
+    "fixed_deepspeed",
+    stride=4 * size,
+    window=1,
+    width=size,
+    num_summaries=3,
+    head=head,
+  )
+  expected = layout.repeat(size, 0).repeat(size, 1) & causal
+  np.testing.assert_array_equal(pattern.matrix(num_blocks * size), expected)
+
+
+def test_fixed_of_long_range_arena_opens_the_first_column_too():
+  (found,) = patterns.factorize("fixed_lra", **SETTINGS)
+  q, k = np.indices((50, 50))
+  rest = k % 8
+  block, summary = q // 8 == k // 8, (rest == 0) | (rest >= 8 - 2)
+  expected = (block | summary) & (k <= q)
+  np.testing.assert_array_equal(found.matrix(50), expected)
+  (paper,) = patterns.factorize("fixed_openai", **SETTINGS)
+  assert paper.pairs(50) < found.pairs(50)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    Local(12) | Strided(12) | Block(3),
+    Local(12) | (Strided(12) | Block(3)),
+    (Local(9, causal=False) - Local(2)) & Strided(3),
+    Causal() - (Block(6, previous=1) & Summary(20, 3, shift=2)),
+  ],
+  ids=str,
+)
+def test_combination_is_read_back_from_its_text(pattern):
+  assert patterns.parse(str(pattern)) == ((pattern,),)
+
+
+def test_expression_gives_factors_and_heads():
+  found = patterns.parse("Local(4) | Strided(8), (Local(2), BigBird(seed=3))")
+  expected = (Local(4) | Strided(8),), (Local(2), BigBird(seed=3))
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("Locl(4)", ["'Locl(4)'", "Local", "strided"]),
+    ("Local(4) +  Block(2)", ["'Local(4) + Block(2)'"]),
+    ("Local(4", ["'Local(4'"]),
+    ("", ["unknown attention.pattern"]),
+    ("()", ["unknown attention.pattern"]),
+    ("Local()", ["Local()", "missing", "window"]),
+    ("Local(4, 5, 6)", ["takes"]),
+    ("Local(size=4)", ["size"]),
+    ("Local(0)", ["Local(0)", "at least 1"]),
+    ("Longformer(8, 0)", ["num_global", "at least 1"]),
+    ("Local('a')", ["integer"]),
+    ("Local(4.0)", ["integer"]),
+    ("Local(True)", ["integer"]),
+    ("Local(4, 5)", ["causal", "True or False"]),
+    ("Local(9999999999)", ["window", "32 bits"]),
+    ("Local(n)", ["unknown attention.pattern 'n'"]),
+    ("Local(*(4,))", ["unknown attention.pattern"]),
+    ("Local(**{'window': 4, 3: 2})", ["Local"]),
+    ("Local(4), 3", ["unknown attention.pattern '3'"]),
+    ("Local(4), ((Block(2), Block(3)), Block(4))", ["(Block(2), Block(3))"]),
+    ("[Local(4)]", ["unknown attention.pattern '[Local(4)]'"]),
+    ("Local(4) | strided", ["unknown attention.pattern 'strided'"]),
+    ("BigBird(window=2)", ["window", "odd"]),
+    ("Local(open('x'))", ["Local"]),
+    ("__import__('os')", ["unknown attention.pattern"]),
+    ("Local(4).window", ["unknown attention.pattern"]),
+    ("not Local(4)", ["unknown attention.pattern"]),
+  ],
+)
+def test_error_of_a_wrong_expression_is_one_line(text, words):
+  with pytest.raises(ValueError) as error:
+    patterns.parse(text)
+  assert "\n" not in str(error.value)
+  for word in words:
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "name, mode, changes, words",
+  [
+    ("stride", "merged", {}, ["'stride'", "dense, local, strided, fixed"]),
+    ("fixed_", "merged", {}, ["unknown attention.pattern 'fixed_'"]),
+    ("fixed", "merged", {"num_summaries": 0}, ["num_summaries=0"]),
+    ("fixed", "merged", {"width": 9}, ["Summary(8, 9)", "at most"]),
+    ("fixed", "mixed", {}, ["'mixed'", "interleaved, merged, heads"]),
+    (
+      "fixed",
+      "interleaved",
+      {"cycle": (0, 2)},
+      ["(0, 2)", "0 to 1", "'fixed'"],
+    ),
+  ],
+)
+def test_error_of_a_wrong_setting_has_its_value(name, mode, changes, words):
+  with pytest.raises(ValueError) as error:
+    assign(name, mode, 1, 1, **changes)
+  for word in words:
+    assert word in str(error.value)

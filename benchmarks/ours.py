@@ -9,17 +9,17 @@ import numpy as np
 import worker
 from cases import Entry
 
-from sparse_transformer import attention
-from sparse_transformer.attention import merged as blocked
+from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.contract import Case
 
 GPU = jax.default_backend() == "gpu"
 
 
 def ours(entry):
-  attend = functools.partial(
-    attention.attend, patterns=worker.pattern_of(entry)
+  """Our attention, by the backend that `auto` chooses."""
+  return _compile(
+    entry, functools.partial(attend, patterns=worker.pattern_of(entry))
   )
-  return _compile(entry, attend)
 
 
 def jax_nn(entry):
@@ -27,19 +27,19 @@ def jax_nn(entry):
   if entry.pattern != "Causal()":
     raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
   implementation = "cudnn" if GPU else "xla"
-  attend = functools.partial(
+  attention = functools.partial(
     jax.nn.dot_product_attention, is_causal=True, implementation=implementation
   )
-  return _compile(entry, attend)
+  return _compile(entry, attention)
 
 
-def _compile(entry, attend):
+def _compile(entry, attention):
   def forward_backward(q, k, v, dout):
-    out, pull = jax.vjp(attend, q, k, v)
-    return out, *pull(dout)
+    out, vjp = jax.vjp(attention, q, k, v)
+    return out, *vjp(dout)
 
   inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
-  forward = jax.jit(attend).lower(*inputs[:3]).compile()
+  forward = jax.jit(attention).lower(*inputs[:3]).compile()
   both = jax.jit(forward_backward).lower(*inputs).compile()
   first = lambda x: np.asarray(x[0], np.float64)
   return worker.Contestant(
@@ -53,24 +53,33 @@ def _compile(entry, attend):
   )
 
 
-def tiles(pattern, n):
-  """Area of the tiles over the pairs they hold, and the tiles of each part."""
-  schedule = blocked.SCHEDULES["parallel" if GPU else "sequential"]
-  parts = [part for part in pattern.parts() if part.pairs(n)]
-  sizes = [schedule.plan(part, n, 0).tile for part in parts]
-  area = sum(
-    len(part.layout(n, tile).pairs) * tile**2
-    for part, tile in zip(parts, sizes, strict=True)
+def tiles(entry):
+  """What runs an entry's parts, in which tiles, and their area per pair."""
+  pattern, n = worker.pattern_of(entry), entry.n
+  case = Case(
+    batch=entry.batch,
+    length=n,
+    num_heads=entry.heads,
+    qk_width=entry.width,
+    value_width=entry.width,
+    dtype=entry.dtype,
+    platform=registry.current_platform(),
   )
-  return {"waste": area / pattern.pairs(n), "tiles": sizes}
+  parts = [part for part in pattern.parts() if part.pairs(n)]
+  found = [registry.tiling("auto", case, part) for part in parts]
+  area = sum(count * tile**2 for _, tile, count in found)
+  return {
+    "executor": found[0][0],
+    "computed_per_pair": area / pattern.pairs(n),
+    "tiles": [tile for _, tile, _ in found],
+  }
 
 
 class Worker(worker.Worker):
   def prepare(self, entry):
     facts = super().prepare(entry)
     if entry["program"] == "ours":
-      pattern = worker.pattern_of(Entry(**entry))
-      facts |= tiles(pattern, entry["n"])
+      facts |= tiles(Entry(**entry))
     return facts
 
 

@@ -1,3 +1,4 @@
 """Sparse attention: one contract, several executors, a plain reference."""
 
+from sparse_transformer.attention.contract import SAVED_NAMES as SAVED_NAMES
 from sparse_transformer.attention.dispatch import attend as attend

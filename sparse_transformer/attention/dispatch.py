@@ -1,96 +1,75 @@
-"""Sparse attention: one contract, several executors, a plain reference."""
+"""`attend`: the one entry to attention."""
 
-import functools
-
-import jax.numpy as jnp
-import numpy as np
+import jax
 
 from sparse_transformer import patterns as patterns_lib
-from sparse_transformer.attention import merged as blocked
+from sparse_transformer.attention import dense, merged, registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.patterns import Pattern
 
 
 def attend(
-  q_BLHK,
-  k_BMHK,
-  v_BMHE,
-  patterns,
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  patterns: Pattern | tuple[Pattern, ...],
   *,
-  backend="auto",
-  tile=0,
-  return_lse=False,
-):
-  """softmax(q k^T / sqrt(K), over the pairs of a pattern) v.
+  backend: str = "auto",
+  tile: int = 0,
+  return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
 
-  B = batch, L = M = n positions, H = heads, K = width of queries and keys of
-  a head, E = width of its values. A query without a key gets output 0 and
-  log-sum-exp -inf, forward and backward.
+  B = batch, L = M = n positions, H = heads, K = width of a head's queries and
+  keys, E = width of its values. Scores and softmax are in float32 or wider. A
+  query without keys gets output 0 and log-sum-exp -inf, and zero gradients.
 
-  patterns: one pattern for all heads, or a tuple with one per head.
-  backend: "dense" (the reference, n x n memory), "blocked" (tiles, linear
-    memory), or "auto", which takes the first one that can do the case.
-  tile: positions in a tile of the blocked backend; 0 chooses.
+  Args:
+    q_BLHK: queries, floating point [batch, n, heads, K].
+    k_BMHK: keys, shaped as the queries.
+    v_BMHE: values [batch, n, heads, E].
+    patterns: one pattern for all heads, or a tuple with one per head.
+    backend: "auto" and "blocked" run tile by tile in linear memory, by the
+      executor that suits the platform that is lowered for; "dense" is the
+      plain reference with n x n memory; any other is the name of an executor.
+    tile: positions on the side of a tile; 0 chooses.
+    return_lse: whether to return the log-sum-exp, too.
 
-  Returns out_BLHE in the dtype of the values, and with `return_lse` also
-  lse_BLH, the log-sum-exp of each query's scores in nats, float32 or wider.
+  Returns:
+    out_BLHE in the dtype of the values. With `return_lse` also lse_BLH, the
+    log-sum-exp of each query's scores in nats, float32 or wider.
+
+  Raises:
+    ValueError: shapes, patterns, tile or backend do not fit.
+    NotImplementedError: the backend that was named cannot run this case.
+
+  >>> import jax, jax.numpy as jnp
+  >>> from sparse_transformer import patterns
+  >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 1024, 4, 16))
+  >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
+  (1, 1024, 4, 16)
   """
   patterns = _check(q_BLHK, k_BMHK, v_BMHE, patterns, tile)
-  if backend not in ("auto", *BACKENDS):
-    raise ValueError(
-      f"unknown attention.backend {backend!r}; known: auto,"
-      f" {', '.join(BACKENDS)}"
-    )
-  for name in AUTO if backend == "auto" else (backend,):
-    try:
-      out, lse = BACKENDS[name](q_BLHK, k_BMHK, v_BMHE, patterns, tile)
-      return (out, lse) if return_lse else out
-    except NotImplementedError:
-      if name == backend or name == AUTO[-1]:
-        raise
-  raise AssertionError("AUTO is empty")
-
-
-def dense(q_BLHK, k_BMHK, v_BMHE, patterns, tile=0):
-  """The reference: all n x n scores, those off the pattern thrown away."""
-  del tile
-  n, dtype = q_BLHK.shape[1], jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = np.stack([pattern.matrix(n) for pattern in patterns])[None]
-  q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
-  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
-  scores_BHLM = jnp.where(
-    mask_BHLM, scores_BHLM / np.sqrt(q_BLHK.shape[-1]), -jnp.inf
-  )
-  # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
-  max_BHL1 = scores_BHLM.max(-1, keepdims=True)
-  max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
-  weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
-  empty_BHL1 = sum_BHL1 == 0
-  weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)
-  out_BLHE = jnp.einsum("bhlm,bmhe->blhe", weights_BHLM, v_BMHE.astype(dtype))
-  log_BHL1 = jnp.log(jnp.where(empty_BHL1, 1, sum_BHL1))
-  lse_BHL1 = jnp.where(empty_BHL1, -jnp.inf, max_BHL1 + log_BHL1)
-  return out_BLHE.astype(v_BMHE.dtype), lse_BHL1[..., 0].transpose(0, 2, 1)
-
-
-BACKENDS = {
-  "dense": dense,
-  "blocked": blocked.attend,
-  "blocked_sequential": functools.partial(
-    blocked.attend, schedule="sequential"
-  ),
-  "blocked_parallel": functools.partial(blocked.attend, schedule="parallel"),
-}
-AUTO = ("blocked", "dense")
+  batch, length, num_heads, qk_width = q_BLHK.shape
+  dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
+  case = Case(batch, length, num_heads, qk_width, value_width, dtype)
+  choices = registry.choose(backend, case)
+  if choices == (("default", "dense"),):
+    out, lse = dense.attend(q_BLHK, k_BMHK, v_BMHE, patterns)
+  else:
+    out, lse = merged.attend(q_BLHK, k_BMHK, v_BMHE, patterns, tile, choices)
+  return (out, lse) if return_lse else out
 
 
 def _check(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
-  """The patterns as a tuple, one per head, once the arguments fit."""
+  """The patterns as a tuple, one per head, if the arguments fit."""
   shapes = f"q {q_BLHK.shape}, k {k_BMHK.shape}, v {v_BMHE.shape}"
   if not q_BLHK.ndim == k_BMHK.ndim == v_BMHE.ndim == 4:
     raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")
   if q_BLHK.shape != k_BMHK.shape or k_BMHK.shape[:3] != v_BMHE.shape[:3]:
     raise ValueError(
-      f"q and k must have one shape, v may differ in width only, got {shapes}"
+      "q and k must have the same shape, and v may differ in width only, got"
+      f" {shapes}"
     )
   if tile < 0:
     raise ValueError(f"{tile=} must be positive, or 0 to choose one")
@@ -99,7 +78,7 @@ def _check(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
     return (patterns,) * num_heads
   if len(patterns) != num_heads:
     raise ValueError(
-      f"{len(patterns)} patterns for {num_heads} heads; give one for each,"
-      " or a single pattern for all"
+      f"{len(patterns)} patterns for {num_heads} heads; pass one per head, or"
+      " a single pattern for all"
     )
   return tuple(patterns)

@@ -1,105 +1,214 @@
-"""Sparse attention tile by tile, in plain JAX, in linear memory.
+"""Attention part by part, in linear memory, with one backward pass.
 
-Each part of a pattern runs in its own orders of positions. There its pairs
-fill whole tiles, and only the tiles that hold pairs are computed, by one of
-two schedules: `sequential`, for the caches of a CPU, or `parallel`, for
-accelerators. Parts are merged by log-sum-exp. One backward pass stands over
-all parts: it recomputes the weights of each against the merged log-sum-exp,
-so nothing of size n x keys is ever stored.
+Each part of a pattern runs in its own orders of positions, in which its pairs
+fill whole tiles; an executor processes the tiles that hold pairs. Parts are
+merged by log-sum-exp. One custom VJP covers all parts: each recomputes its
+weights against the merged log-sum-exp, so nothing of size n x keys is stored.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention import (
-  batched as parallel,
-  streamed as sequential,
-)
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Executor, Plan, name_saved
+from sparse_transformer.patterns import Pattern
 
-SCHEDULES = {"sequential": sequential, "parallel": parallel}
-SAVED = "attention_out", "attention_lse"  # names for rematerialisation
+Heads = tuple[int, ...] | None  # None: all of them
 
 
-def attend(q_BLHK, k_BLHK, v_BLHE, patterns, tile=0, schedule=None):
-  """`attention.attend`, with a tuple of one pattern per head.
+def attend(
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  patterns: tuple[Pattern, ...],
+  tile: int,
+  choices: tuple[tuple[str, str], ...],
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
-  schedule: "sequential" or "parallel"; by default the first on CPUs, the
-    second elsewhere.
-
-  Returns (out_BLHE, lse_BLH).
+  Args:
+    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    patterns: one per head.
+    tile: positions on the side of a tile; 0 chooses.
+    choices: the executor on each platform, from `registry.choose`.
   """
-  if schedule is None:
-    on_cpu = jax.default_backend() == "cpu"
-    schedule = "sequential" if on_cpu else "parallel"
-  return _attend(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule)
+  return _attend(q_BLHK, k_BMHK, v_BMHE, (), _Fixed(patterns, tile, choices))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _attend(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule):
-  return _forward(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule)[0]
+def attend_planned(
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  plans: tuple[Plan, ...],
+  heads: tuple[Heads, ...],
+  executor: str,
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) over the pairs of some plans.
+
+  The tables of the plans may be traced: arguments of a jitted function, or
+  found at run time. No pair may lie in two plans of the same head.
+
+  Args:
+    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    plans: from the executor's `plan`, or with tables of your own.
+    heads: which heads each plan is for.
+    executor: its name.
+  """
+  return _attend(q_BLHK, k_BMHK, v_BMHE, plans, _Given(heads, executor))
 
 
-def _forward(q_BLHK, k_BLHK, v_BLHE, patterns, tile, schedule):
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  n, schedule = q_BLHK.shape[1], SCHEDULES[schedule]
-  out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
-  lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
-  for i, (part, heads) in enumerate(_parts(patterns, n)):
-    plan = schedule.plan(part, n, tile)
-    queries, keys = plan.query_positions, plan.key_positions
-    if i:
-      q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
-    new = schedule.forward(
-      plan,
-      _arrange(q_BLHK[:, :, heads], queries),
-      _arrange(k_BLHK[:, :, heads], keys),
-      _arrange(v_BLHE[:, :, heads], keys),
-    )
-    new = tuple(_restore(x, queries, n) for x in new)
-    old = out_BLHE[:, :, heads], lse_BLH[:, :, heads]
-    out, lse = new if i == 0 else merge(old, new)
-    out_BLHE = out_BLHE.at[:, :, heads].set(out)
-    lse_BLH = lse_BLH.at[:, :, heads].set(lse)
-  out_BLHE = checkpoint_name(out_BLHE.astype(v_BLHE.dtype), SAVED[0])
-  lse_BLH = checkpoint_name(lse_BLH, SAVED[1])
-  return (out_BLHE, lse_BLH), (q_BLHK, k_BLHK, v_BLHE, out_BLHE, lse_BLH)
+# What runs: for each platform an executor, and the plans with their heads.
+# Both classes are static; the plans of the second are arguments.
 
 
-def _backward(patterns, tile, schedule, saved, cotangents):
-  q_BLHK, k_BLHK, v_BLHE, out_BLHE, lse_BLH = saved
-  dout_BLHE, dlse_BLH = cotangents
-  n, schedule = q_BLHK.shape[1], SCHEDULES[schedule]
-  # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
-  delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
-  # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
-  lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
-  of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH
-  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in (q_BLHK, k_BLHK, v_BLHE)]
-  for i, (part, heads) in enumerate(_parts(patterns, n)):
-    plan = schedule.plan(part, n, tile)
-    queries, keys = plan.query_positions, plan.key_positions
-    if i:
-      of_queries, grads = _in_turn(of_queries, grads)
-    new = schedule.backward(
-      plan,
-      *(_arrange(x[:, :, heads], queries) for x in of_queries),
-      *(_arrange(x[:, :, heads], keys) for x in (k_BLHK, v_BLHE)),
-    )
-    for j, positions in enumerate((queries, keys, keys)):
-      grad = _restore(new[j], positions, n)
-      grads[j] = grads[j].at[:, :, heads].add(grad)
-  return tuple(g.astype(x.dtype) for g, x in zip(grads, saved[:3], strict=True))
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+  """Plans that follow from patterns: their tables are constants."""
+
+  patterns: tuple[Pattern, ...]
+  tile: int
+  choices: tuple[tuple[str, str], ...]
+
+  def executors(self) -> tuple[tuple[str, str], ...]:
+    return self.choices
+
+  def plans(self, given: tuple, executor: Executor, n: int) -> Iterator[Any]:
+    del given
+    for part, heads in _parts(self.patterns, n):
+      yield executor.plan(part, n, self.tile), heads
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+  """Plans that are arguments."""
+
+  heads: tuple[Heads, ...]
+  executor: str
+
+  def executors(self) -> tuple[tuple[str, str], ...]:
+    return (("default", self.executor),)
+
+  def plans(self, given: tuple, executor: Executor, n: int) -> Iterator[Any]:
+    del executor, n
+    yield from zip(given, self.heads, strict=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q_BLHK, k_BLHK, v_BLHE, given, work):
+  return _forward(q_BLHK, k_BLHK, v_BLHE, given, work)[0]
+
+
+def _forward(q_BLHK, k_BLHK, v_BLHE, given, work):
+  arrays = q_BLHK, k_BLHK, v_BLHE
+  out_BLHE, lse_BLH = _by_platform(_forward_on, work, given, *arrays)
+  out_BLHE, lse_BLH = name_saved(out_BLHE.astype(v_BLHE.dtype), lse_BLH)
+  return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
+
+
+def _backward(work, saved, cotangents):
+  *arrays, given, out_BLHE, lse_BLH = saved
+  grads = _by_platform(
+    _backward_on, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
+  )
+  grads = (g.astype(x.dtype) for g, x in zip(grads, arrays, strict=True))
+  return *grads, None  # the tables of plans are integers
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def merge(first, second):
+def _by_platform(function: Callable, work, given, *arrays):
+  """function(executor, plans, *arrays), by the executor of the platform.
+
+  The platform is the one that is lowered for, known only after tracing.
+  """
+
+  def branch(name):
+    executor = registry.EXECUTORS[name]
+
+    def run(given, *arrays):
+      plans = work.plans(given, executor, arrays[0].shape[1])
+      return function(executor, plans, *arrays)
+
+    return run
+
+  (_, default), *others = work.executors()
+  branches = {name: branch(name) for _, name in work.executors()}
+  if not others:
+    return branches[default](given, *arrays)
+  return lax.platform_dependent(
+    given,
+    *arrays,
+    default=branches[default],
+    **{platform: branches[name] for platform, name in others},
+  )
+
+
+def _forward_on(executor, plans, q_BLHK, k_BLHK, v_BLHE):
+  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+  out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
+  lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
+  for i, (plan, heads) in enumerate(plans):
+    if i:
+      q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
+    new = executor.forward(
+      plan,
+      plan.queries.arrange(_take_heads(q_BLHK, heads)),
+      plan.keys.arrange(_take_heads(k_BLHK, heads)),
+      plan.keys.arrange(_take_heads(v_BLHE, heads)),
+    )
+    new = tuple(plan.queries.restore(x) for x in new)
+    old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
+    out, lse = new if i == 0 else merge(old, new)
+    out_BLHE = out_BLHE.at[:, :, _index(heads)].set(out)
+    lse_BLH = lse_BLH.at[:, :, _index(heads)].set(lse)
+  return out_BLHE, lse_BLH
+
+
+def _backward_on(
+  executor,
+  plans,
+  q_BLHK,
+  k_BLHK,
+  v_BLHE,
+  out_BLHE,
+  lse_BLH,
+  dout_BLHE,
+  dlse_BLH,
+):
+  # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
+  delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
+  # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
+  lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
+  of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH
+  of_keys = k_BLHK, v_BLHE
+  inputs = q_BLHK, k_BLHK, v_BLHE
+  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
+  for i, (plan, heads) in enumerate(plans):
+    if i:
+      of_queries, grads = _in_turn(of_queries, grads)
+    new = executor.backward(
+      plan,
+      *(plan.queries.arrange(_take_heads(x, heads)) for x in of_queries),
+      *(plan.keys.arrange(_take_heads(x, heads)) for x in of_keys),
+    )
+    orders = plan.queries, plan.keys, plan.keys
+    for j, order in enumerate(orders):
+      grads[j] = grads[j].at[:, :, _index(heads)].add(order.restore(new[j]))
+  return tuple(grads)
+
+
+Softmax = tuple[jax.Array, jax.Array]
+
+
+def merge(first: Softmax, second: Softmax) -> Softmax:
   """(out_BLHE, lse_BLH) over the keys of both, from those over each.
 
   Exact, as long as no pair is counted in both. Two rows without keys give
@@ -113,43 +222,33 @@ def merge(first, second):
 
 
 def _in_turn(*arrays):
-  """The same arrays; what follows of one waits for what comes before in all.
+  """The same arrays; each use of one waits until all are computed.
 
-  Else parts run side by side, where each leaves the other no cache.
+  Otherwise parts run at the same time, and each evicts the other's tiles from
+  the cache.
   """
   return lax.optimization_barrier(arrays)
 
 
 @functools.lru_cache(maxsize=256)
 def _parts(patterns, n):
-  """Each distinct part that has pairs, with the heads that use it.
-
-  Heads come as a slice where they can, so that taking them copies nothing.
-  """
+  """Each distinct part that has pairs, with the `Heads` that use it."""
   heads = {}
   for head, pattern in enumerate(patterns):
     for part in pattern.parts():
       heads.setdefault(part, []).append(head)
   everyone = list(range(len(patterns)))
   return tuple(
-    (part, slice(None) if h == everyone else np.array(h))
+    (part, None if h == everyone else tuple(h))
     for part, h in heads.items()
     if part.pairs(n)
   )
 
 
-def _arrange(x_BL, positions):
-  """x in the order of `positions`; anything finite at padded places."""
-  if np.array_equal(positions, np.arange(x_BL.shape[1])):
-    return x_BL
-  return jnp.take(x_BL, np.maximum(positions, 0), axis=1)
+def _index(heads):
+  """An index of heads; of all as a slice, so that nothing is copied."""
+  return slice(None) if heads is None else np.array(heads)
 
 
-def _restore(x_BL, positions, n):
-  """Undoes `_arrange`: natural order, 0 where `positions` has no place."""
-  if np.array_equal(positions, np.arange(n)):
-    return x_BL
-  inverse = np.full(n, len(positions))
-  real = positions >= 0
-  inverse[positions[real]] = np.flatnonzero(real)
-  return jnp.take(x_BL, inverse, axis=1, mode="fill", fill_value=0)
+def _take_heads(x_BLH, heads):
+  return x_BLH[:, :, _index(heads)]

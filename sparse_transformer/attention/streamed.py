@@ -1,132 +1,148 @@
-"""The schedule of the blocked backend for CPUs: few query tiles at a time.
+"""The executor for CPUs: few query tiles at a time, in cache.
 
-A step is a tile of queries against a few of its key tiles, all batches and
-heads together; its scores stay in cache. Query tiles with several steps go
-through them with an online softmax. Where each has one step, as in local and
-block attention, some are taken side by side, since small products leave
-processors idle.
+A step is a tile of queries against a few of its key tiles, for all sequences
+and heads together; its scores stay in cache. Key tiles stream past a query
+tile with an online softmax. Where each query tile has a single step, as in
+local and block attention, several are processed together, since small
+products leave cores idle.
 """
 
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax as tiles
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.contract import Case, Plan, make_plan
+from sparse_transformer.patterns import Pattern, analysis
 
-TILES = (64, 96, 128, 192, 256)  # positions, to choose from
-MAX_KEYS = 512  # positions of keys in a step, of one query tile
-# Key tiles of a step, of one query tile and of those side by side: each is
-# some lines of the program, whose size must not grow with n.
-MAX_TILES, MAX_TILES_BESIDE = 8, 32
+TILE_SIZES = 64, 96, 128, 192, 256  # positions, to choose from
+MAX_LAID_OUT = 2**20  # tiles; of longer lists only the largest size is tried
+MAX_KEYS = 512  # positions of keys in a step, for one query tile
+# Key tiles of a step, for one query tile and for those processed together:
+# each is some lines of the program, whose size must not grow with n.
+MAX_SPAN, MAX_TILES_TOGETHER = 8, 32
 # What a step of a loop costs besides its scores, counted in scores of one
-# head, and what a key tile does where there is no loop: fitted to steps of
+# head, and what a key tile costs where there is no loop: fitted to steps of
 # 64 x 64 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
 STEP_COST, TILE_COST = 10_000, 1_300
-# Scores, of all heads, that one step may have for tiles side by side.
+# Scores, of all heads, that one step may have for tiles processed together.
 STEP_SCORES = 300_000
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["rows", "first", "cols"],
+  meta_fields=["single"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-  """The steps of one pattern.
+class Steps:
+  """The steps of one part: tables, int32.
 
-  rows: [rows], the query tiles that have steps.
-  first: [rows + 1], where the steps of each row begin.
-  cols: [steps, span], the key tiles of each step, -1 where it has fewer.
-  query_positions, key_positions: what stands at each place, -1 for padding.
-    Keys behind the last visited tile are left out.
+  Attributes:
+    rows: [rows], the query tiles that have steps.
+    first: [rows + 1], where the steps of each row begin.
+    cols: [steps, span], the key tiles of each step, -1 where it has fewer.
+    single: whether every row has exactly one step.
   """
 
-  pattern: Pattern
-  tile: int
-  rows: np.ndarray
-  first: np.ndarray
-  cols: np.ndarray
-  query_positions: np.ndarray
-  key_positions: np.ndarray
+  rows: jax.Array
+  first: jax.Array
+  cols: jax.Array
+  single: bool
 
-  @property
-  def scores(self):
-    """Scores of one step, of one head."""
-    return self.tile**2 * self.cols.shape[1]
 
-  @property
-  def cost(self):
-    extra = TILE_COST * self.cols.shape[1] if self.is_single else STEP_COST
-    return len(self.cols) * (self.scores + extra)
+def unsupported(case: Case) -> str | None:
+  """None: every case can run here."""
+  del case
+  return None
 
-  @property
-  def is_single(self):
-    """Whether no row has more than one step."""
-    return len(self.cols) == len(self.rows)
+
+def tile_size(part: Pattern, n: int) -> int:
+  """The tile that `plan` chooses for n positions."""
+  sizes = _sizes(part, n)
+  return sizes[0] if len(sizes) == 1 else _cheapest(part, n, sizes)[0]
 
 
 @functools.lru_cache(maxsize=256)
-def plan(pattern, n, tile=0):
-  """The cheapest `Plan`; tile 0 chooses the tile, too."""
-  sizes = (tile,) if tile else sorted({min(size, n) for size in TILES})
-  plans = [
-    _plan(pattern, n, size, span)
-    for size in sizes
-    for span in range(1, max(1, min(MAX_KEYS // size, MAX_TILES)) + 1)
-  ]
-  return min(plans, key=lambda plan: plan.cost)
-
-
-def _plan(pattern, n, tile, span):
-  layout = pattern.layout(n, tile)
-  rows, first, counts = np.unique(
+def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
+  """The cheapest plan of a part; `tile` 0 chooses the tile, too."""
+  tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
+  layout = part.layout(n, tile)
+  rows, start, counts = np.unique(
     layout.rows, return_index=True, return_counts=True
   )
   # The tiles of each row in order, `span` to a step.
-  place = np.arange(len(layout.cols)) - np.repeat(first, counts)
+  place = np.arange(len(layout.cols)) - np.repeat(start, counts)
   first = np.append(0, np.cumsum(-(-counts // span)))
   cols = np.full((first[-1], span), -1, np.int32)
-  cols[np.repeat(first[:-1], counts) + place // span, place % span] = (
-    layout.cols
+  step = np.repeat(first[:-1], counts) + place // span
+  cols[step, place % span] = layout.cols
+  steps = Steps(
+    rows.astype(np.int32), first.astype(np.int32), cols, len(cols) == len(rows)
   )
-  num_rows, num_cols = -(-n // tile), max(layout.cols, default=0) + 1
-  return Plan(
-    pattern,
-    tile,
-    rows.astype(np.int32),
-    first.astype(np.int32),
-    cols,
-    tiles.pad(layout.query_order, num_rows * tile),
-    tiles.pad(layout.key_order, num_cols * tile),
-  )
+  return make_plan(layout, part, n, steps)
 
 
-def forward(plan, q_BLHK, k_BLHK, v_BLHE):
+def _sizes(part, n):
+  """The sizes of tiles that are tried, in order."""
+  *smaller, largest = sorted({min(size, n) for size in TILE_SIZES})
+
+  def is_laid_out(size):
+    if -((-n // size) ** 2) <= MAX_LAID_OUT:
+      return True
+    return analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
+
+  return *filter(is_laid_out, smaller), largest
+
+
+@functools.lru_cache(maxsize=256)
+def _cheapest(part, n, sizes):
+  """(tile, span) of the lowest cost."""
+  costs = {}
+  for size in sizes:
+    _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
+    for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
+      num_steps = int((-(-counts // span)).sum())
+      is_single = num_steps == len(counts)
+      extra = TILE_COST * span if is_single else STEP_COST
+      costs[size, span] = num_steps * (size**2 * span + extra)
+  return min(costs, key=costs.__getitem__)
+
+
+def forward(
+  plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
   group, tile = _group(plan, q_BLHK), plan.tile
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
 
   def body(i, carry):
     rows = _rows(plan, i, group)
-    q = _take(q_BLHK, rows, tile) * tiles.scale(q_BLHK)
-    query = q, _positions(plan.query_positions, rows, tile)
+    q = _take(q_BLHK, rows, tile) * online_softmax.scale(q_BLHK)
+    query = q, _positions(plan.queries.positions, rows, tile)
 
-    def visit(j):
+    def process(j):
       cols = _cols(plan, j, group)
       key = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      positions = _positions(plan.key_positions, cols, tile)
-      return tiles.visit(plan.pattern, query, (*key, positions))
+      positions = _positions(plan.keys.positions, cols, tile)
+      return online_softmax.softmax_of_tile(
+        plan.pattern, query, (*key, positions)
+      )
 
-    if plan.is_single:
-      state = visit(i)
+    if plan.tables.single:
+      state = process(i)
     else:
       out = jnp.zeros((*q.shape[:-1], v_BLHE.shape[-1]), dtype)
       state = lax.fori_loop(
         *_steps(plan, i),
-        lambda j, state: tiles.combine(state, visit(j)),
+        lambda j, state: online_softmax.combine(state, process(j)),
         (out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]),
       )
-    out, lse = tiles.finish(*state)
+    out, lse = online_softmax.finish(*state)
     out_BLHE, lse_BLH = carry
     return _put(out_BLHE, out, rows, tile), _put(
       lse_BLH, lse[..., 0], rows, tile
@@ -134,21 +150,29 @@ def forward(plan, q_BLHK, k_BLHK, v_BLHE):
 
   lse_BLH = jnp.full(q_BLHK.shape[:3], -jnp.inf, dtype)
   carry = jnp.zeros((*lse_BLH.shape, v_BLHE.shape[-1]), dtype), lse_BLH
-  return lax.fori_loop(0, len(plan.rows) // group, body, carry)
+  return lax.fori_loop(0, len(plan.tables.rows) // group, body, carry)
 
 
-def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
+def backward(
+  plan: Plan,
+  q_BLHK: jax.Array,
+  dout_BLHE: jax.Array,
+  lse_BLH: jax.Array,
+  delta_BLH: jax.Array,
+  k_BLHK: jax.Array,
+  v_BLHE: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, weights taken against `lse_BLH`."""
   group, tile = _group(plan, q_BLHK), plan.tile
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  scale = tiles.scale(q_BLHK)
+  scale = online_softmax.scale(q_BLHK)
 
   def body(i, carry):
     dq_BLHK, *dkv = carry
     rows = _rows(plan, i, group)
     q, dout = _take(q_BLHK, rows, tile) * scale, _take(dout_BLHE, rows, tile)
     lse, delta = (_take(x, rows, tile)[..., None] for x in (lse_BLH, delta_BLH))
-    positions = _positions(plan.query_positions, rows, tile)
+    positions = _positions(plan.queries.positions, rows, tile)
     query = q, dout, lse, delta, positions
     # Transposed here, while small: a product with its left side transposed
     # runs at half the rate.
@@ -156,59 +180,60 @@ def backward(plan, q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BLHK, v_BLHE):
       (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
     )
 
-    def visit(j, carry):
+    def process(j, carry):
       dq, dk_BLHK, dv_BLHE = carry
       cols = _cols(plan, j, group)
       k, v = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      key = k, v, _positions(plan.key_positions, cols, tile)
-      p, ds = tiles.weights(plan.pattern, query, key)
-      dv = tiles.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
-      dk = tiles.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-      dq = dq + tiles.dot("abhts,abhsk->abhtk", ds, k)
+      key = k, v, _positions(plan.keys.positions, cols, tile)
+      p, ds = online_softmax.weights_and_gradients(plan.pattern, query, key)
+      dv = online_softmax.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
+      dk = online_softmax.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
+      dq = dq + online_softmax.dot("abhts,abhsk->abhtk", ds, k)
       return dq, _add(dk_BLHK, dk, cols, tile), _add(dv_BLHE, dv, cols, tile)
 
     carry = jnp.zeros(q.shape, dtype), *dkv
-    if plan.is_single:
-      dq, *dkv = visit(i, carry)
+    if plan.tables.single:
+      dq, *dkv = process(i, carry)
     else:
-      dq, *dkv = lax.fori_loop(*_steps(plan, i), visit, carry)
+      dq, *dkv = lax.fori_loop(*_steps(plan, i), process, carry)
     return _put(dq_BLHK, dq * scale, rows, tile), *dkv
 
   zeros = tuple(jnp.zeros(x.shape, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
-  return lax.fori_loop(0, len(plan.rows) // group, body, zeros)
+  return lax.fori_loop(0, len(plan.tables.rows) // group, body, zeros)
 
 
 def _group(plan, q_BLHK):
-  """How many query tiles to take side by side: a divisor of their number."""
-  b, _, h, _ = q_BLHK.shape
-  if not plan.is_single:
+  """How many query tiles to process together: a divisor of their number."""
+  if not plan.tables.single:
     return 1
+  b, _, h, _ = q_BLHK.shape
+  num_rows, span = len(plan.tables.rows), plan.tables.cols.shape[1]
   most = min(
-    STEP_SCORES // (b * h * plan.scores),
-    MAX_TILES_BESIDE // plan.cols.shape[1],
-    len(plan.rows),
+    STEP_SCORES // (b * h * plan.tile**2 * span),
+    MAX_TILES_TOGETHER // span,
+    num_rows,
   )
-  return max(a for a in range(1, max(1, most) + 1) if len(plan.rows) % a == 0)
+  return max(a for a in range(1, max(1, most) + 1) if num_rows % a == 0)
 
 
 def _steps(plan, i):
   """Where the steps of the i-th row begin and end."""
-  first = jnp.asarray(plan.first)
+  first = jnp.asarray(plan.tables.first)
   return first[i], first[i + 1]
 
 
-# The tiles of A query tiles side by side: A lists of the numbers of tiles.
+# Numbers of tiles come as A lists, one for each query tile of a group.
 
 
 def _rows(plan, i, group):
   """The i-th group of query tiles."""
-  rows = jnp.asarray(plan.rows)
+  rows = jnp.asarray(plan.tables.rows)
   return [[rows[i * group + a]] for a in range(group)]
 
 
 def _cols(plan, j, group):
   """The key tiles of the j-th group of steps."""
-  cols, span = jnp.asarray(plan.cols), plan.cols.shape[1]
+  cols, span = jnp.asarray(plan.tables.cols), plan.tables.cols.shape[1]
   return [[cols[j * group + a, c] for c in range(span)] for a in range(group)]
 
 
@@ -226,7 +251,7 @@ def _positions(positions, lists, tile):
 
 
 def _take(x_BLH, lists, tile):
-  """Tiles of x, heads in front: [A, B, H, S, ...]; any one for tile -1."""
+  """Tiles of x, heads in front: [A, B, H, S, ...]; some tile for -1."""
 
   def take(i):
     return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1).swapaxes(1, 2)
@@ -237,7 +262,7 @@ def _take(x_BLH, lists, tile):
 
 
 def _put(x_BLH, new, lists, tile):
-  """x_BLH with new tiles: undoes `_take` for one tile a list."""
+  """x_BLH with new tiles: undoes `_take` for lists of one tile."""
   for (i,), tile_BHT in zip(lists, new, strict=True):
     tile_BTH = tile_BHT.swapaxes(1, 2)
     x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, i * tile, 1)

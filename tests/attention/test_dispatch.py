@@ -1,12 +1,18 @@
+"""`attend`: its contract, its errors, and what it runs on which platform."""
+
+import collections
+import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer import attention
-from sparse_transformer.patterns import Causal, Local, Strided
+from sparse_transformer.attention import SAVED_NAMES, attend, registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
 
 def arrays(n, heads=2, k=4, e=6, batch=2, seed=0):
@@ -32,15 +38,15 @@ def by_the_formula(q, k, v, patterns):
 def test_attention_is_the_formula(backend):
   patterns = Local(3) | Strided(4), Causal() - Local(2)
   q, k, v = arrays(13)
-  found = attention.attend(q, k, v, patterns, backend=backend, return_lse=True)
+  found = attend(q, k, v, patterns, backend=backend, return_lse=True)
   for x, y in zip(found, by_the_formula(q, k, v, patterns), strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_one_pattern_serves_all_heads():
   q, k, v = arrays(9)
-  one = attention.attend(q, k, v, Local(3))
-  two = attention.attend(q, k, v, (Local(3), Local(3)))
+  one = attend(q, k, v, Local(3))
+  two = attend(q, k, v, (Local(3), Local(3)))
   np.testing.assert_array_equal(one, two)
 
 
@@ -49,7 +55,7 @@ def test_dense_has_no_gradient_off_the_pattern():
   q, k, v = arrays(n, heads=1, batch=1)
 
   def total(q, k, v, i):
-    return attention.attend(q, k, v, pattern, backend="dense")[0, i].sum()
+    return attend(q, k, v, pattern, backend="dense")[0, i].sum()
 
   gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
   # [out position, in position]
@@ -63,14 +69,12 @@ def test_dense_has_no_gradient_off_the_pattern():
   assert not (dq & ~np.eye(n, dtype=bool)).any() and dq.any()
 
 
-def test_lse_is_returned_on_request_and_in_float32():
+@pytest.mark.parametrize("backend", ["dense", "blocked"])
+def test_lse_is_returned_on_request_and_in_float32(backend):
   q, k, v = (x.astype(jnp.bfloat16) for x in arrays(9))
-  for backend in ("dense", "blocked"):
-    out, lse = attention.attend(
-      q, k, v, Causal(), backend=backend, return_lse=True
-    )
-    assert out.shape == (2, 9, 2, 6) and out.dtype == jnp.bfloat16
-    assert lse.shape == (2, 9, 2) and lse.dtype == jnp.float32
+  out, lse = attend(q, k, v, Causal(), backend=backend, return_lse=True)
+  assert out.shape == (2, 9, 2, 6) and out.dtype == jnp.bfloat16
+  assert lse.shape == (2, 9, 2) and lse.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
@@ -80,31 +84,100 @@ def test_lse_is_returned_on_request_and_in_float32():
     (dict(tile=-1), ["tile=-1", "0 to choose"]),
     (dict(patterns=(Causal(),) * 3), ["3 patterns for 2 heads"]),
     (dict(q=jnp.zeros((2, 9, 4))), ["[batch, n, heads, width]", "(2, 9, 4)"]),
-    (dict(k=jnp.zeros((2, 8, 2, 4))), ["one shape", "(2, 8, 2, 4)"]),
+    (dict(k=jnp.zeros((2, 8, 2, 4))), ["same shape", "(2, 8, 2, 4)"]),
     (dict(v=jnp.zeros((1, 9, 2, 4))), ["differ in width only"]),
   ],
 )
-def test_wrong_arguments_are_refused_with_their_values(change, words):
+def test_wrong_arguments_are_rejected_with_their_values(change, words):
   q, k, v = arrays(9)
   settings = dict(q=q, k=k, v=v, patterns=Causal()) | change
   qkvp = [settings.pop(name) for name in ("q", "k", "v", "patterns")]
   with pytest.raises(ValueError) as error:
-    attention.attend(*qkvp, **settings)
+    attend(*qkvp, **settings)
   for word in words:
     assert word in str(error.value)
 
 
-def test_auto_takes_the_next_backend_where_one_cannot(monkeypatch):
-  def cannot(*_):
-    raise NotImplementedError("not on Sundays")
+def test_dense_says_when_its_masks_are_too_large():
+  x = jax.ShapeDtypeStruct((1, 2**17, 1, 4), jnp.float32)
+  with pytest.raises(NotImplementedError, match="16 GiB; use .*=blocked"):
+    jax.eval_shape(
+      functools.partial(attend, patterns=Local(4), backend="dense"), x, x, x
+    )
 
-  monkeypatch.setitem(attention.BACKENDS, "blocked", cannot)
+
+@pytest.mark.parametrize("backend", ["dense", *registry.EXECUTORS])
+def test_outputs_have_the_names_that_rematerialization_saves(backend):
+  def loss(q, k, v, weights):
+    out = attend(q, k, v, Local(3), backend=backend)
+    return (out @ weights).sum()
+
+  policy = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
+  kept = jax.eval_shape(
+    lambda *x: jax.vjp(jax.checkpoint(loss, policy=policy), *x)[1],
+    *arrays(9),
+    jnp.ones((6, 1)),
+  )
+  shapes = collections.Counter(x.shape for x in jax.tree.leaves(kept))
+  assert shapes[2, 9, 2, 6] == 2  # values and outputs
+
+
+# What runs where.
+
+
+def products(lowered):
+  """The types of all matrix products of a lowered program, counted."""
+  found = re.findall(r"dot_general.*-> (tensor<\S+>)", lowered.as_text())
+  return collections.Counter(found)
+
+
+@pytest.mark.parametrize(
+  "platform, executor",
+  [
+    ("cpu", "streamed"),
+    ("cuda", "batched"),
+    ("rocm", "batched"),
+    ("tpu", "batched"),
+  ],
+)
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
+def test_program_is_that_of_the_platform_that_is_lowered_for(
+  backend, platform, executor
+):
+  def lower(backend):
+    def step(q, k, v):
+      pattern = Block(32) | Summary(32, 8)
+      attention = functools.partial(attend, patterns=pattern, backend=backend)
+      out, vjp = jax.vjp(attention, q, k, v)
+      return vjp(out)
+
+    x = jax.ShapeDtypeStruct((1, 512, 2, 8), jnp.float32)
+    return jax.jit(step).trace(x, x, x).lower(lowering_platforms=(platform,))
+
+  found = products(lower(backend))
+  assert found == products(lower(executor))
+  other = {"streamed": "batched", "batched": "streamed"}[executor]
+  assert found != products(lower(other))
+
+
+@pytest.mark.parametrize(
+  "platform, name, tile",
+  [("cpu", "streamed", 64), ("tpu", "batched", 128), ("", "batched", 128)],
+)
+def test_registry_says_what_runs_in_which_tiles(platform, name, tile):
+  case = Case(1, 12_288, 4, 64, 64, "float32", platform)
+  found = registry.tiling("auto", case, Local(128))
+  tiles = len(Local(128).layout(12_288, tile).rows)
+  assert found == (name, tile, tiles)
+  assert registry.tiling(name, case, Local(128), 256)[:2] == (name, 256)
+  small = Case(1, 100, 4, 64, 64, "float32", platform)
+  assert registry.tiling("dense", small, Local(8)) == ("dense", 100, 1)
+
+
+def test_former_names_of_executors_are_understood():
   q, k, v = arrays(9)
-  expected = attention.attend(q, k, v, Causal(), backend="dense")
-  found = attention.attend(q, k, v, Causal(), backend="auto")
-  np.testing.assert_array_equal(found, expected)
-  with pytest.raises(NotImplementedError, match="Sundays"):
-    attention.attend(q, k, v, Causal(), backend="blocked")
-  monkeypatch.setitem(attention.BACKENDS, "dense", cannot)
-  with pytest.raises(NotImplementedError, match="Sundays"):
-    attention.attend(q, k, v, Causal(), backend="auto")
+  for former, name in registry.FORMER_NAMES.items():
+    np.testing.assert_array_equal(
+      attend(q, k, v, Local(3), backend=former),
+      attend(q, k, v, Local(3), backend=name),
+    )

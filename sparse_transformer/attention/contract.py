@@ -1,0 +1,176 @@
+"""What `attend` and its executors agree on.
+
+An executor runs one part of a pattern, in the part's own orders of positions.
+It is a module, or any object, with the methods of `Executor`. What it needs to
+know about a part it puts into a `Plan`, whose tables are arrays: constants on
+the host for a fixed pattern, or traced arrays, such as arguments of a jitted
+function or tables indexed by a traced number.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_transformer.patterns import Layout, Pattern
+
+# What the backward pass needs besides queries, keys and values. These names
+# can be given to `jax.checkpoint_policies.save_only_these_names`.
+SAVED_NAMES = "attention_out", "attention_lse"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What an executor is asked to run.
+
+  Attributes:
+    batch: sequences, B.
+    length: positions of a sequence, n = L = M.
+    num_heads: H.
+    qk_width: width of a head's queries and keys, K.
+    value_width: width of a head's values, E.
+    dtype: of queries, keys and values.
+    platform: the platform that is lowered for: "cpu", "cuda", "rocm", "tpu",
+      or "" for any other.
+  """
+
+  batch: int
+  length: int
+  num_heads: int
+  qk_width: int
+  value_width: int
+  dtype: str
+  platform: str = ""
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["positions", "places"],
+  meta_fields=["is_natural"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order:
+  """An order of positions.
+
+  Attributes:
+    positions: int32 [places], the position at each place, -1 for padding.
+    places: int32 [n], the place of each position, `len(positions)` for a
+      position that has none.
+    is_natural: whether each position is at the place of its own number.
+  """
+
+  positions: Any
+  places: Any
+  is_natural: bool
+
+  def arrange(self, x_BL: jax.Array) -> jax.Array:
+    """x in this order; padded places hold some finite value of x."""
+    if self.is_natural:
+      return x_BL
+    return jnp.take(x_BL, self.positions.clip(0), axis=1)
+
+  def restore(self, x_BL: jax.Array) -> jax.Array:
+    """Undoes `arrange`; a position without a place gets 0."""
+    if self.is_natural:
+      return x_BL
+    return jnp.take(x_BL, self.places, axis=1, mode="fill", fill_value=0)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["queries", "keys", "tables"],
+  meta_fields=["pattern", "tile"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+  """How an executor runs one part of a pattern.
+
+  Attributes:
+    pattern: gives the mask of partial tiles, by original positions.
+    tile: positions on the side of a tile.
+    queries, keys: the orders in which queries and keys are cut into tiles.
+    tables: a pytree of the executor's own: which tiles it processes, and when.
+  """
+
+  pattern: Pattern
+  tile: int
+  queries: Order
+  keys: Order
+  tables: Any
+
+
+class Executor(Protocol):
+  """Runs the parts of a pattern, one at a time."""
+
+  def unsupported(self, case: Case) -> str | None:
+    """Why a case cannot run here, as the end of an error; None if it can."""
+
+  def tile_size(self, part: Pattern, n: int) -> int:
+    """The tile that `plan` chooses for n positions."""
+
+  def plan(self, part: Pattern, n: int, tile: int = 0) -> Plan:
+    """The plan of a part for n positions; `tile` 0 chooses the tile."""
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan.
+
+    Arguments and results are in the orders of the plan. A query without keys
+    gets output 0 and log-sum-exp -inf.
+    """
+
+  def backward(
+    self,
+    plan: Plan,
+    q_BLHK: jax.Array,
+    dout_BLHE: jax.Array,
+    lse_BLH: jax.Array,
+    delta_BLH: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan.
+
+    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). `lse`
+    is finite, and is that of all parts together.
+    """
+
+
+def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:
+  """A `Plan` whose orders are those of a layout.
+
+  Keys after the last tile that is processed are left out.
+  """
+  num_rows = -(-n // layout.tile)
+  num_cols = max(layout.cols, default=0) + 1
+  return Plan(
+    pattern,
+    layout.tile,
+    _make_order(layout.query_order, num_rows * layout.tile),
+    _make_order(layout.key_order, num_cols * layout.tile),
+    tables,
+  )
+
+
+def _make_order(order, num_places):
+  """The first places of a permutation, padded where it has fewer."""
+  n, kept = len(order), order[:num_places]
+  positions = np.full(num_places, -1, np.int32)
+  positions[: len(kept)] = kept
+  places = np.full(n, num_places, np.int32)
+  places[kept] = np.arange(len(kept))
+  is_natural = np.array_equal(positions, np.arange(n))
+  return Order(positions, places, is_natural)
+
+
+def name_saved(
+  out_BLHE: jax.Array, lse_BLH: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The same arrays under `SAVED_NAMES`, for rematerialization."""
+  out_name, lse_name = SAVED_NAMES
+  return checkpoint_name(out_BLHE, out_name), checkpoint_name(lse_BLH, lse_name)

@@ -1,0 +1,146 @@
+"""The executors, and which of them runs a case on a platform.
+
+To add one, `register` an object with the methods of `contract.Executor`.
+Everything else asks this module: `attend` for what to run, `explain` and the
+benchmarks for its tiles.
+"""
+
+import dataclasses
+
+import jax
+
+from sparse_transformer.attention import batched, dense, streamed
+from sparse_transformer.attention.contract import Case, Executor
+from sparse_transformer.patterns import Pattern, analysis
+
+PLATFORMS = "cpu", "cuda", "rocm", "tpu"
+# Backends that choose an executor by platform; "dense" is the reference.
+CHOOSING = "auto", "blocked"
+# Names of executors in configs written before these were renamed.
+FORMER_NAMES = {"blocked_sequential": "streamed", "blocked_parallel": "batched"}
+
+EXECUTORS: dict[str, Executor] = {}
+_PREFERRED: dict[str, list[str]] = {platform: [] for platform in PLATFORMS}
+
+
+def register(
+  name: str, executor: Executor, platforms: tuple[str, ...] = ()
+) -> None:
+  """Adds an executor, which `attention.backend` can then name.
+
+  Args:
+    name: of the backend.
+    executor: a module or an object with the methods of `contract.Executor`.
+    platforms: those of `PLATFORMS` on which "auto" tries it before all that
+      were registered earlier. On the others it comes after them.
+  """
+  if name in (*CHOOSING, "dense", *EXECUTORS):
+    raise ValueError(f"attention.backend {name!r} is registered already")
+  EXECUTORS[name] = executor
+  for platform in platforms:
+    _PREFERRED[platform].insert(0, name)
+
+
+def unregister(name: str) -> None:
+  """Removes an executor."""
+  del EXECUTORS[name]
+  for names in _PREFERRED.values():
+    if name in names:
+      names.remove(name)
+
+
+def backends() -> tuple[str, ...]:
+  """All that `attention.backend` may be."""
+  return "auto", "dense", "blocked", *EXECUTORS
+
+
+def current_platform() -> str:
+  """The platform of the default device: "cpu", "cuda", "rocm" or "tpu"."""
+  backend = jax.default_backend()
+  if backend == "gpu":
+    version = jax.devices()[0].client.platform_version
+    return "rocm" if "rocm" in version.lower() else "cuda"
+  return backend
+
+
+def resolve(backend: str, case: Case) -> str:
+  """What runs a case on its platform: "dense", or the name of an executor.
+
+  Raises:
+    ValueError: the backend is unknown.
+    NotImplementedError: it cannot run this case; says why.
+  """
+  backend = FORMER_NAMES.get(backend, backend)
+  if backend not in backends():
+    raise ValueError(
+      f"unknown attention.backend {backend!r}; known: {', '.join(backends())}"
+    )
+  if backend in CHOOSING:
+    preferred = _PREFERRED.get(case.platform, [])
+    names = [*preferred, *(n for n in EXECUTORS if n not in preferred)]
+  else:
+    names = [backend]
+  reasons = {}
+  for name in names:
+    reason = _unsupported(name, case)
+    if reason is None:
+      return name
+    reasons[name] = reason
+  raise NotImplementedError(
+    "; ".join(
+      f"attention.backend={name} cannot run this case: {reason}"
+      for name, reason in reasons.items()
+    )
+  )
+
+
+def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
+  """What runs a case on each platform.
+
+  Returns:
+    Pairs (platform, name). The first is ("default", name) and holds for all
+    platforms that are not listed.
+
+  Raises: as `resolve` does, for the default device.
+  """
+  if backend not in CHOOSING:
+    here = dataclasses.replace(case, platform=current_platform())
+    return (("default", resolve(backend, here)),)
+  default = resolve(backend, dataclasses.replace(case, platform=""))
+  names = {
+    platform: resolve(backend, dataclasses.replace(case, platform=platform))
+    for platform in PLATFORMS
+  }
+  others = ((p, name) for p, name in names.items() if name != default)
+  return ("default", default), *others
+
+
+def tiling(
+  backend: str, case: Case, part: Pattern, tile: int = 0
+) -> tuple[str, int, int]:
+  """How one part of a pattern runs.
+
+  Args:
+    backend: as in `attend`.
+    case: what is run, with its platform.
+    part: one of a pattern's parts.
+    tile: positions on the side of a tile; 0 chooses.
+
+  Returns:
+    (name, tile, count): what runs it, the side of its tiles, and how many
+    tiles it processes.
+  """
+  name, n = resolve(backend, case), case.length
+  if name == "dense":
+    return name, n, 1
+  tile = tile or EXECUTORS[name].tile_size(part, n)
+  return name, tile, analysis.count_tiles(part, n, tile)
+
+
+def _unsupported(name, case):
+  executor = dense if name == "dense" else EXECUTORS[name]
+  return executor.unsupported(case)
+
+
+register("batched", batched)
+register("streamed", streamed, platforms=("cpu",))

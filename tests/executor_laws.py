@@ -1,0 +1,203 @@
+"""What must hold for every executor: the tests run these over the registry.
+
+The reference is float64 NumPy, written out from the definition of a pattern.
+"""
+
+import dataclasses
+import functools
+
+import catalogue
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.attention import attend, merged, registry
+from sparse_transformer.patterns import Causal, Local, Pattern, Strided
+
+NAMES = "out lse dq dk dv".split()
+
+
+def reference(q, k, v, dout, dlse, heads):
+  """(out, lse, dq, dk, dv) in float64; lse of rows without keys is 0."""
+  q, k, v, dout, dlse = (
+    np.asarray(x.astype(jnp.float32), np.float64).swapaxes(1, 2)
+    for x in (q, k, v, dout, dlse)
+  )
+  n, scale = q.shape[2], 1 / np.sqrt(q.shape[3])
+  mask = np.stack([pattern.matrix(n) for pattern in heads])
+  s = np.where(mask, q @ k.swapaxes(2, 3) * scale, -np.inf)
+  empty = ~mask.any(-1, keepdims=True)
+  e = np.exp(s - np.where(empty, 0, s.max(-1, keepdims=True)))
+  total = e.sum(-1, keepdims=True) + empty
+  p = e / total
+  out = p @ v
+  lse = np.where(empty, 0, np.log(total) + s.max(-1, keepdims=True))
+  dp = dout @ v.swapaxes(2, 3)
+  ds = p * (dp - (dout * out).sum(-1, keepdims=True) + dlse[..., None])
+  grads = ds @ k * scale, ds.swapaxes(2, 3) @ q * scale, p.swapaxes(2, 3) @ dout
+  results = out, lse[..., 0], *grads
+  return [x.swapaxes(1, 2) for x in results]
+
+
+def random_inputs(n, heads, k=8, e=12, batch=2, dtype=jnp.float32):
+  """q, k, v and the cotangents of out and lse."""
+  keys = jax.random.split(jax.random.key(n), 5)
+  shapes = [(batch, n, heads, width) for width in (k, k, e, e)]
+  shapes.append((batch, n, heads))
+  *arrays, dlse = (
+    jax.random.normal(*x) for x in zip(keys, shapes, strict=True)
+  )
+  return *(x.astype(dtype) for x in arrays), dlse
+
+
+def with_gradients(attention, q, k, v, dout, dlse):
+  """(out, lse, dq, dk, dv) of a function; lse of rows without keys is 0."""
+
+  def finite(*inputs):
+    out, lse = attention(*inputs)
+    return out, jnp.where(jnp.isfinite(lse), lse, 0)
+
+  result, vjp = jax.vjp(finite, q, k, v)
+  return *result, *vjp((dout, dlse))
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6, 7))
+def run(q, k, v, dout, dlse, heads, backend, tile):
+  attention = functools.partial(
+    attend, patterns=heads, backend=backend, tile=tile, return_lse=True
+  )
+  return with_gradients(attention, q, k, v, dout, dlse)
+
+
+def assert_close(found, expected, tolerance=2e-5):
+  for name, x, y in zip(NAMES, found, expected, strict=True):
+    error = np.abs(np.asarray(x, np.float64) - y).max()
+    assert error <= tolerance * max(np.abs(y).max(), 1e-6), (name, error)
+
+
+def agrees_with_the_reference(
+  backend, heads, n, tile=0, dtype=jnp.float32, tolerance=2e-5
+):
+  inputs = random_inputs(n, len(heads), dtype=dtype)
+  found = run(*inputs, tuple(heads), backend, tile)
+  assert found[0].dtype == dtype and found[1].dtype == jnp.float32
+  assert_close(found, reference(*inputs, heads), tolerance)
+
+
+def row_without_keys_gives_zero(backend):
+  pattern, n = catalogue.Fifths(), 40
+  q, k, v, dout, _ = random_inputs(n, 2)
+  empty = ~pattern.matrix(n).any(1)
+  assert empty.any() and not empty.all()
+  (out, lse), vjp = jax.vjp(
+    jax.jit(
+      functools.partial(
+        attend, patterns=pattern, backend=backend, tile=16, return_lse=True
+      )
+    ),
+    q,
+    k,
+    v,
+  )
+  assert (np.asarray(out)[:, empty] == 0).all()
+  assert (np.asarray(lse)[:, empty] == -np.inf).all()
+  grads = vjp((dout, jnp.ones_like(lse)))
+  assert all(np.isfinite(x).all() for x in grads)
+  assert (np.asarray(grads[0])[:, empty] == 0).all()
+
+
+def pattern_without_pairs_gives_zeros(backend):
+  inputs = random_inputs(40, 1)
+  results = run(*inputs, (Causal() - Causal(),), backend, 16)
+  assert all((np.asarray(x) == 0).all() for x in results)
+
+
+def gradient_is_zero_off_the_pattern(backend, heads):
+  n = 35
+  q, k, v, *_ = random_inputs(n, len(heads), k=2, e=2, batch=1)
+
+  @jax.jit
+  def jacobians(q, k, v):
+    def summed(q, k, v):
+      # Over heads, which do not interact: one column of the Jacobian.
+      return attend(q, k, v, heads, backend=backend, tile=16).sum(2)
+
+    return jax.jacrev(summed, argnums=(0, 1, 2))(q, k, v)
+
+  # [output position, input position, head]: the largest of all widths.
+  dq, dk, dv = (np.abs(x).max((0, 2, 3, 6)) for x in jacobians(q, k, v))
+  for head, pattern in enumerate(heads):
+    matrix = pattern.matrix(n)
+    assert (dv[~matrix, head] == 0).all() and (dk[~matrix, head] == 0).all()
+    assert (dq[~np.eye(n, dtype=bool), head] == 0).all()
+    assert (dv[matrix, head] > 0).all()
+
+
+def tables_can_be_arguments_of_jit(backend):
+  pattern, n = Local(9) | Strided(7), 50
+  inputs = random_inputs(n, 3)
+  executor = registry.EXECUTORS[backend]
+  plans = tuple(executor.plan(part, n, 16) for part in pattern.parts())
+  everyone = (None,) * len(plans)
+
+  @jax.jit
+  def planned(plans, *inputs):
+    for table in jax.tree.leaves(plans):
+      assert isinstance(table, jax.core.Tracer)
+    attention = functools.partial(
+      merged.attend_planned, plans=plans, heads=everyone, executor=backend
+    )
+    return with_gradients(attention, *inputs)
+
+  assert_close(planned(plans, *inputs), reference(*inputs, (pattern,) * 3))
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries(Pattern):
+  """All pairs whose query is in [first, last)."""
+
+  first: int
+  last: int
+
+  def mask(self, q, k):
+    return (q >= self.first) & (q < self.last) & (k >= 0)
+
+
+def tables_can_be_indexed_by_a_traced_number(backend):
+  # Two devices, each with half of the queries: one program, stacked tables.
+  n, everywhere = 64, Strided(3, causal=False)
+  halves = [Queries(i, i + n // 2) & everywhere for i in (0, n // 2)]
+  executor = registry.EXECUTORS[backend]
+  plans = [
+    # The tables say which queries; the mask may then be the same for both.
+    dataclasses.replace(executor.plan(half, n, 8), pattern=everywhere)
+    for half in halves
+  ]
+  stacked = jax.tree.map(lambda *x: np.stack(x), *plans)
+
+  @jax.jit
+  def indexed(i, *inputs):
+    plan = jax.tree.map(lambda table: jnp.asarray(table)[i], stacked)
+    attention = functools.partial(
+      merged.attend_planned,
+      plans=(plan,),
+      heads=(None,),
+      executor=backend,
+    )
+    return with_gradients(attention, *inputs)
+
+  inputs = random_inputs(n, 2)
+  for i, half in enumerate(halves):
+    assert_close(indexed(i, *inputs), reference(*inputs, (half,) * 2))
+
+
+def all_laws(backend, heads):
+  """All of them, small: for an executor that was just registered."""
+  agrees_with_the_reference(backend, heads, 53, 16)
+  agrees_with_the_reference(backend, [Causal(), *heads[:2]], 37)
+  agrees_with_the_reference(backend, heads[:2], 24, 8, jnp.bfloat16, 0.02)
+  row_without_keys_gives_zero(backend)
+  pattern_without_pairs_gives_zeros(backend)
+  gradient_is_zero_off_the_pattern(backend, tuple(heads))
+  tables_can_be_arguments_of_jit(backend)
+  tables_can_be_indexed_by_a_traced_number(backend)

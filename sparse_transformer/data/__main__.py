@@ -1,23 +1,28 @@
 """Downloads a data set and writes it where its source looks for it.
 
-python -m sparse_transformer.data prepare cifar10|enwik8 [--data_dir=DIR]
+python -m sparse_transformer.data prepare NAME [--data_dir=DIR]
 """
+
+from collections.abc import Sequence
 
 from absl import flags
 
 from sparse_transformer import cli
-from sparse_transformer.data import tfds
+from sparse_transformer.data import download, registry
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   if len(argv) != 3 or argv[1] != "prepare":
-    raise ValueError(f"usage: {tfds.COMMAND} cifar10|enwik8 [--data_dir=DIR]")
-  builder = tfds.prepare(argv[2], flags.FLAGS.data_dir)
+    names = "|".join(registry.BUILDERS)
+    raise ValueError(f"usage: {registry.PREPARE} {names} [--data_dir=DIR]")
+  builder = download.prepare(argv[2], flags.FLAGS.data_dir)
   splits = builder.info.splits
   sizes = ", ".join(f"{splits[k].num_examples} {k}" for k in splits)
   print(f"{builder.name} is in {builder.data_path}: {sizes} records")
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("data_dir", "", "Folder of tensorflow-datasets.")
+  flags.DEFINE_string(
+    "data_dir", "", "Folder of all data sets; by default ~/tensorflow_datasets."
+  )
   cli.run(main)

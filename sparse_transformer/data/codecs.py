@@ -1,99 +1,159 @@
-"""What symbols stand for: files to symbols, and drawn symbols to files.
-
-Each codec has `vocab_size`, `unit` (what one symbol is), `suffix` of the files
-it writes, `decode` (the bytes of a file, named `path`, to symbols: uint8) and
-`save` (drawn sequences to files: the paths).
-"""
+"""What the symbols of a stream stand for: text, letters, bases, sound."""
 
 import collections
 import dataclasses
 import io
+import pathlib
 import sys
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from sparse_transformer.data import files
 
-UNKNOWN = 255  # of a letter that stands for nothing
+UNKNOWN = 255  # in tables of symbols: of a character that has none
 
 
-class Text:
-  """Bytes as they are."""
+class Codec(Protocol):
+  """Converts files to symbols, and sampled symbols to files.
 
-  vocab_size, unit, suffix = 256, "bits/byte", ".txt"
+  Attributes:
+    vocab_size: number of symbols.
+    unit: of losses, in bits per symbol.
+  """
 
-  def decode(self, data, path):
+  vocab_size: int
+  unit: str
+
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """Converts the contents of a file to symbols.
+
+    Args:
+      data: the contents, decompressed.
+      path: of the file, for messages.
+
+    Returns:
+      The symbols, a row of uint8 less than `vocab_size`.
+
+    Raises:
+      ValueError: if the file is damaged or has other content.
+    """
+    ...
+
+  def save(
+    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
+  ) -> list[pathlib.Path]:
+    """Writes sequences of symbols to one or more files.
+
+    Args:
+      stem: path of the files, without their suffix.
+      sequences: symbols, a row each.
+
+    Returns:
+      The files that were written.
+    """
+    ...
+
+
+class Text(Codec):
+  """Bytes, unchanged."""
+
+  vocab_size = 256
+  unit = "bits/byte"
+
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     del path
     return np.frombuffer(data, np.uint8)
 
-  def save(self, stem, sequences):
-    path = stem.with_suffix(self.suffix)
-    path.write_bytes(b"\n\n".join(map(self.encode, sequences)))
-    return [path]
-
-  def encode(self, symbols):
+  def _encode(self, symbols: np.ndarray) -> bytes:
     return bytes(symbols)
+
+  def save(
+    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
+  ) -> list[pathlib.Path]:
+    path = stem.with_suffix(".txt")
+    path.write_bytes(b"\n\n".join(map(self._encode, sequences)))
+    return [path]
 
 
 class Letters(Text):
   """The 27 symbols of text8: space, a to z."""
 
-  vocab_size, unit = 27, "bits/character"
+  vocab_size = 27
+  unit = "bits/character"
 
-  def decode(self, data, path):
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     letters = np.frombuffer(data, np.uint8)
-    found = _table(" abcdefghijklmnopqrstuvwxyz")[letters]
-    _refuse(found == UNKNOWN, letters, path, "a to z and the space")
+    found = _symbol_table(" abcdefghijklmnopqrstuvwxyz")[letters]
+    _check_known(found, letters, path, "a to z and the space")
     return found
 
-  def encode(self, symbols):
+  def _encode(self, symbols: np.ndarray) -> bytes:
     return bytes(np.where(symbols == 0, ord(" "), symbols + ord("a") - 1))
 
 
-# What ambiguous letters may be: IUPAC, Cornish-Bowden 1985, Nucleic Acids
-# Research 13(9).
-AMBIGUOUS = dict(
-  N="ACGT", R="AG", Y="CT", S="CG", W="AT", K="GT", M="AC", B="CGT", D="AGT"
-) | dict(H="ACT", V="ACG")
 BASES = "ACGT"
+# The bases an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,
+# Nucleic Acids Research 13(9). Their order decides what is drawn.
+AMBIGUOUS = {
+  "N": "ACGT",
+  "R": "AG",
+  "Y": "CT",
+  "S": "CG",
+  "W": "AT",
+  "K": "GT",
+  "M": "AC",
+  "B": "CGT",
+  "D": "AGT",
+  "H": "ACT",
+  "V": "ACG",
+}
 
 
-class Fasta(Text):
-  """DNA: four bases, the records of a FASTA file one after the other.
+class Fasta(Codec):
+  """DNA in four bases: the concatenated records of a FASTA file.
 
-  An ambiguous letter is read as one of the bases it may be, drawn with a fixed
-  seed; how many there are is told on standard error. Small letters are read as
-  large ones, U as T.
+  An ambiguous letter becomes one of the bases it may stand for, drawn with a
+  fixed seed; their number is reported on standard error. Lowercase letters
+  count as uppercase, and U as T.
   """
 
-  vocab_size, unit, suffix = 4, "bits/base", ".fasta"
+  vocab_size = 4
+  unit = "bits/base"
 
-  def decode(self, data, path):
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     lines = data.split(b"\n")
     if not any(line.startswith(b">") for line in lines):
-      raise ValueError(f"{path} is no FASTA file: no line starts with >")
-    bases = b"".join(
+      raise ValueError(
+        f"{path} is not a FASTA file: no line starts with >; add a header line"
+        " or choose another data.name"
+      )
+    text = b"".join(
       line.strip() for line in lines if not line.startswith((b">", b";"))
     )
-    letters = np.frombuffer(bases.upper().replace(b"U", b"T"), np.uint8)
-    found = _table(BASES)[letters]
-    counts = collections.Counter()
-    draw = np.random.RandomState(0)
+    letters = np.frombuffer(text.upper().replace(b"U", b"T"), np.uint8)
+    found = _symbol_table(BASES)[letters]
+    counts: collections.Counter[str] = collections.Counter()
+    rng = np.random.RandomState(0)
     for letter, bases in AMBIGUOUS.items():
       here = np.flatnonzero(letters == ord(letter))
-      choices = [BASES.index(base) for base in bases]
-      found[here] = np.array(choices)[draw.randint(len(bases), size=len(here))]
+      choices = np.array([BASES.index(base) for base in bases])
+      found[here] = choices[rng.randint(len(bases), size=len(here))]
       counts[letter] = len(here)
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
-    _refuse(found == UNKNOWN, letters, path, known)
-    if some := ", ".join(
-      f"{n:,} {letter}" for letter, n in counts.items() if n
-    ):
-      print(f"{path}: ambiguous bases drawn at random: {some}", file=sys.stderr)
+    _check_known(found, letters, path, known)
+    if drawn := [f"{n:,} {letter}" for letter, n in counts.items() if n]:
+      print(
+        f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}",
+        file=sys.stderr,
+      )
     return found
 
-  def save(self, stem, sequences):
-    path = stem.with_suffix(self.suffix)
+  def save(
+    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
+  ) -> list[pathlib.Path]:
+    path = stem.with_suffix(".fasta")
     with path.open("w") as file:
       for i, symbols in enumerate(sequences):
         bases = "".join(BASES[symbol] for symbol in symbols)
@@ -106,54 +166,75 @@ MU = 255  # of ITU-T G.711
 
 
 @dataclasses.dataclass(frozen=True)
-class Audio:
-  """One channel of sound as 8-bit mu-law, at `rate` samples per second."""
+class Audio(Codec):
+  """Mono sound as 8-bit mu-law, at `rate` samples per second."""
 
   rate: int
-  vocab_size, unit, suffix = 256, "bits/sample", ".wav"
+  vocab_size = 256
+  unit = "bits/sample"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.rate < 1:
       raise ValueError(f"data.rate={self.rate} must be at least 1")
 
-  def decode(self, data, path):
-    import scipy.io.wavfile
-    import scipy.signal
-
-    # SciPy reads what there is of a file that was cut.
-    size = int.from_bytes(data[4:8], "little") + 8
-    try:
-      if len(data) < size < 2**32:  # which stands for an unknown size
-        raise ValueError(f"{len(data):,} bytes of {size:,}")
-      rate, samples = scipy.io.wavfile.read(io.BytesIO(data))
-    except Exception as error:  # of many types, each for another broken file
-      raise files.damaged(path, error) from error
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    rate, samples = _read_wav(data, path)
     if samples.ndim != 1:
       raise ValueError(
         f"{path} has {samples.shape[1]} channels; mix it down to one"
       )
     wave = _to_wave(samples, path)
     if rate != self.rate:
+      import scipy.signal
+
       divisor = np.gcd(rate, self.rate)
       wave = scipy.signal.resample_poly(
         wave, self.rate // divisor, rate // divisor
       )
     return compress(wave)
 
-  def save(self, stem, sequences):
+  def save(
+    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
+  ) -> list[pathlib.Path]:
     import scipy.io.wavfile
 
     paths = []
     for i, symbols in enumerate(sequences):
-      path = stem.with_name(f"{stem.name}_{i}{self.suffix}")
+      path = stem.with_name(f"{stem.name}_{i}.wav")
       wave = np.round(expand(symbols) * 32767).astype(np.int16)
       scipy.io.wavfile.write(path, self.rate, wave)
       paths.append(path)
     return paths
 
 
-def _to_wave(samples, path):
-  """Samples of any type as numbers between -1 and 1."""
+def compress(wave: np.ndarray) -> np.ndarray:
+  """Converts samples, clipped to [-1, 1], to their mu-law levels: uint8."""
+  wave = np.clip(wave, -1, 1)
+  level = np.sign(wave) * np.log1p(MU * np.abs(wave)) / np.log1p(MU)
+  return np.round((level + 1) / 2 * MU).astype(np.uint8)
+
+
+def expand(symbols: np.ndarray) -> np.ndarray:
+  """Converts mu-law levels to samples in [-1, 1]: inverts `compress`."""
+  level = symbols / MU * 2 - 1
+  return np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
+
+
+def _read_wav(data: bytes, path: pathlib.Path) -> tuple[int, np.ndarray]:
+  import scipy.io.wavfile
+
+  try:
+    # SciPy accepts a truncated file. A size of 2**32 - 1 means unknown.
+    size = int.from_bytes(data[4:8], "little") + 8
+    if len(data) < size < 2**32:
+      raise ValueError(f"it has {len(data):,} of {size:,} bytes")
+    return scipy.io.wavfile.read(io.BytesIO(data))
+  except Exception as error:  # the type depends on what is broken
+    raise files.damaged(path, error) from error
+
+
+def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:
+  """Converts samples of any dtype to numbers in [-1, 1]."""
   if samples.dtype == np.uint8:
     return samples / 127.5 - 1
   if np.issubdtype(samples.dtype, np.integer):
@@ -161,37 +242,27 @@ def _to_wave(samples, path):
   bad = np.flatnonzero(~np.isfinite(samples))
   if len(bad):
     raise ValueError(
-      f"{path}: sample {bad[0]} is {samples[bad[0]]}; a wave has finite samples"
+      f"{path}: sample {bad[0]} is {samples[bad[0]]}; all samples must be"
+      " finite"
     )
   return samples.astype(np.float64)
 
 
-def compress(wave):
-  """Numbers in [-1, 1], others cut off, as 256 levels: uint8."""
-  wave = np.clip(wave, -1, 1)
-  level = np.sign(wave) * np.log1p(MU * np.abs(wave)) / np.log1p(MU)
-  return np.round((level + 1) / 2 * MU).astype(np.uint8)
-
-
-def expand(symbols):
-  """Undoes `compress` up to its rounding."""
-  level = symbols / MU * 2 - 1
-  return np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
-
-
-def _table(letters):
-  """The symbol of each byte: the place among the letters, or UNKNOWN."""
+def _symbol_table(characters: str) -> np.ndarray:
+  """The symbol of each byte: its index in `characters`, or UNKNOWN."""
   table = np.full(256, UNKNOWN, np.uint8)
-  table[list(letters.encode())] = range(len(letters))
+  table[list(characters.encode())] = range(len(characters))
   return table
 
 
-def _refuse(wrong, symbols, path, known):
-  """Raises an error that names the first symbol that is wrong."""
-  places = np.flatnonzero(wrong)
-  if len(places):
-    first = places[0]
+def _check_known(
+  found: np.ndarray, letters: np.ndarray, path: pathlib.Path, known: str
+) -> None:
+  """Raises ValueError if a letter has no symbol."""
+  unknown = np.flatnonzero(found == UNKNOWN)
+  if len(unknown):
+    first = unknown[0]
     raise ValueError(
-      f"{path}: {len(places):,} symbols are none of {known}; the first is"
-      f" {chr(symbols[first])!r}, number {first:,}"
+      f"{path} may hold only {known}, but {len(unknown):,} characters are not"
+      f" among them; the first is {chr(letters[first])!r} at index {first:,}"
     )

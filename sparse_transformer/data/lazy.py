@@ -1,20 +1,30 @@
-"""A sequence whose items are made when they are asked for."""
+"""A sequence whose items are computed on access."""
 
 import dataclasses
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Generic, SupportsIndex, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lazy:
-  """A sequence of `size` items; item i is `item(i)`, made when it is asked."""
+class Lazy(Generic[T]):
+  """A sequence of `size` items that calls `item(i)` for item i.
+
+  >>> squares = Lazy(4, lambda i: i * i)
+  >>> squares[-1], list(squares)
+  (9, [0, 1, 4, 9])
+  """
 
   size: int
-  item: Callable[[int], Any]
+  item: Callable[[int], T]
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.size
 
-  def __getitem__(self, i):
+  def __getitem__(self, i: SupportsIndex) -> T:
     return self.item(range(self.size)[operator.index(i)])
+
+  def __iter__(self) -> Iterator[T]:
+    return map(self.item, range(self.size))

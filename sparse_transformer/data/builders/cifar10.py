@@ -1,4 +1,4 @@
-"""CIFAR-10, prepared without TensorFlow (Krizhevsky 2009)."""
+"""CIFAR-10 (Krizhevsky 2009), prepared without TensorFlow."""
 
 import tarfile
 
@@ -8,13 +8,13 @@ import tensorflow_datasets as tfds
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
-# Not called Cifar10: the name of the class names the folder, and a copy made
-# by the stock `cifar10` builder in the same place must stay as it is.
+# Not called Cifar10: the name of the class names the folder, and a copy that
+# the stock `cifar10` builder has made in the same place must not be changed.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   """Images [32, 32, 3] as plain bytes: 50,000 train and 10,000 test.
 
   The stock builder needs TensorFlow to unpack the archive and to encode the
-  images as PNG. Keys are the stock ones, so that images come in its order.
+  images as PNG. The keys are the stock ones, so the images have its order.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -34,7 +34,7 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
     image = tfds.features.Tensor(
       shape=(32, 32, 3),
       dtype=np.uint8,
-      # The default stores one integer a byte: slow to read without TensorFlow.
+      # By default each byte is an integer: slow to read without TensorFlow.
       encoding=tfds.features.Encoding.BYTES,
     )
     return self.dataset_info_from_configs(
@@ -53,11 +53,10 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
     with tarfile.open(archive, "r:gz") as tar:
       for member in tar:
         name = member.name.rpartition("/")[2]
-        if name in missing:
+        if name in missing and (file := tar.extractfile(member)):
           missing.remove(name)
           first = names.index(name) * self.IMAGES_PER_FILE
-          images = self._images(name, tar.extractfile(member).read())
-          for i, image in enumerate(images):
+          for i, image in enumerate(self._images(name, file.read())):
             yield first + i, {"image": image}
     if missing:
       raise ValueError(f"{archive} has no {sorted(missing)}: not CIFAR-10")

@@ -1,6 +1,7 @@
 """enwik8: the first 100,000,000 bytes of an English Wikipedia dump."""
 
 import hashlib
+import pathlib
 import zipfile
 
 import numpy as np
@@ -26,17 +27,21 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
   }
 
   @classmethod
-  def splits(cls, data, origin):
-    """The three splits of `data`, after a check that it is enwik8."""
+  def splits(cls, data: bytes, path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Splits the contents of the file at `path`.
+
+    Raises:
+      ValueError: if they are not enwik8.
+    """
     if len(data) != cls.SIZE:
       raise ValueError(
-        f"{origin} has {len(data):,} bytes and enwik8 {cls.SIZE:,}; for any"
-        " other text set data.name to bytes"
+        f"{path} has {len(data):,} bytes and enwik8 {cls.SIZE:,}; for other"
+        " text set data.name to bytes"
       )
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if md5 != cls.MD5:
       raise ValueError(
-        f"{origin} has md5 {md5} and enwik8 {cls.MD5}; get it from {URL}"
+        f"{path} has md5 {md5} and enwik8 {cls.MD5}; get it from {URL}"
       )
     array = np.frombuffer(data, np.uint8)
     train, validation, test = np.split(
@@ -48,12 +53,12 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
     record = tfds.features.Tensor(
       shape=(self.RECORD,),
       dtype=np.uint8,
-      # The default stores one integer a byte: slow to read without TensorFlow.
+      # By default each byte is an integer: slow to read without TensorFlow.
       encoding=tfds.features.Encoding.BYTES,
     )
     return self.dataset_info_from_configs(
       features=tfds.features.FeaturesDict({"bytes": record}),
-      disable_shuffling=True,  # a text is read back in its own order
+      disable_shuffling=True,  # the records of a text have an order
     )
 
   def _split_generators(self, dl_manager):

@@ -1,0 +1,95 @@
+"""Downloads data sets and prepares them with tensorflow-datasets."""
+
+import http.client
+import pathlib
+import pkgutil
+import queue
+import sys
+import threading
+import urllib.request
+from typing import TYPE_CHECKING
+
+from sparse_transformer.data import files, records, registry
+
+if TYPE_CHECKING:
+  import tensorflow_datasets as tfds
+
+PATIENCE = 8  # seconds for the host of a download to answer
+
+
+def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
+  """Downloads a data set and writes it where its source looks for it.
+
+  Args:
+    name: a source that was registered with a builder.
+    data_dir: folder of all prepared data sets, or "" for the default one.
+
+  Returns:
+    The builder of the prepared data set.
+
+  Raises:
+    ValueError: if there is no such builder, or if the archive is damaged.
+    ConnectionError: if the archive cannot be downloaded.
+  """
+  if name not in registry.BUILDERS:
+    known = ", ".join(registry.BUILDERS)
+    raise ValueError(f"cannot prepare {name!r}; known: {known}")
+  import tensorflow_datasets as tfds
+
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  root = records.root(data_dir)
+  downloads = root / "downloads"
+  make = pkgutil.resolve_name(registry.BUILDERS[name])
+  builder = make(data_dir=root, file_format="array_record")
+  if not builder.data_path.exists():
+    _check_archives(builder, downloads)
+  download = tfds.core.download
+  try:
+    builder.download_and_prepare()
+  except download.download_manager.NonMatchingChecksumError as error:
+    raise files.damaged(f"the archive in {downloads}", error) from error
+  except download.DownloadError as error:
+    raise ConnectionError(str(error)) from error
+  return builder
+
+
+def _check_archives(
+  builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
+) -> None:
+  """Raises ConnectionError unless each archive is here or its host answers.
+
+  Without a network, tensorflow-datasets would try for more than 3 minutes.
+  """
+  from tensorflow_datasets.core.download import resource
+
+  for url, info in builder.url_infos.items():
+    cached = resource.get_dl_fname(url, info.checksum) + ".INFO"
+    manual = downloads / "manual" / info.filename
+    places = (manual, downloads / cached, downloads / builder.name / cached)
+    if any(place.exists() for place in places):
+      continue
+    if problem := _probe(url):
+      raise ConnectionError(
+        f"cannot download {url} ({problem}); put the file at {manual} and run"
+        " this command again"
+      )
+
+
+def _probe(url: str) -> Exception | str | None:
+  """What prevents a download, if anything."""
+  answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+  def open_url():
+    try:
+      urllib.request.urlopen(url, timeout=PATIENCE).close()
+      answer.put(None)
+    except (OSError, http.client.HTTPException) as error:
+      answer.put(error)
+
+  # In a thread, because resolving a name has no timeout of its own.
+  threading.Thread(target=open_url, daemon=True).start()
+  try:
+    return answer.get(timeout=PATIENCE)
+  except queue.Empty:
+    return f"no answer in {PATIENCE} seconds"

@@ -1,0 +1,133 @@
+"""Sources of images."""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparse_transformer.data import files as files_lib, records
+from sparse_transformer.data.lazy import Lazy
+from sparse_transformer.data.registry import Config, register
+from sparse_transformer.data.sources import SPLITS, Images, Items
+
+# Images of the training set that are the validation set. CIFAR-10: as many as
+# Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
+# it (https://github.com/openai/distribution_augmentation).
+CIFAR10_HELD_OUT = 2_000
+IMAGENET64_HELD_OUT = 50_000
+
+
+@register("digits")
+def digits(config: Config) -> Images:
+  """Grey 8x8 digits of 17 levels, bundled with scikit-learn."""
+  del config
+
+  @functools.cache
+  def load():
+    import sklearn.datasets
+
+    images = sklearn.datasets.load_digits().images.astype(np.uint8)
+    parts = np.split(_permutation(len(images)), [-400, -200])
+    return {k: images[part] for k, part in zip(SPLITS, parts, strict=True)}
+
+  return Images((8, 8, 1), 17, load)
+
+
+@register(
+  "cifar10", builder="sparse_transformer.data.builders.cifar10:Cifar10Bytes"
+)
+def cifar10(config: Config) -> Images:
+  """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
+
+  def folder():
+    return records.find(config, "cifar10", "cifar10_bytes")
+
+  @functools.cache
+  def load():
+    train = records.read(folder(), "train", "image")
+    order = _permutation(len(train))
+    return {
+      "train": _subset(train, np.sort(order[CIFAR10_HELD_OUT:])),
+      "validation": _subset(train, np.sort(order[:CIFAR10_HELD_OUT])),
+      "test": records.read(folder(), "test", "image"),
+    }
+
+  return Images(
+    (32, 32, 3), 256, load, lambda: records.verified_files(folder())
+  )
+
+
+@register("imagenet64")
+def imagenet64(config: Config) -> Images:
+  """ImageNet in 64x64, from .npy files or as tensorflow-datasets prepares it.
+
+  The published validation set is the test split.
+  """
+  shape = (64, 64, 3)
+  path = pathlib.Path(config.path).expanduser()
+  arrays = [path / f"{split}_64x64.npy" for split in ("train", "valid")]
+
+  def in_arrays():
+    return config.path and arrays[0].exists()
+
+  def folder():
+    return records.find(config, "downsampled_imagenet/64x64")
+
+  @functools.cache
+  def load():
+    train: Items
+    test: Items
+    if in_arrays():
+      train, test = (_open_array(path, shape) for path in arrays)
+    else:
+      train, test = (
+        records.read(folder(), split, "image")
+        for split in ("train", "validation")
+      )
+    first = len(train) - IMAGENET64_HELD_OUT
+    if first < 1:
+      raise ValueError(
+        f"{len(train)} training images must be more than the"
+        f" {IMAGENET64_HELD_OUT:,} that are held out for validation"
+      )
+    return {
+      "train": _subset(train, range(first)),
+      "validation": _subset(train, range(first, len(train))),
+      "test": test,
+    }
+
+  def files():
+    return arrays if in_arrays() else records.verified_files(folder())
+
+  return Images(shape, 256, load, files)
+
+
+def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
+  """Maps the images in a .npy file, uint8 [number, *shape], into memory."""
+  try:
+    images = np.load(path, mmap_mode="r")
+  except FileNotFoundError:
+    raise FileNotFoundError(
+      f"no file {path}; set data.path to the folder that has it"
+    ) from None
+  except (ValueError, EOFError, OSError) as error:
+    raise files_lib.damaged(path, error) from error
+  if images.shape[1:] != shape or images.dtype != np.uint8:
+    raise ValueError(
+      f"{path} holds {images.dtype} {images.shape}; images must be uint8"
+      f" (number, {', '.join(map(str, shape))})"
+    )
+  return images
+
+
+def _subset(
+  items: Items, indices: Sequence[int] | np.ndarray
+) -> Lazy[np.ndarray]:
+  return Lazy(len(indices), lambda i: items[indices[i]])
+
+
+def _permutation(n: int) -> np.ndarray:
+  # NumPy promises the same numbers in all versions for RandomState, not for
+  # Generator (NEP 19): a held-out image must stay held out.
+  return np.random.RandomState(0).permutation(n)

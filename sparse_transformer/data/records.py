@@ -1,0 +1,120 @@
+"""Data sets that tensorflow-datasets has prepared, read without TensorFlow.
+
+Always in the array_record format: any other needs TensorFlow or, as parquet in
+tensorflow-datasets 4.9.10, silently loses records.
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+
+import numpy as np
+
+from sparse_transformer.data import files, registry
+from sparse_transformer.data.lazy import Lazy
+
+BLOCK = 1024  # records read at once
+
+
+def root(data_dir: str) -> pathlib.Path:
+  """The folder of all prepared data sets, by default that of the library."""
+  default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+  return pathlib.Path(data_dir or default).expanduser()
+
+
+def find(config: registry.Config, *names: str) -> pathlib.Path:
+  """Finds the newest version of the first data set that is prepared.
+
+  Args:
+    config: the `data` group of a config; its `path` is the folder of all
+      prepared data sets.
+    *names: of the data set, in tensorflow-datasets.
+
+  Raises:
+    FileNotFoundError: if none of them is prepared.
+  """
+  import tensorflow_datasets as tfds
+
+  folder = root(config.path)
+  for name in names:
+    # A version starts with a digit, an unfinished one with "incomplete.".
+    paths = (folder / name).glob("[0-9]*/*.array_record-*")
+    versions = {path.parent.name for path in paths}
+    if versions:
+      return folder / name / max(versions, key=tfds.core.Version)
+  if config.name in registry.BUILDERS:
+    remedy = f"run `{registry.PREPARE} {config.name} --data_dir={folder}`"
+  else:
+    remedy = "prepare it where TensorFlow is installed"
+  raise FileNotFoundError(
+    f"{folder} has no {names[0]} in the array_record format; {remedy}, or set"
+    " data.path to the folder that has it"
+  )
+
+
+def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of all records after reading them once.
+
+  They hold checksums, so damage is found now and not in the middle of a run.
+
+  Raises:
+    ValueError: if a file is damaged.
+  """
+  from array_record.python import array_record_module
+
+  paths = sorted(folder.glob("*.array_record-*"))
+  for path in paths:
+    try:
+      with contextlib.closing(
+        array_record_module.ArrayRecordReader(str(path))
+      ) as reader:
+        num = reader.num_records()
+        for first in range(0, num, BLOCK):
+          reader.read(first, min(first + BLOCK, num))
+    except (RuntimeError, IndexError, OSError) as error:
+      raise files.damaged(path, error) from error
+  return paths
+
+
+def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
+  """Opens one feature of all records of a split, as uint8 arrays.
+
+  Args:
+    folder: of one version of a data set, from `find`.
+    split: of the data set.
+    feature: its name. Encoded images are decoded.
+
+  Raises:
+    ValueError: if a file is damaged, now or when the record is read.
+  """
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder_from_directory(folder, file_format="array_record")
+  except Exception as error:  # the type depends on what is broken
+    raise files.damaged(folder, error) from error
+  decoders = None
+  if isinstance(builder.info.features[feature], tfds.features.Image):
+    decoders = {feature: tfds.decode.SkipDecoding()}  # its own needs OpenCV
+  records = builder.as_data_source(split, decoders=decoders)
+
+  def item(i: int) -> np.ndarray:
+    try:
+      value = records[i][feature]
+      return _decode(value) if decoders else value
+    except (RuntimeError, IndexError, OSError) as error:
+      raise files.damaged(folder, error) from error
+
+  # The length comes from dataset_info.json. The last record of each file is
+  # found through an index at its end: a file that is truncated or has too few
+  # records is noticed now, not in the middle of a run.
+  for end in np.cumsum(builder.info.splits[split].shard_lengths):
+    item(end - 1)
+  return Lazy(len(records), item)
+
+
+def _decode(image: bytes) -> np.ndarray:
+  import PIL.Image
+
+  return np.asarray(PIL.Image.open(io.BytesIO(image)).convert("RGB"))

@@ -1,0 +1,164 @@
+"""Sources of streams of symbols: text, bases, sound."""
+
+import functools
+import math
+import pathlib
+import sysconfig
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from sparse_transformer.data import codecs, files as files_lib, records
+from sparse_transformer.data.registry import Config, register
+from sparse_transformer.data.sources import SPLITS, Stream
+
+# Characters of the splits, like the bytes of enwik8.
+TEXT8 = 90_000_000, 5_000_000, 5_000_000
+
+
+@register("bytes")
+def any_bytes(config: Config) -> Stream:
+  """The bytes of a file, or of all files in a folder."""
+  return _from_path(config, codecs.Text())
+
+
+@register("stdlib")
+def stdlib(config: Config) -> Stream:
+  """The Python source of the interpreter's own standard library."""
+  # Without what differs from machine to machine: installed packages, and the
+  # tests, which some distributions omit.
+  skipped = {"site-packages", "dist-packages", "__pycache__"}
+  skipped |= {"test", "tests", "idle_test"}
+
+  def files():
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    paths = [path.relative_to(root) for path in sorted(root.rglob("*.py"))]
+    return [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]
+
+  return _from_files(config, codecs.Text(), files)
+
+
+@register("enwik8", builder="sparse_transformer.data.builders.enwik8:Enwik8")
+def enwik8(config: Config) -> Stream:
+  """enwik8, from the file or its archive, or as our builder prepares it."""
+
+  @functools.cache
+  def load():
+    from sparse_transformer.data.builders import enwik8
+
+    path = pathlib.Path(config.path).expanduser()
+    if path.is_file():
+      return enwik8.Enwik8.splits(files_lib.read(path), path)
+    folder = records.find(config, "enwik8")
+    return {
+      split: np.concatenate(list(records.read(folder, split, "bytes")))
+      for split in SPLITS
+    }
+
+  return Stream(config.length, config.columns, load)
+
+
+@register("text8")
+def text8(config: Config) -> Stream:
+  """text8, from the file or its archive."""
+  codec = codecs.Letters()
+
+  @functools.cache
+  def load():
+    path = _check_path(config)
+    data = codec.decode(files_lib.read(path), path)
+    if len(data) != sum(TEXT8):
+      raise ValueError(
+        f"{path} has {len(data):,} characters, text8 {sum(TEXT8):,}; for other"
+        " text set data.name to bytes"
+      )
+    parts = np.split(data, np.cumsum(TEXT8)[:2])
+    return dict(zip(SPLITS, parts, strict=True))
+
+  return Stream(config.length, config.columns, load, codec)
+
+
+@register("fasta")
+def fasta(config: Config) -> Stream:
+  """The bases of a FASTA file, or of all FASTA files in a folder."""
+  return _from_path(config, codecs.Fasta(), ".fasta", ".fa", ".fna")
+
+
+@register("audio")
+def audio(config: Config) -> Stream:
+  """The sound of a wav file, or of all wav files in a folder."""
+  return _from_path(config, codecs.Audio(config.rate), ".wav")
+
+
+def _from_path(config: Config, codec: codecs.Codec, *suffixes: str) -> Stream:
+  """A stream of the file at `data.path`, or of the files below that folder.
+
+  Args:
+    config: the `data` group of a config.
+    codec: of the files.
+    *suffixes: of the files to read in a folder, compressed or not; all files
+      by default.
+  """
+
+  def files():
+    path = _check_path(config)
+    if not path.is_dir():
+      return [path]
+    paths = sorted(path for path in path.rglob("*") if not path.is_dir())
+    if not suffixes:
+      return paths
+    chosen = [p for p in paths if {s.lower() for s in p.suffixes} & {*suffixes}]
+    if not chosen:
+      raise FileNotFoundError(
+        f"{path} has no file that ends in {', '.join(suffixes)}; set data.path"
+        " to another file or folder"
+      )
+    return chosen
+
+  return _from_files(config, codec, files)
+
+
+def _check_path(config: Config) -> pathlib.Path:
+  """The path that `data.path` names; FileNotFoundError if it does not exist."""
+  if not config.path:
+    raise FileNotFoundError("data.path is not set: name a file or a folder")
+  path = pathlib.Path(config.path).expanduser()
+  if not path.exists():
+    raise FileNotFoundError(
+      f"no file or folder {path}; set data.path to one that exists"
+    )
+  return path
+
+
+def _from_files(
+  config: Config,
+  codec: codecs.Codec,
+  files: Callable[[], Iterable[pathlib.Path]],
+) -> Stream:
+  """A stream of the contents of files, split in proportion to the fractions."""
+  fractions = tuple(config.fractions)
+  if (
+    len(fractions) != 3
+    or min(fractions) <= 0
+    or not math.isclose(sum(fractions), 1)
+  ):
+    raise ValueError(
+      f"data.{fractions=} must be three positive numbers with sum 1, for"
+      " train, validation and test"
+    )
+
+  @functools.cache
+  def load():
+    parts = [codec.decode(files_lib.read(path), path) for path in files()]
+    data = np.concatenate([np.zeros(0, np.uint8), *parts])
+    ends = [round(len(data) * sum(fractions[:k])) for k in (1, 2)]
+    splits = dict(zip(SPLITS, np.split(data, ends), strict=True))
+    for split, part in splits.items():
+      if not len(part):
+        raise ValueError(
+          f"{split} is empty: {len(data)} symbols in all, data.{fractions=};"
+          " use more data or other fractions"
+        )
+    return splits
+
+  return Stream(config.length, config.columns, load, codec)

@@ -1,0 +1,154 @@
+"""Tests of download.py and its command: small archives, no network."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import small_data
+from small_data import config, contents
+
+from sparse_transformer import data
+from sparse_transformer.data import download, registry
+
+
+@pytest.fixture
+def enwik8(monkeypatch, tmp_path):
+  """The text of a small enwik8, whose archive is where users put it."""
+  return small_data.small_enwik8(tmp_path, monkeypatch)
+
+
+def command(*words):
+  return subprocess.run(
+    [sys.executable, "-m", "sparse_transformer.data", *words],
+    cwd=small_data.REPO,
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_enwik8_is_prepared_from_an_archive_put_by_hand(
+  tmp_path, enwik8, monkeypatch
+):
+  builder = download.prepare("enwik8", str(tmp_path))
+  assert builder.info.splits["train"].num_examples == 36
+  splits = data.source(config("enwik8", tmp_path)).load()
+  parts = [splits[split].tobytes() for split in data.SPLITS]
+  assert parts == [enwik8[:1800], enwik8[1800:1900], enwik8[1900:]]
+  assert "tensorflow" not in sys.modules
+  # Without the archive, in the default place, and by the command: it is there.
+  shutil.rmtree(tmp_path / "downloads")
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  assert contents(data.source(config("enwik8"))) == enwik8
+  sizes = "36 train, 2 validation, 2 test"
+  expected = f"enwik8 is in {builder.data_path}: {sizes} records"
+  assert expected in command("prepare", "enwik8").stdout
+
+
+def test_archive_in_the_download_cache_needs_no_network(tmp_path, enwik8):
+  from tensorflow_datasets.core.download import resource
+
+  from sparse_transformer.data.builders import enwik8 as module
+
+  ((url, info),) = module.Enwik8.url_infos.items()
+  cache = tmp_path / "downloads" / "enwik8"
+  cache.mkdir()
+  archive = cache / resource.get_dl_fname(url, info.checksum)
+  (tmp_path / "downloads" / "manual" / "enwik8.zip").rename(archive)
+  archive.with_name(archive.name + ".INFO").write_text("{}")
+  download.prepare("enwik8", str(tmp_path))
+  assert contents(data.source(config("enwik8", tmp_path))) == enwik8
+
+
+def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
+  archive = tmp_path / "downloads" / "manual" / "enwik8.zip"
+  small_data.write_zip(archive, {"enwik8": enwik8[::-1]})
+  with pytest.raises(ValueError, match=r"manual/enwik8.zip.*wrong checksum"):
+    download.prepare("enwik8", str(tmp_path))
+  with pytest.raises(FileNotFoundError):
+    data.source(config("enwik8", tmp_path)).examples("train")
+
+
+def test_prepare_without_network_says_where_to_put_the_archive(
+  tmp_path, enwik8
+):
+  start = time.monotonic()
+  root = tmp_path / "root"
+  place = root / "downloads" / "manual" / "enwik8.zip"
+  with pytest.raises(
+    ConnectionError, match=f"nowhere.invalid/.*put the file at {place}"
+  ):
+    download.prepare("enwik8", str(root))
+  assert time.monotonic() - start < 10
+  assert not root.exists()
+
+
+def test_host_that_does_not_answer_is_an_error(tmp_path, enwik8, monkeypatch):
+  monkeypatch.setattr(download, "PATIENCE", 0.1)
+
+  def urlopen(*args, **kwargs):
+    time.sleep(0.5)
+    raise TimeoutError
+
+  monkeypatch.setattr("urllib.request.urlopen", urlopen)
+  with pytest.raises(ConnectionError, match="no answer in 0.1 seconds"):
+    download.prepare("enwik8", str(tmp_path / "root"))
+
+
+def test_command_without_a_name_prints_its_usage():
+  result = command("fetch", "cifar10")
+  assert result.returncode == 1
+  (line,) = result.stderr.splitlines()
+  assert f"usage: {registry.PREPARE} cifar10|enwik8 [--data_dir=DIR]" in line
+
+
+# The builder of CIFAR-10.
+
+
+@pytest.fixture
+def cifar10(monkeypatch, tmp_path):
+  """Pixels and labels of a small CIFAR-10, by the names of its files."""
+  return small_data.small_cifar10(tmp_path, monkeypatch)
+
+
+def test_cifar10_is_prepared_and_read_back(tmp_path, cifar10):
+  builder = download.prepare("cifar10", str(tmp_path))
+  # Not where the stock builder writes.
+  assert builder.data_path.parent == tmp_path / "cifar10_bytes"
+  source = data.source(config("cifar10", tmp_path))
+  train, validation, test = (
+    [image.tobytes() for image in source.examples(split)]
+    for split in data.SPLITS
+  )
+  assert (len(train), len(validation), len(test)) == (34, 6, 8)
+
+  def expected(names):
+    return sorted(
+      image.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()
+      for name in names
+      for image in cifar10[name][:, 1:]
+    )
+
+  assert sorted(test) == expected(builder.TEST_FILES)
+  assert sorted(train + validation) == expected(builder.TRAIN_FILES)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"IMAGES_PER_FILE": 7}, f"has {8 * 3073} bytes, must have {7 * 3073}"),
+    ({"IMAGES_PER_FILE": 9}, f"has {8 * 3073} bytes, must have {9 * 3073}"),
+    ({"TEST_FILES": ("test_2.bin",)}, r"has no \['test_2.bin'\]"),
+  ],
+)
+def test_archive_that_is_not_cifar10_is_an_error(
+  tmp_path, cifar10, monkeypatch, changes, message
+):
+  from sparse_transformer.data.builders import cifar10 as module
+
+  for name, value in changes.items():
+    monkeypatch.setattr(module.Cifar10Bytes, name, value)
+  with pytest.raises(ValueError, match=message):
+    download.prepare("cifar10", str(tmp_path))
+  assert not (tmp_path / "cifar10_bytes" / "1.0.0").exists()

@@ -1,0 +1,146 @@
+"""Tests of streams.py: which files are read, and how they are split."""
+
+import gzip
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import small_data
+from small_data import SHARED, TEXT, config, contents
+
+from sparse_transformer import data
+from sparse_transformer.data import codecs, streams
+
+
+@pytest.mark.parametrize(
+  "fractions",
+  [(0.9, 0.1), (0.9, 0.1, 0.0), (0.5, 0.2, 0.2), (1.2, -0.1, -0.1)],
+)
+def test_fractions_must_be_three_positive_ones_of_sum_1(fractions):
+  with pytest.raises(ValueError, match="three positive.*sum 1"):
+    data.source(config("bytes", fractions=fractions))
+
+
+def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
+  (tmp_path / "b" / "empty").mkdir(parents=True)
+  (tmp_path / "c").write_bytes(TEXT[900:])
+  (tmp_path / "b" / "2.gz").write_bytes(gzip.compress(TEXT[500:900]))
+  (tmp_path / "a").write_bytes(TEXT[:500])
+  source = data.source(config("bytes", tmp_path))
+  assert contents(source) == TEXT
+  sizes = [len(source.load()[split]) for split in data.SPLITS]
+  assert sizes == [516, 257, 258]
+
+
+def test_folder_is_read_by_suffix(tmp_path):
+  (tmp_path / "notes.txt").write_text("x")
+  for name, suffix in (("audio", ".wav"), ("fasta", ".fasta")):
+    source = data.source(config(name, tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"ends in {suffix}"):
+      source.examples("train")
+  (tmp_path / "a.FA").write_text(">a\nACGT\n")
+  (tmp_path / "b.fna.gz").write_bytes(gzip.compress(b">b\nTTTT\n"))
+  source = data.source(config("fasta", tmp_path, length=1))
+  assert contents(source) == bytes([0, 1, 2, 3, 3, 3, 3, 3])
+
+
+@pytest.mark.parametrize("name", ["bytes", "fasta", "audio", "text8"])
+def test_missing_path_is_an_error(tmp_path, name):
+  with pytest.raises(FileNotFoundError, match=f"no file or folder {tmp_path}"):
+    data.source(config(name, tmp_path / "none")).examples("train")
+  with pytest.raises(FileNotFoundError, match="data.path is not set"):
+    data.source(config(name)).examples("train")
+
+
+@pytest.mark.parametrize("text", [None, b"", b"a"])
+def test_empty_split_is_an_error(tmp_path, text):
+  if text is not None:
+    (tmp_path / "text").write_bytes(text)
+  message = f"is empty: {len(text or b'')} symbols in all"
+  with pytest.raises(ValueError, match=message):
+    data.source(config("bytes", tmp_path)).windows("test")
+
+
+def test_files_are_read_once(tmp_path):
+  path = tmp_path / "text"
+  path.write_bytes(b"0")
+  source = data.source(config("bytes", path, length=2))
+  with pytest.raises(ValueError, match="is empty"):
+    source.examples("train")
+  path.write_bytes(bytes(100))
+  assert len(source.examples("train")) == 49  # the error was not cached
+  path.unlink()
+  assert len(source.examples("test")) == 24
+
+
+def test_digest_differs_in_each_symbol_of_each_split(tmp_path):
+  path, found = tmp_path / "text", set()
+  for text in (b"a" * 100, b"a" * 99 + b"b", b"b" + b"a" * 99, b"a" * 110):
+    path.write_bytes(text)
+    digest = data.source(config("bytes", path)).digest()
+    found.add(tuple(digest.items()))
+  assert len(found) == 4
+
+
+def test_standard_library_is_python_text_without_its_tests():
+  text = contents(data.source(config("stdlib")))
+  assert len(text) > 2_000_000
+  assert pathlib.Path(os.__file__).read_bytes() in text
+  assert b"import pytest" not in text
+
+
+def test_text8_has_its_published_splits(tmp_path, monkeypatch):
+  path = tmp_path / "text8"
+  path.write_bytes(b"anarch is")
+  with pytest.raises(ValueError, match="9 characters, text8 100,000,000"):
+    data.source(config("text8", path)).examples("train")
+  assert streams.TEXT8 == (90_000_000, 5_000_000, 5_000_000)
+  monkeypatch.setattr(streams, "TEXT8", (6, 2, 1))
+  splits = data.source(config("text8", path)).load()
+  found = [splits[split].tolist() for split in data.SPLITS]
+  assert found == [[1, 14, 1, 18, 3, 8], [0, 9], [19]]
+
+
+def test_enwik8_is_split_as_90_5_5(tmp_path, monkeypatch):
+  text = small_data.small_enwik8(tmp_path, monkeypatch)
+  (tmp_path / "enwik8").write_bytes(text)
+  for path in ("enwik8", "downloads/manual/enwik8.zip"):
+    splits = data.source(config("enwik8", tmp_path / path)).load()
+    parts = [splits[split].tobytes() for split in data.SPLITS]
+    assert parts == [text[:1800], text[1800:1900], text[1900:]]
+
+
+def test_other_text_is_not_taken_for_enwik8(tmp_path, monkeypatch):
+  path = tmp_path / "enwik8"
+  source = data.source(config("enwik8", path))
+  path.write_bytes(b"text")
+  with pytest.raises(ValueError, match="4 bytes and enwik8 100,000,000"):
+    source.examples("train")
+  text = small_data.small_enwik8(tmp_path, monkeypatch)
+  path.write_bytes(text[::-1])
+  with pytest.raises(ValueError, match="has md5 .* and enwik8 .*get it from"):
+    source.examples("train")
+
+
+# Real data.
+
+
+@pytest.mark.skipif(not (SHARED / "genome").is_dir(), reason="needs the genome")
+def test_whole_genome_is_read():
+  path = SHARED / "genome" / "ecoli-k12-mg1655.fasta.gz"
+  bases = contents(data.source(config("fasta", path)))
+  counts = np.bincount(np.frombuffer(bases, np.uint8))
+  assert counts.tolist() == [1_142_228, 1_179_554, 1_176_923, 1_140_970]
+
+
+@pytest.mark.skipif(not (SHARED / "audio").is_dir(), reason="needs the music")
+def test_music_is_resampled():
+  source = data.source(config("audio", SHARED / "audio"))
+  symbols = np.frombuffer(contents(source), np.uint8)
+  seconds = sum(
+    (path.stat().st_size - 44) / 2 / 22_050
+    for path in (SHARED / "audio").glob("*.wav")
+  )
+  assert len(symbols) == pytest.approx(seconds * 12_000, abs=200)
+  assert 0.001 < np.mean(codecs.expand(symbols) ** 2) < 0.5

@@ -1,0 +1,142 @@
+"""Small data sets for the tests of sources: no network, few bytes."""
+
+import hashlib
+import io
+import pathlib
+import sysconfig
+import tarfile
+import types
+import zipfile
+
+import numpy as np
+import scipy.io.wavfile
+
+from sparse_transformer import data
+from sparse_transformer.data import download, images, records, registry, streams
+
+REPO = pathlib.Path(__file__).parents[2]
+SHARED = REPO.parent / "shared" / "data"  # real data, if it is there
+TEXT = bytes(range(256)) * 4 + b"the end"
+
+
+def config(name, path="", **changes):
+  """The `data` group of a config."""
+  fields = dict(length=16, columns=4, fractions=(0.5, 0.25, 0.25), rate=12_000)
+  return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
+
+
+def contents(source):
+  """All bytes of the three splits of a stream, in order."""
+  return b"".join(source.load()[split].tobytes() for split in data.SPLITS)
+
+
+def write_zip(path, members):
+  with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    for name, content in members.items():
+      archive.writestr(name, content)
+
+
+def put_archive(root, name, content):
+  """Writes an archive where messages tell users to; its entry in url_infos."""
+  import tensorflow_datasets as tfds
+
+  path = root / "downloads" / "manual" / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(content)
+  checksum = hashlib.sha256(content).hexdigest()
+  return tfds.core.download.checksums.UrlInfo(len(content), checksum, name)
+
+
+def small_enwik8(root, patch):
+  """Makes 2,000 bytes be enwik8, with their archive; returns them."""
+  from sparse_transformer.data.builders import enwik8
+
+  text = np.random.RandomState(0).bytes(2_000)
+  archive = io.BytesIO()
+  write_zip(archive, {"enwik8": text})
+  info = put_archive(root, "enwik8.zip", archive.getvalue())
+  url = "http://nowhere.invalid/enwik8.zip"
+  patch.setattr(enwik8, "URL", url)
+  patch.setattr(enwik8.Enwik8, "url_infos", {url: info})
+  patch.setattr(enwik8.Enwik8, "SIZE", 2_000)
+  patch.setattr(enwik8.Enwik8, "MD5", hashlib.md5(text).hexdigest())
+  patch.setattr(enwik8.Enwik8, "RECORD", 50)
+  return text
+
+
+def small_cifar10(root, patch):
+  """Puts an archive of 8 images a file; returns the files by their names."""
+  from sparse_transformer.data.builders import cifar10
+
+  builder = cifar10.Cifar10Bytes
+  random = np.random.RandomState(0)
+  files = {}
+  archive = io.BytesIO()
+  with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+    # With other files and not sorted, as in the published archive.
+    for name in ("readme", *builder.TEST_FILES, *builder.TRAIN_FILES[::-1]):
+      files[name] = random.randint(0, 256, (8, 3073)).astype(np.uint8)
+      member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+      member.size = files[name].size
+      tar.addfile(member, io.BytesIO(files[name].tobytes()))
+  info = put_archive(root, "cifar-10-binary.tar.gz", archive.getvalue())
+  patch.setattr(builder, "url_infos", {cifar10.URL: info})
+  patch.setattr(builder, "IMAGES_PER_FILE", 8)
+  patch.setattr(images, "CIFAR10_HELD_OUT", 6)
+  return files
+
+
+def small_imagenet64(folder, patch):
+  """Writes arrays of 5 and 3 images, which it returns."""
+  patch.setattr(images, "IMAGENET64_HELD_OUT", 2)
+  pixels = np.random.RandomState(0).randint(0, 256, (8, 64, 64, 3))
+  train, valid = np.split(pixels.astype(np.uint8), [5])
+  np.save(folder / "train_64x64.npy", train)
+  np.save(folder / "valid_64x64.npy", valid)
+  return train, valid
+
+
+def register_toys():
+  """Adds two sources: a registration each, and a builder for the second."""
+
+  @data.register("toy_stream")
+  def toy_stream(config):
+    splits = dict.fromkeys(data.SPLITS, np.arange(99, dtype=np.uint8))
+    return data.Stream(config.length, config.columns, lambda: splits)
+
+  @data.register("toy_images", builder="small_data.toy:Toy")
+  def toy_images(config):
+    def load():
+      folder = records.find(config, "toy")
+      return {k: records.read(folder, k, "image") for k in data.SPLITS}
+
+    return data.Images((2, 3, 1), 256, load)
+
+
+def write(name, folder, patch):
+  """Writes small data for a source: its config."""
+  path = folder
+  if name in ("bytes", "stdlib"):
+    (folder / "text.py").write_bytes(TEXT)
+    patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": folder})
+  elif name == "enwik8":
+    small_enwik8(folder, patch)
+  elif name == "text8":
+    patch.setattr(streams, "TEXT8", (200, 50, 50))
+    path = folder / "text8"
+    path.write_bytes(b"the quick brown fox jumps over" * 10)
+  elif name == "fasta":
+    (folder / "x.fasta").write_bytes(b">x\n" + b"ACGTNRacgu\n" * 20)
+  elif name == "audio":
+    scipy.io.wavfile.write(folder / "x.wav", 12_000, np.sin(np.arange(300.0)))
+  elif name == "cifar10":
+    small_cifar10(folder, patch)
+  elif name == "imagenet64":
+    small_imagenet64(folder, patch)
+  elif name == "toy_images":
+    from small_data import toy
+
+    put_archive(folder, "toy.bin", toy.ARCHIVE)
+  if name in registry.BUILDERS:
+    download.prepare(name, str(folder))
+  return config(name, path)

@@ -1,136 +1,146 @@
-"""A page about a run, that stands alone.
+"""Writes a self-contained HTML page about a run.
 
 python -m sparse_transformer.report --workdir=runs/digits
 
 Writes report.html into the workdir: results, curves, throughput, patterns,
-samples, bits by position, config. It shows what is there: `eval.py` and
-`python -m sparse_transformer.sample` add to it.
+samples, bits by position, config. It shows what the workdir holds: `eval.py`
+and `python -m sparse_transformer.sample` add to it.
 """
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from sparse_transformer import cli
-from sparse_transformer.figures import html as pages, plots
-from sparse_transformer.model import transformer as model_lib
-from sparse_transformer.training import checkpoint, metrics
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.figures import curves, html
+
+MAX_SAMPLE = 4000  # bytes of sampled text that are shown
 
 
-def make(workdir, config):
-  """The page, HTML, of a run."""
-  workdir = pathlib.Path(workdir)
+def make(workdir: pathlib.Path, config: ConfigDict) -> str:
+  """The page about a run, as HTML."""
+  from sparse_transformer.training import metrics
+  from sparse_transformer.training.experiment import Experiment
+
+  experiment = Experiment(config)
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
+  name = workdir.resolve().name
   sections = (
-    _summary(workdir, config, lines),
+    _summary(name, experiment, lines),
     _evaluations(workdir),
-    _curves(config, lines),
-    _pictures(workdir),
+    _curves(experiment.source.unit, lines),
+    _patterns(workdir),
     _samples(workdir),
     _config(config),
   )
-  return pages.page(f"Run {workdir.resolve().name}", *filter(None, sections))
+  return html.page(f"Run {name}", *filter(None, sections))
 
 
-def _summary(workdir, config, lines):
-  experiment = Experiment(config)
-  network, source = experiment.model, experiment.source
+def _summary(name, experiment, lines):
+  from sparse_transformer.model.transformer import count_parameters
+
+  config, source = experiment.config, experiment.source
+  network = experiment.model
   last = max((line["step"] for line in lines), default=0)
   rows = [
+    ("run", name),
     ("data", f"{config.data.name}, {source.length:,} positions"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
-    ("parameters", f"{model_lib.count_parameters(network):,}"),
+    ("parameters", f"{count_parameters(network):,}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,} of {config.train.steps:,}"),
   ]
   for split in ("train", "validation"):
-    known = [line for line in lines if line["split"] == split]
-    if known:
-      value = f"{known[-1]['bits_per_dim']:.4f} {source.unit}"
-      rows.append((f"last {split}", f"{value}, step {known[-1]['step']:,}"))
-  return pages.table([("run", str(workdir.resolve().name)), *rows])
+    of_split = [line for line in lines if line["split"] == split]
+    if of_split:
+      line = of_split[-1]
+      bits = f"{line['bits_per_dim']:.4f} {source.unit}"
+      rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
+  return html.table(rows)
 
 
 def _evaluations(workdir):
-  """What eval.py found, with its pictures."""
+  """The results of eval.py, with its pictures."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
-    return pages.section("Evaluation", pages.note("None: run eval.py."))
-  rows, parts = [("split", "step", "min_context", "weights", "bits")], []
-  rows[0] += "standard error", "tokens"
+    return html.section("Evaluation", html.note("None: run eval.py."))
+  columns = "split", "step", "min_context", "weights"
+  rows = [(*columns, "bits", "standard error", "tokens")]
+  pictures = []
   for path in paths:
-    found = json.loads(path.read_text())
-    error = found["standard_error"]
+    result = json.loads(path.read_text())
+    error = result["standard_error"]
     rows.append(
       (
-        *(found[k] for k in ("split", "step", "min_context", "weights")),
-        f"{found['bits_per_dim']:.4f} {found['unit']}",
+        *(result[column] for column in columns),
+        f"{result['bits_per_dim']:.4f} {result['unit']}",
         "" if error is None else f"{error:.4f}",
-        f"{found['tokens']:,}",
+        f"{result['tokens']:,}",
       )
     )
     picture = path.with_suffix(".png")
     if picture.exists():
-      parts.append(pages.picture(picture, f"bits by position, {path.stem}"))
-  return pages.section("Evaluation", pages.table(rows), *parts)
+      pictures.append(html.picture(picture, f"bits by position, {path.stem}"))
+  return html.section("Evaluation", html.table(rows), *pictures)
 
 
-def _curves(config, lines):
+def _curves(unit, lines):
   if not lines:
-    return pages.section("Curves", pages.note("No metrics yet."))
-  unit = Experiment(config).source.unit
-  bits = plots.curves({"": lines}, unit)
-  parts = [pages.figure(bits, "bits of train and validation by step")]
+    return html.section("Curves", html.note("No metrics yet."))
+  bits = curves.bits_by_step({"": lines}, unit)
+  parts = [html.figure(bits, "bits of train and validation by step")]
   if any("tokens_per_second" in line for line in lines):
-    parts.append(pages.figure(plots.throughput(lines), "tokens per second"))
-  return pages.section("Curves", *parts)
+    speed = curves.throughput_by_step(lines)
+    parts.append(html.figure(speed, "tokens per second"))
+  return html.section("Curves", *parts)
 
 
-def _pictures(workdir):
+def _patterns(workdir):
   path = workdir / "patterns.png"
   if path.exists():
-    return pages.section("Patterns", pages.picture(path, "attention patterns"))
+    return html.section("Patterns", html.picture(path, "attention patterns"))
   return None
 
 
 def _samples(workdir):
   path = workdir / "samples.png"
   if path.exists():
-    parts = (
-      pages.picture(path, "samples"),
-      pages.note("Left drawn, right real."),
-    )
-    return pages.section("Samples", *parts)
+    sides = html.note("Sampled images on the left, real ones on the right.")
+    return html.section("Samples", html.picture(path, "samples"), sides)
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.exists():
-      text = path.read_bytes()[:4000].decode(errors="replace")
-      # What browsers refuse, as they would show it.
+      text = path.read_bytes()[:MAX_SAMPLE].decode(errors="replace")
+      # HTML has no control characters.
       shown = "".join(
-        c if c.isprintable() or c in "\n\t" else "�" for c in text
+        c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text
       )
-      return pages.section("Samples", pages.preformatted(shown))
-  return pages.section(
-    "Samples", pages.note("None: run python -m sparse_transformer.sample.")
+      return html.section("Samples", html.preformatted(shown))
+  return html.section(
+    "Samples", html.note("None: run python -m sparse_transformer.sample.")
   )
 
 
 def _config(config):
   text = json.dumps(config.to_dict(), indent=2)
-  return pages.section("Config", pages.preformatted(text))
+  return html.section("Config", html.preformatted(text))
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  """Writes the page of the run in --workdir."""
+  from sparse_transformer.training.checkpoint import Checkpoints
+
   cli.check_arguments(argv)
-  args = flags.FLAGS
-  with checkpoint.Checkpoints(args.workdir) as checkpoints:
+  workdir = pathlib.Path(flags.FLAGS.workdir)
+  with Checkpoints(workdir) as checkpoints:
     if not checkpoints.steps():
       raise FileNotFoundError(
-        f"{args.workdir} has no checkpoint yet; train it first"
+        f"{workdir} has no checkpoint yet; train it first"
       )
-  path = pathlib.Path(args.workdir) / "report.html"
-  path.write_text(make(args.workdir, args.config))
+  path = workdir / "report.html"
+  path.write_text(make(workdir, flags.FLAGS.config))
   print(f"report in {path}")
 
 

@@ -1,4 +1,4 @@
-"""Tests of report.py: what stands in the page, and that a browser shows it."""
+"""The page about a run holds everything, and a browser shows it from disk."""
 
 import json
 import re
@@ -8,9 +8,10 @@ import subprocess
 import numpy as np
 import pytest
 import runs
+from PIL import Image
 
-from sparse_transformer.figures import html as pages
-from sparse_transformer.training import loop as train
+from sparse_transformer.config import write_config
+from sparse_transformer.training.loop import train
 
 SCRIPT = "sparse_transformer/report.py"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -20,7 +21,8 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 def workdir(tmp_path_factory):
   """A run with samples and an evaluation."""
   folder = tmp_path_factory.mktemp("runs") / "a run & <more>"
-  train.train(runs.tiny(**{"eval.every": 2}), folder)
+  small = {"model.num_layers": 1, "eval.batch_size": 64, "eval.every": 2}
+  train(runs.tiny(**small), folder)
   word = f"--workdir={folder}"
   assert runs.command("eval.py", word) == 0
   assert runs.command("sparse_transformer/sample.py", word, "--num=4") == 0
@@ -28,7 +30,7 @@ def workdir(tmp_path_factory):
   return folder
 
 
-def test_page_stands_alone_and_holds_everything(workdir):
+def test_page_is_self_contained_and_holds_everything(workdir):
   page = (workdir / "report.html").read_text()
   assert "http" not in page and "<script" not in page
   assert "a run &amp; &lt;more&gt;" in page and "<more>" not in page
@@ -42,11 +44,11 @@ def test_page_stands_alone_and_holds_everything(workdir):
   assert "&quot;learning_rate&quot;" in page
 
 
-def test_page_of_a_text_shows_it(tmp_path):
+def test_page_shows_sampled_text_without_control_characters(tmp_path):
   path = tmp_path / "text"
   path.write_bytes(b"some <b>text</b> " * 50)
   config = runs.text(path, **{"train.steps": 0, "model.num_layers": 1})
-  train.train(config, tmp_path / "run")
+  train(config, tmp_path / "run")
   (tmp_path / "run" / "samples.txt").write_bytes(b"<i>\x00\xff</i>")
   assert runs.command(SCRIPT, f"--workdir={tmp_path / 'run'}") == 0
   page = (tmp_path / "run" / "report.html").read_text()
@@ -54,24 +56,17 @@ def test_page_of_a_text_shows_it(tmp_path):
   assert "run eval.py" in page
 
 
-def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
-  from sparse_transformer.training import checkpoint
-
-  checkpoint.write_config(tmp_path, runs.tiny())
+def test_run_without_a_checkpoint_has_no_page(tmp_path, capsys):
+  write_config(tmp_path, runs.tiny())
   assert runs.command(SCRIPT, f"--workdir={tmp_path}") == 1
   assert "no checkpoint" in capsys.readouterr().err
   assert not (tmp_path / "report.html").exists()
 
 
-def test_table_escapes_its_cells():
-  text = pages.table([("a", "<b>"), (1, "x & y")])
-  assert "<th>&lt;b&gt;</th>" in text and "<td>x &amp; y</td>" in text
-
-
 @pytest.mark.skipif(not BROWSER, reason="no Chromium on this machine")
 def test_browser_shows_the_page_from_disk(workdir, tmp_path):
   page = workdir / "report.html"
-  # A copy that says, when all is loaded, which pictures have pixels.
+  # In a copy the title becomes the sizes of all pictures, once they are loaded.
   probe = """<script>
     addEventListener("load", () => {
       const sizes = [...document.images].map(i => i.naturalWidth);
@@ -102,11 +97,9 @@ def test_browser_shows_the_page_from_disk(workdir, tmp_path):
   done = run(copy, "--dump-dom")
   sizes = re.search("<title>sizes ([0-9 ]+)</title>", done.stdout)[1].split()
   assert len(sizes) == 5 and all(int(size) > 100 for size in sizes)
-  assert "CONSOLE" not in done.stderr  # where its errors would stand
+  assert "CONSOLE" not in done.stderr  # errors of the page
   shot = tmp_path / "shot.png"
   run(page, f"--screenshot={shot}")
-  from PIL import Image
-
   with Image.open(shot) as image:
     pixels = np.asarray(image.convert("RGB"))
   assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50

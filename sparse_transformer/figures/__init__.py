@@ -1,1 +1,1 @@
-"""Pictures and pages."""
+"""Pictures of patterns, curves and samples, and HTML pages."""

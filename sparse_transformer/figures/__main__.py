@@ -3,23 +3,32 @@
 python -m sparse_transformer.figures docs/patterns.png
 """
 
-from sparse_transformer import cli, patterns as patterns_lib
-from sparse_transformer.figures import plots
+from collections.abc import Sequence
+
+from sparse_transformer import cli, patterns
+from sparse_transformer.figures.patterns import panels
+
+ROWS, COLUMNS = 12, 12  # an image small enough to see its cells
+SHOWN = {
+  "dense": "Causal()",
+  "local": "Local(12)",
+  "strided": "Local(12) | Strided(12)",
+  "fixed": "Block(12) | Summary(12, 3)",
+  "dilated": "Dilated(8, 4)",
+  "BigBird": "BigBird(12, num_random=2)",
+  "neighborhood": "Neighborhood(5, 7, columns=12, channels=1)",
+}
 
 
-def main(argv):
-  """Draws some patterns, factors merged, at a size one can see."""
+def main(argv: Sequence[str]) -> None:
+  """Draws the picture into the file that is the one argument."""
   if len(argv) != 2:
     raise ValueError("give one argument: the PNG file to write")
-  settings = dict(stride=12, window=12, width=3, num_summaries=1)
-  names = ["dense", "local", "strided", "fixed"]
-  names += ["Dilated(8, 4)", "BigBird(12, num_random=2)"]
-  names += ["Neighborhood(5, 7, columns=12, channels=1)"]
-  patterns = [
-    patterns_lib.assign(name, "merged", num_layers=1, num_heads=1, **settings)
-    for name in names
-  ]
-  plots.draw(argv[1], names, [p[0][0] for p in patterns], (12, 12), 144)
+  titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
+  # One factor, the same in all heads.
+  shown = [patterns.parse(text)[0][0] for text in SHOWN.values()]
+  figure = panels(titles, shown, (ROWS, COLUMNS), ROWS * COLUMNS)
+  figure.savefig(argv[1])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""HTML pages that stand alone: pictures inside, nothing is loaded."""
+"""Self-contained HTML pages: pictures are embedded, nothing is loaded."""
 
 import base64
 import html
 import io
+import os
 import pathlib
+import typing
+from collections.abc import Iterable, Sequence
+
+if typing.TYPE_CHECKING:
+  import matplotlib.figure
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
@@ -18,8 +24,8 @@ pre { background: #f4f6f9; padding: 1rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def page(title, *sections):
-  """A whole page; sections: HTML, as the functions below make it."""
+def page(title: str, *sections: str) -> str:
+  """An HTML document; the functions below make its sections."""
   title, body = html.escape(title), "\n".join(sections)
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -30,40 +36,42 @@ def page(title, *sections):
   )
 
 
-def section(title, *parts):
+def section(title: str, *parts: str) -> str:
+  """A heading and what follows it."""
   return f"<h2>{html.escape(title)}</h2>\n" + "\n".join(parts)
 
 
-def note(text):
+def note(text: str) -> str:
+  """A paragraph in small gray letters."""
   return f'<p class="note">{html.escape(text)}</p>'
 
 
-def preformatted(text):
+def preformatted(text: str) -> str:
+  """Text whose lines and spaces stay as they are."""
   return f"<pre>{html.escape(text)}</pre>"
 
 
-def table(rows):
-  """The first row holds the titles."""
-  first, *rest = ([html.escape(str(cell)) for cell in row] for row in rows)
-  lines = ["<tr>" + "".join(f"<th>{x}</th>" for x in first) + "</tr>"]
-  lines += [
-    "<tr>" + "".join(f"<td>{x}</td>" for x in r) + "</tr>" for r in rest
-  ]
+def table(rows: Iterable[Sequence[object]]) -> str:
+  """A table; the first row holds the titles."""
+  titles, *rest = rows
+  lines = [_row("th", titles), *(_row("td", row) for row in rest)]
   return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
-def picture(path, text):
-  """A PNG file."""
+def _row(tag, cells):
+  cells = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
+  return f"<tr>{''.join(cells)}</tr>"
+
+
+def picture(path: str | os.PathLike, text: str) -> str:
+  """A PNG file, with a text for those who cannot see it."""
   return _image(pathlib.Path(path).read_bytes(), text)
 
 
-def figure(figure, text):
-  """A figure of matplotlib, which is closed."""
-  from matplotlib import pyplot as plt
-
+def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
+  """A matplotlib figure, with a text for those who cannot see it."""
   file = io.BytesIO()
-  figure.savefig(file, format="png", dpi=110)
-  plt.close(figure)
+  figure.savefig(file, format="png")
   return _image(file.getvalue(), text)
 
 

@@ -1,0 +1,1 @@
+"""Runs that differ in one setting, trained to the same budget."""

@@ -1,0 +1,71 @@
+"""Budgets of training: steps, seconds or FLOPs, converted to steps."""
+
+import math
+import statistics
+import time
+
+import jax
+from ml_collections import ConfigDict
+
+from sparse_transformer import data
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment
+
+BUDGETS = "steps", "seconds", "flops"
+WARMUP_STEPS, TIMED_STEPS = 3, 10  # of the run that measures the speed
+
+Budget = tuple[str, float]  # what is limited, to how much
+
+
+def parse_budget(text: str) -> Budget:
+  """What is limited, and to how much.
+
+  >>> parse_budget("steps:500")
+  ('steps', 500.0)
+  """
+  kind, _, number = text.partition(":")
+  try:
+    amount = float(number)
+  except ValueError:
+    amount = 0
+  if kind not in BUDGETS or not 0 < amount < math.inf:
+    raise ValueError(
+      f"--budget={text} must be steps:N, seconds:N or flops:N, N above 0"
+    )
+  return kind, amount
+
+
+def count_steps(config: ConfigDict, budget: Budget) -> int:
+  """The number of training steps that a budget allows, at least one."""
+  kind, amount = budget
+  if kind == "seconds":
+    return max(1, int(amount / seconds_per_step(config)))
+  if kind == "flops":
+    return max(1, int(amount / flops_per_step(config)))
+  return int(amount)
+
+
+def flops_per_step(config: ConfigDict) -> int:
+  """FLOPs of the weights and of attention in one step, see `costs.step`.
+
+  What rematerialization adds does not count.
+  """
+  model = Experiment(config).model
+  flops = costs.step(config, model, costs.count_pairs(model))["flops"]
+  return flops["weights"] + flops["attention"]
+
+
+def seconds_per_step(config: ConfigDict) -> float:
+  """Median time of a few steps, whose results are discarded."""
+  experiment = Experiment(config)
+  examples = experiment.source.examples("train")
+  batches = data.batches(examples, config.train.batch_size, config.train.seed)
+  state = jax.jit(experiment.init)()
+  step = jax.jit(experiment.step, donate_argnums=0)
+  times = []
+  for i in range(WARMUP_STEPS + TIMED_STEPS):
+    batch = jax.device_put(batches[i], experiment.batch_sharding)
+    start = time.perf_counter()
+    state, _ = jax.block_until_ready(step(state, batch))
+    times.append(time.perf_counter() - start)
+  return statistics.median(times[WARMUP_STEPS:])

@@ -1,0 +1,68 @@
+"""The field that a comparison varies, and its values."""
+
+import ast
+import re
+import zlib
+
+from ml_collections import ConfigDict
+
+
+def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
+  """The field and its values in 'group.field=value,value'.
+
+  Values are separated by commas outside of brackets, or by semicolons.
+
+  >>> from sparse_transformer.config import get_config
+  >>> parse_vary("attention.pattern=dense,BigBird(8, 3)", get_config())
+  ('attention.pattern', ['dense', 'BigBird(8, 3)'])
+
+  Raises:
+    ValueError: if there is no such field, or the values aren't different.
+  """
+  field, _, values = text.partition("=")
+  group, _, name = field.partition(".")
+  if group not in config or name not in config[group]:
+    raise ValueError(f"--vary={text}: --config has no field {field!r}")
+  separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
+  choices = [value.strip() for value in re.split(separator, values)]
+  if not all(choices) or len({*choices}) < len(choices):
+    raise ValueError(f"--vary={text} must give different values after {field}=")
+  return field, choices
+
+
+def with_values(config: ConfigDict, **values: object) -> ConfigDict:
+  """A copy of the config in which fields, "group.field", have other values.
+
+  A text is converted to the type of the field.
+
+  Raises:
+    ValueError: if a value isn't of that type.
+  """
+  changed = ConfigDict(config.to_dict()).lock()
+  for field, text in values.items():
+    group, name = field.split(".")
+    old, value = config[group][name], text
+    if isinstance(text, str) and not isinstance(old, str):
+      try:
+        value = ast.literal_eval(text)
+      except (ValueError, SyntaxError):
+        raise ValueError(
+          f"{field}={text} must be of type {type(old).__name__}"
+        ) from None
+    try:
+      changed.update_from_flattened_dict({field: value})
+    except (TypeError, ValueError) as error:
+      raise ValueError(f"{field}={text}: {error}") from None
+  return changed
+
+
+def folder_name(choice: str) -> str:
+  """The name of a folder, a different one for each choice.
+
+  >>> folder_name("local"), folder_name("Local(4) | Strided(4)")
+  ('local', 'Local_4_Strided_4-14ae6e10')
+  """
+  name = re.sub(r"[^\w.=+-]+", "_", choice).strip("_")
+  if name == choice:
+    return name
+  return f"{name}-{zlib.crc32(choice.encode()):08x}"

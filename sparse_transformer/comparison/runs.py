@@ -1,0 +1,155 @@
+"""The runs of a comparison, each in its own process and its own workdir."""
+
+import json
+import multiprocessing
+import os
+import pathlib
+import resource
+import signal
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from sparse_transformer import atomic, cli
+from sparse_transformer.comparison.budget import (
+  Budget,
+  count_steps,
+  flops_per_step,
+)
+from sparse_transformer.comparison.choices import folder_name, with_values
+from sparse_transformer.training import evaluate, loop, metrics
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.signals import Signals, Stopped
+
+Result = dict[str, Any]  # of a run, as in its result.json
+
+
+def run_all(
+  config: ConfigDict,
+  root: pathlib.Path,
+  field: str,
+  choices: Sequence[str],
+  budget: Budget,
+  seeds: int,
+  split: str,
+) -> dict[str, list[Result]]:
+  """Runs what has no result yet: the results of each choice, by seed."""
+  results: dict[str, list[Result]] = {choice: [] for choice in choices}
+  # Seed by seed: a stopped comparison is as far with all of its choices.
+  for seed in range(seeds):
+    for choice in choices:
+      workdir = root / folder_name(choice) / f"seed{seed}"
+      path = workdir / "result.json"
+      if not path.exists():
+        print(f"{field}={choice}, seed {seed}", flush=True)
+        chosen = with_values(config, **{field: choice, "train.seed": seed})
+        run_in_process(chosen, workdir, budget, split)
+      results[choice].append(json.loads(path.read_text()))
+  return results
+
+
+def run_in_process(
+  config: ConfigDict, workdir: pathlib.Path, budget: Budget, split: str
+) -> None:
+  """`run` in a new process, which gets the signals that ask to stop.
+
+  Raises:
+    Stopped: after a signal.
+    OSError: if the run failed, after it reported why.
+  """
+  context = multiprocessing.get_context("spawn")
+  inputs = config.to_dict(), str(workdir), budget, split
+  process = context.Process(target=_run_and_exit, args=inputs)
+  with Signals() as signals:
+    # Until the run handles signals itself, a Ctrl-C is for this process alone.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    while process.is_alive() and not signals.name:
+      process.join(0.1)
+    if process.is_alive():
+      process.terminate()
+      process.join()
+  if signals.name:
+    raise Stopped(
+      f"{signals.name} in {workdir}, whose progress is saved; run the same"
+      " command to resume"
+    )
+  if process.exitcode:
+    raise OSError(
+      f"the run in {workdir} ended with status {process.exitcode}; the others"
+      " are kept, run the same command to resume"
+    )
+
+
+def _run_and_exit(*inputs):
+  # In its own group a Ctrl-C cannot reach it, as a second signal would.
+  os.setpgrp()
+  try:
+    run(*inputs)
+  except Stopped:
+    sys.exit(cli.STOPPED)
+  except cli.USER_ERRORS as error:
+    sys.exit(str(error))
+
+
+def run(
+  settings: Mapping[str, Any], folder: str, budget: Budget, split: str
+) -> None:
+  """Trains and evaluates one run, and writes its result.json."""
+  workdir = pathlib.Path(folder)
+  config = ConfigDict(settings).lock()
+  steps = _steps(workdir, config, budget)
+  warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
+  config = with_values(
+    config, **{"train.steps": steps, "optimizer.warmup_steps": warmup_steps}
+  )
+  state = loop.train(config, workdir)
+  experiment = Experiment(config)
+  score = evaluate.bits_per_dim(
+    experiment.losses,
+    state.ema,
+    experiment.source.windows(split),
+    batch_size=config.eval.batch_size,
+    sharding=experiment.batch_sharding,
+    name=split,
+  )
+  tokens = config.train.batch_size * experiment.source.length
+  rates = [
+    line["tokens_per_second"]
+    for line in metrics.read(workdir)
+    if "tokens_per_second" in line
+  ]
+  rate = statistics.median(rates) if rates else None
+  result = score | dict(
+    steps=steps,
+    seconds=rate and steps * tokens / rate,
+    tokens_per_second=rate,
+    peak_bytes=peak_bytes(),
+    flops=steps * flops_per_step(config),
+    unit=experiment.source.unit,
+    split=split,
+  )
+  atomic.write_text(workdir / "result.json", json.dumps(result) + "\n")
+
+
+def _steps(workdir, config, budget):
+  """The steps of a run, which are measured once: resuming changes nothing."""
+  path = workdir / "steps.json"
+  if not path.exists():
+    steps = count_steps(config, budget)
+    workdir.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(path, json.dumps(steps))
+  return json.loads(path.read_text())
+
+
+def peak_bytes() -> int:
+  """Peak memory of the device if it is known, else of this process."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  unit = 1 if sys.platform == "darwin" else 1024
+  return stats.get("peak_bytes_in_use", size * unit)

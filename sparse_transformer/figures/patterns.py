@@ -1,0 +1,180 @@
+"""Pictures of attention patterns, as Figure 3 of Child et al. 2019."""
+
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparse_transformer.figures import style
+from sparse_transformer.patterns import Pattern
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+MAX_LENGTH = 4096  # positions of a matrix that are drawn
+MAX_CELLS = 256  # on a side of an image: more would be finer than the pixels
+MAX_OUTLINED = 32  # cells on a side that are separated by lines
+MAX_PANELS = 12  # patterns in one picture
+PANEL = 2.2  # inches of a square
+LINE = 31  # letters of a title that fit on a line above a panel
+KEY, QUERY = 1, 2  # values of a cell; 0: not attended to
+PALEST = 0.5  # share of its color that a lone key keeps among joined cells
+
+Layers = Sequence[Sequence[Pattern]]  # the heads of each layer
+
+
+def save_patterns(
+  path: str | os.PathLike,
+  layers: Layers,
+  shape: Sequence[int],
+  length: int,
+  chosen: Iterable[Pattern] | None = None,
+) -> None:
+  """Draws the distinct patterns of a network into a PNG file.
+
+  Args:
+    path: of the file.
+    layers: the pattern of each head in each layer.
+    shape: of the data, rows first.
+    length: number of positions.
+    chosen: the patterns to draw, by default all; at most the first 12 are.
+  """
+  found = places(layers)
+  chosen = list(found if chosen is None else chosen)
+  drawn = chosen[:MAX_PANELS]
+  titles = [f"{p}\n{describe_places(*found[p])}" for p in drawn]
+  more = len(chosen) - len(drawn)
+  note = f"and {more:,} more" if more else ""
+  panels(titles, drawn, shape, length, note).savefig(path)
+
+
+def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
+  """The layers and the heads in which each distinct pattern occurs."""
+  found: dict[Pattern, tuple[set[int], set[int]]] = {}
+  for layer, heads in enumerate(layers):
+    for head, pattern in enumerate(heads):
+      at = found.setdefault(pattern, (set(), set()))
+      at[0].add(layer)
+      at[1].add(head)
+  return {p: (sorted(at[0]), sorted(at[1])) for p, at in found.items()}
+
+
+def describe_places(layers: Sequence[int], heads: Sequence[int]) -> str:
+  """The places of a pattern in words; of many, the first four.
+
+  >>> describe_places([0, 2, 4, 6, 8], [0])
+  'layers 0, 2, 4, 6 ..., head 0'
+  """
+  return f"{_some('layer', layers)}, {_some('head', heads)}"
+
+
+def _some(noun, numbers):
+  more = " ..." if len(numbers) > 4 else ""
+  plural = "s" if len(numbers) > 1 else ""
+  return f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}"
+
+
+def panels(
+  titles: Sequence[str],
+  patterns: Sequence[Pattern],
+  shape: Sequence[int],
+  length: int,
+  note: str = "",
+) -> "Figure":
+  """A figure with a column for each pattern.
+
+  Above are the keys of one query, in the shape of the data with one cell per
+  position; below is the pattern as a matrix of queries (rows) and keys, of
+  which at most the first 4,096 positions are drawn.
+  """
+  titles = [_wrap(title) for title in titles]
+  above = 0.17 * (1 + max(title.count("\n") for title in titles))
+  figure, axes = style.subplots(
+    2, len(patterns), PANEL * len(patterns), 2 * PANEL + above
+  )
+  for column, title, pattern in zip(axes.T, titles, patterns, strict=True):
+    top, bottom = column
+    top.set_title(title, fontsize=8, color=style.DARK)
+    _show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
+    _show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
+    if length > MAX_LENGTH:
+      bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}", fontsize=8)
+  for axis, label in zip(
+    axes[:, 0],
+    ("keys of one query, in the data", "keys of all queries, a row each"),
+    strict=True,
+  ):
+    axis.set_ylabel(label, fontsize=8, color=style.GRAY)
+  if note:
+    figure.suptitle(note, fontsize=9)
+  figure.tight_layout()
+  return figure
+
+
+def _wrap(title):
+  return "\n".join(textwrap.fill(line, LINE) for line in title.splitlines())
+
+
+def _show(axis, image, aspect="equal"):
+  axis.imshow(image, aspect=aspect, interpolation="nearest")
+  axis.set(xticks=[], yticks=[])
+  axis.spines[:].set_color(style.GRID)
+  rows, columns = image.shape[:2]
+  if max(rows, columns) <= MAX_OUTLINED:
+    lines = dict(color=style.GRID, lw=0.5)
+    axis.hlines(np.arange(0.5, rows - 1), -0.5, columns - 0.5, **lines)
+    axis.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **lines)
+
+
+def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
+  """RGB image of what a query in the lower half sees, in `rows` rows."""
+  query = min(length - 1, int(length * 0.71))
+  cells = np.zeros(rows * -(-length // rows), np.uint8)
+  cells[pattern.keys(query, length)] = KEY
+  cells[query] = QUERY
+  height, width = rows, len(cells) // rows
+  return paint(
+    cells.reshape(height, width),
+    -(-height // MAX_CELLS),
+    -(-width // MAX_CELLS),
+  )
+
+
+def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
+  """RGB image of the pairs of the first n positions.
+
+  It is made of strips of rows: there is never an array of n x n.
+  """
+  i, size = np.arange(n, dtype=np.int32), -(-n // MAX_CELLS)
+  strips = []
+  for start in range(0, n, size):
+    q = i[start : start + size, None]
+    cells = np.where(pattern.mask(q, i), KEY, 0)
+    strips.append(paint(np.where(q == i, QUERY, cells), size, size))
+  return np.concatenate(strips)
+
+
+def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
+  """RGB image of cells, `height` x `width` of them joined into one pixel.
+
+  The fewer of them are keys, the paler it is; one that holds a query has the
+  color of a query.
+  """
+  nothing, key, query = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
+  share = _pool(cells > 0, height, width)[..., None]
+  shade = np.where(share > 0, PALEST + (1 - PALEST) * share, 0)
+  painted = nothing + (key - nothing) * shade
+  has_query = _pool(cells == QUERY, height, width)[..., None] > 0
+  return np.where(has_query, query, painted).round().astype(np.uint8)
+
+
+def _pool(cells, *sizes):
+  """Means over blocks of the given sizes; those at the end may be smaller."""
+  for axis, size in enumerate(sizes):
+    starts = np.arange(0, cells.shape[axis], size)
+    lengths = np.diff(starts, append=cells.shape[axis])
+    sums = np.add.reduceat(cells, starts, axis=axis, dtype=float)
+    cells = sums / np.expand_dims(lengths, 1 - axis)
+  return cells

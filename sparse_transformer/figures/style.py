@@ -1,0 +1,28 @@
+"""What all pictures share: colors, and empty axes."""
+
+import typing
+
+import numpy as np
+
+if typing.TYPE_CHECKING:
+  import matplotlib.figure
+
+DPI = 150
+DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
+
+
+def subplots(
+  rows: int, columns: int, width: float, height: float
+) -> "tuple[matplotlib.figure.Figure, np.ndarray]":
+  """A figure of some inches, and its axes [rows, columns]."""
+  # Slow to import, and needed only to draw. A figure that pyplot does not know
+  # needs neither a display nor to be closed.
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), dpi=DPI)
+  return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def rgb(color: str) -> np.ndarray:
+  """Red, green and blue, 0 to 255, of '#rrggbb'."""
+  return np.array(list(bytes.fromhex(color[1:])))

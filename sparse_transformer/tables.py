@@ -1,0 +1,53 @@
+"""Tables as text: aligned columns, and Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+Row = Sequence[str]
+
+
+def align(rows: Iterable[Row], right_from: int | None = None) -> str:
+  """Lines of cells, padded so that columns line up.
+
+  A row may have fewer cells than the others; its last cell may then be a
+  remark of any length, for which no column is widened.
+
+  Args:
+    rows: the first one usually holds the titles.
+    right_from: index of the first column that is aligned to the right.
+
+  >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
+  name   size
+  a     1,024
+  and 7 more
+  """
+  rows = list(rows)
+  columns = max(map(len, rows), default=0)
+  if right_from is None:
+    right_from = columns
+  widths = [0] * columns
+  for row in rows:
+    full = row if len(row) == columns else row[:-1]
+    for i, cell in enumerate(full):
+      widths[i] = max(widths[i], len(cell))
+  lines = []
+  for row in rows:
+    cells = [
+      cell.rjust(width) if i >= right_from else cell.ljust(width)
+      for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+    ]
+    lines.append("  ".join(cells).rstrip())
+  return "\n".join(lines)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+  r"""A Markdown table; the first row holds the titles.
+
+  >>> print(markdown([("name", "size"), ("a|b", "1,024")]), end="")
+  | name | size |
+  |---|---|
+  | a\|b | 1,024 |
+  """
+  escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+  lines = ["| " + " | ".join(row) + " |" for row in escaped]
+  lines.insert(1, "|---" * len(escaped[0]) + "|")
+  return "\n".join(lines) + "\n"

@@ -1,0 +1,132 @@
+"""Pictures of patterns show the pairs of the patterns, and nothing else."""
+
+import catalogue
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+
+from sparse_transformer import patterns
+from sparse_transformer.figures import (
+  __main__ as readme,
+  patterns as pictures,
+  style,
+)
+
+WHITE, KEY, QUERY = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
+
+
+def pixels(path):
+  with Image.open(path) as image:
+    return np.asarray(image.convert("RGB"))
+
+
+def colors_of_cells(figure, path):
+  """The color of each cell's center in the saved figure, axes by axes."""
+  figure.savefig(path)
+  picture = pixels(path)
+  for axes in figure.axes:
+    rows, columns = axes.get_images()[0].get_array().shape[:2]
+    y, x = np.mgrid[:rows, :columns]
+    x, y = axes.transData.transform(np.stack([x, y], -1).reshape(-1, 2)).T
+    found = picture[len(picture) - 1 - y.astype(int), x.astype(int)]
+    yield found.reshape(rows, columns, 3)
+
+
+@pytest.mark.parametrize(
+  "shape, n", [((8, 8, 1), 64), ((4, 4, 3), 48), ((5, 8), 37)]
+)
+def test_saved_picture_shows_each_key_and_each_query(shape, n, tmp_path):
+  drawn = (catalogue.Around(), patterns.Strided(5), patterns.BigBird(4))
+  titles = [str(pattern) for pattern in drawn]
+  figure = pictures.panels(titles, drawn, shape, n)
+  found = list(colors_of_cells(figure, tmp_path / "p.png"))
+  query = int(n * 0.71)
+  for pattern, top, bottom in zip(drawn, found[:3], found[3:], strict=True):
+    expected = np.full((shape[0] * -(-n // shape[0]), 3), WHITE)
+    expected[pattern.keys(query, n)] = KEY
+    expected[query] = QUERY
+    np.testing.assert_array_equal(top.reshape(-1, 3), expected)
+    expected = np.where(pattern.matrix(n)[..., None], KEY, WHITE)
+    expected[range(n), range(n)] = QUERY
+    np.testing.assert_array_equal(bottom, expected)
+
+
+@pytest.mark.parametrize("n", [5, 64, 256, 300])
+def test_matrix_shows_every_pair_at_any_size(n, monkeypatch):
+  monkeypatch.setattr(pictures, "MAX_CELLS", 64)
+  size = -(-n // 64)
+  cells = -(-n // size)
+  for pattern in catalogue.ALL:
+    painted = pictures.image_of_matrix(pattern, n)
+    assert painted.shape == (cells, cells, 3) and painted.dtype == np.uint8
+    rows, columns = np.nonzero(pattern.matrix(n) | np.eye(n, dtype=bool))
+    shown = np.zeros((cells, cells), bool)
+    shown[rows // size, columns // size] = True
+    np.testing.assert_array_equal((painted != WHITE).any(-1), shown)
+    assert (painted[range(cells), range(cells)] == QUERY).all()
+
+
+def test_joined_cells_keep_the_share_of_keys():
+  cells = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 2]])
+  painted = pictures.paint(cells, 2, 2)
+  half = 1 - (1 - pictures.PALEST) / 2  # one of two at the cut border
+  pale = (255 - half * (255 - KEY)).round()
+  np.testing.assert_array_equal(painted, [[KEY, WHITE], [pale, QUERY]])
+
+
+@pytest.mark.parametrize("mode", patterns.MODES)
+def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
+  layers = patterns.assign(
+    "fixed",
+    mode,
+    num_layers=3,
+    num_heads=4,
+    stride=8,
+    window=8,
+    width=2,
+    num_summaries=2,
+  )
+  found = pictures.places(layers)
+  assert set(found) == {pattern for heads in layers for pattern in heads}
+  for pattern, (in_layers, in_heads) in found.items():
+    for layer in in_layers:
+      assert any(layers[layer][head] == pattern for head in in_heads)
+    for head in in_heads:
+      assert any(layers[layer][head] == pattern for layer in in_layers)
+
+
+def test_picture_holds_at_most_twelve_patterns(tmp_path):
+  widths = []
+  for num in (1, 200):
+    layers = tuple((patterns.Local(w),) for w in range(1, num + 1))
+    pictures.save_patterns(tmp_path / "p.png", layers, (8, 8, 1), 64)
+    widths.append(pixels(tmp_path / "p.png").shape[1])
+  assert widths[1] == widths[0] * pictures.MAX_PANELS
+
+
+def test_million_positions_are_drawn(tmp_path):
+  drawn = patterns.Local(1024) | patterns.Strided(1024)
+  layers = ((drawn, catalogue.Around()),)
+  path = tmp_path / "p.png"
+  pictures.save_patterns(path, layers, (1024, 1024), 2**20, [drawn])
+  shown = np.unique(pixels(path).reshape(-1, 3), axis=0).tolist()
+  assert QUERY.tolist() in shown and KEY.tolist() in shown
+
+
+def test_readme_picture_is_drawn_by_its_command(tmp_path):
+  script, path = "sparse_transformer/figures/__main__.py", tmp_path / "p.png"
+  assert runs.command(script, path) == 0
+  in_readme = pixels(runs.REPO / "docs" / "patterns.png")
+  assert pixels(path).shape == in_readme.shape
+  assert runs.command(script) == 1
+
+
+def test_readme_names_patterns_as_configs_do():
+  n = readme.ROWS * readme.COLUMNS
+  settings = dict(stride=12, window=12, width=3, num_summaries=1)
+  for name in set(readme.SHOWN) & set(patterns.FACTORIZATIONS):
+    factors = patterns.factorize(name, **settings)
+    ((shown,),) = patterns.parse(readme.SHOWN[name])
+    expected = np.any([factor.matrix(n) for factor in factors], axis=0)
+    np.testing.assert_array_equal(shown.matrix(n), expected)

@@ -1,11 +1,12 @@
-# The only needs are git, make and Python 3.11 to 3.13.
+# Needs git, make and Python 3.11 to 3.13, and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/digits
+APART := .venv/apart
 
-.PHONY: quickstart test soak lint bench
+.PHONY: quickstart test soak lint package bench
 
-# Trains the embedded example, evaluates it and samples from it.
+# Trains the embedded example, samples from it and evaluates it.
 quickstart: .venv/installed
 	$(BIN)/python train.py --config=configs/digits.py --workdir=$(RUN)
 	$(BIN)/python -m sparse_transformer.sample --workdir=$(RUN) --num=16
@@ -15,19 +16,30 @@ quickstart: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto
 
-# What takes too long for every day: faults, devices, 20,000 steps, fuzzing.
+# Tests that take minutes: faults, devices, 20,000 steps, fuzzing.
 soak: .venv/installed
 	$(BIN)/python -m pytest -m soak
 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-# Attention beside its peers: tables, and JSON in benchmarks/results.
+# Installs the library into an environment of its own, and runs the README's
+# example there, in another folder.
+package:
+	rm -rf build
+	$(PYTHON) -m venv --clear $(APART)
+	$(APART)/bin/pip install --quiet --disable-pip-version-check .
+	sed -n '/^```python$$/,/^```$$/{/^```/!p;}' README.md > $(APART)/example.py
+	cd $(APART) && bin/python example.py
+
+# Attention and its peers: tables, and JSON in benchmarks/results.
 bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py
 
-.venv/installed: requirements.txt
+.venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	  -r requirements.txt -r requirements-dev.txt
 	touch $@

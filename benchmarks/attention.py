@@ -1,19 +1,25 @@
-"""Our attention beside its peers: one run, in turns, medians of rounds.
+"""Measures our attention and that of other libraries.
 
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 
-Prints tables and writes results/attention-<machine>.json. Two processes hold
-the contestants, one for JAX and one for torch; only one of them computes at a
-time. In each round of a case every contestant has its turn. The peers live in
-an environment of their own, .peers, made from requirements-peers.txt. On a
-GPU the cases are in bfloat16 and the peer is cuDNN's attention.
+Prints tables and writes results/attention-<machine>.json. JAX and torch have a
+process each, and only one of them computes at a time. The entries of a case
+run in turns, once per round; times are medians over the rounds. Torch and the
+other peers are installed into an environment of their own, .peers, from
+requirements-peers.txt. On a GPU the cases are in bfloat16 and the peer is
+cuDNN's attention.
 
-Ratios: roof is the time limit of the device for the pairs of a pattern over
-the time measured, with the matmul, copy and exp rates of the same run;
-speed-up is over the best dense causal attention of the same size, ideal is
-that of the pairs; waste is the area of the tiles that hold pairs over the
-pairs. Peak is the growth of resident memory in a pass, temp what the compiler
-sets aside.
+Columns:
+  of peak: the least time that the machine's matmul, copy and exp rates,
+    measured in the same run, allow for the pairs of the pattern, divided by
+    the measured time. 1 is the best possible.
+  speed-up: time of the fastest dense causal attention of the same size,
+    divided by the measured time.
+  ideal: pairs of dense causal attention divided by the pairs of the pattern,
+    the speed-up if time were proportional to pairs.
+  computed/needed: scores in the tiles that are processed, divided by pairs.
+  peak MiB: growth of resident memory during a pass.
+  temp MiB: temporary memory that the compiler allocates.
 """
 
 import argparse
@@ -28,8 +34,12 @@ import statistics
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 import cases as cases_lib
 import report
+
+from sparse_transformer import machine as machine_lib
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEERS = HERE / ".peers"
@@ -37,7 +47,7 @@ REQUIREMENTS = HERE / "requirements-peers.txt"
 
 
 class Process:
-  """A worker process and the line to it."""
+  """A worker process that answers requests, see `worker.Worker`."""
 
   def __init__(self, python, script):
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
@@ -52,10 +62,11 @@ class Process:
     if "failed" in self.about:
       raise OSError(f"{script}: {self.about['failed']}")
 
-  def __call__(self, do, **order):
-    """The answer to an order; a process that has died answers so, too."""
+  def __call__(self, do, **arguments):
+    """The answer to a request; {"failed": reason} if the process has died."""
     try:
-      print(json.dumps({"do": do, **order}), file=self.child.stdin, flush=True)
+      request = json.dumps({"do": do, **arguments})
+      print(request, file=self.child.stdin, flush=True)
       return json.loads(self.child.stdout.readline())
     except (BrokenPipeError, json.JSONDecodeError):
       return {"failed": f"the process ended with status {self.child.wait()}"}
@@ -66,10 +77,10 @@ class Process:
 
 
 def peers_python():
-  """The Python of the peers' environment, which is made where it is missing.
+  """The Python of the peers' environment, which is created if missing.
 
-  Their Python may be another one than ours: it is the first for which pip
-  finds all of them.
+  Its version may differ from ours: it is the first for which pip finds all
+  peers.
   """
   python, marker = PEERS / "bin" / "python", PEERS / "installed"
   if marker.exists() and marker.read_text() == REQUIREMENTS.read_text():
@@ -77,7 +88,7 @@ def peers_python():
   names = [f"python3.{minor}" for minor in (13, 12, 11)]
   found = filter(None, map(shutil.which, names))
   for base in (sys.executable, *found):
-    say(f"peers: installing them with {pathlib.Path(base).name}")
+    say(f"installing the peers with {pathlib.Path(base).name}")
     pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
     failure = failed(base, "-m", "venv", "--clear", PEERS) or failed(*pip)
     if not failure:
@@ -89,14 +100,14 @@ def peers_python():
 
 
 def failed(*command):
-  """The last line a command says if it fails, else ""."""
+  """The last line that a command prints if it fails, else ""."""
   done = subprocess.run(command, capture_output=True, text=True)
   lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
   return lines[-1] if done.returncode else ""
 
 
 def start_peers(install):
-  """(their process or None, why there is none)."""
+  """The peers' process and "", or None and why there is none."""
   if not install and not (PEERS / "installed").exists():
     return None, "not installed"
   try:
@@ -106,7 +117,7 @@ def start_peers(install):
 
 
 def measure(case, ours, peers, why_no_peers):
-  """Runs a case: its rows."""
+  """Runs a case and returns its rows."""
   rows, turns = [], []
   for entry in case.entries:
     say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
@@ -115,7 +126,7 @@ def measure(case, ours, peers, why_no_peers):
     if reason := row.pop("skip"):
       row["failed"] = reason
     elif process is None:
-      row["failed"] = f"no peers: {why_no_peers}"
+      row["failed"] = f"no torch peers: {why_no_peers}"
     else:
       row |= process("prepare", entry=dataclasses.asdict(entry))
     rows.append(row)
@@ -144,7 +155,7 @@ def measure(case, ours, peers, why_no_peers):
 
 
 def run(ours, peers, why_no_peers, cases):
-  """Runs the cases; yields the results so far after each of them."""
+  """Runs the cases; yields the results so far after each one."""
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
     "machine": machine(ours.about),
@@ -163,7 +174,7 @@ def run(ours, peers, why_no_peers, cases):
       process.close()
     else:
       for row in rows:
-        row.pop("process_bytes", None)  # of all contestants so far
+        row.pop("process_bytes", None)  # includes the cases before
     raise_rates(results["rates"], processes.values())
     results["cases"][name] = {"title": case.title, "rows": rows}
     for known in results["cases"].values():  # the rates may have risen
@@ -172,7 +183,7 @@ def run(ours, peers, why_no_peers, cases):
 
 
 def raise_rates(rates, processes):
-  """Raises the rates to the best seen, which other work cannot exceed."""
+  """Raises the rates to the best seen: other jobs only ever lower them."""
   for process in processes:
     found = process("rates")
     for key in rates:
@@ -180,14 +191,9 @@ def raise_rates(rates, processes):
 
 
 def machine(about):
-  """The device and what of it is used."""
-  name = about["device"]
-  if about["backend"] == "cpu":
-    name = platform.processor() or platform.machine()
-    if pathlib.Path("/proc/cpuinfo").exists():
-      text = pathlib.Path("/proc/cpuinfo").read_text()
-      found = re.search(r"model name\s*: (.*)", text)
-      name = found[1] if found else name
+  """The device and how much of it is used."""
+  on_cpu = about["backend"] == "cpu"
+  name = machine_lib.cpu_name() if on_cpu else about["device"]
   return {"name": name, "cores": os.cpu_count(), "threads": about["threads"]}
 
 
@@ -206,7 +212,7 @@ def show(results):
   print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
   print(
     "matmul {matmul:.3g} FLOP/s, copy {copy:.3g} bytes/s, exp {exp:.3g}/s,"
-    " the best seen of jax and torch".format(**results["rates"])
+    " the best of jax and torch".format(**results["rates"])
   )
   for case in results["cases"].values():
     print(f"\n{case['title']}\n{report.table(case['rows'])}")
@@ -214,11 +220,12 @@ def show(results):
 
 
 def say(line):
+  """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)
 
 
 def choose(cases, names, rounds):
-  """The named cases, or all; with other rounds, if they have any."""
+  """The named cases, or all of them, with another number of rounds."""
   unknown = set(names) - set(cases)
   if unknown:
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
@@ -232,15 +239,16 @@ def choose(cases, names, rounds):
 
 
 def parse():
+  """The flags of the command line."""
   flags = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
   flags.add_argument(
-    "--cases", default="", help="names, by commas; all if none is given"
+    "--cases", default="", help="names, separated by commas; default: all"
   )
-  flags.add_argument("--rounds", type=int, default=0, help="of every case")
+  flags.add_argument("--rounds", type=int, default=0, help="of each case")
   flags.add_argument(
     "--no-peers", dest="peers", action="store_false", help="without torch"
   )
@@ -249,7 +257,7 @@ def parse():
   flags.add_argument(
     "--quick",
     action="store_true",
-    help="one small case; peers if they are installed; no file but --out",
+    help="one small case; peers only if installed; no JSON without --out",
   )
   return flags.parse_args()
 
@@ -258,7 +266,7 @@ def main():
   flags = parse()
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
-    os.sched_setaffinity(0, cpus)  # for the processes that follow, too
+    os.sched_setaffinity(0, cpus)  # inherited by the worker processes
   ours = Process(sys.executable, "ours.py")
   on_gpu = ours.about["backend"] == "gpu"
   cases = cases_lib.gpu() if on_gpu else cases_lib.cpu()
@@ -284,6 +292,7 @@ def main():
 
 
 def slug(machine):
+  """The machine's name in lowercase letters, digits and hyphens."""
   text = "{name} {threads} threads".format(**machine).lower()
   return "-".join(re.findall("[a-z0-9]+", text))
 

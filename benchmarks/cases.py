@@ -1,11 +1,13 @@
-"""What is compared with what: contestants, at sizes, in cases."""
+"""The cases of the attention benchmark: which programs run at which sizes."""
 
 import dataclasses
+
+from sparse_transformer import patterns
 
 STRIDED = "Local({l}) | Strided({l})".format
 FIXED = "Block(128) | Summary(128, 32)"
 BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
-CATALOGUE = (
+MEASURED = (
   "Causal()",
   "Local(128)",
   "Strided(128)",
@@ -15,23 +17,7 @@ CATALOGUE = (
   FIXED,
   BIGBIRD,
 )
-# Every causal pattern of patterns.CATALOGUE, and its algebra.
-ORACLE = (
-  "Causal()",
-  "Local(37)",
-  "Dilated(16, 5)",
-  "Strided(23)",
-  "Block(32)",
-  "Block(48, previous=1)",
-  "Summary(32, 8, 1)",
-  "LogSparse(3)",
-  "Global(20)",
-  "RandomBlocks(32, 3)",
-  "Longformer(50, 4)",
-  "BigBird(32, window=3, num_global=1, num_random=2)",
-  "Row(16)",
-  "Column(16)",
-  "Neighborhood(3, 5, 16)",
+ALGEBRA = (
   "Local(23) | Strided(23)",
   "Block(32) | Summary(32, 8)",
   "Causal() - Block(64)",
@@ -41,11 +27,15 @@ ORACLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One contestant of a case: a program on a pattern.
+  """A program that runs a pattern.
 
-  pattern: an expression that `patterns.parse` reads; "" if the program has one
-    that we cannot write down.
-  skip: why it is not run, if it is not.
+  Attributes:
+    program: a key of the programs of `ours.py` or `peers.py`.
+    pattern: an expression for `patterns.parse`; "" for a pattern of the
+      program's own, which the catalogue can't express.
+    n: positions.
+    width: of each head's queries, keys and values.
+    skip: why the entry is not run; "" if it is.
   """
 
   program: str
@@ -60,10 +50,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What is run in turns.
+  """Entries that are measured together, in turns.
 
-  rounds: 0 where only the errors are of interest.
-  alone: whether it gets a process of its own, whose memory is reported.
+  Attributes:
+    rounds: measurements of each entry; 0 checks the results only.
+    alone: whether the case gets its own process, whose memory is reported.
   """
 
   title: str
@@ -72,19 +63,26 @@ class Case:
   alone: bool = False
 
 
+def oracle():
+  """Causal examples of every pattern in the catalogue, and of the algebra."""
+  examples = (found.causal for found in patterns.examples().values())
+  return *(str(pattern) for some in examples for pattern in some), *ALGEBRA
+
+
 def cpu():
+  """{name: case} for CPUs."""
   return {
     "oracle": Case(
       "FlexAttention as an oracle, n = 512",
       tuple(
         Entry(program, pattern, 512)
-        for pattern in ORACLE
+        for pattern in oracle()
         for program in ("ours", "flex_eager")
       ),
     ),
     "3072": Case(
-      "n = 3,072; longformer and bigbird are layers with projections, not"
-      " causal",
+      "n = 3,072; longformer and bigbird are bidirectional layers with"
+      " projections",
       (
         Entry("ours", "Local(128)", 3072),
         Entry("local_attention", "Local(128)", 3072),
@@ -103,7 +101,7 @@ def cpu():
     "12288": Case(
       "n = 12,288",
       (
-        *(Entry("ours", pattern, 12_288) for pattern in CATALOGUE),
+        *(Entry("ours", pattern, 12_288) for pattern in MEASURED),
         Entry("sdpa", "Causal()", 12_288),
         Entry("jax_nn", "Causal()", 12_288),
         Entry("local_attention", "Local(128)", 12_288),
@@ -112,7 +110,7 @@ def cpu():
           for pattern in ("Local(128)", STRIDED(l=128), FIXED)
         ),
         *(
-          Entry(program, pattern, 12_288, skip="skipped: it materialises n x n")
+          Entry(program, pattern, 12_288, skip="skipped: needs n x n memory")
           for program, pattern in (
             ("sdpa_mask", STRIDED(l=128)),
             ("flex_eager", "Local(128)"),
@@ -138,12 +136,13 @@ def cpu():
 
 
 def gpu():
+  """{name: case} for GPUs."""
   size = {"heads": 16, "dtype": "bfloat16"}
   return {
     f"{n}": Case(
       f"n = {n:,}, bfloat16, 16 heads",
       (
-        *(Entry("ours", pattern, n, **size) for pattern in CATALOGUE),
+        *(Entry("ours", pattern, n, **size) for pattern in MEASURED),
         Entry("jax_nn", "Causal()", n, **size),
       ),
       7,
@@ -153,6 +152,7 @@ def gpu():
 
 
 def quick():
+  """{name: case} of one small case."""
   return {
     "quick": Case(
       "quick, n = 1,024",

@@ -1,4 +1,4 @@
-"""The process of the torch contestants, on a CPU."""
+"""The process that runs torch and the other peers, on a CPU."""
 
 import dataclasses
 import gc
@@ -13,10 +13,10 @@ from torch.nn.attention import flex_attention as flex_lib
 
 from sparse_transformer import patterns
 
-# It is the oracle because it is the plain implementation.
+# The eager implementation is used on purpose, as a second reference.
 warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
 torch.set_num_threads(worker.num_threads())
-# Contestants of one case are compiled side by side.
+# All programs of a case stay compiled at the same time.
 torch._dynamo.config.recompile_limit = 64
 
 
@@ -55,7 +55,7 @@ def _flex(entry, attend):
 
 
 def local_attention(entry):
-  """`Local`, but that each query sees one key more."""
+  """Like `Local`, with one more key for each query."""
   from local_attention import LocalAttention
 
   window = worker.pattern_of(entry).window
@@ -191,7 +191,7 @@ def _layer(entry, layer, attend):
 
 
 def rates():
-  """FLOP/s, bytes/s and exp/s of this device, each the best seen."""
+  """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied = 2048, 2**26
   x = torch.ones(width, width)
   y, y_copy = torch.ones(2, copied)

@@ -1,4 +1,4 @@
-"""Draws results of `attention.py`: speed-ups beside the ideal, and growth.
+"""Draws results of `attention.py`: measured and ideal speed-ups, growth.
 
 python benchmarks/picture.py benchmarks/results/FILE.json docs/attention.png
 """
@@ -8,39 +8,49 @@ import pathlib
 import sys
 
 import matplotlib
+from matplotlib import pyplot as plt
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 import report
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
 
 PASS = "forward_backward"
 OURS, THEIRS, IDEAL = "#1b3a5c", "#c46a3d", "#8fb8de"
 
 
 def timed(rows, *programs):
+  """The rows of some programs that have forward + backward times."""
   return [row for row in rows if PASS in row and row["program"] in programs]
 
 
 def draw_speedups(axes, rows):
-  """Bars of our patterns: times as fast as dense, and pairs fewer than it."""
+  """Bars for our patterns: measured and ideal speed-up over dense attention."""
   rows = [r for r in timed(rows, "ours") if r["pattern"] != report.DENSE]
   rows.sort(key=lambda row: row["speedup"][PASS])
   places = range(len(rows))
   labels = [row["pattern"].split("(block=")[0] for row in rows]
   ideal = [row["ideal"] for row in rows]
   found = [row["speedup"][PASS] for row in rows]
-  axes.barh(places, ideal, 0.8, color=IDEAL, label="fewer pairs")
-  axes.barh(places, found, 0.4, color=OURS, label="faster")
+  axes.barh(
+    places,
+    ideal,
+    0.8,
+    color=IDEAL,
+    label="ideal, by pairs",
+  )
+  axes.barh(places, found, 0.4, color=OURS, label="measured")
   axes.set_yticks(places, labels)
   axes.set_xscale("log")
   axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-  axes.set_title(f"against the best dense causal, n = {rows[0]['n']:,}")
-  axes.set_xlabel("times, forward + backward")
+  axes.set_title(f"speed-up over dense causal, n = {rows[0]['n']:,}")
+  axes.set_xlabel("forward + backward")
   axes.legend(loc="lower right", frameon=False)
 
 
 def draw_growth(axes, growth, dense):
-  """Seconds of strided attention with l = sqrt n, and of dense, over n."""
+  """Seconds by n, of strided attention with l = sqrt n and of dense."""
   for rows, color, label in (
     (timed(growth, "ours"), OURS, "Local(l) | Strided(l), l = sqrt n"),
     (timed(dense, "sdpa"), THEIRS, "dense causal, torch SDPA"),
@@ -54,6 +64,7 @@ def draw_growth(axes, growth, dense):
 
 
 def main(source, target):
+  """Draws the results in a JSON file, `source`, into a PNG file, `target`."""
   results = json.loads(pathlib.Path(source).read_text())
   rows = {name: case["rows"] for name, case in results["cases"].items()}
   figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))

@@ -1,23 +1,25 @@
-"""What follows from the times: ratios, tables."""
+"""Ratios and tables of measured times."""
 
 import numpy as np
 
+from sparse_transformer import tables
+
 PASSES = "forward", "forward_backward"
-# Per pair and width, matmul FLOPs: 2 products forward, 5 more backward.
+# Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
 FLOPS = {"forward": 4, "forward_backward": 14}
-# Tensors of n x width that are read or written once: q, k, v, out forward;
-# q, k, v, out, dout, dq, dk, dv backward. And float32 numbers per row: lse is
-# written, and read again with delta, which is written and read.
+# Arrays of n x width, each read or written once: q, k, v, out in the forward
+# pass; q, k, v, out, dout, dq, dk, dv in the backward pass. And float32 numbers
+# per row: lse and delta are each written and read.
 TENSORS = {"forward": 4, "forward_backward": 12}
 ROW_FLOATS = {"forward": 1, "forward_backward": 4}
-# Exponentials per pair: backward recomputes them.
+# Exponentials per pair: the backward pass recomputes them.
 EXPS = {"forward": 1, "forward_backward": 2}
 BYTES = {"float32": 4, "bfloat16": 2}
 DENSE = "Causal()"
 
 
 def limit(row, name, rates):
-  """Seconds below which this device cannot do a pass over the row's pairs."""
+  """The least seconds that these rates allow for a pass over a row's pairs."""
   n, width, pairs = row["n"], row["width"], row["pairs"]
   size = TENSORS[name] * n * width * BYTES[row["dtype"]]
   times = (
@@ -29,17 +31,17 @@ def limit(row, name, rates):
 
 
 def add_ratios(rows, rates):
-  """Adds roof, speedup and ideal to the rows that have times and pairs.
+  """Adds of_peak, speedup and ideal to the rows with times and pairs.
 
-  roof: limit / measured. speedup: the best dense causal time of the same
-  size / measured. ideal: causal pairs / pairs.
+  of_peak: limit / measured time. speedup: time of the fastest dense causal
+  program of the same size / measured time. ideal: causal pairs / pairs.
   """
   for row in rows:
     timed = [name for name in PASSES if name in row]
     if "pairs" not in row or not timed:
       continue
     rivals = [r for r in rows if r["pattern"] == DENSE and _alike(r, row)]
-    row["roof"] = {
+    row["of_peak"] = {
       name: limit(row, name, rates) / row[name]["median"] for name in timed
     }
     row["speedup"] = {
@@ -56,7 +58,7 @@ def _alike(a, b):
 
 
 def exponent(rows, name):
-  """Of the time in n, by least squares in logarithms."""
+  """The power of n with which the time grows: a least-squares fit of logs."""
   points = [(row["n"], row[name]["median"]) for row in rows if name in row]
   if len(points) < 2:
     return None
@@ -64,42 +66,44 @@ def exponent(rows, name):
 
 
 def table(rows):
-  """All rows, with the spread of the times."""
+  """All rows as text; times as median (min-max)."""
   heads = (
     "program",
     "pattern",
     "n",
     "forward ms",
     "forward + backward ms",
-    "roof",
+    "of peak",
     "speed-up/ideal",
-    "waste",
+    "computed/needed",
     "peak MiB",
     "temp MiB",
     "error out, dq",
   )
   lines = [heads, *map(_cells, rows)]
-  # Without the columns of which nobody has anything.
+  # Drop columns that are empty in all rows.
   used = [
     i
     for i in range(len(heads))
     if any(len(line) > i and line[i] not in ("", "-") for line in lines[1:])
   ]
-  return _align([[line[i] for i in used if i < len(line)] for line in lines])
+  return tables.align(
+    [[line[i] for i in used if i < len(line)] for line in lines]
+  )
 
 
 def _cells(row):
   name = "forward_backward" if "forward_backward" in row else "forward"
-  cells = [row["program"], row["pattern"] or "its own", f"{row['n']:,}"]
+  cells = [row["program"], row["pattern"] or "own pattern", f"{row['n']:,}"]
   if "failed" in row:
     return *cells, row["failed"]
   return (
     *cells,
     *(_spread(row.get(name)) for name in PASSES),
-    _number(row.get("roof", {}).get(name), "{:.2f}"),
+    _number(row.get("of_peak", {}).get(name), "{:.2f}"),
     _number(row.get("speedup", {}).get(name), "{:.2f}/")
     + _number(row.get("ideal"), "{:.1f}"),
-    _number(row.get("waste"), "{:.2f}"),
+    _number(row.get("computed_per_pair"), "{:.2f}"),
     _mebibytes(row.get("peak_bytes")),
     _mebibytes(row.get("temp_bytes")),
     " ".join(f"{e:.0e}" for e in row.get("errors", [])),
@@ -107,9 +111,9 @@ def _cells(row):
 
 
 def summary(cases):
-  """What the tables say of ours, in ratios of forward + backward times."""
+  """Our rows in short: ratios of forward + backward times."""
   name = "forward_backward"
-  lines = [("ours", "n", "roof", "temp MiB", "faster than, times")]
+  lines = [("ours", "n", "of peak", "temp MiB", "times faster than")]
   notes = []
   for case, rows in ((case, cases[case]["rows"]) for case in cases):
     timed = [row for row in rows if name in row]
@@ -122,26 +126,27 @@ def summary(cases):
           f" most {_mebibytes(row['process_bytes'])} MiB"
         )
     if case == "growth" and len(timed) > 1:
-      powers = ", ".join(f"{p}: {exponent(rows, p):.2f}" for p in PASSES)
-      notes.append(f"exponent of the time in n, {powers}")
+      powers = ", ".join(f"{p} n^{exponent(rows, p):.2f}" for p in PASSES)
+      notes.append(f"growth of the time: {powers}")
     worst = [(e["program"], e["errors"][0]) for e in rows if "errors" in e]
     if case == "oracle":
       names = sorted({program for program, _ in worst})
       notes += [
-        f"oracle: {p} differs from the reference by"
-        f" {max(e for q, e in worst if q == p):.0e} at most"
+        f"oracle: {p} differs from the reference by at most"
+        f" {max(e for q, e in worst if q == p):.0e}"
         for p in names
       ]
-  return "\n".join([_align(lines) if lines[1:] else "", *notes]).strip()
+  text = tables.align(lines) if lines[1:] else ""
+  return "\n".join([text, *notes]).strip()
 
 
 def _facts(row, name):
-  roof, temp = row["roof"][name], _mebibytes(row.get("temp_bytes"))
-  return row["pattern"], f"{row['n']:,}", f"{roof:.2f}", temp
+  of_peak, temp = row["of_peak"][name], _mebibytes(row.get("temp_bytes"))
+  return row["pattern"], f"{row['n']:,}", f"{of_peak:.2f}", temp
 
 
 def _rivals(row, rows, name):
-  """How much slower the other programs are that do as much or more."""
+  """How much slower other programs run this pattern, or all causal pairs."""
   times = {
     r["program"]: r[name]["median"] / row[name]["median"]
     for r in rows
@@ -164,17 +169,3 @@ def _number(value, form):
 
 def _mebibytes(value):
   return _number(value and value / 2**20, "{:.0f}")
-
-
-def _align(lines):
-  """Columns as wide as their cells; the last cell of a line may be long."""
-  widths = {}
-  for line in lines:
-    for i, cell in enumerate(line[:-1]):
-      widths[i] = max(widths.get(i, 0), len(cell))
-  return "\n".join(
-    "  ".join(
-      cell.ljust(widths.get(i, 0)) for i, cell in enumerate(line)
-    ).rstrip()
-    for line in lines
-  )

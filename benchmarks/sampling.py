@@ -1,11 +1,11 @@
-"""What a new symbol costs, with the cache of its pattern, a full one and none.
+"""Measures sampling with the cache of a pattern, a full cache, and none.
 
   python benchmarks/sampling.py [--rounds=N] [--out=F]
 
-n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: runs of steps around
-positions 1,000 and 12,000 in turns, medians. The full cache is that of dense
-attention: it keeps all keys and reads them. Without a cache each symbol takes
-a pass over the sequence.
+n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: medians of steps near
+positions 1,000 and 12,000, in turns. The full cache is that of dense attention,
+which keeps and reads all keys. Without a cache each symbol takes a pass over
+the whole sequence.
 """
 
 import argparse
@@ -15,21 +15,25 @@ import statistics
 import sys
 import time
 
-import attention as bench
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import attention as bench
+
+from sparse_transformer import (
+  machine as machine_lib,
+  model as model_lib,
+  patterns,
+)
+from sparse_transformer.model import kv_cache
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from sparse_transformer import patterns
-from sparse_transformer.model import kv_cache as cache, transformer as model_lib
-from sparse_transformer.training import step as training
-
 LENGTH, LAYERS, HEADS, WIDTH = 12_288, 4, 8, 512
-STEPS = 64  # in one run
+STEPS = 64  # per measurement
 PLACES = 1_000, 12_000
 CASES = {
   "strided": ("Local(128), Strided(128)", "interleaved"),
@@ -39,6 +43,7 @@ CASES = {
 
 
 def network(expression, mode):
+  """The config of the network with a pattern."""
   layers = patterns.assign(
     expression,
     mode,
@@ -68,15 +73,13 @@ def network(expression, mode):
 
 
 def init(config):
-  import optax
-
-  make = lambda: training.init_state(config, optax.identity(), 0).params
-  return jax.jit(make)()
+  """Initial parameters."""
+  return jax.jit(lambda: model_lib.init_params(config, 0))()
 
 
 def prepare(config):
-  """{position: (a function that takes STEPS steps there, per symbol)}."""
-  decoder, params = cache.Decoder(config), init(config)
+  """(facts about the cache, {position: function that takes STEPS steps})."""
+  decoder, params = kv_cache.Decoder(config), init(config)
 
   def steps(params, state, first, tables):
     def step(state, inputs):
@@ -101,13 +104,14 @@ def prepare(config):
 
   about = dict(
     cache_bytes=decoder.num_bytes(1),
-    keys={str(p): (x.size, x.width) for p, x in decoder._plans.items()},
+    keys={str(p): (x.size, x.width) for p, x in decoder.plans.items()},
   )
   return about, {place: at(place) for place in PLACES}
 
 
 def prepare_recompute(config):
-  params, apply = init(config), jax.jit(training.make_apply(config))
+  """A function that computes a symbol by a pass over the whole sequence."""
+  params, apply = init(config), jax.jit(model_lib.make_apply(config))
   tokens = jnp.zeros((1, LENGTH), jnp.uint8)
 
   def call():
@@ -138,8 +142,7 @@ def main():
   for (name, place), seconds in times.items():
     results[name][f"seconds at {place}"] = statistics.median(seconds)
   about = dict(backend=jax.default_backend(), threads=2)
-  about["device"] = str(jax.devices()[0].device_kind)
-  machine = bench.machine(about)
+  machine = bench.machine(about | dict(device=machine_lib.device_name()))
   report = dict(
     machine=machine,
     jax=jax.__version__,
@@ -152,12 +155,13 @@ def main():
   out.write_text(json.dumps(report, indent=1) + "\n")
   for name, row in results.items():
     early, late = (row[f"seconds at {place}"] for place in PLACES)
-    recomputed = row.get("seconds at no cache", 0) / late
-    print(
-      f"{name}: {1 / early:,.0f} symbols/s at 1,000, {1 / late:,.0f} at 12,000"
-      f" ({late / early:.2f}x the time), {recomputed:,.0f}x faster than no"
-      f" cache, {row['cache_bytes'] / 2**20:,.1f} MiB; {row['keys']}"
+    line = (
+      f"{name}: {1 / early:,.0f} symbols/s at 1,000, {1 / late:,.0f} at 12,000;"
+      f" cache of {row['cache_bytes'] / 2**20:,.1f} MiB; {row['keys']}"
     )
+    if recompute := row.get("seconds at no cache"):
+      line += f"; {recompute / late:,.0f} times as fast as without a cache"
+    print(line)
 
 
 if __name__ == "__main__":

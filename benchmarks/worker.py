@@ -1,8 +1,7 @@
-"""What our process and the peers' have in common: orders in, JSON lines out.
+"""A process that runs programs on request; requests and answers are JSON.
 
-An order is {"do": name, ...}, one a line on standard input; its answer is one
-line on what was standard output. An order that fails is answered
-{"failed": reason}.
+A request is one line on standard input, {"do": method, ...}, and its answer is
+one line on what was standard output: {"failed": reason} if it raised.
 """
 
 import contextlib
@@ -20,20 +19,21 @@ from cases import Entry
 
 from sparse_transformer import patterns
 
-MIN_SECONDS = 0.1  # a round repeats what is shorter than this
+MIN_SECONDS = 0.1  # shorter passes are repeated within a round
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
   """A program, compiled for an entry.
 
-  passes: "forward" and, where it has one, "forward_backward". A call returns
-    its outputs when all of them are computed.
-  inputs: q, k, v, dout of the first example, [n, heads, width], float64.
-  values: function from the outputs of the last pass to out and, with a
-    backward pass, dq, in the form of the inputs.
-  temp_bytes: what the compiler sets aside for forward + backward.
-  pattern: what it runs, where that is not quite the entry's.
+  Attributes:
+    passes: "forward" and, if the program has one, "forward_backward": functions
+      that return their outputs once all of them are computed.
+    inputs: q, k, v, dout of the first example, [n, heads, width], float64.
+    values: function from the outputs of the last pass to out and, after a
+      backward pass, dq, of the same shape and dtype as `inputs`.
+    temp_bytes: temporary memory of forward + backward.
+    pattern: what the program runs, if it differs from the entry's pattern.
   """
 
   passes: dict[str, Callable]
@@ -44,7 +44,7 @@ class Contestant:
 
 
 def pattern_of(entry):
-  """The value of an entry's pattern, or None."""
+  """The pattern of an entry, or None if the catalogue can't express it."""
   if not entry.pattern:
     return None
   ((pattern,),) = patterns.parse(entry.pattern)
@@ -52,14 +52,14 @@ def pattern_of(entry):
 
 
 def random_inputs(entry):
-  """q, k, v, dout, [batch, n, heads, width], float32, the same everywhere."""
+  """q, k, v, dout: float32 [batch, n, heads, width], the same for everyone."""
   shape = entry.batch, entry.n, entry.heads, entry.width
   rng = np.random.default_rng(0)
   return [rng.standard_normal(shape, np.float32) for _ in range(4)]
 
 
 def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
-  """out_RHE and dq_RHK of the query rows R, in float64, with all keys."""
+  """out_RHE and dq_RHK of the query rows R, computed in float64."""
   mask_RL = pattern.mask(rows[:, None], np.arange(len(k_LHK)))
   scale = q_LHK.shape[-1] ** -0.5
   outs, dqs = [], []
@@ -78,9 +78,9 @@ def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
 
 
 def errors(inputs, values, pattern):
-  """Largest differences from the reference: of out, and of dq if it is there.
+  """Largest absolute errors of out and, if there is a backward pass, of dq.
 
-  All rows up to n = 4,096, then so many that rows x n stays 4M.
+  Compares all rows up to n = 4,096, beyond that 4M / n of them.
   """
   n = len(inputs[0])
   num_rows = n if n <= 4096 else max(1, 2**22 // n)
@@ -93,7 +93,7 @@ def errors(inputs, values, pattern):
 
 
 def warm_up(function):
-  """(what it returns, seconds of a call); the first call may take longer."""
+  """(outputs, seconds of a call after the first, which may take longer)."""
   start = time.perf_counter()
   outputs = function()
   took = time.perf_counter() - start
@@ -101,13 +101,14 @@ def warm_up(function):
 
 
 def seconds(function):
+  """Wall-clock seconds of a call."""
   start = time.perf_counter()
   function()
   return time.perf_counter() - start
 
 
 def rate(work, function):
-  """Work per second: the best in half a second, after one to warm up."""
+  """Work per second: the best call within half a second, after a first one."""
   function()
   times, end = [], time.perf_counter() + 0.5
   while len(times) < 3 or time.perf_counter() < end:
@@ -116,7 +117,7 @@ def rate(work, function):
 
 
 def peak_growth(function):
-  """Bytes by which resident memory peaks during a call; None off Linux."""
+  """Growth of resident memory in a call, in bytes; None except on Linux."""
   try:
     with contextlib.suppress(OSError, AttributeError):
       ctypes.CDLL(None).malloc_trim(0)
@@ -136,18 +137,21 @@ def _status(field):
 
 
 def num_threads():
-  """CPUs that this process may use."""
+  """How many CPUs this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
 
 
 class Worker:
-  """Carries out orders with a table of programs.
+  """Answers requests: its methods, called by name.
 
-  programs: name -> function from an entry to a `Contestant`.
-  hello, rates, forget: functions without arguments: what this process runs
-    on; its matmul, copy and exp rates; drop what was compiled.
+  Args:
+    programs: {name: function from an entry to a `Contestant`}.
+    hello: function that returns what this process runs on.
+    rates: function that measures matmul, copy and exp rates.
+    forget: function that drops compiled programs.
+    measures_memory: whether to report the growth of resident memory.
   """
 
   def __init__(self, programs, hello, rates, forget, measures_memory=True):
@@ -157,7 +161,7 @@ class Worker:
     self.contestants, self.repeats = [], []
 
   def prepare(self, entry):
-    """Compiles, warms up, checks; says what it found besides times."""
+    """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
     pattern = contestant.pattern
@@ -168,7 +172,7 @@ class Worker:
       outputs, took[name] = warm_up(run)
     facts = {"index": len(self.contestants), "passes": list(took)}
     facts["temp_bytes"] = contestant.temp_bytes
-    # Kilobytes on Linux, and for this process so far.
+    # Kilobytes on Linux: the peak of this process so far.
     usage = resource.getrusage(resource.RUSAGE_SELF)
     facts["process_bytes"] = usage.ru_maxrss * 1024
     if pattern is not None:
@@ -185,25 +189,26 @@ class Worker:
     return facts
 
   def run(self, index, name):
-    """Seconds of one pass, the mean over its repeats."""
+    """Seconds of one pass, averaged over its repeats."""
     run, repeats = self.contestants[index].passes[name], self.repeats[index]
     total = seconds(lambda: [run() for _ in range(repeats[name])])
     return {"seconds": total / repeats[name]}
 
   def forget(self):
+    """Drops all compiled entries."""
     self.contestants.clear()
     self.repeats.clear()
     self._forget()
     return {}
 
   def serve(self):
-    """Answers orders until there are no more."""
+    """Answers requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to standard output, too
     for line in sys.stdin:
-      order = json.loads(line)
+      request = json.loads(line)
       try:
-        answer = getattr(self, order.pop("do"))(**order)
+        answer = getattr(self, request.pop("do"))(**request)
       except Exception as error:
         text = str(error).strip() or "no message"
         reason = f"{type(error).__name__}: {text.splitlines()[0]}"

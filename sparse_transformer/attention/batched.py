@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import Case, Plan, make_plan
+from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -42,10 +42,10 @@ class Lanes:
     write: int32, the major tile if this is the last of its list, or NOWHERE.
   """
 
-  major: jax.Array
-  minor: jax.Array
-  first: jax.Array
-  write: jax.Array
+  major: Table
+  minor: Table
+  first: Table
+  write: Table
 
 
 @functools.partial(

@@ -22,6 +22,9 @@ from sparse_transformer.patterns import Layout, Pattern
 # can be given to `jax.checkpoint_policies.save_only_these_names`.
 SAVED_NAMES = "attention_out", "attention_lse"
 
+# A table of a plan: a constant on the host, or a traced array.
+Table = np.ndarray | jax.Array
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -63,8 +66,8 @@ class Order:
     is_natural: whether each position is at the place of its own number.
   """
 
-  positions: Any
-  places: Any
+  positions: Table
+  places: Table
   is_natural: bool
 
   def arrange(self, x_BL: jax.Array) -> jax.Array:

@@ -49,20 +49,20 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  patterns = _check(q_BLHK, k_BMHK, v_BMHE, patterns, tile)
+  heads = _patterns_of_heads(q_BLHK, k_BMHK, v_BMHE, patterns, tile)
   batch, length, num_heads, qk_width = q_BLHK.shape
   dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
   case = Case(batch, length, num_heads, qk_width, value_width, dtype)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
-    out, lse = dense.attend(q_BLHK, k_BMHK, v_BMHE, patterns)
+    out, lse = dense.attend(q_BLHK, k_BMHK, v_BMHE, heads)
   else:
-    out, lse = merged.attend(q_BLHK, k_BMHK, v_BMHE, patterns, tile, choices)
+    out, lse = merged.attend(q_BLHK, k_BMHK, v_BMHE, heads, tile, choices)
   return (out, lse) if return_lse else out
 
 
-def _check(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
-  """The patterns as a tuple, one per head, if the arguments fit."""
+def _patterns_of_heads(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
+  """One pattern per head, once all arguments are checked."""
   shapes = f"q {q_BLHK.shape}, k {k_BMHK.shape}, v {v_BMHE.shape}"
   if not q_BLHK.ndim == k_BMHK.ndim == v_BMHE.ndim == 4:
     raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")

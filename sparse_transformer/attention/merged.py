@@ -124,7 +124,9 @@ def _backward(work, saved, cotangents):
 _attend.defvjp(_forward, _backward)
 
 
-def _by_platform(function: Callable, work, given, *arrays):
+def _by_platform(
+  function: Callable, work: "_Fixed | _Given", given: tuple, *arrays: jax.Array
+) -> Any:
   """function(executor, plans, *arrays), by the executor of the platform.
 
   The platform is the one that is lowered for, known only after tracing.
@@ -233,7 +235,7 @@ def _in_turn(*arrays):
 @functools.lru_cache(maxsize=256)
 def _parts(patterns, n):
   """Each distinct part that has pairs, with the `Heads` that use it."""
-  heads = {}
+  heads: dict[Pattern, list[int]] = {}
   for head, pattern in enumerate(patterns):
     for part in pattern.parts():
       heads.setdefault(part, []).append(head)

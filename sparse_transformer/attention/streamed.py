@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import Case, Plan, make_plan
+from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern, analysis
 
 TILE_SIZES = 64, 96, 128, 192, 256  # positions, to choose from
@@ -49,9 +49,9 @@ class Steps:
     single: whether every row has exactly one step.
   """
 
-  rows: jax.Array
-  first: jax.Array
-  cols: jax.Array
+  rows: Table
+  first: Table
+  cols: Table
   single: bool
 
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator
-from typing import Generic, SupportsIndex, TypeVar
+from collections.abc import Callable, Sequence
+from typing import SupportsIndex, TypeVar
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lazy(Generic[T]):
+class Lazy(Sequence[T]):
   """A sequence of `size` items that calls `item(i)` for item i.
 
   >>> squares = Lazy(4, lambda i: i * i)
@@ -23,8 +23,6 @@ class Lazy(Generic[T]):
   def __len__(self) -> int:
     return self.size
 
-  def __getitem__(self, i: SupportsIndex) -> T:
+  # One item at a time: nothing here takes slices of data.
+  def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
     return self.item(range(self.size)[operator.index(i)])
-
-  def __iter__(self) -> Iterator[T]:
-    return map(self.item, range(self.size))

@@ -1,0 +1,353 @@
+"""Laws of the repository: imports, packaging, annotations, documentation."""
+
+import ast
+import functools
+import importlib.metadata
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from sparse_transformer import config as config_lib, patterns, tables
+
+REPO = pathlib.Path(__file__).parents[1]
+PACKAGE = REPO / "sparse_transformer"
+PAGES = (REPO / "README.md", *sorted((REPO / "docs").glob("*.md")))
+
+# What each room may import. All may import themselves; commands, everything.
+LEAVES = {"atomic", "tables", "machine"}
+MAY_IMPORT = {
+  **{leaf: set() for leaf in LEAVES},
+  "config": {"atomic"},
+  "patterns": set(),
+  "data": set(),
+  "figures": {"patterns"},
+  "attention": {"patterns"},
+  "model": {"patterns", "attention"},
+  "training": {
+    *LEAVES,
+    "config",
+    "patterns",
+    "data",
+    "figures",
+    "attention",
+    "model",
+  },
+}
+COMMANDS = "sample", "explain", "compare", "report"
+
+
+@functools.cache
+def sources():
+  """{path: its syntax tree} of the library and the scripts."""
+  paths = [*sorted(PACKAGE.rglob("*.py")), REPO / "train.py", REPO / "eval.py"]
+  return {path: ast.parse(path.read_text(), path.name) for path in paths}
+
+
+def where(path, node):
+  return f"{path.relative_to(REPO)}:{node.lineno}"
+
+
+# Imports.
+
+
+def room_of(path):
+  """The room of a file, or "commands"."""
+  if PACKAGE not in path.parents or path.name == "__main__.py":
+    return "commands"
+  name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+  return "commands" if name in (*COMMANDS, "cli", "comparison") else name
+
+
+def imported(tree):
+  """(node, full dotted name) of everything that a file imports, anywhere."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      yield from ((node, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, "relative imports are not followed by this test"
+      yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_imports_between_rooms_go_one_way():
+  upward = []
+  for path, tree in sources().items():
+    room = room_of(path)
+    if room in ("commands", "__init__"):
+      continue
+    assert room in MAY_IMPORT, f"{path}: add its room to MAY_IMPORT"
+    for node, name in imported(tree):
+      top, *rest = name.split(".")
+      if top in ("train", "eval", "configs", "tests", "benchmarks"):
+        upward.append(f"{where(path, node)}: {room} imports {name}")
+      elif top == "sparse_transformer" and rest:
+        if rest[0] not in MAY_IMPORT[room] | {room}:
+          upward.append(f"{where(path, node)}: {room} imports {rest[0]}")
+  assert not upward, "\n".join(upward)
+
+
+def loaded_by(*command):
+  """The modules that Python has loaded when a command ends, and its answer."""
+  script = (
+    "import atexit, runpy, sys\n"
+    "atexit.register(lambda: print('LOADED', *sys.modules))\n"
+    "kind, name, *sys.argv[1:] = sys.argv[1:]\n"
+    "sys.argv[0] = name\n"
+    "if kind == 'import': exec(name)\n"
+    "elif kind == 'module': runpy.run_module(name, run_name='__main__')\n"
+    "else: runpy.run_path(name, run_name='__main__')\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script, *command],
+    cwd=REPO,
+    capture_output=True,
+    text=True,
+  )
+  modules = set(done.stdout.rpartition("LOADED ")[2].split())
+  assert "sys" in modules, done.stderr
+  return modules, done
+
+
+@pytest.mark.parametrize(
+  "statement, heavy",
+  [
+    ("import sparse_transformer.patterns", {"jax", "matplotlib", "scipy"}),
+    (
+      "from sparse_transformer.attention import attend",
+      {"flax", "orbax", "optax", "matplotlib", "scipy"},
+    ),
+    (
+      "import sparse_transformer.data",
+      {"jax", "tensorflow_datasets", "grain", "sklearn", "scipy", "PIL"},
+    ),
+    ("import sparse_transformer.config", {"jax", "orbax", "matplotlib"}),
+  ],
+)
+def test_import_loads_no_more_than_its_room_needs(statement, heavy):
+  modules, done = loaded_by("import", statement)
+  assert done.returncode == 0, done.stderr
+  assert not heavy & modules
+
+
+MISSPELT = {
+  "train": ("script", "train.py"),
+  "eval": ("script", "eval.py", "--workdir=unused"),
+  **{
+    name: ("module", f"sparse_transformer.{name}")
+    for name in (*COMMANDS, "data", "figures")
+  },
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_misspelt_flag_is_answered_before_heavy_libraries_load(name):
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  modules, done = loaded_by(*MISSPELT[name], "--confg=configs/digits.py")
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  assert done.returncode == 1
+  assert len(done.stderr.splitlines()) == 1
+  assert not modules & {"jax", "flax", "orbax", "scipy", "tensorflow_datasets"}
+  # Of the processor, not on the clock: other tests run at the same time.
+  assert after.ru_utime - before.ru_utime < 2
+
+
+# Packaging.
+
+
+def test_every_folder_of_the_library_is_a_package():
+  folders = {path.parent for path in sources() if PACKAGE in path.parents}
+  assert [f for f in folders if not (f / "__init__.py").exists()] == []
+
+
+def test_every_library_that_is_imported_is_declared():
+  lines = (REPO / "requirements.txt").read_text().splitlines()
+  normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+  declared = {normal(re.split(r"[\s>=<\[;]", line)[0]) for line in lines}
+  distributions = importlib.metadata.packages_distributions()
+  missing = []
+  for path, tree in sources().items():
+    for node, name in imported(tree):
+      top = name.split(".")[0]
+      if top == "sparse_transformer" or top in sys.stdlib_module_names:
+        continue
+      if not declared & {normal(d) for d in distributions.get(top, [])}:
+        missing.append(f"{where(path, node)}: {top} is not in requirements.txt")
+  assert not missing, "\n".join(missing)
+
+
+# Annotations and docstrings.
+
+
+def public_functions():
+  """(path, class or None, function) of the library's public functions."""
+  for path, tree in sources().items():
+    for node in tree.body:
+      if isinstance(node, ast.FunctionDef):
+        yield path, None, node
+      elif isinstance(node, ast.ClassDef) and node.name[0] != "_":
+        for member in node.body:
+          if isinstance(member, ast.FunctionDef):
+            yield path, node, member
+
+
+def decorators(function):
+  return {ast.unparse(d).split(".")[-1] for d in function.decorator_list}
+
+
+def test_public_functions_are_annotated():
+  missing = []
+  for path, owner, function in public_functions():
+    if function.name[0] == "_" and function.name not in (
+      "__init__",
+      "__call__",
+    ):
+      continue
+    a = function.args
+    arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+    if owner and "staticmethod" not in decorators(function):
+      arguments = arguments[1:]  # self
+    bare = [x.arg for x in arguments if x and x.annotation is None]
+    if function.returns is None and function.name != "__init__":
+      bare.append("return")
+    if bare:
+      missing.append(f"{where(path, function)}: {function.name}: {bare}")
+  assert not missing, "\n".join(missing)
+
+
+def test_what_is_public_has_a_docstring():
+  """But for properties, `main`, and methods that a base class describes."""
+  classes = {
+    node.name: node
+    for tree in sources().values()
+    for node in tree.body
+    if isinstance(node, ast.ClassDef)
+  }
+
+  def describes(owner, name):
+    bases = [ast.unparse(base).split(".")[-1] for base in owner.bases]
+    own = [x for x in owner.body if getattr(x, "name", None) == name]
+    return (
+      any(map(ast.get_docstring, own))
+      or "Protocol" in bases
+      or any(describes(classes[b], name) for b in bases if b in classes)
+    )
+
+  missing = []
+  for path, tree in sources().items():
+    if not ast.get_docstring(tree):
+      missing.append(f"{path.relative_to(REPO)}: the file")
+    for node in tree.body:
+      if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+        if not ast.get_docstring(node):
+          missing.append(f"{where(path, node)}: {node.name}")
+  for path, owner, function in public_functions():
+    name = function.name
+    if name[0] == "_" or name == "main" or ast.get_docstring(function):
+      continue
+    if decorators(function) & {"property", "cached_property"}:
+      continue
+    if not (owner and describes(owner, name)):
+      missing.append(f"{where(path, function)}: {name}")
+  assert not missing, "\n".join(missing)
+
+
+# README and docs.
+
+
+def lines_of(page):
+  """(number, line, whether it is text: neither table nor code)."""
+  in_code = False
+  for number, line in enumerate(page.read_text().splitlines(), 1):
+    if line.startswith("```"):
+      in_code = not in_code
+    is_text = not in_code and not line.startswith(("```", "|"))
+    yield number, line, is_text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_wrapped_at_100_columns(page):
+  long = [
+    n for n, line, is_text in lines_of(page) if is_text and len(line) > 100
+  ]
+  assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_names_only_what_exists(page):
+  text = page.read_text()
+  links = [
+    link.partition("#")[0]
+    for link in re.findall(r"\]\(([^)]*)\)", text)
+    if not link.startswith("http")
+  ]
+  missing = [x for x in links if x and not (page.parent / x).exists()]
+  scripts = re.findall(r"python ([\w/]+\.py)", text)
+  scripts += re.findall(r"\bconfigs/\w+\.py|\bbenchmarks/\w+\.py", text)
+  scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
+  missing += [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
+  for module in re.findall(r"python -m ([\w.]+)(?<!NAME)", text):
+    path = REPO / module.replace(".", "/")
+    if not (
+      path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+    ):
+      missing.append(module)
+  makefile = (REPO / "Makefile").read_text()
+  for target in re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE):
+    if not re.search(rf"^{target}:", makefile, re.MULTILINE):
+      missing.append(f"make {target}")
+  assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_names_only_flags_and_fields_that_exist(page):
+  code = "\n".join(
+    path.read_text()
+    for folder in (PACKAGE, REPO / "benchmarks")
+    for path in folder.rglob("*.py")
+  )
+  code += (REPO / "train.py").read_text() + (REPO / "eval.py").read_text()
+  known = set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code))
+  known |= set(re.findall(r'add_argument\(\s*"--([\w-]+)"', code)) | {"help"}
+  config = config_lib.get_config()
+  unknown = []
+  for flag in re.findall(r"(?<![\w-])--([a-z_][\w.-]*\w)", page.read_text()):
+    group, _, field = flag.removeprefix("config.").partition(".")
+    if flag.startswith("config."):
+      if group not in config or (field and field not in config[group]):
+        unknown.append(flag)
+    elif flag not in known | {"verbosity", "xla_gpu_deterministic_ops"}:
+      unknown.append(flag)
+  assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_names_only_tests_that_exist(page):
+  tests = "\n".join(p.read_text() for p in (REPO / "tests").rglob("*.py"))
+  named = re.findall(r"\b(test_\w+)(?![\w./])", page.read_text())
+  assert [name for name in named if f"def {name}" not in tests] == []
+
+
+def test_readme_lists_the_catalogue_of_patterns():
+  rows = [(f"`{form}`", keys) for form, keys in patterns.table()]
+  expected = tables.markdown([("pattern", "keys of a query"), *rows])
+  assert expected in (REPO / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_python_code_of_a_page_runs(page):
+  blocks = re.findall(
+    r"^```python\n(.*?)^```$",
+    (REPO / page).read_text(),
+    re.DOTALL | re.MULTILINE,
+  )
+  assert blocks
+  done = subprocess.run(
+    [sys.executable, "-c", "\n".join(blocks)],
+    cwd=REPO,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ and batch: the released code of the follow-up (Jun et al. 2020), c10-58m.
   python train.py --config=configs/cifar10.py --workdir=runs/cifar10
 
 Expected: 2.80 bits/dim after 120 epochs. Here: not run yet; 59,196,928
-parameters. About 8e18 floating-point operations without attention, that is 8
+parameters. About 8e18 floating-point operations without attention, or 8
 hours at a sustained 300 TFLOP/s.
 """
 

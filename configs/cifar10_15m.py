@@ -1,7 +1,7 @@
 """CIFAR-10, 15M parameters, strided attention: for one GPU.
 
-Paper row: none in Child et al. 2019; the preset c10_15m of the follow-up's
-released code (Jun et al. 2020), the 59M model with 32 layers.
+Paper row: none in Child et al. 2019; the 59M model with 32 layers, preset
+c10_15m of the follow-up's released code (Jun et al. 2020).
 
   python train.py --config=configs/cifar10_15m.py --workdir=runs/cifar10_15m
 

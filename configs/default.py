@@ -1,6 +1,6 @@
 """Every field of an experiment: the library's defaults.
 
-The fields, with their units and sources, are in `sparse_transformer/config.py`.
+Units and sources: `sparse_transformer/config.py`.
 """
 
 from sparse_transformer.config import get_config as get_config

@@ -1,6 +1,6 @@
 """Handwritten digits, 8 x 8 pixels of 17 levels: the quickstart.
 
-Paper row: none; the strided pattern of the image models, a row as stride.
+Paper row: none; the strided pattern of the image models, a row as the stride.
 
   python train.py --config=configs/digits.py --workdir=runs/digits
   python eval.py --workdir=runs/digits
@@ -24,7 +24,7 @@ def get_config():
   config.model.dropout = 0.1
   config.model.token_std = 0.1
   config.model.position_std = 0.1
-  config.model.remat = "none"  # small enough to keep everything
+  config.model.remat = "none"  # small enough to store all activations
 
   config.attention.stride = 8
   config.attention.window = 8

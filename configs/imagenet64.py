@@ -8,7 +8,7 @@ decay, stride, ratio of layers and batch: the released code of the follow-up
   python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64
 
 Expected: 3.44 bits/dim after 70 epochs. Here: not run yet; 151,645,184
-parameters. The data is prepared by tensorflow-datasets where TensorFlow is
+parameters. tensorflow-datasets prepares the data where TensorFlow is
 installed: downsampled_imagenet/64x64, file_format="array_record".
 """
 

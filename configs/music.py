@@ -1,7 +1,7 @@
-"""Sound of any wav files as 8-bit mu-law at 12 kHz: strided attention.
+"""Sound from any wav files as 8-bit mu-law at 12 kHz: strided attention.
 
 Paper row: Child et al. 2019, Table 4, 1.97 bits per byte of classical music
-with 65,536 positions and 152M parameters. This is a small one for a CPU.
+with 65,536 positions and 152M parameters. This one is small, for a CPU.
 
   python train.py --config=configs/music.py --workdir=runs/music \\
     --config.data.path=FOLDER

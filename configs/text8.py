@@ -6,7 +6,7 @@ with 38M to 277M parameters (Dai et al. 2019, Sukhbaatar et al. 2019).
   python train.py --config=configs/text8.py --workdir=runs/text8 \\
     --config.data.path=text8.zip
 
-Expected: not run yet.
+Expected: not run yet. 94,715,392 parameters.
 """
 
 from configs import enwik8

@@ -1,10 +1,10 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import pathlib
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file in one go: a process that is killed leaves old or new."""
+  """Replaces a file atomically: if killed, it has the old text or the new."""
   new = path.with_name(f"{path.name}.new")
   new.write_text(text)
   new.replace(path)

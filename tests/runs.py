@@ -1,19 +1,22 @@
-"""What several test files share: tiny configs, commands in this process."""
+"""Helpers of several test files: tiny configs, commands in this process."""
 
 import pathlib
 import runpy
 import sys
+from typing import Any
 
 import grain  # noqa: F401  defines its flags now, not within a command
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
 from configs import digits
+from sparse_transformer.training import metrics
 
 REPO = pathlib.Path(__file__).parents[1]
 
 
-def tiny(**changes):
-  """Digits by a network that trains in no time: fields by "group.field"."""
+def tiny(**changes: Any) -> ConfigDict:
+  """Digits with a network that trains in seconds: fields by "group.field"."""
   config = digits.get_config()
   settings = {
     "model.num_layers": 2,
@@ -29,27 +32,24 @@ def tiny(**changes):
     "eval.sequences": 8,
     "checkpoint.every": 2,
   }
-  config.update_from_flattened_dict(settings)
-  config.update_from_flattened_dict(changes)
+  config.update_from_flattened_dict(settings | changes)
   return config
 
 
-def text(path, **changes):
+def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
   """`tiny` on the bytes of a file, in windows of 32."""
-  return tiny(
-    **{
-      "data.name": "bytes",
-      "data.path": str(path),
-      "data.length": 32,
-      "data.columns": 8,
-      "data.fractions": (0.5, 0.25, 0.25),
-    }
-    | changes
-  )
+  settings = {
+    "data.name": "bytes",
+    "data.path": str(path),
+    "data.length": 32,
+    "data.columns": 8,
+    "data.fractions": (0.5, 0.25, 0.25),
+  }
+  return tiny(**settings | changes)
 
 
-def command(script, *words):
-  """Runs a script of the repository as `python SCRIPT WORDS`: its status."""
+def command(script: str, *words: Any) -> int:
+  """Runs `python SCRIPT WORDS` in this process; returns its exit status."""
   values = flags.FLAGS
   app.define_help_flags()
   known, argv, verbosity = set(values), sys.argv, logging.get_verbosity()
@@ -62,14 +62,23 @@ def command(script, *words):
     sys.argv = argv
     values.remove_flag_values(set(values) - known)
     values.unparse_flags()
-    sys.modules.pop("config_config", None)  # or a next one would reuse it
+    sys.modules.pop("config_config", None)  # or the next one would reuse it
     logging.set_verbosity(verbosity)
   raise AssertionError(f"{script} did not exit")
 
 
-def files(folder):
-  """All that lies below a folder: {path: contents}, None for a folder."""
+def files(folder: pathlib.Path) -> dict[str, bytes | None]:
+  """Returns {path: contents} of all files below a folder, None for folders."""
   return {
     str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes()
     for path in sorted(folder.rglob("*"))
   }
+
+
+def without_speed(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The metrics of a run but for those that depend on the clock."""
+  speed = {"tokens_per_second", "model_flops_per_second", "mfu"}
+  return [
+    {name: value for name, value in line.items() if name not in speed}
+    for line in metrics.read(workdir)
+  ]

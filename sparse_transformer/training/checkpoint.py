@@ -1,31 +1,39 @@
 """Checkpoints of a run: save, verify, restore. Thin over Orbax.
 
-A workdir holds `config.json` and `checkpoints/<step>/`. Beside the state
-stands a digest of each array: Orbax restores flipped bytes without a word,
-so what is read back is checked against it.
+A checkpoint is the folder `checkpoints/<step>/` of a workdir:
+
+  state/      the arrays of the training state, written by Orbax
+  about/      the config, versions, digest of the data and validation, as JSON
+  files.json  {file name: CRC-32} of all files of the two
+
+Orbax restores flipped bytes without an error. So the files are checked against
+the list before anything reads them, and nothing else decides that a checkpoint
+is damaged.
 """
 
-import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import sys
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
 
-from sparse_transformer import atomic
+from sparse_transformer.data import Images, Stream
+from sparse_transformer.training.step import State
 
 FILES = "files.json"
 
 
-def about(config, source):
-  """What a checkpoint says of its run: config, versions, digest of the data."""
+def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
+  """Describes a run for its checkpoints: config, versions, digest of data."""
   packages = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
   return dict(
     config=config.to_dict(),
@@ -36,311 +44,306 @@ def about(config, source):
 
 
 class Checkpoints:
-  """The checkpoints of a workdir. Saving goes on in the background."""
+  """The checkpoints of a workdir, a context manager. Saves in the background.
+
+  Args:
+    workdir: the folder that holds `checkpoints/`.
+    keep: how many of the last checkpoints are kept; None: read-only.
+    keep_best: how many of those with the lowest validation are kept as well.
+    about: the description of the run, see `about`.
+    on_error: "stop" raises OSError when a checkpoint cannot be written;
+      "continue" reports it on standard error.
+  """
 
   def __init__(
-    self, workdir, *, keep=None, keep_best=0, about=None, on_error="stop"
+    self,
+    workdir: str | os.PathLike,
+    *,
+    keep: int | None = None,
+    keep_best: int = 0,
+    about: dict[str, Any] | None = None,
+    on_error: str = "stop",
   ):
-    """keep: how many of the last ones stay; None only reads. keep_best: how
-    many of the lowest validation stay, too. about: see `about`. on_error:
-    "continue" tells of what cannot be written, "stop" raises OSError."""
-    self._about, self._keep, self._keep_best = about, keep, keep_best
-    self._on_error, self._saved = on_error, None
+    self._about, self._on_error = about or {}, on_error
+    self._saved: int | None = None  # the last step, perhaps still in progress
     self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
-    if keep is not None:
-      self._clear()
-    self._manager = self._make_manager()
-
-  def _make_manager(self):
-    writes = self._keep is not None
+    writes = keep is not None
+    if writes:
+      for path in self._folder.glob("[0-9]*"):
+        if path.name.isdigit() and not (path / "state").exists():
+          _set_aside(path, "it has no state")  # Orbax would count it
     policies = ocp.checkpoint_managers
-    kept = [policies.LatestN(self._keep), _Best(self._folder, self._keep_best)]
-    return ocp.CheckpointManager(
+    kept = [policies.LatestN(keep), _Best(self._folder, keep_best)]
+    self._manager = ocp.CheckpointManager(
       self._folder,
+      # In the order in which they are finished: the list comes last.
       item_handlers={
         "state": ocp.StandardCheckpointHandler(),
+        "about": _AboutHandler(),
+        # Only older checkpoints have it; unknown items make Orbax warn.
         "digest": ocp.JsonCheckpointHandler(),
-        "about": ocp.JsonCheckpointHandler(),
       },
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(kept),
         create=writes,
-        # A reader would delete what a run beside it is writing.
+        # A reader would delete what a run is writing meanwhile.
         cleanup_tmp_directories=writes,
-        async_options=ocp.AsyncOptions(
-          post_finalization_callback=self._list_files
-        ),
       ),
     )
 
-  def __enter__(self):
+  def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, kind, *_):
+  def __exit__(self, kind: type | None, *_: object) -> None:
     try:
       self._manager.close()
-      self._seal()
     except Exception as error:  # of a save
-      if kind is None:  # else what went wrong first goes on
+      if kind is None:  # else the first error is the one to raise
         self._fail(error)
 
-  def _clear(self):
-    """Sets folders of steps aside that are none: Orbax would count them."""
-    for folder in self._folder.glob("[0-9]*"):
-      if folder.name.isdigit() and not (folder / "digest").exists():
-        self._set_aside(folder.name, "it has no digest")
-
-  def _set_aside(self, step, reason):
-    """Renames a checkpoint that cannot be read, so that none is lost."""
-    old, number = self._folder / str(step), 0
-    while (new := self._folder / f"damaged-{step}-{number}").exists():
-      number += 1
-    old.rename(new)
-    print(
-      f"checkpoint {old} cannot be read: {reason}; it is {new.name} now, and"
-      " the one before it is used",
-      file=sys.stderr,
-    )
-
-  def _list_files(self):
-    """Puts a list of its files into the checkpoint that is being finished.
-
-    It is checked first: at a damaged file Orbax gives up its other reads,
-    and each of them fills the terminal.
-    """
-    unfinished = self._folder.glob("*.orbax-checkpoint-tmp*")
-    folder = max(unfinished, key=lambda path: path.stat().st_mtime)
-    _add_files(folder, folder.glob("*/**/*"))
-
-  def _seal(self):
-    """Adds to the list of the last checkpoint what Orbax wrote after it."""
-    folder = self._folder / str(self._saved)
-    if folder.exists():
-      # Without it, on a full disk, the state is verified all the same.
-      with contextlib.suppress(OSError):
-        _add_files(folder, folder.glob("*"))
-
-  def _damaged_files(self, step):
-    folder = self._folder / str(step)
-    if not (folder / FILES).exists():
-      # Old checkpoints have none: the digest of the arrays decides.
-      return [FILES] if (folder / "about").exists() else []
-    files = json.loads((folder / FILES).read_text())
-    return [
-      name
-      for name, digest in files.items()
-      if not (folder / name).is_file()
-      or zlib.crc32((folder / name).read_bytes()) != digest
-    ]
-
-  def steps(self):
-    """The steps that were saved whole, in order."""
-    # Orbax takes an empty folder for a checkpoint; ours all have their digest.
+  def steps(self) -> list[int]:
+    """Returns the steps of the finished checkpoints in ascending order."""
+    # Orbax takes any folder with a number for a checkpoint.
     return sorted(
       step
       for step in self._manager.all_steps()
-      if (self._folder / str(step) / "digest").exists()
+      if (self._path(step) / "state").exists()
     )
 
-  def save(self, state, validation=None):
-    """Saves in the background. validation: bits of the last one.
+  def save(self, state: State, validation: float | None = None) -> None:
+    """Saves a state in the background, unless its step is saved already.
 
-    It may be the save before this one whose failure is noticed now.
+    Args:
+      state: the training state.
+      validation: bits per dim of the last validation, if any.
+
+    Raises:
+      OSError: this save or the one before it failed, with on_error="stop".
     """
     step = int(state.step)
     if step in (self._saved, *self.steps()):
       return
-    self.finish()  # the one before; Orbax would wait for it as well
-    tree = _as_tree(state)
-    about = (self._about or {}) | dict(validation=validation)
+    self.finish()  # Orbax would wait for the save before as well
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(_as_tree(state)),
+      about=_AboutSave(self._about | dict(validation=validation)),
+    )
     try:
-      saved = self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(tree),
-          digest=ocp.args.JsonSave(_digest(tree)),
-          about=ocp.args.JsonSave(about),
-        ),
-      )
-    except Exception as error:  # Orbax raises what TensorStore gives it
+      saved = self._manager.save(step, args=args)
+    except Exception as error:  # Orbax forwards what TensorStore raises
       self._fail(error)
     else:
       assert saved, f"Orbax did not save step {step}"
-      self._saved = step  # it may still be on its way
+      self._saved = step
 
-  def finish(self):
-    """Waits until all is saved."""
+  def finish(self) -> None:
+    """Waits until the last save is complete."""
     try:
       self._manager.wait_until_finished()
-      self._seal()
     except Exception as error:
       self._fail(error)
 
-  def _fail(self, error):
-    line = (
-      f"a checkpoint could not be written into {self._folder}:"
-      f" {_first_line(error)}; those before it are whole"
-    )
-    if self._on_error == "stop":
-      raise OSError(line) from error
-    print(f"goes on without it: {line}", file=sys.stderr)
+  def restore(self, like: State, step: int | None = None) -> State:
+    """Returns the verified state at a step, by default the last one.
 
-  def restore_last(self, like):
-    """The state of the last checkpoint that can be read, None without any.
+    Args:
+      like: a state of the same shapes (`jax.eval_shape` of `init_state`).
+      step: one of `steps()`.
 
-    Others are set aside, each with a line on standard error. Raises
-    ValueError if it was saved by a run on other data.
-    """
-    while steps := self.steps():
-      try:
-        state = self.restore(like)
-      except Unreadable as error:
-        self._manager.close()
-        self._set_aside(steps[-1], error.reason)
-        self._manager = self._make_manager()
-      else:
-        self._check_data(steps[-1])
-        return state
-    return None
-
-  def _check_data(self, step):
-    saved = _read_about(self._folder, step).get("data")
-    now = (self._about or {}).get("data")
-    if saved and now and saved != now:
-      raise ValueError(
-        f"checkpoint {self._folder / str(step)} is of a run on other data"
-        f" ({_describe(saved)}) than data.path holds now ({_describe(now)});"
-        " use the same data, or another --workdir"
-      )
-
-  def restore(self, like, step=None):
-    """The state at a step, by default the last one, verified.
-
-    like: a state of the same shapes (`jax.eval_shape` of `init_state`).
+    Raises:
+      FileNotFoundError: there is no checkpoint.
+      Damaged: a file of the checkpoint is damaged or missing.
+      ValueError: there is none of this step, or it is of another network.
     """
     steps = self.steps()
     if not steps:
       raise FileNotFoundError(
         f"{self._folder} holds no checkpoint; train.py writes them"
       )
-    if step is None:
-      step = steps[-1]
+    step = steps[-1] if step is None else step
     if step not in steps:
       raise ValueError(
-        f"no checkpoint of step {step} in {self._folder}; there are"
+        f"no checkpoint of step {step} in {self._folder}; saved steps:"
         f" {', '.join(map(str, steps))}"
       )
-    tree = _as_tree(like)
+    path, tree = self._path(step), _as_tree(like)
+    _verify(path)
     try:
-      if damaged := self._damaged_files(step):
-        raise ValueError(f"damaged or missing: {', '.join(damaged[:3])}")
-      saved = self._manager.item_metadata(step)["state"].tree
-      other = _differing(_shapes(saved), _shapes(tree))
-    except Exception as error:  # Orbax raises what its files make it
-      raise self._unreadable(step, _first_line(error)) from error
-    if other:
+      saved = _shapes(self._manager.item_metadata(step)["state"].tree)
+      expected = _shapes(tree)
+      names = sorted(saved.keys() | expected.keys())
+      differing = [n for n in names if saved.get(n) != expected.get(n)]
+      if not differing:
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(tree))
+        found = self._manager.restore(step, args=args)["state"]
+        return dataclasses.replace(like, **found)
+    except Exception as error:  # Orbax forwards what TensorStore raises
       raise ValueError(
-        f"checkpoint {self._folder / str(step)} is of another network: the"
-        f" shapes of {', '.join(other[:3])} differ; leave out overrides of"
-        " the model"
-      )
-    try:
-      found = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(tree),
-          digest=ocp.args.JsonRestore(),
-        ),
-      )
-      differing = _differing(_digest(found["state"]), found["digest"])
-    except Exception as error:  # Orbax raises what TensorStore gives it
-      raise self._unreadable(step, _first_line(error)) from error
-    if differing:
-      raise self._unreadable(step, f"damaged arrays {', '.join(differing)}")
-    return dataclasses.replace(like, **found["state"])
-
-  def _unreadable(self, step, reason):
-    return Unreadable(
-      f"checkpoint {self._folder / str(step)} cannot be read: {reason};"
-      " train.py sets it aside and goes on from the one before it",
-      reason,
+        f"checkpoint {path} is complete, but cannot be restored:"
+        f" {_first_line(error)}"
+      ) from error
+    raise ValueError(
+      f"checkpoint {path} is of another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; leave out overrides of the model"
     )
 
+  def restore_last(self, like: State) -> State | None:
+    """Returns the state of the last good checkpoint, None if there is none.
 
-class Unreadable(ValueError):
-  """A checkpoint that is damaged."""
+    Damaged ones are renamed, each with a line on standard error.
 
-  def __init__(self, message, reason):
-    super().__init__(message)
+    Raises:
+      ValueError: it is of another network, or of a run on other data.
+    """
+    while steps := self.steps():
+      path = self._path(steps[-1])
+      try:
+        state = self.restore(like)
+      except Damaged as error:
+        _set_aside(path, error.reason)
+        self._manager.reload()
+      else:
+        self._check_data(path)
+        return state
+    return None
+
+  def _check_data(self, path: pathlib.Path) -> None:
+    saved, now = _read_about(path).get("data"), self._about.get("data")
+    if saved and now and saved != now:
+      raise ValueError(
+        f"checkpoint {path} is of a run on other data ({_describe(saved)})"
+        f" than data.path holds now ({_describe(now)}); use the same data, or"
+        " another --workdir"
+      )
+
+  def _path(self, step: int) -> pathlib.Path:
+    return self._folder / str(step)
+
+  def _fail(self, error: Exception) -> None:
+    line = (
+      f"a checkpoint could not be written to {self._folder}:"
+      f" {_first_line(error)}; earlier checkpoints are intact"
+    )
+    if self._on_error == "stop":
+      raise OSError(line) from error
+    print(f"continuing without it: {line}", file=sys.stderr)
+
+
+class Damaged(ValueError):
+  """A file of a checkpoint is damaged or missing."""
+
+  def __init__(self, path: pathlib.Path, reason: str):
+    super().__init__(
+      f"checkpoint {path} is damaged: {reason}; train.py sets it aside and"
+      " resumes from the one before it"
+    )
     self.reason = reason
+
+
+class _AboutHandler(ocp.JsonCheckpointHandler):
+  """Writes about/ and then, as the last item, the list of all files.
+
+  Orbax renames the folder of the step afterwards: a checkpoint has its list
+  or is not one. What Orbax writes later is not listed: commit_success.txt
+  of the step and of about/, and _CHECKPOINT_METADATA. They hold dates and
+  names of classes, and nothing that is restored depends on them.
+  """
+
+  def finalize(self, directory: os.PathLike) -> None:
+    about = pathlib.Path(directory)  # it has a temporary name
+    step = about.parent
+    paths = {f"about/{path.name}": path for path in about.iterdir()}
+    for path in (step / "state").rglob("*"):
+      paths[str(path.relative_to(step))] = path
+    files = {n: _crc32(paths[n]) for n in sorted(paths) if paths[n].is_file()}
+    (step / FILES).write_text(json.dumps(files, indent=1))
+
+
+@ocp.args.register_with_handler(_AboutHandler, for_save=True, for_restore=True)
+class _AboutSave(ocp.args.JsonSave):
+  """Tells Orbax to save with `_AboutHandler`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-  """Preserves the checkpoints of the lowest validations."""
+  """Preserves the checkpoints with the lowest validation."""
 
   folder: pathlib.Path
   number: int
 
-  def should_preserve(self, checkpoints, *, context):
+  def should_preserve(
+    self, checkpoints: Sequence, *, context: object
+  ) -> list[bool]:
     del context
     bits = {}
     for info in checkpoints:
-      found = _read_about(self.folder, info.step).get("validation")
+      found = _read_about(self.folder / str(info.step)).get("validation")
       if found is not None:
         bits[info.step] = found
     best = sorted(bits, key=lambda step: (bits[step], step))[: self.number]
     return [info.step in best for info in checkpoints]
 
 
-def _add_files(folder, paths):
-  """Adds files of a checkpoint, with their CRC-32, to its list of files."""
-  listed = folder / FILES
-  files = json.loads(listed.read_text()) if listed.exists() else {}
-  for path in sorted(paths):
-    if path.is_file() and path != listed:
-      files[str(path.relative_to(folder))] = zlib.crc32(path.read_bytes())
-  atomic.write_text(listed, json.dumps(files))
-
-
-def _read_about(folder, step):
-  """What a checkpoint says of its run; {} of one that says nothing."""
+def _verify(path: pathlib.Path) -> None:
+  """Raises Damaged unless all listed files are as they were written."""
   try:
-    return json.loads((folder / str(step) / "about" / "metadata").read_text())
+    files = json.loads((path / FILES).read_text())
+    wrong = [
+      name
+      for name, crc in files.items()
+      if not (path / name).is_file() or _crc32(path / name) != crc
+    ]
+  except (OSError, ValueError, AttributeError) as error:
+    raise Damaged(path, f"{FILES}: {_first_line(error)}") from error
+  if wrong:
+    raise Damaged(path, f"damaged or missing files {', '.join(wrong[:3])}")
+
+
+def _crc32(path: pathlib.Path) -> int:
+  crc = 0
+  with path.open("rb") as file:
+    while block := file.read(2**24):
+      crc = zlib.crc32(block, crc)
+  return crc
+
+
+def _set_aside(path: pathlib.Path, reason: str) -> None:
+  """Renames a checkpoint that cannot be used: nothing is deleted."""
+  number = 0
+  while (new := path.with_name(f"damaged-{path.name}-{number}")).exists():
+    number += 1
+  path.rename(new)
+  print(
+    f"checkpoint {path} cannot be used: {reason}; renamed to {new.name},"
+    " using the one before it",
+    file=sys.stderr,
+  )
+
+
+def _read_about(path: pathlib.Path) -> dict[str, Any]:
+  """What a checkpoint says of its run; {} if it does not."""
+  try:
+    return json.loads((path / "about" / "metadata").read_text())
   except (OSError, ValueError):
     return {}
 
 
-def _describe(digest):
+def _describe(digest: dict[str, Any]) -> str:
   return ", ".join(f"{name} {value}" for name, value in digest.items())
 
 
-def _as_tree(state):
-  """Nested dicts, lists and arrays: what Orbax keeps without our classes."""
+def _as_tree(state: State) -> dict[str, Any]:
+  """Nested dicts, lists and arrays: what Orbax saves without our classes."""
   return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
 
 
-def _first_line(error):
-  return str(error).split("\n")[0][:200]
-
-
-def _shapes(tree):
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """The shape of each array by its path, as Orbax spells it."""
-  keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
   return {
-    keystr(path): tuple(x.shape)
+    jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape)
     for path, x in jax.tree_util.tree_leaves_with_path(tree)
   }
 
 
-def _digest(tree):
-  """CRC-32 of the bytes of each array, by its path."""
-  return {
-    jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def _differing(found, expected):
-  names = found.keys() | expected.keys()
-  return sorted(n for n in names if found.get(n) != expected.get(n))
+def _first_line(error: Exception) -> str:
+  return str(error).split("\n")[0][:200]

@@ -1,33 +1,48 @@
-"""What a run writes down: JSON lines, TensorBoard, a progress bar."""
+"""Metrics of a run: JSON lines, TensorBoard, a progress bar."""
 
 import contextlib
 import errno
 import json
+import os
 import pathlib
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import tensorboardX
 import tqdm
 
 from sparse_transformer import atomic
 
-# Bytes that stay free: on a full disk the thread that writes for TensorBoard
-# would die, and those who wait for it with it.
+# Bytes that stay free: on a full disk TensorBoard's writing thread would die,
+# and closing it would wait forever.
 RESERVE = 2**16
 
 
 class Writer:
   """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-  step, steps: where the run stands and where it ends. Lines of later steps,
-  left by a run that was cut after its last checkpoint, are dropped: they are
-  written again.
+  A context manager. A resumed run computes the steps after its checkpoint
+  again, so their lines are dropped when it starts.
+
+  Args:
+    workdir: the folder of `metrics.jsonl`.
+    step: steps done so far.
+    steps: the last step.
+    on_error: "stop" raises OSError when a line cannot be written; "continue"
+      reports it on standard error.
   """
 
-  def __init__(self, workdir, *, step, steps, on_error="stop"):
-    """on_error: "continue" tells of what cannot be written, "stop" raises."""
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    *,
+    step: int,
+    steps: int,
+    on_error: str = "stop",
+  ):
     self._path = pathlib.Path(workdir) / "metrics.jsonl"
     self._on_error = on_error
     self._attempt(_truncate, self._path, step)
@@ -45,48 +60,48 @@ class Writer:
       dynamic_ncols=True,
     )
 
-  def __enter__(self):
+  def __enter__(self) -> "Writer":
     return self
 
-  def __exit__(self, kind, *_):
+  def __exit__(self, kind: type | None, *_: object) -> None:
     self._bar.close()
-    if kind:  # what went wrong first goes on
+    if kind:  # the first error is the one to raise
       self._on_error = "continue"
     if self._board:
       self._attempt(self._board.close)
     self._attempt(self._file.close)
 
-  def _attempt(self, write, *args, **kwargs):
-    try:
-      return write(*args, **kwargs)
-    except OSError as error:
-      if self._on_error == "stop":
-        raise
-      print(f"{self._path} is not complete: {error}", file=sys.stderr)
-
-  def advance(self):
-    """One step of training was dispatched."""
+  def advance(self) -> None:
+    """Moves the progress bar by one step."""
     self._bar.update()
 
-  def note(self, step, split, **values):
-    """A line for `metrics.jsonl` alone: JSON values by name."""
+  def note(self, step: int, split: str, **values: Any) -> bool:
+    """Appends JSON values to `metrics.jsonl` alone; returns its success."""
     line = json.dumps({"step": step, "split": split, **values})
-    return self._attempt(self._append, line)
+    return bool(self._attempt(self._append, line))
 
-  def _append(self, line):
+  def write(self, step: int, split: str, **values: float) -> None:
+    """Writes one line of metrics to all three."""
+    if self.note(step, split, **values) and self._board:
+      for name, value in values.items():
+        self._board.add_scalar(f"{split}/{name}", value, step)
+    text = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
+    self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
+
+  def _append(self, line: str) -> bool:
     if shutil.disk_usage(self._path.parent).free < RESERVE:
       raise OSError(errno.ENOSPC, "no space left", str(self._path))
     self._file.write(line + "\n")
     self._file.flush()
     return True
 
-  def write(self, step, split, **values):
-    """One line of metrics: numbers by name."""
-    if self.note(step, split, **values) and self._board:
-      for name, value in values.items():
-        self._board.add_scalar(f"{split}/{name}", value, step)
-    text = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
-    self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
+  def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
+    try:
+      return write(*args, **kwargs)
+    except OSError as error:
+      if self._on_error == "stop":
+        raise
+      print(f"{self._path} is incomplete: {error}", file=sys.stderr)
 
 
 class Throughput:
@@ -95,28 +110,28 @@ class Throughput:
   def __init__(self):
     self.restart()
 
-  def restart(self):
-    """Leaves out the time since the last call: compilation, evaluation."""
+  def restart(self) -> None:
+    """Excludes the time since the last call: compilation, evaluation."""
     self._time, self._tokens = time.perf_counter(), 0
 
-  def count(self, tokens):
+  def count(self, tokens: int) -> None:
     self._tokens += tokens
 
-  def rate(self):
+  def rate(self) -> float:
     rate = self._tokens / (time.perf_counter() - self._time)
     self.restart()
     return rate
 
 
-def read(workdir):
-  """The lines of `metrics.jsonl` as dictionaries, in order."""
-  return _whole_lines(pathlib.Path(workdir) / "metrics.jsonl")
+def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+  """Returns the lines of `metrics.jsonl` as dictionaries, in order."""
+  return _complete_lines(pathlib.Path(workdir) / "metrics.jsonl")
 
 
-def _whole_lines(path):
+def _complete_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   lines = []
   for text in path.read_text().splitlines():
-    # One that was being written when the run was cut is none.
+    # A killed run may have left half a line.
     with contextlib.suppress(ValueError):
       line = json.loads(text)
       if isinstance(line, dict) and isinstance(line.get("step"), int):
@@ -124,9 +139,9 @@ def _whole_lines(path):
   return lines
 
 
-def _truncate(path, step):
-  """Drops the lines behind a step, and what is no line."""
+def _truncate(path: pathlib.Path, step: int) -> None:
+  """Drops the lines after a step, and incomplete ones."""
   if path.exists():
-    kept = [line for line in _whole_lines(path) if line["step"] <= step]
+    kept = [line for line in _complete_lines(path) if line["step"] <= step]
     text = "".join(json.dumps(line) + "\n" for line in kept)
     atomic.write_text(path, text)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Sequence
 
 from sparse_transformer.data import lazy
 
@@ -10,44 +11,50 @@ STOPPING = signal.SIGTERM, signal.SIGINT
 
 
 class Stopped(Exception):
-  """A run was asked to stop, and has saved what it had."""
+  """A signal ended a command after it saved its work."""
 
 
 class Signals:
-  """Notes the first SIGTERM or SIGINT; a second one ends the process at once.
+  """Catches the first SIGTERM or SIGINT; a second one ends the process at once.
 
-  Work in progress goes on to a place where it can stop: see `check`.
+  A context manager. The work in progress continues until it reaches a place
+  where it can stop: it reads `name`, or calls `check`.
+
+  Attributes:
+    name: the signal that was caught, such as "SIGTERM"; None before.
   """
 
-  def __enter__(self):
-    self.name = None  # of the signal that came
-    # While XLA compiles no handler of Python runs, but a thread does.
+  name: str | None
+
+  def __enter__(self) -> "Signals":
+    self.name = None
+    # While XLA compiles no Python handler runs, but a thread does.
     reader, self._writer = os.pipe()
     os.set_blocking(self._writer, False)
     self._wakeup = signal.set_wakeup_fd(self._writer)
     threading.Thread(target=_end_at_second, args=[reader], daemon=True).start()
-    self._before = {
-      number: signal.signal(number, self._note) for number in STOPPING
+    self._handlers = {
+      number: signal.signal(number, self._catch) for number in STOPPING
     }
     return self
 
-  def __exit__(self, *_):
-    for number, handler in self._before.items():
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._handlers.items():
       signal.signal(number, handler)
     signal.set_wakeup_fd(self._wakeup)
     os.close(self._writer)
 
-  def _note(self, number, frame):
+  def _catch(self, number: int, frame: object) -> None:
     del frame
     self.name = signal.Signals(number).name
 
-  def check(self):
-    """Raises Stopped once a signal has come."""
+  def check(self) -> None:
+    """Raises Stopped if a signal was caught."""
     if self.name:
       raise Stopped(self.name)
 
-  def checked(self, items):
-    """The same items; taking one of them checks."""
+  def checked(self, items: Sequence) -> Sequence:
+    """Returns the same items; accessing one calls `check` first."""
 
     def item(i):
       self.check()
@@ -56,9 +63,12 @@ class Signals:
     return lazy.Lazy(len(items), item)
 
 
-def _end_at_second(reader):
-  """Ends the process at the second signal, whose number is read, as a shell
-  says it: status 128 and the number."""
+def _end_at_second(reader: int) -> None:
+  """Ends the process at the second signal, with the exit status of shells.
+
+  Args:
+    reader: a file descriptor that gives the number of each signal as a byte.
+  """
   count = 0
   with open(reader, "rb", buffering=0) as file:
     while number := file.read(1):

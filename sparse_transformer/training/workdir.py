@@ -1,4 +1,4 @@
-"""A workdir in use: who holds it."""
+"""The lock of a workdir: one run at a time."""
 
 import contextlib
 import datetime
@@ -6,14 +6,18 @@ import fcntl
 import os
 import pathlib
 import socket
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def hold(workdir):
-  """Keeps other runs out of a workdir.
+def hold(workdir: str | os.PathLike) -> Iterator[None]:
+  """Locks a workdir against other runs; creates it if needed.
 
-  The lock is the system's: that of a process that died is free. Raises
-  ValueError with the process and the host that hold it.
+  The operating system owns the lock: it is released when the process ends,
+  however it ends.
+
+  Raises:
+    ValueError: another process holds it, named with its host and start.
   """
   path = pathlib.Path(workdir) / "lock"
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +32,7 @@ def hold(workdir):
         " another --workdir"
       ) from None
     now = datetime.datetime.now().isoformat(" ", "seconds")
-    # Who holds it is a help to others only: a full disk is no matter here.
+    # The name of the holder is optional: a full disk is not an error here.
     with contextlib.suppress(OSError):
       file.truncate(0)
       file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")

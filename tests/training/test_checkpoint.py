@@ -1,7 +1,9 @@
-"""Tests of sparse_transformer/checkpoint.py: what is restored was saved."""
+"""Tests of training/checkpoint.py: what is restored is what was saved."""
 
 import dataclasses
 import json
+import pathlib
+import random
 import shutil
 
 import jax
@@ -10,26 +12,29 @@ import numpy as np
 import optax
 import pytest
 
-from sparse_transformer.training import checkpoint, step as training
+from sparse_transformer import config as config_lib
+from sparse_transformer.training import checkpoint
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import State
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "run.tar.gz"
 
 
-@pytest.fixture
-def state(tiny):
-  """A small state with the optimizer of a run, no two values alike."""
+@pytest.fixture(scope="module")
+def state():
+  """A small state with an optimizer, all values different."""
   params = {
     "blocks": {"kernel": jnp.ones((2, 3, 4)), "bias": jnp.zeros((2, 4))},
     "position": {0: jnp.ones(3), 1: jnp.ones(5)},
     "start": jnp.ones(4),
   }
-  optimizer = training.make_optimizer(tiny())
-  zeros = training.State(
-    jnp.zeros((), jnp.int32), params, optimizer.init(params), params
-  )
-  random = np.random.RandomState(0)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
+  zeros = State(jnp.int32(0), params, optimizer.init(params), params)
+  rng = np.random.RandomState(0)
 
   def fill(x):
     # A copy: jax may share the memory of NumPy's arrays.
-    return jnp.array(random.randint(1, 99, x.shape) / 8, x.dtype)
+    return jnp.array(rng.randint(1, 99, x.shape) / 8, x.dtype)
 
   return dataclasses.replace(jax.tree.map(fill, zeros), step=jnp.int32(4))
 
@@ -50,6 +55,12 @@ def restore(workdir, state, step=None):
     return checkpoints.restore(like, step)
 
 
+def restore_last(workdir, state):
+  like = jax.eval_shape(lambda: state)
+  with checkpoint.Checkpoints(workdir, keep=9) as checkpoints:
+    return checkpoints.restore_last(like)
+
+
 def steps(workdir):
   with checkpoint.Checkpoints(workdir) as checkpoints:
     return checkpoints.steps()
@@ -62,10 +73,10 @@ def assert_same(tree, other):
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-# States.
+# Saving and restoring.
 
 
-def test_state_comes_back_bit_by_bit_with_its_types(tmp_path, state):
+def test_state_is_restored_bit_for_bit_with_its_types(tmp_path, state):
   odd = jnp.asarray([np.nan, np.inf, -0.0, 1e-45], jnp.float32)
   state = dataclasses.replace(state, ema={**state.ema, "start": odd})
   save(tmp_path, state, 4)
@@ -74,7 +85,7 @@ def test_state_comes_back_bit_by_bit_with_its_types(tmp_path, state):
   assert isinstance(found.opt_state[1][0], optax.ScaleByAdamState)
 
 
-def test_last_step_is_restored_unless_another_is_asked_for(tmp_path, state):
+def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
   save(tmp_path, state, 4, 8, 100)
   assert steps(tmp_path) == [4, 8, 100]
   assert restore(tmp_path, state).step == 100
@@ -83,19 +94,24 @@ def test_last_step_is_restored_unless_another_is_asked_for(tmp_path, state):
     restore(tmp_path, state, 9)
 
 
-def test_only_the_last_ones_are_kept(tmp_path, state):
-  save(tmp_path, state, 1, 2, 3, 4, keep=2)
-  assert steps(tmp_path) == [3, 4]
+def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
+  with checkpoint.Checkpoints(tmp_path, keep=2, keep_best=1) as checkpoints:
+    for step, bits in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 1.5)):
+      checkpoints.save(at(state, step), bits)
+    checkpoints.finish()
+    assert checkpoints.steps() == [2, 4, 5]
 
 
-def test_step_that_is_there_is_not_saved_again(tmp_path, state):
+def test_saved_step_is_not_saved_again(tmp_path, state):
   save(tmp_path, state, 4)
-  changed = dataclasses.replace(state, ema=state.params)
+  changed = dataclasses.replace(
+    state, ema=jax.tree.map(jnp.ones_like, state.ema)
+  )
   save(tmp_path, changed, 4)
   assert_same(restore(tmp_path, state), state)
 
 
-def test_empty_folder_is_not_a_step_and_hides_none(tmp_path, state):
+def test_empty_folder_is_not_a_checkpoint(tmp_path, state):
   save(tmp_path, state, 4, 8)
   (tmp_path / "checkpoints" / "12").mkdir()
   assert steps(tmp_path) == [4, 8]
@@ -104,7 +120,7 @@ def test_empty_folder_is_not_a_step_and_hides_none(tmp_path, state):
   assert steps(tmp_path) == [4, 8, 10, 12]
 
 
-def test_folder_that_is_no_checkpoint_is_not_written_over(tmp_path, state):
+def test_other_folder_is_renamed_rather_than_overwritten(tmp_path, state):
   save(tmp_path, state, 4)
   (tmp_path / "checkpoints" / "8").mkdir()
   (tmp_path / "checkpoints" / "8" / "notes").write_text("mine")
@@ -115,12 +131,12 @@ def test_folder_that_is_no_checkpoint_is_not_written_over(tmp_path, state):
   assert (aside / "notes").read_text() == "mine"
 
 
-def test_unfinished_checkpoint_is_not_a_step(tmp_path, state):
+def test_unfinished_checkpoint_is_ignored(tmp_path, state):
   save(tmp_path, state, 4)
   folder = tmp_path / "checkpoints"
   shutil.copytree(folder / "4", folder / "8.orbax-checkpoint-tmp")
   assert steps(tmp_path) == [4]
-  # It may be one that a run beside is writing: readers leave it alone.
+  # A run may be writing it: a reader does not delete it.
   assert (folder / "8.orbax-checkpoint-tmp" / "state").is_dir()
   save(tmp_path, state, 8)
   assert steps(tmp_path) == [4, 8]
@@ -132,163 +148,142 @@ def test_reading_writes_nothing(tmp_path, state):
   assert not any(tmp_path.iterdir())
 
 
-def test_state_of_another_network_is_refused(tmp_path, state):
+def test_state_of_another_network_is_an_error(tmp_path, state):
   save(tmp_path, state, 4)
   wide = dataclasses.replace(state, ema={**state.ema, "start": jnp.ones(7)})
   with pytest.raises(ValueError, match="another network: .* ema.start differ"):
-    restore(tmp_path, wide)
+    restore_last(tmp_path, wide)
   more = dataclasses.replace(state, ema={**state.ema, "end": jnp.ones(7)})
   with pytest.raises(ValueError, match="another network: .* ema.end differ"):
-    restore(tmp_path, more)
+    restore_last(tmp_path, more)
+  assert steps(tmp_path) == [4]
 
 
+# Damage.
+
+# What Orbax writes after the list of files, and never needs.
+UNLISTED = (
+  "_CHECKPOINT_METADATA",
+  "commit_success.txt",
+  "about/commit_success.txt",
+)
+
+
+def files_of(workdir, step):
+  folder = workdir / "checkpoints" / str(step)
+  return {
+    str(path.relative_to(folder)): path
+    for path in folder.rglob("*")
+    if path.is_file()
+  }
+
+
+def flip(content, place):
+  return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+RNG = random.Random(0)
 DAMAGES = {
-  "cut": lambda content: content[: len(content) // 2],
-  "emptied": lambda content: b"",
-  "first byte": lambda content: bytes([content[0] ^ 255]) + content[1:],
-  "middle": lambda content: (
-    content[: len(content) // 2]
-    + bytes([content[len(content) // 2] ^ 1])
-    + content[len(content) // 2 + 1 :]
-  ),
-  "zeros": lambda content: bytes(len(content)),
+  "cut": lambda content: content[: RNG.randrange(len(content))],
+  "flipped": lambda content: flip(content, RNG.randrange(len(content))),
   "deleted": None,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_to_any_file_is_found_or_harmless(tmp_path, state, damage):
-  save(tmp_path, state, 4)
-  files = [f for f in tmp_path.rglob("*") if f.is_file()]
-  found = set()
-  for file in files:
+def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
+  damage, tmp_path, state, capsys
+):
+  save(tmp_path, state, 4, 8)
+  step = tmp_path / "checkpoints" / "8"
+  for name, file in files_of(tmp_path, 8).items():
     content = file.read_bytes()
-    if not content:
-      continue
     if damage == "deleted":
       file.unlink()
-    else:
+    elif content:
       file.write_bytes(DAMAGES[damage](content))
-    try:
-      assert_same(restore(tmp_path, state), state)
-    except ValueError as error:
-      found.add(file)
-      assert f"{tmp_path / 'checkpoints' / '4'} " in str(error)
-      assert "\n" not in str(error)
+    else:
+      continue
+    capsys.readouterr()
+    found = restore_last(tmp_path, state)
+    reported = capsys.readouterr().err
+    if name in UNLISTED:
+      assert_same(found, at(state, 8))
+      assert "cannot be used" not in reported
+    else:
+      assert_same(found, at(state, 4))
+      assert f"{step} cannot be used" in reported and reported.count("\n") == 1
+      # A damaged list may name another file.
+      assert name in reported or name == checkpoint.FILES
+      (tmp_path / "checkpoints" / "damaged-8-0").rename(step)
     file.write_bytes(content)
-  assert_same(restore(tmp_path, state), state)
-  assert any(file.parents[1].name == "state" for file in found)
+  assert_same(restore(tmp_path, state), at(state, 8))
 
 
-def test_flipped_byte_of_an_array_is_named(tmp_path, state):
+def test_reading_a_damaged_checkpoint_is_an_error(tmp_path, state):
+  save(tmp_path, state, 4, 8)
+  file = files_of(tmp_path, 8)["state/manifest.ocdbt"]
+  file.write_bytes(flip(file.read_bytes(), 9))
+  with pytest.raises(checkpoint.Damaged, match="state/manifest.ocdbt") as error:
+    restore(tmp_path, state)
+  assert f"{tmp_path / 'checkpoints' / '8'} is damaged" in str(error.value)
+  assert "\n" not in str(error.value)
+  assert restore(tmp_path, state, 4).step == 4
+
+
+def test_list_covers_all_other_files(tmp_path, state):
   save(tmp_path, state, 4)
-  like = jax.eval_shape(lambda: state)
-  with checkpoint.Checkpoints(tmp_path) as checkpoints:
-    manager = checkpoints._manager
-    plain = manager.restore
-
-    def damaged(*args, **kwargs):
-      # What Orbax does with a flipped byte: another value, not a word.
-      found = plain(*args, **kwargs)
-      found["state"]["params"]["start"] = state.params["start"].at[2].add(1)
-      return found
-
-    manager.restore = damaged
-    with pytest.raises(ValueError, match=r"damaged arrays .*params.*start"):
-      checkpoints.restore(like)
+  files = files_of(tmp_path, 4)
+  listed = json.loads(files.pop(checkpoint.FILES).read_text())
+  assert listed.keys() == files.keys() - set(UNLISTED)
 
 
-# Configs.
+def test_complete_checkpoint_that_orbax_cannot_read_stays(
+  tmp_path, state, monkeypatch
+):
+  """As after an upgrade, or without enough memory."""
+  save(tmp_path, state, 4)
+
+  def fail(*_, **__):
+    raise RuntimeError("unknown format\nmore")
+
+  with monkeypatch.context() as patch:
+    patch.setattr("orbax.checkpoint.CheckpointManager.restore", fail)
+    with pytest.raises(ValueError, match="is complete, but .*format$"):
+      restore_last(tmp_path, state)
+  assert restore_last(tmp_path, state).step == 4
 
 
-def test_config_comes_back_with_its_types(tmp_path, tiny):
-  config = tiny({"attention.cycle": (1, 0), "data.fractions": (0.5, 0.3, 0.2)})
-  checkpoint.write_config(tmp_path / "a" / "b", config)
-  found = checkpoint.read_config(tmp_path / "a" / "b")
-  assert found.to_dict() == config.to_dict()
-  assert found.attention.cycle == (1, 0)
-  assert type(found.attention.cycle) is tuple
-  assert found.is_locked
-  with pytest.raises(AttributeError):
-    found.attention.patern = "fixed"
-  for group, fields in config.items():
-    for name, value in fields.items():
-      assert type(found[group][name]) is type(value), name
+# Older formats.
 
 
-def test_same_config_is_accepted_and_another_refused(tmp_path, tiny):
-  checkpoint.write_config(tmp_path, tiny())
-  checkpoint.write_config(tmp_path, tiny())
-  before = (tmp_path / "config.json").read_bytes()
-  other = tiny({"model.width": 32, "data.fractions": (0.5, 0.25, 0.25)})
-  with pytest.raises(ValueError, match="another config") as raised:
-    checkpoint.write_config(tmp_path, other)
-  assert "now), model.width (16 there, 32 now)" in str(raised.value)
-  assert "data.fractions ([0.9, 0.05, 0.05] there" in str(raised.value)
-  assert "another --workdir" in str(raised.value)
-  assert (tmp_path / "config.json").read_bytes() == before
+@pytest.fixture
+def golden(tmp_path):
+  """A run of an older version: it has a digest of arrays, but no about/."""
+  shutil.unpack_archive(GOLDEN, tmp_path, filter="data")
+  return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-  "name, value",
-  [
-    ("data.path", "/elsewhere"),
-    ("model.remat", "block"),
-    ("attention.pattern", "fixed"),
-    ("attention.cycle", (1, 0)),
-    ("attention.backend", "dense"),
-    ("attention.tile", 8),
-    ("train.log_every", 7),
-    ("eval.every", 7),
-    ("eval.batch_size", 7),
-    ("eval.sequences", 7),
-    ("checkpoint.every", 7),
-    ("checkpoint.keep", 7),
-  ],
-)
-def test_field_that_changes_no_result_may_change(tmp_path, tiny, name, value):
-  checkpoint.write_config(tmp_path, tiny())
-  checkpoint.write_config(tmp_path, tiny({name: value}))
-  group, field = name.split(".")
-  assert checkpoint.read_config(tmp_path)[group][field] == value
+def test_old_checkpoint_is_restored(golden):
+  experiment = Experiment(config_lib.read_config(golden))
+  with checkpoint.Checkpoints(golden) as checkpoints:
+    state = experiment.restore(checkpoints)
+  assert int(state.step) == 4
+  expected = json.loads((golden / "sums.json").read_text())
+  found = {
+    jax.tree_util.keystr(path): float(np.asarray(x, np.float64).sum())
+    for path, x in jax.tree_util.tree_leaves_with_path(state.params)
+  }
+  assert found == expected
 
 
-def test_every_other_field_is_held(tmp_path, tiny):
-  config = tiny()
-  checkpoint.write_config(tmp_path, config)
-  for group, fields in config.items():
-    for field, value in fields.items():
-      name = f"{group}.{field}"
-      if name.startswith(checkpoint.FREE_FIELDS):
-        continue
-      other = {str: "x", tuple: (1, 1, 1)}.get(type(value))
-      if other is None:
-        other = not value if isinstance(value, bool) else value + 1
-      with pytest.raises(ValueError, match=name):
-        checkpoint.write_config(tmp_path, tiny({name: other}))
-
-
-@pytest.mark.parametrize(
-  "text", ["", "{", "[]", "5", "null", "{}", '{"data": {}}', "\0", '"model"']
-)
-def test_file_that_is_no_config_is_an_error(tmp_path, text):
-  (tmp_path / "config.json").write_text(text)
-  with pytest.raises(
-    ValueError, match=f"{tmp_path}/config.json cannot be read"
-  ):
-    checkpoint.read_config(tmp_path)
-
-
-@pytest.mark.parametrize("value", [5, "x", [1], None])
-def test_group_that_is_no_group_is_an_error(tmp_path, tiny, value):
-  settings = {**tiny().to_dict(), "model": value}
-  (tmp_path / "config.json").write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match="config.json cannot be read"):
-    checkpoint.read_config(tmp_path)
-
-
-def test_folder_that_is_no_run_is_an_error(tmp_path):
-  for folder in (tmp_path, tmp_path / "none"):
-    with pytest.raises(FileNotFoundError, match=f"{folder} is no run"):
-      checkpoint.read_config(folder)
-  assert not any(tmp_path.iterdir())
+def test_damage_to_an_old_checkpoint_is_found(golden, state):
+  files = files_of(golden, 4)
+  listed = json.loads(files[checkpoint.FILES].read_text())
+  assert len(listed) > 8
+  for name in listed:
+    content = files[name].read_bytes()
+    files[name].write_bytes(DAMAGES["flipped"](content))
+    with pytest.raises(checkpoint.Damaged, match=name):
+      restore(golden, state)
+    files[name].write_bytes(content)

@@ -1,4 +1,4 @@
-"""Tests of metrics.py."""
+"""Tests of training/metrics.py."""
 
 import json
 import time
@@ -38,7 +38,7 @@ def test_resuming_drops_the_lines_of_later_steps(tmp_path, step):
   assert [line["nats"] for line in lines] == [1.0] * step + [2.0] * (5 - step)
 
 
-def test_resuming_after_any_cut_of_the_file_gives_whole_lines(tmp_path):
+def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
   write(tmp_path, 0, 3)
   path = tmp_path / "metrics.jsonl"
   whole = path.read_text()
@@ -49,7 +49,7 @@ def test_resuming_after_any_cut_of_the_file_gives_whole_lines(tmp_path):
     assert len(metrics.read(tmp_path)) >= whole[:cut].count("\n")
 
 
-def test_lines_that_are_no_metrics_are_dropped(tmp_path):
+def test_lines_that_are_not_metrics_are_dropped(tmp_path):
   path = tmp_path / "metrics.jsonl"
   good = '{"step": 1, "split": "train"}\n'
   path.write_text(good + '7\n[]\n{}\n{"step": null}\n\n{"st')

@@ -1,53 +1,49 @@
-"""Samples from a run.
+"""Draws samples from a trained run.
 
 python -m sparse_transformer.sample --workdir=runs/digits --num=16
 
-Writes into the workdir samples.png, sampled images beside real ones, or
-samples.txt, samples.fasta, samples_0.wav ... for a source of these. Sequences
-begin as real ones of the test split do with --given=N, their first N
-positions, or as a file does with --prompt=FILE.
+Writes them into the workdir: images as samples.png, next to real ones, other
+data as samples.txt, samples.fasta or samples_0.wav, samples_1.wav, ...
+With --given=N sequences start with the first N positions of sequences of the
+test split, with --prompt=FILE with the contents of a file.
 """
 
+import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
 
 from sparse_transformer import cli, data
 from sparse_transformer.data import files
-from sparse_transformer.figures import plots
-from sparse_transformer.model import kv_cache as cache, sampling
-from sparse_transformer.training import checkpoint, signals as signals_lib
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.figures.samples import save_images
 
 
-def sample(experiment, params, *, num, prompts, cached=True, **options):
-  """Draws sequences: (uint8 [num, length], symbols per second)."""
-  length = experiment.source.length
-  decoder = (
-    cache.Decoder(experiment.model)
-    if cached
-    else sampling.Recompute(experiment.apply, length)
-  )
-  tokens, seconds = sampling.sample(
-    decoder,
-    params,
-    num=num,
-    length=length,
-    prompts=prompts,
-    name="sampling",
-    **options,
-  )
-  drawn = num * (length - prompts.shape[1])
-  return tokens, drawn / seconds if drawn else 0.0
+def make_prompts(
+  source: data.Source,
+  num: int,
+  given: int = 0,
+  path: str | os.PathLike | None = None,
+) -> np.ndarray:
+  """Makes the first positions of the sequences to draw.
 
+  Args:
+    source: data source of the run.
+    num: number of sequences.
+    given: number of positions to take from sequences of the test split.
+    path: a file that all sequences start with instead.
 
-def make_prompts(source, num, given=0, path=None):
-  """The first positions of `num` sequences: uint8 [num, S]."""
+  Returns:
+    uint8 [num, S], where S may be 0.
+
+  Raises:
+    ValueError: if both are given, or a prompt does not fit the source.
+  """
   if given and path:
-    raise ValueError("--given and --prompt exclude each other")
+    raise ValueError("--given and --prompt exclude each other; set only one")
   if path:
-    prompt = read_prompt(source, path)
+    prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
   if not given:
     return np.zeros((num, 0), np.uint8)
@@ -56,17 +52,16 @@ def make_prompts(source, num, given=0, path=None):
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
-  return real_examples(source, num)[:, :given]
+  return _real_examples(source, num)[:, :given]
 
 
-def read_prompt(source, path):
-  """The symbols of a file, at most as many as a sequence has."""
+def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
+  """Reads the symbols of a file, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
-      "--prompt is for text, bases and sound; images begin with --given=N"
-      " positions of real ones"
+      "--prompt is for text, bases and sound; complete real images with"
+      " --given=N"
     )
-  path = pathlib.Path(path)
   prompt = source.codec.decode(files.read(path), path)
   if not 0 < len(prompt) <= source.length:
     raise ValueError(
@@ -76,8 +71,12 @@ def read_prompt(source, path):
   return prompt
 
 
-def real_examples(source, num):
-  """Sequences of the test split, from all of it: uint8 [num, length]."""
+def _real_examples(source: data.Source, num: int) -> np.ndarray:
+  """Sequences of the test split: the first images, or windows spread over it.
+
+  Returns:
+    uint8 [num, length].
+  """
   examples = source.examples("test")
   if isinstance(source, data.Images):
     places = np.arange(num) % len(examples)
@@ -86,60 +85,74 @@ def real_examples(source, num):
   return np.stack([examples[int(i)] for i in places])
 
 
-def save(folder, source, tokens):
-  """Writes the sequences into files: the paths."""
+def save(
+  folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
+) -> list[pathlib.Path]:
+  """Writes sequences uint8 [num, length] into files; returns their paths."""
   stem = pathlib.Path(folder) / "samples"
   if isinstance(source, data.Stream):
     return source.codec.save(stem, tokens)
   path = stem.with_suffix(".png")
-  real = real_examples(source, len(tokens))
-  plots.save_images(path, tokens, real, source.shape, source.vocab_size)
+  real = _real_examples(source, len(tokens))
+  save_images(path, tokens, real, source.shape, source.vocab_size)
   return [path]
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
+  from sparse_transformer.model import kv_cache, sampling
+  from sparse_transformer.training import checkpoint, signals as signals_lib
+  from sparse_transformer.training.experiment import Experiment
+
   cli.check_arguments(argv)
   args = flags.FLAGS
   if args.num < 1:
     raise ValueError(f"--num={args.num} must be at least 1")
-  options = dict(
-    temperature=args.temperature, top_k=args.top_k, top_p=args.top_p
-  )
-  sampling.check(**options)
+  sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   experiment = Experiment(args.config)
   source = experiment.source
   prompts = make_prompts(source, args.num, args.given, args.prompt)
+  decoder: sampling.Decoder = (
+    kv_cache.Decoder(experiment.model)
+    if args.cache
+    else sampling.Recompute(experiment.apply, source.length)
+  )
   with (
     signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
   ):
     state = experiment.restore(checkpoints, args.step)
-    tokens, rate = sample(
-      experiment,
+    tokens, seconds = sampling.sample(
+      decoder,
       state.ema,
+      sampler,
       num=args.num,
+      length=source.length,
       prompts=prompts,
-      cached=args.cache,
       seed=args.seed,
+      name="sampling",
       check_stop=signals.check,
-      **options,
     )
   paths = save(args.workdir, source, tokens)
+  drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} samples of step {int(state.step)} in {paths[0]}{more};"
-    f" {rate:,.0f} symbols per second"
+    f" {drawn / seconds if drawn else 0:,.0f} symbols per second"
   )
 
 
 if __name__ == "__main__":
-  flags.DEFINE_integer("num", 16, "Sequences to draw.")
-  flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0: the best.")
-  flags.DEFINE_integer("top_k", 0, "Only the k most probable; 0: all.")
-  flags.DEFINE_float("top_p", 1.0, "Only the most probable, to this sum.")
-  flags.DEFINE_integer("seed", 0, "Of the draws.")
-  flags.DEFINE_integer("step", None, "Of the checkpoint; the last by default.")
+  flags.DEFINE_integer("num", 16, "Number of sequences.")
+  flags.DEFINE_float(
+    "temperature", 1.0, "Divides the logits; 0 takes the most probable symbol."
+  )
+  flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
+  flags.DEFINE_float(
+    "top_p", 1.0, "Draws from the most probable that add up to this."
+  )
+  flags.DEFINE_integer("seed", 0, "Seed of the draws.")
+  flags.DEFINE_integer("step", None, "Step of the checkpoint; default: last.")
   flags.DEFINE_integer("given", 0, "Positions taken from test sequences.")
-  flags.DEFINE_string("prompt", None, "File that the sequences begin with.")
-  flags.DEFINE_bool("cache", True, "Keeps keys and values; else recomputes.")
+  flags.DEFINE_string("prompt", None, "File that the sequences start with.")
+  flags.DEFINE_bool("cache", True, "Caches keys and values; else recomputes.")
   cli.run_on_workdir(main)

@@ -1,1 +1,14 @@
-"""The network, its cache for decoding, and sampling."""
+"""The network of Child et al. 2019, its key-value cache, and sampling."""
+
+from sparse_transformer.model.config import (
+  INITS as INITS,
+  REMATS as REMATS,
+  Config as Config,
+  configure as configure,
+)
+from sparse_transformer.model.transformer import (
+  Transformer as Transformer,
+  count_parameters as count_parameters,
+  init_params as init_params,
+  make_apply as make_apply,
+)

@@ -1,12 +1,13 @@
-"""The cache of decoding, derived from the patterns.
+"""The key-value cache of decoding, derived from the patterns.
 
-Sequences are drawn position by position. A head keeps a key from its own
-position to that of its last reader, then its slot is used anew; a step reads
-only the keys of its own row. Both follow from the pattern's `mask`: Local
-keeps the last keys; Block and Summary the block at work and the summaries;
-Strided keeps all, and reads every stride-th.
+Sequences are drawn position by position. A key is kept in a slot from its own
+position to that of the last query that attends to it; then the slot is free
+for another key. A step reads only the keys of its own row of the pattern. Both
+follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
+keep the current block and the summaries; Strided keeps all keys and reads
+every stride-th.
 
-Names of axes are those of the README; S slots, R keys of a row.
+Letters of axes are those of the README; S slots, R keys of a row.
 """
 
 import collections
@@ -16,33 +17,52 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from sparse_transformer.model import transformer as model_lib
-from sparse_transformer.patterns import analysis as structure
+from sparse_transformer.model import transformer
+from sparse_transformer.model.config import Config
+from sparse_transformer.patterns import Pattern, analysis
+
+# {first layer of a stack: [(k, v) of each group of heads]}, see `Decoder.init`.
+Cache = dict[int, list[tuple[jax.Array, jax.Array]]]
+# For each pattern (slots, reads), see `Decoder.tables`.
+Tables = list[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class CachePlan:
   """Where the keys of one causal pattern are kept over n steps.
 
-  slots: [n], the place of each key; `size` for those that nobody reads.
-  size: number of places. width: the most keys of a query.
+  Args:
+    pattern: the pattern.
+    slots: int32 [n], the slot of each key; `size` for keys without a reader.
+    last: int [n], the last query that attends to each key, -1 for none.
+    size: number of slots.
+    width: the most keys of a query.
   """
 
-  pattern: object
+  pattern: Pattern
   slots: np.ndarray
   last: np.ndarray
   size: int
   width: int
 
-  def rows(self, start, stop):
-    """Places of the keys of some queries: int32 [stop - start, width].
+  @property
+  def is_wide(self) -> bool:
+    """Whether a row may use most slots.
 
-    `size` behind the last key of a row.
+    Then a step reads all slots in one piece, which takes less time than to
+    gather many.
+    """
+    return 2 * self.width > self.size
+
+  def rows(self, start: int, stop: int) -> np.ndarray:
+    """Slots of the keys of queries start to stop - 1.
+
+    Returns:
+      int32 [stop - start, width], filled with `size` after a row's last key.
     """
     queries = np.arange(start, stop, dtype=np.int32)
-    # Those behind `stop` have no reader here: the pattern is causal.
+    # Keys from `stop` on have no reader here: the pattern is causal.
     keys = np.flatnonzero(self.last[:stop] >= start).astype(np.int32)
     row, col = np.nonzero(self.pattern.mask(queries[:, None], keys))
     first = np.searchsorted(row, np.arange(stop - start))
@@ -50,14 +70,8 @@ class Plan:
     rows[row, np.arange(len(row)) - first[row]] = self.slots[keys[col]]
     return rows
 
-  @property
-  def is_wide(self):
-    """Whether a row may hold most places: then a step reads them all, in one
-    piece, which takes less time than to gather many."""
-    return 2 * self.width > self.size
-
-  def reads(self, start, stop):
-    """What steps read: `rows`, or if wide which places, bool [.., size + 1]."""
+  def reads(self, start: int, stop: int) -> np.ndarray:
+    """What steps read: `rows`, or if wide bool [stop - start, size + 1]."""
     rows = self.rows(start, stop)
     if not self.is_wide:
       return rows
@@ -66,83 +80,119 @@ class Plan:
     read[:, self.size] = False
     return read
 
-  def held(self, stop):
-    """The key at each place before step `stop`: int32 [size + 1], or `stop`."""
+  def held(self, stop: int) -> np.ndarray:
+    """The key in each slot before step `stop`: int32 [size + 1].
+
+    `stop` where a slot holds no key.
+    """
     keys = np.flatnonzero(self.last[:stop] >= stop)
     held = np.full(self.size + 1, stop, np.int32)
     held[self.slots[keys]] = keys
     return held
 
+  def take(
+    self,
+    slots: tuple[jax.Array, jax.Array],
+    index: jax.Array | int,
+    read: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Takes what one step reads from the slots of one layer.
+
+    Args:
+      slots: keys and values of a stack of layers, see `Decoder.init`.
+      index: the layer in the stack.
+      read: a row of `reads`.
+
+    Returns:
+      (k_BHRK, v_BHRE, booleans [R]: which of them are keys of the row).
+    """
+    if self.is_wide:
+      k, v = (x[index] for x in slots)
+      return k, v, read
+    k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
+    return k, v, read < self.size
+
 
 @functools.lru_cache(maxsize=256)
-def plan(pattern, n):
-  """The `Plan` of a pattern with the fewest places."""
-  if not structure.is_causal(pattern, n):
+def make_plan(pattern: Pattern, n: int) -> CachePlan:
+  """Makes the plan with the fewest slots.
+
+  >>> from sparse_transformer.patterns import Local
+  >>> make_plan(Local(2), 5).slots.tolist()
+  [0, 1, 0, 1, 0]
+
+  Raises:
+    ValueError: if the pattern is not causal.
+  """
+  if not analysis.is_causal(pattern, n):
     raise ValueError(
-      f"{pattern} lets queries see later keys: nothing can be decoded with it"
+      f"{pattern} lets queries see later keys, so it cannot be decoded step by"
+      " step; use a causal pattern"
     )
-  last = structure.last_readers(pattern, n)
+  last = analysis.last_readers(pattern, n)
+  slots, size = _assign_slots(last)
+  width = int(analysis.keys_per_query(pattern, n).max())
+  return CachePlan(pattern, slots, last, size, width)
+
+
+def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
+  """(slot of each key, number of slots); slots are freed by the last reader."""
+  n = len(last)
   slots = np.full(n, -1, np.int32)
-  # Places become free behind the last reader.
-  leaving, free, size = collections.defaultdict(list), [], 0
+  free: list[int] = []
+  # {position: slots that are free from there on}
+  freed: dict[int, list[int]] = collections.defaultdict(list)
+  size = 0
   for key in range(n):
-    free += leaving.pop(key, ())
+    free += freed.pop(key, ())
     if last[key] < key:
       continue
     if not free:
       free.append(size)
       size += 1
     slots[key] = free.pop()
-    leaving[last[key] + 1].append(slots[key])
+    freed[last[key] + 1].append(slots[key])
   slots[slots < 0] = size
-  width = int(structure.keys_per_query(pattern, n).max())
-  return Plan(pattern, slots, last, size, width)
+  return slots, size
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """Steps of a network with a cache, see `sampling.sample`.
+  """Predicts position after position with a cache: a `sampling.Decoder`."""
 
-  config: `model.Config`.
-  """
-
-  config: model_lib.Config
+  config: Config
 
   @functools.cached_property
-  def _plans(self):
+  def plans(self) -> dict[Pattern, CachePlan]:
+    """The plan of each distinct pattern of the network."""
     layers = self.config.patterns
     distinct = dict.fromkeys(p for heads in layers for p in heads)
-    return {p: plan(p, self.config.length) for p in distinct}
+    return {p: make_plan(p, self.config.length) for p in distinct}
 
-  @functools.cached_property
-  def _graph(self):
-    return nnx.graphdef(
-      nnx.eval_shape(
-        lambda: model_lib.Transformer(self.config, rngs=nnx.Rngs(0))
-      )
-    )
+  def tables(self, start: int, stop: int) -> Tables:
+    """Where the steps at positions start to stop - 1 write and read.
 
-  def _model(self, params):
-    return nnx.merge(self._graph, params)
-
-  def tables(self, start, stop):
-    """Where the steps of some positions write and read: for each pattern."""
+    Returns:
+      For each of `plans` (the slots written, what is read), one row a step.
+    """
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
-      for plan in self._plans.values()
+      for plan in self.plans.values()
     ]
 
-  def init(self, batch):
-    """The empty cache: {layer: [(k, v) of each group of heads]}.
+  def init(self, batch: int) -> Cache:
+    """Makes the empty cache.
 
-    A layer stands for all of its stack, `model.repeats`. k is [layers, B,
-    heads, S + 1, K]; the last place takes what nobody reads.
+    Returns:
+      {first layer of a stack: [(k, v) of each group of heads]}, see
+      `transformer.stacks`. k is [layers of the stack, B, heads of the group,
+      S + 1, K]; the last slot takes the keys without a reader.
     """
     config = self.config
     widths = config.qk_width, config.width
 
     def cache(count, pattern, heads, width):
-      size, width = self._plans[pattern].size + 1, width // config.num_heads
+      size, width = self.plans[pattern].size + 1, width // config.num_heads
       shape = count, batch, len(heads), size, width
       return jnp.zeros(shape, config.dtype)
 
@@ -151,68 +201,85 @@ class Decoder:
         tuple(cache(count, *group, width) for width in widths)
         for group in self._groups(layer)
       ]
-      for layer, count in model_lib.repeats(config.patterns).items()
+      for layer, count in transformer.stacks(config).items()
     }
 
-  def prefill(self, params, tokens_BL):
-    """The cache behind the first positions of sequences, all at once."""
+  def prefill(self, params: dict, tokens_BL: jax.Array) -> Cache:
+    """Computes the cache after a prompt, all its positions at once."""
     batch, stop = tokens_BL.shape
 
-    def attend(state, layer, i, q_BLHK, k_BLHK, v_BLHE):
-      def fill(cache, x_BLH, pattern, heads):
-        # Places that hold nothing take any key: no row names them.
-        held = self._plans[pattern].held(stop)
+    def attend(cache, layer, index, q_BLHK, k_BLHK, v_BLHE):
+      def fill(slots, x_BLH, pattern, heads):
+        # Slots that hold no key get any one: no row reads them.
+        held = self.plans[pattern].held(stop)
         x_BSH = jnp.take(x_BLH[:, :, heads], held, axis=1, mode="clip")
-        return cache.at[i].set(x_BSH.swapaxes(1, 2))
+        return slots.at[index].set(x_BSH.swapaxes(1, 2))
 
       filled = [
         (fill(k, k_BLHK, *group), fill(v, v_BLHE, *group))
-        for (k, v), group in zip(state[layer], self._groups(layer), strict=True)
+        for (k, v), group in zip(cache[layer], self._groups(layer), strict=True)
       ]
-      state = state | {layer: filled}
-      return model.attend(state, layer, i, q_BLHK, k_BLHK, v_BLHE)
+      cache = cache | {layer: filled}
+      return model.attend(cache, layer, index, q_BLHK, k_BLHK, v_BLHE)
 
     if not stop:
       return self.init(batch)
-    model = self._model(params)
+    model = transformer.bind(self.config, params)
     return model.run(model.embed(tokens_BL), attend, self.init(batch))[1]
 
-  def step(self, params, state, tokens_B, t, table):
-    """(logits_BV of position t, the cache behind it).
+  def step(
+    self,
+    params: dict,
+    cache: Cache,
+    tokens_B: jax.Array,
+    t: jax.Array,
+    table: list[tuple[jax.Array, jax.Array]],
+  ) -> tuple[jax.Array, Cache]:
+    """Predicts position t.
 
-    tokens_B: symbols at t - 1. table: that of position t, see `tables`.
+    Args:
+      params: parameters of the network.
+      cache: that after position t - 1.
+      tokens_B: symbols at t - 1; ignored at t = 0.
+      t: the position, traced.
+      table: the row of `tables` for t.
+
+    Returns:
+      (logits_BV, the cache after t).
     """
+    place = {pattern: i for i, pattern in enumerate(self.plans)}
 
-    def attend(state, layer, i, q_B1HK, k_B1HK, v_B1HE):
-      outs, caches = [], []
-      for cache, (pattern, heads) in zip(
-        state[layer], self._groups(layer), strict=True
+    def attend(cache, layer, index, q_B1HK, k_B1HK, v_B1HE):
+      outs, groups = [], []
+      for slots, (pattern, heads) in zip(
+        cache[layer], self._groups(layer), strict=True
       ):
-        slot, read = table[index[pattern]]
+        slot, read = table[place[pattern]]
         q, *new = (x[:, 0, heads] for x in (q_B1HK, k_B1HK, v_B1HE))
-        cache = tuple(
-          c.at[i, :, :, slot].set(x) for c, x in zip(cache, new, strict=True)
+        slots = tuple(
+          s.at[index, :, :, slot].set(x)
+          for s, x in zip(slots, new, strict=True)
         )
-        plan = self._plans[pattern]
-        if plan.is_wide:
-          keys, real = (c[i] for c in cache), read
-        else:
-          keys = (jnp.moveaxis(c[i, :, :, read], 0, 2) for c in cache)
-          real = read < plan.size
-        outs.append(_attend_row(q, *keys, real))
-        caches.append(cache)
-      # Heads of a group stand together: back to their places.
+        outs.append(
+          _attend_row(q, *self.plans[pattern].take(slots, index, read))
+        )
+        groups.append(slots)
+      # The heads of a group lie together: restore their order.
       order = np.concatenate([heads for _, heads in self._groups(layer)])
       out_BHE = jnp.concatenate(outs, axis=1)[:, np.argsort(order)]
-      return out_BHE[:, None], state | {layer: caches}
+      return out_BHE[:, None], cache | {layer: groups}
 
-    index = {pattern: i for i, pattern in enumerate(self._plans)}
-    model = self._model(params)
+    model = transformer.bind(self.config, params)
     x_B1D = model.embed_next(tokens_B, t)
-    logits_B1V, state = model.run(x_B1D, attend, state)
-    return logits_B1V[:, 0], state
+    logits_B1V, cache = model.run(x_B1D, attend, cache)
+    return logits_B1V[:, 0], cache
 
-  def _groups(self, layer):
+  def num_bytes(self, batch: int) -> int:
+    """Size of the cache."""
+    cache = jax.eval_shape(lambda: self.init(batch))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+  def _groups(self, layer: int) -> list[tuple[Pattern, np.ndarray]]:
     """[(pattern, the heads that use it)]."""
     patterns = self.config.patterns[layer]
     return [
@@ -220,14 +287,11 @@ class Decoder:
       for pattern in dict.fromkeys(patterns)
     ]
 
-  def num_bytes(self, batch):
-    """Of the cache."""
-    cache = jax.eval_shape(lambda: self.init(batch))
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
 
-
-def _attend_row(q_BHK, k_BHRK, v_BHRE, real_R):
-  """One query a head over the keys of its row; 0 if there are none."""
+def _attend_row(
+  q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, real_R: jax.Array
+) -> jax.Array:
+  """Attention of one query per head: out_BHE, 0 where a row has no keys."""
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])
   s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(dtype))

@@ -1,15 +1,16 @@
-"""Draws sequences from a trained model.
+"""Draws sequences from a trained network, position by position.
 
-python -m sparse_transformer.sample is the command; this is what it calls.
-`cache.Decoder` takes the steps with a cache; `Recompute` is the plainest
-correct way, a pass over the whole sequence for each of its positions.
+`python -m sparse_transformer.sample` is the command on top of it.
+`kv_cache.Decoder` predicts with a key-value cache; `Recompute`, the plainest
+correct way, runs a pass over the whole sequence for each position.
 """
 
 import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,152 +18,234 @@ import numpy as np
 import tqdm
 from jax import lax
 
-CHUNK = 256  # positions between two looks at the progress, at most
-PATIENCE = 1.0  # seconds between them, about
+CHUNK = 256  # the most positions of one call to the device
+SECONDS = 1.0  # about what one call should take: progress and stops wait for it
+
+
+class Decoder(Protocol):
+  """Predicts the next position from the state that the last one left."""
+
+  def tables(self, start: int, stop: int) -> Any:
+    """Host arrays with one row for each position from start to stop - 1."""
+    ...
+
+  def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
+    """The state after a prompt, which may be empty."""
+    ...
+
+  def step(
+    self,
+    params: dict,
+    state: Any,
+    tokens_B: jax.Array,
+    t: jax.Array,
+    table: Any,
+  ) -> tuple[jax.Array, Any]:
+    """(logits_BV of position t, the new state) from the symbols at t - 1.
+
+    `table` is the row of `tables` for t; at t = 0 the symbols are ignored.
+    """
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Recompute:
-  """Steps of a network without a cache.
+class Recompute(Decoder):
+  """A `Decoder` without a cache.
 
-  apply: (params, tokens_BL) to logits_BLV. length: positions of a sequence.
+  Args:
+    apply: (params, tokens_BL) -> logits_BLV, see `model.make_apply`.
+    length: positions in a sequence.
   """
 
-  apply: Callable
+  apply: Callable[..., jax.Array]
   length: int
 
-  def tables(self, start, stop):
-    return np.zeros(stop - start)  # nothing is looked up
+  def tables(self, start: int, stop: int) -> np.ndarray:
+    return np.zeros(stop - start)  # steps look nothing up
 
-  def prefill(self, params, tokens_BL):
+  def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     del params
     padding = self.length - tokens_BL.shape[1]
     return jnp.pad(tokens_BL, ((0, 0), (0, padding)))
 
-  def step(self, params, state, tokens_B, t, table):
+  def step(
+    self,
+    params: dict,
+    state: Any,
+    tokens_B: jax.Array,
+    t: jax.Array,
+    table: Any,
+  ) -> tuple[jax.Array, Any]:
     del table
-    # At t = 0 nothing stands before: what is written is written over.
+    # At t = 0 this writes to the last position, which is drawn later.
     state = state.at[:, t - 1].set(tokens_B)
     logits_BLV = self.apply(params, state)
     return lax.dynamic_index_in_dim(logits_BLV, t, 1, keepdims=False), state
 
 
-def sample(
-  decoder,
-  params,
-  *,
-  num,
-  length,
-  prompts=None,
-  seed=0,
-  name=None,
-  check_stop=lambda: None,
-  **options,
-):
-  """Draws `num` sequences: (uint8 [num, length], seconds without compilation).
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """Draws symbols from logits.
 
-  decoder: `cache.Decoder` or `Recompute`. prompts: uint8 [num, S], how the
-  sequences begin. name: shows progress under that name on a terminal.
-  check_stop: is called now and then; it may raise what ends the work.
-  options: those of `choose`.
+  Args:
+    temperature: divides the logits; 0 takes the most probable symbol.
+    top_k: draws from the k most probable symbols only; 0 from all.
+    top_p: of these, from the fewest most probable ones whose probabilities add
+      up to top_p; in (0, 1].
+
+  Raises:
+    ValueError: if an argument is out of range.
+
+  Source: top_p is nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+
+  def __post_init__(self) -> None:
+    if not self.temperature >= 0:
+      raise ValueError(f"temperature={self.temperature} must be 0 or more")
+    if self.top_k < 0:
+      raise ValueError(
+        f"top_k={self.top_k} must be at least 1, or 0 for all symbols"
+      )
+    if not 0 < self.top_p <= 1:
+      raise ValueError(f"top_p={self.top_p} must lie in (0, 1]")
+
+  def __call__(self, logits_BV: jax.Array, rng: jax.Array) -> jax.Array:
+    """Draws symbols_B, one for each row."""
+    if not self.temperature:
+      return logits_BV.argmax(-1)
+    logits_BV = logits_BV / self.temperature
+    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    if self.top_k:
+      drawn_1V = jnp.arange(sorted_BV.shape[1])[None] < self.top_k
+      sorted_BV = jnp.where(drawn_1V, sorted_BV, -jnp.inf)
+    if self.top_k or self.top_p < 1:
+      p_BV = jax.nn.softmax(sorted_BV)
+      # A symbol is kept while the more probable ones do not reach top_p.
+      kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < self.top_p) & (p_BV > 0)
+      least_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
+      logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+    return jax.random.categorical(rng, logits_BV)
+
+
+def sample(
+  decoder: Decoder,
+  params: dict,
+  sampler: Sampler,
+  *,
+  num: int,
+  length: int,
+  prompts: np.ndarray | None = None,
+  seed: int = 0,
+  name: str | None = None,
+  check_stop: Callable[[], None] = lambda: None,
+) -> tuple[np.ndarray, float]:
+  """Draws sequences.
+
+  Args:
+    decoder: a `kv_cache.Decoder` or `Recompute` of the network.
+    params: parameters of the network.
+    sampler: draws symbols from logits.
+    num: number of sequences.
+    length: positions in a sequence.
+    prompts: uint8 [num, S], the first positions of the sequences.
+    seed: of the draws; samples do not depend on the decoder or on chunks.
+    name: label of a progress bar on a terminal; None shows none.
+    check_stop: called about once a second; raises to end the work.
+
+  Returns:
+    (uint8 [num, length], seconds without compilation and prompts).
+
+  Raises:
+    ValueError: if `num` is below 1, or the prompts are longer than `length`.
   """
   if num < 1:
-    raise ValueError(f"{num=} sequences: at least 1")
+    raise ValueError(f"{num=} must be at least 1")
   prompts = np.zeros((num, 0), np.uint8) if prompts is None else prompts
-  start = prompts.shape[1]
-  if start > length:
+  if prompts.shape[1] > length:
     raise ValueError(
-      f"a prompt of {start} positions does not fit into the {length} of a"
-      " sequence"
+      f"a prompt of {prompts.shape[1]} positions does not fit in a sequence of"
+      f" {length}; shorten it"
     )
-  check(**options)
-  run = jax.jit(functools.partial(_draw, decoder, options), donate_argnums=1)
-  state = jax.jit(decoder.prefill)(params, jnp.asarray(prompts))
-  before_B = jnp.asarray(prompts[:, -1] if start else np.zeros(num, np.uint8))
-  keys = jax.random.split(jax.random.key(seed), length)
-  tokens, seconds, compiled = [prompts], 0.0, None
+  check_stop()  # compilation may take minutes
+  tokens, seconds = [prompts], 0.0
   with tqdm.tqdm(
-    total=num * (length - start),
+    total=num * (length - prompts.shape[1]),
     desc=name,
     unit="token",
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
-    first, count = start, 1
-    while first < length:
-      check_stop()
-      began = time.perf_counter()
-      tables = jax.tree.map(_pad, decoder.tables(first, first + count))
-      steps = _pad(keys[first : first + count]), np.int32(first)
-      inputs = params, state, before_B, tables, *steps, np.int32(count)
-      if compiled is None:
-        compiling = time.perf_counter()
-        compiled = run.lower(*inputs).compile()
-        began += time.perf_counter() - compiling
-      state, new_BC = compiled(*inputs)
-      new_BC = np.asarray(new_BC)[:, :count]
-      before_B = jnp.asarray(new_BC[:, -1])
+    for new_BC, took in _chunks(
+      decoder, params, sampler, prompts, length, seed
+    ):
       tokens.append(new_BC)
-      took = time.perf_counter() - began
       seconds += took
-      bar.update(num * count)
-      first += count
-      count = int(min(count * PATIENCE / took, 4 * count, CHUNK))
-      count = max(1, min(count, length - first))
+      bar.update(new_BC.size)
+      check_stop()
   return np.concatenate(tokens, axis=1), seconds
 
 
-def _draw(
-  decoder, options, params, state, before_B, tables, keys, first, count
+def _chunks(
+  decoder: Decoder,
+  params: dict,
+  sampler: Sampler,
+  prompts: np.ndarray,
+  length: int,
+  seed: int,
+) -> Iterator[tuple[np.ndarray, float]]:
+  """Yields (tokens_BC of the next positions, the seconds they took)."""
+  num, first = prompts.shape
+  if first == length:
+    return
+  state = jax.jit(decoder.prefill)(params, jnp.asarray(prompts))
+  last_B = jnp.asarray(prompts[:, -1] if first else np.zeros(num, np.uint8))
+  rngs = jax.random.split(jax.random.key(seed), length)
+
+  def chunk(count):
+    rows = decoder.tables(first, first + count), rngs[first : first + count]
+    return *jax.tree.map(_pad, rows), np.int32(first), np.int32(count)
+
+  draw = functools.partial(_draw_chunk, decoder, sampler)
+  jitted = jax.jit(draw, donate_argnums=1)
+  compiled = jitted.lower(params, state, last_B, *chunk(1)).compile()
+  count = 1
+  while first < length:
+    start = time.perf_counter()
+    state, tokens_BC = compiled(params, state, last_B, *chunk(count))
+    new_BC = np.asarray(tokens_BC)[:, :count]
+    last_B = jnp.asarray(new_BC[:, -1])
+    seconds = time.perf_counter() - start
+    yield new_BC, seconds
+    first += count
+    count = min(_next_count(count, seconds), length - first)
+
+
+def _next_count(count: int, seconds: float) -> int:
+  """Positions of the next chunk, from those of the last and what they took."""
+  return max(1, int(min(count * SECONDS / seconds, 4 * count, CHUNK)))
+
+
+def _draw_chunk(
+  decoder, sampler, params, state, last_B, tables, rngs, first, count
 ):
-  """Draws positions first, first + 1, ...: (the state behind, tokens_BC)."""
+  """Draws positions first to first + count - 1: (the new state, tokens_BC)."""
 
   def step(i, carry):
-    state, before_B, tokens_BC = carry
+    state, last_B, tokens_BC = carry
     table = jax.tree.map(lambda x: x[i], tables)
-    logits_BV, state = decoder.step(params, state, before_B, first + i, table)
-    new_B = choose(logits_BV, keys[i], **options).astype(tokens_BC.dtype)
+    logits_BV, state = decoder.step(params, state, last_B, first + i, table)
+    new_B = sampler(logits_BV, rngs[i]).astype(tokens_BC.dtype)
     return state, new_B, tokens_BC.at[:, i].set(new_B)
 
-  tokens_BC = jnp.zeros((len(before_B), CHUNK), before_B.dtype)
-  carry = lax.fori_loop(0, count, step, (state, before_B, tokens_BC))
+  tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
+  carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
   return carry[0], carry[2]
 
 
 def _pad(x):
-  """The rows of a chunk; the last chunk has fewer, its last is repeated."""
+  """Repeats the last row, so that all chunks have CHUNK rows."""
   return x[np.minimum(np.arange(CHUNK), len(x) - 1)]
-
-
-def choose(logits_BV, key, *, temperature=1.0, top_k=0, top_p=1.0):
-  """Draws a symbol for each row.
-
-  temperature: divides the logits; 0 takes the most probable symbol. top_k:
-  only the k most probable are drawn; 0: all. top_p: of these, the most
-  probable that together just reach this probability (Holtzman et al. 2020,
-  arXiv 1904.09751).
-  """
-  if not temperature:
-    return logits_BV.argmax(-1)
-  logits_BV = logits_BV / temperature
-  sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
-  if top_k:
-    drawn_1V = jnp.arange(sorted_BV.shape[1])[None] < top_k
-    sorted_BV = jnp.where(drawn_1V, sorted_BV, -jnp.inf)
-  if top_k or top_p < 1:
-    p_BV = jax.nn.softmax(sorted_BV)
-    # What stands before a symbol must not reach top_p by itself.
-    kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < top_p) & (p_BV > 0)
-    least_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
-    logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
-  return jax.random.categorical(key, logits_BV)
-
-
-def check(*, temperature=1.0, top_k=0, top_p=1.0):
-  """Refuses options that make no sense."""
-  if not temperature >= 0:
-    raise ValueError(f"{temperature=} must be 0 or more")
-  if top_k < 0:
-    raise ValueError(f"{top_k=} must be at least 1, or 0: all symbols")
-  if not 0 < top_p <= 1:
-    raise ValueError(f"{top_p=} must lie in (0, 1]")

@@ -1,207 +1,66 @@
 """The network of Child et al. 2019, section 5, with any attention patterns."""
 
-import dataclasses
 import functools
-import itertools
 import math
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer import attention, patterns as patterns_lib
-from sparse_transformer.attention import merged as blocked
-
-INITS = ("code", "paper")
-# What the backward pass recomputes, from the least to the most.
-REMATS = ("none", "attention", "block_but_attention", "block")
+from sparse_transformer import attention
+from sparse_transformer.model.block import ResidualBlock
+from sparse_transformer.model.config import Config
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """Everything that defines a network, in types.
+class Attend(Protocol):
+  """How the blocks attend: a whole pass, or steps with a key-value cache."""
 
-  vocab_size: symbols; length: positions in a sequence; shape: its geometry
-  for the position embeddings, (rows, columns) or (rows, columns, channels).
-  patterns: what attends to what, a tuple (layers) of tuples (heads).
-  The other fields are those of `configs/default.py`.
-  """
+  def __call__(
+    self,
+    cache: Any,
+    layer: int,
+    index: jax.Array | int,
+    q_BLHK: jax.Array,
+    k_BLHK: jax.Array,
+    v_BLHE: jax.Array,
+  ) -> tuple[jax.Array, Any]:
+    """Attention of one layer.
 
-  vocab_size: int
-  length: int
-  shape: tuple[int, ...]
-  patterns: tuple[tuple[patterns_lib.Pattern, ...], ...]
-  num_layers: int
-  num_heads: int
-  width: int
-  half_size: bool
-  dropout: float
-  init: str
-  token_std: float
-  position_std: float
-  dtype: str
-  remat: str
-  backend: str = "auto"
-  tile: int = 0
+    Layers run as the stacks that `stacks` lists, so two numbers name a layer.
 
-  def __post_init__(self):
-    for field in ("num_layers", "num_heads", "width", "length"):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"model.{field} must be at least 1, got {getattr(self, field)}"
-        )
-    if self.qk_width % self.num_heads or self.width % self.num_heads:
-      raise ValueError(
-        f"model.num_heads={self.num_heads} must divide model.width="
-        f"{self.width} and the {self.qk_width} of queries and keys"
-      )
-    if not 0 <= self.dropout < 1:
-      raise ValueError(f"model.dropout={self.dropout} must lie in [0, 1)")
-    for field, known in (
-      ("init", INITS),
-      ("remat", REMATS),
-      ("dtype", ("float32", "bfloat16")),
-    ):
-      if getattr(self, field) not in known:
-        raise ValueError(
-          f"unknown model.{field} {getattr(self, field)!r}; known:"
-          f" {', '.join(known)}"
-        )
+    Args:
+      cache: a pytree that goes from layer to layer, its structure, shapes and
+        dtypes unchanged; None where nothing is cached.
+      layer: the first layer of the stack, which tells the patterns.
+      index: the place in the stack; traced, as stacks of several layers are
+        scanned.
+      q_BLHK: queries of all heads.
+      k_BLHK: keys of the same positions.
+      v_BLHE: values of the same positions.
 
-  @property
-  def qk_width(self):
-    """Width of the queries and keys of all heads together."""
-    return self.width // 2 if self.half_size else self.width
-
-  @property
-  def mlp_width(self):
-    return self.width * (2 if self.half_size else 4)
-
-  @property
-  def axes(self):
-    """The position-embedding axes: those of the geometry longer than 1."""
-    return tuple(size for size in self.shape if size > 1) or (1,)
-
-
-def configure(config, source):
-  """The network of an experiment's config on a data source."""
-  settings = dict(config.attention)
-  backend, tile = settings.pop("backend"), settings.pop("tile")
-  name, mode = settings.pop("pattern"), settings.pop("mode")
-  is_named = name in patterns_lib.FACTORIZATIONS
-  for field in ("stride", "window") if is_named else ():
-    if not 1 <= settings[field] <= source.length:
-      raise ValueError(
-        f"attention.{field}={settings[field]} does not fit: it must lie"
-        f" between 1 and the {source.length} positions of a sequence"
-      )
-  patterns = patterns_lib.assign(
-    name,
-    mode,
-    num_layers=config.model.num_layers,
-    num_heads=config.model.num_heads,
-    **settings,
-  )
-  for pattern in () if is_named else set(itertools.chain(*patterns)):
-    # A leak would make the likelihood of a sequence meaningless.
-    leak = patterns_lib.first_leak(pattern, source.length)
-    if leak:
-      raise ValueError(
-        f"attention.pattern {pattern} lets query {leak[0]} see the later key"
-        f" {leak[1]}, but the model predicts each position from those before"
-      )
-  return Config(
-    vocab_size=source.vocab_size,
-    length=source.length,
-    shape=tuple(source.shape),
-    patterns=patterns,
-    backend=backend,
-    tile=tile,
-    **config.model,
-  )
-
-
-class Block(nnx.Module):
-  """A residual block: h + a + b, a the attention and b the MLP of h + a."""
-
-  def __init__(self, config, *, rngs):
-    self.config = config
-    dense = functools.partial(
-      nnx.Linear, dtype=jnp.dtype(config.dtype), rngs=rngs
-    )
-    norm = functools.partial(
-      nnx.LayerNorm,
-      config.width,
-      epsilon=1e-5,
-      dtype=jnp.dtype(config.dtype),
-      rngs=rngs,
-    )
-    width, inner = config.width, config.mlp_width
-    into = _weight_init(config, width)
-    self.attention_norm = norm()
-    self.query = dense(width, config.qk_width, kernel_init=into)
-    self.key = dense(width, config.qk_width, kernel_init=into)
-    self.value = dense(width, width, kernel_init=into)
-    self.out = dense(
-      width, width, kernel_init=_weight_init(config, width, True)
-    )
-    self.mlp_norm = norm()
-    self.mlp_in = dense(width, inner, kernel_init=into)
-    self.mlp_out = dense(
-      inner, width, kernel_init=_weight_init(config, inner, True)
-    )
-    self.dropout = nnx.Dropout(config.dropout)
-
-  def __call__(self, x_BLD, attend, key=None):
-    """(output, what attend keeps); attend: (q, k, v) to (out, what it keeps).
-
-    key: for dropout; None leaves it out.
+    Returns:
+      (out_BLHE in the dtype of the values, the new cache).
     """
-    keys = (None, None) if key is None else jax.random.split(key)
-    attention = functools.partial(self._attention, attend)
-    if self.config.remat == "attention":
-      attention = jax.checkpoint(attention)
-    a_BLD, kept = attention(x_BLD)
-    a_BLD = self._drop(a_BLD, keys[0])
-    b_BLD = self._drop(self._mlp(x_BLD + a_BLD), keys[1])
-    return x_BLD + a_BLD + b_BLD, kept
-
-  def _attention(self, attend, x_BLD):
-    x_BLD = self.attention_norm(x_BLD)
-    heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    out_BLHE, kept = attend(
-      self.query(x_BLD).reshape(heads),
-      self.key(x_BLD).reshape(heads),
-      self.value(x_BLD).reshape(heads),
-    )
-    return self.out(out_BLHE.reshape(x_BLD.shape)), kept
-
-  def _mlp(self, x_BLD):
-    h_BLF = self.mlp_in(self.mlp_norm(x_BLD))
-    return self.mlp_out(h_BLF * jax.nn.sigmoid(1.702 * h_BLF))
-
-  def _drop(self, x_BLD, key):
-    return self.dropout(x_BLD, deterministic=key is None, rngs=key)
+    ...
 
 
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it.
 
-  `model(tokens_BL)` gives logits_BLV in float32; position t is predicted from
-  the tokens before t. `model(tokens_BL, key=key)` applies dropout. The only
-  state is the parameters; those of the blocks are stacked along a first axis
-  of layers, whatever the patterns, so that weights are free of patterns.
+  The only state is the parameters. Those of the blocks are stacked along a
+  first axis of layers, whatever the patterns, so a checkpoint can be used with
+  other patterns than it was trained with.
   """
 
-  def __init__(self, config, *, rngs):
+  def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
+    dtype = jnp.dtype(config.dtype)
     token_std, position_std = _embedding_stds(config)
     embed = functools.partial(
-      nnx.Embed,
-      features=config.width,
-      dtype=jnp.dtype(config.dtype),
-      rngs=rngs,
+      nnx.Embed, features=config.width, dtype=dtype, rngs=rngs
     )
     self.token = embed(
       config.vocab_size, embedding_init=nnx.initializers.normal(token_std)
@@ -213,10 +72,11 @@ class Transformer(nnx.Module):
     self.start = nnx.Param(
       token_std * jax.random.normal(rngs.params(), (config.width,))
     )
-    stack = nnx.split_rngs(splits=config.num_layers)
-    self.blocks = stack(nnx.vmap(lambda rngs: Block(config, rngs=rngs)))(rngs)
+    split = nnx.split_rngs(splits=config.num_layers)
+    stack = split(nnx.vmap(lambda rngs: ResidualBlock(config, rngs=rngs)))
+    self.blocks = stack(rngs)
     self.norm = nnx.LayerNorm(
-      config.width, epsilon=1e-6, dtype=jnp.dtype(config.dtype), rngs=rngs
+      config.width, epsilon=1e-6, dtype=dtype, rngs=rngs
     )
     # Zeros: an untrained network gives every symbol the same probability.
     # No bias, as in the paper; float32, since these are the likelihoods.
@@ -228,13 +88,33 @@ class Transformer(nnx.Module):
       rngs=rngs,
     )
 
-  def __call__(self, tokens_BL, *, key=None):
-    return self.run(self.embed(tokens_BL), self.attend, key=key)[0]
+  def __call__(
+    self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Predicts all positions at once.
 
-  def attend(self, state, layer, i, q_BLHK, k_BLHK, v_BLHE):
-    """Attention of whole sequences, see `run`."""
-    del i  # layers of one stack have the same patterns
-    out_BLHE = attention.attend(
+    Args:
+      tokens_BL: symbols, of any integer dtype; L is at most `config.length`.
+      rng: key for dropout; None applies no dropout.
+
+    Returns:
+      logits_BLV in float32; those of position t depend on tokens before t only.
+    """
+    return self.run(self.embed(tokens_BL), self.attend, rng=rng)[0]
+
+  def attend(
+    self,
+    cache: Any,
+    layer: int,
+    index: jax.Array | int,
+    q_BLHK: jax.Array,
+    k_BLHK: jax.Array,
+    v_BLHE: jax.Array,
+  ) -> tuple[jax.Array, Any]:
+    """An `Attend` over whole sequences; returns the cache as it is."""
+    del index  # layers of one stack have the same patterns
+    # Any: with the log-sum-exp it would be a pair.
+    out_BLHE: Any = attention.attend(
       q_BLHK,
       k_BLHK,
       v_BLHE,
@@ -242,19 +122,53 @@ class Transformer(nnx.Module):
       backend=self.config.backend,
       tile=self.config.tile,
     )
-    return out_BLHE, state
+    return out_BLHE, cache
 
-  def run(self, x_BLD, attend, state=None, key=None):
-    """(logits_BLV, state) of embedded symbols; see `embed`, `embed_next`.
+  def run(
+    self,
+    x_BLD: jax.Array,
+    attend: Attend,
+    cache: Any = None,
+    rng: jax.Array | None = None,
+  ) -> tuple[jax.Array, Any]:
+    """Applies all but the embedding.
 
-    attend: (state, layer, i, q, k, v) to (out, state), of the i-th layer, as a
-    traced number, that is like `layer`; see `repeats`.
+    Args:
+      x_BLD: embedded symbols, from `embed` or `embed_next`.
+      attend: attention of each layer.
+      cache: what the first layer's `attend` is given.
+      rng: key for dropout; None applies no dropout.
+
+    Returns:
+      (logits_BLV in float32, the cache after the last layer).
     """
-    x_BLD, state = self._blocks(x_BLD, attend, state, key)
-    return self.logits(self.norm(x_BLD).astype(jnp.float32)), state
+    x_BLD, cache = self.run_blocks(x_BLD, attend, cache, rng)
+    return self.logits(self.norm(x_BLD).astype(jnp.float32)), cache
 
-  def embed_next(self, tokens_B, t):
-    """x_B1D of position t, of which tokens_B stand before it; t is traced."""
+  def embed(self, tokens_BL: jax.Array) -> jax.Array:
+    """Embeds symbols as x_BLD, shifted right by one after the start vector.
+
+    Raises:
+      ValueError: if there are more tokens than positions.
+    """
+    (b, n), d = tokens_BL.shape, self.config.width
+    if n > self.config.length:
+      raise ValueError(
+        f"{n} tokens, but the network has {self.config.length} positions; cut"
+        " the sequence or configure a longer one"
+      )
+    places = np.unravel_index(np.arange(n), self.config.axes)
+    x_BLD = self.token(tokens_BL)
+    for embed, place_L in zip(self.position, places, strict=True):
+      x_BLD = x_BLD + embed(jnp.asarray(place_L))[None]
+    start_B1D = jnp.broadcast_to(self.start[...].astype(x_BLD.dtype), (b, 1, d))
+    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+
+  def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
+    """Embeds one position: x_B1D of position t, from the symbols at t - 1.
+
+    At t = 0 that is the start vector, whatever the symbols.
+    """
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=True):
@@ -262,102 +176,81 @@ class Transformer(nnx.Module):
     start_1D = self.start[...].astype(x_BD.dtype)[None]
     return jnp.where(t > 0, x_BD, start_1D)[:, None]
 
-  def embed(self, tokens_BL):
-    """Embedded symbols, shifted right by one behind the start vector."""
-    (b, n), d = tokens_BL.shape, self.config.width
-    if n > self.config.length:
-      raise ValueError(
-        f"{n} tokens, but the network has {self.config.length} positions"
-      )
-    places = np.unravel_index(np.arange(n), self.config.axes)
-    x_BLD = self.token(tokens_BL)
-    for embed, place_L in zip(self.position, places, strict=True):
-      x_BLD = x_BLD + embed(place_L)[None]
-    start_B1D = jnp.broadcast_to(self.start[...].astype(x_BLD.dtype), (b, 1, d))
-    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+  def run_blocks(
+    self,
+    x_BLD: jax.Array,
+    attend: Attend,
+    cache: Any = None,
+    rng: jax.Array | None = None,
+  ) -> tuple[jax.Array, Any]:
+    """Applies the blocks: (the residual stream after the last, the cache).
 
-  def _blocks(self, x_BLD, attend, state, key):
-    """All blocks: a scan over the periods of the patterns, then the rest."""
+    One scan over the periods of the patterns, so that the compiled program
+    does not grow with depth; then the layers that fill no period.
+    """
     config, (graph, params) = self.config, nnx.split(self.blocks)
-    num_layers, period = config.num_layers, _period(config.patterns)
-    keys = None if key is None else jax.random.split(key, num_layers)
+    num_layers, period = config.num_layers, config.period
+    rngs = None if rng is None else jax.random.split(rng, num_layers)
 
-    def apply(carry, layer, i, inputs):
-      (x_BLD, state), (params, key) = carry, inputs
+    def apply(carry, layer, index, inputs):
+      (x_BLD, cache), (params, rng) = carry, inputs
       block = nnx.merge(graph, params)
-      return block(x_BLD, functools.partial(attend, state, layer, i), key)
+      return block(x_BLD, functools.partial(attend, cache, layer, index), rng)
 
-    if config.remat in ("block", "block_but_attention"):
-      # Saved by name: the outputs of attention, whose backward pass needs no
-      # more than these and the queries, keys and values.
-      kept = blocked.SAVED if config.remat == "block_but_attention" else ()
-      apply = jax.checkpoint(
-        apply,
-        prevent_cse=False,
-        static_argnums=1,
-        policy=jax.checkpoint_policies.save_only_these_names(*kept),
-      )
+    apply = _rematerialize(apply, config.remat)
 
     def apply_period(carry, inputs):
-      i, inputs = inputs
+      index, inputs = inputs
       for layer in range(period):
-        carry = apply(carry, layer, i, _take(inputs, layer))
+        carry = apply(carry, layer, index, _take(inputs, layer))
       return carry, None
 
-    inputs, times = (params, keys), num_layers // period
+    inputs, times = (params, rngs), num_layers // period
     stacked = jax.tree.map(
       lambda p: p[: times * period].reshape(-1, period, *p.shape[1:]), inputs
     )
     carry, _ = jax.lax.scan(
-      apply_period, (x_BLD, state), (jnp.arange(times), stacked)
+      apply_period, (x_BLD, cache), (jnp.arange(times), stacked)
     )
     for layer in range(times * period, num_layers):
       carry = apply(carry, layer, 0, _take(inputs, layer))
     return carry
 
 
+def _rematerialize(apply: Callable, remat: str) -> Callable:
+  """Makes the backward pass recompute a block, as far as `remat` says."""
+  if remat not in ("block", "block_but_attention"):
+    return apply
+  # With the outputs of attention saved, its backward pass needs nothing else
+  # but the queries, keys and values, which are cheap to recompute.
+  names = attention.SAVED_NAMES if remat == "block_but_attention" else ()
+  return jax.checkpoint(
+    apply,
+    prevent_cse=False,
+    static_argnums=1,
+    policy=jax.checkpoint_policies.save_only_these_names(*names),
+  )
+
+
 def _take(tree, i):
   return jax.tree.map(lambda x: x[i], tree)
 
 
-def _period(layers):
-  """The smallest number of layers after which the patterns repeat."""
-  return next(
-    period
-    for period in range(1, len(layers) + 1)
-    if all(a == b for a, b in zip(layers, layers[period:], strict=False))
+def stacks(config: Config) -> dict[int, int]:
+  """Which layers run as one stack: {its first layer: how many they are}.
+
+  The layers at the same place of each period of the patterns form a stack;
+  those after the last full period are stacks of one.
+  """
+  times, rest = divmod(config.num_layers, config.period)
+  first_of_rest = config.num_layers - rest
+  return dict.fromkeys(range(config.period), times) | dict.fromkeys(
+    range(first_of_rest, config.num_layers), 1
   )
 
 
-def repeats(layers):
-  """How many layers run as one stack: {its first layer: their number}.
-
-  Those of a period of the patterns are repeated, the rest stand alone.
-  """
-  period = _period(layers)
-  times = len(layers) // period
-  stacks = dict.fromkeys(range(period), times)
-  return stacks | dict.fromkeys(range(times * period, len(layers)), 1)
-
-
-def _weight_init(config, fan_in, is_last=False):
-  """Normal weights; those that end a residual branch 1/sqrt(2 N) smaller.
-
-  The paper's 0.125 / sqrt(d_in), read as a standard deviation ("paper"), is
-  2.83 times smaller than what the released code has ("code"):
-  github.com/openai/distribution_augmentation, which trained its models.
-  """
-  if config.init == "paper":
-    std = 0.125 / math.sqrt(fan_in)
-  else:
-    std = math.sqrt(0.125 / fan_in)
-  return nnx.initializers.normal(
-    std / math.sqrt(2 * config.num_layers) if is_last else std
-  )
-
-
-def _embedding_stds(config):
-  """Standard deviations of (token, position) embeddings (section 6)."""
+def _embedding_stds(config: Config) -> tuple[float, float]:
+  """Standard deviations of the token and of each position embedding."""
   spread = math.sqrt(len(config.axes))
   if config.init == "paper":
     std = 0.125 / math.sqrt(config.width)
@@ -365,7 +258,41 @@ def _embedding_stds(config):
   return config.token_std, config.position_std / spread
 
 
-def count_parameters(config):
-  """The number of parameters of a network, without making it."""
-  shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(shapes)))
+def init_params(config: Config, seed: int) -> dict:
+  """Draws the initial parameters of a network: nested dicts of arrays."""
+  model = Transformer(config, rngs=nnx.Rngs(seed))
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def bind(config: Config, params: dict) -> Transformer:
+  """Returns the network with the given parameters."""
+  return nnx.merge(_graphdef(config), params)
+
+
+def make_apply(config: Config) -> Callable[..., jax.Array]:
+  """Returns the network as a function of its parameters.
+
+  Returns:
+    apply(params, tokens_BL, rng=None) -> logits_BLV, see `Transformer`.
+  """
+
+  def apply(params, tokens_BL, rng=None):
+    return bind(config, params)(tokens_BL, rng=rng)
+
+  return apply
+
+
+def count_parameters(config: Config) -> int:
+  """Counts the parameters of a network without allocating them."""
+  leaves = jax.tree.leaves(nnx.state(_abstract(config)))
+  return sum(math.prod(x.shape) for x in leaves)
+
+
+@functools.lru_cache(maxsize=64)
+def _graphdef(config: Config) -> nnx.GraphDef:
+  return nnx.graphdef(_abstract(config))
+
+
+def _abstract(config: Config) -> Transformer:
+  """The network with shapes in place of arrays."""
+  return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))

@@ -1,0 +1,77 @@
+"""Tests of model/config.py."""
+
+import types
+
+import networks
+import pytest
+
+from configs import cifar10, default
+from sparse_transformer import model
+from sparse_transformer.patterns import Local, Strided
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(num_layers=0), ["model.num_layers", "at least 1", "0"]),
+    (dict(width=0), ["model.width", "got 0"]),
+    (dict(num_heads=3), ["num_heads=3", "width=8"]),
+    (
+      dict(num_heads=8, half_size=True),
+      ["num_heads=8", "width=8", "the width 4 of queries"],
+    ),
+    (dict(dropout=1.0), ["model.dropout=1.0", "[0, 1)"]),
+    (dict(dropout=-0.1), ["model.dropout=-0.1"]),
+    (dict(init="xavier"), ["model.init 'xavier'", "code, paper"]),
+    (
+      dict(remat="all"),
+      ["model.remat 'all'", "none, attention, block_but_attention, block"],
+    ),
+    (dict(dtype="float16"), ["model.dtype 'float16'", "float32, bfloat16"]),
+  ],
+)
+def test_invalid_network_is_rejected(changes, words):
+  with pytest.raises(ValueError) as error:
+    networks.config(**changes)
+  for word in words:
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(stride=0), "stride=0 .* 64 positions"),
+    (dict(stride=65), "stride=65 .* 64 positions"),
+    (dict(window=0), "window=0 .* 64 positions"),
+    (dict(window=65), "window=65 .* 64 positions"),
+    (dict(pattern="Local(3, causal=False)"), "query 0 see the later key 1"),
+  ],
+)
+def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):
+  settings = default.get_config()
+  settings.attention.update(dict(stride=8, window=8, width=2) | changes)
+  source = types.SimpleNamespace(vocab_size=17, shape=(8, 8), length=64)
+  with pytest.raises(ValueError, match=message):
+    model.configure(settings, source)
+
+
+def test_experiment_config_becomes_the_network_it_describes():
+  source = types.SimpleNamespace(vocab_size=256, shape=(32, 32, 3), length=3072)
+  network = model.configure(cifar10.get_config(), source)
+  assert network.length == 3072 and network.axes == (32, 32, 3)
+  assert (network.qk_width, network.mlp_width) == (128, 512)
+  strided, *local = network.patterns[:4]
+  assert strided == (Strided(96),) * 2
+  assert local == [(Local(96),) * 2] * 3
+
+
+@pytest.mark.parametrize(
+  "num_layers, cycle, period",
+  [(5, (), 2), (8, (1, 0, 0, 0), 4), (3, (1, 0, 0, 0), 3), (4, (0,), 1)],
+)
+def test_period_is_after_how_many_layers_the_patterns_repeat(
+  num_layers, cycle, period
+):
+  assigned = networks.assign(num_layers=num_layers, cycle=cycle)
+  config = networks.config(num_layers=num_layers, patterns=assigned)
+  assert config.period == period

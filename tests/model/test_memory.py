@@ -1,0 +1,197 @@
+"""Tests of what a training step keeps, recomputes and never holds."""
+
+import collections
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+from jax.extend import core
+
+from sparse_transformer import model
+from sparse_transformer.patterns import Block
+from sparse_transformer.training.experiment import Experiment
+
+# Rematerialization.
+
+
+def remat_loss(remat, num_layers=6):
+  """(loss(params), params) of some layers with dropout."""
+  config = networks.config(
+    num_layers=num_layers,
+    patterns=((Block(16),) * 2,) * num_layers,
+    width=32,
+    length=96,
+    shape=(96, 1),
+    dropout=0.3,
+    remat=remat,
+    backend="streamed",
+    tile=16,
+  )
+  symbols, apply = networks.tokens(config), model.make_apply(config)
+
+  def loss(params):
+    logits = apply(params, symbols, jax.random.key(1))
+    return (logits**2).mean()
+
+  return loss, networks.random_params(config, std=0.2)
+
+
+@functools.cache
+def compiled_gradient(remat):
+  """(loss, gradients, bytes of temporary memory)."""
+  loss, params = remat_loss(remat)
+  compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+  memory = compiled.memory_analysis().temp_size_in_bytes
+  return *compiled(params), memory
+
+
+def test_rematerialization_saves_memory_and_changes_no_gradient():
+  loss, grads, _ = compiled_gradient("none")
+  for remat in model.REMATS[1:]:
+    found_loss, found, _ = compiled_gradient(remat)
+    np.testing.assert_allclose(found_loss, loss, rtol=1e-6)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+      found,
+      grads,
+    )
+  none, attention, outside, block = (
+    compiled_gradient(remat)[2] for remat in model.REMATS
+  )
+  assert block < outside < attention < none
+  assert outside < none / 2
+
+
+# [layers, batch, n, heads, width of a head]; the lse has no width.
+ATTENTION_OUTPUTS = {(6, 2, 96, 2, 16): 1, (6, 2, 96, 2): 1}
+
+
+@pytest.mark.parametrize(
+  "remat, of_attention, mlp",
+  [
+    ("none", {(6, 2, 96, 2, 16): 4, (6, 2, 96, 2): 1}, True),
+    ("attention", {}, True),
+    ("block_but_attention", ATTENTION_OUTPUTS, False),
+    ("block", {}, False),
+  ],
+)
+def test_backward_pass_keeps_what_remat_says(remat, of_attention, mlp):
+  loss, params = remat_loss(remat)
+  pullback = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
+  saved = collections.Counter(x.shape for x in jax.tree.leaves(pullback))
+  found = {s: c for s, c in saved.items() if s[:4] == (6, 2, 96, 2)}
+  assert found == of_attention
+  assert ((6, 2, 96, 128) in saved) == mlp  # the MLP's inner width
+  # Never scores: nothing has two axes of positions.
+  assert not any(shape.count(96) > 1 for shape in saved)
+
+
+def test_attention_is_not_repeated_when_its_outputs_are_kept():
+  def products(remat):
+    loss, params = remat_loss(remat)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(params).jaxpr
+    # Of tiles: [tiles, batch, heads, positions, ...].
+    return sum(
+      equation.primitive.name == "dot_general"
+      and equation.outvars[0].aval.ndim == 5
+      for equation in equations(jaxpr)
+    )
+
+  assert products("block") == 2 + 2 + 5
+  assert products("block_but_attention") == products("none") == 2 + 5
+
+
+# A training step, traced.
+
+
+def traced_step(name, batch=1, **changes):
+  """The step of a file of configs/, without its data."""
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.update_from_flattened_dict(changes)
+  experiment = Experiment(config)
+  length = experiment.source.length
+  symbols = jax.ShapeDtypeStruct((batch, length), jnp.uint8)
+  state = jax.eval_shape(experiment.init)
+  return jax.jit(experiment.step).trace(state, symbols)
+
+
+def equations(jaxpr):
+  """All equations, those of nested jaxprs (scan, remat, ...) included."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr)),
+    ):
+      if isinstance(value, core.ClosedJaxpr):
+        yield from equations(value.jaxpr)
+      elif isinstance(value, core.Jaxpr):
+        yield from equations(value)
+
+
+def quadratic(traced, n, tile):
+  """Shapes with n x n entries, or with all keys for a tile of queries."""
+  shapes = {
+    variable.aval.shape
+    for equation in equations(traced.jaxpr.jaxpr)
+    for variable in (*equation.invars, *equation.outvars)
+    if hasattr(variable.aval, "shape")
+  }
+  assert any(n in shape for shape in shapes)  # the walk has seen something
+  return [
+    shape
+    for shape in shapes
+    if sum(size >= n for size in shape) > 1
+    or max(shape, default=0) > n + tile
+    or (max(shape, default=0) >= n and shape[-2:-1] == (tile,))
+  ]
+
+
+def test_step_of_enwik8_has_nothing_of_size_n_by_n():
+  assert quadratic(traced_step("enwik8"), 12_288, 64) == []
+
+
+@pytest.mark.parametrize("remat", model.REMATS)
+@pytest.mark.parametrize("backend", ["dense", "streamed"])
+def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):
+  traced = traced_step(
+    "enwik8",
+    **{
+      # Nothing else is this long: vocabulary, widths and batch are smaller.
+      "data.length": 2560,
+      "model.num_layers": 2,
+      "model.remat": remat,
+      "attention.backend": backend,
+    },
+  )
+  assert bool(quadratic(traced, 2560, 64)) == (backend == "dense")
+
+
+def test_program_does_not_grow_with_depth():
+  def size(num_layers):
+    loss, params = remat_loss("block", num_layers)
+    return sum(
+      1 for _ in equations(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    )
+
+  assert size(8) == size(128)
+
+
+@pytest.mark.soak
+def test_step_of_128_layers_compiles():
+  traced_step("cifar10").lower().compile()
+
+
+def test_walk_finds_all_keys_of_a_tile_of_queries():
+  def row_by_row(q_LK):
+    def scores(_, q_TK):
+      return None, jnp.einsum("tk,mk->tm", q_TK, q_LK).sum()
+
+    return jax.lax.scan(scores, None, q_LK.reshape(-1, 64, 8))[1]
+
+  q_LK = jax.ShapeDtypeStruct((2560, 8), jnp.float32)
+  assert (64, 2560) in quadratic(jax.jit(row_by_row).trace(q_LK), 2560, 64)

@@ -1,0 +1,117 @@
+"""Tests of the command that draws samples."""
+
+import jax
+import numpy as np
+import pytest
+import runs
+import scipy.io.wavfile
+from PIL import Image
+
+from sparse_transformer import config as config_lib, data, sample
+from sparse_transformer.data import codecs
+from sparse_transformer.training import checkpoint
+from sparse_transformer.training.experiment import Experiment
+
+
+def make_run(workdir, config):
+  """An untrained run: what the command reads of it."""
+  experiment = Experiment(config)
+  config_lib.write_config(workdir, config)
+  about = checkpoint.about(config, experiment.source)
+  with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
+    checkpoints.save(jax.jit(experiment.init)())
+  return workdir
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+  """The workdir of a run on images of 8 x 8."""
+  config = runs.tiny(**{"model.num_layers": 1})
+  return make_run(tmp_path_factory.mktemp("images"), config)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  """The workdir of a run on windows of 32 bytes."""
+  folder = tmp_path_factory.mktemp("text")
+  (folder / "text").write_bytes(b"some text " * 50)
+  config = runs.text(folder / "text", **{"model.num_layers": 1})
+  return make_run(folder / "run", config)
+
+
+def command(workdir, *words):
+  script = "sparse_transformer/sample.py"
+  return runs.command(script, f"--workdir={workdir}", *words)
+
+
+def test_text_continues_a_prompt(text, tmp_path):
+  (tmp_path / "prompt").write_bytes(b"Once upon ")
+  prompt = f"--prompt={tmp_path / 'prompt'}"
+  assert command(text, "--num=2", prompt) == 0
+  written = (text / "samples.txt").read_bytes()
+  assert len(written) == 2 * 32 + len("\n\n")
+  first, second = written[:32], written[34:]
+  assert first[:10] == second[:10] == b"Once upon "
+  assert first[10:] != second[10:]
+
+
+def test_images_complete_real_ones_and_are_next_to_them(images):
+  assert command(images, "--num=4", "--given=40") == 0
+  with Image.open(images / "samples.png") as image:
+    pixels = np.asarray(image.convert("L"))
+  # Sheets of 2 x 2 images of 9 cells, the gap between them 4 cells wide.
+  scale = pixels.shape[0] // 18
+  assert pixels.shape == (18 * scale, (18 + 4 + 18) * scale)
+  cells = pixels[scale // 2 :: scale, scale // 2 :: scale]
+  drawn, real = cells[:, :18], cells[:, 22:]
+  for row in (0, 9):
+    np.testing.assert_array_equal(drawn[row : row + 5], real[row : row + 5])
+    assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
+
+
+def stream(codec):
+  return data.Stream(length=32, columns=8, load=dict, codec=codec)
+
+
+def test_bases_are_written_as_fasta(tmp_path):
+  tokens = np.arange(64).reshape(2, 32) % 4
+  sample.save(tmp_path, stream(codecs.Fasta()), tokens)
+  lines = (tmp_path / "samples.fasta").read_text().splitlines()
+  assert lines[::2] == [">sample_0", ">sample_1"]
+  assert all(
+    len(line) == 32 and set(line) <= set("ACGT") for line in lines[1::2]
+  )
+
+
+def test_sound_is_written_as_a_file_for_each_sample(tmp_path):
+  tokens = np.random.RandomState(0).randint(256, size=(2, 32))
+  sample.save(tmp_path, stream(codecs.Audio(12_000)), tokens)
+  for i in range(2):
+    rate, wave = scipy.io.wavfile.read(tmp_path / f"samples_{i}.wav")
+    assert (rate, len(wave)) == (12_000, 32)
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["--given=65"], "--given=65 must lie between 1 and the 64"),
+    (["--given=-1"], "--given=-1"),
+    (["--prompt=x"], "--prompt is for text"),
+    (["--given=3", "--prompt=x"], "exclude each other"),
+    (["--top_p=0"], "top_p=0"),
+    (["--num=0"], "--num=0"),
+  ],
+)
+def test_wrong_flags_give_one_line(words, message, images, capsys):
+  before = runs.files(images)
+  assert command(images, *words) == 1
+  error = capsys.readouterr().err
+  assert message in error and error.count("\n") == 1
+  assert runs.files(images) == before
+
+
+@pytest.mark.parametrize("size", [0, 33])
+def test_prompt_that_does_not_fit_is_rejected(size, tmp_path, text, capsys):
+  (tmp_path / "prompt").write_bytes(b"x" * size)
+  assert command(text, f"--prompt={tmp_path / 'prompt'}") == 1
+  assert f"has {size} symbols; a prompt has between" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from sparse_transformer import config as config_lib
 from sparse_transformer.training import signals
 
 # What the user can fix. Any other error is a bug and keeps its traceback.
-USER_ERRORS = (ValueError, OSError, FloatingPointError)
+USER_ERRORS = (ValueError, OSError, FloatingPointError, NotImplementedError)
 STOPPED = 130  # exit status after SIGINT or SIGTERM
 
 

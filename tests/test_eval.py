@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pathlib
 import signal
 
 import jax
@@ -11,15 +10,10 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.data import tfds as prepared
-from sparse_transformer.training import checkpoint, evaluate, loop as train
+from sparse_transformer import config as config_lib, data
+from sparse_transformer.data import SPLITS
+from sparse_transformer.training import checkpoint, evaluate, loop, scoring
 from sparse_transformer.training.experiment import Experiment
-
-SHARED = pathlib.Path(__file__).parents[2] / "shared" / "data"
-needs_cifar10 = pytest.mark.skipif(
-  not (SHARED / "tensorflow_datasets" / "cifar10").is_dir(),
-  reason="needs a prepared CIFAR-10",
-)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +22,7 @@ def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   (folder / "text").write_bytes(b"to be or not to be, that is " * 30)
   config = runs.text(folder / "text", **{"checkpoint.keep": 5})
-  train.train(config, folder / "run")
+  loop.train(config, folder / "run")
   return folder / "run"
 
 
@@ -39,29 +33,22 @@ def lines(capfd, workdir, *words):
   return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 
-def test_contexts_and_steps_are_scored_one_by_one(workdir, capfd):
+def test_every_step_is_scored_with_every_context(workdir, capfd):
   found = lines(capfd, workdir, "--min_context=0,7,31", "--step=all")
   asked = [(line["step"], line["min_context"]) for line in found]
   assert asked == [(step, m) for step in (2, 4) for m in (0, 7, 31)]
   assert len({line["tokens"] for line in found}) == 1
   assert len({line["bits_per_dim"] for line in found}) == 6
-  for line in found:
-    alone = lines(
-      capfd,
-      workdir,
-      f"--min_context={line['min_context']}",
-      f"--step={line['step']}",
-    )
-    assert alone == [line]
   assert lines(capfd, workdir, "--step=2,4", "--min_context=7") == [
     line for line in found if line["min_context"] == 7
   ]
+  assert lines(capfd, workdir) == [found[3]]  # the last step, no context
 
 
-def test_context_is_what_a_direct_computation_gives(workdir, capfd):
+def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
   """Each position from a window of its own, written out."""
   (found,) = lines(capfd, workdir, "--min_context=20")
-  experiment = Experiment(checkpoint.read_config(workdir))
+  experiment = Experiment(config_lib.read_config(workdir))
   with checkpoint.Checkpoints(workdir) as checkpoints:
     params = experiment.restore(checkpoints).ema
   text = experiment.source.load()["test"]
@@ -103,19 +90,40 @@ def test_positions_are_written_and_drawn(workdir, capfd):
   assert stem.with_suffix(".png").stat().st_size > 1000
 
 
-def test_images_are_scored_by_channel(tmp_path, capfd):
-  config = runs.tiny(**{"train.steps": 0})
-  train.train(config, tmp_path)
-  (result,) = lines(capfd, tmp_path)
-  assert "by_channel" not in result  # digits are grey
-  tally = evaluate.Tally(12)
-  tally.add(np.tile([1.0, 2.0, 3.0], (1, 4)), np.ones((1, 12), bool))
-  np.testing.assert_allclose(
-    tally.by_channel(3), np.array([1, 2, 3]) / math.log(2)
+def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
+  loop.train(runs.tiny(**{"train.steps": 0}), tmp_path / "digits")
+  (result,) = lines(capfd, tmp_path / "digits")
+  assert result["bits_per_dim"] == pytest.approx(math.log2(17), abs=1e-6)
+  assert (result["step"], result["examples"]) == (0, 200)
+  assert "by_channel" not in result  # digits are gray
+  path = tmp_path / "text"
+  path.write_bytes(np.random.RandomState(0).bytes(500))
+  loop.train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  for result in lines(capfd, tmp_path / "run", "--min_context=0,20"):
+    assert result["bits_per_dim"] == pytest.approx(8, abs=1e-6)
+    assert (result["tokens"], result["unit"]) == (125, "bits/byte")
+
+
+def test_images_are_scored_by_channel(tmp_path, monkeypatch):
+  images = np.random.RandomState(0).randint(0, 17, (9, 2, 2, 3), np.uint8)
+  source = data.Images((2, 2, 3), 17, lambda: dict.fromkeys(SPLITS, images))
+  monkeypatch.setattr(Experiment, "source", source)
+  config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
+  loop.train(config, tmp_path)
+  (result,) = scoring.score_run(
+    config,
+    tmp_path,
+    split="test",
+    steps=[4],
+    contexts=[0],
+    weights="params",
   )
+  assert len(set(result["by_channel"])) == 3
+  mean = np.mean(result["by_channel"])
+  assert result["bits_per_dim"] == pytest.approx(mean, rel=1e-6)
 
 
-def test_stopped_evaluation_says_what_it_had(workdir, capfd, monkeypatch):
+def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   add = evaluate.Tally.add
 
   def interrupted(tally, *arrays):
@@ -137,8 +145,8 @@ def test_stopped_evaluation_says_what_it_had(workdir, capfd, monkeypatch):
   [
     ("--min_context=0,32", "min_context=32 must be at least 0 and less"),
     ("--min_context=-1", "min_context=-1"),
-    ("--min_context=x", "--min_context=x must be numbers"),
-    ("--step=2,x", "--step=2,x must be numbers"),
+    ("--min_context=x", "--min_context=x must be integers"),
+    ("--step=2,x", "--step=2,x must be integers"),
     ("--step=3", "no checkpoint of step 3"),
     ("--weights=mean", "weights"),
   ],
@@ -149,64 +157,3 @@ def test_mistakes_are_one_line(words, message, workdir, capfd):
   error = capfd.readouterr().err
   assert message in error and error.count("\n") == 1
   assert runs.files(workdir) == before
-
-
-def test_memory_does_not_grow_with_the_split():
-  """A split of millions of windows is not held: windows come and go."""
-  alive = [0]
-
-  class Window(np.ndarray):
-    def __del__(self):
-      alive[0] -= 1
-
-  def window(i):
-    alive[0] += 1
-    return np.zeros(16, np.uint8).view(Window), np.ones(16, bool)
-
-  windows = prepared.Lazy(500, window)
-  evaluate.bits_per_dim(
-    lambda params, tokens: np.ones(tokens.shape),
-    None,
-    windows,
-    batch_size=5,
-    sharding=None,
-  )
-  assert alive[0] <= 12
-
-
-@needs_cifar10
-def test_batch_size_changes_nothing_on_real_images(tmp_path, capfd):
-  config = runs.tiny(
-    **{
-      "data.name": "cifar10",
-      "data.path": str(SHARED / "tensorflow_datasets"),
-      "model.num_layers": 1,
-      "model.num_heads": 1,
-      "attention.stride": 96,
-      "attention.window": 96,
-      "train.steps": 3,
-      "optimizer.learning_rate": 0.03,
-    }
-  )
-  state = train.train(config, tmp_path)
-  experiment = Experiment(config)
-  images = experiment.source.windows("test")
-  untrained = jax.jit(experiment.init)().params
-  for params, exact in ((untrained, True), (state.ema, False)):
-    found = []
-    for batch_size in (1, 7, 64):
-      num = 20 if not exact else batch_size + 2
-      result = evaluate.bits_per_dim(
-        experiment.losses,
-        params,
-        prepared.Lazy(num, images.__getitem__),
-        batch_size=batch_size,
-        sharding=experiment.batch_sharding,
-      )
-      assert result["tokens"] == num * 3072
-      found.append(result["bits_per_dim"])
-    if exact:
-      np.testing.assert_allclose(found, 8, atol=1e-6)
-    else:
-      np.testing.assert_allclose(found, found[0], atol=1e-5)
-      assert abs(found[0] - 8) > 0.05

@@ -218,7 +218,7 @@ def test_public_functions_are_annotated():
 
 
 def test_what_is_public_has_a_docstring():
-  """But for properties, `main`, and methods that a base class describes."""
+  """Except properties, overloads, `main`, and methods of described bases."""
   classes = {
     node.name: node
     for tree in sources().values()
@@ -247,7 +247,7 @@ def test_what_is_public_has_a_docstring():
     name = function.name
     if name[0] == "_" or name == "main" or ast.get_docstring(function):
       continue
-    if decorators(function) & {"property", "cached_property"}:
+    if decorators(function) & {"property", "cached_property", "overload"}:
       continue
     if not (owner and describes(owner, name)):
       missing.append(f"{where(path, function)}: {name}")

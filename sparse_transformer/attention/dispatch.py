@@ -1,11 +1,39 @@
 """`attend`: the one entry to attention."""
 
+from typing import Literal, overload
+
 import jax
 
 from sparse_transformer import patterns as patterns_lib
 from sparse_transformer.attention import dense, merged, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns import Pattern
+
+
+@overload
+def attend(
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  patterns: Pattern | tuple[Pattern, ...],
+  *,
+  backend: str = ...,
+  tile: int = ...,
+  return_lse: Literal[False] = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attend(
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  patterns: Pattern | tuple[Pattern, ...],
+  *,
+  backend: str = ...,
+  tile: int = ...,
+  return_lse: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
 
 
 def attend(

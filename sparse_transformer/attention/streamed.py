@@ -92,7 +92,8 @@ def _sizes(part, n):
   *smaller, largest = sorted({min(size, n) for size in TILE_SIZES})
 
   def is_laid_out(size):
-    if -((-n // size) ** 2) <= MAX_LAID_OUT:
+    num_rows = -(-n // size)
+    if num_rows**2 <= MAX_LAID_OUT:
       return True
     return analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
 

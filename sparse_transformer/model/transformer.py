@@ -113,8 +113,7 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """An `Attend` over whole sequences; returns the cache as it is."""
     del index  # layers of one stack have the same patterns
-    # Any: with the log-sum-exp it would be a pair.
-    out_BLHE: Any = attention.attend(
+    out_BLHE = attention.attend(
       q_BLHK,
       k_BLHK,
       v_BLHE,

@@ -1,253 +1,300 @@
-"""What a training step costs: operations, traffic, memory, decoding's cache.
+"""What a training step costs: FLOPs, memory traffic, memory, utilization.
 
-Counted in the program of the step itself, traced without data or weights, so
-that it follows the network and its rematerialisation; attention, whose program
-holds the tables of its pattern, is counted by its pairs.
+FLOPs and traffic follow from the sizes of the network and the number of pairs
+in its patterns. What is kept for the backward pass depends on `model.remat`
+and on how JAX differentiates: it is read off the program of the loss, which is
+traced on shapes alone.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+from ml_collections import ConfigDict
 
-from sparse_transformer import patterns as patterns_lib
-from sparse_transformer.model import transformer as model_lib
-from sparse_transformer.training import step as training
+from sparse_transformer import model as model_lib
+from sparse_transformer.patterns.catalogue import Block
+from sparse_transformer.training.optimizer import make_optimizer
+from sparse_transformer.training.step import (
+  State,
+  init_state,
+  position_losses,
+)
 
-BLOCK = 64  # positions of the tile that tells what is recomputed
+# Dense bfloat16 FLOPs per second, by JAX's `device_kind`. Sources: the data
+# sheets of the H100, H200 and A100 (nvidia.com) and the system architecture
+# pages of Cloud TPU (cloud.google.com/tpu/docs).
+PEAK_FLOPS = {
+  "NVIDIA H100 80GB HBM3": 989.4e12,  # SXM; other models of the H100 are slower
+  "NVIDIA H200": 989.4e12,
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA A100-PCIE-40GB": 312e12,
+  "NVIDIA A100 80GB PCIe": 312e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5": 459e12,
+  "TPU v5p": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+}
+
+# What the backward pass of a block computes a second time, by `model.remat`:
+# all that its other matmuls and attention need again.
+REPEATED: dict[str, tuple[str, ...]] = {
+  "none": (),
+  "attention": ("query", "key", "value", "attention"),
+  "block_but_attention": ("query", "key", "value", "out", "mlp_in"),
+  "block": ("query", "key", "value", "attention", "out", "mlp_in"),
+}
 
 
-def widths(model):
+def widths(model: model_lib.Config) -> tuple[int, int]:
   """(K, E): widths of a head's queries and keys, and of its values."""
   return model.qk_width // model.num_heads, model.width // model.num_heads
 
 
-def flops_per_pair(model):
-  """Of training, forward and backward, two for a multiply-add.
+def count_pairs(model: model_lib.Config) -> int:
+  """Pairs that one sequence attends to, in all heads of all layers."""
+  heads = collections.Counter(itertools.chain(*model.patterns))
+  return sum(n * pattern.pairs(model.length) for pattern, n in heads.items())
 
-  Forward: q k^T (K), p v (E). Backward: q k^T again and the gradients of q
-  and k (K each), those of p and v (E each).
+
+def flops_per_pair(model: model_lib.Config) -> int:
+  """FLOPs of a pair in one head, forward and backward, as they are executed.
+
+  Forward: q k^T (K multiply-adds) and p v (E). Backward: q k^T again, the
+  gradients of q and k (K each), and those of p and v (E each).
   """
   k, e = widths(model)
   return 2 * (4 * k + 3 * e)
 
 
-def step(config, model, attended):
-  """Operations and traffic of one update over the whole batch.
+def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
+  """FLOPs that one step needs, however it is executed.
 
-  attended: operations of attention in it, see `flops_per_pair`.
+  The backward pass counts twice the forward pass, and nothing is counted that
+  it computes again: neither for rematerialization nor the scores of attention.
+  Attention counts with the pairs of its patterns.
+
+  Source: Chowdhery et al. 2022 (PaLM), appendix B.
+  """
+  batch = config.train.batch_size
+  attention = 6 * sum(widths(model)) * count_pairs(model)
+  return batch * (6 * _num_weights(model) * model.length + attention)
+
+
+def speed(tokens_per_second: float, flops_per_token: float) -> dict[str, float]:
+  """The speed fields of a line of metrics; none if the speed is unknown (0).
+
+  `mfu`, model-FLOPs utilization, is the share of the peak of all devices; it
+  is left out for devices that are not in `PEAK_FLOPS`.
+
+  Args:
+    tokens_per_second: on all devices together.
+    flops_per_token: of the model, see `model_flops`.
+  """
+  if not tokens_per_second:
+    return {}
+  flops = tokens_per_second * flops_per_token
+  fields = dict(
+    tokens_per_second=tokens_per_second, model_flops_per_second=flops
+  )
+  devices = jax.local_devices()
+  if peak := PEAK_FLOPS.get(devices[0].device_kind):
+    fields["mfu"] = flops / (peak * len(devices))
+  return fields
+
+
+def step(
+  config: ConfigDict, model: model_lib.Config, pairs: int
+) -> dict[str, Any]:
+  """FLOPs and memory traffic in bytes of one step on the whole batch.
+
+  Args:
+    config: the experiment's.
+    model: its network.
+    pairs: from `count_pairs`.
   """
   batch = config.train.batch_size
   tokens = batch * model.length
-  state, width = _state(config, model), sum(widths(model)) * model.num_heads
-  operations = dict(
-    weights=_operations(_keep_all(model), batch)[0],
-    attention=attended,
-    recomputed=_recomputed_flops(model, batch, attended),
+  state = _abstract_state(config, model)
+  flops = dict(
+    weights=6 * _num_weights(model) * tokens,
+    attention=pairs * batch * flops_per_pair(model),
+    recomputed=_recomputed_flops(model, batch, pairs),
   )
+  head_widths = sum(widths(model)) * model.num_heads * model.num_layers
   traffic = dict(
-    weights=_operations(model, batch)[1],
+    weights=_weight_traffic(model, tokens),
     # q, k, v, out forward; these and dout, dq, dk, dv backward.
-    attention=6 * tokens * width * model.num_layers * itemsize(model),
+    attention=6 * tokens * head_widths * itemsize(model),
     # The state is read and written, the gradients are read.
-    optimizer=2 * _bytes(state) + _bytes(state.params),
+    optimizer=2 * _num_bytes(state) + _num_bytes(state.params),
   )
   return dict(
     sequences=batch,
     tokens=tokens,
-    flops=operations | dict(total=sum(operations.values())),
+    flops=flops | dict(total=sum(flops.values())),
     bytes=traffic | dict(total=sum(traffic.values())),
   )
 
 
-def memory(config, model):
+def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
-  state, sequences = _state(config, model), _sequences(config)
-  activations, copies = _kept(model, sequences)
+  state, sequences = _abstract_state(config, model), _num_sequences(config)
+  activations, copies = _kept(model)
   parts = dict(
-    parameters=_bytes(state.params),
-    optimizer=_bytes(state.opt_state),
-    average=_bytes(state.ema),
-    # Those of a micro-batch and, where there are several, their sum.
-    gradients=_bytes(state.params) * min(config.train.accumulation, 2),
-    activations=activations,
+    parameters=_num_bytes(state.params),
+    optimizer=_num_bytes(state.opt_state),
+    average=_num_bytes(state.ema),
+    # Those of a micro-batch and, if there are several, their sum.
+    gradients=_num_bytes(state.params) * min(config.train.accumulation, 2),
+    activations=activations * sequences,
     copies=copies,
-    layer=_made_anew(model, sequences),
+    layer=_recomputed_bytes(model, sequences),
   )
   return dict(sequences=sequences, **parts, total=sum(parts.values()))
 
 
-def rematerialisation(config, model, attended):
-  """What each way of rematerialisation keeps, makes anew, and costs."""
-  batch, sequences = config.train.batch_size, _sequences(config)
+def rematerialization(
+  config: ConfigDict, model: model_lib.Config, pairs: int
+) -> dict[str, dict[str, int]]:
+  """What each value of `model.remat` keeps and recomputes.
+
+  Returns:
+    By value: bytes of `activations` on a device and of one `layer` recomputed,
+    as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
+  """
+  batch, sequences = config.train.batch_size, _num_sequences(config)
   ways = [dataclasses.replace(model, remat=r) for r in model_lib.REMATS]
   return {
     way.remat: dict(
-      activations=_kept(way, sequences)[0],
-      layer=_made_anew(way, sequences),
-      recomputed=_recomputed_flops(way, batch, attended),
+      activations=_kept(way)[0] * sequences,
+      layer=_recomputed_bytes(way, sequences),
+      recomputed=_recomputed_flops(way, batch, pairs),
     )
     for way in ways
   }
 
 
-def _sequences(config):
-  """Of a micro-batch on one device."""
+def itemsize(model: model_lib.Config) -> int:
+  """Bytes of an activation."""
+  return jnp.dtype(model.dtype).itemsize
+
+
+def _matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
+  """(inputs, outputs) of each weight matrix of a block."""
+  return dict(
+    query=(model.width, model.qk_width),
+    key=(model.width, model.qk_width),
+    value=(model.width, model.width),
+    out=(model.width, model.width),
+    mlp_in=(model.width, model.mlp_width),
+    mlp_out=(model.mlp_width, model.width),
+  )
+
+
+def _num_weights(model: model_lib.Config) -> int:
+  """Weights that each token is multiplied with."""
+  of_block = sum(math.prod(sizes) for sizes in _matmuls(model).values())
+  return model.num_layers * of_block + model.width * model.vocab_size
+
+
+def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
+  """FLOPs of the forward pass that the backward pass repeats."""
+  repeated, sizes = REPEATED[model.remat], _matmuls(model)
+  weights = sum(math.prod(sizes[name]) for name in repeated if name in sizes)
+  attention = pairs * sum(widths(model)) * ("attention" in repeated)
+  return 2 * batch * (weights * model.num_layers * model.length + attention)
+
+
+def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
+  """Bytes of the operands and results of all matmuls with weights.
+
+  Each runs three times, forward and for both gradients, and once more if it is
+  repeated.
+  """
+
+  def moved(inputs, outputs):
+    return tokens * inputs + inputs * outputs + tokens * outputs
+
+  of_block = sum(
+    moved(*sizes) * (3 + (name in REPEATED[model.remat]))
+    for name, sizes in _matmuls(model).items()
+  )
+  logits = 3 * moved(model.width, model.vocab_size)  # in float32
+  return of_block * model.num_layers * itemsize(model) + logits * 4
+
+
+def _num_sequences(config: ConfigDict) -> int:
+  """Sequences of a micro-batch on one device."""
   devices = jax.local_device_count()
   return config.train.batch_size // devices // config.train.accumulation
 
 
-@dataclasses.dataclass(frozen=True)
-class _First(patterns_lib.Pattern):
-  """One pair. The program around attention is the same for all patterns."""
-
-  index: int
-
-  def mask(self, q, k):
-    return (q < 1) & (k < 1)
+def _abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
+  optimizer = make_optimizer(config)
+  return jax.eval_shape(lambda: init_state(model, optimizer, 0))
 
 
-def _simple(model):
-  """The network with stand-ins for its patterns, which are laid out at once."""
-  index = {heads: _First(i) for i, heads in enumerate({*model.patterns})}
-  layers = tuple((index[heads],) * len(heads) for heads in model.patterns)
-  return dataclasses.replace(model, patterns=layers)
-
-
-def _keep_all(model):
-  return dataclasses.replace(model, remat="none")
-
-
-def _state(config, model):
-  """The shapes of all that training changes."""
-  optimizer = training.make_optimizer(config)
-  return jax.eval_shape(lambda: training.init_state(model, optimizer, 0))
-
-
-def itemsize(model):
-  return jnp.dtype(model.dtype).itemsize
-
-
-def _bytes(tree):
+def _num_bytes(tree: Any) -> int:
   return sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )
 
 
-def _trace(model, batch, differentiate, length=None):
-  """The program of a derivative of the training loss: a jaxpr."""
-  apply = training.make_apply(model)
+def _recomputed_bytes(model: model_lib.Config, sequences: int) -> int:
+  """Bytes of activations that the backward pass of one layer recomputes."""
+  everything = _kept(dataclasses.replace(model, remat="none"))[0]
+  return (everything - _kept(model)[0]) * sequences // model.num_layers
 
-  def loss(params, tokens_BL, key):
-    logits_BLV = apply(params, tokens_BL, key)
-    return training.position_losses(logits_BLV, tokens_BL).mean()
 
-  def init():
-    return training.init_state(model, optax.identity(), 0).params
+def _kept(model: model_lib.Config) -> tuple[int, int]:
+  """Bytes kept from the forward for the backward pass.
 
-  return jax.make_jaxpr(differentiate(loss))(
-    jax.eval_shape(init),
-    jax.ShapeDtypeStruct((batch, length or model.length), jnp.uint8),
-    jax.eval_shape(lambda: jax.random.key(0)),
+  Returns:
+    Bytes of each sequence, and bytes whatever their number: copies of weights,
+    such as a scan over layers makes, but neither the parameters themselves nor
+    constants of the program.
+  """
+  # What a layer keeps is the same for all patterns, of which only the period
+  # counts, and for all executors: those that are planned fastest stand in.
+  heads = [
+    (Block(1 + layer % model.period),) * model.num_heads
+    for layer in range(model.num_layers)
+  ]
+  backend = "dense" if model.backend == "dense" else "batched"
+  return _trace_kept(
+    dataclasses.replace(model, patterns=tuple(heads), backend=backend, tile=0)
   )
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(model, batch):
-  """Bytes kept from the forward for the backward pass: (activations, rest).
+def _trace_kept(model: model_lib.Config) -> tuple[int, int]:
+  apply = model_lib.make_apply(model)
+  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  rng = jax.eval_shape(lambda: jax.random.key(0))
 
-  Activations are what grows with the batch. The rest are copies of weights,
-  such as a scan over layers makes; the parameters themselves do not count.
-  """
+  def backward(params, tokens_BL, rng):
+    def loss(params):
+      return position_losses(apply(params, tokens_BL, rng), tokens_BL).mean()
 
-  def backward(loss):
-    return lambda params, *inputs: jax.vjp(
-      lambda params: loss(params, *inputs), params
-    )[1]
+    return jax.vjp(loss, params)[1]
 
   def kept(batch):
-    program = _trace(_simple(model), batch, backward).jaxpr
-    given = {id(x) for x in program.invars}
-    made = {id(x): x.aval for x in program.outvars if id(x) not in given}
-    return _bytes(list(made.values()))
+    tokens = jax.ShapeDtypeStruct((batch, model.length), jnp.uint8)
+    program = jax.make_jaxpr(backward)(params, tokens, rng).jaxpr
+    given = {id(x) for x in (*program.invars, *program.constvars)}
+    return _num_bytes(
+      {id(x): x.aval for x in program.outvars if id(x) not in given}
+    )
 
-  once, twice = kept(batch), kept(2 * batch)
-  return twice - once, 2 * once - twice
-
-
-def _made_anew(model, batch):
-  """Bytes of activations that one layer's backward pass makes anew."""
-  thrown_away = _kept(_keep_all(model), batch)[0] - _kept(model, batch)[0]
-  return thrown_away // model.num_layers
-
-
-def _recomputed_flops(model, batch, attended):
-  """Operations of the forward pass that the backward pass repeats."""
-  weights, without = (
-    _operations(m, batch)[0] for m in (model, _keep_all(model))
-  )
-  k, e = widths(model)
-  forward = attended * (k + e) // (4 * k + 3 * e)
-  return weights - without + forward * _attended_again(model)
-
-
-@functools.lru_cache(maxsize=64)
-def _operations(model, batch):
-  """(operations, bytes moved) of the matmuls with weights of a step."""
-  found = list(_matmuls(_trace(_simple(model), batch, jax.grad)))
-  return tuple(sum(numbers) for numbers in zip(*found, strict=True))
-
-
-def _attended_again(model):
-  """How often the forward pass of attention is run in the backward pass."""
-  n, (k, e) = min(BLOCK, model.length), widths(model)
-  layer = dataclasses.replace(
-    model,
-    num_layers=1,
-    patterns=((patterns_lib.Causal(),) * model.num_heads,),
-    backend="blocked",
-    tile=n,
-  )
-  flops, without = (_attention_flops(m, n) for m in (layer, _keep_all(layer)))
-  return round((flops - without) / (2 * (k + e) * model.num_heads * n**2))
-
-
-@functools.lru_cache(maxsize=64)
-def _attention_flops(model, length):
-  """Operations of attention in a step on one sequence of some length."""
-  program = _trace(model, 1, jax.grad, length)
-  return sum(flops for flops, _ in _matmuls(program, of_attention=True))
-
-
-def _matmuls(program, of_attention=False):
-  """(operations, bytes read and written) of each matmul that is run.
-
-  Those of attention have one matrix for each sequence and head, those of
-  weights one for all.
-  """
-  for eqn, times in _equations(program):
-    if eqn.primitive.name != "dot_general":
-      continue
-    (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
-    if bool(batched) == of_attention:
-      left, out = eqn.invars[0].aval, eqn.outvars[0].aval
-      depth = math.prod(left.shape[axis] for axis in contracted)
-      moved = _bytes([x.aval for x in (*eqn.invars, *eqn.outvars)])
-      yield 2 * times * depth * math.prod(out.shape), times * moved
-
-
-def _equations(program, times=1):
-  """All equations of a jaxpr, with how often each is run."""
-  for eqn in program.eqns:
-    yield eqn, times
-    inner = times * eqn.params.get("length", 1)  # of a scan
-    for value in jax.tree.leaves(eqn.params, is_leaf=_is_program):
-      if _is_program(value):
-        yield from _equations(value, inner)
-
-
-def _is_program(value):
-  return hasattr(value, "eqns")
+  one, two = kept(1), kept(2)
+  return two - one, 2 * one - two

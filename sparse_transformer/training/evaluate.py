@@ -2,41 +2,55 @@
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import tqdm
 
-from sparse_transformer.training import step as training
+from sparse_transformer.training import step as step_lib
+
+Losses = Callable[[Any, Any], jax.Array]
 
 
-def make_losses(apply):
+def make_losses(apply: Callable[..., jax.Array]) -> Losses:
   """The jitted function (params, tokens_BL) -> nats of each position [B, L].
 
-  apply: from `training.make_apply`.
+  Args:
+    apply: (params, tokens_BL) -> logits_BLV, such as from `model.make_apply`.
   """
 
   def losses(params, tokens_BL):
-    return training.position_losses(apply(params, tokens_BL), tokens_BL)
+    return step_lib.position_losses(apply(params, tokens_BL), tokens_BL)
 
   return jax.jit(losses)
 
 
 class Tally:
-  """Bits of the windows seen so far, in sums whose size does not grow.
+  """Bits of the windows scored so far, in sums of constant size.
 
-  A window is an image, or a part of a stream. Float64: exact to far more than
-  is reported.
+  A window is an image, or a part of a stream. Sums are float64, which is exact
+  to far more digits than are reported.
+
+  Args:
+    length: positions in a window, L.
+
+  Attributes:
+    bits_L: float64, sum of the bits of each place in the window.
+    counts_L: int64, in how many windows each place was scored.
+    windows: their number.
   """
 
-  def __init__(self, length):
-    self.bits_L = np.zeros(length)  # of each place in the window, summed
+  def __init__(self, length: int):
+    self.bits_L = np.zeros(length)
     self.counts_L = np.zeros(length, np.int64)
     self.windows = 0
-    self._squares = np.zeros((2, 2))  # of bits and counts of windows, summed
+    # Products of (bits, scored positions) of each window, summed.
+    self._squares = np.zeros((2, 2))
 
-  def add(self, nats_BL, scored_BL):
-    """Counts windows: the nats of their positions, and which of them count."""
+  def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
+    """Adds windows: the nats of their positions, and which of them count."""
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -45,9 +59,14 @@ class Tally:
     of_windows = np.stack([bits_BL.sum(1), scored_BL.sum(1)])
     self._squares += of_windows @ of_windows.T
 
-  def summary(self):
-    """A dict: bits_per_dim, its standard_error over windows, or None where
-    they are too few, examples (windows) and tokens (scored positions)."""
+  def summary(self) -> dict[str, Any]:
+    """The result so far.
+
+    Returns:
+      `bits_per_dim`, None if nothing was scored; its `standard_error` over
+      windows, None if there are fewer than two; `examples`, the number of
+      windows; `tokens`, that of scored positions.
+    """
     total, n = int(self.counts_L.sum()), self.windows
     if not total:
       return dict(bits_per_dim=None, standard_error=None, examples=n, tokens=0)
@@ -64,31 +83,48 @@ class Tally:
       tokens=total,
     )
 
-  def by_position(self):
-    """Mean bits of each place in the window [L]; nan where none counted."""
+  def by_position(self) -> np.ndarray:
+    """Mean bits of each place in the window [L]; nan if it was not scored."""
     return _ratio(self.bits_L, self.counts_L)
 
-  def by_channel(self, channels):
-    """Mean bits of each channel of an image, whose bytes take turns."""
+  def by_channel(self, channels: int) -> np.ndarray:
+    """Mean bits of each channel of an image, whose bytes alternate."""
     bits, counts = (
       x.reshape(-1, channels).sum(0) for x in (self.bits_L, self.counts_L)
     )
     return _ratio(bits, counts)
 
 
-def _ratio(bits, counts):
+def _ratio(bits: np.ndarray, counts: np.ndarray) -> np.ndarray:
   return np.where(counts, bits / np.maximum(counts, 1), np.nan)
 
 
 def bits_per_dim(
-  losses, params, windows, *, batch_size, sharding, name=None, tally=None
-):
-  """Scores windows of a split: `Tally.summary` of them.
+  losses: Losses,
+  params: Any,
+  windows: Sequence,
+  *,
+  batch_size: int,
+  sharding: jax.sharding.Sharding | None,
+  name: str | None = None,
+  tally: Tally | None = None,
+) -> dict[str, Any]:
+  """Scores windows of a split.
 
-  losses: from `make_losses`. windows: random access to (tokens, scored), as
-  the sources of `data` give them. The last batch is padded with windows that
-  do not count. name: shows progress under that name on a terminal. tally: to
-  count in; it holds what was scored even where the work was stopped.
+  Args:
+    losses: from `make_losses`.
+    params: its first argument.
+    windows: pairs (tokens, scored), as the sources of `data` give them. They
+      are read one batch at a time.
+    batch_size: windows at a time. The last batch is padded with windows that
+      do not count.
+    sharding: of the batches.
+    name: if given, a terminal shows the progress under that name.
+    tally: to count in; it holds what was scored even if an exception ends the
+      work.
+
+  Returns:
+    `Tally.summary` of the windows.
   """
   tally = Tally(len(windows[0][0])) if tally is None else tally
   starts = range(0, len(windows), batch_size)
@@ -96,9 +132,8 @@ def bits_per_dim(
     starts, desc=name, leave=False, disable=not (name and sys.stderr.isatty())
   )
   for start in bar:
-    batch = [
-      windows[i] for i in range(start, min(start + batch_size, len(windows)))
-    ]
+    stop = min(start + batch_size, len(windows))
+    batch = [windows[i] for i in range(start, stop)]
     tokens_BL, scored_BL = map(np.stack, zip(*batch, strict=True))
     padding = ((0, batch_size - len(batch)), (0, 0))
     tokens_BL = jax.device_put(np.pad(tokens_BL, padding), sharding)

@@ -1,53 +1,65 @@
-"""What a config names, made: data source, network, optimizer."""
+"""What a config names, constructed: data source, network, optimizer."""
+
+from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
-from sparse_transformer import data
-from sparse_transformer.model import transformer as model
-from sparse_transformer.training import evaluate, step as training
+from sparse_transformer import data, model as model_lib
+from sparse_transformer.training import evaluate, step as step_lib
+from sparse_transformer.training.optimizer import make_optimizer
+
+if TYPE_CHECKING:  # Orbax takes a second to import, and only some need it
+  from sparse_transformer.training.checkpoint import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-  """The pieces of a run. Making one reads no data and computes nothing."""
+  """The pieces of a run. Construction reads no data and computes nothing."""
 
-  config: object
+  config: ConfigDict
 
   @functools.cached_property
-  def source(self):
+  def source(self) -> data.Source:
     return data.source(self.config.data)
 
   @functools.cached_property
-  def model(self):
-    return model.configure(self.config, self.source)
+  def model(self) -> model_lib.Config:
+    return model_lib.configure(self.config, self.source)
 
   @functools.cached_property
-  def optimizer(self):
-    return training.make_optimizer(self.config)
+  def optimizer(self) -> optax.GradientTransformation:
+    return make_optimizer(self.config)
 
   @functools.cached_property
-  def apply(self):
-    """The network as a function (params, tokens_BL, key=None)."""
-    return training.make_apply(self.model)
+  def apply(self) -> Callable[..., jax.Array]:
+    """The network: (params, tokens_BL, rng=None) -> logits_BLV."""
+    return model_lib.make_apply(self.model)
 
   @functools.cached_property
-  def losses(self):
-    """Nats of each position, (params, tokens_BL) -> [B, L], compiled once."""
+  def losses(self) -> evaluate.Losses:
+    """Jitted (params, tokens_BL) -> nats of each position [B, L]."""
     return evaluate.make_losses(self.apply)
 
-  def init(self):
+  def init(self) -> step_lib.State:
     """The state before the first step."""
-    return training.init_state(
+    return step_lib.init_state(
       self.model, self.optimizer, self.config.train.seed
     )
 
-  def step(self, state, tokens_BL):
-    """One update, `training.train_step`: (new state, metrics)."""
-    return training.train_step(
+  def step(
+    self, state: step_lib.State, tokens_BL: jax.Array
+  ) -> tuple[step_lib.State, dict[str, jax.Array]]:
+    """One update: the new state and its metrics, see `train_step`."""
+    return step_lib.train_step(
       state,
       tokens_BL,
       apply=self.apply,
@@ -55,15 +67,72 @@ class Experiment:
       config=self.config,
     )
 
-  def restore(self, checkpoints, step=None):
-    """The state at a step of a run, by default its last."""
+  def batches(self, examples: Sequence) -> Sequence[np.ndarray]:
+    """The batches of a run: `batches[i]` is that of the step after i updates.
+
+    Args:
+      examples: of the training split, or their numbers.
+    """
+    settings = self.config.train
+    return data.batches(examples, settings.batch_size, settings.seed)
+
+  def restore(
+    self, checkpoints: Checkpoints, step: int | None = None
+  ) -> step_lib.State:
+    """The state at a step of a run; by default the last one saved."""
     return checkpoints.restore(jax.eval_shape(self.init), step)
 
   @functools.cached_property
-  def batch_sharding(self):
-    """Batches are split over all local devices, everything else is whole."""
+  def batch_sharding(self) -> NamedSharding:
+    """Batches are split over all local devices; all else is replicated."""
     # Auto: the compiler propagates; jax's default asks for explicit types.
     mesh = jax.make_mesh(
       (jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,)
     )
     return NamedSharding(mesh, PartitionSpec("data"))
+
+  @property
+  def replicated(self) -> NamedSharding:
+    """The sharding of the state: a copy on each device."""
+    return NamedSharding(self.batch_sharding.mesh, PartitionSpec())
+
+
+def check_settings(config: ConfigDict) -> None:
+  """Checks the settings of a run that no other part checks.
+
+  Raises:
+    ValueError: a batch cannot be split evenly, a number is too small, or a
+      name is unknown.
+  """
+  train, devices = config.train, jax.local_device_count()
+  if min(train.batch_size, train.accumulation) < 1 or train.batch_size % (
+    devices * train.accumulation
+  ):
+    raise ValueError(
+      f"train.batch_size={train.batch_size} must be a multiple of {devices}"
+      f" devices x train.accumulation={train.accumulation}"
+    )
+  if config.eval.batch_size < 1 or config.eval.batch_size % devices:
+    raise ValueError(
+      f"eval.batch_size={config.eval.batch_size} must be a multiple of"
+      f" {devices} devices"
+    )
+  for group, name, least in (
+    ("eval", "sequences", 0),
+    ("train", "max_skipped", 0),
+    ("checkpoint", "keep", 1),
+    ("checkpoint", "keep_best", 0),
+  ):
+    if config[group][name] < least:
+      raise ValueError(
+        f"{group}.{name}={config[group][name]} must be at least {least}"
+      )
+  for group, name, known in (
+    ("train", "nonfinite", ("stop", "skip")),
+    ("checkpoint", "on_error", ("stop", "continue")),
+  ):
+    if config[group][name] not in known:
+      raise ValueError(
+        f"unknown {group}.{name}={config[group][name]!r}; known:"
+        f" {', '.join(known)}"
+      )

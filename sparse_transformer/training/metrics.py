@@ -115,9 +115,11 @@ class Throughput:
     self._time, self._tokens = time.perf_counter(), 0
 
   def count(self, tokens: int) -> None:
+    """Adds the tokens of a step."""
     self._tokens += tokens
 
   def rate(self) -> float:
+    """Returns tokens per second, and starts over."""
     rate = self._tokens / (time.perf_counter() - self._time)
     self.restart()
     return rate

@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from ml_collections import ConfigDict
 
-from sparse_transformer.model import transformer as model_lib
+from sparse_transformer import model as model_lib
+from sparse_transformer.training.optimizer import make_schedule
 
 
 @functools.partial(
@@ -20,8 +22,11 @@ from sparse_transformer.model import transformer as model_lib
 class State:
   """All that training changes.
 
-  step: updates done so far. params: nested dicts of arrays. ema: their
-  exponential moving average, which evaluation and sampling use.
+  Attributes:
+    step: int32 scalar, number of updates so far.
+    params: nested dicts of arrays.
+    opt_state: of the optimizer.
+    ema: exponential moving average of `params`; evaluation and sampling use it.
   """
 
   step: jax.Array
@@ -30,60 +35,11 @@ class State:
   ema: dict
 
 
-def make_schedule(config):
-  """Learning rate by step: linear warm-up, then cosine decay to 0.
-
-  Child et al. 2019, section 6: 5,000 steps of warm-up.
-  """
-  steps, warmup = config.train.steps, config.optimizer.warmup_steps
-  if steps < 0:
-    raise ValueError(f"train.{steps=} must be at least 0")
-  if not 0 <= warmup < max(1, steps) and steps:
-    raise ValueError(
-      f"optimizer.warmup_steps={warmup} must lie below train.steps={steps}"
-    )
-  return optax.warmup_cosine_decay_schedule(
-    0.0,
-    config.optimizer.learning_rate,
-    warmup,
-    max(steps, warmup + 1),
-  )
-
-
-def make_optimizer(config):
-  """AdamW on gradients clipped by their global norm."""
-  optimizer = config.optimizer
-  return optax.chain(
-    optax.clip_by_global_norm(optimizer.clip_norm),
-    optax.adamw(
-      make_schedule(config),
-      b1=optimizer.beta1,
-      b2=optimizer.beta2,
-      eps=optimizer.epsilon,
-      weight_decay=optimizer.weight_decay,
-      mask=decays,
-    ),
-  )
-
-
-def decays(params):
-  """Which parameters decay: matrices, not biases, gains, the start vector.
-
-  The released code decays every tensor of two dimensions or more; the axis
-  of layers, by which those of the blocks are stacked, does not count.
-  """
-
-  def is_matrix(path, x):
-    stacked = path[0] == jax.tree_util.DictKey("blocks")
-    return jnp.ndim(x) - stacked > 1
-
-  return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-
-def init_state(model_config, optimizer, seed):
+def init_state(
+  model: model_lib.Config, optimizer: optax.GradientTransformation, seed: int
+) -> State:
   """The state before the first step."""
-  model = model_lib.Transformer(model_config, rngs=nnx.Rngs(seed))
-  params = nnx.to_pure_dict(nnx.state(model))
+  params = model_lib.init_params(model, seed)
   return State(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -92,52 +48,39 @@ def init_state(model_config, optimizer, seed):
   )
 
 
-def make_apply(model_config):
-  """The network as a function (params, tokens_BL, key=None) -> logits_BLV."""
-  graph = nnx.graphdef(
-    nnx.eval_shape(
-      lambda: model_lib.Transformer(model_config, rngs=nnx.Rngs(0))
-    )
-  )
-
-  def apply(params, tokens_BL, key=None):
-    return nnx.merge(graph, params)(tokens_BL, key=key)
-
-  return apply
-
-
-def position_losses(logits_BLV, tokens_BL):
-  """Nats of each position, float32 [B, L]."""
+def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+  """Cross-entropy of each position in nats, float32 [B, L]."""
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), tokens_BL.astype(jnp.int32)
   )
 
 
-def train_step(state, tokens_BL, *, apply, optimizer, config):
-  """One update: (new state, metrics). Metrics are scalars on the device.
+def train_step(
+  state: State,
+  tokens_BL: jax.Array,
+  *,
+  apply: Callable[..., jax.Array],
+  optimizer: optax.GradientTransformation,
+  config: ConfigDict,
+) -> tuple[State, dict[str, jax.Array]]:
+  """Updates the parameters and their average on one batch.
 
-  apply: from `make_apply`. Randomness comes from (config.train.seed, step)
-  alone, so a run that was cut goes on as if it had not been.
+  A batch whose loss or gradient is non-finite leaves them as they are. Random
+  numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
+  run continues exactly.
+
+  Args:
+    state: before the step.
+    tokens_BL: uint8 or int32; `config.train.accumulation` divides B.
+    apply: (params, tokens_BL, rng) -> logits_BLV, from `model.make_apply`.
+    optimizer: from `make_optimizer`.
+    config: the experiment's.
+
+  Returns:
+    The new state, and scalars: `nats`, the mean loss of a position,
+    `gradient_norm` before clipping, and `learning_rate`.
   """
-  micro = config.train.accumulation
-  b, n = tokens_BL.shape
-  # Neighbours go to different micro-batches: with the batch sharded over
-  # devices each micro-batch then still lies on all of them.
-  tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
-  key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
-
-  def loss(params, tokens_BL, key):
-    return position_losses(apply(params, tokens_BL, key), tokens_BL).mean()
-
-  def accumulate(total, inputs):
-    new = jax.value_and_grad(loss)(state.params, *inputs)
-    return jax.tree.map(jnp.add, total, new), None
-
-  zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
-  inputs = tokens_ABL, jax.random.split(key, micro)
-  (nats, grads), _ = jax.lax.scan(accumulate, zeros, inputs)
-  nats, grads = jax.tree.map(lambda x: x / micro, (nats, grads))
-
+  nats, grads = _accumulate(state, tokens_BL, apply, config.train)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   # A young average follows closely, so that short runs are not held back by
@@ -152,10 +95,32 @@ def train_step(state, tokens_BL, *, apply, optimizer, config):
     learning_rate=make_schedule(config)(state.step),
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.
-  good = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
+  is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
   kept = jax.tree.map(
-    lambda new, old: jnp.where(good, new, old),
+    lambda new, old: jnp.where(is_finite, new, old),
     (params, opt_state, ema),
     (state.params, state.opt_state, state.ema),
   )
   return State(state.step + 1, *kept), metrics
+
+
+def _accumulate(state, tokens_BL, apply, settings):
+  """Mean loss and gradient of a batch, one micro-batch at a time."""
+  micro = settings.accumulation
+  b, n = tokens_BL.shape
+  # Neighbors go to different micro-batches: with the batch sharded over
+  # devices each micro-batch then still lies on all of them.
+  tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
+  rng = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+
+  def loss(params, tokens_BL, rng):
+    return position_losses(apply(params, tokens_BL, rng), tokens_BL).mean()
+
+  def add(total, inputs):
+    new = jax.value_and_grad(loss)(state.params, *inputs)
+    return jax.tree.map(jnp.add, total, new), None
+
+  zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+  inputs = tokens_ABL, jax.random.split(rng, micro)
+  total, _ = jax.lax.scan(add, zeros, inputs)
+  return jax.tree.map(lambda x: x / micro, total)

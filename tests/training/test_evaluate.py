@@ -1,4 +1,4 @@
-"""Tests of evaluate.py against bits per dim computed by hand in float64."""
+"""Tests of bits per dim, against sums written out in float64."""
 
 import math
 
@@ -14,6 +14,7 @@ from sparse_transformer.training import evaluate
 from sparse_transformer.training.experiment import Experiment
 
 SHARDING = SingleDeviceSharding(jax.devices()[0])
+CIFAR10 = runs.REPO.parent / "shared" / "data" / "tensorflow_datasets"
 
 
 def stream(text, length):
@@ -22,13 +23,13 @@ def stream(text, length):
 
 
 def log_probabilities(seed=0):
-  """Of a random Markov chain: of the first symbol, of each one next."""
+  """Of a Markov chain: of each symbol after each other; last, at the start."""
   logits = np.random.RandomState(seed).normal(size=(257, 256))
   return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
 def markov(params, tokens_BL):
-  """A network that looks at the symbol before; row 256 is for the first."""
+  """A network that sees the previous symbol; row 256 is for the first one."""
   before = jnp.pad(tokens_BL.astype(jnp.int32), ((0, 0), (1, 0)))[:, :-1]
   before = before.at[:, 0].set(256)
   return params[before]
@@ -126,25 +127,88 @@ def test_network_of_the_unigrams_scores_their_entropy():
   assert result["bits_per_dim"] == pytest.approx(entropy, abs=1e-5)
 
 
-def test_network_is_scored_as_it_is_trained_without_dropout(tmp_path):
+def test_network_is_scored_without_dropout(tmp_path):
   path = tmp_path / "text"
   path.write_bytes(np.random.RandomState(0).bytes(300))
   experiment = Experiment(runs.text(path, **{"model.dropout": 0.5}))
   params = jax.jit(experiment.init)().params
-  key = jax.random.key(0)
   params["logits"]["kernel"] = jax.random.normal(
-    key, params["logits"]["kernel"].shape
+    jax.random.key(0), params["logits"]["kernel"].shape
   )
   windows = experiment.source.windows("test")
-  total, count = 0.0, 0
-  for tokens, scored in windows:
-    logits = np.asarray(experiment.apply(params, tokens[None])[0], np.float64)
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    bits = -np.log2(p[np.arange(len(tokens)), tokens])
-    total, count = total + bits[scored].sum(), count + scored.sum()
+  tokens_BL, scored_BL = map(np.stack, zip(*windows, strict=True))
+  apply = jax.jit(experiment.apply)
+  logits_BLV = np.asarray(apply(params, tokens_BL), np.float64)
+  p_BLV = np.exp(logits_BLV - logits_BLV.max(-1, keepdims=True))
+  p_BLV /= p_BLV.sum(-1, keepdims=True)
+  p_BL = np.take_along_axis(p_BLV, tokens_BL[..., None].astype(int), -1)[..., 0]
   result = evaluate.bits_per_dim(
     experiment.losses, params, windows, batch_size=7, sharding=SHARDING
   )
-  assert count == 75
-  assert result["bits_per_dim"] == pytest.approx(total / count, abs=1e-5)
+  assert result["tokens"] == scored_BL.sum() == 75
+  expected = -np.log2(p_BL)[scored_BL].mean()
+  assert result["bits_per_dim"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_memory_does_not_grow_with_the_split():
+  """No more windows are alive than those of two batches, and the first one."""
+  alive, most = 0, 0
+
+  class Window(np.ndarray):
+    def __del__(self):
+      nonlocal alive
+      alive -= 1
+
+  def window(i):
+    nonlocal alive, most
+    alive += 1
+    most = max(most, alive)
+    return np.zeros(16, np.uint8).view(Window), np.ones(16, bool)
+
+  evaluate.bits_per_dim(
+    lambda params, tokens: np.ones(tokens.shape),
+    None,
+    data.Lazy(100, window),
+    batch_size=5,
+    sharding=None,
+  )
+  assert 5 <= most <= 11
+
+
+@pytest.mark.skipif(
+  not (CIFAR10 / "cifar10").is_dir(), reason="needs a prepared CIFAR-10"
+)
+def test_batch_size_changes_nothing_on_real_images(tmp_path):
+  config = runs.tiny(
+    **{
+      "data.name": "cifar10",
+      "data.path": str(CIFAR10),
+      "model.num_layers": 1,
+      "model.num_heads": 1,
+      "attention.stride": 96,
+      "attention.window": 96,
+    }
+  )
+  experiment = Experiment(config)
+  windows = experiment.source.windows("test")
+  untrained = jax.jit(experiment.init)().params
+  random = jax.random.normal(jax.random.key(0), (16, 256))
+  params = untrained | {"logits": {"kernel": 0.01 * random}}
+  found = {}
+  for batch_size in (1, 7, 64):
+    for name, weights, num in (
+      ("untrained", untrained, batch_size + 2),
+      ("random", params, 20),
+    ):
+      result = evaluate.bits_per_dim(
+        experiment.losses,
+        weights,
+        data.Lazy(num, windows.__getitem__),
+        batch_size=batch_size,
+        sharding=SHARDING,
+      )
+      assert result["tokens"] == num * 3072
+      found.setdefault(name, []).append(result["bits_per_dim"])
+  np.testing.assert_allclose(found["untrained"], 8, atol=1e-6)
+  np.testing.assert_allclose(found["random"], found["random"][0], atol=1e-5)
+  assert abs(found["random"][0] - 8) > 1e-4

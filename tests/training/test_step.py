@@ -1,10 +1,9 @@
-"""Tests of sparse_transformer/training.py: schedule, optimizer, step, state."""
+"""Tests of one training step: loss, update, accumulation, randomness."""
 
 import functools
 import json
 import math
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,19 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
-from sparse_transformer import data
-from sparse_transformer.training import metrics, step as training
+from sparse_transformer.training import loop, step as step_lib
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.optimizer import make_optimizer, make_schedule
 
-REPO = pathlib.Path(__file__).parents[2]
+# A network of one table.
 
 
-def table(params, tokens_BL, key=None):
-  """A network of one table: logits from the symbol before, 0 at first."""
-  del key
+def table(params, tokens_BL, rng=None):
+  """Logits from the symbol before, 0 at first."""
+  del rng
   before_BL = jnp.pad(tokens_BL[:, :-1], ((0, 0), (1, 0)))
   return params["table"][before_BL] + params["bias"][None, None]
+
+
+def noise(params, tokens_BL, rng):
+  """Random logits."""
+  logits = jax.random.normal(rng, (*tokens_BL.shape, 5))
+  return logits + 0 * params["bias"][None, None]
 
 
 def table_state(optimizer, size=5):
@@ -34,7 +40,7 @@ def table_state(optimizer, size=5):
     "table": jnp.asarray(random.randn(size, size), jnp.float32),
     "bias": jnp.asarray(random.randn(size), jnp.float32),
   }
-  return training.State(
+  return step_lib.State(
     jnp.zeros((), jnp.int32), params, optimizer.init(params), params
   )
 
@@ -44,15 +50,18 @@ def tokens(batch, length=7, size=5, seed=0):
   return np.random.RandomState(seed).randint(0, size, shape).astype(np.uint8)
 
 
-FOUR = tokens(4)
-
-
-def stepper(config, apply=table):
-  optimizer = training.make_optimizer(config)
+def stepper(apply=table, **changes):
+  """(config, optimizer, jitted step) of a network."""
+  config = runs.tiny(**changes)
+  optimizer = make_optimizer(config)
   step = functools.partial(
-    training.train_step, apply=apply, optimizer=optimizer, config=config
+    step_lib.train_step, apply=apply, optimizer=optimizer, config=config
   )
-  return optimizer, jax.jit(step)
+  return config, optimizer, jax.jit(step)
+
+
+def mean_loss(params, batch, apply=table, rng=None):
+  return step_lib.position_losses(apply(params, batch, rng), batch).mean()
 
 
 def assert_same(tree, other):
@@ -60,73 +69,23 @@ def assert_same(tree, other):
   jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
-# Schedule.
-
-
-@pytest.mark.parametrize("warmup, steps", [(0, 10), (1, 2), (5, 20), (19, 20)])
-def test_learning_rate_rises_linearly_then_falls_as_a_cosine(
-  tiny, warmup, steps
-):
-  config = tiny({"optimizer.warmup_steps": warmup, "train.steps": steps})
-  schedule, peak = training.make_schedule(config), 0.01
-  for step in range(steps + 3):
-    if step < warmup:
-      expected = peak * step / warmup
-    else:
-      progress = min(1, (step - warmup) / (steps - warmup))
-      expected = peak * 0.5 * (1 + math.cos(math.pi * progress))
-    assert schedule(step) == pytest.approx(expected, rel=1e-5, abs=1e-9)
-  assert schedule(warmup) == pytest.approx(peak)
-  assert schedule(steps) == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("warmup, steps", [(10, 10), (11, 10), (-1, 10)])
-def test_warm_up_that_does_not_fit_is_an_error(tiny, warmup, steps):
-  config = tiny({"optimizer.warmup_steps": warmup, "train.steps": steps})
-  with pytest.raises(ValueError, match=f"steps={warmup} .*steps={steps}"):
-    training.make_schedule(config)
-
-
-def test_no_steps_need_no_schedule(tiny):
-  config = tiny({"optimizer.warmup_steps": 5000, "train.steps": 0})
-  assert training.make_schedule(config)(0) == 0
-  with pytest.raises(ValueError, match="train.steps=-1 must be at least 0"):
-    training.make_schedule(tiny({"train.steps": -1}))
-
-
-# Optimizer.
-
-
-def test_weights_decay_but_biases_gains_and_start_do_not(tiny):
-  config = tiny({"model.num_layers": 2, "optimizer.weight_decay": 0.5})
-  optimizer = training.make_optimizer(config)
-  shapes = jax.eval_shape(Experiment(config).init).params
-  params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
-  zeros = jax.tree.map(np.zeros_like, params)
-
-  @jax.jit
-  def second_update():
-    _, opt_state = optimizer.update(zeros, optimizer.init(params), params)
-    return optimizer.update(zeros, opt_state, params)[0]  # the first rate is 0
-
-  updates = second_update()
-  seen = set()
-  for path, update in jax.tree_util.tree_leaves_with_path(updates):
-    name = jax.tree_util.keystr(path[-1:], simple=True)
-    seen.add(name)
-    decays = name in ("kernel", "embedding")
-    np.testing.assert_allclose(update, -0.01 * 0.5 * decays, rtol=1e-6)
-  assert seen == {"kernel", "embedding", "bias", "scale", "start"}
-  assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
+def test_loss_is_the_negative_log_probability_in_nats():
+  logits = np.random.RandomState(0).randn(2, 3, 5).astype(np.float32)
+  batch = tokens(2, 3)
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  expected = -np.log(np.take_along_axis(p, batch[..., None].astype(int), -1))
+  losses = step_lib.position_losses(jnp.asarray(logits), batch)
+  np.testing.assert_allclose(losses, expected[..., 0], rtol=1e-5)
+  half = step_lib.position_losses(jnp.asarray(logits, jnp.bfloat16), batch)
+  assert half.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 100.0])
-def test_steps_follow_clipped_adamw_and_the_average_written_out(
-  tiny, clip_norm
-):
-  config = tiny(
-    {
+def test_steps_are_clipped_adamw_and_the_average_written_out(clip_norm):
+  config, optimizer, step = stepper(
+    **{
       "optimizer.clip_norm": clip_norm,
+      "optimizer.learning_rate": 0.01,
       "optimizer.weight_decay": 0.3,
       "optimizer.beta1": 0.8,
       "optimizer.beta2": 0.95,
@@ -136,26 +95,21 @@ def test_steps_follow_clipped_adamw_and_the_average_written_out(
       "train.steps": 6,
     }
   )
-  optimizer, step = stepper(config)
-  state = table_state(optimizer)
+  state, gradient = table_state(optimizer), jax.jit(jax.grad(mean_loss))
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
   m = jax.tree.map(np.zeros_like, p)
   v, ema = jax.tree.map(np.zeros_like, p), p
   for t in range(5):
     batch = tokens(4, seed=t)
-
-    def loss(params, batch=batch):
-      return training.position_losses(table(params, batch), batch).mean()
-
-    g = jax.grad(loss)(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), p))
+    g = gradient(jax.tree.map(np.float32, p), batch)
     g = jax.tree.map(lambda x: np.asarray(x, np.float64), g)
     norm = math.sqrt(sum((x**2).sum() for x in g.values()))
-    rate = float(training.make_schedule(config)(t))
+    rate = float(make_schedule(config)(t))
     decay = min(0.25, (1 + t) / (10 + t))
-    for name, gradient in g.items():
-      gradient = gradient * min(1, clip_norm / norm)
-      m[name] = 0.8 * m[name] + 0.2 * gradient
-      v[name] = 0.95 * v[name] + 0.05 * gradient**2
+    for name, gradients in g.items():
+      gradients = gradients * min(1, clip_norm / norm)
+      m[name] = 0.8 * m[name] + 0.2 * gradients
+      v[name] = 0.95 * v[name] + 0.05 * gradients**2
       hat = m[name] / (1 - 0.8 ** (t + 1)), v[name] / (1 - 0.95 ** (t + 1))
       update = hat[0] / (np.sqrt(hat[1]) + 1e-3)
       update = update + 0.3 * (name == "table") * p[name]
@@ -170,193 +124,167 @@ def test_steps_follow_clipped_adamw_and_the_average_written_out(
       np.testing.assert_allclose(state.ema[name], ema[name], atol=1e-5)
 
 
-# Loss and step.
-
-
-def test_loss_is_the_negative_log_probability_in_nats():
-  random = np.random.RandomState(0)
-  logits = random.randn(2, 3, 5).astype(np.float32)
-  batch = tokens(2, 3)
-  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  expected = -np.log(np.take_along_axis(p, batch[..., None].astype(int), -1))
-  losses = training.position_losses(jnp.asarray(logits), batch)
-  np.testing.assert_allclose(losses, expected[..., 0], rtol=1e-5)
-  half = training.position_losses(jnp.asarray(logits, jnp.bfloat16), batch)
-  assert half.dtype == jnp.float32
-
-
-def test_untrained_network_loses_the_log_of_the_vocabulary(tiny):
-  experiment = Experiment(tiny())
-  batch = np.stack([experiment.source.examples("train")[i] for i in range(3)])
-  losses = experiment.losses(jax.jit(experiment.init)().params, batch)
-  assert losses.shape == batch.shape
-  np.testing.assert_allclose(losses, np.float32(math.log(17)), rtol=1e-7)
-
-
-@pytest.fixture
-def network(tiny):
-  """(state after 2 steps, batch, step function by accumulation) of digits."""
-  config = tiny({"train.batch_size": 8})
-  experiment = Experiment(config)
-  batches = data.batches(experiment.source.examples("train"), 8, seed=0)
-
-  def step(accumulation):
-    changed = tiny({"train.accumulation": accumulation})
-    return stepper(changed, experiment.apply)[1]
-
-  state, one = jax.jit(experiment.init)(), step(1)
-  for i in range(2):
-    state, _ = one(state, batches[i])
-  return state, batches[2], step
-
-
-def test_accumulation_gives_the_same_update(network):
-  state, batch, step = network
-  once, measured = step(1)(state, batch)
-  again, measured_again = step(1)(state, batch)
-  assert_same((once, measured), (again, measured_again))  # a pure function
-  parts, measured_parts = step(4)(state, batch)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, atol=1e-5),
-    (once, measured),
-    (parts, measured_parts),
-  )
-
-
-def test_every_example_of_the_batch_counts_once_in_any_accumulation(tiny):
+@pytest.mark.parametrize("accumulation", [1, 3, 12])
+def test_every_example_of_a_batch_counts_once(accumulation):
   batch = tokens(12)
-  for accumulation in (1, 2, 3, 12):
-    optimizer, step = stepper(tiny({"train.accumulation": accumulation}))
-    state = table_state(optimizer)
-    _, measured = step(state, batch)
-    losses = training.position_losses(table(state.params, batch), batch)
-    assert measured["nats"] == pytest.approx(float(losses.mean()), rel=1e-6)
+  _, optimizer, step = stepper(**{"train.accumulation": accumulation})
+  state = table_state(optimizer)
+  _, measured = step(state, batch)
+  expected = float(mean_loss(state.params, batch))
+  assert measured["nats"] == pytest.approx(expected, rel=1e-6)
 
 
-def noise(params, tokens_BL, key):
-  logits = jax.random.normal(key, (*tokens_BL.shape, 5))
-  return logits + 0 * params["bias"][None, None]
-
-
-def test_randomness_is_that_of_seed_and_step(tiny):
+def test_random_numbers_follow_from_seed_and_step_alone():
   steppers = {
     (seed, accumulation): stepper(
-      tiny({"train.seed": seed, "train.accumulation": accumulation}), noise
+      noise, **{"train.seed": seed, "train.accumulation": accumulation}
     )
     for seed, accumulation in [(0, 1), (1, 1), (0, 2)]
   }
+  batch = np.zeros((4, 7), np.uint8)
 
-  def nats(seed, at, bias=0.0, accumulation=1, batch=FOUR):
-    optimizer, step = steppers[seed, accumulation]
+  def nats(seed, at, bias=0.0, accumulation=1):
+    _, optimizer, step = steppers[seed, accumulation]
     state = table_state(optimizer)
     params = jax.tree.map(lambda x: x + bias, state.params)
-    state = training.State(jnp.int32(at), params, state.opt_state, params)
+    state = step_lib.State(jnp.int32(at), params, state.opt_state, params)
     return float(step(state, batch)[1]["nats"])
 
   assert nats(0, 3) == nats(0, 3, bias=2.0)
   assert len({nats(0, 3), nats(0, 4), nats(1, 3), nats(1, 4)}) == 4
-  # The two halves of a batch of equal examples draw noise of their own.
-  equal = np.zeros((4, 7), np.uint8)
-  key = jax.random.fold_in(jax.random.key(0), 3)
+  # Two micro-batches of equal examples draw different numbers.
+  rng = jax.random.fold_in(jax.random.key(0), 3)
   halves = [
-    training.position_losses(
-      noise({"bias": jnp.zeros(5)}, equal[:2], part), equal[:2]
-    ).mean()
-    for part in jax.random.split(key, 2)
+    float(mean_loss({"bias": jnp.zeros(5)}, batch[:2], noise, part))
+    for part in jax.random.split(rng, 2)
   ]
   assert halves[0] != halves[1]
-  found = nats(0, 3, accumulation=2, batch=equal)
-  assert found == pytest.approx(float(sum(halves)) / 2, rel=1e-5)
+  found = nats(0, 3, accumulation=2)
+  assert found == pytest.approx(sum(halves) / 2, rel=1e-5)
 
 
-def test_a_few_steps_lower_the_loss_on_digits(tiny):
-  config = tiny({"train.steps": 60, "train.batch_size": 16})
-  experiment = Experiment(config)
-  batches = data.batches(experiment.source.examples("train"), 16, seed=0)
-  _, step = stepper(config, experiment.apply)
-  state, losses = jax.jit(experiment.init)(), []
+# The network of digits.
+
+SETTINGS = {
+  "train.steps": 60,
+  "train.batch_size": 16,
+  "optimizer.learning_rate": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+  """(experiment, batches, step, first states, losses) of 50 steps."""
+  experiment = Experiment(runs.tiny(**SETTINGS))
+  batches = experiment.batches(experiment.source.examples("train"))
+  step, state = jax.jit(experiment.step), jax.jit(experiment.init)()
+  states, losses = [], []
   for i in range(50):
+    states = [*states, state][:4]
     state, measured = step(state, batches[i])
     losses.append(float(measured["nats"]))
+  return experiment, batches, step, states, losses
+
+
+def test_steps_lower_the_loss(trained):
+  *_, losses = trained
   assert losses[0] == pytest.approx(math.log(17), rel=1e-5)
-  assert np.mean(losses[-5:]) < 2.2  # 2.83 at first
+  assert np.mean(losses[-5:]) < 2.2
 
 
-def test_initial_state_is_a_function_of_the_seed(tiny):
-  states = [Experiment(tiny({"train.seed": s})).init() for s in (0, 0, 1)]
-  assert_same(states[0], states[1])
-  embeddings = [s.params["token"]["embedding"] for s in states]
-  assert (embeddings[0] != embeddings[2]).any()
-  assert_same(states[0].params, states[0].ema)
-  pairs = zip(
-    *map(jax.tree.leaves, (states[0].params, states[0].ema)), strict=True
+def test_step_is_a_function_of_state_and_batch(trained):
+  _, batches, step, states, losses = trained
+  state, measured = step(states[2], batches[2])
+  assert_same(state, states[3])
+  assert float(measured["nats"]) == losses[2]
+
+
+def test_accumulation_gives_the_same_update(trained):
+  experiment, batches, step, states, _ = trained
+  config = runs.tiny(**SETTINGS | {"train.accumulation": 4})
+  parts = jax.jit(Experiment(config).step)(states[2], batches[2])
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, atol=1e-5),
+    parts,
+    step(states[2], batches[2]),
   )
-  assert all(p is not q for p, q in pairs)  # the state is donated
-  assert isinstance(states[0].opt_state[1][0], optax.ScaleByAdamState)
+
+
+def test_untrained_network_loses_the_log_of_the_vocabulary(trained):
+  experiment, batches, _, states, _ = trained
+  losses = experiment.losses(states[0].params, batches[0])
+  assert losses.shape == batches[0].shape
+  np.testing.assert_allclose(losses, np.float32(math.log(17)), rtol=1e-7)
+
+
+def test_initial_state_is_a_function_of_the_seed(trained):
+  experiment = trained[0]
+  init = jax.jit(
+    functools.partial(
+      step_lib.init_state, experiment.model, experiment.optimizer
+    )
+  )
+  first, again, other = (init(jax.random.key(seed)) for seed in (0, 0, 1))
+  assert_same(first, again)
+  embeddings = [s.params["token"]["embedding"] for s in (first, other)]
+  assert (embeddings[0] != embeddings[1]).any()
+  assert_same(first.params, first.ema)
+  assert_same(first, trained[3][0])
+  assert isinstance(first.opt_state[1][0], optax.ScaleByAdamState)
+
+
+def test_initial_state_can_be_donated(trained):
+  state = trained[3][0]
+  places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
+  assert len(set(places)) == len(places)
 
 
 # Devices.
 
 DEVICES = """
 import json, sys
-import jax
-from ml_collections import ConfigDict
-from sparse_transformer.training import loop as train
-from sparse_transformer.training import step as training
+sys.path[:0] = sys.argv[3:]
+import jax, runs
+from sparse_transformer.training import loop, step
 
-seen, plain = [], training.train_step
+seen, plain = [], step.train_step
 
 def train_step(state, tokens_BL, **kwargs):
-  new, measured = plain(state, tokens_BL, **kwargs)
   jax.debug.inspect_array_sharding(
     tokens_BL, callback=lambda s: seen.append(s.shard_shape((8, 64)))
   )
-  return new, measured
+  return plain(state, tokens_BL, **kwargs)
 
-training.train_step = train_step
-jax.config.update("jax_numpy_rank_promotion", "raise")
+step.train_step = train_step
 jax.config.update("jax_disable_most_optimizations", True)
-groups = json.loads(sys.argv[1])
-config = ConfigDict({k: ConfigDict(v) for k, v in groups.items()})
-state = train.train(config, sys.argv[2])
-assert len(jax.devices()) == int(sys.argv[3])
-rows = seen[0][0]
-assert rows == 8 // len(jax.devices()), seen
+state = loop.train(runs.tiny(**json.loads(sys.argv[1])), sys.argv[2])
+assert seen[0][0] == 2, seen
 for x in jax.tree.leaves(state):
-  assert x.sharding.is_fully_replicated and len(x.sharding.device_set) > 1
+  assert x.sharding.is_fully_replicated and len(x.sharding.device_set) == 4
 """
 
 
-def test_run_on_several_devices_is_the_run_on_one(tiny, tmp_path):
-  import train
-
-  config = tiny(
-    {
-      "train.batch_size": 8,
-      "train.accumulation": 2,
-      "model.dropout": 0.1,
-      "optimizer.warmup_steps": 1,
-    }
+def test_run_on_four_devices_is_the_run_on_one(tmp_path):
+  changes = {"train.accumulation": 2, "model.dropout": 0.1, "train.steps": 3}
+  process = subprocess.Popen(
+    [
+      *(sys.executable, "-c", DEVICES, json.dumps(changes), tmp_path / "4"),
+      *(runs.REPO, runs.REPO / "tests"),
+    ],
+    env={
+      **os.environ,
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+      "JAX_PLATFORMS": "cpu",
+    },
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
   )
-  runs = {}
-  for count in (2, 4):
-    flags = f"--xla_force_host_platform_device_count={count}"
-    args = [json.dumps(config.to_dict()), str(tmp_path / str(count))]
-    runs[count] = subprocess.Popen(
-      [sys.executable, "-c", DEVICES, *args, str(count)],
-      env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-      cwd=REPO,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-  train.train(config, tmp_path / "1")
-  expected = metrics.read(tmp_path / "1")
-  assert len(expected) == 5  # 4 steps and a validation
-  for count, process in runs.items():
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    found = metrics.read(tmp_path / str(count))
-    for line, other in zip(expected, found, strict=True):
-      for name in line.keys() - {"tokens_per_second", "split"}:
-        assert other[name] == pytest.approx(line[name], rel=1e-5), name
+  loop.train(runs.tiny(**changes), tmp_path / "1")
+  _, stderr = process.communicate(timeout=240)
+  assert process.returncode == 0, stderr
+  expected, found = map(runs.without_speed, (tmp_path / "1", tmp_path / "4"))
+  assert len(expected) == 4  # 3 steps and a validation
+  for line, other in zip(expected, found, strict=True):
+    assert other.pop("split") == line.pop("split")
+    assert other == pytest.approx(line, rel=1e-5)

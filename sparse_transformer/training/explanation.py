@@ -1,0 +1,357 @@
+"""What an experiment costs and what its positions see, before training.
+
+The report of the command `explain`. No data is read and no network allocated,
+so it takes seconds at any size.
+"""
+
+import collections
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from sparse_transformer import model as model_lib, tables
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.figures.patterns import (
+  MAX_PANELS,
+  places,
+  save_patterns,
+)
+from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import check_settings
+
+MAX_ROWS = 40  # of the table of attention; all are in the JSON
+
+Report = dict[str, Any]
+
+
+def explain(config: ConfigDict, model: model_lib.Config) -> Report:
+  """What a network costs and sees, as JSON values.
+
+  Args:
+    config: of the experiment, for its batches and its optimizer.
+    model: the network, which need not be that of the config.
+
+  Raises:
+    ValueError: the batch cannot be split evenly.
+    NotImplementedError: the backend cannot run a pattern of this length.
+  """
+  check_settings(config)
+  attention = explain_attention(config, model)
+  total = _total(attention, model)
+  pairs = total["pairs"]
+  return dict(
+    positions=model.length,
+    shape=list(model.shape),
+    vocab_size=model.vocab_size,
+    num_layers=model.num_layers,
+    num_heads=model.num_heads,
+    width=model.width,
+    dtype=model.dtype,
+    remat=model.remat,
+    parameters=model_lib.count_parameters(model),
+    attention=attention,
+    total=total,
+    reach=explain_reach(model),
+    step=costs.step(config, model, pairs),
+    memory=costs.memory(config, model),
+    rematerialisation=costs.rematerialization(config, model, pairs),
+    cache=explain_cache(model, attention),
+  )
+
+
+# Attention.
+
+
+def explain_attention(
+  config: ConfigDict, model: model_lib.Config
+) -> list[Report]:
+  """Costs of each distinct pattern in each group of equal layers."""
+  groups = collections.defaultdict(list)
+  for layer, heads in enumerate(model.patterns):
+    groups[heads].append(layer)
+  measured: dict[Pattern, Report] = {}
+  rows = []
+  for heads, layers in groups.items():
+    for pattern in dict.fromkeys(heads):
+      if pattern not in measured:
+        measured[pattern] = _measure(pattern, config, model)
+      used_by = [head for head, other in enumerate(heads) if other == pattern]
+      pairs = measured[pattern]["pairs"] * len(used_by) * len(layers)
+      flops = pairs * config.train.batch_size * costs.flops_per_pair(model)
+      rows.append(
+        dict(layers=layers, heads=used_by, **measured[pattern], flops=flops)
+      )
+  return rows
+
+
+def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
+  """All rows of `explain_attention` together."""
+
+  def total(field):
+    return sum(
+      row[field] * len(row["layers"]) * len(row["heads"]) for row in attention
+    )
+
+  pairs, computed = total("pairs"), total("computed")
+  queries = model.length * model.num_layers * model.num_heads
+  return dict(
+    pairs=pairs,
+    keys_min=min(row["keys_min"] for row in attention),
+    keys_mean=pairs / queries,
+    keys_max=max(row["keys_max"] for row in attention),
+    computed=computed,
+    fill=pairs / max(1, computed),
+    waste=computed / max(1, pairs),
+    flops=sum(row["flops"] for row in attention),
+  )
+
+
+def _measure(
+  pattern: Pattern, config: ConfigDict, model: model_lib.Config
+) -> Report:
+  """Numbers of one head with a pattern."""
+  n, keys = model.length, analysis.keys_per_query(pattern, model.length)
+  pairs = int(keys.sum())
+  qk_width, value_width = costs.widths(model)
+  case = Case(
+    batch=config.train.batch_size,
+    length=n,
+    num_heads=model.num_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    dtype=model.dtype,
+    platform=registry.current_platform(),
+  )
+  tiles = [
+    registry.tiling(model.backend, case, part, model.tile)
+    for part in pattern.parts()
+  ]
+  computed = sum(tile**2 * count for _, tile, count in tiles)
+  causal = analysis.is_causal(pattern, n)
+  return dict(
+    pattern=str(pattern),
+    executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
+    pairs=pairs,
+    keys_min=int(keys.min()),
+    keys_mean=pairs / n,
+    keys_max=int(keys.max()),
+    tile=sorted({tile for _, tile, count in tiles if count}),
+    computed=computed,
+    fill=pairs / max(1, computed),
+    waste=computed / max(1, pairs),
+    causal=causal,
+    cache=analysis.cache_size(pattern, n) if causal else None,
+  )
+
+
+# What positions see, and decoding.
+
+
+def explain_reach(model: model_lib.Config) -> Report:
+  """After how many layers each position sees all it should, if ever."""
+  reach = analysis.measure_reach(model.patterns, model.length)
+  return dict(
+    layers=reach.layers,
+    missing=reach.missing and list(reach.missing),
+    positions_checked=reach.positions,
+    inputs_checked=reach.inputs,
+  )
+
+
+def explain_cache(
+  model: model_lib.Config, attention: Sequence[Report]
+) -> Report | None:
+  """Keys and values that decoding one sequence holds.
+
+  None if queries attend to later keys: such a network decodes nothing.
+  """
+  if not all(row["causal"] for row in attention):
+    return None
+  size = sum(costs.widths(model)) * costs.itemsize(model)
+  keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
+  every = model.length * model.num_layers * model.num_heads
+  return dict(keys=keys, bytes=keys * size, full_bytes=every * size)
+
+
+# Pictures and tables.
+
+
+def draw(folder: str | os.PathLike, model: model_lib.Config) -> list[str]:
+  """Draws the network's patterns, together and one by one; returns paths."""
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  distinct = list(places(model.patterns))
+  pictures = {folder / "patterns.png": distinct}
+  for i, pattern in enumerate(distinct[:MAX_PANELS]):
+    pictures[folder / f"pattern_{i}.png"] = [pattern]
+  for path, chosen in pictures.items():
+    save_patterns(path, model.patterns, model.shape, model.length, chosen)
+  return [str(path) for path in pictures]
+
+
+def render(report: Report) -> str:
+  """The report as text."""
+  shape = " x ".join(map(str, report["shape"]))
+  title = (
+    f"{report['positions']:,} positions ({shape}) of {report['vocab_size']}"
+    f" symbols; {report['num_layers']} layers of {report['num_heads']} heads,"
+    f" width {report['width']}, {report['dtype']};"
+    f" {report['parameters']:,} parameters"
+  )
+  parts = (
+    title,
+    tables.align(_attention_rows(report), right_from=3) + NOTE,
+    tables.align(_summary_rows(report)),
+    tables.align(_remat_rows(report), right_from=1),
+  )
+  return "\n\n".join(parts)
+
+
+COLUMNS = (
+  "pattern",
+  "layers",
+  "heads",
+  "pairs",
+  "keys: min",
+  "mean",
+  "max",
+  "executor",
+  "tile",
+  "computed / needed",
+  "FLOPs",
+  "cached keys",
+)
+NOTE = """
+computed / needed: pairs in the tiles that are computed, over those of the
+pattern; 1 is the least."""
+
+
+def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
+  attention, total = report["attention"], report["total"]
+  yield COLUMNS
+  for row in attention[:MAX_ROWS]:
+    cache = "-" if row["cache"] is None else f"{row['cache']:,}"
+    tile = ", ".join(map(str, row["tile"]))
+    first = row["pattern"], _ranges(row["layers"]), _ranges(row["heads"])
+    yield *first, *_numbers(row, row["executor"], tile), cache
+  more = len(attention) - MAX_ROWS
+  if more > 0:
+    yield (f"and {more} more rows: see --json",)
+  layers, heads = report["num_layers"], report["num_heads"]
+  yield f"all {layers} x {heads}", "", "", *_numbers(total, "", ""), ""
+
+
+def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
+  return (
+    f"{row['pairs']:,}",
+    f"{row['keys_min']:,}",
+    f"{row['keys_mean']:,.1f}",
+    f"{row['keys_max']:,}",
+    executor,
+    tile,
+    f"{row['waste']:.2f}",
+    _flops(row["flops"]),
+  )
+
+
+def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
+  """(name, value, what it is) of the network, a step and decoding."""
+  step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
+  flops, traffic = step["flops"], step["bytes"]
+  yield "sees", _seen(report["reach"]), _checked(report)
+  yield ("",)
+  what = f"of a step: {step['sequences']} sequences, {step['tokens']:,} tokens"
+  yield "FLOPs", _flops(flops["total"]), what
+  yield "  weights", _flops(flops["weights"]), "of matmuls with weights"
+  yield "  attention", _flops(flops["attention"]), "of the patterns' pairs"
+  what = "of the forward pass, repeated in the backward pass"
+  yield "  recomputed", _flops(flops["recomputed"]), what
+  yield "traffic", _bytes(traffic["total"]), "to and from memory, at least"
+  what = "operands and results of matmuls"
+  yield "  weights", _bytes(traffic["weights"]), what
+  what = "operands and results, each once"
+  yield "  attention", _bytes(traffic["attention"]), what
+  yield "  optimizer", _bytes(traffic["optimizer"]), "state and gradients"
+  yield ("",)
+  what = (
+    f"of a device, {memory['sequences']} sequences at a time; an estimate, of"
+    " exact parts"
+  )
+  yield "memory", _bytes(memory["total"]), what
+  yield "  parameters", _bytes(memory["parameters"]), ""
+  yield "  optimizer", _bytes(memory["optimizer"]), ""
+  yield "  average", _bytes(memory["average"]), "of the parameters"
+  what = "and their sum over micro-batches"
+  yield "  gradients", _bytes(memory["gradients"]), what
+  what = "kept for the backward pass"
+  yield "  activations", _bytes(memory["activations"]), what
+  yield "  copies", _bytes(memory["copies"]), f"of weights, {what}"
+  yield "  layer", _bytes(memory["layer"]), "activations recomputed for one"
+  yield ("",)
+  if cache is None:
+    yield "cache", "none", "cannot decode: queries attend to later keys"
+  else:
+    what = f"of decoding a sequence; {_bytes(cache['full_bytes'])} for all keys"
+    yield "cache", _bytes(cache["bytes"]), what
+
+
+def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
+  yield "model.remat", "activations", "layer", "FLOPs recomputed"
+  for remat, way in report["rematerialisation"].items():
+    mark = " (chosen)" if remat == report["remat"] else ""
+    sizes = _bytes(way["activations"]), _bytes(way["layer"])
+    yield remat + mark, *sizes, _flops(way["recomputed"])
+
+
+def _seen(reach: Report) -> str:
+  if reach["missing"]:
+    return "not everything"
+  plural = "s" if reach["layers"] != 1 else ""
+  return f"everything after {reach['layers']} layer{plural}"
+
+
+def _checked(report: Report) -> str:
+  reach, n = report["reach"], report["positions"]
+  checked = []
+  if reach["positions_checked"]:
+    checked.append(f"every pair of {reach['positions_checked']:,} positions")
+  if reach["inputs_checked"]:
+    checked.append(f"{reach['inputs_checked']} inputs to all {n:,}")
+  result = f"checked: {', '.join(checked)}"
+  if reach["missing"]:
+    query, key = reach["missing"]
+    result = f"query {query:,} never reaches key {key:,}; {result}"
+  return result
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """Numbers in short: all, the first six, or the rule of equal distances.
+
+  >>> _ranges(range(0, 128, 4))
+  '0, 4 ... 124'
+  """
+  distances = {b - a for a, b in itertools.pairwise(numbers)}
+  if len(numbers) > 4 and len(distances) == 1:
+    return f"{numbers[0]}, {numbers[1]} ... {numbers[-1]}"
+  more = " ..." if len(numbers) > 6 else ""
+  return ", ".join(map(str, numbers[:6])) + more
+
+
+def _bytes(size: int) -> str:
+  return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _flops(count: int) -> str:
+  return _scaled(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def _scaled(number: int, base: int, units: Sequence[str]) -> str:
+  power = min(int(math.log(max(number, 1), base)), len(units) - 1)
+  return f"{number / base**power:,.4g} {units[power]}".strip()

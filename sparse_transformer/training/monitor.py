@@ -1,0 +1,91 @@
+"""Judges the metrics of training steps: non-finite values and spikes."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What to do about a step that is not as it should be.
+
+  Attributes:
+    step: the number of the step, from 1.
+    split: of the line to log, "spike" or "skipped"; None logs nothing.
+    values: of that line.
+    stop: why the run must end; None lets it continue.
+  """
+
+  step: int
+  split: str | None = None
+  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  stop: str | None = None
+
+
+class Monitor:
+  """Judges the metrics of each step while the next one runs.
+
+  Reading a metric waits for the device, so that of the step that was just
+  dispatched is left for later.
+
+  Args:
+    settings: group `train` of the experiment's config; uses `nonfinite`,
+      `max_skipped` and `spike`.
+    lines: those of `metrics.jsonl` so far.
+  """
+
+  def __init__(self, settings: ConfigDict, lines: Iterable[Mapping] = ()):
+    self._settings = settings
+    self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
+    self._baseline = math.inf  # nats of the last line of training
+    self._skipped: list[int] = []  # steps
+    for line in lines:
+      if line["split"] == "train":
+        self.logged(line["nats"])
+      elif line["split"] == "skipped":
+        self._skipped.append(line["step"])
+
+  def logged(self, nats: float) -> None:
+    """Sets the loss to which `train.spike` compares the next ones."""
+    self._baseline = nats
+
+  def watch(
+    self, step: int, measured: Mapping[str, jax.Array]
+  ) -> Verdict | None:
+    """Judges the step before, and keeps the metrics of this one for later."""
+    verdict = self.flush()
+    self._pending = step, measured
+    return verdict
+
+  def flush(self) -> Verdict | None:
+    """Judges the last step now. None: all is well."""
+    if self._pending is None:
+      return None
+    (step, measured), self._pending = self._pending, None
+    values = {name: float(value) for name, value in measured.items()}
+    for name in ("nats", *values):  # the loss first
+      if not math.isfinite(values[name]):
+        return self._nonfinite(step, name, values[name])
+    nats, factor = values["nats"], self._settings.spike
+    if factor and nats > factor * self._baseline:
+      return Verdict(step, "spike", dict(nats=nats))
+    return None
+
+  def _nonfinite(self, step: int, name: str, value: float) -> Verdict:
+    reason = f"{name} is {value} at step {step}"
+    if self._settings.nonfinite == "stop":
+      return Verdict(step, stop=reason)
+    self._skipped.append(step)
+    most = self._settings.max_skipped
+    if self._skipped[-most - 1 :] == list(range(step - most, step + 1)):
+      stop = (
+        f"{reason}, after {most} batches in a row were skipped"
+        f" (train.max_skipped={most})"
+      )
+    else:
+      stop = None
+    return Verdict(step, "skipped", dict(metric=name, value=str(value)), stop)

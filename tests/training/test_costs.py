@@ -1,0 +1,161 @@
+"""Tests of the costs of a step, against the program that JAX traces."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+import runs
+from jax.extend import core
+
+from sparse_transformer import model as model_lib
+from sparse_transformer.training import costs, step as step_lib
+from sparse_transformer.training.experiment import Experiment
+
+
+def network(**changes):
+  config = runs.tiny(**{"model.num_layers": 3} | changes)
+  return config, Experiment(config).model
+
+
+def programs(value):
+  """All programs in the parameters of an equation."""
+  for leaf in jax.tree.leaves(value, is_leaf=is_program):
+    if is_program(leaf):
+      yield leaf
+
+
+def is_program(value):
+  return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
+
+
+def matmuls(program, times=1):
+  """(is it of weights, FLOPs, bytes) of each matmul that a program runs.
+
+  Those of attention have a matrix for each sequence and head.
+  """
+  for eqn in program.eqns:
+    for inner in programs(eqn.params):
+      repeats = times * eqn.params.get("length", 1)  # of a scan
+      yield from matmuls(getattr(inner, "jaxpr", inner), repeats)
+    if eqn.primitive.name == "dot_general":
+      (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
+      left, right, out = (x.aval for x in (*eqn.invars, *eqn.outvars))
+      depth = math.prod(left.shape[axis] for axis in contracted)
+      moved = sum(x.size * x.dtype.itemsize for x in (left, right, out))
+      flops = 2 * depth * math.prod(out.shape)
+      yield not batched, times * flops, times * moved
+
+
+def traced(model, batch):
+  """(FLOPs, bytes) of weights, (FLOPs, bytes) of attention in a step."""
+  apply = model_lib.make_apply(model)
+
+  def loss(params, tokens_BL):
+    return step_lib.position_losses(apply(params, tokens_BL), tokens_BL).mean()
+
+  program = jax.make_jaxpr(jax.grad(loss))(
+    jax.eval_shape(lambda: model_lib.init_params(model, 0)),
+    jax.ShapeDtypeStruct((batch, model.length), jnp.uint8),
+  )
+  found = list(matmuls(program.jaxpr))
+  return tuple(
+    tuple(sum(row[i] for row in found if row[0] == kind) for i in (1, 2))
+    for kind in (True, False)
+  )
+
+
+@pytest.mark.parametrize("remat", model_lib.REMATS)
+@pytest.mark.parametrize(
+  "half_size, dtype", [(False, "float32"), (True, "bfloat16")]
+)
+def test_flops_and_traffic_are_those_of_the_traced_program(
+  remat, half_size, dtype
+):
+  config, model = network(
+    **{
+      "model.half_size": half_size,
+      "model.dtype": dtype,
+      "model.remat": remat,
+      "attention.pattern": "dense",
+      "attention.backend": "streamed",
+      "attention.tile": 64,  # one tile: all n x n pairs are computed
+    }
+  )
+  pairs = 64**2 * model.num_layers * model.num_heads
+  report = costs.step(config, model, pairs)
+  (flops, moved), (attention, _) = traced(model, config.train.batch_size)
+  assert moved == report["bytes"]["weights"]
+  assert flops + attention == report["flops"]["total"]
+  assert flops == costs.step(config, model, 0)["flops"]["total"]
+
+
+@pytest.mark.parametrize("half_size", [False, True])
+def test_every_weight_is_used_in_6_flops_for_each_token(half_size):
+  config, model = network(**{"model.half_size": half_size})
+  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
+  weights = sum(sizes) + params["logits"]["kernel"].size
+  flops = costs.step(config, model, 0)["flops"]
+  assert flops["weights"] == flops["total"] == 6 * weights * 8 * 64
+
+
+def test_model_flops_count_what_is_needed_and_no_more():
+  config, model = network(
+    **{"model.remat": "block", "attention.pattern": "dense"}
+  )
+  pairs = 3 * 2 * 64 * 65 // 2
+  assert costs.count_pairs(model) == pairs
+  weights = costs.step(config, model, 0)["flops"]["weights"]
+  # PaLM, appendix B: 12 L H Q T for each token, here for half of T.
+  expected = weights + 12 * 3 * 2 * 8 * (64 + 1) / 2 * 64 * 8
+  assert costs.model_flops(config, model) == expected
+  for remat in model_lib.REMATS:
+    way = dataclasses.replace(model, remat=remat)
+    assert costs.model_flops(config, way) == expected
+
+
+def test_utilization_is_logged_where_the_peak_is_known(monkeypatch):
+  assert costs.speed(0.0, 1e6) == {}
+  expected = dict(tokens_per_second=50.0, model_flops_per_second=5e7)
+  assert costs.speed(50.0, 1e6) == expected
+  monkeypatch.setitem(costs.PEAK_FLOPS, jax.devices()[0].device_kind, 2e8)
+  assert costs.speed(50.0, 1e6) == expected | dict(mfu=0.25)
+  monkeypatch.setattr(jax, "local_devices", lambda: jax.devices() * 5)
+  assert costs.speed(50.0, 1e6) == expected | dict(mfu=0.05)
+
+
+def test_each_further_layer_keeps_its_input():
+  """Under model.remat=block: an activation, counted to the byte."""
+  config, model = network(**{"model.num_layers": 2, "model.remat": "block"})
+  deep = dataclasses.replace(model, num_layers=6, patterns=model.patterns * 3)
+  few, many = (costs.memory(config, m)["activations"] for m in (model, deep))
+  assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(jnp.float32).itemsize
+
+
+def test_rematerialization_keeps_less_and_repeats_more():
+  config, model = network(**{"model.num_layers": 4, "model.remat": "block"})
+  pairs = costs.count_pairs(model)
+  report = costs.rematerialization(config, model, pairs)
+  ways = [report[name] for name in model_lib.REMATS]
+  kept = [way["activations"] for way in ways]
+  assert kept == sorted(kept, reverse=True) and len(set(kept)) == len(kept)
+  repeated = [way["recomputed"] for way in ways]
+  assert repeated == sorted(repeated) and repeated[0] == ways[0]["layer"] == 0
+  # Of a block all but the last matmul; and the forward pass of attention.
+  again = 4 * 16 * 16 * 4 + 4 * 16 * 64
+  assert repeated[-1] == 2 * 8 * 64 * again + 2 * 16 * pairs * 8
+  memory = costs.memory(config, model)
+  assert memory["activations"] == report["block"]["activations"]
+  assert memory["layer"] == report["block"]["layer"]
+
+
+def test_accumulation_keeps_a_micro_batch_and_a_sum_of_gradients():
+  (whole, model), (half, _) = (
+    network(**{"train.accumulation": micro}) for micro in (1, 2)
+  )
+  once, twice = (costs.memory(config, model) for config in (whole, half))
+  assert once["activations"] == 2 * twice["activations"]
+  assert twice["gradients"] == 2 * once["gradients"]
+  assert costs.step(whole, model, 7) == costs.step(half, model, 7)

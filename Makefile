@@ -6,7 +6,7 @@ APART := .venv/apart
 
 .PHONY: quickstart test soak lint package bench
 
-# Trains the embedded example, samples from it and evaluates it.
+# Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
 	$(BIN)/python train.py --config=configs/digits.py --workdir=$(RUN)
 	$(BIN)/python -m sparse_transformer.sample --workdir=$(RUN) --num=16
@@ -34,7 +34,7 @@ package:
 	sed -n '/^```python$$/,/^```$$/{/^```/!p;}' README.md > $(APART)/example.py
 	cd $(APART) && bin/python example.py
 
-# Attention and its peers: tables, and JSON in benchmarks/results.
+# Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py
 

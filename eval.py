@@ -4,8 +4,8 @@ python eval.py --workdir=runs/digits
 
 Prints a JSON object for each checkpoint and each --min_context, one per line.
 Writes bits by position in the window to `evaluations` in the workdir, as JSON
-and as a picture. The workdir holds its config; any field can be overridden as
-in training: --config.attention.backend=dense.
+and as a picture. The config is read from the workdir; any field can be
+overridden as in training: --config.attention.backend=dense.
 """
 
 import json
@@ -45,15 +45,15 @@ def integers(flag: str, words: Sequence[str]) -> list[int]:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_enum("split", "test", SPLITS, "What to score.")
+  flags.DEFINE_enum("split", "test", SPLITS, "Split to score.")
   flags.DEFINE_list("step", [], "Steps of checkpoints, or all; default: last.")
   flags.DEFINE_list(
     "min_context",
     ["0"],
-    "Least numbers of positions before a scored one; the first window of a"
+    "Minimum numbers of positions before a scored one; the first window of a"
     " stream has none.",
   )
   flags.DEFINE_enum(
-    "weights", "ema", ("ema", "params"), "Averaged, or those of the step."
+    "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )
   cli.run_on_workdir(main)

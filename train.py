@@ -3,9 +3,9 @@
 python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be overridden: --config.attention.pattern=fixed.
-Run again with the same workdir, it resumes from the last checkpoint. SIGTERM
+Restarted with the same workdir, it resumes from the last checkpoint. SIGTERM
 and SIGINT make it save a checkpoint and exit with status 130; a second signal
-ends it at once. --replay=STEP computes the batch of a step again, from the
+ends it at once. --replay=STEP recomputes the batch of a step, from the last
 checkpoint before it, and writes nothing.
 """
 
@@ -32,5 +32,5 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
-  flags.DEFINE_integer("replay", None, "Step whose batch to compute again.")
+  flags.DEFINE_integer("replay", None, "Step whose batch to recompute.")
   cli.run_on_config(main)

@@ -2,22 +2,22 @@
 
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 
-Prints tables and writes results/attention-<machine>.json. JAX and torch have a
-process each, and only one of them computes at a time. The entries of a case
-run in turns, once per round; times are medians over the rounds. Torch and the
-other peers are installed into an environment of their own, .peers, from
-requirements-peers.txt. On a GPU the cases are in bfloat16 and the peer is
+Prints tables and writes results/attention-<machine>.json. JAX and torch run in
+separate processes, and only one of them computes at a time. The entries of a
+case run in turn, once per round; times are medians over the rounds. Torch and
+the other peers are installed into their own environment, .peers, from
+requirements-peers.txt. On a GPU, the cases are in bfloat16 and the peer is
 cuDNN's attention.
 
 Columns:
-  of peak: the least time that the machine's matmul, copy and exp rates,
-    measured in the same run, allow for the pairs of the pattern, divided by
+  of peak: the least time that the pairs of the pattern could take at the
+    machine's matmul, copy and exp rates, measured in the same run, divided by
     the measured time. 1 is the best possible.
-  speed-up: time of the fastest dense causal attention of the same size,
+  speed-up: the time of the fastest dense causal attention of the same size,
     divided by the measured time.
-  ideal: pairs of dense causal attention divided by the pairs of the pattern,
-    the speed-up if time were proportional to pairs.
-  computed/needed: scores in the tiles that are processed, divided by pairs.
+  ideal: the pairs of dense causal attention divided by those of the pattern,
+    which would be the speed-up if time were proportional to pairs.
+  computed/needed: the scores in all computed tiles, divided by the pairs.
   peak MiB: growth of resident memory during a pass.
   temp MiB: temporary memory that the compiler allocates.
 """
@@ -100,14 +100,14 @@ def peers_python():
 
 
 def failed(*command):
-  """The last line that a command prints if it fails, else ""."""
+  """The last line that a command prints if it fails, otherwise ""."""
   done = subprocess.run(command, capture_output=True, text=True)
   lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
   return lines[-1] if done.returncode else ""
 
 
 def start_peers(install):
-  """The peers' process and "", or None and why there is none."""
+  """(the peers' process, ""), or (None, why there is none)."""
   if not install and not (PEERS / "installed").exists():
     return None, "not installed"
   try:
@@ -155,7 +155,7 @@ def measure(case, ours, peers, why_no_peers):
 
 
 def run(ours, peers, why_no_peers, cases):
-  """Runs the cases; yields the results so far after each one."""
+  """Runs the cases, and yields the results so far after each one."""
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
     "machine": machine(ours.about),
@@ -191,7 +191,7 @@ def raise_rates(rates, processes):
 
 
 def machine(about):
-  """The device and how much of it is used."""
+  """The device, and how much of it is used."""
   on_cpu = about["backend"] == "cpu"
   name = machine_lib.cpu_name() if on_cpu else about["device"]
   return {"name": name, "cores": os.cpu_count(), "threads": about["threads"]}
@@ -225,7 +225,7 @@ def say(line):
 
 
 def choose(cases, names, rounds):
-  """The named cases, or all of them, with another number of rounds."""
+  """The named cases, or all of them, with the given number of rounds."""
   unknown = set(names) - set(cases)
   if unknown:
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
@@ -248,9 +248,9 @@ def parse():
   flags.add_argument(
     "--cases", default="", help="names, separated by commas; default: all"
   )
-  flags.add_argument("--rounds", type=int, default=0, help="of each case")
+  flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
   flags.add_argument(
-    "--no-peers", dest="peers", action="store_false", help="without torch"
+    "--no-peers", dest="peers", action="store_false", help="run without torch"
   )
   flags.add_argument("--threads", type=int, default=2)
   flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")

@@ -31,10 +31,10 @@ class Entry:
 
   Attributes:
     program: a key of the programs of `ours.py` or `peers.py`.
-    pattern: an expression for `patterns.parse`; "" for a pattern of the
-      program's own, which the catalogue can't express.
-    n: positions.
-    width: of each head's queries, keys and values.
+    pattern: an expression for `patterns.parse`; "" for the program's own
+      pattern, which the catalogue cannot express.
+    n: number of positions.
+    width: width of each head's queries, keys and values.
     skip: why the entry is not run; "" if it is.
   """
 
@@ -50,10 +50,10 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries that are measured together, in turns.
+  """Entries that are measured together, in turn.
 
   Attributes:
-    rounds: measurements of each entry; 0 checks the results only.
+    rounds: measurements of each entry; 0 only checks the results.
     alone: whether the case gets its own process, whose memory is reported.
   """
 
@@ -64,7 +64,7 @@ class Case:
 
 
 def oracle():
-  """Causal examples of every pattern in the catalogue, and of the algebra."""
+  """Causal examples of every pattern in the catalogue, and combinations."""
   examples = (found.causal for found in patterns.examples().values())
   return *(str(pattern) for some in examples for pattern in some), *ALGEBRA
 
@@ -152,7 +152,7 @@ def gpu():
 
 
 def quick():
-  """{name: case} of one small case."""
+  """{name: case} for one small case."""
   return {
     "quick": Case(
       "quick, n = 1,024",

@@ -1,4 +1,4 @@
-"""The process of the JAX contestants: our attention and jax.nn's."""
+"""The process that runs the JAX contestants: our attention and jax.nn's."""
 
 import functools
 import gc
@@ -16,14 +16,14 @@ GPU = jax.default_backend() == "gpu"
 
 
 def ours(entry):
-  """Our attention, by the backend that `auto` chooses."""
+  """Our attention, with the backend that `auto` chooses."""
   return _compile(
     entry, functools.partial(attend, patterns=worker.pattern_of(entry))
   )
 
 
 def jax_nn(entry):
-  """XLA's on a CPU, cuDNN's on a GPU. Dense, whatever the pattern."""
+  """JAX's dense attention: XLA's on a CPU, cuDNN's on a GPU."""
   if entry.pattern != "Causal()":
     raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
   implementation = "cudnn" if GPU else "xla"
@@ -54,7 +54,7 @@ def _compile(entry, attention):
 
 
 def tiles(entry):
-  """What runs an entry's parts, in which tiles, and their area per pair."""
+  """What runs an entry's parts, with which tiles, and their area per pair."""
   pattern, n = worker.pattern_of(entry), entry.n
   case = Case(
     batch=entry.batch,
@@ -84,7 +84,7 @@ class Worker(worker.Worker):
 
 
 def rates():
-  """FLOP/s, bytes/s and exp/s of this device, each the best seen."""
+  """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied, dtype = 2048, 2**26, jnp.float32
   if GPU:
     width, copied, dtype = 8192, 2**29, jnp.bfloat16
@@ -95,7 +95,7 @@ def rates():
 
   @jax.jit
   def exps(z):
-    # One fused loop, so that memory is not what is measured.
+    # One fused loop, so that this does not measure memory.
     for _ in range(64):
       z = jnp.exp(-z)
     return z

@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex_lib
 
 from sparse_transformer import patterns
 
-# The eager implementation is used on purpose, as a second reference.
+# The eager implementation is used deliberately, as a second reference.
 warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
 torch.set_num_threads(worker.num_threads())
 # All programs of a case stay compiled at the same time.
@@ -55,7 +55,7 @@ def _flex(entry, attend):
 
 
 def local_attention(entry):
-  """Like `Local`, with one more key for each query."""
+  """Like `Local`, but with one more key per query."""
   from local_attention import LocalAttention
 
   window = worker.pattern_of(entry).window
@@ -72,7 +72,7 @@ def local_attention(entry):
 
 
 def _contestant(entry, attend, backward=True):
-  """attend: function of q_BHLK, k_BHLK, v_BHLE to out_BHLE."""
+  """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
   inputs = [
     torch.from_numpy(x).transpose(1, 2).contiguous()
     for x in worker.random_inputs(entry)
@@ -156,7 +156,7 @@ def _sizes(entry):
 
 
 def _layer(entry, layer, attend):
-  """attend: function of x_BLD to out_BLD; q, k, v are the layer's own."""
+  """A contestant from `attend`, x_BLD -> out_BLD, with the layer's q, k, v."""
   torch.manual_seed(0)
   for parameter in layer.parameters():
     torch.nn.init.normal_(parameter, std=(entry.heads * entry.width) ** -0.5)

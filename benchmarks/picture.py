@@ -50,7 +50,7 @@ def draw_speedups(axes, rows):
 
 
 def draw_growth(axes, growth, dense):
-  """Seconds by n, of strided attention with l = sqrt n and of dense."""
+  """Seconds by n, for strided attention with l = sqrt n and for dense."""
   for rows, color, label in (
     (timed(growth, "ours"), OURS, "Local(l) | Strided(l), l = sqrt n"),
     (timed(dense, "sdpa"), THEIRS, "dense causal, torch SDPA"),
@@ -64,7 +64,7 @@ def draw_growth(axes, growth, dense):
 
 
 def main(source, target):
-  """Draws the results in a JSON file, `source`, into a PNG file, `target`."""
+  """Draws the results in the JSON file `source` into the PNG file `target`."""
   results = json.loads(pathlib.Path(source).read_text())
   rows = {name: case["rows"] for name, case in results["cases"].items()}
   figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))

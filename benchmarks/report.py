@@ -58,7 +58,7 @@ def _alike(a, b):
 
 
 def exponent(rows, name):
-  """The power of n with which the time grows: a least-squares fit of logs."""
+  """The power of n with which time grows: a least-squares fit of logs."""
   points = [(row["n"], row[name]["median"]) for row in rows if name in row]
   if len(points) < 2:
     return None
@@ -111,7 +111,7 @@ def _cells(row):
 
 
 def summary(cases):
-  """Our rows in short: ratios of forward + backward times."""
+  """A summary of our rows: ratios of forward + backward times."""
   name = "forward_backward"
   lines = [("ours", "n", "of peak", "temp MiB", "times faster than")]
   notes = []
@@ -122,7 +122,7 @@ def summary(cases):
         lines.append((*_facts(row, name), _rivals(row, timed, name)))
       if "process_bytes" in row:
         notes.append(
-          f"n = {row['n']:,}: {row[name]['median']:.1f} s, whole process at"
+          f"n = {row['n']:,}: {row[name]['median']:.1f} s; the process used at"
           f" most {_mebibytes(row['process_bytes'])} MiB"
         )
     if case == "growth" and len(timed) > 1:

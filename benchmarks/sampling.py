@@ -1,11 +1,11 @@
-"""Measures sampling with the cache of a pattern, a full cache, and none.
+"""Measures sampling with a pattern's cache, with a full cache and without one.
 
   python benchmarks/sampling.py [--rounds=N] [--out=F]
 
 n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: medians of steps near
-positions 1,000 and 12,000, in turns. The full cache is that of dense attention,
-which keeps and reads all keys. Without a cache each symbol takes a pass over
-the whole sequence.
+positions 1,000 and 12,000, in turn. The full cache is that of dense attention,
+which keeps and reads all keys. Without a cache, each symbol takes a pass over
+the entire sequence.
 """
 
 import argparse
@@ -43,7 +43,7 @@ CASES = {
 
 
 def network(expression, mode):
-  """The config of the network with a pattern."""
+  """The config of the network with a given pattern."""
   layers = patterns.assign(
     expression,
     mode,
@@ -78,7 +78,7 @@ def init(config):
 
 
 def prepare(config):
-  """(facts about the cache, {position: function that takes STEPS steps})."""
+  """(facts about the cache, {position: function that runs STEPS steps})."""
   decoder, params = kv_cache.Decoder(config), init(config)
 
   def steps(params, state, first, tables):
@@ -110,7 +110,7 @@ def prepare(config):
 
 
 def prepare_recompute(config):
-  """A function that computes a symbol by a pass over the whole sequence."""
+  """A function that computes a symbol by a pass over the entire sequence."""
   params, apply = init(config), jax.jit(model_lib.make_apply(config))
   tokens = jnp.zeros((1, LENGTH), jnp.uint8)
 

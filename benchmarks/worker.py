@@ -44,7 +44,7 @@ class Contestant:
 
 
 def pattern_of(entry):
-  """The pattern of an entry, or None if the catalogue can't express it."""
+  """The pattern of an entry, or None if the catalogue cannot express it."""
   if not entry.pattern:
     return None
   ((pattern,),) = patterns.parse(entry.pattern)
@@ -52,7 +52,7 @@ def pattern_of(entry):
 
 
 def random_inputs(entry):
-  """q, k, v, dout: float32 [batch, n, heads, width], the same for everyone."""
+  """q, k, v, dout: float32 [batch, n, heads, width], the same for all."""
   shape = entry.batch, entry.n, entry.heads, entry.width
   rng = np.random.default_rng(0)
   return [rng.standard_normal(shape, np.float32) for _ in range(4)]
@@ -80,7 +80,7 @@ def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
 def errors(inputs, values, pattern):
   """Largest absolute errors of out and, if there is a backward pass, of dq.
 
-  Compares all rows up to n = 4,096, beyond that 4M / n of them.
+  Compares all rows up to n = 4,096, and 4M / n of them beyond.
   """
   n = len(inputs[0])
   num_rows = n if n <= 4096 else max(1, 2**22 // n)
@@ -108,7 +108,7 @@ def seconds(function):
 
 
 def rate(work, function):
-  """Work per second: the best call within half a second, after a first one."""
+  """Work per second: the best call in half a second, after a first one."""
   function()
   times, end = [], time.perf_counter() + 0.5
   while len(times) < 3 or time.perf_counter() < end:
@@ -117,7 +117,7 @@ def rate(work, function):
 
 
 def peak_growth(function):
-  """Growth of resident memory in a call, in bytes; None except on Linux."""
+  """Growth of resident memory during a call, in bytes; None except on Linux."""
   try:
     with contextlib.suppress(OSError, AttributeError):
       ctypes.CDLL(None).malloc_trim(0)
@@ -137,14 +137,14 @@ def _status(field):
 
 
 def num_threads():
-  """How many CPUs this process may use."""
+  """Number of CPUs that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
 
 
 class Worker:
-  """Answers requests: its methods, called by name.
+  """Answers requests by calling its methods by name.
 
   Args:
     programs: {name: function from an entry to a `Contestant`}.

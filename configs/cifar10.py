@@ -1,12 +1,12 @@
 """CIFAR-10, 59M parameters, strided attention: the paper's best.
 
 Paper row: Child et al. 2019, Table 1 and Table 2, 2.80 bits/dim on the test
-split, 0.38 s an iteration on 8 V100. Stride, ratio of strided to local layers
-and batch: the released code of the follow-up (Jun et al. 2020), c10-58m.
+split, 0.38 s per iteration on 8 V100s. Stride, ratio of strided to local layers
+and batch size: the released code of the follow-up (Jun et al. 2020), c10-58m.
 
   python train.py --config=configs/cifar10.py --workdir=runs/cifar10
 
-Expected: 2.80 bits/dim after 120 epochs. Here: not run yet; 59,196,928
+Expected: 2.80 bits/dim after 120 epochs. Not run here yet; 59,196,928
 parameters. About 8e18 floating-point operations without attention, or 8
 hours at a sustained 300 TFLOP/s.
 """

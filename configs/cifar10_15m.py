@@ -5,7 +5,7 @@ c10_15m of the follow-up's released code (Jun et al. 2020).
 
   python train.py --config=configs/cifar10_15m.py --workdir=runs/cifar10_15m
 
-Expected: not published. Here: not run yet; 14,910,976 parameters.
+Expected: not published. Not run here yet; 14,910,976 parameters.
 """
 
 from configs import cifar10

@@ -1,14 +1,14 @@
 """CIFAR-10 on a CPU: a small version of the paper's strided network.
 
-Paper row: none; half-size layers, stride and window of the 59M model, layers
-of columns and of rows alternate.
+Paper row: none; half-size layers, stride and window as in the 59M model, with
+alternating layers of columns and of rows.
 
   python train.py --config=configs/cifar10_small.py --workdir=runs/cifar10_small
 
 Expected after 300 steps of 4 images: 6.39 bits/dim on the test split; training
-7.7, 7.2, 7.0, 6.7, 6.5, 6.2 in means of 50 steps. It only shows that the
-loss falls: 0.025 epochs. 154,496 parameters, 2 minutes on 2 cores of an AMD
-EPYC, and 3 minutes for the evaluation.
+7.7, 7.2, 7.0, 6.7, 6.5, 6.2 as means over 50 steps. These 0.025 epochs only
+show that the loss falls. 154,496 parameters, 2 minutes on 2 cores of an AMD
+EPYC, plus 3 minutes for the evaluation.
 """
 
 from configs import cifar10

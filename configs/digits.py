@@ -1,6 +1,7 @@
 """Handwritten digits, 8 x 8 pixels of 17 levels: the quickstart.
 
-Paper row: none; the strided pattern of the image models, a row as the stride.
+Paper row: none; the strided pattern of the image models, with a stride of one
+row.
 
   python train.py --config=configs/digits.py --workdir=runs/digits
   python eval.py --workdir=runs/digits

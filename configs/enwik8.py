@@ -1,15 +1,15 @@
 """enwik8, 95M parameters, fixed attention in merged heads.
 
 Paper row: Child et al. 2019, Tables 1 to 3, 0.99 bits/byte on the test split
-(0.9952 at a minimum context of 6,144, 0.9908 at 12,160), 0.55 s an iteration
-on 8 V100. The paper states neither learning rate nor batch size: those here
+(0.9952 at a minimum context of 6,144, 0.9908 at 12,160), 0.55 s per iteration
+on 8 V100s. The paper states neither learning rate nor batch size: those here
 are guesses from its other runs.
 
   python -m sparse_transformer.data prepare enwik8
   python train.py --config=configs/enwik8.py --workdir=runs/enwik8
   python eval.py --workdir=runs/enwik8 --min_context=6144
 
-Expected: 0.99 bits/byte after 80 epochs. Here: not run yet; 94,949,888
+Expected: 0.99 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters. About 5e18 floating-point operations without attention, or 5
 hours at a sustained 300 TFLOP/s.
 """

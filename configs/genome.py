@@ -1,4 +1,4 @@
-"""DNA of any FASTA file: strided attention over 1,024 bases.
+"""DNA from any FASTA file: strided attention over 1,024 bases.
 
 Paper row: none; the network of text_small.py with strided attention.
 
@@ -7,8 +7,8 @@ Paper row: none; the network of text_small.py with strided attention.
   python eval.py --workdir=runs/genome
 
 Expected: 1.979 bits/base on the test split of E. coli K-12 after 200 steps with
-50 of warm-up, 2 minutes of processor time on an AMD EPYC; the full run has not
-been made. Independent bases take 2 bits. 802,688 parameters.
+50 of warm-up, 2 minutes of CPU time on an AMD EPYC; the full run has not been
+done yet. Independent bases take 2 bits. 802,688 parameters.
 """
 
 from configs import text_small

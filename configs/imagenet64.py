@@ -1,13 +1,13 @@
 """ImageNet 64 x 64, 152M parameters, strided attention.
 
 Paper row: Child et al. 2019, Table 1, 3.44 bits/dim on the validation set of
-van den Oord's downsampled ImageNet, 7 days on 64 V100. Learning rate, weight
-decay, stride, ratio of layers and batch: the released code of the follow-up
-(Jun et al. 2020), i64_150m, on 32 GPUs.
+van den Oord's downsampled ImageNet, 7 days on 64 V100s. Learning rate, weight
+decay, stride, ratio of layers and batch size: the released code of the
+follow-up (Jun et al. 2020), i64_150m, on 32 GPUs.
 
   python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64
 
-Expected: 3.44 bits/dim after 70 epochs. Here: not run yet; 151,645,184
+Expected: 3.44 bits/dim after 70 epochs. Not run here yet; 151,645,184
 parameters. tensorflow-datasets prepares the data where TensorFlow is
 installed: downsampled_imagenet/64x64, file_format="array_record".
 """

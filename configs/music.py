@@ -1,15 +1,15 @@
-"""Sound from any wav files as 8-bit mu-law at 12 kHz: strided attention.
+"""Sound from any WAV files as 8-bit mu-law at 12 kHz: strided attention.
 
 Paper row: Child et al. 2019, Table 4, 1.97 bits per byte of classical music
-with 65,536 positions and 152M parameters. This one is small, for a CPU.
+with 65,536 positions and 152M parameters. This network is small, for a CPU.
 
   python train.py --config=configs/music.py --workdir=runs/music \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music
 
 Expected: 7.37 bits/sample on the test split of 106 seconds of two orchestral
-pieces after 40 steps with 10 of warm-up, one minute of processor time on an AMD
-EPYC: it only shows that the loss falls. 875,392 parameters.
+pieces after 40 steps with 10 of warm-up, one minute of CPU time on an AMD EPYC;
+this only shows that the loss falls. 875,392 parameters.
 """
 
 from configs import text_small

@@ -1,17 +1,17 @@
 """A small sample of English Wikipedia, 1.1 epochs: text on a CPU.
 
-Paper row: none; the fixed pattern in merged heads, like its enwik8 model, with
-blocks of 64 bytes, the last 32 of which are summaries, 8 for each head.
+Paper row: none; the fixed pattern in merged heads, as in its enwik8 model, with
+blocks of 64 bytes, of which the last 32 are summaries, 8 for each head.
 
   python train.py --config=configs/text_small.py --workdir=runs/text_small \\
     --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/text_small
 
 Any text works. Expected, on the first 6 MB of an English Wikipedia export
-(bzip2 takes 2.23 bits/byte of it): 2.436 bits/byte on the test tail, 2.410
-with --min_context=128; validation 3.84, 2.87, 2.51, 2.43 after 500, 2,000,
-4,000, 5,500 steps. 867,712 parameters, 19 minutes of processor time, 16 of
-wall clock on 2 cores of an AMD EPYC shared with other jobs.
+(bzip2 reaches 2.23 bits/byte): 2.436 bits/byte on the test split, 2.410 with
+--min_context=128; validation 3.84, 2.87, 2.51, 2.43 after 500, 2,000, 4,000,
+5,500 steps. 867,712 parameters, 19 minutes of CPU time and 16 of wall-clock
+time on 2 cores of an AMD EPYC shared with other jobs.
 """
 
 from configs import default
@@ -27,7 +27,7 @@ def get_config():
   config.model.num_layers = 4
   config.model.num_heads = 4
   config.model.width = 128
-  # Ten times the published ones, which are for long runs: this saves the
+  # Ten times the published values, which are for long runs: this saves the
   # first thousand steps.
   config.model.token_std = 0.1
   config.model.position_std = 0.1

@@ -1,4 +1,4 @@
-"""Command lines: flags, overrides of config fields, errors of one line.
+"""Command lines: flags, overrides of config fields, one-line errors.
 
 A command imports what it needs inside its `main`, so that a misspelt flag is
 reported at once and not after the seconds that JAX takes to load.
@@ -17,8 +17,8 @@ from ml_collections import config_flags
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import signals
 
-# What the user can fix. Any other error is a bug and keeps its traceback.
-USER_ERRORS = (ValueError, OSError, FloatingPointError, NotImplementedError)
+# Errors that the user can fix. Any other is a bug and keeps its traceback.
+USER_ERRORS = (ValueError, OSError, FloatingPointError)
 STOPPED = 130  # exit status after SIGINT or SIGTERM
 
 
@@ -28,11 +28,11 @@ def run(
 ) -> NoReturn:
   """Parses the flags, calls `main(argv)`, and exits.
 
-  A mistake of the user is reported as one line on standard error, with exit
-  status 1; --verbosity=1 shows where it was raised.
+  A user's mistake is reported as one line on standard error, with exit status
+  1; --verbosity=1 shows where it was raised.
 
   Args:
-    main: gets the arguments that are not flags, the program first.
+    main: is called with the arguments that are not flags, the program first.
     parse: function from the command line to these arguments.
   """
   app.run(
@@ -48,7 +48,7 @@ def run_on_config(main: Callable[[Sequence[str]], Any]) -> NoReturn:
   Fields can be overridden: --config.attention.pattern=fixed.
   """
   config_flags.DEFINE_config_file(
-    "config", None, "File with the config of the experiment.", lock_config=True
+    "config", None, "File with the experiment's config.", lock_config=True
   )
   run(main)
 
@@ -75,7 +75,7 @@ def _parse_on_workdir(argv):
 
 
 def require(*names: str) -> None:
-  """Checks that flags are set and that --config is one of an experiment.
+  """Checks that flags are set and that --config is an experiment's.
 
   Raises:
     ValueError: if not.
@@ -93,10 +93,10 @@ def require(*names: str) -> None:
 
 
 def check_arguments(argv: Sequence[str]) -> None:
-  """Checks that the command line holds nothing but flags.
+  """Checks that the command line contains nothing but flags.
 
   Raises:
-    ValueError: if it holds more.
+    ValueError: if it contains anything else.
   """
   if len(argv) > 1:
     raise ValueError(
@@ -127,8 +127,8 @@ def _call(function, errors, argv):
 def _message(error):
   if isinstance(error, (*USER_ERRORS, flags.Error)):
     return str(error)
-  # A wrong name of an override: ml_collections raises, by its depth, KeyError
-  # or an error that holds one.
+  # An override of an unknown field: depending on its depth, ml_collections
+  # raises a KeyError or an error that contains one.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:

@@ -1,17 +1,17 @@
-"""Trains a model with each of several values of a field, to the same budget.
+"""Trains a model with each of several values of a field, on the same budget.
 
 python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --vary=attention.pattern=dense,local,strided,fixed \\
   --budget=steps:500 --seeds=3 --workdir=runs/patterns
 
 The budget of each run is a number of steps, seconds or FLOPs of training.
-Seconds are converted to steps by the measured speed of a few, so that the
-learning rate decays as it should; compilation and evaluation do not count, and
-nothing else should use the machine meanwhile. Each run has its own process and
-its own workdir, VALUE/seedN in --workdir; the same command resumes a comparison
-that was stopped. Writes comparison.md, .json and .html into --workdir.
+Seconds are converted to steps by the measured speed of a few steps, so that
+the learning rate decays as it should; compilation and evaluation do not count,
+and nothing else should use the machine meanwhile. Each run has its own process
+and its own workdir, VALUE/seedN in --workdir; the same command resumes a
+comparison that was stopped. Writes comparison.md, .json and .html to --workdir.
 
-Values are separated by commas outside of brackets, or by semicolons.
+Values are separated by commas outside brackets, or by semicolons.
 """
 
 import json
@@ -25,7 +25,7 @@ from sparse_transformer.data import SPLITS
 
 
 def main(argv: Sequence[str]) -> None:
-  """Does the runs that are missing, and writes the results of all."""
+  """Runs those that are missing, and writes the results of all."""
   from sparse_transformer.comparison import budget, choices, results, runs
   from sparse_transformer.training.experiment import Experiment
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def claim(root: pathlib.Path, about: dict) -> None:
-  """Makes the folder of a comparison and records what it compares.
+  """Creates the folder of a comparison and records what it compares.
 
   Raises:
     ValueError: if the folder holds another comparison.
@@ -77,8 +77,8 @@ def claim(root: pathlib.Path, about: dict) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c")
-  flags.DEFINE_string("budget", "steps:500", "steps:N, seconds:N or flops:N")
+  flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
+  flags.DEFINE_string("budget", "steps:500", "steps:N, seconds:N or flops:N.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_enum("split", "test", SPLITS, "Split to evaluate on.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")

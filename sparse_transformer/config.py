@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic
 
-# Fields that affect neither the weights' shapes nor the order of the data: they
-# may change between two starts of a run.
+# Fields that affect neither the shapes of the weights nor the order of the
+# data: they may change when a run is restarted.
 FREE_FIELDS = (
   "data.path",
   "model.remat",
@@ -35,7 +35,7 @@ def get_config() -> ConfigDict:
       name="digits",
       path="",  # file or folder; "": the default place of the data set
       length=1024,  # positions in a sequence of text; images have their own
-      columns=128,  # width of the table whose rows and columns embed text
+      columns=128,  # text is embedded by row and column of a table this wide
       # train, validation, test of stdlib, bytes, fasta, audio
       fractions=(0.9, 0.05, 0.05),
       rate=12_000,  # samples per second of audio; other files are resampled
@@ -46,15 +46,15 @@ def get_config() -> ConfigDict:
     dict(
       num_layers=8,
       num_heads=4,
-      width=256,  # of the residual stream; heads share it
+      width=256,  # width of the residual stream; heads share it
       half_size=False,  # MLP 2 width instead of 4, queries and keys width / 2
       dropout=0.0,  # at the end of the two residual branches only
-      init="code",  # "paper": its printed formula, weights 2.83 times smaller
-      # Of the embeddings with init="code", as in the released code, which has
-      # 0.01 and 0.01 for images.
+      init="code",  # "paper": the printed formula, weights 2.83 times smaller
+      # Standard deviations of the embeddings with init="code", as in the
+      # released code, which uses 0.01 for both for images.
       token_std=0.013,
       position_std=0.007,
-      dtype="float32",  # of activations; parameters and loss stay float32
+      dtype="float32",  # dtype of activations; parameters and loss stay float32
       # What the backward pass recomputes, from least to most: none, attention,
       # block_but_attention, block.
       remat="block",
@@ -70,10 +70,10 @@ def get_config() -> ConfigDict:
       pattern="strided",
       mode="interleaved",  # factors alternate over layers; or merged, heads
       cycle=(),  # the factors of successive layers; (): 0, 1, ...
-      stride=128,  # l of strided; block size of fixed
+      stride=128,  # l, for strided; block size, for fixed
       window=128,  # keys of local, including the query itself
-      width=32,  # c: summary columns of a block of fixed
-      num_summaries=1,  # distinct summary columns over heads
+      width=32,  # c, for fixed: summary columns of a block
+      num_summaries=1,  # distinct summary columns across heads
       backend="auto",  # blocked, dense
       tile=0,  # positions in a tile; 0: chosen from the pattern and the device
     )
@@ -87,24 +87,24 @@ def get_config() -> ConfigDict:
       beta1=0.9,
       beta2=0.999,
       epsilon=1e-8,
-      weight_decay=0.01,  # of matrices, decoupled, times the learning rate
+      weight_decay=0.01,  # decoupled, times the learning rate; matrices only
       clip_norm=1.0,  # global norm of the gradient
-      ema_decay=0.999,  # of the weights that evaluation uses
+      ema_decay=0.999,  # decay of the averaged weights, used in evaluation
     )
   )
 
   config.train = ConfigDict(
     dict(
-      seed=0,  # of weights, data order and dropout
+      seed=0,  # seed of weights, data order and dropout
       steps=100_000,  # updates; 0 writes a checkpoint of the initial weights
       batch_size=16,  # sequences of one update, over all devices
-      accumulation=1,  # micro-batches one update is computed in
+      accumulation=1,  # micro-batches per update
       log_every=50,  # steps between lines of metrics
       # A non-finite loss or gradient leaves the weights unchanged. Then: stop,
       # or skip the batch, at most max_skipped times in a row.
       nonfinite="stop",
       max_skipped=10,
-      # Record a loss this many times the last one logged; 0: never.
+      # Log steps whose loss is above this many times the last logged; 0: never.
       spike=1.5,
     )
   )
@@ -113,15 +113,15 @@ def get_config() -> ConfigDict:
     dict(
       every=2000,  # steps between validations; 0: only after the last
       batch_size=16,  # sequences
-      sequences=256,  # of the validation split during training; 0: all
+      sequences=256,  # validation sequences used during training; 0: all
     )
   )
 
   config.checkpoint = ConfigDict(
     dict(
       every=2000,  # steps between checkpoints; 0: only after the last
-      keep=2,  # of the last checkpoints
-      keep_best=1,  # of those with the lowest validation
+      keep=2,  # number of latest checkpoints to keep
+      keep_best=1,  # number to keep of those with the lowest validation loss
       on_error="stop",  # if a checkpoint cannot be written: stop, continue
     )
   )
@@ -129,11 +129,11 @@ def get_config() -> ConfigDict:
   return config
 
 
-GROUPS = tuple(get_config())  # that every config has
+GROUPS = tuple(get_config())  # the groups of every config
 
 
 def read_config(workdir: str | os.PathLike) -> ConfigDict:
-  """Returns the locked config of a run; fields added since have defaults.
+  """Returns the locked config of a run; newer fields have their defaults.
 
   Raises:
     FileNotFoundError: the workdir holds no run.
@@ -164,7 +164,7 @@ def write_config(
   """Writes the config of a run to its workdir.
 
   Changes to the previous config are appended to config_changes.jsonl, with the
-  step from which they hold, and printed on standard error.
+  step from which they apply, and printed on standard error.
 
   Raises:
     ValueError: see `check_config`.
@@ -221,7 +221,7 @@ def _flatten(config: ConfigDict) -> dict[str, Any]:
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-  """Tuples for the lists that JSON makes of them."""
+  """Restores the tuples that JSON turned into lists."""
   return {
     name: tuple(value) if isinstance(value, list) else value
     for name, value in fields.items()

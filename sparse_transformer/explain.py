@@ -2,8 +2,8 @@
 
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
-Prints tables: attention by pattern, what positions see through the network,
-FLOPs, memory traffic and memory of a training step, the cache of decoding.
+Prints tables: attention by pattern; what positions see through the network;
+FLOPs, memory traffic and memory of a training step; the cache for decoding.
 --json prints the same as one JSON object. Draws the patterns into --out. Reads
 no data and trains nothing.
 """
@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", None, "Folder of the pictures; explain/<config>.")
-  flags.DEFINE_bool("json", False, "Prints one JSON object, not tables.")
+  flags.DEFINE_string(
+    "out", None, "Folder of the pictures; default: explain/<config>."
+  )
+  flags.DEFINE_bool("json", False, "Prints one JSON object instead of tables.")
   cli.run_on_config(main)

@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import platform
 import re
 
 
 def device_name() -> str:
-  """The model of JAX's devices in this process, of the processor on a CPU."""
+  """The model of this process's JAX devices; on CPUs, of the processor."""
   import jax  # takes a second; importing this module does not
 
   device = jax.local_devices()[0]
@@ -19,11 +18,11 @@ def cpu_name() -> str:
   cpuinfo = pathlib.Path("/proc/cpuinfo")
   text = cpuinfo.read_text() if cpuinfo.exists() else ""
   found = re.search(r"model name\s*: (.*)", text)
-  return found[1] if found else platform.processor() or platform.machine()
+  return found[1] if found else "CPU"
 
 
 def machine() -> str:
-  """How many devices of which model: '2 cores of ...', '8 x NVIDIA H100'."""
+  """Number and model of the devices: '2 cores of ...', '8 x NVIDIA H100'."""
   import jax
 
   if jax.default_backend() == "cpu":

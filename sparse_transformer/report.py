@@ -3,8 +3,8 @@
 python -m sparse_transformer.report --workdir=runs/digits
 
 Writes report.html into the workdir: results, curves, throughput, patterns,
-samples, bits by position, config. It shows what the workdir holds: `eval.py`
-and `python -m sparse_transformer.sample` add to it.
+samples, bits by position, config. It shows what is in the workdir: `eval.py`
+and `python -m sparse_transformer.sample` add to that.
 """
 
 import json
@@ -91,7 +91,7 @@ def _curves(unit, lines):
   if not lines:
     return html.section("Curves", html.note("No metrics yet."))
   bits = curves.bits_by_step({"": lines}, unit)
-  parts = [html.figure(bits, "bits of train and validation by step")]
+  parts = [html.figure(bits, "training and validation bits by step")]
   if any("tokens_per_second" in line for line in lines):
     speed = curves.throughput_by_step(lines)
     parts.append(html.figure(speed, "tokens per second"))
@@ -113,7 +113,7 @@ def _samples(workdir):
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.exists():
       text = path.read_bytes()[:MAX_SAMPLE].decode(errors="replace")
-      # HTML has no control characters.
+      # HTML does not allow control characters.
       shown = "".join(
         c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text
       )

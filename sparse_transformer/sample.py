@@ -2,10 +2,10 @@
 
 python -m sparse_transformer.sample --workdir=runs/digits --num=16
 
-Writes them into the workdir: images as samples.png, next to real ones, other
+Writes them into the workdir: images as samples.png, next to real ones; other
 data as samples.txt, samples.fasta or samples_0.wav, samples_1.wav, ...
-With --given=N sequences start with the first N positions of sequences of the
-test split, with --prompt=FILE with the contents of a file.
+With --given=N, the samples start with the first N positions of sequences of the
+test split; with --prompt=FILE, with the contents of a file.
 """
 
 import os
@@ -26,7 +26,7 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """Makes the first positions of the sequences to draw.
+  """Creates the first positions of the sequences to draw.
 
   Args:
     source: data source of the run.
@@ -41,7 +41,7 @@ def make_prompts(
     ValueError: if both are given, or a prompt does not fit the source.
   """
   if given and path:
-    raise ValueError("--given and --prompt exclude each other; set only one")
+    raise ValueError("--given and --prompt cannot be combined; set only one")
   if path:
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
@@ -59,14 +59,14 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
   """Reads the symbols of a file, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
-      "--prompt is for text, bases and sound; complete real images with"
+      "--prompt is for text, bases and sound; to complete real images, use"
       " --given=N"
     )
   prompt = source.codec.decode(files.read(path), path)
   if not 0 < len(prompt) <= source.length:
     raise ValueError(
-      f"{path} has {len(prompt):,} symbols; a prompt has between 1 and the"
-      f" {source.length:,} of a sequence"
+      f"{path} has {len(prompt):,} symbols; a prompt has between 1 and"
+      f" {source.length:,}, the length of a sequence"
     )
   return prompt
 
@@ -148,11 +148,11 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
   flags.DEFINE_float(
-    "top_p", 1.0, "Draws from the most probable that add up to this."
+    "top_p", 1.0, "Draws from the most probable ones that add up to this."
   )
   flags.DEFINE_integer("seed", 0, "Seed of the draws.")
   flags.DEFINE_integer("step", None, "Step of the checkpoint; default: last.")
-  flags.DEFINE_integer("given", 0, "Positions taken from test sequences.")
+  flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")
-  flags.DEFINE_bool("cache", True, "Caches keys and values; else recomputes.")
+  flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
   cli.run_on_workdir(main)

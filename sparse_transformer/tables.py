@@ -9,11 +9,11 @@ def align(rows: Iterable[Row], right_from: int | None = None) -> str:
   """Lines of cells, padded so that columns line up.
 
   A row may have fewer cells than the others; its last cell may then be a
-  remark of any length, for which no column is widened.
+  remark of any length, which widens no column.
 
   Args:
-    rows: the first one usually holds the titles.
-    right_from: index of the first column that is aligned to the right.
+    rows: rows of cells; the first one usually contains the titles.
+    right_from: index of the first right-aligned column; None for none.
 
   >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
   name   size
@@ -40,7 +40,7 @@ def align(rows: Iterable[Row], right_from: int | None = None) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-  r"""A Markdown table; the first row holds the titles.
+  r"""A Markdown table; the first row contains the titles.
 
   >>> print(markdown([("name", "size"), ("a|b", "1,024")]), end="")
   | name | size |

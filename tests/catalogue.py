@@ -1,7 +1,7 @@
 """Small patterns that tests run over: all registered ones, and more.
 
-CAUSAL, BIDIRECTIONAL, ALL: the examples of every registered class, the algebra
-over them, and patterns of a user that are in no catalogue.
+CAUSAL, BIDIRECTIONAL, ALL: the examples of every registered class, combinations
+of them, and user-defined patterns that are not in the catalogue.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Fifths(Pattern):
 
 
 class Thirds(Pattern):
-  """A causal pattern with holes, which depends on residues of both sides."""
+  """A causal pattern with holes, which depend on residues of both sides."""
 
   def mask(self, q, k):
     return (k <= q) & (k * 2 % 3 == q % 3) & ((q - k) // 4 != 1)
@@ -36,9 +36,9 @@ class Around(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Comb(Pattern):
-  """Those of the last `window` keys that are multiples of `step`.
+  """The multiples of `step` among the last `window` keys.
 
-  All that a new class of patterns consists of; see `registered`.
+  This is all that a new class of patterns needs; see `registered`.
   """
 
   window: int
@@ -62,7 +62,7 @@ class Comb(Pattern):
 
 @contextlib.contextmanager
 def registered(cls):
-  """Registers a class of patterns, for a while."""
+  """Registers a class of patterns temporarily."""
   patterns.register(cls)
   try:
     yield cls

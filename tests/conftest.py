@@ -1,4 +1,4 @@
-"""Settings of all tests."""
+"""Settings for all tests."""
 
 import atexit
 import os
@@ -9,7 +9,7 @@ import jax
 import pytest
 
 # For this process and those that tests start. Small networks compile in half
-# the time, to slower code, and each program once for all tests.
+# the time, to slower code, and each program is compiled once for all tests.
 CACHE = tempfile.mkdtemp(prefix="compiled-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 for name, value in (
@@ -25,7 +25,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture
 def optimized():
-  """Compiles as outside of tests, for tests of fast paths and of memory."""
+  """Compiles as outside tests, for tests of fast paths and of memory."""
   jax.config.update("jax_disable_most_optimizations", False)
   yield
   jax.config.update("jax_disable_most_optimizations", True)

@@ -1,4 +1,4 @@
-"""Helpers of several test files: tiny networks with random parameters."""
+"""Helpers for several test files: tiny networks with random parameters."""
 
 import functools
 
@@ -21,7 +21,7 @@ def assign(name="strided", mode="interleaved", num_layers=2, **changes):
 
 
 def config(**changes):
-  """A tiny network; without `patterns`, they are strided over its layers."""
+  """A tiny network; without `patterns`, they are strided, interleaved."""
   settings = dict(
     vocab_size=7,
     length=LENGTH,

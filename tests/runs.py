@@ -1,4 +1,4 @@
-"""Helpers of several test files: tiny configs, commands in this process."""
+"""Helpers for several test files: tiny configs, commands in this process."""
 
 import pathlib
 import runpy
@@ -16,7 +16,7 @@ REPO = pathlib.Path(__file__).parents[1]
 
 
 def tiny(**changes: Any) -> ConfigDict:
-  """Digits with a network that trains in seconds: fields by "group.field"."""
+  """Digits with a network that trains in seconds; changes are "group.field"."""
   config = digits.get_config()
   settings = {
     "model.num_layers": 2,
@@ -37,7 +37,7 @@ def tiny(**changes: Any) -> ConfigDict:
 
 
 def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
-  """`tiny` on the bytes of a file, in windows of 32."""
+  """`tiny` on the bytes of a file, with windows of 32."""
   settings = {
     "data.name": "bytes",
     "data.path": str(path),
@@ -76,7 +76,7 @@ def files(folder: pathlib.Path) -> dict[str, bytes | None]:
 
 
 def without_speed(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The metrics of a run but for those that depend on the clock."""
+  """The metrics of a run, except those that depend on the clock."""
   speed = {"tokens_per_second", "model_flops_per_second", "mfu"}
   return [
     {name: value for name, value in line.items() if name not in speed}

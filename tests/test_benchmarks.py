@@ -47,7 +47,7 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
     assert ("failed" in row) == is_peer
 
 
-def test_unknown_case_is_one_line():
+def test_unknown_case_is_reported_in_one_line():
   done = _run("--quick", "--no-peers", "--cases=nothing")
   assert done.returncode == 1
   assert done.stderr == "unknown case 'nothing'; known: quick\n"
@@ -108,7 +108,7 @@ def test_limit_is_the_slowest_resource():
   assert limit("forward_backward", matmul=1) == 6 * 14 * 10 * 5050
   assert limit("forward", matmul=1) == 6 * 4 * 10 * 5050
   assert limit("forward_backward", exp=1) == 6 * 2 * 5050
-  # Twice the 24 n d of bfloat16, and 16 n.
+  # Twice the 24 n d of bfloat16, plus 16 n.
   assert limit("forward_backward", copy=1) == 6 * (48 * 1000 + 1600)
   assert limit("forward", copy=1) == 6 * (16 * 1000 + 400)
   assert limit("forward", copy=1, exp=1e-3) == 6 * 5050e3

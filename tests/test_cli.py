@@ -1,4 +1,4 @@
-"""Mistakes on a command line are reported in one line, with status 1."""
+"""Mistakes on the command line are reported in one line, with status 1."""
 
 import bz2
 import json
@@ -16,7 +16,7 @@ from absl import flags
 from sparse_transformer import cli
 from sparse_transformer.training.loop import train
 
-# Of ml_collections, as it loads a config file.
+# Raised by ml_collections when it loads a config file.
 pytestmark = pytest.mark.filterwarnings(
   "ignore:the load_module:DeprecationWarning"
 )
@@ -57,7 +57,7 @@ def fails(capfd, tmp_path):
   return check
 
 
-# Words on the command line of train.py, and what the line says.
+# Words on the command line of train.py, and what the error says.
 MISTAKES = {
   "unknown pattern": (
     "--config.attention.pattern=zigzag",
@@ -120,7 +120,7 @@ MISTAKES = {
   ),
   "batch that micro-batches do not divide": (
     "--config.train.accumulation=3",
-    "train.batch_size=16 must be a multiple of.*train.accumulation=3",
+    "train.batch_size=16 must be at least 1 and a multiple of.*accumulation=3",
   ),
   "no micro-batches": ("--config.train.accumulation=0", "accumulation=0"),
   "empty batch": ("--config.train.batch_size=0", "batch_size=0"),
@@ -211,7 +211,7 @@ def test_missing_data_set_is_reported_with_the_command_that_prepares_it(
   fails(TRAIN, words, "cifar10.*prepare cifar10")
 
 
-def test_workdir_of_another_config_is_reported(fails, workdir):
+def test_workdir_with_another_config_is_reported(fails, workdir):
   fails(
     TRAIN,
     [DIGITS, f"--workdir={workdir}"],
@@ -283,7 +283,7 @@ def test_mistake_with_a_run_is_reported(script, word, message, fails, workdir):
 
 
 @pytest.mark.parametrize("error", [*cli.USER_ERRORS, FileNotFoundError])
-def test_any_error_of_the_user_becomes_one_line(error, capfd, monkeypatch):
+def test_any_user_error_becomes_one_line(error, capfd, monkeypatch):
   def main(argv):
     raise error("first line\n  second line")
 
@@ -296,7 +296,12 @@ def test_any_error_of_the_user_becomes_one_line(error, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "words, error", [([], RuntimeError), (["--verbosity=1"], ValueError)]
+  "words, error",
+  [
+    ([], RuntimeError),
+    ([], NotImplementedError),
+    (["--verbosity=1"], ValueError),
+  ],
 )
 def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
   def main(argv):

@@ -1,4 +1,4 @@
-"""Comparisons: budgets, choices, results, and one from end to end."""
+"""Comparisons: budgets, choices, results, and one comparison end to end."""
 
 import json
 
@@ -10,7 +10,7 @@ from sparse_transformer.comparison import budget, choices, results
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
-# Of ml_collections, as it loads a config file.
+# Raised by ml_collections when it loads a config file.
 pytestmark = pytest.mark.filterwarnings(
   "ignore:the load_module:DeprecationWarning"
 )
@@ -98,7 +98,7 @@ def test_value_of_another_type_raises(text):
     choices.with_values(runs.tiny(), **{"model.width": text})
 
 
-def test_each_value_has_its_folder():
+def test_each_value_has_its_own_folder():
   names = ["dense", "Local(4), Strided(4)", "Local(4) | Strided(4)", "1e-3"]
   folders = {choices.folder_name(name) for name in names}
   assert len(folders) == len(names)
@@ -110,7 +110,7 @@ def test_flops_count_weights_and_pairs_but_not_what_is_recomputed():
   model = Experiment(config).model
   weights = costs.step(config, model, 0)["flops"]["weights"]
   pairs = sum(p.pairs(64) for heads in model.patterns for p in heads)
-  # Two heads of width 8: seven products of each pair in training, a batch of 8.
+  # Two heads of width 8: seven products per pair in training, a batch of 8.
   step = weights + pairs * 8 * 14 * 8
   assert budget.flops_per_step(config) == step
   assert budget.count_steps(config, ("flops", 7.5 * step)) == 7
@@ -166,11 +166,11 @@ def test_comparison_from_end_to_end(tmp_path, capfd):
     assert row["peak_bytes"] > 2**20 and row["tokens_per_second"] > 0
   page = (root / "comparison.html").read_text()
   assert "data:image/png;base64," in page and "http" not in page
-  # All runs are done: nothing is trained again, all files stay as they are.
+  # All runs are done: nothing is trained again, and no file changes.
   before = runs.files(root)
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
-  # The folder of one comparison isn't used for another.
+  # The folder of one comparison is not used for another.
   other = words(tmp_path, VARY, "--budget=steps:7", "--seeds=1")
   assert runs.command(SCRIPT, *other) == 1
   assert "budget differ" in capfd.readouterr().err
@@ -203,7 +203,7 @@ def test_comparison_resumes_with_the_missing_run(tmp_path):
     ([], "--vary is missing"),
   ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(
+def test_mistakes_are_reported_in_one_line_and_write_nothing(
   more, message, tmp_path, capsys
 ):
   assert runs.command(SCRIPT, *words(tmp_path, *more)) == 1

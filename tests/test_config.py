@@ -57,7 +57,7 @@ def test_exactly_the_free_fields_may_change(tmp_path):
       assert (tmp_path / "config.json").read_bytes() == written
 
 
-def test_message_has_all_fields_that_differ_with_both_values(tmp_path):
+def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
   fractions = (0.5, 0.25, 0.25)
   other = runs.tiny(**{"model.width": 32, "data.fractions": fractions})

@@ -1,4 +1,4 @@
-"""Tests of the config files: each is the record of an experiment."""
+"""Tests of the config files, each the record of an experiment."""
 
 import ast
 import collections
@@ -21,7 +21,7 @@ def load(name):
 
 
 def fields(config):
-  """{"group.field": type}, and the types of the items of a tuple."""
+  """{"group.field": type}, with the types of the items of tuples."""
   return {
     f"{group}.{name}": (type(value), {type(x) for x in value})
     if isinstance(value, tuple)
@@ -34,7 +34,7 @@ def fields(config):
 @pytest.mark.parametrize("name", NAMES)
 def test_preset_sets_only_known_fields_to_values_of_their_types(name):
   found, known = fields(load(name)), fields(config_lib.get_config())
-  # The default () does not say what it holds: integers.
+  # The default () does not show the type of its items: integers.
   cycle, items = found["attention.cycle"]
   assert cycle is tuple and items <= {int}
   assert found | {"attention.cycle": known["attention.cycle"]} == known
@@ -73,7 +73,7 @@ def seen_by_the_last(layers, n):
     for name in NAMES
   ],
 )
-def test_last_position_depends_on_the_whole_past_with_any_override(name):
+def test_last_position_depends_on_the_entire_past_with_any_override(name):
   config = load(name)
   for pattern, mode in itertools.product(
     patterns.FACTORIZATIONS, patterns.MODES
@@ -89,13 +89,13 @@ def test_last_position_depends_on_the_whole_past_with_any_override(name):
 
 
 def layers(**attention):
-  """The patterns of CIFAR-10's network with some settings of attention."""
+  """The patterns of the CIFAR-10 network with some attention settings."""
   config = load("cifar10_small")
   config.attention.update(attention)
   return Experiment(config).model.patterns
 
 
-def test_windows_may_grow_over_the_layers():
+def test_windows_may_grow_with_depth():
   found = layers(pattern="Local(64), Local(128), Local(256)", cycle=())
   assert [heads[0].window for heads in found] == [64, 128, 256, 64]
 

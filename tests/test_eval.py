@@ -1,4 +1,4 @@
-"""Tests of eval.py, the command, on runs of a tiny network."""
+"""Tests of the command eval.py on runs of a tiny network."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
 
 
 def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
-  """Each position from a window of its own, written out."""
+  """Each position is computed from its own window."""
   (found,) = lines(capfd, workdir, "--min_context=20")
   experiment = Experiment(config_lib.read_config(workdir))
   with checkpoint.Checkpoints(workdir) as checkpoints:
@@ -73,13 +73,13 @@ def test_weights_are_averaged_or_raw(workdir, capfd):
   assert averaged["bits_per_dim"] != raw["bits_per_dim"]
 
 
-def test_positions_are_written_and_drawn(workdir, capfd):
+def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   (result,) = lines(capfd, workdir, "--split=validation", "--min_context=9")
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
   saved = json.loads(stem.with_suffix(".json").read_text())
   bits = saved.pop("by_position")
   assert saved == result and len(bits) == 32
-  # Windows at 0, 23, ...: how often each place counts.
+  # Windows start at 0, 23, ...: how often each position counts.
   size = result["tokens"]
   counts = [
     sum(1 for i in range(0, size, 23) if i + p < size and (i == 0 or p >= 9))
@@ -151,7 +151,7 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
     ("--weights=mean", "weights"),
   ],
 )
-def test_mistakes_are_one_line(words, message, workdir, capfd):
+def test_mistakes_are_reported_in_one_line(words, message, workdir, capfd):
   before = runs.files(workdir)
   assert runs.command("eval.py", f"--workdir={workdir}", words) == 1
   error = capfd.readouterr().err

@@ -14,7 +14,7 @@ from sparse_transformer import patterns
 from sparse_transformer.training import explanation
 from sparse_transformer.training.experiment import Experiment
 
-# Of ml_collections, as it loads a config file.
+# Raised by ml_collections when it loads a config file.
 pytestmark = pytest.mark.filterwarnings(
   "ignore:the load_module:DeprecationWarning"
 )
@@ -23,7 +23,7 @@ DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 
 
 def report(config, *layers):
-  """The report of a config, with other patterns if some are given."""
+  """The report on a config, with other patterns if any are given."""
   network = Experiment(config).model
   if layers:
     network = dataclasses.replace(network, patterns=layers)
@@ -43,7 +43,7 @@ def test_digits():
   assert (local["cache"], strided["cache"]) == (8, 64 - 7)
   assert (local["tile"], local["fill"]) == ([64], 484 / 64**2)
   assert strided["keys_mean"] == 4.5 and strided["keys_min"] == 1
-  # 14 FLOPs for each pair and each of 32 channels.
+  # 14 FLOPs for each pair and for each of 32 channels.
   assert local["flops"] == 484 * 14 * 32 * 4 * 3 * 16
   assert result["total"]["pairs"] == 4 * 3 * (484 + 288)
   assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
@@ -62,7 +62,7 @@ def test_cifar10_needs_no_data():
   assert result["reach"] == dict(
     layers=2, missing=None, positions_checked=3072, inputs_checked=0
   )
-  # Queries and keys half as wide as values: 2 (4 * 64 + 3 * 128) a pair.
+  # Queries and keys half as wide as values: 2 (4 * 64 + 3 * 128) per pair.
   flops = result["total"]["pairs"] * 2 * (4 * 64 + 3 * 128) * 16
   assert result["step"]["flops"]["attention"] == flops
 
@@ -74,7 +74,7 @@ def test_enwik8():
   assert len(attention) == 4
   for row in attention:
     assert row["pairs"] == 19_470_336 and row["cache"] == 128 + 32 * 95
-  # Four summaries make a whole block.
+  # Four summaries make a full block.
   assert explanation.explain_reach(network)["layers"] == 1
 
 
@@ -126,7 +126,7 @@ def test_network_that_is_not_causal_has_no_cache():
   assert "never reaches" in explanation.render(result)
 
 
-def test_dense_backend_computes_the_whole_square():
+def test_dense_backend_computes_the_full_square():
   config = runs.tiny(**{"attention.backend": "dense"})
   assert report(config)["attention"][0]["computed"] == 64**2
 
@@ -163,20 +163,20 @@ def test_command_prints_json(tmp_path, capsys, monkeypatch):
     ("--config.attention.pattern=zigzag", "unknown attention.pattern 'zigzag'"),
     ("--config.attention.stride=65", "attention.stride=65 must lie"),
     ("--config.atention.pattern=fixed", "atention"),
-    ("--config.train.accumulation=3", "must be a multiple of"),
+    ("--config.train.accumulation=3", "a multiple of"),
     ("--config.train.batch_size=0", "batch_size=0"),
     ("--config.model.remat=everything", "'everything'; known: none"),
     ("more", "unexpected argument 'more'"),
   ],
 )
-def test_mistake_is_one_line(word, message, tmp_path, capsys):
+def test_mistake_is_reported_in_one_line(word, message, tmp_path, capsys):
   assert runs.command(SCRIPT, DIGITS, word, f"--out={tmp_path / 'out'}") == 1
   out, err = capsys.readouterr()
   assert message in err and err.count("\n") == 1 and not out
   assert not (tmp_path / "out").exists()
 
 
-def test_missing_config_is_one_line(capsys):
+def test_missing_config_is_reported_in_one_line(capsys):
   assert runs.command(SCRIPT) == 1
   assert "--config is missing" in capsys.readouterr().err
 

@@ -1,6 +1,6 @@
-"""Mutated files and flags: an error of one line at worst.
+"""Mutated files and flags: a one-line error at worst.
 
-Larger numbers of them are run by make soak.
+`make soak` runs larger numbers of them.
 """
 
 import bz2
@@ -119,13 +119,13 @@ FLAGS = (
   "rounds", [30, pytest.param(600, marks=pytest.mark.soak)]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_mutated_flag_is_an_error_of_one_line(rounds, capfd):
+def test_mutated_flag_is_a_one_line_error(rounds, capfd):
   rng = random.Random(rounds)
   config = f"--config={runs.REPO / 'configs' / 'digits.py'}"
   for _ in range(rounds):
     word = mutate(rng, rng.choice(FLAGS).encode()).decode("latin1")
     word = word.replace("\0", "")  # no command line can hold it
-    # Without a workdir it ends after the settings at the latest.
+    # Without a workdir it ends after checking the settings at the latest.
     assert runs.command("train.py", config, word) in (0, 1), word
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) <= 1 and "Traceback" not in "".join(lines), (word, lines)

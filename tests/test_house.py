@@ -17,7 +17,7 @@ REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
 PAGES = (REPO / "README.md", *sorted((REPO / "docs").glob("*.md")))
 
-# What each room may import. All may import themselves; commands, everything.
+# What each package may import, besides itself. Commands may import everything.
 LEAVES = {"atomic", "tables", "machine"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
@@ -42,7 +42,7 @@ COMMANDS = "sample", "explain", "compare", "report"
 
 @functools.cache
 def sources():
-  """{path: its syntax tree} of the library and the scripts."""
+  """{path: syntax tree} for the library and the scripts."""
   paths = [*sorted(PACKAGE.rglob("*.py")), REPO / "train.py", REPO / "eval.py"]
   return {path: ast.parse(path.read_text(), path.name) for path in paths}
 
@@ -55,7 +55,7 @@ def where(path, node):
 
 
 def room_of(path):
-  """The room of a file, or "commands"."""
+  """The package of a file, or "commands"."""
   if PACKAGE not in path.parents or path.name == "__main__.py":
     return "commands"
   name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -63,7 +63,7 @@ def room_of(path):
 
 
 def imported(tree):
-  """(node, full dotted name) of everything that a file imports, anywhere."""
+  """(node, full dotted name) for everything that a file imports, anywhere."""
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from ((node, alias.name) for alias in node.names)
@@ -72,13 +72,13 @@ def imported(tree):
       yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def test_imports_between_rooms_go_one_way():
+def test_imports_between_packages_go_one_way():
   upward = []
   for path, tree in sources().items():
     room = room_of(path)
     if room in ("commands", "__init__"):
       continue
-    assert room in MAY_IMPORT, f"{path}: add its room to MAY_IMPORT"
+    assert room in MAY_IMPORT, f"{path}: add its package to MAY_IMPORT"
     for node, name in imported(tree):
       top, *rest = name.split(".")
       if top in ("train", "eval", "configs", "tests", "benchmarks"):
@@ -90,7 +90,7 @@ def test_imports_between_rooms_go_one_way():
 
 
 def loaded_by(*command):
-  """The modules that Python has loaded when a command ends, and its answer."""
+  """The modules loaded when a command ends, and the completed process."""
   script = (
     "import atexit, runpy, sys\n"
     "atexit.register(lambda: print('LOADED', *sys.modules))\n"
@@ -126,7 +126,7 @@ def loaded_by(*command):
     ("import sparse_transformer.config", {"jax", "orbax", "matplotlib"}),
   ],
 )
-def test_import_loads_no_more_than_its_room_needs(statement, heavy):
+def test_import_loads_no_more_than_its_package_needs(statement, heavy):
   modules, done = loaded_by("import", statement)
   assert done.returncode == 0, done.stderr
   assert not heavy & modules
@@ -143,14 +143,14 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize("name", MISSPELT)
-def test_misspelt_flag_is_answered_before_heavy_libraries_load(name):
+def test_misspelt_flag_is_reported_before_heavy_libraries_load(name):
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   modules, done = loaded_by(*MISSPELT[name], "--confg=configs/digits.py")
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
   assert done.returncode == 1
   assert len(done.stderr.splitlines()) == 1
   assert not modules & {"jax", "flax", "orbax", "scipy", "tensorflow_datasets"}
-  # Of the processor, not on the clock: other tests run at the same time.
+  # CPU time, not wall-clock time: other tests run at the same time.
   assert after.ru_utime - before.ru_utime < 2
 
 
@@ -162,7 +162,7 @@ def test_every_folder_of_the_library_is_a_package():
   assert [f for f in folders if not (f / "__init__.py").exists()] == []
 
 
-def test_every_library_that_is_imported_is_declared():
+def test_every_imported_library_is_declared():
   lines = (REPO / "requirements.txt").read_text().splitlines()
   normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
   declared = {normal(re.split(r"[\s>=<\[;]", line)[0]) for line in lines}
@@ -182,7 +182,7 @@ def test_every_library_that_is_imported_is_declared():
 
 
 def public_functions():
-  """(path, class or None, function) of the library's public functions."""
+  """(path, class or None, function) for the library's public functions."""
   for path, tree in sources().items():
     for node in tree.body:
       if isinstance(node, ast.FunctionDef):
@@ -217,8 +217,8 @@ def test_public_functions_are_annotated():
   assert not missing, "\n".join(missing)
 
 
-def test_what_is_public_has_a_docstring():
-  """Except properties, overloads, `main`, and methods of described bases."""
+def test_public_names_have_docstrings():
+  """Except properties, overloads, `main`, and methods documented in a base."""
   classes = {
     node.name: node
     for tree in sources().values()
@@ -258,7 +258,7 @@ def test_what_is_public_has_a_docstring():
 
 
 def lines_of(page):
-  """(number, line, whether it is text: neither table nor code)."""
+  """(number, line, whether it is text, neither table nor code)."""
   in_code = False
   for number, line in enumerate(page.read_text().splitlines(), 1):
     if line.startswith("```"):

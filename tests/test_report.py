@@ -1,4 +1,4 @@
-"""The page about a run holds everything, and a browser shows it from disk."""
+"""The page about a run is complete, and a browser shows it from disk."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def workdir(tmp_path_factory):
   return folder
 
 
-def test_page_is_self_contained_and_holds_everything(workdir):
+def test_page_is_self_contained_and_contains_everything(workdir):
   page = (workdir / "report.html").read_text()
   assert "http" not in page and "<script" not in page
   assert "a run &amp; &lt;more&gt;" in page and "<more>" not in page
@@ -66,7 +66,7 @@ def test_run_without_a_checkpoint_has_no_page(tmp_path, capsys):
 @pytest.mark.skipif(not BROWSER, reason="no Chromium on this machine")
 def test_browser_shows_the_page_from_disk(workdir, tmp_path):
   page = workdir / "report.html"
-  # In a copy the title becomes the sizes of all pictures, once they are loaded.
+  # In a copy, the title becomes the sizes of all pictures once they are loaded.
   probe = """<script>
     addEventListener("load", () => {
       const sizes = [...document.images].map(i => i.naturalWidth);

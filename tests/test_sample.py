@@ -14,7 +14,7 @@ from sparse_transformer.training.experiment import Experiment
 
 
 def make_run(workdir, config):
-  """An untrained run: what the command reads of it."""
+  """An untrained run, with what the command reads."""
   experiment = Experiment(config)
   config_lib.write_config(workdir, config)
   about = checkpoint.about(config, experiment.source)
@@ -55,11 +55,11 @@ def test_text_continues_a_prompt(text, tmp_path):
   assert first[10:] != second[10:]
 
 
-def test_images_complete_real_ones_and_are_next_to_them(images):
+def test_samples_complete_real_images_and_are_next_to_them(images):
   assert command(images, "--num=4", "--given=40") == 0
   with Image.open(images / "samples.png") as image:
     pixels = np.asarray(image.convert("L"))
-  # Sheets of 2 x 2 images of 9 cells, the gap between them 4 cells wide.
+  # Sheets of 2 x 2 images of 9 cells, with a gap of 4 cells between them.
   scale = pixels.shape[0] // 18
   assert pixels.shape == (18 * scale, (18 + 4 + 18) * scale)
   cells = pixels[scale // 2 :: scale, scale // 2 :: scale]
@@ -97,12 +97,12 @@ def test_sound_is_written_as_a_file_for_each_sample(tmp_path):
     (["--given=65"], "--given=65 must lie between 1 and the 64"),
     (["--given=-1"], "--given=-1"),
     (["--prompt=x"], "--prompt is for text"),
-    (["--given=3", "--prompt=x"], "exclude each other"),
+    (["--given=3", "--prompt=x"], "cannot be combined"),
     (["--top_p=0"], "top_p=0"),
     (["--num=0"], "--num=0"),
   ],
 )
-def test_wrong_flags_give_one_line(words, message, images, capsys):
+def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
   before = runs.files(images)
   assert command(images, *words) == 1
   error = capsys.readouterr().err

@@ -1,10 +1,10 @@
 """The executor for any accelerator, in plain XLA: all tiles in one batch.
 
-The lists of key tiles of the query tiles are dealt to lanes, longest first, so
-that no lane is much longer than the longest list. A step advances every lane
-by one key tile. The backward pass runs the lists twice, by queries for dq and
-by keys for dk and dv: nothing is added up across lanes, so no two lanes write
-to one place and the result does not depend on timing.
+Each query tile has a list of key tiles. The lists are distributed over lanes,
+longest first, so that no lane is much longer than the longest list. A step
+advances every lane by one key tile. The backward pass runs the lists twice, by
+query for dq and by key for dk and dv: nothing is summed across lanes, so no two
+lanes write to the same place and the result does not depend on timing.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
-NOWHERE = np.iinfo(np.int32).max  # a tile out of bounds: writes are dropped
+NOWHERE = np.iinfo(np.int32).max  # an out-of-bounds tile: writes are dropped
 
 
 @functools.partial(
@@ -38,8 +38,8 @@ class Lanes:
   Attributes:
     major: int32, the tile it accumulates, -1 where it is idle.
     minor: int32, the tile of the other side that it processes.
-    first: bool, whether this is the first of the major tile's list.
-    write: int32, the major tile if this is the last of its list, or NOWHERE.
+    first: bool, whether the minor tile is the first of the major tile's list.
+    write: int32, the major tile if it is the last of the list, else NOWHERE.
   """
 
   major: Table
@@ -55,7 +55,7 @@ class Lanes:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sweeps:
-  """Lanes of query tiles over their key tiles, and the other way round."""
+  """Lanes of query tiles over their key tiles, and vice versa."""
 
   by_query: Lanes
   by_key: Lanes
@@ -150,7 +150,7 @@ def backward(
   k_BLHK: jax.Array,
   v_BLHE: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, weights taken against `lse_BLH`."""
+  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
   of_queries = q_BLHK, dout_BLHE, lse_BLH[..., None], delta_BLH[..., None]
   q, dout, lse, delta = (_split(x, plan.tile) for x in of_queries)
   k, v = (_split(x, plan.tile) for x in (k_BLHK, v_BLHE))
@@ -184,10 +184,10 @@ def _sweep(
   """Runs state = process(state, major, minor) over the list of each tile.
 
   Args:
-    lanes: which tiles meet, and when.
+    lanes: which tiles are processed together, and when.
     majors, minors: arrays [tiles, ...].
     initial: the state of each major tile before its list: [tiles, ...].
-    process: a function of states and tiles, of all lanes at once.
+    process: a function of the states and tiles of all lanes at once.
 
   Returns:
     The states after the lists, in place of the initial ones.
@@ -222,7 +222,7 @@ def _sweep(
 
 
 def _split(x_BLH, tile):
-  """Tiles in front, positions after the heads: [tiles, B, H, tile, ...]."""
+  """Tiles first, positions after the heads: [tiles, B, H, tile, ...]."""
   b, n, h, *width = x_BLH.shape
   x = jnp.pad(x_BLH, ((0, 0), (0, -n % tile), *((0, 0),) * (x_BLH.ndim - 2)))
   return jnp.moveaxis(x.reshape(b, -1, tile, h, *width), (1, 3), (0, 2))

@@ -1,9 +1,9 @@
 """What `attend` and its executors agree on.
 
 An executor runs one part of a pattern, in the part's own orders of positions.
-It is a module, or any object, with the methods of `Executor`. What it needs to
-know about a part it puts into a `Plan`, whose tables are arrays: constants on
-the host for a fixed pattern, or traced arrays, such as arguments of a jitted
+It is a module, or any object, with the methods of `Executor`. All that it needs
+to know about a part is in a `Plan`, whose tables are arrays: constants on the
+host for a fixed pattern, or traced arrays, such as arguments of a jitted
 function or tables indexed by a traced number.
 """
 
@@ -31,14 +31,14 @@ class Case:
   """What an executor is asked to run.
 
   Attributes:
-    batch: sequences, B.
-    length: positions of a sequence, n = L = M.
-    num_heads: H.
+    batch: number of sequences, B.
+    length: positions in a sequence, n = L = M.
+    num_heads: number of heads, H.
     qk_width: width of a head's queries and keys, K.
     value_width: width of a head's values, E.
-    dtype: of queries, keys and values.
-    platform: the platform that is lowered for: "cpu", "cuda", "rocm", "tpu",
-      or "" for any other.
+    dtype: dtype of queries, keys and values.
+    platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
+      any other.
   """
 
   batch: int
@@ -63,7 +63,7 @@ class Order:
     positions: int32 [places], the position at each place, -1 for padding.
     places: int32 [n], the place of each position, `len(positions)` for a
       position that has none.
-    is_natural: whether each position is at the place of its own number.
+    is_natural: whether this is the natural order, without padding.
   """
 
   positions: Table
@@ -93,8 +93,8 @@ class Plan:
   """How an executor runs one part of a pattern.
 
   Attributes:
-    pattern: gives the mask of partial tiles, by original positions.
-    tile: positions on the side of a tile.
+    pattern: its `mask`, on original positions, is applied in partial tiles.
+    tile: positions on a side of a tile.
     queries, keys: the orders in which queries and keys are cut into tiles.
     tables: a pytree of the executor's own: which tiles it processes, and when.
   """
@@ -106,11 +106,15 @@ class Plan:
   tables: Any
 
 
+class Unsupported(NotImplementedError, ValueError):
+  """A backend cannot run a case that another backend may be able to run."""
+
+
 class Executor(Protocol):
   """Runs the parts of a pattern, one at a time."""
 
   def unsupported(self, case: Case) -> str | None:
-    """Why a case cannot run here, as the end of an error; None if it can."""
+    """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, n: int) -> int:
     """The tile that `plan` chooses for n positions."""

@@ -11,7 +11,7 @@ MAX_MASK_BYTES = 2**32
 
 
 def unsupported(case: Case) -> str | None:
-  """Why a case cannot run here; None if it can."""
+  """Why a case cannot run, as the end of an error message; None if it can."""
   size = case.num_heads * case.length**2
   if size <= MAX_MASK_BYTES:
     return None

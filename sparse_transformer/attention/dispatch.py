@@ -1,4 +1,4 @@
-"""`attend`: the one entry to attention."""
+"""`attend`: the entry point to attention."""
 
 from typing import Literal, overload
 
@@ -57,19 +57,19 @@ def attend(
     k_BMHK: keys, shaped as the queries.
     v_BMHE: values [batch, n, heads, E].
     patterns: one pattern for all heads, or a tuple with one per head.
-    backend: "auto" and "blocked" run tile by tile in linear memory, by the
-      executor that suits the platform that is lowered for; "dense" is the
-      plain reference with n x n memory; any other is the name of an executor.
-    tile: positions on the side of a tile; 0 chooses.
-    return_lse: whether to return the log-sum-exp, too.
+    backend: "auto" and "blocked" run tile by tile in linear memory, with the
+      executor that suits the target platform; "dense" is the plain reference
+      with n x n memory; any other is the name of an executor.
+    tile: positions on a side of a tile; 0 chooses automatically.
+    return_lse: whether to also return the log-sum-exp.
 
   Returns:
     out_BLHE in the dtype of the values. With `return_lse` also lse_BLH, the
     log-sum-exp of each query's scores in nats, float32 or wider.
 
   Raises:
-    ValueError: shapes, patterns, tile or backend do not fit.
-    NotImplementedError: the backend that was named cannot run this case.
+    ValueError: shapes, patterns, tile or backend are invalid.
+    Unsupported: the given backend cannot run this case.
 
   >>> import jax, jax.numpy as jnp
   >>> from sparse_transformer import patterns
@@ -90,7 +90,7 @@ def attend(
 
 
 def _patterns_of_heads(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
-  """One pattern per head, once all arguments are checked."""
+  """Checks all arguments, and returns one pattern per head."""
   shapes = f"q {q_BLHK.shape}, k {k_BMHK.shape}, v {v_BMHE.shape}"
   if not q_BLHK.ndim == k_BMHK.ndim == v_BMHE.ndim == 4:
     raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")

@@ -36,10 +36,11 @@ def attend(
   Args:
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     patterns: one per head.
-    tile: positions on the side of a tile; 0 chooses.
+    tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
   """
-  return _attend(q_BLHK, k_BMHK, v_BMHE, (), _Fixed(patterns, tile, choices))
+  work = _Work(choices, patterns, tile)
+  return _attend(q_BLHK, k_BMHK, v_BMHE, (), work)
 
 
 def attend_planned(
@@ -53,51 +54,37 @@ def attend_planned(
   """(out_BLHE, lse_BLH) over the pairs of some plans.
 
   The tables of the plans may be traced: arguments of a jitted function, or
-  found at run time. No pair may lie in two plans of the same head.
+  computed at run time. No pair may be in two plans of the same head.
 
   Args:
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     plans: from the executor's `plan`, or with tables of your own.
     heads: which heads each plan is for.
-    executor: its name.
+    executor: name of the executor.
   """
-  return _attend(q_BLHK, k_BMHK, v_BMHE, plans, _Given(heads, executor))
-
-
-# What runs: for each platform an executor, and the plans with their heads.
-# Both classes are static; the plans of the second are arguments.
+  work = _Work((("default", executor),), heads=tuple(heads))
+  return _attend(q_BLHK, k_BMHK, v_BMHE, plans, work)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fixed:
-  """Plans that follow from patterns: their tables are constants."""
+class _Work:
+  """What runs; static.
 
-  patterns: tuple[Pattern, ...]
-  tile: int
+  Plans that are arguments have `heads`; the others follow from `patterns`, and
+  their tables are constants.
+  """
+
   choices: tuple[tuple[str, str], ...]
+  patterns: tuple[Pattern, ...] = ()
+  tile: int = 0
+  heads: tuple[Heads, ...] = ()
 
-  def executors(self) -> tuple[tuple[str, str], ...]:
-    return self.choices
-
-  def plans(self, given: tuple, executor: Executor, n: int) -> Iterator[Any]:
-    del given
+  def plans(
+    self, given: tuple[Plan, ...], executor: Executor, n: int
+  ) -> Iterator[tuple[Plan, Heads]]:
+    yield from zip(given, self.heads, strict=True)
     for part, heads in _parts(self.patterns, n):
       yield executor.plan(part, n, self.tile), heads
-
-
-@dataclasses.dataclass(frozen=True)
-class _Given:
-  """Plans that are arguments."""
-
-  heads: tuple[Heads, ...]
-  executor: str
-
-  def executors(self) -> tuple[tuple[str, str], ...]:
-    return (("default", self.executor),)
-
-  def plans(self, given: tuple, executor: Executor, n: int) -> Iterator[Any]:
-    del executor, n
-    yield from zip(given, self.heads, strict=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -125,11 +112,11 @@ _attend.defvjp(_forward, _backward)
 
 
 def _by_platform(
-  function: Callable, work: "_Fixed | _Given", given: tuple, *arrays: jax.Array
+  function: Callable, work: _Work, given: tuple, *arrays: jax.Array
 ) -> Any:
-  """function(executor, plans, *arrays), by the executor of the platform.
+  """function(executor, plans, *arrays), with the executor of the platform.
 
-  The platform is the one that is lowered for, known only after tracing.
+  The platform is known only when the program is lowered, after tracing.
   """
 
   def branch(name):
@@ -141,8 +128,8 @@ def _by_platform(
 
     return run
 
-  (_, default), *others = work.executors()
-  branches = {name: branch(name) for _, name in work.executors()}
+  (_, default), *others = work.choices
+  branches = {name: branch(name) for _, name in work.choices}
   if not others:
     return branches[default](given, *arrays)
   return lax.platform_dependent(
@@ -211,7 +198,7 @@ Softmax = tuple[jax.Array, jax.Array]
 
 
 def merge(first: Softmax, second: Softmax) -> Softmax:
-  """(out_BLHE, lse_BLH) over the keys of both, from those over each.
+  """(out_BLHE, lse_BLH) over the keys of both, from the results over each.
 
   Exact, as long as no pair is counted in both. Two rows without keys give
   one without keys.
@@ -224,10 +211,10 @@ def merge(first: Softmax, second: Softmax) -> Softmax:
 
 
 def _in_turn(*arrays):
-  """The same arrays; each use of one waits until all are computed.
+  """Returns the arrays; each use of one waits until all are computed.
 
-  Otherwise parts run at the same time, and each evicts the other's tiles from
-  the cache.
+  Otherwise parts run at the same time, and evict each other's tiles from the
+  cache.
   """
   return lax.optimization_barrier(arrays)
 
@@ -248,7 +235,7 @@ def _parts(patterns, n):
 
 
 def _index(heads):
-  """An index of heads; of all as a slice, so that nothing is copied."""
+  """An index of heads; a slice for all of them, so that nothing is copied."""
   return slice(None) if heads is None else np.array(heads)
 
 

@@ -1,8 +1,8 @@
-"""The arithmetic of tiles of queries against tiles of keys.
+"""Attention of tiles of queries to tiles of keys, shared by the executors.
 
-Shared by the executors. Tiles carry A (tiles computed together), B (batch) and
-H (heads) in front: queries [A, B, H, T, K], scores [A, B, H, T, S]; positions
-are [A, T] and [A, S], -1 for padding.
+The leading axes of tiles are A (tiles computed together), B (batch) and H
+(heads): queries are [A, B, H, T, K], scores [A, B, H, T, S]; positions are
+[A, T] and [A, S], -1 for padding.
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
@@ -50,19 +50,19 @@ def combine(first: Running, second: Running) -> Running:
 def finish(
   out: jax.Array, max_: jax.Array, sum_: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out, log-sum-exp) of a running softmax: 0 and -inf without any key."""
+  """(out, log-sum-exp) of a running softmax: 0 and -inf without any keys."""
   return out / jnp.where(sum_ == 0, 1, sum_), max_ + jnp.log(sum_)
 
 
 def weights_and_gradients(
   pattern: Pattern, query: tuple[Any, ...], key: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-  """(p, ds): the weights against a given lse, the gradients of the scores.
+  """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
   Args:
     pattern: its mask, at the positions, is applied to the scores.
-    query: (scaled queries, dout, lse, delta, positions), lse and delta with a
-      last axis of 1.
+    query: (scaled queries, dout, lse, delta, positions); the last axis of lse
+      and delta has size 1.
     key: (keys, values, positions).
   """
   (q, dout, lse, delta, q_at), (k, v, k_at) = query, key
@@ -72,7 +72,7 @@ def weights_and_gradients(
 
 
 def _masked_scores(pattern, q, k, q_at, k_at):
-  """Scores, -inf off the pattern."""
+  """The scores, -inf outside the pattern."""
   q_at, k_at = q_at[:, :, None], k_at[:, None]
   mask = pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
   s = dot("abhtk,abhsk->abhts", q, k)
@@ -80,7 +80,7 @@ def _masked_scores(pattern, q, k, q_at, k_at):
 
 
 def _finite(max_):
-  """0 as long as no key was seen: exp(-inf - 0) is 0, not NaN."""
+  """0 while no key has been seen: exp(-inf - 0) is 0, not NaN."""
   return jnp.where(max_ == -jnp.inf, 0, max_)
 
 

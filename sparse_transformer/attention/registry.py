@@ -5,12 +5,13 @@ Everything else asks this module: `attend` for what to run, `explain` and the
 benchmarks for its tiles.
 """
 
+import contextlib
 import dataclasses
 
 import jax
 
 from sparse_transformer.attention import batched, dense, streamed
-from sparse_transformer.attention.contract import Case, Executor
+from sparse_transformer.attention.contract import Case, Executor, Unsupported
 from sparse_transformer.patterns import Pattern, analysis
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
@@ -29,13 +30,17 @@ def register(
   """Adds an executor, which `attention.backend` can then name.
 
   Args:
-    name: of the backend.
+    name: name of the backend.
     executor: a module or an object with the methods of `contract.Executor`.
     platforms: those of `PLATFORMS` on which "auto" tries it before all that
-      were registered earlier. On the others it comes after them.
+      were registered earlier; on the others it comes after them.
   """
   if name in (*CHOOSING, "dense", *EXECUTORS):
-    raise ValueError(f"attention.backend {name!r} is registered already")
+    raise ValueError(f"attention.backend {name!r} is already registered")
+  if unknown := set(platforms) - set(PLATFORMS):
+    raise ValueError(
+      f"unknown platforms {sorted(unknown)}; known: {', '.join(PLATFORMS)}"
+    )
   EXECUTORS[name] = executor
   for platform in platforms:
     _PREFERRED[platform].insert(0, name)
@@ -50,7 +55,7 @@ def unregister(name: str) -> None:
 
 
 def backends() -> tuple[str, ...]:
-  """All that `attention.backend` may be."""
+  """All values that `attention.backend` may have."""
   return "auto", "dense", "blocked", *EXECUTORS
 
 
@@ -68,7 +73,7 @@ def resolve(backend: str, case: Case) -> str:
 
   Raises:
     ValueError: the backend is unknown.
-    NotImplementedError: it cannot run this case; says why.
+    Unsupported: it cannot run this case; the message says why.
   """
   backend = FORMER_NAMES.get(backend, backend)
   if backend not in backends():
@@ -86,7 +91,7 @@ def resolve(backend: str, case: Case) -> str:
     if reason is None:
       return name
     reasons[name] = reason
-  raise NotImplementedError(
+  raise Unsupported(
     "; ".join(
       f"attention.backend={name} cannot run this case: {reason}"
       for name, reason in reasons.items()
@@ -98,19 +103,23 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
   """What runs a case on each platform.
 
   Returns:
-    Pairs (platform, name). The first is ("default", name) and holds for all
+    Pairs (platform, name). The first is ("default", name) and applies to all
     platforms that are not listed.
 
-  Raises: as `resolve` does, for the default device.
+  Raises the errors of `resolve`; for a named backend, if no platform can run
+  the case.
   """
+
+  def on(platform):
+    return resolve(backend, dataclasses.replace(case, platform=platform))
+
   if backend not in CHOOSING:
-    here = dataclasses.replace(case, platform=current_platform())
-    return (("default", resolve(backend, here)),)
-  default = resolve(backend, dataclasses.replace(case, platform=""))
-  names = {
-    platform: resolve(backend, dataclasses.replace(case, platform=platform))
-    for platform in PLATFORMS
-  }
+    # The platform is known only when the program is lowered.
+    for platform in PLATFORMS:
+      with contextlib.suppress(Unsupported):
+        return (("default", on(platform)),)
+    return (("default", on(current_platform())),)
+  default, names = on(""), {platform: on(platform) for platform in PLATFORMS}
   others = ((p, name) for p, name in names.items() if name != default)
   return ("default", default), *others
 
@@ -124,7 +133,7 @@ def tiling(
     backend: as in `attend`.
     case: what is run, with its platform.
     part: one of a pattern's parts.
-    tile: positions on the side of a tile; 0 chooses.
+    tile: positions on a side of a tile; 0 chooses automatically.
 
   Returns:
     (name, tile, count): what runs it, the side of its tiles, and how many

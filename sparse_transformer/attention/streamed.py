@@ -1,9 +1,9 @@
-"""The executor for CPUs: few query tiles at a time, in cache.
+"""The executor for CPUs: a few query tiles at a time, in cache.
 
-A step is a tile of queries against a few of its key tiles, for all sequences
-and heads together; its scores stay in cache. Key tiles stream past a query
-tile with an online softmax. Where each query tile has a single step, as in
-local and block attention, several are processed together, since small
+A step processes a tile of queries with a few of its key tiles, for all
+sequences and heads together; its scores stay in cache. Key tiles stream past a
+query tile with an online softmax. Where each query tile has a single step, as
+in local and block attention, several are processed together, since small matrix
 products leave cores idle.
 """
 
@@ -19,17 +19,17 @@ from sparse_transformer.attention import online_softmax
 from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern, analysis
 
-TILE_SIZES = 64, 96, 128, 192, 256  # positions, to choose from
-MAX_LAID_OUT = 2**20  # tiles; of longer lists only the largest size is tried
-MAX_KEYS = 512  # positions of keys in a step, for one query tile
-# Key tiles of a step, for one query tile and for those processed together:
-# each is some lines of the program, whose size must not grow with n.
+TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
+MAX_LAID_OUT = 2**20  # tiles; sizes with more are not tried, except the largest
+MAX_KEYS = 512  # keys in a step, for one query tile
+# Key tiles in a step, for one query tile and for all that are processed
+# together: each adds lines to the program, whose size must not grow with n.
 MAX_SPAN, MAX_TILES_TOGETHER = 8, 32
-# What a step of a loop costs besides its scores, counted in scores of one
-# head, and what a key tile costs where there is no loop: fitted to steps of
-# 64 x 64 to 256 x 512 on 2 cores, jax 0.10.2 and 0.12.0.
+# The overhead of a loop step, in units of one score of one head, and that of a
+# key tile where there is no loop: fitted to steps of 64 x 64 to 256 x 512 on 2
+# cores, with jax 0.10.2 and 0.12.0.
 STEP_COST, TILE_COST = 10_000, 1_300
-# Scores, of all heads, that one step may have for tiles processed together.
+# The most scores, over all heads, of a step that processes tiles together.
 STEP_SCORES = 300_000
 
 
@@ -45,7 +45,7 @@ class Steps:
   Attributes:
     rows: [rows], the query tiles that have steps.
     first: [rows + 1], where the steps of each row begin.
-    cols: [steps, span], the key tiles of each step, -1 where it has fewer.
+    cols: [steps, span], the key tiles of each step, padded with -1.
     single: whether every row has exactly one step.
   """
 
@@ -75,7 +75,7 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
   rows, start, counts = np.unique(
     layout.rows, return_index=True, return_counts=True
   )
-  # The tiles of each row in order, `span` to a step.
+  # The tiles of each row in order, `span` per step.
   place = np.arange(len(layout.cols)) - np.repeat(start, counts)
   first = np.append(0, np.cumsum(-(-counts // span)))
   cols = np.full((first[-1], span), -1, np.int32)
@@ -88,7 +88,7 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
 
 
 def _sizes(part, n):
-  """The sizes of tiles that are tried, in order."""
+  """The tile sizes to try, in ascending order."""
   *smaller, largest = sorted({min(size, n) for size in TILE_SIZES})
 
   def is_laid_out(size):
@@ -102,7 +102,7 @@ def _sizes(part, n):
 
 @functools.lru_cache(maxsize=256)
 def _cheapest(part, n, sizes):
-  """(tile, span) of the lowest cost."""
+  """The (tile, span) of lowest cost."""
   costs = {}
   for size in sizes:
     _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
@@ -163,7 +163,7 @@ def backward(
   k_BLHK: jax.Array,
   v_BLHE: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, weights taken against `lse_BLH`."""
+  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
   group, tile = _group(plan, q_BLHK), plan.tile
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   scale = online_softmax.scale(q_BLHK)
@@ -223,7 +223,7 @@ def _steps(plan, i):
   return first[i], first[i + 1]
 
 
-# Numbers of tiles come as A lists, one for each query tile of a group.
+# Tile indices come as A lists, one for each query tile of a group.
 
 
 def _rows(plan, i, group):
@@ -252,7 +252,7 @@ def _positions(positions, lists, tile):
 
 
 def _take(x_BLH, lists, tile):
-  """Tiles of x, heads in front: [A, B, H, S, ...]; some tile for -1."""
+  """Tiles of x, heads first: [A, B, H, S, ...]; an arbitrary tile for -1."""
 
   def take(i):
     return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1).swapaxes(1, 2)

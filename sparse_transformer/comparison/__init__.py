@@ -1,1 +1,1 @@
-"""Runs that differ in one setting, trained to the same budget."""
+"""Runs that differ in one setting, trained on the same budget."""

@@ -1,4 +1,4 @@
-"""Budgets of training: steps, seconds or FLOPs, converted to steps."""
+"""Training budgets: steps, seconds or FLOPs, converted to steps."""
 
 import math
 import statistics
@@ -7,14 +7,13 @@ import time
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import data
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
 BUDGETS = "steps", "seconds", "flops"
-WARMUP_STEPS, TIMED_STEPS = 3, 10  # of the run that measures the speed
+WARMUP_STEPS, TIMED_STEPS = 3, 10  # for measuring the speed
 
-Budget = tuple[str, float]  # what is limited, to how much
+Budget = tuple[str, float]  # what is limited, and to how much
 
 
 def parse_budget(text: str) -> Budget:
@@ -30,7 +29,7 @@ def parse_budget(text: str) -> Budget:
     amount = 0
   if kind not in BUDGETS or not 0 < amount < math.inf:
     raise ValueError(
-      f"--budget={text} must be steps:N, seconds:N or flops:N, N above 0"
+      f"--budget={text} must be steps:N, seconds:N or flops:N with N above 0"
     )
   return kind, amount
 
@@ -48,7 +47,7 @@ def count_steps(config: ConfigDict, budget: Budget) -> int:
 def flops_per_step(config: ConfigDict) -> int:
   """FLOPs of the weights and of attention in one step, see `costs.step`.
 
-  What rematerialization adds does not count.
+  Those added by rematerialization do not count.
   """
   model = Experiment(config).model
   flops = costs.step(config, model, costs.count_pairs(model))["flops"]
@@ -58,8 +57,7 @@ def flops_per_step(config: ConfigDict) -> int:
 def seconds_per_step(config: ConfigDict) -> float:
   """Median time of a few steps, whose results are discarded."""
   experiment = Experiment(config)
-  examples = experiment.source.examples("train")
-  batches = data.batches(examples, config.train.batch_size, config.train.seed)
+  batches = experiment.batches(experiment.source.examples("train"))
   state = jax.jit(experiment.init)()
   step = jax.jit(experiment.step, donate_argnums=0)
   times = []

@@ -10,14 +10,14 @@ from ml_collections import ConfigDict
 def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value'.
 
-  Values are separated by commas outside of brackets, or by semicolons.
+  Values are separated by commas outside brackets, or by semicolons.
 
   >>> from sparse_transformer.config import get_config
   >>> parse_vary("attention.pattern=dense,BigBird(8, 3)", get_config())
   ('attention.pattern', ['dense', 'BigBird(8, 3)'])
 
   Raises:
-    ValueError: if there is no such field, or the values aren't different.
+    ValueError: if there is no such field, or the values are not distinct.
   """
   field, _, values = text.partition("=")
   group, _, name = field.partition(".")
@@ -33,10 +33,10 @@ def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
 def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   """A copy of the config in which fields, "group.field", have other values.
 
-  A text is converted to the type of the field.
+  A string is converted to the type of the field.
 
   Raises:
-    ValueError: if a value isn't of that type.
+    ValueError: if a value is not of that type.
   """
   changed = ConfigDict(config.to_dict()).lock()
   for field, text in values.items():

@@ -1,4 +1,4 @@
-"""The results of a comparison: a row for each choice, a table, a page."""
+"""The results of a comparison as rows, a table and a page."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from sparse_transformer.training import metrics
 def summarize(
   results: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> list[dict[str, Any]]:
-  """A row for each choice: means over its runs, and the deviation of bits."""
+  """A row for each choice: means over runs, and the deviation of the bits."""
   rows = []
   for choice, runs in results.items():
     bits = [run["bits_per_dim"] for run in runs]
@@ -43,7 +43,7 @@ def _mean(runs, field):
 def table(
   field: str, rows: Sequence[Mapping[str, Any]], unit: str
 ) -> list[tuple[str, ...]]:
-  """The rows as cells of text; the first row holds the titles."""
+  """The rows as cells of text; the first row contains the titles."""
   titles = (
     field,
     unit,

@@ -25,7 +25,7 @@ from sparse_transformer.training import evaluate, loop, metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.signals import Signals, Stopped
 
-Result = dict[str, Any]  # of a run, as in its result.json
+Result = dict[str, Any]  # the contents of a run's result.json
 
 
 def run_all(
@@ -37,9 +37,9 @@ def run_all(
   seeds: int,
   split: str,
 ) -> dict[str, list[Result]]:
-  """Runs what has no result yet: the results of each choice, by seed."""
+  """Runs what has no result yet; returns results of each choice, by seed."""
   results: dict[str, list[Result]] = {choice: [] for choice in choices}
-  # Seed by seed: a stopped comparison is as far with all of its choices.
+  # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(seeds):
     for choice in choices:
       workdir = root / folder_name(choice) / f"seed{seed}"
@@ -55,7 +55,7 @@ def run_all(
 def run_in_process(
   config: ConfigDict, workdir: pathlib.Path, budget: Budget, split: str
 ) -> None:
-  """`run` in a new process, which gets the signals that ask to stop.
+  """Calls `run` in a new process, to which it forwards requests to stop.
 
   Raises:
     Stopped: after a signal.
@@ -65,7 +65,7 @@ def run_in_process(
   inputs = config.to_dict(), str(workdir), budget, split
   process = context.Process(target=_run_and_exit, args=inputs)
   with Signals() as signals:
-    # Until the run handles signals itself, a Ctrl-C is for this process alone.
+    # Until the run handles signals itself, Ctrl-C is for this process alone.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.start()
     signal.signal(signal.SIGINT, handler)
@@ -82,12 +82,12 @@ def run_in_process(
   if process.exitcode:
     raise OSError(
       f"the run in {workdir} ended with status {process.exitcode}; the others"
-      " are kept, run the same command to resume"
+      " are kept; run the same command to resume"
     )
 
 
 def _run_and_exit(*inputs):
-  # In its own group a Ctrl-C cannot reach it, as a second signal would.
+  # In its own group, Ctrl-C cannot reach it and act as a second signal.
   os.setpgrp()
   try:
     run(*inputs)
@@ -138,7 +138,7 @@ def run(
 
 
 def _steps(workdir, config, budget):
-  """The steps of a run, which are measured once: resuming changes nothing."""
+  """The number of steps, determined once: resuming does not change it."""
   path = workdir / "steps.json"
   if not path.exists():
     steps = count_steps(config, budget)
@@ -148,7 +148,7 @@ def _steps(workdir, config, budget):
 
 
 def peak_bytes() -> int:
-  """Peak memory of the device if it is known, else of this process."""
+  """Peak memory of the device if known, else of this process."""
   stats = jax.local_devices()[0].memory_stats() or {}
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024

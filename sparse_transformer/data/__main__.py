@@ -23,6 +23,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string(
-    "data_dir", "", "Folder of all data sets; by default ~/tensorflow_datasets."
+    "data_dir", "", "Folder of all data sets; default: ~/tensorflow_datasets."
   )
   cli.run(main)

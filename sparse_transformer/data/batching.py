@@ -14,9 +14,9 @@ def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
   into the next epoch: no example is dropped.
 
   Args:
-    examples: arrays of one shape and dtype, as any object with `len` and `[]`.
+    examples: arrays of one shape and dtype: any object with `len` and `[]`.
     batch_size: examples per batch, at least 1.
-    seed: of the order.
+    seed: seed of the order.
 
   Returns:
     `batches[step]`, for any step, of shape [batch_size, ...].

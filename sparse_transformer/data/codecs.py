@@ -12,7 +12,7 @@ import numpy as np
 
 from sparse_transformer.data import files
 
-UNKNOWN = 255  # in tables of symbols: of a character that has none
+UNKNOWN = 255  # in tables of symbols, for a character that has none
 
 
 class Codec(Protocol):
@@ -20,7 +20,7 @@ class Codec(Protocol):
 
   Attributes:
     vocab_size: number of symbols.
-    unit: of losses, in bits per symbol.
+    unit: name of the unit of losses, bits per symbol.
   """
 
   vocab_size: int
@@ -31,13 +31,13 @@ class Codec(Protocol):
 
     Args:
       data: the contents, decompressed.
-      path: of the file, for messages.
+      path: path of the file, for messages.
 
     Returns:
-      The symbols, a row of uint8 less than `vocab_size`.
+      The symbols: a row of uint8, all less than `vocab_size`.
 
     Raises:
-      ValueError: if the file is damaged or has other content.
+      ValueError: if the file is damaged or of another kind.
     """
     ...
 
@@ -48,7 +48,7 @@ class Codec(Protocol):
 
     Args:
       stem: path of the files, without their suffix.
-      sequences: symbols, a row each.
+      sequences: rows of symbols.
 
     Returns:
       The files that were written.
@@ -94,8 +94,8 @@ class Letters(Text):
 
 
 BASES = "ACGT"
-# The bases an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,
-# Nucleic Acids Research 13(9). Their order decides what is drawn.
+# The bases that an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,
+# Nucleic Acids Research 13(9). Their order determines what is drawn.
 AMBIGUOUS = {
   "N": "ACGT",
   "R": "AG",
@@ -112,11 +112,11 @@ AMBIGUOUS = {
 
 
 class Fasta(Codec):
-  """DNA in four bases: the concatenated records of a FASTA file.
+  """DNA as four bases: the concatenated records of a FASTA file.
 
   An ambiguous letter becomes one of the bases it may stand for, drawn with a
-  fixed seed; their number is reported on standard error. Lowercase letters
-  count as uppercase, and U as T.
+  fixed seed; the number of such letters is reported on standard error.
+  Lowercase letters count as uppercase, and U as T.
   """
 
   vocab_size = 4
@@ -162,7 +162,7 @@ class Fasta(Codec):
     return [path]
 
 
-MU = 255  # of ITU-T G.711
+MU = 255  # as in ITU-T G.711
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _read_wav(data: bytes, path: pathlib.Path) -> tuple[int, np.ndarray]:
     if len(data) < size < 2**32:
       raise ValueError(f"it has {len(data):,} of {size:,} bytes")
     return scipy.io.wavfile.read(io.BytesIO(data))
-  except Exception as error:  # the type depends on what is broken
+  except Exception as error:  # its type depends on what is broken
     raise files.damaged(path, error) from error
 
 
@@ -263,6 +263,6 @@ def _check_known(
   if len(unknown):
     first = unknown[0]
     raise ValueError(
-      f"{path} may hold only {known}, but {len(unknown):,} characters are not"
-      f" among them; the first is {chr(letters[first])!r} at index {first:,}"
+      f"{path} may contain only {known}, but {len(unknown):,} characters are"
+      f" others; the first is {chr(letters[first])!r} at index {first:,}"
     )

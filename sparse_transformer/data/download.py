@@ -14,14 +14,14 @@ from sparse_transformer.data import files, records, registry
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
-PATIENCE = 8  # seconds for the host of a download to answer
+PATIENCE = 8  # seconds to wait for the host of a download to answer
 
 
 def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   """Downloads a data set and writes it where its source looks for it.
 
   Args:
-    name: a source that was registered with a builder.
+    name: name of a source that was registered with a builder.
     data_dir: folder of all prepared data sets, or "" for the default one.
 
   Returns:
@@ -57,7 +57,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
 def _check_archives(
   builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
 ) -> None:
-  """Raises ConnectionError unless each archive is here or its host answers.
+  """Raises ConnectionError unless each archive is local or its host answers.
 
   Without a network, tensorflow-datasets would try for more than 3 minutes.
   """
@@ -87,7 +87,7 @@ def _probe(url: str) -> Exception | str | None:
     except (OSError, http.client.HTTPException) as error:
       answer.put(error)
 
-  # In a thread, because resolving a name has no timeout of its own.
+  # In a thread, because resolving a host name cannot time out.
   threading.Thread(target=open_url, daemon=True).start()
   try:
     return answer.get(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""Files: read, decompressed, checked for damage."""
+"""Reads and decompresses files, and checks them for damage."""
 
 import bz2
 import gzip
@@ -26,17 +26,17 @@ DAMAGE = (
 
 
 def damaged(what: pathlib.Path | str, error: Exception) -> ValueError:
-  """The exception to raise from an `error` in reading a file or folder."""
+  """The exception to raise from an `error` while reading a file or folder."""
   reason = " ".join(str(error).split())  # on one line
   return ValueError(
-    f"{what} is damaged or truncated, delete it and get it again: {reason}"
+    f"{what} is damaged or truncated; delete it and get it again: {reason}"
   )
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Reads a file, decompressed if it ends in .gz, .bz2, .xz or .zip.
+  """Reads a file, and decompresses it if it ends in .gz, .bz2, .xz or .zip.
 
-  The files of a zip archive are joined in the order of their names.
+  The files in a zip archive are joined in the order of their names.
 
   Raises:
     ValueError: if the compressed file is damaged.

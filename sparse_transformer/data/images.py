@@ -5,22 +5,23 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from sparse_transformer.data import files as files_lib, records
 from sparse_transformer.data.lazy import Lazy
-from sparse_transformer.data.registry import Config, register
+from sparse_transformer.data.registry import register
 from sparse_transformer.data.sources import SPLITS, Images, Items
 
-# Images of the training set that are the validation set. CIFAR-10: as many as
-# Child et al. 2019 hold out; ImageNet: as Jun et al. 2020, whose code follows
-# it (https://github.com/openai/distribution_augmentation).
+# Training images that are held out for validation. CIFAR-10: as many as in
+# Child et al. 2019; ImageNet: as in the code of the follow-up, Jun et al. 2020
+# (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000
 IMAGENET64_HELD_OUT = 50_000
 
 
 @register("digits")
-def digits(config: Config) -> Images:
-  """Grey 8x8 digits of 17 levels, bundled with scikit-learn."""
+def digits(config: ConfigDict) -> Images:
+  """Gray 8x8 digits with 17 levels, bundled with scikit-learn."""
   del config
 
   @functools.cache
@@ -37,7 +38,7 @@ def digits(config: Config) -> Images:
 @register(
   "cifar10", builder="sparse_transformer.data.builders.cifar10:Cifar10Bytes"
 )
-def cifar10(config: Config) -> Images:
+def cifar10(config: ConfigDict) -> Images:
   """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
 
   def folder():
@@ -59,8 +60,8 @@ def cifar10(config: Config) -> Images:
 
 
 @register("imagenet64")
-def imagenet64(config: Config) -> Images:
-  """ImageNet in 64x64, from .npy files or as tensorflow-datasets prepares it.
+def imagenet64(config: ConfigDict) -> Images:
+  """ImageNet 64x64, from .npy files or as tensorflow-datasets prepares it.
 
   The published validation set is the test split.
   """
@@ -109,7 +110,7 @@ def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
     images = np.load(path, mmap_mode="r")
   except FileNotFoundError:
     raise FileNotFoundError(
-      f"no file {path}; set data.path to the folder that has it"
+      f"no file {path}; set data.path to the folder that contains it"
     ) from None
   except (ValueError, EOFError, OSError) as error:
     raise files_lib.damaged(path, error) from error
@@ -128,6 +129,6 @@ def _subset(
 
 
 def _permutation(n: int) -> np.ndarray:
-  # NumPy promises the same numbers in all versions for RandomState, not for
+  # NumPy guarantees the same numbers in all versions for RandomState, not for
   # Generator (NEP 19): a held-out image must stay held out.
   return np.random.RandomState(0).permutation(n)

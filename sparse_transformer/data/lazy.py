@@ -23,6 +23,6 @@ class Lazy(Sequence[T]):
   def __len__(self) -> int:
     return self.size
 
-  # One item at a time: nothing here takes slices of data.
+  # One item at a time: slices are not needed.
   def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
     return self.item(range(self.size)[operator.index(i)])

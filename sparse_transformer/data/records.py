@@ -1,7 +1,7 @@
 """Data sets that tensorflow-datasets has prepared, read without TensorFlow.
 
-Always in the array_record format: any other needs TensorFlow or, as parquet in
-tensorflow-datasets 4.9.10, silently loses records.
+They must be in the array_record format: any other needs TensorFlow or, like
+parquet in tensorflow-datasets 4.9.10, silently loses records.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import pathlib
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from sparse_transformer.data import files, registry
 from sparse_transformer.data.lazy import Lazy
@@ -18,18 +19,18 @@ BLOCK = 1024  # records read at once
 
 
 def root(data_dir: str) -> pathlib.Path:
-  """The folder of all prepared data sets, by default that of the library."""
+  """The folder of all data sets, by default that of tensorflow-datasets."""
   default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
   return pathlib.Path(data_dir or default).expanduser()
 
 
-def find(config: registry.Config, *names: str) -> pathlib.Path:
+def find(config: ConfigDict, *names: str) -> pathlib.Path:
   """Finds the newest version of the first data set that is prepared.
 
   Args:
     config: the `data` group of a config; its `path` is the folder of all
       prepared data sets.
-    *names: of the data set, in tensorflow-datasets.
+    *names: names of the data set in tensorflow-datasets.
 
   Raises:
     FileNotFoundError: if none of them is prepared.
@@ -49,7 +50,7 @@ def find(config: registry.Config, *names: str) -> pathlib.Path:
     remedy = "prepare it where TensorFlow is installed"
   raise FileNotFoundError(
     f"{folder} has no {names[0]} in the array_record format; {remedy}, or set"
-    " data.path to the folder that has it"
+    " data.path to the folder that contains it"
   )
 
 
@@ -81,18 +82,18 @@ def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
   """Opens one feature of all records of a split, as uint8 arrays.
 
   Args:
-    folder: of one version of a data set, from `find`.
-    split: of the data set.
-    feature: its name. Encoded images are decoded.
+    folder: folder of one version of a data set, from `find`.
+    split: split of the data set.
+    feature: name of the feature. Encoded images are decoded.
 
   Raises:
-    ValueError: if a file is damaged, now or when the record is read.
+    ValueError: if a file is damaged; now, or when the record is read.
   """
   import tensorflow_datasets as tfds
 
   try:
     builder = tfds.builder_from_directory(folder, file_format="array_record")
-  except Exception as error:  # the type depends on what is broken
+  except Exception as error:  # its type depends on what is broken
     raise files.damaged(folder, error) from error
   decoders = None
   if isinstance(builder.info.features[feature], tfds.features.Image):

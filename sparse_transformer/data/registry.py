@@ -1,33 +1,23 @@
-"""Every source by name: adding one takes a single registration.
+"""The sources by name: adding one takes a single registration.
 
   @data.register("letters")
   def letters(config):
     return data.Stream(config.length, config.columns, load=read_the_letters)
 
 `config.data.name = "letters"` then selects it. A source whose data set must be
-downloaded names a tensorflow-datasets builder as well,
+downloaded also names a tensorflow-datasets builder,
 
   @data.register("letters", builder="my_package.letters:Letters")
 
 and `python -m sparse_transformer.data prepare letters` runs it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
+
+from ml_collections import ConfigDict
 
 from sparse_transformer.data import sources
-
-
-class Config(Protocol):
-  """The `data` group of a config."""
-
-  name: str
-  path: str
-  length: int
-  columns: int
-  fractions: Sequence[float]
-  rate: int
-
 
 Factory = TypeVar("Factory", bound=Callable[..., sources.Source])
 
@@ -41,7 +31,7 @@ PREPARE = "python -m sparse_transformer.data prepare"
 def register(
   name: str, builder: str | None = None
 ) -> Callable[[Factory], Factory]:
-  """Decorates a function from the `data` group of a config to a source.
+  """Decorates a function that maps the `data` group of a config to a source.
 
   Args:
     name: the `data.name` that selects the source.
@@ -63,7 +53,7 @@ def register(
   return add
 
 
-def source(config: Config) -> sources.Source:
+def source(config: ConfigDict) -> sources.Source:
   """Makes the source that the `data` group of a config selects.
 
   Raises:

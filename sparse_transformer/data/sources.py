@@ -1,7 +1,7 @@
 """The two kinds of sources: images, and streams of symbols.
 
 A source knows its vocabulary and its geometry without the data, which it loads
-at the first use of a split.
+when a split is first used.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Images, each one sequence: row by row, the channels of a pixel in turn.
+  """Images as sequences: row by row, with the channels of a pixel in turn.
 
   Attributes:
     shape: (rows, columns, channels).
     vocab_size: number of levels of a channel.
     load: returns the images of each split, uint8 of this shape. It is called
       often: cache its result.
-    files: returns the files that hold the images and raises ValueError if one
-      is damaged. None if there are no such files.
+    files: returns the files that contain the images, and raises ValueError if
+      one is damaged. None if there are no such files.
   """
 
   shape: tuple[int, int, int]
@@ -46,7 +46,7 @@ class Images:
     return math.prod(self.shape)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The images of a split as uint8 [length]."""
+    """The images of a split, each as uint8 [length]."""
     images = _split(self.load, split)
     return Lazy(len(images), lambda i: images[i].reshape(self.length))
 
@@ -63,7 +63,7 @@ class Images:
     return dict(images=number, crc32=f"{zlib.crc32(images.data):08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """The images of a split as (tokens, scored), both [length], all scored."""
+    """The images of a split as (tokens, scored), with all positions scored."""
     if min_context:
       raise ValueError(
         f"{min_context=} must be 0 for images: each is scored on its own"
@@ -79,9 +79,9 @@ class Stream:
 
   Attributes:
     length: symbols in a sequence.
-    columns: width of the table in which the symbols of a sequence get a row
+    columns: width of the table in which each position of a sequence has a row
       and a column to embed. Its last row may be partial.
-    load: returns the symbols of each split, a row of uint8. It is called
+    load: returns the symbols of each split as a row of uint8. It is called
       often: cache its result.
     codec: what the symbols stand for.
   """
@@ -111,7 +111,7 @@ class Stream:
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """Sequences that start at every symbol of a split, uint8 [length].
+    """Sequences that start at each symbol of a split, uint8 [length].
 
     Raises:
       ValueError: if the split is shorter than a sequence.
@@ -127,7 +127,7 @@ class Stream:
     return Lazy(size, lambda i: data[i : i + self.length])
 
   def digest(self) -> dict[str, int | str]:
-    """Number and CRC-32 of the symbols of all splits."""
+    """Number and CRC-32 of the symbols in all splits."""
     data = np.concatenate([self.load()[split] for split in SPLITS])
     return dict(symbols=len(data), crc32=f"{zlib.crc32(data.data):08x}")
 
@@ -136,7 +136,7 @@ class Stream:
 
     Args:
       split: one of SPLITS.
-      min_context: least number of positions before a scored one, in [0,
+      min_context: minimum number of positions before a scored one, in [0,
         length). The first window has no symbols before it: all of its
         positions are scored.
 

@@ -7,9 +7,10 @@ import sysconfig
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from sparse_transformer.data import codecs, files as files_lib, records
-from sparse_transformer.data.registry import Config, register
+from sparse_transformer.data.registry import register
 from sparse_transformer.data.sources import SPLITS, Stream
 
 # Characters of the splits, like the bytes of enwik8.
@@ -17,16 +18,16 @@ TEXT8 = 90_000_000, 5_000_000, 5_000_000
 
 
 @register("bytes")
-def any_bytes(config: Config) -> Stream:
+def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
   return _from_path(config, codecs.Text())
 
 
 @register("stdlib")
-def stdlib(config: Config) -> Stream:
+def stdlib(config: ConfigDict) -> Stream:
   """The Python source of the interpreter's own standard library."""
-  # Without what differs from machine to machine: installed packages, and the
-  # tests, which some distributions omit.
+  # Excludes what differs between machines: installed packages, and the tests,
+  # which some distributions omit.
   skipped = {"site-packages", "dist-packages", "__pycache__"}
   skipped |= {"test", "tests", "idle_test"}
 
@@ -39,7 +40,7 @@ def stdlib(config: Config) -> Stream:
 
 
 @register("enwik8", builder="sparse_transformer.data.builders.enwik8:Enwik8")
-def enwik8(config: Config) -> Stream:
+def enwik8(config: ConfigDict) -> Stream:
   """enwik8, from the file or its archive, or as our builder prepares it."""
 
   @functools.cache
@@ -59,7 +60,7 @@ def enwik8(config: Config) -> Stream:
 
 
 @register("text8")
-def text8(config: Config) -> Stream:
+def text8(config: ConfigDict) -> Stream:
   """text8, from the file or its archive."""
   codec = codecs.Letters()
 
@@ -69,8 +70,8 @@ def text8(config: Config) -> Stream:
     data = codec.decode(files_lib.read(path), path)
     if len(data) != sum(TEXT8):
       raise ValueError(
-        f"{path} has {len(data):,} characters, text8 {sum(TEXT8):,}; for other"
-        " text set data.name to bytes"
+        f"{path} has {len(data):,} characters, but text8 has {sum(TEXT8):,};"
+        " for other text, set data.name to bytes"
       )
     parts = np.split(data, np.cumsum(TEXT8)[:2])
     return dict(zip(SPLITS, parts, strict=True))
@@ -79,25 +80,27 @@ def text8(config: Config) -> Stream:
 
 
 @register("fasta")
-def fasta(config: Config) -> Stream:
+def fasta(config: ConfigDict) -> Stream:
   """The bases of a FASTA file, or of all FASTA files in a folder."""
   return _from_path(config, codecs.Fasta(), ".fasta", ".fa", ".fna")
 
 
 @register("audio")
-def audio(config: Config) -> Stream:
-  """The sound of a wav file, or of all wav files in a folder."""
+def audio(config: ConfigDict) -> Stream:
+  """The sound of a WAV file, or of all WAV files in a folder."""
   return _from_path(config, codecs.Audio(config.rate), ".wav")
 
 
-def _from_path(config: Config, codec: codecs.Codec, *suffixes: str) -> Stream:
+def _from_path(
+  config: ConfigDict, codec: codecs.Codec, *suffixes: str
+) -> Stream:
   """A stream of the file at `data.path`, or of the files below that folder.
 
   Args:
     config: the `data` group of a config.
-    codec: of the files.
-    *suffixes: of the files to read in a folder, compressed or not; all files
-      by default.
+    codec: codec of the files.
+    *suffixes: suffixes of the files to read in a folder, compressed or not; all
+      files by default.
   """
 
   def files():
@@ -118,8 +121,8 @@ def _from_path(config: Config, codec: codecs.Codec, *suffixes: str) -> Stream:
   return _from_files(config, codec, files)
 
 
-def _check_path(config: Config) -> pathlib.Path:
-  """The path that `data.path` names; FileNotFoundError if it does not exist."""
+def _check_path(config: ConfigDict) -> pathlib.Path:
+  """The path in `data.path`; raises FileNotFoundError if it does not exist."""
   if not config.path:
     raise FileNotFoundError("data.path is not set: name a file or a folder")
   path = pathlib.Path(config.path).expanduser()
@@ -131,7 +134,7 @@ def _check_path(config: Config) -> pathlib.Path:
 
 
 def _from_files(
-  config: Config,
+  config: ConfigDict,
   codec: codecs.Codec,
   files: Callable[[], Iterable[pathlib.Path]],
 ) -> Stream:
@@ -143,7 +146,7 @@ def _from_files(
     or not math.isclose(sum(fractions), 1)
   ):
     raise ValueError(
-      f"data.{fractions=} must be three positive numbers with sum 1, for"
+      f"data.{fractions=} must be three positive numbers that sum to 1, for"
       " train, validation and test"
     )
 

@@ -1,4 +1,4 @@
-"""Draws the picture of patterns in the README.
+"""Draws the README's picture of patterns.
 
 python -m sparse_transformer.figures docs/patterns.png
 """
@@ -21,11 +21,11 @@ SHOWN = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws the picture into the file that is the one argument."""
+  """Draws the picture into the file given as the only argument."""
   if len(argv) != 2:
     raise ValueError("give one argument: the PNG file to write")
   titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
-  # One factor, the same in all heads.
+  # Each has one factor, the same in all heads.
   shown = [patterns.parse(text)[0][0] for text in SHOWN.values()]
   figure = panels(titles, shown, (ROWS, COLUMNS), ROWS * COLUMNS)
   figure.savefig(argv[1])

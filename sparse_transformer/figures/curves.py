@@ -1,4 +1,4 @@
-"""Curves: bits and throughput by training step, bits by position."""
+"""Curves of bits and throughput by training step, and of bits by position."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from sparse_transformer.figures import style
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
+Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
 def bits_by_step(runs: Mapping[str, Lines], unit: str) -> "Figure":
-  """A figure with two curves of each named run: training and validation."""
+  """A figure with two curves for each named run: training and validation."""
   figure, axis = _axis(7, 4)
   styles: dict[str, dict[str, Any]] = {
     "train": dict(lw=0.8, alpha=0.6),
@@ -46,12 +46,12 @@ def throughput_by_step(lines: Lines) -> "Figure":
 def save_positions(
   path: str | os.PathLike, bits_L: np.ndarray, result: Mapping[str, Any]
 ) -> None:
-  """Draws mean bits by position in the window, which show the use of context.
+  """Draws mean bits by position in the window, to show how context is used.
 
   Args:
-    path: of the PNG file.
-    bits_L: nan where a position was not scored.
-    result: what `eval.py` prints.
+    path: path of the PNG file.
+    bits_L: mean bits, nan where a position was not scored.
+    result: the object that `eval.py` prints.
   """
   places_L = 1 + np.arange(len(bits_L))
   figure, axis = _axis(7, 3.6)
@@ -84,7 +84,7 @@ def _columns(lines, field):
 
 
 def _mean_of_blocks(values, size):
-  """Means over blocks of `size`, leaving out nan; nan where all values are."""
+  """Means over blocks of `size`, ignoring nan; nan where all values are."""
   starts = np.arange(0, len(values), size)
   known = ~np.isnan(values)
   sums = np.add.reduceat(np.where(known, values, 0), starts)

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: pictures are embedded, nothing is loaded."""
+"""Self-contained HTML pages: pictures are embedded, and nothing is loaded."""
 
 import base64
 import html
@@ -25,7 +25,7 @@ pre { background: #f4f6f9; padding: 1rem; overflow-x: auto; font-size: 13px; }
 
 
 def page(title: str, *sections: str) -> str:
-  """An HTML document; the functions below make its sections."""
+  """An HTML document; the functions below create its sections."""
   title, body = html.escape(title), "\n".join(sections)
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -42,17 +42,17 @@ def section(title: str, *parts: str) -> str:
 
 
 def note(text: str) -> str:
-  """A paragraph in small gray letters."""
+  """A paragraph in small gray type."""
   return f'<p class="note">{html.escape(text)}</p>'
 
 
 def preformatted(text: str) -> str:
-  """Text whose lines and spaces stay as they are."""
+  """Text whose line breaks and spaces are preserved."""
   return f"<pre>{html.escape(text)}</pre>"
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-  """A table; the first row holds the titles."""
+  """A table; the first row contains the titles."""
   titles, *rest = rows
   lines = [_row("th", titles), *(_row("td", row) for row in rest)]
   return "<table>\n" + "\n".join(lines) + "\n</table>"
@@ -64,12 +64,12 @@ def _row(tag, cells):
 
 
 def picture(path: str | os.PathLike, text: str) -> str:
-  """A PNG file, with a text for those who cannot see it."""
+  """A PNG file, with alternative text."""
   return _image(pathlib.Path(path).read_bytes(), text)
 
 
 def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
-  """A matplotlib figure, with a text for those who cannot see it."""
+  """A matplotlib figure, with alternative text."""
   file = io.BytesIO()
   figure.savefig(file, format="png")
   return _image(file.getvalue(), text)

@@ -1,4 +1,4 @@
-"""Pictures of attention patterns, as Figure 3 of Child et al. 2019."""
+"""Pictures of attention patterns, like Figure 3 of Child et al. 2019."""
 
 import os
 import textwrap
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 MAX_LENGTH = 4096  # positions of a matrix that are drawn
-MAX_CELLS = 256  # on a side of an image: more would be finer than the pixels
+MAX_CELLS = 256  # cells on a side of an image: more would not be visible
 MAX_OUTLINED = 32  # cells on a side that are separated by lines
 MAX_PANELS = 12  # patterns in one picture
-PANEL = 2.2  # inches of a square
-LINE = 31  # letters of a title that fit on a line above a panel
+PANEL = 2.2  # side of a panel in inches
+LINE = 31  # characters of a title that fit on a line above a panel
 KEY, QUERY = 1, 2  # values of a cell; 0: not attended to
-PALEST = 0.5  # share of its color that a lone key keeps among joined cells
+PALEST = 0.5  # fraction of its color that a lone key keeps among joined cells
 
 Layers = Sequence[Sequence[Pattern]]  # the heads of each layer
 
@@ -35,11 +35,11 @@ def save_patterns(
   """Draws the distinct patterns of a network into a PNG file.
 
   Args:
-    path: of the file.
+    path: path of the file.
     layers: the pattern of each head in each layer.
-    shape: of the data, rows first.
+    shape: shape of the data, rows first.
     length: number of positions.
-    chosen: the patterns to draw, by default all; at most the first 12 are.
+    chosen: the patterns to draw, by default all; only the first 12 are drawn.
   """
   found = places(layers)
   chosen = list(found if chosen is None else chosen)
@@ -62,7 +62,7 @@ def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
 
 
 def describe_places(layers: Sequence[int], heads: Sequence[int]) -> str:
-  """The places of a pattern in words; of many, the first four.
+  """The places of a pattern in words, up to four of each kind.
 
   >>> describe_places([0, 2, 4, 6, 8], [0])
   'layers 0, 2, 4, 6 ..., head 0'
@@ -103,7 +103,7 @@ def panels(
       bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}", fontsize=8)
   for axis, label in zip(
     axes[:, 0],
-    ("keys of one query, in the data", "keys of all queries, a row each"),
+    ("keys of one query, in the data", "keys of all queries, one per row"),
     strict=True,
   ):
     axis.set_ylabel(label, fontsize=8, color=style.GRAY)
@@ -145,7 +145,7 @@ def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
   """RGB image of the pairs of the first n positions.
 
-  It is made of strips of rows: there is never an array of n x n.
+  It is built from strips of rows, without any n x n array.
   """
   i, size = np.arange(n, dtype=np.int32), -(-n // MAX_CELLS)
   strips = []
@@ -159,8 +159,8 @@ def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
-  The fewer of them are keys, the paler it is; one that holds a query has the
-  color of a query.
+  A pixel is paler the fewer of its cells are keys; one that contains a query
+  has the color of a query.
   """
   nothing, key, query = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
   share = _pool(cells > 0, height, width)[..., None]

@@ -16,9 +16,9 @@ def save_images(
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
   Args:
-    path: of the file.
+    path: path of the file.
     samples: uint8 [images, positions].
-    real: likewise.
+    real: real images, likewise.
     shape: rows, columns and channels of an image.
     vocab_size: number of intensities; the highest is drawn as white.
   """

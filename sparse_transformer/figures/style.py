@@ -14,9 +14,9 @@ DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
 def subplots(
   rows: int, columns: int, width: float, height: float
 ) -> "tuple[matplotlib.figure.Figure, np.ndarray]":
-  """A figure of some inches, and its axes [rows, columns]."""
-  # Slow to import, and needed only to draw. A figure that pyplot does not know
-  # needs neither a display nor to be closed.
+  """A figure of `width` x `height` inches, and its axes [rows, columns]."""
+  # Slow to import, and needed only to draw. A figure that pyplot does not
+  # manage needs no display and need not be closed.
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), dpi=DPI)
@@ -24,5 +24,5 @@ def subplots(
 
 
 def rgb(color: str) -> np.ndarray:
-  """Red, green and blue, 0 to 255, of '#rrggbb'."""
+  """Red, green and blue of '#rrggbb', each from 0 to 255."""
   return np.array(list(bytes.fromhex(color[1:])))

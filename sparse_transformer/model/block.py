@@ -15,7 +15,7 @@ from sparse_transformer.model.config import Config
 class ResidualBlock(nnx.Module):
   """Adds attention a and then an MLP b to the residual stream: x + a + b.
 
-  Both branches normalise their input first; b is computed from x + a, with
+  Both branches normalize their input first; b is computed from x + a, with
   the activation h * sigmoid(1.702 h).
 
   Source: Child et al. 2019, sections 5.1 and 5.2.
@@ -54,8 +54,8 @@ class ResidualBlock(nnx.Module):
 
     Args:
       x_BLD: the residual stream.
-      attend: a `transformer.Attend` with all bound but its last three
-        arguments: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, cache).
+      attend: a `transformer.Attend` with all but its last three arguments
+        bound: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, cache).
       rng: key for dropout; None applies no dropout.
 
     Returns:
@@ -91,10 +91,10 @@ class ResidualBlock(nnx.Module):
 def _weight_init(
   config: Config, fan_in: int, ends_branch: bool = False
 ) -> nnx.Initializer:
-  """Normal weights; those that end a residual branch 1/sqrt(2 N) smaller.
+  """Normal weights, scaled by 1/sqrt(2 N) at the end of a residual branch.
 
   The paper's 0.125 / sqrt(d_in), read as a standard deviation ("paper"), is
-  2.83 times smaller than what the released code has ("code"):
+  2.83 times smaller than that of the released code ("code"):
   github.com/openai/distribution_augmentation, which trained its models.
   """
   if config.init == "paper":

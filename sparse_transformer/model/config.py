@@ -21,23 +21,23 @@ class Config:
   Args:
     vocab_size: number of symbols, V.
     length: positions in a sequence, n.
-    shape: geometry for the position embeddings: (rows, columns) or (rows,
+    shape: geometry of the position embeddings: (rows, columns) or (rows,
       columns, channels).
     patterns: what attends to what: a tuple (layers) of tuples (heads).
     num_layers: number of residual blocks, N.
     num_heads: heads of each block, H; they share `width`.
     width: width of the residual stream, D.
-    half_size: whether queries and keys have half the width and the MLP two
-      times instead of four times the width.
-    dropout: rate at the end of both residual branches, in [0, 1).
+    half_size: whether queries and keys have half the width, and the MLP twice
+      instead of four times the width.
+    dropout: dropout rate at the end of both residual branches, in [0, 1).
     init: standard deviations of the weights: those of the released "code", or
       those of the "paper", which are 2.83 times smaller.
     token_std: standard deviation of the token embedding with init="code".
     position_std: that of the sum of the position embeddings.
-    dtype: of activations; parameters and logits are float32.
+    dtype: dtype of activations; parameters and logits are float32.
     remat: what the backward pass recomputes, one of `REMATS`.
     backend: executor of attention, see `attention.attend`.
-    tile: positions in a tile of attention; 0 chooses a size.
+    tile: positions on a side of a tile of attention; 0 chooses automatically.
 
   Raises:
     ValueError: if a field is out of range, or the heads do not divide the
@@ -108,7 +108,7 @@ class Config:
 
 
 class Source(Protocol):
-  """What a network has to know about a data source."""
+  """What a network needs to know about a data source."""
 
   @property
   def vocab_size(self) -> int: ...
@@ -124,9 +124,9 @@ def configure(config: ConfigDict, source: Source) -> Config:
   """Makes the network config of an experiment.
 
   Args:
-    config: the experiment's config; its groups `model` and `attention` are
-      used.
-    source: the data source that the network is to model.
+    config: the experiment's config, of which the groups `model` and
+      `attention` are used.
+    source: the data source to model.
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a

@@ -1,4 +1,4 @@
-"""The key-value cache of decoding, derived from the patterns.
+"""The key-value cache for decoding, derived from the patterns.
 
 Sequences are drawn position by position. A key is kept in a slot from its own
 position to that of the last query that attends to it; then the slot is free
@@ -7,7 +7,7 @@ follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
 every stride-th.
 
-Letters of axes are those of the README; S slots, R keys of a row.
+Axes are named as in the README, with S for slots and R for keys of a row.
 """
 
 import collections
@@ -37,7 +37,7 @@ class CachePlan:
     slots: int32 [n], the slot of each key; `size` for keys without a reader.
     last: int [n], the last query that attends to each key, -1 for none.
     size: number of slots.
-    width: the most keys of a query.
+    width: the largest number of keys of a query.
   """
 
   pattern: Pattern
@@ -50,8 +50,7 @@ class CachePlan:
   def is_wide(self) -> bool:
     """Whether a row may use most slots.
 
-    Then a step reads all slots in one piece, which takes less time than to
-    gather many.
+    If so, a step reads all slots at once, which is faster than gathering many.
     """
     return 2 * self.width > self.size
 
@@ -71,7 +70,7 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows`, or if wide bool [stop - start, size + 1]."""
+    """What steps read: `rows` or, if wide, bool [stop - start, size + 1]."""
     rows = self.rows(start, stop)
     if not self.is_wide:
       return rows
@@ -136,7 +135,7 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
 
 
 def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
-  """(slot of each key, number of slots); slots are freed by the last reader."""
+  """(slot of each key, number of slots); the last reader frees a slot."""
   n = len(last)
   slots = np.full(n, -1, np.int32)
   free: list[int] = []
@@ -158,7 +157,7 @@ def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """Predicts position after position with a cache: a `sampling.Decoder`."""
+  """A `sampling.Decoder` that predicts position by position with a cache."""
 
   config: Config
 
@@ -173,7 +172,7 @@ class Decoder:
     """Where the steps at positions start to stop - 1 write and read.
 
     Returns:
-      For each of `plans` (the slots written, what is read), one row a step.
+      (slots to write, what to read) for each of `plans`, with a row per step.
     """
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
@@ -210,7 +209,7 @@ class Decoder:
 
     def attend(cache, layer, index, q_BLHK, k_BLHK, v_BLHE):
       def fill(slots, x_BLH, pattern, heads):
-        # Slots that hold no key get any one: no row reads them.
+        # Slots that hold no key get an arbitrary one: no row reads them.
         held = self.plans[pattern].held(stop)
         x_BSH = jnp.take(x_BLH[:, :, heads], held, axis=1, mode="clip")
         return slots.at[index].set(x_BSH.swapaxes(1, 2))
@@ -239,7 +238,7 @@ class Decoder:
 
     Args:
       params: parameters of the network.
-      cache: that after position t - 1.
+      cache: the cache after position t - 1.
       tokens_B: symbols at t - 1; ignored at t = 0.
       t: the position, traced.
       table: the row of `tables` for t.
@@ -264,7 +263,7 @@ class Decoder:
           _attend_row(q, *self.plans[pattern].take(slots, index, read))
         )
         groups.append(slots)
-      # The heads of a group lie together: restore their order.
+      # The outputs are sorted by group: restore the order of the heads.
       order = np.concatenate([heads for _, heads in self._groups(layer)])
       out_BHE = jnp.concatenate(outs, axis=1)[:, np.argsort(order)]
       return out_BHE[:, None], cache | {layer: groups}
@@ -275,7 +274,7 @@ class Decoder:
     return logits_B1V[:, 0], cache
 
   def num_bytes(self, batch: int) -> int:
-    """Size of the cache."""
+    """Size of the cache in bytes."""
     cache = jax.eval_shape(lambda: self.init(batch))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
 

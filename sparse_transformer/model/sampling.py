@@ -1,8 +1,8 @@
-"""Draws sequences from a trained network, position by position.
+"""Samples sequences from a trained network, position by position.
 
-`python -m sparse_transformer.sample` is the command on top of it.
+`python -m sparse_transformer.sample` is the command built on it.
 `kv_cache.Decoder` predicts with a key-value cache; `Recompute`, the plainest
-correct way, runs a pass over the whole sequence for each position.
+correct way, runs a pass over the entire sequence for each position.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ import numpy as np
 import tqdm
 from jax import lax
 
-CHUNK = 256  # the most positions of one call to the device
-SECONDS = 1.0  # about what one call should take: progress and stops wait for it
+CHUNK = 256  # the most positions per call to the device
+SECONDS = 1.0  # target duration of a call, which delays progress and stopping
 
 
 class Decoder(Protocol):
-  """Predicts the next position from the state that the last one left."""
+  """Predicts the next position from the state after the previous one."""
 
   def tables(self, start: int, stop: int) -> Any:
     """Host arrays with one row for each position from start to stop - 1."""
@@ -90,8 +90,8 @@ class Sampler:
   Args:
     temperature: divides the logits; 0 takes the most probable symbol.
     top_k: draws from the k most probable symbols only; 0 from all.
-    top_p: of these, from the fewest most probable ones whose probabilities add
-      up to top_p; in (0, 1].
+    top_p: draws from the smallest set of the most probable of these whose
+      probabilities add up to top_p; in (0, 1].
 
   Raises:
     ValueError: if an argument is out of range.
@@ -124,7 +124,7 @@ class Sampler:
       sorted_BV = jnp.where(drawn_1V, sorted_BV, -jnp.inf)
     if self.top_k or self.top_p < 1:
       p_BV = jax.nn.softmax(sorted_BV)
-      # A symbol is kept while the more probable ones do not reach top_p.
+      # A symbol is kept if the more probable ones do not add up to top_p.
       kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < self.top_p) & (p_BV > 0)
       least_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
       logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
@@ -149,15 +149,15 @@ def sample(
     decoder: a `kv_cache.Decoder` or `Recompute` of the network.
     params: parameters of the network.
     sampler: draws symbols from logits.
-    num: number of sequences.
+    num: number of sequences to draw.
     length: positions in a sequence.
     prompts: uint8 [num, S], the first positions of the sequences.
-    seed: of the draws; samples do not depend on the decoder or on chunks.
+    seed: seed of the draws; samples do not depend on the decoder or on chunks.
     name: label of a progress bar on a terminal; None shows none.
-    check_stop: called about once a second; raises to end the work.
+    check_stop: called about once a second; may raise to end the work.
 
   Returns:
-    (uint8 [num, length], seconds without compilation and prompts).
+    (uint8 [num, length], seconds excluding compilation and prompts).
 
   Raises:
     ValueError: if `num` is below 1, or the prompts are longer than `length`.
@@ -185,7 +185,8 @@ def sample(
       tokens.append(new_BC)
       seconds += took
       bar.update(new_BC.size)
-      check_stop()
+      if sum(x.shape[1] for x in tokens) < length:
+        check_stop()
   return np.concatenate(tokens, axis=1), seconds
 
 
@@ -225,7 +226,7 @@ def _chunks(
 
 
 def _next_count(count: int, seconds: float) -> int:
-  """Positions of the next chunk, from those of the last and what they took."""
+  """Positions of the next chunk, from those of the last and its duration."""
   return max(1, int(min(count * SECONDS / seconds, 4 * count, CHUNK)))
 
 

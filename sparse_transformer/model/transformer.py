@@ -16,7 +16,7 @@ from sparse_transformer.model.config import Config
 
 
 class Attend(Protocol):
-  """How the blocks attend: a whole pass, or steps with a key-value cache."""
+  """How blocks attend: over whole sequences, or step by step with a cache."""
 
   def __call__(
     self,
@@ -29,14 +29,14 @@ class Attend(Protocol):
   ) -> tuple[jax.Array, Any]:
     """Attention of one layer.
 
-    Layers run as the stacks that `stacks` lists, so two numbers name a layer.
+    Layers run as the stacks that `stacks` lists, so two numbers identify one.
 
     Args:
-      cache: a pytree that goes from layer to layer, its structure, shapes and
-        dtypes unchanged; None where nothing is cached.
-      layer: the first layer of the stack, which tells the patterns.
-      index: the place in the stack; traced, as stacks of several layers are
-        scanned.
+      cache: a pytree that is passed from layer to layer with the same
+        structure, shapes and dtypes; None where nothing is cached.
+      layer: the first layer of the stack, which determines the patterns.
+      index: the position in the stack; traced, since stacks of several layers
+        are scanned.
       q_BLHK: queries of all heads.
       k_BLHK: keys of the same positions.
       v_BLHE: values of the same positions.
@@ -52,7 +52,7 @@ class Transformer(nnx.Module):
 
   The only state is the parameters. Those of the blocks are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
-  other patterns than it was trained with.
+  patterns other than those it was trained with.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -111,7 +111,7 @@ class Transformer(nnx.Module):
     k_BLHK: jax.Array,
     v_BLHE: jax.Array,
   ) -> tuple[jax.Array, Any]:
-    """An `Attend` over whole sequences; returns the cache as it is."""
+    """An `Attend` over whole sequences; returns the cache unchanged."""
     del index  # layers of one stack have the same patterns
     out_BLHE = attention.attend(
       q_BLHK,
@@ -130,12 +130,12 @@ class Transformer(nnx.Module):
     cache: Any = None,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Applies all but the embedding.
+    """Applies everything but the embedding.
 
     Args:
       x_BLD: embedded symbols, from `embed` or `embed_next`.
       attend: attention of each layer.
-      cache: what the first layer's `attend` is given.
+      cache: the cache that is passed to the first layer.
       rng: key for dropout; None applies no dropout.
 
     Returns:
@@ -184,8 +184,8 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Applies the blocks: (the residual stream after the last, the cache).
 
-    One scan over the periods of the patterns, so that the compiled program
-    does not grow with depth; then the layers that fill no period.
+    Scans over the periods of the patterns, so that the compiled program does
+    not grow with depth, and then applies the remaining layers.
     """
     config, (graph, params) = self.config, nnx.split(self.blocks)
     num_layers, period = config.num_layers, config.period
@@ -220,8 +220,8 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
   """Makes the backward pass recompute a block, as far as `remat` says."""
   if remat not in ("block", "block_but_attention"):
     return apply
-  # With the outputs of attention saved, its backward pass needs nothing else
-  # but the queries, keys and values, which are cheap to recompute.
+  # With the outputs of attention saved, its backward pass needs only the
+  # queries, keys and values, which are cheap to recompute.
   names = attention.SAVED_NAMES if remat == "block_but_attention" else ()
   return jax.checkpoint(
     apply,
@@ -236,7 +236,7 @@ def _take(tree, i):
 
 
 def stacks(config: Config) -> dict[int, int]:
-  """Which layers run as one stack: {its first layer: how many they are}.
+  """The layers that run as one stack: {first layer: number of layers}.
 
   The layers at the same place of each period of the patterns form a stack;
   those after the last full period are stacks of one.

@@ -1,9 +1,9 @@
 """What follows from a pattern's pairs, at any length, without n x n work.
 
 How many keys a query has, how long decoding must remember a key, after how
-many layers a position sees its whole past. All are read off the cover of a
-pattern: full nodes count as a whole, and only the tiles on its outline are
-evaluated pair by pair.
+many layers a position sees its entire past. All are computed from the cover of
+a pattern: full nodes are counted at once, and only the tiles on its outline
+are evaluated pair by pair.
 
 >>> from sparse_transformer.patterns import Local, Strided
 >>> pattern = Local(2) | Strided(3)
@@ -31,10 +31,10 @@ from sparse_transformer.patterns.catalogue import Causal
 
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
-INPUTS = 64  # that are followed to every position of longer sequences
+INPUTS = 64  # inputs followed to every position of longer sequences
 CHUNK = 2**22  # values at a time
 
-# The patterns of a network by layer and head, as `assign` gives them.
+# The patterns of a network by layer and head, as `assign` returns them.
 Layers: TypeAlias = Sequence[Sequence[Pattern]]
 Pair: TypeAlias = tuple[int, int]
 
@@ -49,7 +49,7 @@ class PackedPairs:
     query_order, key_order: int32 [n], the position at each place.
     full: (size, rows, cols) of the full nodes; a size may come twice.
     rows, cols: int [tiles], the other tiles that hold pairs.
-    bits: uint8 [tiles, TILE, TILE // 8], their pairs, eight keys a byte.
+    bits: uint8 [tiles, TILE, TILE // 8], their pairs, eight keys per byte.
   """
 
   query_order: np.ndarray
@@ -62,11 +62,11 @@ class PackedPairs:
   def tiles(
     self, values: int = 1, chosen: np.ndarray | slice = slice(None)
   ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Unpacks the tiles that are not full, some at a time.
+    """Unpacks the tiles that are not full, a few at a time.
 
     Args:
-      values: how many values the caller makes of each position of a tile.
-      chosen: index of the tiles; by default all.
+      values: how many values the caller computes for each position of a tile.
+      chosen: index of the tiles to unpack; all by default.
 
     Yields:
       Their rows, their cols and their pairs, bool [tiles, TILE, TILE].
@@ -193,11 +193,11 @@ def cache_size(pattern: Pattern, n: int) -> int:
 
 
 def reach(layers: Layers, n: int) -> np.ndarray:
-  """Which input each position sees through all layers: bool [n, n].
+  """Which inputs each position sees through all layers: bool [n, n].
 
-  The residual stream counts: every position keeps what it has. A causal
-  network sees its whole past if this equals `Causal().matrix(n)`. For long
-  sequences see `measure_reach`.
+  This includes the residual stream: every position keeps what it has. Every
+  position of a causal network sees its entire past if this equals
+  `Causal().matrix(n)`. For long sequences see `measure_reach`.
   """
   seen = np.eye(n, dtype=np.float32)
   for heads in layers:
@@ -213,11 +213,11 @@ class Reach:
   """What positions see through a network.
 
   Attributes:
-    layers: after how many every position sees its whole past (in a network
-      that is not causal: the whole sequence), None if they never do.
+    layers: the number of layers after which every position sees its entire past
+      (or the entire sequence, if the network is not causal); None if never.
     missing: in that case, the first (query, key) without a path.
-    positions: among this many first positions every pair was followed.
-    inputs: and this many inputs to every position of the sequence.
+    positions: every pair among this many first positions was followed.
+    inputs: this many inputs were followed to every position of the sequence.
   """
 
   layers: int | None
@@ -229,9 +229,9 @@ class Reach:
 def measure_reach(layers: Layers, n: int) -> Reach:
   """After how many layers of a network all positions see what they should.
 
-  Up to 4,096 positions every pair is followed. In longer sequences that is
-  exact for the first ones, too, if the network is causal: a path stays
-  between its key and its query. The rest is sampled by 64 inputs.
+  Up to 4,096 positions, every pair is followed. In longer sequences, the first
+  4,096 are followed as exactly if the network is causal, since a path stays
+  between its key and its query; the rest is sampled with 64 inputs.
   """
   causal = all(is_causal(p, n) for p in {p for heads in layers for p in heads})
   positions = n if n <= EXACT else EXACT if causal else 0
@@ -248,7 +248,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
 
 
 def _sampled_inputs(n: int) -> np.ndarray:
-  """Both sides of the borders at powers of 2, then random positions."""
+  """Both sides of the boundaries at powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)
   places = [*(powers - 1), *powers, *random[:INPUTS]]
@@ -261,8 +261,8 @@ def _follow(
   """Follows inputs through layers.
 
   Returns:
-    After how many layers all positions see the inputs they should; or None,
-    and the first (query, input) without a path.
+    (depth, None), if all positions see the inputs they should after `depth`
+    layers; else (None, the first (query, input) without a path).
   """
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
@@ -327,5 +327,5 @@ def _join(out: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
 
 
 def _pad(x: np.ndarray) -> np.ndarray:
-  """Appends zeros, up to a whole number of tiles."""
+  """Pads with zeros to a multiple of the tile."""
   return np.pad(x, ((0, -len(x) % TILE), *((0, 0),) * (x.ndim - 1)))

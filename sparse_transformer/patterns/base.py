@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse_transformer.patterns import layout as layout_lib
 
-# NumPy or JAX arrays, traced ones too, or the tile values of `intervals`.
+# NumPy or JAX arrays, possibly traced, or the tile values of `intervals`.
 Integers: TypeAlias = Any
 Booleans: TypeAlias = Any
 
@@ -82,7 +82,7 @@ class Pattern:
     return f"{type(self).__name__}({', '.join(required + changed)})"
 
   def matrix(self, n: int) -> np.ndarray:
-    """The set as booleans [n, n], a row per query: reference and picture."""
+    """The set as booleans [n, n], with one row per query."""
     i = np.arange(n)
     return np.broadcast_to(self.mask(i[:, None], i), (n, n))
 
@@ -163,7 +163,7 @@ class Union(_Combination):
 
 @dataclasses.dataclass(frozen=True)
 class _Restriction(_Combination):
-  """Pairs of the left pattern under a condition, run in its orders."""
+  """Pairs of the left pattern that meet a condition, run in its orders."""
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return self.left.orders(n)
@@ -207,7 +207,7 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
 
   Raises:
     ValueError: one of `fields` is not an integer of at least `minimum` that
-      fits in 32 bits, or the field `causal`, if there is one, is no boolean.
+      fits in 32 bits, or the field `causal`, if there is one, is not a boolean.
   """
   for field in fields:
     value = getattr(pattern, field)

@@ -1,7 +1,7 @@
-"""The family of patterns: one class each, with its examples.
+"""The catalogue of patterns: one class each, with its examples.
 
-They are causal unless `causal=False` is given, where the literature has a
-bidirectional form.
+They are causal by default; `causal=False` gives the bidirectional form, for
+those that have one in the literature.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ class Full(Pattern):
 class Local(Pattern):
   """The last `window` keys, the query itself included.
 
-  Bidirectional: `window // 2` keys to either side, as Longformer's library
-  counts (arXiv 2004.05150).
+  Bidirectional: `window // 2` keys to either side, as in Longformer's library
+  (arXiv 2004.05150).
 
   Source: Child et al. 2019, section 4.3. Their formula has `window + 1` keys,
   their released code exactly `window`, as here.
@@ -120,7 +120,7 @@ class Dilated(Pattern):
 @register
 @dataclasses.dataclass(frozen=True)
 class Strided(Pattern):
-  """Every `stride`-th key back from the query itself: its column.
+  """Every `stride`-th key, counted back from the query: its column.
 
   Source: Child et al. 2019, section 4.3.
   """
@@ -186,7 +186,7 @@ class Block(Pattern):
 @register
 @dataclasses.dataclass(frozen=True)
 class Summary(Pattern):
-  """The summary columns, so far, of every block of `size` positions.
+  """The summary columns so far, in every block of `size` positions.
 
   They are the `shift`-th group of `width` positions, counted from the end of
   the block: shift 0 is the last `width` positions. Heads may have distinct
@@ -217,7 +217,7 @@ class Summary(Pattern):
     return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # The summary columns first, then the keys nobody attends to. Those before
+    # The summary columns first, then the keys without a reader. Those before
     # and those after the summary are kept apart, so that bounds on k % size
     # exclude them.
     i = np.arange(n)
@@ -295,7 +295,7 @@ class _PowerGaps(Pattern):
 class Global(Pattern):
   """The first `size` positions.
 
-  Bidirectional: they, as queries, attend to every key, too.
+  Bidirectional: as queries, they also attend to every key.
   """
 
   size: int
@@ -322,19 +322,19 @@ class Global(Pattern):
 @register
 @dataclasses.dataclass(frozen=True)
 class RandomBlocks(Pattern):
-  """`num` distinct random blocks of the past, for each block of `size` queries.
+  """`num` distinct random past blocks for each block of `size` queries.
 
   Bidirectional: two blocks attend to each other if the later one drew the
   earlier one, so that a block has `num` before it and on average as many
   after it.
 
   Args:
-    size: positions of a block.
-    num: blocks to draw; all are taken where there are no more.
-    seed: of the draws.
+    size: positions in a block.
+    num: blocks to draw; all of them where there are fewer.
+    seed: seed of the draws.
     first: the first block that may be drawn.
-    last: how far before the queries' own block the last one is that may be
-      drawn.
+    last: distance, in blocks, from the queries' own block back to the last one
+      that may be drawn.
   """
 
   size: int
@@ -382,7 +382,7 @@ _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 
 
 def _hash(x: Integers, seed: int) -> Integers:
-  """Pseudo-random integers in [0, _LEVELS), by products below 2**31."""
+  """Pseudo-random integers in [0, _LEVELS), from products below 2**31."""
   a, b = 7919 + seed * 104729 % 16381, seed * 15485863 % _PRIME
   x = (x % _PRIME * a + b) % _PRIME
   for shift in (12345, 23456):
@@ -391,13 +391,13 @@ def _hash(x: Integers, seed: int) -> Integers:
 
 
 def _share(chance: Integers, size: Integers) -> Integers:
-  """About `size * chance / _LEVELS`, rounded down, by products below 2**31."""
+  """About `size * chance / _LEVELS`, rounded down; products are below 2**31."""
   high = chance * (size // 128) // (_LEVELS // 128)
   return high + chance * (size % 128) // _LEVELS
 
 
 class _Shorthand(Pattern):
-  """A pattern with a name of its own that is defined by other patterns."""
+  """A named pattern that is defined by other patterns."""
 
   def definition(self) -> Pattern:
     """The combination that the name stands for."""
@@ -441,18 +441,18 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  Source: Zaheer et al. 2020, arXiv 2007.14062. The paper's is bidirectional;
-  there the last block is global, too, and exactly `num_random` blocks are
-  drawn from both sides.
+  Source: Zaheer et al. 2020, arXiv 2007.14062. The paper's pattern is
+  bidirectional; there the last block is global, too, and exactly `num_random`
+  blocks are drawn from both sides.
 
   Args:
-    block: positions of a block.
-    window: an odd number of blocks around the queries' own; causal: the own
-      and the `window // 2` before it.
-    num_global: first blocks, which all queries see.
-    num_random: distinct blocks for each block of queries, drawn from those of
-      the past that are neither in the window nor global.
-    seed: of the draws.
+    block: positions in a block.
+    window: an odd number of blocks, centered on the queries' own; if causal,
+      that block and the `window // 2` before it.
+    num_global: number of first blocks, which all queries see.
+    num_random: number of distinct blocks for each block of queries, drawn from
+      those in the past that are neither in the window nor global.
+    seed: seed of the draws.
   """
 
   block: int = 64
@@ -493,7 +493,7 @@ class BigBird(_Shorthand):
 
 
 class _Raster(Pattern):
-  """A pattern of images: (row * columns + column) * channels + channel."""
+  """An image pattern: i = (row * columns + column) * channels + channel."""
 
   columns: int
   channels: int
@@ -508,7 +508,7 @@ class _Raster(Pattern):
 @register
 @dataclasses.dataclass(frozen=True)
 class Row(_Raster):
-  """The bytes so far in the query's row of an image.
+  """The bytes so far in the query's row of the image.
 
   Also those of the `previous` rows above it. Bidirectional: all bytes of the
   row, and of as many rows above and below it.
@@ -575,7 +575,7 @@ class Column(_Raster):
 @register
 @dataclasses.dataclass(frozen=True)
 class Neighborhood(_Raster):
-  """The pixels around the query's, in all channels.
+  """The pixels around the query's own, in all channels.
 
   Causal: in its row and the `height - 1` rows above, `width // 2` columns to
   either side. Bidirectional: `height // 2` rows to either side.

@@ -1,4 +1,4 @@
-"""Interval arithmetic: the mask of a pattern, run on whole tiles.
+"""Interval arithmetic: the mask of a pattern, evaluated on whole tiles.
 
 A mask uses integer operators only, so it also runs on the values of this
 module, which stand for a position somewhere in a tile. The result says, for
@@ -53,8 +53,8 @@ class TilePairs:
     """Whether some u of the query tile may equal some v of the key tile.
 
     Some value of the side that varies more within its tiles must lie between
-    the smallest and the largest value of the other side. True without looking
-    for few tile pairs, which are cheaper to split than to test.
+    the smallest and the largest value of the other side. A few tile pairs give
+    True without a test, since they are cheaper to split than to test.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True
@@ -65,7 +65,7 @@ class TilePairs:
     (x, x_tiles), (y, y_tiles) = sorted(
       sides, key=lambda side: -self._spread(side[0])
     )
-    # One sorted array of integers in which each tile has a range of its own.
+    # One sorted array of integers in which each tile has its own range.
     low, width = min(x.min(), y.min()), 1 + int(np.ptp(np.concatenate([x, y])))
     sorted_x = np.sort(tiles * width + (x - low))
     begin, end = (
@@ -89,8 +89,8 @@ class Truth:
   """A condition on tile pairs, in three-valued logic.
 
   Attributes:
-    may: whether the condition holds for some pair of positions, or may.
-    must: whether it holds for all of them.
+    may: whether the condition may hold for some pair of positions.
+    must: whether it is known to hold for all of them.
   """
 
   def __init__(self, may: Array, must: Array):
@@ -177,8 +177,8 @@ class _Integer:
 class QueryPlusKey(_Integer):
   """u(query) + v(key), where u and v are known at every position.
 
-  Exact as long as an expression stays of this form; all else falls back to an
-  `Interval`.
+  Exact as long as an expression keeps this form; everything else falls back to
+  an `Interval`.
   """
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):

@@ -11,7 +11,7 @@ from sparse_transformer.patterns import intervals
 
 
 class Part(Protocol):
-  """What a layout needs of a pattern, or of one part of it."""
+  """What a layout needs from a pattern, or from one part of it."""
 
   def __hash__(self) -> int: ...
 
@@ -148,14 +148,14 @@ def orders(part: Part, n: int) -> tuple[np.ndarray, np.ndarray]:
 def pairs_of_tiles(
   part: Part, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
-  """Evaluates a part's mask on tiles, some at a time.
+  """Evaluates a part's mask on tiles, a few at a time.
 
   Yields:
     Slices of the tiles and their pairs, bool [tiles, tile, tile].
   """
   query_order, key_order = orders(part, n)
   offsets = np.arange(tile)
-  step = max(1, 2**18 // tile**2)  # 256K pairs at a time: they fit a cache
+  step = max(1, 2**18 // tile**2)  # 256K pairs at a time, to stay in cache
   for start in range(0, len(rows), step):
     here = slice(start, start + step)
     q = rows[here, None, None] * tile + offsets[:, None]

@@ -1,4 +1,4 @@
-"""Named factorizations, expressions, and how factors are placed in layers."""
+"""Named factorizations, expressions, and how factors are assigned to layers."""
 
 import ast
 import functools
@@ -44,20 +44,20 @@ def factorize(
   block first and its summary second.
 
   `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: what other codebases call
-  fixed, with both factors in one head. In openai/sparse_attention each head
+  fixed, with both factors in one head. In openai/sparse_attention, each head
   has its own summary, counted from the end of the block. DeepSpeed's causal
   pattern is the same set: `stride` is its num_local_blocks * block, `width`
   its num_global_blocks * block, `num_summaries` its
-  num_different_global_patterns. In long-range-arena the first position of
+  num_different_global_patterns. In long-range-arena, the first position of
   each block is a summary, too.
 
   Args:
     name: one of `FACTORIZATIONS`, or an expression that `parse` reads.
-    stride: of strided attention; the size of the blocks of fixed attention.
-    window: keys of local attention.
-    width: positions of a summary.
-    num_summaries: distinct summaries, which the heads use in turn.
-    head: which head.
+    stride: stride of strided attention, or block size of fixed attention.
+    window: number of keys of local attention.
+    width: positions in a summary.
+    num_summaries: number of distinct summaries, which the heads use in turn.
+    head: index of the head.
 
   Raises:
     ValueError: the name is unknown, or a setting does not fit.
@@ -95,24 +95,24 @@ def assign(
   cycle: Sequence[int] = (),
   **settings: int,
 ) -> tuple[tuple[Pattern, ...], ...]:
-  """Places the factors of a factorization in the layers and heads of a network.
+  """Assigns the factors of a factorization to a network's layers and heads.
 
-  Source: Child et al. 2019, section 4.2, which has the three modes.
+  Source: Child et al. 2019, section 4.2, which defines the three modes.
 
   Args:
-    name: as `factorize` takes it.
+    name: as in `factorize`.
     mode: "interleaved": layer r uses factor cycle[r % len(cycle)]. "merged":
       every head uses the union of all factors. "heads": head h uses factor
       h % num_factors.
-    num_layers, num_heads: of the network.
-    cycle: of mode "interleaved", by default each factor in turn.
-    **settings: as `factorize` takes them.
+    num_layers, num_heads: size of the network.
+    cycle: order of the factors in mode "interleaved"; by default each in turn.
+    **settings: as in `factorize`.
 
   Returns:
     A tuple (layers) of tuples (heads) of patterns.
 
   Raises:
-    ValueError: the mode, the name, a factor of `cycle` or a setting is wrong.
+    ValueError: the mode, the name, a factor of `cycle` or a setting is invalid.
   """
   if mode not in MODES:
     raise ValueError(
@@ -124,13 +124,13 @@ def assign(
     cycle = (0,)  # so that a cycle set for another pattern does no harm
   if not all(m in range(num_factors) for m in cycle):
     raise ValueError(
-      f"attention.cycle {cycle} must hold factors 0 to {num_factors - 1}"
+      f"attention.cycle {cycle} must list factors 0 to {num_factors - 1}"
       f" of {name!r}"
     )
 
   def pattern(layer: int, head: int) -> Pattern:
     if mode == "heads":
-      # Heads of one factor are numbered from 0: they use every summary.
+      # Heads of one factor are numbered from 0, so that they use every summary.
       factors = factorize(name, head=head // num_factors, **settings)
       return factors[head % num_factors]
     factors = factorize(name, head=head, **settings)
@@ -207,5 +207,5 @@ def _constant(node: ast.expr) -> Any:
 def _unknown(name: str) -> ValueError:
   return ValueError(
     f"unknown attention.pattern {name!r}; known: {', '.join(FACTORIZATIONS)},"
-    f" and combinations by | & - and commas of {', '.join(CATALOGUE)}"
+    f" and expressions with | & - and commas over {', '.join(CATALOGUE)}"
   )

@@ -1,4 +1,4 @@
-"""The registry of patterns: what expressions, tests and tables are made of."""
+"""The registry of patterns that expressions, tests and tables draw on."""
 
 import inspect
 from typing import TypeVar
@@ -13,8 +13,8 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 def register(cls: _Class) -> _Class:
   """Adds a class of patterns to `CATALOGUE`; a decorator.
 
-  Its name can then be used in expressions (`parse`), and all that is derived
-  from the catalogue includes it: tests, benchmarks and the table of the README.
+  Its name can then be used in expressions (`parse`), and everything derived
+  from the catalogue includes it: tests, benchmarks and the README's table.
   The class needs a docstring and `examples`. Defining the same class again, as
   one does in a notebook, replaces it.
 
@@ -27,7 +27,7 @@ def register(cls: _Class) -> _Class:
     cls.__qualname__,
   ):
     raise ValueError(
-      f"a pattern {cls.__name__} exists already, in {known.__module__}; "
+      f"a pattern {cls.__name__} already exists in {known.__module__}; "
       "choose another name"
     )
   CATALOGUE[cls.__name__] = cls

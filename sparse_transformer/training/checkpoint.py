@@ -1,14 +1,14 @@
-"""Checkpoints of a run: save, verify, restore. Thin over Orbax.
+"""Saves, verifies and restores the checkpoints of a run, with Orbax.
 
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
   state/      the arrays of the training state, written by Orbax
-  about/      the config, versions, digest of the data and validation, as JSON
-  files.json  {file name: CRC-32} of all files of the two
+  about/      the config, versions, data digest and validation loss, as JSON
+  files.json  {file name: CRC-32} of all files in the two
 
-Orbax restores flipped bytes without an error. So the files are checked against
-the list before anything reads them, and nothing else decides that a checkpoint
-is damaged.
+Orbax restores flipped bytes without an error. Therefore the files are checked
+against the list before anything reads them, and nothing else decides that a
+checkpoint is damaged.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ FILES = "files.json"
 
 
 def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
-  """Describes a run for its checkpoints: config, versions, digest of data."""
+  """Describes a run for its checkpoints: config, versions, data digest."""
   packages = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
   return dict(
     config=config.to_dict(),
@@ -44,13 +44,13 @@ def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
 
 
 class Checkpoints:
-  """The checkpoints of a workdir, a context manager. Saves in the background.
+  """The checkpoints of a workdir; a context manager. Saves in the background.
 
   Args:
-    workdir: the folder that holds `checkpoints/`.
-    keep: how many of the last checkpoints are kept; None: read-only.
-    keep_best: how many of those with the lowest validation are kept as well.
-    about: the description of the run, see `about`.
+    workdir: the folder that contains `checkpoints/`.
+    keep: how many of the latest checkpoints to keep; None for read-only.
+    keep_best: how many of those with the lowest validation loss to keep, too.
+    about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
   """
@@ -76,7 +76,7 @@ class Checkpoints:
     kept = [policies.LatestN(keep), _Best(self._folder, keep_best)]
     self._manager = ocp.CheckpointManager(
       self._folder,
-      # In the order in which they are finished: the list comes last.
+      # In the order in which they are finished: the list of files comes last.
       item_handlers={
         "state": ocp.StandardCheckpointHandler(),
         "about": _AboutHandler(),
@@ -86,7 +86,7 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(kept),
         create=writes,
-        # A reader would delete what a run is writing meanwhile.
+        # Otherwise a reader would delete what a run is writing.
         cleanup_tmp_directories=writes,
       ),
     )
@@ -97,13 +97,13 @@ class Checkpoints:
   def __exit__(self, kind: type | None, *_: object) -> None:
     try:
       self._manager.close()
-    except Exception as error:  # of a save
-      if kind is None:  # else the first error is the one to raise
+    except Exception as error:  # from a save
+      if kind is None:  # otherwise the first error is the one to raise
         self._fail(error)
 
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints in ascending order."""
-    # Orbax takes any folder with a number for a checkpoint.
+    # Orbax takes any folder named by a number for a checkpoint.
     return sorted(
       step
       for step in self._manager.all_steps()
@@ -111,19 +111,19 @@ class Checkpoints:
     )
 
   def save(self, state: State, validation: float | None = None) -> None:
-    """Saves a state in the background, unless its step is saved already.
+    """Saves a state in the background, unless its step is already saved.
 
     Args:
       state: the training state.
       validation: bits per dim of the last validation, if any.
 
     Raises:
-      OSError: this save or the one before it failed, with on_error="stop".
+      OSError: this save or the previous one failed, with on_error="stop".
     """
     step = int(state.step)
     if step in (self._saved, *self.steps()):
       return
-    self.finish()  # Orbax would wait for the save before as well
+    self.finish()  # Orbax would also wait for the previous save
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(_as_tree(state)),
       about=_AboutSave(self._about | dict(validation=validation)),
@@ -147,13 +147,13 @@ class Checkpoints:
     """Returns the verified state at a step, by default the last one.
 
     Args:
-      like: a state of the same shapes (`jax.eval_shape` of `init_state`).
+      like: a state with the same shapes (`jax.eval_shape` of `init_state`).
       step: one of `steps()`.
 
     Raises:
       FileNotFoundError: there is no checkpoint.
       Damaged: a file of the checkpoint is damaged or missing.
-      ValueError: there is none of this step, or it is of another network.
+      ValueError: there is none of this step, or it is from another network.
     """
     steps = self.steps()
     if not steps:
@@ -183,17 +183,17 @@ class Checkpoints:
         f" {_first_line(error)}"
       ) from error
     raise ValueError(
-      f"checkpoint {path} is of another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; leave out overrides of the model"
+      f"checkpoint {path} is from another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; omit overrides of the model"
     )
 
   def restore_last(self, like: State) -> State | None:
-    """Returns the state of the last good checkpoint, None if there is none.
+    """Returns the state of the last good checkpoint, or None if there is none.
 
     Damaged ones are renamed, each with a line on standard error.
 
     Raises:
-      ValueError: it is of another network, or of a run on other data.
+      ValueError: it is from another network, or from a run on other data.
     """
     while steps := self.steps():
       path = self._path(steps[-1])
@@ -211,8 +211,8 @@ class Checkpoints:
     saved, now = _read_about(path).get("data"), self._about.get("data")
     if saved and now and saved != now:
       raise ValueError(
-        f"checkpoint {path} is of a run on other data ({_describe(saved)})"
-        f" than data.path holds now ({_describe(now)}); use the same data, or"
+        f"checkpoint {path} is from a run on other data ({_describe(saved)})"
+        f" than the current data ({_describe(now)}); use the same data, or"
         " another --workdir"
       )
 
@@ -243,14 +243,14 @@ class Damaged(ValueError):
 class _AboutHandler(ocp.JsonCheckpointHandler):
   """Writes about/ and then, as the last item, the list of all files.
 
-  Orbax renames the folder of the step afterwards: a checkpoint has its list
-  or is not one. What Orbax writes later is not listed: commit_success.txt
-  of the step and of about/, and _CHECKPOINT_METADATA. They hold dates and
-  names of classes, and nothing that is restored depends on them.
+  Orbax renames the folder of the step afterwards, so that every complete
+  checkpoint has its list. What Orbax writes later is not listed:
+  commit_success.txt of the step and of about/, and _CHECKPOINT_METADATA. They
+  contain dates and class names, and nothing that is restored depends on them.
   """
 
   def finalize(self, directory: os.PathLike) -> None:
-    about = pathlib.Path(directory)  # it has a temporary name
+    about = pathlib.Path(directory)  # still under a temporary name
     step = about.parent
     paths = {f"about/{path.name}": path for path in about.iterdir()}
     for path in (step / "state").rglob("*"):
@@ -266,7 +266,7 @@ class _AboutSave(ocp.args.JsonSave):
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-  """Preserves the checkpoints with the lowest validation."""
+  """Preserves the checkpoints with the lowest validation loss."""
 
   folder: pathlib.Path
   number: int
@@ -286,6 +286,8 @@ class _Best:
 
 def _verify(path: pathlib.Path) -> None:
   """Raises Damaged unless all listed files are as they were written."""
+  if not (path / FILES).exists() and not (path / "about").exists():
+    return  # an early format, without a list
   try:
     files = json.loads((path / FILES).read_text())
     wrong = [
@@ -321,7 +323,7 @@ def _set_aside(path: pathlib.Path, reason: str) -> None:
 
 
 def _read_about(path: pathlib.Path) -> dict[str, Any]:
-  """What a checkpoint says of its run; {} if it does not."""
+  """The description of a checkpoint's run; {} if there is none."""
   try:
     return json.loads((path / "about" / "metadata").read_text())
   except (OSError, ValueError):
@@ -333,12 +335,12 @@ def _describe(digest: dict[str, Any]) -> str:
 
 
 def _as_tree(state: State) -> dict[str, Any]:
-  """Nested dicts, lists and arrays: what Orbax saves without our classes."""
+  """Nested dicts, lists and arrays, which Orbax saves without our classes."""
   return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  """The shape of each array by its path, as Orbax spells it."""
+  """The shape of each array by its path, spelled as in Orbax."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape)
     for path, x in jax.tree_util.tree_leaves_with_path(tree)

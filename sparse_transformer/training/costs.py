@@ -2,8 +2,8 @@
 
 FLOPs and traffic follow from the sizes of the network and the number of pairs
 in its patterns. What is kept for the backward pass depends on `model.remat`
-and on how JAX differentiates: it is read off the program of the loss, which is
-traced on shapes alone.
+and on how JAX differentiates: it is read from the traced program of the loss,
+without any data.
 """
 
 import collections
@@ -45,8 +45,8 @@ PEAK_FLOPS = {
   "TPU v6e": 918e12,
 }
 
-# What the backward pass of a block computes a second time, by `model.remat`:
-# all that its other matmuls and attention need again.
+# What the backward pass of a block recomputes, by `model.remat`: everything
+# that its other matmuls and attention need again.
 REPEATED: dict[str, tuple[str, ...]] = {
   "none": (),
   "attention": ("query", "key", "value", "attention"),
@@ -61,13 +61,13 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 
 
 def count_pairs(model: model_lib.Config) -> int:
-  """Pairs that one sequence attends to, in all heads of all layers."""
+  """Number of pairs of one sequence, in all heads of all layers."""
   heads = collections.Counter(itertools.chain(*model.patterns))
   return sum(n * pattern.pairs(model.length) for pattern, n in heads.items())
 
 
 def flops_per_pair(model: model_lib.Config) -> int:
-  """FLOPs of a pair in one head, forward and backward, as they are executed.
+  """FLOPs of a pair in one head, forward and backward, as executed.
 
   Forward: q k^T (K multiply-adds) and p v (E). Backward: q k^T again, the
   gradients of q and k (K each), and those of p and v (E each).
@@ -79,9 +79,9 @@ def flops_per_pair(model: model_lib.Config) -> int:
 def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
   """FLOPs that one step needs, however it is executed.
 
-  The backward pass counts twice the forward pass, and nothing is counted that
-  it computes again: neither for rematerialization nor the scores of attention.
-  Attention counts with the pairs of its patterns.
+  The backward pass counts as twice the forward pass. What it recomputes does
+  not count, neither for rematerialization nor the scores of attention.
+  Attention counts by the pairs of its patterns.
 
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
   """
@@ -93,12 +93,12 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
 def speed(tokens_per_second: float, flops_per_token: float) -> dict[str, float]:
   """The speed fields of a line of metrics; none if the speed is unknown (0).
 
-  `mfu`, model-FLOPs utilization, is the share of the peak of all devices; it
-  is left out for devices that are not in `PEAK_FLOPS`.
+  `mfu`, model-FLOPs utilization, is the fraction of the peak of all devices; it
+  is omitted for devices that are not in `PEAK_FLOPS`.
 
   Args:
-    tokens_per_second: on all devices together.
-    flops_per_token: of the model, see `model_flops`.
+    tokens_per_second: total over all devices.
+    flops_per_token: FLOPs of the model per token, see `model_flops`.
   """
   if not tokens_per_second:
     return {}
@@ -115,12 +115,12 @@ def speed(tokens_per_second: float, flops_per_token: float) -> dict[str, float]:
 def step(
   config: ConfigDict, model: model_lib.Config, pairs: int
 ) -> dict[str, Any]:
-  """FLOPs and memory traffic in bytes of one step on the whole batch.
+  """FLOPs and memory traffic, in bytes, of one step on the entire batch.
 
   Args:
-    config: the experiment's.
+    config: the experiment's config.
     model: its network.
-    pairs: from `count_pairs`.
+    pairs: number of pairs, from `count_pairs`.
   """
   batch = config.train.batch_size
   tokens = batch * model.length
@@ -169,8 +169,8 @@ def rematerialization(
   """What each value of `model.remat` keeps and recomputes.
 
   Returns:
-    By value: bytes of `activations` on a device and of one `layer` recomputed,
-    as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
+    For each value: bytes of `activations` on a device and of one recomputed
+    `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
   """
   batch, sequences = config.train.batch_size, _num_sequences(config)
   ways = [dataclasses.replace(model, remat=r) for r in model_lib.REMATS]
@@ -202,7 +202,7 @@ def _matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
 
 
 def _num_weights(model: model_lib.Config) -> int:
-  """Weights that each token is multiplied with."""
+  """Number of weights that each token is multiplied by."""
   of_block = sum(math.prod(sizes) for sizes in _matmuls(model).values())
   return model.num_layers * of_block + model.width * model.vocab_size
 
@@ -219,7 +219,7 @@ def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
   """Bytes of the operands and results of all matmuls with weights.
 
   Each runs three times, forward and for both gradients, and once more if it is
-  repeated.
+  recomputed.
   """
 
   def moved(inputs, outputs):
@@ -257,15 +257,15 @@ def _recomputed_bytes(model: model_lib.Config, sequences: int) -> int:
 
 
 def _kept(model: model_lib.Config) -> tuple[int, int]:
-  """Bytes kept from the forward for the backward pass.
+  """Bytes kept from the forward pass for the backward pass.
 
   Returns:
-    Bytes of each sequence, and bytes whatever their number: copies of weights,
-    such as a scan over layers makes, but neither the parameters themselves nor
-    constants of the program.
+    (bytes per sequence, bytes that do not depend on the number of sequences).
+    The latter are copies of weights, such as a scan over layers makes, but
+    neither the parameters themselves nor constants of the program.
   """
-  # What a layer keeps is the same for all patterns, of which only the period
-  # counts, and for all executors: those that are planned fastest stand in.
+  # What a layer keeps is the same for all executors and all patterns, of which
+  # only the period matters: use those that are planned fastest.
   heads = [
     (Block(1 + layer % model.period),) * model.num_heads
     for layer in range(model.num_layers)

@@ -1,4 +1,4 @@
-"""Bits per dim over a split: every position counted once."""
+"""Bits per dim over a split, with every position counted once."""
 
 import math
 import sys
@@ -15,10 +15,10 @@ Losses = Callable[[Any, Any], jax.Array]
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Losses:
-  """The jitted function (params, tokens_BL) -> nats of each position [B, L].
+  """A jitted function (params, tokens_BL) -> nats of each position [B, L].
 
   Args:
-    apply: (params, tokens_BL) -> logits_BLV, such as from `model.make_apply`.
+    apply: (params, tokens_BL) -> logits_BLV, as from `model.make_apply`.
   """
 
   def losses(params, tokens_BL):
@@ -28,7 +28,7 @@ def make_losses(apply: Callable[..., jax.Array]) -> Losses:
 
 
 class Tally:
-  """Bits of the windows scored so far, in sums of constant size.
+  """Bits of the windows scored so far, as sums of constant size.
 
   A window is an image, or a part of a stream. Sums are float64, which is exact
   to far more digits than are reported.
@@ -37,9 +37,9 @@ class Tally:
     length: positions in a window, L.
 
   Attributes:
-    bits_L: float64, sum of the bits of each place in the window.
-    counts_L: int64, in how many windows each place was scored.
-    windows: their number.
+    bits_L: float64, sum of the bits at each position in the window.
+    counts_L: int64, number of windows in which each position was scored.
+    windows: number of windows.
   """
 
   def __init__(self, length: int):
@@ -65,14 +65,15 @@ class Tally:
     Returns:
       `bits_per_dim`, None if nothing was scored; its `standard_error` over
       windows, None if there are fewer than two; `examples`, the number of
-      windows; `tokens`, that of scored positions.
+      windows; `tokens`, the number of scored positions.
     """
     total, n = int(self.counts_L.sum()), self.windows
     if not total:
       return dict(bits_per_dim=None, standard_error=None, examples=n, tokens=0)
     ratio = self.bits_L.sum() / total
-    # Of a ratio of two sums over windows, which may differ in length: the sum
-    # of (bits - ratio * count) ** 2, which rounding may take below 0.
+    # The error of a ratio of two sums over windows, whose counts may differ.
+    # `spread` is the sum of (bits - ratio * count) ** 2, which rounding may
+    # take below 0.
     weights = np.array([1, -ratio])
     spread = max(0, weights @ self._squares @ weights)
     error = math.sqrt(spread * n / max(1, n - 1)) / total
@@ -84,7 +85,7 @@ class Tally:
     )
 
   def by_position(self) -> np.ndarray:
-    """Mean bits of each place in the window [L]; nan if it was not scored."""
+    """Mean bits at each position in the window [L]; nan where not scored."""
     return _ratio(self.bits_L, self.counts_L)
 
   def by_channel(self, channels: int) -> np.ndarray:
@@ -113,15 +114,15 @@ def bits_per_dim(
 
   Args:
     losses: from `make_losses`.
-    params: its first argument.
-    windows: pairs (tokens, scored), as the sources of `data` give them. They
+    params: parameters of the network.
+    windows: pairs (tokens, scored), as the sources of `data` return them. They
       are read one batch at a time.
-    batch_size: windows at a time. The last batch is padded with windows that
+    batch_size: windows per batch. The last batch is padded with windows that
       do not count.
-    sharding: of the batches.
-    name: if given, a terminal shows the progress under that name.
-    tally: to count in; it holds what was scored even if an exception ends the
-      work.
+    sharding: sharding of the batches.
+    name: label of a progress bar on a terminal; None shows none.
+    tally: tally to add to; it has what was scored even if an exception ends
+      the work.
 
   Returns:
     `Tally.summary` of the windows.

@@ -1,4 +1,4 @@
-"""What a config names, constructed: data source, network, optimizer."""
+"""The objects that a config describes: data source, network, optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparse_transformer import data, model as model_lib
 from sparse_transformer.training import evaluate, step as step_lib
 from sparse_transformer.training.optimizer import make_optimizer
 
-if TYPE_CHECKING:  # Orbax takes a second to import, and only some need it
+if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
   from sparse_transformer.training.checkpoint import Checkpoints
 
 
@@ -68,10 +68,10 @@ class Experiment:
     )
 
   def batches(self, examples: Sequence) -> Sequence[np.ndarray]:
-    """The batches of a run: `batches[i]` is that of the step after i updates.
+    """The batches of a run: `batches[i]` is for the step after i updates.
 
     Args:
-      examples: of the training split, or their numbers.
+      examples: the examples of the training split, or their numbers.
     """
     settings = self.config.train
     return data.batches(examples, settings.batch_size, settings.seed)
@@ -79,13 +79,13 @@ class Experiment:
   def restore(
     self, checkpoints: Checkpoints, step: int | None = None
   ) -> step_lib.State:
-    """The state at a step of a run; by default the last one saved."""
+    """The state at a step of a run, by default the last one saved."""
     return checkpoints.restore(jax.eval_shape(self.init), step)
 
   @functools.cached_property
   def batch_sharding(self) -> NamedSharding:
-    """Batches are split over all local devices; all else is replicated."""
-    # Auto: the compiler propagates; jax's default asks for explicit types.
+    """Batches are split across local devices; everything else is replicated."""
+    # Auto: the compiler propagates shardings; JAX's default is explicit types.
     mesh = jax.make_mesh(
       (jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,)
     )
@@ -93,29 +93,39 @@ class Experiment:
 
   @property
   def replicated(self) -> NamedSharding:
-    """The sharding of the state: a copy on each device."""
+    """The sharding of the state: replicated on all devices."""
     return NamedSharding(self.batch_sharding.mesh, PartitionSpec())
 
 
-def check_settings(config: ConfigDict) -> None:
-  """Checks the settings of a run that no other part checks.
+def check_batch(config: ConfigDict) -> None:
+  """Checks that a training batch can be split into devices and micro-batches.
 
   Raises:
-    ValueError: a batch cannot be split evenly, a number is too small, or a
-      name is unknown.
+    ValueError: it cannot.
   """
   train, devices = config.train, jax.local_device_count()
   if min(train.batch_size, train.accumulation) < 1 or train.batch_size % (
     devices * train.accumulation
   ):
     raise ValueError(
-      f"train.batch_size={train.batch_size} must be a multiple of {devices}"
-      f" devices x train.accumulation={train.accumulation}"
+      f"train.batch_size={train.batch_size} must be at least 1 and a multiple"
+      f" of {devices} devices x train.accumulation={train.accumulation}"
     )
+
+
+def check_settings(config: ConfigDict) -> None:
+  """Checks the settings of a run that nothing else checks.
+
+  Raises:
+    ValueError: a batch cannot be split evenly, a number is too small, or a
+      name is unknown.
+  """
+  check_batch(config)
+  devices = jax.local_device_count()
   if config.eval.batch_size < 1 or config.eval.batch_size % devices:
     raise ValueError(
-      f"eval.batch_size={config.eval.batch_size} must be a multiple of"
-      f" {devices} devices"
+      f"eval.batch_size={config.eval.batch_size} must be at least 1 and a"
+      f" multiple of {devices} devices"
     )
   for group, name, least in (
     ("eval", "sequences", 0),

@@ -1,7 +1,7 @@
 """What an experiment costs and what its positions see, before training.
 
-The report of the command `explain`. No data is read and no network allocated,
-so it takes seconds at any size.
+This is the report of the command `explain`. It reads no data and allocates no
+network, so it takes seconds at any size.
 """
 
 import collections
@@ -24,9 +24,9 @@ from sparse_transformer.figures.patterns import (
 )
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training import costs
-from sparse_transformer.training.experiment import check_settings
+from sparse_transformer.training.experiment import check_batch
 
-MAX_ROWS = 40  # of the table of attention; all are in the JSON
+MAX_ROWS = 40  # of the attention table; the JSON has all of them
 
 Report = dict[str, Any]
 
@@ -35,14 +35,14 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   """What a network costs and sees, as JSON values.
 
   Args:
-    config: of the experiment, for its batches and its optimizer.
-    model: the network, which need not be that of the config.
+    config: the experiment's config, for its batches and its optimizer.
+    model: the network, which need not be the config's.
 
   Raises:
     ValueError: the batch cannot be split evenly.
-    NotImplementedError: the backend cannot run a pattern of this length.
+    Unsupported: the backend cannot run a pattern of this length.
   """
-  check_settings(config)
+  check_batch(config)
   attention = explain_attention(config, model)
   total = _total(attention, model)
   pairs = total["pairs"]
@@ -72,7 +72,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
 def explain_attention(
   config: ConfigDict, model: model_lib.Config
 ) -> list[Report]:
-  """Costs of each distinct pattern in each group of equal layers."""
+  """The costs of each distinct pattern in each group of equal layers."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
@@ -116,7 +116,7 @@ def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
 def _measure(
   pattern: Pattern, config: ConfigDict, model: model_lib.Config
 ) -> Report:
-  """Numbers of one head with a pattern."""
+  """The costs of one head with a pattern."""
   n, keys = model.length, analysis.keys_per_query(pattern, model.length)
   pairs = int(keys.sum())
   qk_width, value_width = costs.widths(model)
@@ -155,7 +155,7 @@ def _measure(
 
 
 def explain_reach(model: model_lib.Config) -> Report:
-  """After how many layers each position sees all it should, if ever."""
+  """After how many layers all positions see what they should, if ever."""
   reach = analysis.measure_reach(model.patterns, model.length)
   return dict(
     layers=reach.layers,
@@ -168,9 +168,9 @@ def explain_reach(model: model_lib.Config) -> Report:
 def explain_cache(
   model: model_lib.Config, attention: Sequence[Report]
 ) -> Report | None:
-  """Keys and values that decoding one sequence holds.
+  """The size of the cache for decoding one sequence.
 
-  None if queries attend to later keys: such a network decodes nothing.
+  None if queries attend to later keys: such a network cannot decode.
   """
   if not all(row["causal"] for row in attention):
     return None
@@ -229,8 +229,8 @@ COLUMNS = (
   "cached keys",
 )
 NOTE = """
-computed / needed: pairs in the tiles that are computed, over those of the
-pattern; 1 is the least."""
+computed / needed: pairs in the computed tiles, divided by those of the pattern;
+1 is the best possible."""
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
@@ -262,27 +262,27 @@ def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
 
 
 def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
-  """(name, value, what it is) of the network, a step and decoding."""
+  """(name, value, description) rows on the network, a step and decoding."""
   step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
   flops, traffic = step["flops"], step["bytes"]
   yield "sees", _seen(report["reach"]), _checked(report)
   yield ("",)
-  what = f"of a step: {step['sequences']} sequences, {step['tokens']:,} tokens"
+  what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
   yield "FLOPs", _flops(flops["total"]), what
-  yield "  weights", _flops(flops["weights"]), "of matmuls with weights"
-  yield "  attention", _flops(flops["attention"]), "of the patterns' pairs"
-  what = "of the forward pass, repeated in the backward pass"
+  yield "  weights", _flops(flops["weights"]), "matmuls with weights"
+  yield "  attention", _flops(flops["attention"]), "pairs of the patterns"
+  what = "parts of the forward pass, in the backward pass"
   yield "  recomputed", _flops(flops["recomputed"]), what
   yield "traffic", _bytes(traffic["total"]), "to and from memory, at least"
   what = "operands and results of matmuls"
   yield "  weights", _bytes(traffic["weights"]), what
-  what = "operands and results, each once"
+  what = "operands and results, once each"
   yield "  attention", _bytes(traffic["attention"]), what
   yield "  optimizer", _bytes(traffic["optimizer"]), "state and gradients"
   yield ("",)
   what = (
-    f"of a device, {memory['sequences']} sequences at a time; an estimate, of"
-    " exact parts"
+    f"per device, {memory['sequences']} sequences at a time; the parts are"
+    " exact, their sum is an estimate"
   )
   yield "memory", _bytes(memory["total"]), what
   yield "  parameters", _bytes(memory["parameters"]), ""
@@ -298,7 +298,7 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   if cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
-    what = f"of decoding a sequence; {_bytes(cache['full_bytes'])} for all keys"
+    what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what
 
 
@@ -332,7 +332,7 @@ def _checked(report: Report) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-  """Numbers in short: all, the first six, or the rule of equal distances.
+  """Abbreviates numbers: all, the first six, or an arithmetic progression.
 
   >>> _ranges(range(0, 128, 4))
   '0, 4 ... 124'

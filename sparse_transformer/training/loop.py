@@ -41,9 +41,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
     ValueError: the config is invalid, or does not fit the workdir.
     FloatingPointError: a loss or gradient is non-finite; `config.train` says
       when that ends a run.
-    signals.Stopped: SIGTERM or SIGINT ended the run, after it saved its state.
+    signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
-  # -- Everything that is wrong with a config fails here, before any writing.
+  # -- An invalid config fails here, before anything is written.
   experiment = Experiment(config)
   source, model = experiment.source, experiment.model
   check_settings(config)
@@ -87,7 +87,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       # -- Loop; a signal ends it.
       with contextlib.suppress(signals_lib.Stopped):
         if first > max(0, validated) and is_due(first, config.eval.every, last):
-          # A signal came during this validation.
+          # A signal had interrupted this validation.
           bits = _validate(experiment, state, writer, signals)
         for step in range(first, last):
           signals.check()
@@ -136,12 +136,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-  """Whether periodic work is due after a step; after the last it always is."""
+  """Whether periodic work is due after a step; always after the last step."""
   return step == last or (every > 0 and step % every == 0)
 
 
 def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
-  """Computes the batch of a step again, and prints the loss of each example.
+  """Recomputes the batch of a step, and prints the loss of each example.
 
   Uses the weights of the last checkpoint before the step. Writes nothing.
   """
@@ -168,7 +168,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
 def _first_state(
   experiment: Experiment, checkpoints: checkpoint.Checkpoints
 ) -> State:
-  """The last checkpoint that can be read, else the state the seed gives."""
+  """The state of the last good checkpoint, else the initial state."""
   state = checkpoints.restore_last(jax.eval_shape(experiment.init))
   if state is None:
     return jax.jit(experiment.init, out_shardings=experiment.replicated)()
@@ -177,7 +177,7 @@ def _first_state(
 
 
 def _last_validation(lines: list[dict]) -> tuple[float | None, int]:
-  """(bits, step) of the last validation in metrics.jsonl; (None, -1): none."""
+  """(bits, step) of the last validation in metrics.jsonl, else (None, -1)."""
   for line in reversed(lines):
     if line["split"] == "validation":
       return line["bits_per_dim"], line["step"]
@@ -185,7 +185,7 @@ def _last_validation(lines: list[dict]) -> tuple[float | None, int]:
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, float] | None:
-  """The values of a line of training, None if one of them is non-finite."""
+  """The values to log for a training step; None if one is non-finite."""
   values = {name: float(value) for name, value in measured.items()}
   if not all(map(math.isfinite, values.values())):
     return None  # the monitor has logged it
@@ -202,7 +202,7 @@ def _validate(
 
   Raises:
     FloatingPointError: they are non-finite.
-    signals.Stopped: a signal came before the end.
+    signals.Stopped: a signal arrived before the end.
   """
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")
@@ -218,8 +218,8 @@ def _validate(
   bits = result["bits_per_dim"]
   if not math.isfinite(bits):
     raise FloatingPointError(
-      f"bits_per_dim of validation is {bits} at step {step}; the last"
-      " checkpoint is from an earlier step"
+      f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
+      " is from an earlier step"
     )
   writer.write(step, "validation", bits_per_dim=bits)
   return bits
@@ -228,7 +228,7 @@ def _validate(
 def _act(
   verdict: Verdict | None, experiment: Experiment, writer: metrics.Writer
 ) -> None:
-  """Logs a verdict of the monitor, and ends the run if it says so."""
+  """Logs a verdict of the monitor, and ends the run if the verdict says so."""
   if verdict is None:
     return
   step, examples = verdict.step, _example_numbers(experiment, verdict.step)
@@ -237,9 +237,9 @@ def _act(
   if verdict.stop:
     command = shlex.join(["python", *sys.argv, f"--replay={step}"])
     raise FloatingPointError(
-      f"{verdict.stop}; the weights are as before it; its batch holds the"
-      f" training examples {', '.join(map(str, examples))}; to compute it"
-      f" again: {command}"
+      f"{verdict.stop}; the weights are as before it; its batch has the"
+      f" training examples {', '.join(map(str, examples))}; to recompute it:"
+      f" {command}"
     )
 
 

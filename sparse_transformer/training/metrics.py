@@ -1,4 +1,4 @@
-"""Metrics of a run: JSON lines, TensorBoard, a progress bar."""
+"""Metrics of a run: JSON lines, TensorBoard and a progress bar."""
 
 import contextlib
 import errno
@@ -16,21 +16,21 @@ import tqdm
 
 from sparse_transformer import atomic
 
-# Bytes that stay free: on a full disk TensorBoard's writing thread would die,
-# and closing it would wait forever.
+# Bytes to leave free: on a full disk TensorBoard's writer thread would die, and
+# closing it would wait forever.
 RESERVE = 2**16
 
 
 class Writer:
   """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-  A context manager. A resumed run computes the steps after its checkpoint
-  again, so their lines are dropped when it starts.
+  A context manager. A resumed run recomputes the steps after its checkpoint, so
+  their lines are dropped when it starts.
 
   Args:
     workdir: the folder of `metrics.jsonl`.
-    step: steps done so far.
-    steps: the last step.
+    step: number of steps done so far.
+    steps: total number of steps.
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
   """
@@ -76,16 +76,18 @@ class Writer:
     self._bar.update()
 
   def note(self, step: int, split: str, **values: Any) -> bool:
-    """Appends JSON values to `metrics.jsonl` alone; returns its success."""
+    """Appends JSON values to `metrics.jsonl` only; returns whether it could."""
     line = json.dumps({"step": step, "split": split, **values})
     return bool(self._attempt(self._append, line))
 
   def write(self, step: int, split: str, **values: float) -> None:
-    """Writes one line of metrics to all three."""
+    """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal."""
     if self.note(step, split, **values) and self._board:
       for name, value in values.items():
         self._board.add_scalar(f"{split}/{name}", value, step)
-    text = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
+    shown = values.copy()
+    shown.pop("model_flops_per_second", None)  # follows from tokens_per_second
+    text = "  ".join(f"{name} {value:.5g}" for name, value in shown.items())
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
   def _append(self, line: str) -> bool:

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What to do about a step that is not as it should be.
+  """What to do about a step that went wrong.
 
   Attributes:
     step: the number of the step, from 1.
-    split: of the line to log, "spike" or "skipped"; None logs nothing.
-    values: of that line.
+    split: `split` of the line to log, "spike" or "skipped"; None logs nothing.
+    values: other values of that line.
     stop: why the run must end; None lets it continue.
   """
 
@@ -29,19 +29,19 @@ class Verdict:
 class Monitor:
   """Judges the metrics of each step while the next one runs.
 
-  Reading a metric waits for the device, so that of the step that was just
-  dispatched is left for later.
+  Reading a metric waits for the device, so the metrics of the step that was
+  just dispatched are left for later.
 
   Args:
     settings: group `train` of the experiment's config; uses `nonfinite`,
       `max_skipped` and `spike`.
-    lines: those of `metrics.jsonl` so far.
+    lines: the lines of `metrics.jsonl` so far.
   """
 
   def __init__(self, settings: ConfigDict, lines: Iterable[Mapping] = ()):
     self._settings = settings
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
-    self._baseline = math.inf  # nats of the last line of training
+    self._baseline = math.inf  # nats of the last training line
     self._skipped: list[int] = []  # steps
     for line in lines:
       if line["split"] == "train":
@@ -50,19 +50,19 @@ class Monitor:
         self._skipped.append(line["step"])
 
   def logged(self, nats: float) -> None:
-    """Sets the loss to which `train.spike` compares the next ones."""
+    """Sets the loss that `train.spike` compares the next ones to."""
     self._baseline = nats
 
   def watch(
     self, step: int, measured: Mapping[str, jax.Array]
   ) -> Verdict | None:
-    """Judges the step before, and keeps the metrics of this one for later."""
+    """Judges the previous step, and keeps the metrics of this one for later."""
     verdict = self.flush()
     self._pending = step, measured
     return verdict
 
   def flush(self) -> Verdict | None:
-    """Judges the last step now. None: all is well."""
+    """Judges the last step now; None if all is well."""
     if self._pending is None:
       return None
     (step, measured), self._pending = self._pending, None

@@ -10,8 +10,8 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
   """Learning rate by step: linear warm-up, then cosine decay to 0.
 
   Args:
-    config: the experiment's; uses `train.steps`, `optimizer.warmup_steps` and
-      `optimizer.learning_rate`, which is the peak.
+    config: the experiment's config; uses `train.steps`,
+      `optimizer.warmup_steps` and `optimizer.learning_rate`, the peak.
 
   Raises:
     ValueError: the warm-up does not end before the last step.
@@ -49,11 +49,10 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def decays(params: dict) -> dict:
-  """Which parameters decay: matrices, but not biases, gains, the start vector.
+  """Which parameters decay: matrices, but not biases, gains or start vector.
 
-  As in the released code, which decays tensors of two or more dimensions. The
-  axis of layers along which the parameters of the blocks are stacked does not
-  count.
+  As in the released code, these are tensors of two or more dimensions. The axis
+  of layers along which the parameters of the blocks are stacked does not count.
 
   Returns:
     A bool for each array, in the structure of `params`.

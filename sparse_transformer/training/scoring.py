@@ -30,16 +30,16 @@ def score_run(
   """Scores each step with each context, and saves bits by position.
 
   Args:
-    config: of the run.
-    workdir: its folder; results go to `evaluations` in it.
+    config: the run's config.
+    workdir: its folder; results are written to `evaluations` in it.
     split: one of `data.SPLITS`.
-    steps: those of its checkpoints; None is the last one, () are all.
-    contexts: least numbers of positions before a scored one.
+    steps: steps of checkpoints; None is the last one, () are all.
+    contexts: minimum numbers of positions before a scored one.
     weights: "ema" or "params", see `State`.
 
   Yields:
-    JSON objects. If a signal comes, the last one is of what was scored until
-    then, with `complete` false, and it is not saved.
+    JSON objects. After a signal, the last one covers what was scored until
+    then, with `complete` false, and is not saved.
 
   Raises:
     ValueError: there is no such split, step or context.
@@ -47,7 +47,7 @@ def score_run(
   """
   experiment = Experiment(config)
   source = experiment.source
-  for min_context in contexts:  # errors are found before the work
+  for min_context in contexts:  # finds errors before the work starts
     source.windows(split, min_context)
   with Signals() as signals, checkpoint.Checkpoints(workdir) as checkpoints:
     for step in steps or checkpoints.steps() or [None]:
@@ -85,7 +85,7 @@ def score_run(
 def _save(
   workdir: str | os.PathLike, result: Result, bits_L: np.ndarray
 ) -> None:
-  """Writes bits by position of a result: JSON and a picture."""
+  """Writes a result with its bits by position, as JSON and as a picture."""
   folder = pathlib.Path(workdir) / "evaluations"
   folder.mkdir(exist_ok=True)
   stem = "{split}-step{step}-context{min_context}-{weights}".format(**result)

@@ -17,18 +17,18 @@ class Stopped(Exception):
 class Signals:
   """Catches the first SIGTERM or SIGINT; a second one ends the process at once.
 
-  A context manager. The work in progress continues until it reaches a place
+  A context manager. The work in progress continues until it reaches a point
   where it can stop: it reads `name`, or calls `check`.
 
   Attributes:
-    name: the signal that was caught, such as "SIGTERM"; None before.
+    name: the signal that was caught, such as "SIGTERM"; None if none was.
   """
 
   name: str | None
 
   def __enter__(self) -> "Signals":
     self.name = None
-    # While XLA compiles no Python handler runs, but a thread does.
+    # While XLA compiles, no Python handler runs, but a thread does.
     reader, self._writer = os.pipe()
     os.set_blocking(self._writer, False)
     self._wakeup = signal.set_wakeup_fd(self._writer)
@@ -54,7 +54,7 @@ class Signals:
       raise Stopped(self.name)
 
   def checked(self, items: Sequence) -> Sequence:
-    """Returns the same items; accessing one calls `check` first."""
+    """Returns the items as a sequence that calls `check` on each access."""
 
     def item(i):
       self.check()
@@ -64,10 +64,10 @@ class Signals:
 
 
 def _end_at_second(reader: int) -> None:
-  """Ends the process at the second signal, with the exit status of shells.
+  """Ends the process at the second signal, with the usual exit status.
 
   Args:
-    reader: a file descriptor that gives the number of each signal as a byte.
+    reader: a file descriptor from which each signal is read as one byte.
   """
   count = 0
   with open(reader, "rb", buffering=0) as file:

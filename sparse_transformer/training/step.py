@@ -20,13 +20,13 @@ from sparse_transformer.training.optimizer import make_schedule
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-  """All that training changes.
+  """Everything that training changes.
 
   Attributes:
     step: int32 scalar, number of updates so far.
     params: nested dicts of arrays.
-    opt_state: of the optimizer.
-    ema: exponential moving average of `params`; evaluation and sampling use it.
+    opt_state: state of the optimizer.
+    ema: exponential moving average of `params`, for evaluation and sampling.
   """
 
   step: jax.Array
@@ -65,26 +65,26 @@ def train_step(
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
 
-  A batch whose loss or gradient is non-finite leaves them as they are. Random
+  A batch whose loss or gradient is non-finite leaves them unchanged. Random
   numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
   run continues exactly.
 
   Args:
-    state: before the step.
+    state: the state before the step.
     tokens_BL: uint8 or int32; `config.train.accumulation` divides B.
     apply: (params, tokens_BL, rng) -> logits_BLV, from `model.make_apply`.
     optimizer: from `make_optimizer`.
-    config: the experiment's.
+    config: the experiment's config.
 
   Returns:
-    The new state, and scalars: `nats`, the mean loss of a position,
+    The new state, and scalars: `nats`, the mean loss per position,
     `gradient_norm` before clipping, and `learning_rate`.
   """
   nats, grads = _accumulate(state, tokens_BL, apply, config.train)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  # A young average follows closely, so that short runs are not held back by
-  # their initial weights (the schedule of tf.train.ExponentialMovingAverage).
+  # At first the average follows closely, so that the initial weights do not
+  # hold short runs back (the schedule of tf.train.ExponentialMovingAverage).
   decay = jnp.minimum(
     config.optimizer.ema_decay, (1 + state.step) / (10 + state.step)
   )
@@ -108,8 +108,8 @@ def _accumulate(state, tokens_BL, apply, settings):
   """Mean loss and gradient of a batch, one micro-batch at a time."""
   micro = settings.accumulation
   b, n = tokens_BL.shape
-  # Neighbors go to different micro-batches: with the batch sharded over
-  # devices each micro-batch then still lies on all of them.
+  # Neighbors are assigned to different micro-batches: with the batch sharded
+  # across devices, each micro-batch is then still on all of them.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
   rng = jax.random.fold_in(jax.random.key(settings.seed), state.step)
 

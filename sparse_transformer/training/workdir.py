@@ -17,7 +17,7 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   however it ends.
 
   Raises:
-    ValueError: another process holds it, named with its host and start.
+    ValueError: another process holds it; the message names process and host.
   """
   path = pathlib.Path(workdir) / "lock"
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,8 +28,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
       file.seek(0)
       holder = file.read().strip() or "another process"
       raise ValueError(
-        f"{workdir} is in use by {holder}; wait until it has ended, or use"
-        " another --workdir"
+        f"{workdir} is in use by {holder}; wait until it ends, or use another"
+        " --workdir"
       ) from None
     now = datetime.datetime.now().isoformat(" ", "seconds")
     # The name of the holder is optional: a full disk is not an error here.

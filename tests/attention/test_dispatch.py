@@ -1,4 +1,4 @@
-"""`attend`: its contract, its errors, and what it runs on which platform."""
+"""`attend`: its contract, its errors, and what it runs on each platform."""
 
 import collections
 import functools
@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import SAVED_NAMES, attend, registry
+from sparse_transformer.attention import (
+  SAVED_NAMES,
+  attend,
+  batched,
+  registry,
+)
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
@@ -50,7 +55,7 @@ def test_one_pattern_serves_all_heads():
   np.testing.assert_array_equal(one, two)
 
 
-def test_dense_has_no_gradient_off_the_pattern():
+def test_dense_has_no_gradient_outside_the_pattern():
   n, pattern = 11, Local(2) | Strided(4)
   q, k, v = arrays(n, heads=1, batch=1)
 
@@ -126,7 +131,7 @@ def test_outputs_have_the_names_that_rematerialization_saves(backend):
 
 
 def products(lowered):
-  """The types of all matrix products of a lowered program, counted."""
+  """Counts the types of all matrix products in a lowered program."""
   found = re.findall(r"dot_general.*-> (tensor<\S+>)", lowered.as_text())
   return collections.Counter(found)
 
@@ -141,7 +146,7 @@ def products(lowered):
   ],
 )
 @pytest.mark.parametrize("backend", ["auto", "blocked"])
-def test_program_is_that_of_the_platform_that_is_lowered_for(
+def test_program_depends_on_the_platform_it_is_lowered_for(
   backend, platform, executor
 ):
   def lower(backend):
@@ -164,7 +169,7 @@ def test_program_is_that_of_the_platform_that_is_lowered_for(
   "platform, name, tile",
   [("cpu", "streamed", 64), ("tpu", "batched", 128), ("", "batched", 128)],
 )
-def test_registry_says_what_runs_in_which_tiles(platform, name, tile):
+def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
   case = Case(1, 12_288, 4, 64, 64, "float32", platform)
   found = registry.tiling("auto", case, Local(128))
   tiles = len(Local(128).layout(12_288, tile).rows)
@@ -181,3 +186,34 @@ def test_former_names_of_executors_are_understood():
       attend(q, k, v, Local(3), backend=former),
       attend(q, k, v, Local(3), backend=name),
     )
+
+
+def test_named_executor_is_not_checked_against_the_host():
+  class OnlyTpu:
+    """Runs as `batched` does, on one platform."""
+
+    tile_size, plan = map(staticmethod, (batched.tile_size, batched.plan))
+    forward, backward = map(staticmethod, (batched.forward, batched.backward))
+
+    def unsupported(self, case):
+      return None if case.platform == "tpu" else "it needs a TPU"
+
+  registry.register("only_tpu", OnlyTpu())
+  try:
+    x = jax.ShapeDtypeStruct((1, 64, 2, 8), jnp.float32)
+    attention = functools.partial(attend, patterns=Local(9), backend="only_tpu")
+    traced = jax.jit(attention).trace(x, x, x)
+    assert products(traced.lower(lowering_platforms=("tpu",)))
+    case = Case(1, 64, 2, 8, 8, "float32", "cpu")
+    with pytest.raises(NotImplementedError, match="only_tpu.*needs a TPU"):
+      registry.resolve("only_tpu", case)
+  finally:
+    registry.unregister("only_tpu")
+
+
+def test_executors_are_registered_once_and_for_known_platforms():
+  with pytest.raises(ValueError, match="'streamed' is already registered"):
+    registry.register("streamed", batched)
+  with pytest.raises(ValueError, match="gpu.*known: cpu, cuda, rocm, tpu"):
+    registry.register("new", batched, platforms=("gpu",))
+  assert "new" not in registry.EXECUTORS

@@ -39,12 +39,12 @@ def chunks(items, size):
   return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-# Patterns run as the heads of one call: fewer programs to compile.
+# Patterns run as the heads of one call, so that fewer programs are compiled.
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
   "heads", chunks(catalogue.ALL, 6), ids=lambda heads: str(heads[0])
 )
-def test_every_pattern_is_what_its_definition_says(heads, backend):
+def test_every_pattern_agrees_with_its_definition(heads, backend):
   laws.agrees_with_the_reference(backend, heads, 53, 16)
 
 
@@ -54,7 +54,7 @@ def test_every_pattern_is_what_its_definition_says(heads, backend):
   "heads", chunks(catalogue.ALL, 6), ids=lambda heads: str(heads[0])
 )
 @pytest.mark.usefixtures("optimized")
-def test_every_pattern_is_so_in_optimized_programs(heads, backend):
+def test_every_pattern_agrees_in_optimized_programs(heads, backend):
   laws.agrees_with_the_reference(backend, heads, 67, 16)
 
 
@@ -68,7 +68,7 @@ def test_lengths_around_tiles(n, tile, backend):
 
 
 @pytest.mark.parametrize("backend", EXECUTORS)
-def test_long_lists_of_tiles_of_all_lengths(backend):
+def test_tile_lists_of_many_lengths(backend):
   # 20 query tiles with 1 to 20 key tiles each.
   heads = [Causal(), Dilated(9, 7)]
   laws.agrees_with_the_reference(backend, heads, 160, 8)
@@ -91,7 +91,7 @@ mixes = hypothesis.given(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=2)
+@hypothesis.settings(deadline=None, max_examples=3)
 @mixes
 def test_any_mix_of_heads(mix, n, tile, backend):
   laws.agrees_with_the_reference(backend, mix, n, tile)
@@ -104,8 +104,8 @@ def test_many_mixes_of_heads(mix, n, tile, backend):
   laws.agrees_with_the_reference(backend, mix, n, tile)
 
 
-# Half precision is rounded once each to 8 and to 11 bits of mantissa: weights,
-# outputs, gradients of scores, results.
+# Weights, outputs, gradients of scores and results are each rounded once, to 8
+# or to 11 bits of mantissa.
 @pytest.mark.parametrize(
   "dtype, tolerance",
   [
@@ -142,8 +142,8 @@ def test_pattern_without_pairs_gives_zeros(backend):
   ],
   ids=len,
 )
-def test_gradient_is_exactly_zero_off_the_pattern(heads, backend):
-  laws.gradient_is_zero_off_the_pattern(backend, heads)
+def test_gradient_is_exactly_zero_outside_the_pattern(heads, backend):
+  laws.gradient_is_zero_outside_the_pattern(backend, heads)
 
 
 @pytest.mark.parametrize("backend", EXECUTORS)
@@ -157,7 +157,7 @@ def test_tables_of_a_plan_can_be_indexed_by_a_traced_number(backend):
 
 
 class Untiled:
-  """A toy executor: all scores of a part at once, its mask as a table."""
+  """A toy executor: all scores of a part at once, with its mask as a table."""
 
   def unsupported(self, case):
     return "at most 300 positions" if case.length > 300 else None
@@ -230,7 +230,7 @@ def test_auto_tries_the_next_executor_and_a_named_one_says_why(untiled):
   ids=len,
 )
 def test_executors_agree_with_splash_attention(heads):
-  """A kernel for TPUs that others wrote, in interpret mode."""
+  """Splash attention is a kernel for TPUs, run here in interpret mode."""
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as kernel,
     splash_attention_mask as mask_lib,
@@ -239,7 +239,7 @@ def test_executors_agree_with_splash_attention(heads):
   n = 256
   q, k, v, dout, _ = laws.random_inputs(n, len(heads), k=64, e=64, batch=1)
   matrices = [np.array(pattern.matrix(n)) for pattern in heads]
-  # It gives rows without keys an average of all values; ours are 0.
+  # It gives rows without keys the average of all values; ours gives 0.
   rows = np.stack([m.any(1) for m in matrices], 1)[None, :, :, None]
   for matrix in matrices:
     matrix[~matrix.any(1), 0] = True
@@ -300,7 +300,7 @@ def test_lanes_process_every_tile_once_and_are_balanced():
   busy = lanes.major >= 0
   tiles = sorted(zip(lanes.major[busy], lanes.minor[busy], strict=True))
   assert tiles == list(zip(layout.rows, layout.cols, strict=True))
-  # Idle steps: what the longest list leaves of the last lanes.
+  # Idle steps: what the longest list leaves over in the last lanes.
   assert busy.mean() > 0.9
   longest = np.bincount(layout.rows).max()
   assert len(lanes.major) < 2 * longest

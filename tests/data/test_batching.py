@@ -1,4 +1,4 @@
-"""Tests of batching.py: order of examples in batches."""
+"""Tests of batching.py: the order of examples in batches."""
 
 import numpy as np
 import pytest

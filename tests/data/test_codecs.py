@@ -27,7 +27,7 @@ def tone(rate, seconds=0.5, hertz=440):
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_saved_symbols_are_decoded_to_the_same(codec, tmp_path):
+def test_saved_symbols_decode_to_the_same_symbols(codec, tmp_path):
   random = np.random.RandomState(0)
   symbols = random.randint(0, codec.vocab_size, 150).astype(np.uint8)
   (path,) = codec.save(tmp_path / "samples", [symbols])
@@ -100,7 +100,7 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   assert "4,000 N, 100 R" in capsys.readouterr().err
 
 
-def test_mu_law_is_monotone_and_inverted():
+def test_mu_law_is_monotonic_and_invertible():
   levels = np.arange(256, dtype=np.uint8)
   wave = codecs.expand(levels)
   np.testing.assert_array_equal(codecs.compress(wave), levels)
@@ -134,7 +134,7 @@ def test_sound_of_another_rate_is_resampled(rate):
   data = wav((tone(rate) * 32767).astype(np.int16), rate)
   found = codecs.expand(codecs.Audio(12_000).decode(data, "x.wav"))
   assert abs(len(found) - 6000) <= 1
-  # The same tone, but for the ends and the steps of mu-law.
+  # The same tone, except at the ends and for the steps of mu-law.
   middle = slice(500, 5500)
   np.testing.assert_allclose(found[middle], tone(12_000)[middle], atol=0.03)
 

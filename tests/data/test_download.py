@@ -15,7 +15,7 @@ from sparse_transformer.data import download, registry
 
 @pytest.fixture
 def enwik8(monkeypatch, tmp_path):
-  """The text of a small enwik8, whose archive is where users put it."""
+  """The text of a small enwik8, whose archive is where users should put it."""
   return small_data.small_enwik8(tmp_path, monkeypatch)
 
 
@@ -28,7 +28,7 @@ def command(*words):
   )
 
 
-def test_enwik8_is_prepared_from_an_archive_put_by_hand(
+def test_enwik8_is_prepared_from_a_manually_placed_archive(
   tmp_path, enwik8, monkeypatch
 ):
   builder = download.prepare("enwik8", str(tmp_path))
@@ -37,7 +37,7 @@ def test_enwik8_is_prepared_from_an_archive_put_by_hand(
   parts = [splits[split].tobytes() for split in data.SPLITS]
   assert parts == [enwik8[:1800], enwik8[1800:1900], enwik8[1900:]]
   assert "tensorflow" not in sys.modules
-  # Without the archive, in the default place, and by the command: it is there.
+  # Without the archive, in the default folder, by the command: it is prepared.
   shutil.rmtree(tmp_path / "downloads")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   assert contents(data.source(config("enwik8"))) == enwik8
@@ -108,7 +108,7 @@ def test_command_without_a_name_prints_its_usage():
 
 @pytest.fixture
 def cifar10(monkeypatch, tmp_path):
-  """Pixels and labels of a small CIFAR-10, by the names of its files."""
+  """Pixels and labels of a small CIFAR-10, by file name."""
   return small_data.small_cifar10(tmp_path, monkeypatch)
 
 
@@ -137,8 +137,8 @@ def test_cifar10_is_prepared_and_read_back(tmp_path, cifar10):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"IMAGES_PER_FILE": 7}, f"has {8 * 3073} bytes, must have {7 * 3073}"),
-    ({"IMAGES_PER_FILE": 9}, f"has {8 * 3073} bytes, must have {9 * 3073}"),
+    ({"IMAGES_PER_FILE": 7}, f"has {8 * 3073} bytes, expected {7 * 3073}"),
+    ({"IMAGES_PER_FILE": 9}, f"has {8 * 3073} bytes, expected {9 * 3073}"),
     ({"TEST_FILES": ("test_2.bin",)}, r"has no \['test_2.bin'\]"),
   ],
 )

@@ -49,7 +49,7 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
       files.read(file)
 
 
-def test_error_of_the_system_is_not_taken_for_damage(tmp_path):
+def test_system_error_is_not_mistaken_for_damage(tmp_path):
   for name in ("none", "none.gz", "none.zip"):
     with pytest.raises(FileNotFoundError):
       files.read(tmp_path / name)

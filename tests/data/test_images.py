@@ -63,7 +63,7 @@ def test_array_without_images_is_an_error_that_names_it(
   assert "valid_64x64.npy" in str(error.value)
 
 
-def test_too_few_images_to_hold_out_are_an_error(tmp_path, arrays):
+def test_too_few_training_images_are_an_error(tmp_path, arrays):
   np.save(tmp_path / "train_64x64.npy", arrays[0][:2])
   source = data.source(config("imagenet64", tmp_path))
   with pytest.raises(ValueError, match="2 training images must be more than"):

@@ -18,7 +18,7 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (13, 64, 64, 3))
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-  """9 training and 4 test images, as the stock builder of ImageNet writes."""
+  """9 training and 4 test images, as the stock ImageNet builder writes them."""
   import PIL.Image
   import tensorflow_datasets as tfds
 
@@ -41,7 +41,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def root(prepared, tmp_path, monkeypatch):
-  """A copy of them, to be damaged."""
+  """A copy of them, for tests to damage."""
   monkeypatch.setattr(images, "IMAGENET64_HELD_OUT", 3)
   return shutil.copytree(prepared, tmp_path / "root")
 
@@ -61,7 +61,7 @@ def shard(folder, split):
   return path
 
 
-def test_images_are_read_and_the_last_of_training_held_out(root):
+def test_images_are_read_and_the_last_training_ones_held_out(root):
   splits = [
     [image.tolist() for image in source(root).examples(split)]
     for split in data.SPLITS

@@ -1,4 +1,4 @@
-"""Laws of sources, over all that are registered and two that are added here."""
+"""Laws of sources: all registered ones, and two that are added here."""
 
 import re
 import zlib
@@ -39,7 +39,7 @@ def source(config):
   try:
     source.load()
   except FileNotFoundError as error:
-    pytest.skip(str(error))  # of a new source: it has no small data yet
+    pytest.skip(str(error))  # a new source, which has no small data yet
   return source
 
 
@@ -135,7 +135,7 @@ def test_digest_depends_on_the_data_only(source, config):
     assert digest == dict(symbols=len(content), crc32=crc32)
 
 
-def test_unknown_split_is_an_error_that_lists_the_known(source):
+def test_unknown_split_is_an_error_that_lists_the_known_ones(source):
   for method in (source.examples, source.windows):
     with pytest.raises(ValueError, match="'dev'; known: train, validation,"):
       method("dev")
@@ -191,7 +191,7 @@ def test_vocabularies_and_units():
   }
 
 
-def test_unknown_source_is_an_error_that_lists_the_known():
+def test_unknown_source_is_an_error_that_lists_the_known_ones():
   known = ", ".join([*data.SOURCES, *TOYS])
   with pytest.raises(ValueError, match=f"data.name='cifar'; known: {known}"):
     data.source(small_data.config("cifar"))

@@ -12,7 +12,7 @@ TRAIN[1]["tokens_per_second"] = 7.0
 LINES = [*TRAIN, dict(step=2, split="validation", bits_per_dim=3.5)]
 
 
-def test_curves_of_runs_hold_their_points():
+def test_curves_of_runs_go_through_their_points():
   runs = {"dense": LINES, "local": TRAIN}
   (axis,) = curves.bits_by_step(runs, "bits/dim").axes
   found = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}

@@ -22,7 +22,7 @@ def pixels(path):
 
 
 def colors_of_cells(figure, path):
-  """The color of each cell's center in the saved figure, axes by axes."""
+  """The color at each cell's center in the saved figure, for each axes."""
   figure.savefig(path)
   picture = pixels(path)
   for axes in figure.axes:
@@ -67,7 +67,7 @@ def test_matrix_shows_every_pair_at_any_size(n, monkeypatch):
     assert (painted[range(cells), range(cells)] == QUERY).all()
 
 
-def test_joined_cells_keep_the_share_of_keys():
+def test_joined_cells_show_the_fraction_of_keys():
   cells = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 2]])
   painted = pictures.paint(cells, 2, 2)
   half = 1 - (1 - pictures.PALEST) / 2  # one of two at the cut border
@@ -96,7 +96,7 @@ def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
       assert any(layers[layer][head] == pattern for layer in in_layers)
 
 
-def test_picture_holds_at_most_twelve_patterns(tmp_path):
+def test_picture_shows_at_most_twelve_patterns(tmp_path):
   widths = []
   for num in (1, 200):
     layers = tuple((patterns.Local(w),) for w in range(1, num + 1))

@@ -69,7 +69,7 @@ def test_experiment_config_becomes_the_network_it_describes():
   "num_layers, cycle, period",
   [(5, (), 2), (8, (1, 0, 0, 0), 4), (3, (1, 0, 0, 0), 3), (4, (0,), 1)],
 )
-def test_period_is_after_how_many_layers_the_patterns_repeat(
+def test_period_is_the_number_of_layers_after_which_patterns_repeat(
   num_layers, cycle, period
 ):
   assigned = networks.assign(num_layers=num_layers, cycle=cycle)

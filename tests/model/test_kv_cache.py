@@ -34,7 +34,7 @@ def test_every_row_finds_its_keys(pattern, n, data):
   assert plan.size == analysis.cache_size(pattern, n)
   matrix, held = pattern.matrix(n), np.full(plan.size + 1, -1)
   start = data.draw(st.integers(0, n))
-  # What prefill leaves, then what the steps write.
+  # First what prefill leaves, then what the steps write.
   held[:] = plan.held(start)
   stop = min(n, start + 20)
   rows = plan.rows(start, stop)
@@ -57,11 +57,11 @@ def test_every_row_finds_its_keys(pattern, n, data):
   ],
   ids=str,
 )
-def test_slots_and_keys_per_step_of_the_layers_of_the_paper(
+def test_slots_and_keys_per_step_in_the_layers_of_the_paper(
   pattern, size, width
 ):
   plan = kv_cache.make_plan(pattern, 12_288)
-  # The last keys of each column of Strided are read by themselves alone.
+  # The last key in each column of Strided is read only by its own query.
   assert (plan.size, plan.width) == (size, width)
 
 
@@ -92,7 +92,7 @@ def network(layers, **changes):
 
 
 def check_steps(config, start=0):
-  """Steps from a prompt of `start` symbols give the logits of a whole pass."""
+  """Steps from a prompt of `start` symbols give the logits of a full pass."""
   decoder = kv_cache.Decoder(config)
   params = networks.random_params(config, std=0.4)
   tokens = networks.tokens(config, seed=1)
@@ -117,9 +117,9 @@ def check_steps(config, start=0):
   )
 
 
-# Four patterns in one network, so that fewer are compiled.
+# Four patterns in one network, so that fewer networks are compiled.
 @pytest.mark.parametrize("first", range(0, len(catalogue.CAUSAL), 4))
-def test_steps_give_the_logits_of_a_whole_pass(first):
+def test_steps_give_the_logits_of_a_full_pass(first):
   some = (*catalogue.CAUSAL, *catalogue.CAUSAL)[first : first + 4]
   check_steps(network((some[:2], some[2:])))
 
@@ -141,7 +141,7 @@ def test_steps_continue_a_prompt(start):
     pytest.param("strided", "merged", marks=pytest.mark.soak),
   ],
 )
-def test_layers_after_the_last_period_have_caches_of_their_own(name, mode):
+def test_layers_after_the_last_period_have_their_own_caches(name, mode):
   layers = patterns.assign(
     name,
     mode,

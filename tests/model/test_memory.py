@@ -1,4 +1,4 @@
-"""Tests of what a training step keeps, recomputes and never holds."""
+"""Tests of what a training step stores, recomputes and never materializes."""
 
 import collections
 import functools
@@ -19,7 +19,7 @@ from sparse_transformer.training.experiment import Experiment
 
 
 def remat_loss(remat, num_layers=6):
-  """(loss(params), params) of some layers with dropout."""
+  """(loss(params), params) for some layers with dropout."""
   config = networks.config(
     num_layers=num_layers,
     patterns=((Block(16),) * 2,) * num_layers,
@@ -86,7 +86,7 @@ def test_backward_pass_keeps_what_remat_says(remat, of_attention, mlp):
   found = {s: c for s, c in saved.items() if s[:4] == (6, 2, 96, 2)}
   assert found == of_attention
   assert ((6, 2, 96, 128) in saved) == mlp  # the MLP's inner width
-  # Never scores: nothing has two axes of positions.
+  # Scores are never kept: nothing has two axes of positions.
   assert not any(shape.count(96) > 1 for shape in saved)
 
 
@@ -94,7 +94,7 @@ def test_attention_is_not_repeated_when_its_outputs_are_kept():
   def products(remat):
     loss, params = remat_loss(remat)
     jaxpr = jax.make_jaxpr(jax.grad(loss))(params).jaxpr
-    # Of tiles: [tiles, batch, heads, positions, ...].
+    # Arrays of tiles: [tiles, batch, heads, positions, ...].
     return sum(
       equation.primitive.name == "dot_general"
       and equation.outvars[0].aval.ndim == 5
@@ -109,7 +109,7 @@ def test_attention_is_not_repeated_when_its_outputs_are_kept():
 
 
 def traced_step(name, batch=1, **changes):
-  """The step of a file of configs/, without its data."""
+  """The training step of a file in configs/, without its data."""
   config = importlib.import_module(f"configs.{name}").get_config()
   config.update_from_flattened_dict(changes)
   experiment = Experiment(config)
@@ -120,7 +120,7 @@ def traced_step(name, batch=1, **changes):
 
 
 def equations(jaxpr):
-  """All equations, those of nested jaxprs (scan, remat, ...) included."""
+  """All equations, including those of nested jaxprs (scan, remat, ...)."""
   for equation in jaxpr.eqns:
     yield equation
     for value in jax.tree.leaves(

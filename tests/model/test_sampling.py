@@ -39,7 +39,7 @@ def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
   assert len(np.unique(found)) > 1
 
 
-def test_samples_follow_from_their_seed_whatever_the_decoder_and_chunks(
+def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(
   monkeypatch,
 ):
   config, params = network()
@@ -97,7 +97,7 @@ def test_symbols_are_drawn_given_those_before():
   np.testing.assert_array_equal(found, [[1, 2, 3, 4, 5, 6, 0, 1, 2]] * 2)
 
 
-def test_complete_prompts_are_returned_as_they_are():
+def test_complete_prompts_are_returned_unchanged():
   prompts = np.arange(8, dtype=np.uint8).reshape(2, 4)
   decoder = sampling.Recompute(lambda *_: 0, 4)
   found, seconds = sampling.sample(
@@ -105,6 +105,25 @@ def test_complete_prompts_are_returned_as_they_are():
   )
   np.testing.assert_array_equal(found, prompts)
   assert seconds == 0
+
+
+def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(
+  monkeypatch,
+):
+  monkeypatch.setattr(sampling, "CHUNK", 4)
+  monkeypatch.setattr(sampling, "SECONDS", 1e9)
+  config, params = network()
+  decoder, checks = kv_cache.Decoder(config), []
+  sampling.sample(
+    decoder,
+    params,
+    PLAIN,
+    num=1,
+    length=LENGTH,
+    check_stop=lambda: checks.append(1),
+  )
+  # At the start, and after chunks of 1, 4, 4, 4 and 4; the last is of 3.
+  assert len(checks) == 6
 
 
 def test_chunks_grow_until_they_take_as_long_as_asked():

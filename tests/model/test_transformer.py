@@ -81,7 +81,7 @@ def test_initial_parameters_have_the_published_spread(init, half_size):
     *((axis["embedding"], position) for axis in params["position"].values()),
   ]
   for parameter, std in expected:
-    # At least 8,192 draws: their spread is known to 1 %.
+    # At least 8,192 draws: their standard deviation is known to 1 %.
     np.testing.assert_allclose(np.std(parameter), std, rtol=0.03)
     assert abs(np.mean(parameter)) < 0.05 * std
   # 128 draws: 6 %.
@@ -110,7 +110,7 @@ def test_parameters_do_not_depend_on_patterns():
     return model.init_params(config, 3)
 
   expected = params(((Causal(),) * 2,) * 4)
-  for mode in ("interleaved", "heads"):  # of different periods
+  for mode in ("interleaved", "heads"):  # with different periods
     found = params(assign("fixed", mode, num_layers=4))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -129,7 +129,7 @@ TILED = [("strided", "interleaved"), ("fixed", "merged")]
 
 
 def reach(config):
-  """Booleans [n, n]: which inputs may change the logits of a position."""
+  """Booleans [n, n]: which inputs may affect the logits of each position."""
   return patterns.reach(config.patterns, config.length)
 
 
@@ -148,7 +148,7 @@ def reach(config):
 def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   name, mode, backend
 ):
-  # One axis of positions: each has an embedding of its own, added to the
+  # One axis of positions: each has its own embedding, which is added to the
   # symbol before it is shifted by one.
   config = networks.config(
     shape=(LENGTH, 1), patterns=assign(name, mode), backend=backend
@@ -302,7 +302,7 @@ def test_prefix_has_the_logits_of_the_sequence():
 # Dropout.
 
 
-def test_dropout_follows_from_its_rng():
+def test_dropout_is_determined_by_its_rng():
   config = networks.config(dropout=0.5)
   params, symbols = networks.random_params(config), networks.tokens(config)
   first, second = jax.random.split(jax.random.key(0))
@@ -318,7 +318,7 @@ def test_dropout_needs_an_rng_and_a_rate():
   no_rng = networks.apply(networks.config(dropout=0.5))(params, symbols)
   np.testing.assert_array_equal(no_rng, expected)
   no_rate = networks.apply(config)(params, symbols, jax.random.key(0))
-  # Another program, so not rounded alike.
+  # A different program, which rounds differently.
   np.testing.assert_allclose(no_rate, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -335,7 +335,7 @@ def test_branches_and_layers_drop_independently():
     part.bias[...] = value * scale * jnp.ones_like(part.bias[...])
   run = lambda x, rng: network.run_blocks(x, network.attend, rng=rng)[0]
   out = jax.jit(run)(x, jax.random.key(0)).ravel() / 2
-  # Every sum of a part of 1, 3, 10, 30 occurs about equally often.
+  # Every sum of a subset of 1, 3, 10, 30 occurs about equally often.
   values, counts = np.unique(np.round(out), return_counts=True)
   assert len(values) == 16
   assert counts.min() > 40  # of 80 expected

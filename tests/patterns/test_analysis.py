@@ -46,7 +46,7 @@ def layers(*factors):
     ([Block(8) | Summary(8, 2)] * 2, True),
     ([Block(8) | Summary(8, 2)], False),
     ([Block(8) | Summary(8, 2, 1)] * 2, False),
-    # What is above and to the right takes more than one row.
+    # What is above and to the right spans more than one row.
     ([Row(8, previous=1), Column(8)], True),
     ([Row(8), Column(8)] * 4, False),
     ([Dilated(2, 2**layer) for layer in range(7)], True),
@@ -70,7 +70,7 @@ def test_reach_of_known_networks(factors, is_complete):
   ],
 )
 @pytest.mark.parametrize("num_summaries", [1, 2])
-def test_named_factorization_reaches_its_whole_past(name, mode, num_summaries):
+def test_named_factorization_reaches_the_entire_past(name, mode, num_summaries):
   settings = SETTINGS | dict(num_summaries=num_summaries)
   network = patterns.assign(name, mode, num_layers=2, num_heads=4, **settings)
   np.testing.assert_array_equal(
@@ -131,7 +131,7 @@ def test_sampled_inputs_are_distinct_positions():
     ([Local(256)] * 20, 8192, (None, (20 * 255 + 1, 0), 4096, 64)),
     ([Summary(128, 32), Block(128)], 12_288, (None, (128, 0), 4096, 64)),
     ([Block(128), Summary(128, 32)], 12_288, (2, None, 4096, 64)),
-    # A bidirectional network must see the whole sequence.
+    # A bidirectional network must see the entire sequence.
     ([catalogue.Around()] * 20, 64, (None, (0, 61), 64, 0)),
     ([catalogue.Around()] * 21, 64, (21, None, 64, 0)),
     ([catalogue.Around()] * 3, 5000, (None, (0, 15), 0, 64)),
@@ -152,7 +152,7 @@ def test_measured_reach_of_known_networks(factors, n, expected):
     # All but the first keys of the last block are read once more.
     (Strided(128), 12_288, 12_288 - 127),
     (Summary(128, 32), 12_288, 32 * 96),
-    # A whole block, and the summaries of all before it.
+    # A full block, and the summaries of all blocks before it.
     (Block(128) | Summary(128, 32), 12_288, 128 + 32 * 95),
     (Causal() - Causal(), 12_288, 0),
   ],

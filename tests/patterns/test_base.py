@@ -55,7 +55,7 @@ def test_logical_operators_are_rejected(combine):
     (lambda: Causal().layout(0, 4), ["n=0", "at least 1"]),
   ],
 )
-def test_error_of_a_wrong_field_has_its_value_and_the_rule(make, words):
+def test_error_about_a_wrong_field_states_its_value_and_the_rule(make, words):
   with pytest.raises(ValueError) as error:
     make()
   for word in words:

@@ -71,7 +71,7 @@ def grid(text):
     (Neighborhood(2, 1, 2, 1), "10000 01000 10100 01010 00101"),
     (Neighborhood(2, 3, 2, 1), "10000 11000 11100 11110 00111"),
     (Neighborhood(3, 1, 2, 1, causal=False), "10100 01010 10101 01010 00101"),
-    # Of seed 0: a pattern must stay what it was when a network was trained.
+    # With seed 0: a pattern must stay what it was when a network was trained.
     (RandomBlocks(1, 1), "00000 10000 01000 01000 10000"),
     (BigBird(1, num_random=1), "10000 11000 11100 11110 11011"),
     (
@@ -129,7 +129,7 @@ def test_pairs_of_the_published_settings(n, pattern, pairs):
     (Column(4, 2), 19, "2-3 10-11 18-19"),
     (Neighborhood(2, 3, 4, 2), 19, "8-13 16-19"),
     (Neighborhood(3, 3, 4, 2, causal=False), 19, "8-13 16-21 24-29"),
-    # A row's end does not reach around to the next row's beginning.
+    # The end of a row does not wrap around to the beginning of the next.
     (Neighborhood(2, 3, 4, 2), 16, "8-11 16"),
     (BigBird(2, num_random=9), 11, "0-11"),
   ],
@@ -143,7 +143,7 @@ def test_keys_of_one_query(pattern, query, expected):
 
 
 @pytest.mark.parametrize("count", [1, 100, 2**14, 2**16, 2**20])
-def test_draws_cover_all_that_may_be_drawn(count):
+def test_draws_cover_all_eligible_blocks(count):
   chances = np.arange(catalogue._LEVELS, dtype=np.int32)
   drawn = catalogue._share(chances, np.int32(count))
   assert (np.diff(drawn) >= 0).all() and drawn[0] == 0
@@ -161,7 +161,7 @@ def test_random_blocks_are_distinct_and_from_the_past():
 
 
 def test_random_blocks_are_drawn_evenly():
-  # Where a draw falls in its row's past: a tenth in each tenth of it.
+  # A tenth of the draws of a row falls into each tenth of its past.
   shares = []
   for seed in range(8):
     q, k = np.nonzero(RandomBlocks(1, 3, seed).matrix(1000)[100:])
@@ -170,7 +170,7 @@ def test_random_blocks_are_drawn_evenly():
   assert abs(counts / counts.mean() - 1).max() < 0.05
 
 
-def test_random_blocks_follow_their_seed():
+def test_random_blocks_depend_on_their_seed():
   matrices = [RandomBlocks(1, 3, seed).matrix(300) for seed in range(6)]
   shared = [
     (a & b).sum() / a.sum() for a, b in itertools.combinations(matrices, 2)

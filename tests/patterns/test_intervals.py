@@ -1,4 +1,4 @@
-"""Masks run on whole tiles agree with masks run on all positions."""
+"""Masks evaluated on whole tiles agree with masks on all positions."""
 
 import operator
 
@@ -21,7 +21,7 @@ COMPARISONS = [
 
 
 def numbers():
-  """Functions (q, k) -> integers, of the operators a mask may use."""
+  """Functions (q, k) -> integers, built from the operators a mask may use."""
   leaves = st.one_of(
     st.sampled_from([lambda q, k: q, lambda q, k: k]),
     st.integers(-5, 5).map(lambda c: lambda q, k: c + 0 * q),
@@ -120,7 +120,7 @@ def test_residues_of_distant_tiles_are_distinguished():
 
 
 def test_products_of_one_side_are_exact():
-  # Products of one tile modulo 7 are scattered: bounds say nothing.
+  # Products in a tile modulo 7 are scattered: bounds say nothing.
   i = np.arange(8)
   pairs = intervals.TilePairs(2, *(x.ravel() for x in np.indices((4, 4))))
   q, k = pairs.query(i), pairs.key(i)
@@ -199,7 +199,7 @@ def test_divisors_are_checked_before_the_division(divide, divisor):
   ],
 )
 def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):
-  # Bounds that decide nothing would be safe, too; these must decide all.
+  # Bounds that decide nothing would be safe, too; these must decide everything.
   i, tiles = np.arange(32), np.arange(32 // size)
   rows, cols = (x.ravel() for x in np.meshgrid(tiles, tiles, indexing="ij"))
   pairs = intervals.TilePairs(size, rows, cols)

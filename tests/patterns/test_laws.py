@@ -1,7 +1,7 @@
-"""Laws of every pattern; a new class is under them once it is registered.
+"""Laws of every pattern, which hold a new class to account once registered.
 
-What is derived from a pattern agrees with its matrix, which is nothing but its
-mask at all pairs of positions.
+Everything derived from a pattern must agree with its matrix, which is simply
+its mask at all pairs of positions.
 """
 
 import dataclasses
@@ -121,7 +121,7 @@ def check_class(cls):
 
 
 def check_value(pattern):
-  """Equal by value, read back from its text, free of the kind of integer."""
+  """Equal by value, parsed back from its text, for any type of integer."""
   assert patterns.parse(str(pattern)) == ((pattern,),)
   fields = vars(pattern).items()
   integers = {k: np.int64(v) for k, v in fields if type(v) is int}
@@ -131,7 +131,7 @@ def check_value(pattern):
 
 
 def check_count(cls, n):
-  """The pairs of the large example are those of its rows in closed form."""
+  """The pairs of the large example match the closed form of its rows."""
   examples = cls.examples()
   counts = np.broadcast_to(examples.num_keys(np.arange(n), n), n)
   assert examples.large.pairs(n) == counts.sum(dtype=np.int64)
@@ -146,7 +146,7 @@ def test_registered_class_obeys_all_laws(name):
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("name", patterns.CATALOGUE)
-def test_large_example_has_the_keys_of_its_closed_form(name, n):
+def test_keys_of_the_large_example_match_their_closed_form(name, n):
   check_count(patterns.CATALOGUE[name], n)
 
 
@@ -159,16 +159,16 @@ def test_new_class_obeys_all_laws_once_it_is_registered():
     check_count(cls, 2**16)
     check_pattern(patterns.parse("Strided(5) | Comb(20, 3)")[0][0], 70, 8)
     assert patterns.examples()["Comb"].causal == cls.examples().causal
-    summary = "Those of the last `window` keys that are multiples of `step`."
+    summary = "The multiples of `step` among the last `window` keys."
     assert patterns.table() == [*before, ("Comb(window, step)", summary)]
   assert patterns.table() == before
 
 
 def test_names_of_registered_classes_are_unique():
   class Full(Pattern):
-    """Not the one of the catalogue."""
+    """A class with the name of one in the catalogue."""
 
-  with pytest.raises(ValueError, match="Full exists already, in sparse_"):
+  with pytest.raises(ValueError, match="Full already exists in sparse_"):
     patterns.register(Full)
   # A class that is defined again, as in a notebook, replaces itself.
   assert patterns.register(Local) is Local
@@ -176,7 +176,7 @@ def test_names_of_registered_classes_are_unique():
 
 def test_a_class_that_breaks_a_law_is_found():
   class Broken(catalogue.Comb):
-    """Loses a pair of the parts it claims to have."""
+    """A pattern whose parts lack one of its pairs."""
 
     def parts(self):
       return (catalogue.Comb(self.window, self.step) - Local(1),)
@@ -186,7 +186,7 @@ def test_a_class_that_breaks_a_law_is_found():
 
 
 def compositions():
-  """Random patterns: small ones, combined by | & -."""
+  """Random patterns: small ones, combined with | & -."""
   combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
   return st.recursive(
     st.sampled_from(catalogue.ALL),
@@ -232,13 +232,13 @@ def test_bidirectional_patterns_are_symmetric(pattern):
   np.testing.assert_array_equal(matrix, matrix.T)
 
 
-def test_masks_with_large_seeds_fit_32_bits():
+def test_masks_with_large_seeds_fit_in_32_bits():
   check_32_bits(patterns.RandomBlocks(1, 3, seed=123456789))
   check_32_bits(patterns.RandomBlocks(4, 1, causal=False))
 
 
 class Even(Pattern):
-  """A condition on the key alone: its mask has no axis of queries."""
+  """A condition on the key alone: its mask has no query axis."""
 
   def mask(self, q, k):
     return k % 2 == 0

@@ -20,7 +20,7 @@ from sparse_transformer.patterns import (
 def test_columns_fill_tiles_in_their_own_order(tile, tiles):
   pattern = Strided(128)
   assert len(pattern.layout(12288, tile).rows) == tiles
-  # In natural order every tile of the causal triangle holds some pair.
+  # In natural order, every tile of the causal triangle holds some pair.
   n = 12288 // tile
   natural = (Causal() & pattern).layout(12288, tile)
   assert len(natural.rows) == n * (n + 1) // 2
@@ -29,7 +29,7 @@ def test_columns_fill_tiles_in_their_own_order(tile, tiles):
 @pytest.mark.parametrize("tile, fill", [(32, 0.758), (64, 0.455), (128, 0.227)])
 def test_columns_fill_small_tiles_best(tile, fill):
   # A column has 96 positions: its triangle takes three tiles of 32 on a side,
-  # full but for the diagonal. In natural order a tile has one pair in 128.
+  # full except on the diagonal. In natural order, a tile has one pair in 128.
   layout = Strided(128).layout(12288, tile)
   assert layout.fill == pytest.approx(fill, abs=0.001)
   natural = (Causal() & Strided(128)).layout(12288, tile)
@@ -70,7 +70,7 @@ def test_powers_of_two_take_few_tiles():
   pattern, n = LogSparse(), 12288
   tiles = [len(part.layout(n, 64).rows) for part in pattern.parts()]
   assert sum(tiles) < 3 * 2 * n / 64 + 3 * 192  # 3 groups of 6 distances
-  # In natural order each distance is a diagonal of its own.
+  # In natural order, each distance is a separate diagonal.
   natural = (Causal() & pattern).layout(n, 64)
   assert len(natural.rows) > sum(tiles)
 

@@ -1,4 +1,4 @@
-"""Named factorizations, expressions, and their placement in layers."""
+"""Named factorizations, expressions, and their assignment to layers."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def fixed(shift):
   [
     ("dense", "interleaved", (), [[Causal()] * 2] * 3),
     ("local", "merged", (), [[Local(8)] * 2] * 3),
-    # One factor takes any cycle.
+    # A single factor accepts any cycle.
     ("dense", "interleaved", (1, 0, 0), [[Causal()] * 2] * 3),
     ("local", "interleaved", (1, 0, 0), [[Local(8)] * 2] * 3),
     (
@@ -85,7 +85,7 @@ def fixed(shift):
     ),
   ],
 )
-def test_modes_place_the_factors_in_layers_and_heads(
+def test_modes_assign_the_factors_to_layers_and_heads(
   name, mode, cycle, expected
 ):
   found = assign(name, mode, len(expected), len(expected[0]), cycle=cycle)
@@ -93,12 +93,12 @@ def test_modes_place_the_factors_in_layers_and_heads(
 
 
 def deepspeed_layout(num_blocks, local, width, num_patterns, head):
-  """DeepSpeed's FixedSparsityConfig, unidirectional, rule by rule.
+  """DeepSpeed's unidirectional FixedSparsityConfig, rule by rule.
 
   github.com/deepspeedai/DeepSpeed, ops/sparse_attention/sparsity_config.py:
-  each block sees the blocks so far in its window of `local` blocks, and of
-  every window the `width` blocks that represent it; those of a short last
-  window move to the end of the sequence.
+  each block sees the blocks so far in its window of `local` blocks, and the
+  `width` blocks that represent each window; those of a short last window move
+  to the end of the sequence.
   """
   layout = np.zeros((num_blocks, num_blocks), bool)
   for row in range(num_blocks):
@@ -112,7 +112,7 @@ def deepspeed_layout(num_blocks, local, width, num_patterns, head):
 
 @pytest.mark.parametrize("num_blocks", [8, 10, 11])
 @pytest.mark.parametrize("head", [0, 1, 2, 3])
-def test_fixed_of_deepspeed_is_its_layout(num_blocks, head):
+def test_fixed_deepspeed_is_the_layout_of_deepspeed(num_blocks, head):
   size = 3
   layout = deepspeed_layout(num_blocks, 4, 1, 3, head)
   causal = np.tri(num_blocks * size, dtype=bool)
@@ -128,7 +128,7 @@ def test_fixed_of_deepspeed_is_its_layout(num_blocks, head):
   np.testing.assert_array_equal(pattern.matrix(num_blocks * size), expected)
 
 
-def test_fixed_of_long_range_arena_opens_the_first_column_too():
+def test_fixed_lra_also_has_the_first_column_of_each_block():
   (found,) = patterns.factorize("fixed_lra", **SETTINGS)
   q, k = np.indices((50, 50))
   rest = k % 8
@@ -149,7 +149,7 @@ def test_fixed_of_long_range_arena_opens_the_first_column_too():
   ],
   ids=str,
 )
-def test_combination_is_read_back_from_its_text(pattern):
+def test_combination_is_parsed_back_from_its_text(pattern):
   assert patterns.parse(str(pattern)) == ((pattern,),)
 
 
@@ -191,7 +191,7 @@ def test_expression_gives_factors_and_heads():
     ("not Local(4)", ["unknown attention.pattern"]),
   ],
 )
-def test_error_of_a_wrong_expression_is_one_line(text, words):
+def test_error_about_a_wrong_expression_is_one_line(text, words):
   with pytest.raises(ValueError) as error:
     patterns.parse(text)
   assert "\n" not in str(error.value)
@@ -215,7 +215,9 @@ def test_error_of_a_wrong_expression_is_one_line(text, words):
     ),
   ],
 )
-def test_error_of_a_wrong_setting_has_its_value(name, mode, changes, words):
+def test_error_about_a_wrong_setting_states_its_value(
+  name, mode, changes, words
+):
   with pytest.raises(ValueError) as error:
     assign(name, mode, 1, 1, **changes)
   for word in words:

@@ -15,7 +15,7 @@ from sparse_transformer import data
 from sparse_transformer.data import download, images, records, registry, streams
 
 REPO = pathlib.Path(__file__).parents[2]
-SHARED = REPO.parent / "shared" / "data"  # real data, if it is there
+SHARED = REPO.parent / "shared" / "data"  # real data, if present
 TEXT = bytes(range(256)) * 4 + b"the end"
 
 
@@ -37,7 +37,7 @@ def write_zip(path, members):
 
 
 def put_archive(root, name, content):
-  """Writes an archive where messages tell users to; its entry in url_infos."""
+  """Writes an archive where messages tell users to; returns its UrlInfo."""
   import tensorflow_datasets as tfds
 
   path = root / "downloads" / "manual" / name
@@ -48,7 +48,7 @@ def put_archive(root, name, content):
 
 
 def small_enwik8(root, patch):
-  """Makes 2,000 bytes be enwik8, with their archive; returns them."""
+  """Puts an archive of 2,000 bytes in place of enwik8; returns the bytes."""
   from sparse_transformer.data.builders import enwik8
 
   text = np.random.RandomState(0).bytes(2_000)
@@ -65,7 +65,7 @@ def small_enwik8(root, patch):
 
 
 def small_cifar10(root, patch):
-  """Puts an archive of 8 images a file; returns the files by their names."""
+  """Puts an archive with 8 images per file; returns the files by name."""
   from sparse_transformer.data.builders import cifar10
 
   builder = cifar10.Cifar10Bytes
@@ -73,7 +73,7 @@ def small_cifar10(root, patch):
   files = {}
   archive = io.BytesIO()
   with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-    # With other files and not sorted, as in the published archive.
+    # With other files and unsorted, as in the published archive.
     for name in ("readme", *builder.TEST_FILES, *builder.TRAIN_FILES[::-1]):
       files[name] = random.randint(0, 256, (8, 3073)).astype(np.uint8)
       member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
@@ -97,7 +97,7 @@ def small_imagenet64(folder, patch):
 
 
 def register_toys():
-  """Adds two sources: a registration each, and a builder for the second."""
+  """Adds two sources: one registration each, and a builder for the second."""
 
   @data.register("toy_stream")
   def toy_stream(config):
@@ -114,7 +114,7 @@ def register_toys():
 
 
 def write(name, folder, patch):
-  """Writes small data for a source: its config."""
+  """Writes small data for a source; returns its config."""
   path = folder
   if name in ("bytes", "stdlib"):
     (folder / "text.py").write_bytes(TEXT)

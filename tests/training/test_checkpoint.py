@@ -1,4 +1,4 @@
-"""Tests of training/checkpoint.py: what is restored is what was saved."""
+"""Tests of training/checkpoint.py: what was saved is what is restored."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "run.tar.gz"
 
 @pytest.fixture(scope="module")
 def state():
-  """A small state with an optimizer, all values different."""
+  """A small state with an optimizer; all values are distinct."""
   params = {
     "blocks": {"kernel": jnp.ones((2, 3, 4)), "bias": jnp.zeros((2, 4))},
     "position": {0: jnp.ones(3), 1: jnp.ones(5)},
@@ -33,7 +33,7 @@ def state():
   rng = np.random.RandomState(0)
 
   def fill(x):
-    # A copy: jax may share the memory of NumPy's arrays.
+    # A copy: JAX may share the memory of NumPy arrays.
     return jnp.array(rng.randint(1, 99, x.shape) / 8, x.dtype)
 
   return dataclasses.replace(jax.tree.map(fill, zeros), step=jnp.int32(4))
@@ -238,10 +238,10 @@ def test_list_covers_all_other_files(tmp_path, state):
   assert listed.keys() == files.keys() - set(UNLISTED)
 
 
-def test_complete_checkpoint_that_orbax_cannot_read_stays(
+def test_complete_checkpoint_that_orbax_cannot_read_is_kept(
   tmp_path, state, monkeypatch
 ):
-  """As after an upgrade, or without enough memory."""
+  """This happens after an upgrade, for example, or when memory runs out."""
   save(tmp_path, state, 4)
 
   def fail(*_, **__):
@@ -259,7 +259,7 @@ def test_complete_checkpoint_that_orbax_cannot_read_stays(
 
 @pytest.fixture
 def golden(tmp_path):
-  """A run of an older version: it has a digest of arrays, but no about/."""
+  """A run by an older version, which has a digest of arrays but no about/."""
   shutil.unpack_archive(GOLDEN, tmp_path, filter="data")
   return tmp_path / "run"
 
@@ -287,3 +287,14 @@ def test_damage_to_an_old_checkpoint_is_found(golden, state):
     with pytest.raises(checkpoint.Damaged, match=name):
       restore(golden, state)
     files[name].write_bytes(content)
+
+
+def test_checkpoint_of_the_first_format_is_restored(golden):
+  """It had no list of files, so there is nothing to verify it against."""
+  files_of(golden, 4)[checkpoint.FILES].unlink()
+  experiment = Experiment(config_lib.read_config(golden))
+  like = jax.eval_shape(experiment.init)
+  with checkpoint.Checkpoints(golden, keep=2) as checkpoints:
+    found = checkpoints.restore_last(like)
+  assert int(found.step) == 4
+  assert (golden / "checkpoints" / "4").is_dir()

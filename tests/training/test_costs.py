@@ -20,7 +20,7 @@ def network(**changes):
 
 
 def programs(value):
-  """All programs in the parameters of an equation."""
+  """All programs among the parameters of an equation."""
   for leaf in jax.tree.leaves(value, is_leaf=is_program):
     if is_program(leaf):
       yield leaf
@@ -31,13 +31,13 @@ def is_program(value):
 
 
 def matmuls(program, times=1):
-  """(is it of weights, FLOPs, bytes) of each matmul that a program runs.
+  """(whether it uses weights, FLOPs, bytes) of each matmul in a program.
 
   Those of attention have a matrix for each sequence and head.
   """
   for eqn in program.eqns:
     for inner in programs(eqn.params):
-      repeats = times * eqn.params.get("length", 1)  # of a scan
+      repeats = times * eqn.params.get("length", 1)  # length of a scan
       yield from matmuls(getattr(inner, "jaxpr", inner), repeats)
     if eqn.primitive.name == "dot_general":
       (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
@@ -49,7 +49,7 @@ def matmuls(program, times=1):
 
 
 def traced(model, batch):
-  """(FLOPs, bytes) of weights, (FLOPs, bytes) of attention in a step."""
+  """(FLOPs, bytes) of weights and (FLOPs, bytes) of attention in a step."""
   apply = model_lib.make_apply(model)
 
   def loss(params, tokens_BL):
@@ -70,9 +70,7 @@ def traced(model, batch):
 @pytest.mark.parametrize(
   "half_size, dtype", [(False, "float32"), (True, "bfloat16")]
 )
-def test_flops_and_traffic_are_those_of_the_traced_program(
-  remat, half_size, dtype
-):
+def test_flops_and_traffic_match_the_traced_program(remat, half_size, dtype):
   config, model = network(
     **{
       "model.half_size": half_size,
@@ -92,7 +90,7 @@ def test_flops_and_traffic_are_those_of_the_traced_program(
 
 
 @pytest.mark.parametrize("half_size", [False, True])
-def test_every_weight_is_used_in_6_flops_for_each_token(half_size):
+def test_every_weight_takes_6_flops_per_token(half_size):
   config, model = network(**{"model.half_size": half_size})
   params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
   sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
@@ -108,7 +106,7 @@ def test_model_flops_count_what_is_needed_and_no_more():
   pairs = 3 * 2 * 64 * 65 // 2
   assert costs.count_pairs(model) == pairs
   weights = costs.step(config, model, 0)["flops"]["weights"]
-  # PaLM, appendix B: 12 L H Q T for each token, here for half of T.
+  # PaLM, appendix B: 12 L H Q T per token, here with half of T.
   expected = weights + 12 * 3 * 2 * 8 * (64 + 1) / 2 * 64 * 8
   assert costs.model_flops(config, model) == expected
   for remat in model_lib.REMATS:
@@ -126,15 +124,15 @@ def test_utilization_is_logged_where_the_peak_is_known(monkeypatch):
   assert costs.speed(50.0, 1e6) == expected | dict(mfu=0.05)
 
 
-def test_each_further_layer_keeps_its_input():
-  """Under model.remat=block: an activation, counted to the byte."""
+def test_each_additional_layer_keeps_its_input():
+  """With model.remat=block that is one activation, counted to the byte."""
   config, model = network(**{"model.num_layers": 2, "model.remat": "block"})
   deep = dataclasses.replace(model, num_layers=6, patterns=model.patterns * 3)
   few, many = (costs.memory(config, m)["activations"] for m in (model, deep))
   assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(jnp.float32).itemsize
 
 
-def test_rematerialization_keeps_less_and_repeats_more():
+def test_rematerialization_keeps_less_and_recomputes_more():
   config, model = network(**{"model.num_layers": 4, "model.remat": "block"})
   pairs = costs.count_pairs(model)
   report = costs.rematerialization(config, model, pairs)
@@ -143,7 +141,7 @@ def test_rematerialization_keeps_less_and_repeats_more():
   assert kept == sorted(kept, reverse=True) and len(set(kept)) == len(kept)
   repeated = [way["recomputed"] for way in ways]
   assert repeated == sorted(repeated) and repeated[0] == ways[0]["layer"] == 0
-  # Of a block all but the last matmul; and the forward pass of attention.
+  # All matmuls of a block but the last, and the forward pass of attention.
   again = 4 * 16 * 16 * 4 + 4 * 16 * 64
   assert repeated[-1] == 2 * 8 * 64 * again + 2 * 16 * pairs * 8
   memory = costs.memory(config, model)

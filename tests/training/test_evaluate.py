@@ -23,7 +23,7 @@ def stream(text, length):
 
 
 def log_probabilities(seed=0):
-  """Of a Markov chain: of each symbol after each other; last, at the start."""
+  """A Markov chain: each symbol given the previous one; last row: the first."""
   logits = np.random.RandomState(seed).normal(size=(257, 256))
   return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
@@ -52,7 +52,7 @@ def test_bits_per_dim_is_the_sum_written_out(size, min_context):
   text = np.random.RandomState(size).randint(0, 256, size).astype(np.uint8)
   bits, start = [], 0
   for i, symbol in enumerate(text):
-    # The window that scores position i: the first that reaches it.
+    # Position i is scored in the first window that contains it.
     while i >= start + length:
       start += length - min_context
     before = text[i - 1] if i > start else 256
@@ -65,7 +65,7 @@ def test_bits_per_dim_is_the_sum_written_out(size, min_context):
 
 
 def test_padding_never_counts():
-  # The padding, zeros, is nearly impossible here: one would be noticed.
+  # Zeros, the padding, are very unlikely here: a single one would be noticed.
   table = np.zeros((257, 256))
   table[:, 0] = -1e4
   result = score(stream(b"\1" * 21, 16), table, batch_size=7)
@@ -111,7 +111,7 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   np.testing.assert_allclose(tally.by_channel(3), expected)
 
 
-def test_network_of_the_unigrams_scores_their_entropy():
+def test_unigram_network_scores_the_entropy():
   text = ("the cat sat on the mat, " * 20).encode()
   counts = np.bincount(np.frombuffer(text, np.uint8), minlength=256)
   p = counts[counts > 0] / len(text)
@@ -151,7 +151,7 @@ def test_network_is_scored_without_dropout(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_split():
-  """No more windows are alive than those of two batches, and the first one."""
+  """Only the windows of two batches and the first one are alive at a time."""
   alive, most = 0, 0
 
   class Window(np.ndarray):

@@ -1,6 +1,6 @@
 """Faults: signals, damage, full disks, non-finite numbers, other data.
 
-Real processes, signals and files; the longer tests are run by make soak.
+With real processes, signals and files; `make soak` runs the longer tests.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def words(workdir, **changes):
 
 
 def start(script, *line, **environment):
-  """Starts a command in a process of its own."""
+  """Starts a command in its own process."""
   return subprocess.Popen(
     [sys.executable, runs.REPO / script, *line],
     cwd=runs.REPO,
@@ -72,14 +72,14 @@ def start(script, *line, **environment):
 
 
 def finish(process, status=0):
-  """Returns what a process printed; it must end with a status."""
+  """Returns what a process printed; it must exit with the given status."""
   output, _ = process.communicate(timeout=240)
   assert process.returncode == status, output
   return output
 
 
 def wait_for(process, text):
-  """Reads what a process prints until a line contains a text."""
+  """Reads what a process prints until a line contains the text."""
   for line in process.stdout:
     if text in line:
       return
@@ -117,7 +117,7 @@ def copy(whole, tmp_path):
 
 
 def assert_resumes_exactly(workdir, whole):
-  """A resumed run ends like one without a fault."""
+  """Checks that a resumed run ends like one without faults."""
   loop.train(runs.tiny(**SETTINGS), workdir)
   assert runs.without_speed(workdir) == runs.without_speed(whole)
   assert last_state(workdir) == last_state(whole)
@@ -131,7 +131,7 @@ def test_killed_run_resumes_exactly(kills, whole, tmp_path):
   rng, workdir = random.Random(kills), tmp_path / "run"
   for _ in range(kills):
     process = start("train.py", *words(workdir))
-    # A moment in steps, saves or evaluation: some lines and some time in.
+    # A moment during steps, saves or evaluation: after some lines and time.
     for _ in zip(range(rng.randrange(4)), process.stdout, strict=False):
       pass
     time.sleep(rng.random() * 0.3)
@@ -177,7 +177,7 @@ def test_signal_saves_and_the_run_resumes_exactly(
   assert_resumes_exactly(workdir, whole)
 
 
-# A call into C that lasts, as a compilation does.
+# A long call into C, like a compilation.
 SLOW = """
 import hashlib, runpy, sys
 from sparse_transformer.training import metrics
@@ -230,7 +230,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
   ],
 )
-def test_signal_ends_a_command_that_reads(line, whole, tmp_path):
+def test_signal_ends_evaluation_and_sampling(line, whole, tmp_path):
   program = tmp_path / "listening.py"
   program.write_text(LISTENING)
   before = runs.files(whole)
@@ -328,7 +328,7 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert_resumes_exactly(tmp_path, whole)
 
 
-def test_bad_batches_are_skipped_until_too_many_are_in_a_row(tmp_path, spoil):
+def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
   settings = {"train.nonfinite": "skip", "train.max_skipped": 2}
   config = runs.tiny(**{"train.steps": 9, "checkpoint.every": 7} | settings)
   spoil(2, 4, 5, 7, 8, 9)
@@ -346,11 +346,11 @@ def test_bad_batches_are_skipped_until_too_many_are_in_a_row(tmp_path, spoil):
 
 
 @pytest.mark.parametrize("metric", ["nats", "gradient_norm"])
-def test_nonfinite_step_leaves_the_state_as_it_was(metric, spoil, monkeypatch):
+def test_nonfinite_step_leaves_the_state_unchanged(metric, spoil, monkeypatch):
   plain = step_lib.position_losses
 
   def losses(logits_BLV, tokens_BL):
-    # The loss stays the same; its gradient, that of sqrt at 0, is non-finite.
+    # The loss stays the same; its gradient, as of sqrt at 0, is non-finite.
     first = logits_BLV[:, :1, 0]
     return plain(logits_BLV, tokens_BL) + 0 * jnp.sqrt(first - first)
 
@@ -385,7 +385,7 @@ def test_steps_with_a_spike_are_logged_with_their_batch(tmp_path):
     assert line["examples"] == batches[line["step"] - 1].tolist()
 
 
-def test_replay_computes_a_batch_and_writes_nothing(whole, capsys):
+def test_replay_recomputes_a_batch_and_writes_nothing(whole, capsys):
   before = runs.files(whole)
   loop.replay(runs.tiny(**SETTINGS), whole, 23)
   output = capsys.readouterr().out
@@ -410,8 +410,8 @@ def small_disk(tmp_path):
 
 
 def fill(folder, leave=0):
-  """Fills a file system but for some bytes."""
-  # Without a buffer: closing the file would try to write the rest of it.
+  """Fills a file system, except for some bytes."""
+  # Unbuffered: otherwise closing the file would try to write the rest.
   with (folder / "filler").open("wb", buffering=0) as file:
     with contextlib.suppress(OSError):
       while True:
@@ -424,7 +424,7 @@ def fill(folder, leave=0):
   "ignore::pytest.PytestUnhandledThreadExceptionWarning",
   "ignore::pytest.PytestUnraisableExceptionWarning",
 )
-def test_full_disk_stops_the_run_or_not_and_leaves_the_last_checkpoint(
+def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   whole, small_disk, capfd
 ):
   workdir = shutil.copytree(whole, small_disk / "run")
@@ -458,7 +458,7 @@ def test_other_data_are_an_error(tmp_path):
   loop.train(config, workdir)
   path.write_bytes(b"same size " * 50)
   before = runs.files(workdir / "checkpoints")
-  with pytest.raises(ValueError, match="run on other data"):
+  with pytest.raises(ValueError, match="from a run on other data"):
     loop.train(config, workdir)
   assert runs.files(workdir / "checkpoints") == before
 
@@ -477,7 +477,7 @@ def test_changed_pattern_is_accepted_and_recorded(copy, capsys):
 
 
 @pytest.mark.soak
-def test_run_resumes_with_another_number_of_devices(tmp_path):
+def test_run_resumes_with_a_different_number_of_devices(tmp_path):
   changes = {"train.accumulation": 1, "model.dropout": 0.0, "train.steps": 8}
   process = start("train.py", *words(tmp_path / "run", **changes))
   wait_for(process, "step       4  validation")
@@ -521,7 +521,7 @@ loop.train(runs.tiny(**{
   "model.num_layers": 1, "train.steps": steps, "train.log_every": 100,
   "eval.every": 1000, "checkpoint.every": 1000,
 }), sys.argv[1])
-# The first saves and validations fill what is kept for the next ones.
+# The first saves and validations fill caches that the next ones reuse.
 before, after = (np.median(part, 0) for part in (seen[8:12], seen[-4:]))
 print(f"memory at step 5,000 and 19,000: {before[0] / 2**20:.1f} MiB,"
       f" {after[0] / 2**20:.1f} MiB; open files: {before[1]:g},"

@@ -1,4 +1,4 @@
-"""Tests of the training loop: whole runs of a tiny network."""
+"""Tests of the training loop: complete runs of a tiny network."""
 
 import math
 import re
@@ -17,7 +17,7 @@ def assert_same(tree, other):
   jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
-def test_workdir_holds_what_a_run_promises(tmp_path):
+def test_run_writes_everything_it_promises(tmp_path):
   config = runs.tiny()
   loop.train(config, tmp_path)
   found = {path.name for path in tmp_path.iterdir()}
@@ -32,7 +32,7 @@ def test_workdir_holds_what_a_run_promises(tmp_path):
   speed = {"tokens_per_second", "model_flops_per_second"}
   flops = costs.model_flops(config, Experiment(config).model) / (8 * 64)
   for line in training:
-    # The first step compiles: its speed says nothing.
+    # The first step compiles: its speed is meaningless.
     assert set(line) == names | (speed if line["step"] > 1 else set())
     assert line["split"] == "train"
     assert line["bits_per_dim"] == pytest.approx(line["nats"] / math.log(2))
@@ -43,9 +43,7 @@ def test_workdir_holds_what_a_run_promises(tmp_path):
   assert (validation["step"], validation["split"]) == (4, "validation")
 
 
-def test_resumed_run_is_the_run_that_was_not_interrupted(
-  tmp_path, monkeypatch, capsys
-):
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, capsys):
   config = runs.tiny(
     **{
       "model.dropout": 0.3,
@@ -71,13 +69,13 @@ def test_resumed_run_is_the_run_that_was_not_interrupted(
   assert "resumes from step 2\n" in capsys.readouterr().out
   lines = [runs.without_speed(tmp_path / name) for name in ("cut", "whole")]
   assert lines[0] == lines[1]
-  # A run that is complete changes nothing.
+  # Restarting a complete run changes nothing.
   before = runs.files(tmp_path / "cut" / "checkpoints")
   assert_same(loop.train(config, tmp_path / "cut"), whole)
   assert runs.files(tmp_path / "cut" / "checkpoints") == before
 
 
-# Each pattern and each mode. Strided and interleaved are what digits has.
+# Each pattern and each mode; strided and interleaved are the ones in digits.
 LEARNING = [
   ("dense", "merged", 1),
   ("local", "heads", 1),
@@ -124,11 +122,11 @@ def test_nonfinite_loss_stops_a_run_before_it_is_saved(tmp_path):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({}, "train.batch_size=8 must be a multiple of 3 devices"),
-    ({"train.batch_size": 9}, "eval.batch_size=8 must be a multiple of 3"),
+    ({}, "train.batch_size=8 must be at least 1 and a multiple of 3"),
+    ({"train.batch_size": 9}, "eval.batch_size=8 must be at least 1 and"),
   ],
 )
-def test_batch_that_devices_do_not_divide_is_an_error(
+def test_batch_that_cannot_be_split_across_devices_is_an_error(
   changes, message, monkeypatch
 ):
   monkeypatch.setattr(jax, "local_device_count", lambda: 3)

@@ -1,4 +1,4 @@
-"""Tests of the monitor: what it says about each step, and when."""
+"""Tests of the monitor: its verdict on each step, and when it is given."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_a_step_is_judged_once():
 
 
 @pytest.mark.parametrize("spike, expected", [(2.0, [3, 5]), (0.0, [])])
-def test_spike_is_measured_from_the_last_line_that_was_logged(spike, expected):
+def test_spike_is_relative_to_the_last_logged_loss(spike, expected):
   lines = [dict(step=1, split="train", nats=1.0)]
   monitor = Monitor(settings(spike=spike), lines)
   verdicts = watch(monitor, [1.9, 2.1], first=2)
@@ -52,7 +52,7 @@ def test_spike_is_measured_from_the_last_line_that_was_logged(spike, expected):
     assert verdict.split == "spike" and verdict.stop is None
 
 
-def test_first_steps_of_a_run_are_no_spikes():
+def test_first_steps_of_a_run_are_not_spikes():
   assert watch(Monitor(settings()), [100.0, 1000.0]) == [None, None]
 
 
@@ -64,7 +64,7 @@ def test_nonfinite_loss_is_named_before_the_gradient():
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_more_skipped_batches_in_a_row_than_allowed_end_the_run(most):
+def test_too_many_skipped_batches_in_a_row_end_the_run(most):
   choices = settings(nonfinite="skip", max_skipped=most)
   bad = [math.nan] * most
   *verdicts, last = watch(Monitor(choices), [*bad, 1.0, *bad, math.nan])

@@ -34,7 +34,7 @@ def test_warmup_that_does_not_fit_is_an_error(warmup, steps):
     make_schedule(config(warmup, steps))
 
 
-def test_a_run_of_no_steps_has_any_warmup():
+def test_run_without_steps_accepts_any_warmup():
   assert make_schedule(config(5000, 0))(0) == 0
   with pytest.raises(ValueError, match="train.steps=-1 must be at least 0"):
     make_schedule(config(0, -1))

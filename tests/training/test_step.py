@@ -1,4 +1,4 @@
-"""Tests of one training step: loss, update, accumulation, randomness."""
+"""Tests of a training step: loss, update, accumulation, randomness."""
 
 import functools
 import json
@@ -18,11 +18,11 @@ from sparse_transformer.training import loop, step as step_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_optimizer, make_schedule
 
-# A network of one table.
+# A network that is a single table.
 
 
 def table(params, tokens_BL, rng=None):
-  """Logits from the symbol before, 0 at first."""
+  """Logits from the previous symbol; 0 at the first position."""
   del rng
   before_BL = jnp.pad(tokens_BL[:, :-1], ((0, 0), (1, 0)))
   return params["table"][before_BL] + params["bias"][None, None]
@@ -51,7 +51,7 @@ def tokens(batch, length=7, size=5, seed=0):
 
 
 def stepper(apply=table, **changes):
-  """(config, optimizer, jitted step) of a network."""
+  """(config, optimizer, jitted step) for a network."""
   config = runs.tiny(**changes)
   optimizer = make_optimizer(config)
   step = functools.partial(
@@ -134,7 +134,7 @@ def test_every_example_of_a_batch_counts_once(accumulation):
   assert measured["nats"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_random_numbers_follow_from_seed_and_step_alone():
+def test_random_numbers_depend_only_on_seed_and_step():
   steppers = {
     (seed, accumulation): stepper(
       noise, **{"train.seed": seed, "train.accumulation": accumulation}
@@ -210,7 +210,7 @@ def test_accumulation_gives_the_same_update(trained):
   )
 
 
-def test_untrained_network_loses_the_log_of_the_vocabulary(trained):
+def test_untrained_loss_is_the_log_of_the_vocabulary_size(trained):
   experiment, batches, _, states, _ = trained
   losses = experiment.losses(states[0].params, batches[0])
   assert losses.shape == batches[0].shape
@@ -264,7 +264,7 @@ for x in jax.tree.leaves(state):
 """
 
 
-def test_run_on_four_devices_is_the_run_on_one(tmp_path):
+def test_run_on_four_devices_equals_the_run_on_one(tmp_path):
   changes = {"train.accumulation": 2, "model.dropout": 0.1, "train.steps": 3}
   process = subprocess.Popen(
     [

@@ -1,5 +1,5 @@
-"""Builders of tensorflow-datasets that download and write without TensorFlow.
+"""tensorflow-datasets builders that download and write without TensorFlow.
 
-Each is named by the registration of its source, and has one or more archives
-in `url_infos`.
+Each is named where its source is registered, and lists its archives in
+`url_infos`.
 """

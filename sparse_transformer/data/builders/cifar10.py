@@ -8,13 +8,14 @@ import tensorflow_datasets as tfds
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
-# Not called Cifar10: the name of the class names the folder, and a copy that
-# the stock `cifar10` builder has made in the same place must not be changed.
+# Not called Cifar10: the folder is named after the class, and a copy that the
+# stock `cifar10` builder has made in the same place must not be changed.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   """Images [32, 32, 3] as plain bytes: 50,000 train and 10,000 test.
 
   The stock builder needs TensorFlow to unpack the archive and to encode the
-  images as PNG. The keys are the stock ones, so the images have its order.
+  images as PNG. The keys are the same as its own, and so the images have the
+  same order.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -34,7 +35,7 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
     image = tfds.features.Tensor(
       shape=(32, 32, 3),
       dtype=np.uint8,
-      # By default each byte is an integer: slow to read without TensorFlow.
+      # By default each byte is stored as an integer, which is slow to read.
       encoding=tfds.features.Encoding.BYTES,
     )
     return self.dataset_info_from_configs(
@@ -59,12 +60,12 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
           for i, image in enumerate(self._images(name, file.read())):
             yield first + i, {"image": image}
     if missing:
-      raise ValueError(f"{archive} has no {sorted(missing)}: not CIFAR-10")
+      raise ValueError(f"{archive} is not CIFAR-10: has no {sorted(missing)}")
 
   def _images(self, name, data):
     """Images [10000, 32, 32, 3] of a file of (label, 3 x 32 x 32) records."""
     expected = self.IMAGES_PER_FILE * 3073
     if len(data) != expected:
-      raise ValueError(f"{name} has {len(data)} bytes, must have {expected}")
+      raise ValueError(f"{name} has {len(data)} bytes, expected {expected}")
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

@@ -15,7 +15,7 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
 
   VERSION = tfds.core.Version("1.0.0")
   SIZE = 100_000_000
-  MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the unpacked file
+  MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # MD5 of the unpacked file
   RECORD = 100_000  # bytes; a divisor of SIZE / 20
   url_infos = {
     URL: tfds.core.download.checksums.UrlInfo(
@@ -31,17 +31,17 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
     """Splits the contents of the file at `path`.
 
     Raises:
-      ValueError: if they are not enwik8.
+      ValueError: if the file is not enwik8.
     """
     if len(data) != cls.SIZE:
       raise ValueError(
-        f"{path} has {len(data):,} bytes and enwik8 {cls.SIZE:,}; for other"
-        " text set data.name to bytes"
+        f"{path} has {len(data):,} bytes, but enwik8 has {cls.SIZE:,}; for"
+        " other text, set data.name to bytes"
       )
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if md5 != cls.MD5:
       raise ValueError(
-        f"{path} has md5 {md5} and enwik8 {cls.MD5}; get it from {URL}"
+        f"{path} has md5 {md5}, but enwik8 has {cls.MD5}; get it from {URL}"
       )
     array = np.frombuffer(data, np.uint8)
     train, validation, test = np.split(
@@ -53,7 +53,7 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
     record = tfds.features.Tensor(
       shape=(self.RECORD,),
       dtype=np.uint8,
-      # By default each byte is an integer: slow to read without TensorFlow.
+      # By default each byte is stored as an integer, which is slow to read.
       encoding=tfds.features.Encoding.BYTES,
     )
     return self.dataset_info_from_configs(

@@ -14,7 +14,7 @@ quickstart: .venv/installed
 	$(BIN)/python eval.py --workdir=$(RUN)
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Tests that take minutes: faults, devices, 20,000 steps, fuzzing.
 soak: .venv/installed

@@ -1,8 +1,12 @@
 """Settings for all tests."""
 
 import atexit
+import ctypes
+import gc
 import os
+import pathlib
 import shutil
+import sys
 import tempfile
 
 import jax
@@ -19,6 +23,7 @@ for name, value in (
 ):
   os.environ[name.upper()] = str(value)
   jax.config.update(name, value)
+MAX_RESIDENT = 2**30  # bytes of a process, above which programs are dropped
 # Silent broadcasting over a missing axis is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -29,3 +34,19 @@ def optimized():
   jax.config.update("jax_disable_most_optimizations", False)
   yield
   jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory():
+  """Drops compiled programs when they take too much memory.
+
+  They stay on disk, so that a program that is needed again is not compiled
+  again.
+  """
+  yield
+  if sys.platform == "linux":
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGESIZE") > MAX_RESIDENT:
+      jax.clear_caches()
+      gc.collect()
+      ctypes.CDLL(None).malloc_trim(0)

@@ -78,14 +78,8 @@ def test_enwik8():
   assert explanation.explain_reach(network)["layers"] == 1
 
 
-@pytest.mark.parametrize(
-  "pattern",
-  [
-    "strided",
-    pytest.param("fixed", marks=pytest.mark.soak),
-    pytest.param("dense", marks=pytest.mark.soak),
-  ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("pattern", ["strided", "fixed", "dense"])
 def test_a_million_positions(pattern):
   config = stdlib.get_config()
   changes = {"data.length": 2**20, "data.columns": 1024}

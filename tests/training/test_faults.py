@@ -447,9 +447,8 @@ def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   again = loop.train(runs.tiny(**longer), workdir)
   assert arrays(again) == arrays(state)
   assert last_state(workdir) == arrays(state)
-  # What Orbax left unfinished is collected here, not in a later test.
   del error
-  gc.collect()
+  gc.collect()  # what Orbax left unfinished, here rather than in a later test
 
 
 # Inputs.

@@ -6,12 +6,7 @@ from typing import Protocol
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import patterns as patterns_lib
-
-INITS = ("code", "paper")
-# What the backward pass recomputes, from the least to the most.
-REMATS = ("none", "attention", "block_but_attention", "block")
-DTYPES = ("float32", "bfloat16")
+from sparse_transformer import patterns as patterns_lib, rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +30,13 @@ class Config:
     token_std: standard deviation of the token embedding with init="code".
     position_std: that of the sum of the position embeddings.
     dtype: dtype of activations; parameters and logits are float32.
-    remat: what the backward pass recomputes, one of `REMATS`.
+    remat: what the backward pass recomputes, one of `rules.REMATS`.
     backend: executor of attention, see `attention.attend`.
     tile: positions on a side of a tile of attention; 0 chooses automatically.
 
   Raises:
-    ValueError: if a field is out of range, or the heads do not divide the
-      widths.
+    ValueError: if a field breaks one of the `rules`, or the heads do not divide
+      the widths.
   """
 
   vocab_size: int
@@ -62,24 +57,15 @@ class Config:
   tile: int = 0
 
   def __post_init__(self) -> None:
-    for field in ("num_layers", "num_heads", "width", "length"):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"model.{field} must be at least 1, got {getattr(self, field)}"
-        )
+    for field in rules.fields("model"):
+      rules.check_value(f"model.{field}", getattr(self, field))
+    rules.check_value("data.length", self.length)
+    rules.check_value("attention.tile", self.tile)
     if self.qk_width % self.num_heads or self.width % self.num_heads:
       raise ValueError(
         f"model.num_heads={self.num_heads} must divide model.width="
         f"{self.width} and the width {self.qk_width} of queries and keys"
       )
-    if not 0 <= self.dropout < 1:
-      raise ValueError(f"model.dropout={self.dropout} must lie in [0, 1)")
-    for field, known in (("init", INITS), ("remat", REMATS), ("dtype", DTYPES)):
-      if getattr(self, field) not in known:
-        raise ValueError(
-          f"unknown model.{field} {getattr(self, field)!r}; known:"
-          f" {', '.join(known)}"
-        )
 
   @property
   def qk_width(self) -> int:
@@ -130,13 +116,13 @@ def configure(config: ConfigDict, source: Source) -> Config:
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a
-      pattern lets a query see a later key.
+      pattern is not well defined (see `Pattern.check`), has no pairs, or lets a
+      query see a later key.
   """
   settings = dict(config.attention)
   backend, tile = settings.pop("backend"), settings.pop("tile")
   name, mode = settings.pop("pattern"), settings.pop("mode")
-  is_named = name in patterns_lib.FACTORIZATIONS
-  if is_named:
+  if name in patterns_lib.FACTORIZATIONS:
     _check_lengths(settings, source.length)
   patterns = patterns_lib.assign(
     name,
@@ -145,9 +131,7 @@ def configure(config: ConfigDict, source: Source) -> Config:
     num_heads=config.model.num_heads,
     **settings,
   )
-  if not is_named:
-    _check_causal(patterns, source.length)
-  return Config(
+  network = Config(
     vocab_size=source.vocab_size,
     length=source.length,
     shape=tuple(source.shape),
@@ -156,6 +140,17 @@ def configure(config: ConfigDict, source: Source) -> Config:
     tile=tile,
     **config.model,
   )
+  if network.tile > network.length:
+    raise ValueError(
+      f"attention.tile={network.tile} must be at most the {network.length}"
+      " positions of a sequence"
+    )
+  heads = list(itertools.chain(*patterns[: network.period]))
+  for pattern in heads:
+    pattern.check(source.length)
+  for pattern in dict.fromkeys(heads):
+    _check_use(pattern, source.length)
+  return network
 
 
 def _check_lengths(settings: dict, length: int) -> None:
@@ -167,17 +162,21 @@ def _check_lengths(settings: dict, length: int) -> None:
       )
 
 
-def _check_causal(
-  layers: tuple[tuple[patterns_lib.Pattern, ...], ...], length: int
-) -> None:
-  """Raises a ValueError if a query sees a later key.
+def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
+  """Raises a ValueError if a network cannot use a pattern.
 
-  Such a leak would make the likelihood of a sequence meaningless.
+  A head without pairs would do nothing, and a leak would make the likelihood
+  of a sequence meaningless.
   """
-  for pattern in set(itertools.chain(*layers)):
-    if leak := patterns_lib.first_leak(pattern, length):
-      raise ValueError(
-        f"attention.pattern {pattern} lets query {leak[0]} see the later key"
-        f" {leak[1]}, but each position is predicted from earlier ones only;"
-        f" use ({pattern}) & Causal()"
-      )
+  name = patterns_lib.shorten(pattern)
+  if not patterns_lib.has_pairs(pattern, length):
+    raise ValueError(
+      f"attention.pattern {name} has no pairs: none of the {length} queries"
+      " attends to a key"
+    )
+  if leak := patterns_lib.first_leak(pattern, length):
+    raise ValueError(
+      f"attention.pattern {name} lets query {leak[0]} see the later key"
+      f" {leak[1]}, but each position is predicted from earlier ones only;"
+      f" use ({name}) & Causal()"
+    )

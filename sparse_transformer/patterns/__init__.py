@@ -27,6 +27,7 @@ in a module of your own, and decorate it with `register`.
 from sparse_transformer.patterns import analysis as analysis
 from sparse_transformer.patterns.analysis import (
   first_leak as first_leak,
+  has_pairs as has_pairs,
   reach as reach,
 )
 from sparse_transformer.patterns.base import (
@@ -37,6 +38,7 @@ from sparse_transformer.patterns.base import (
   Union as Union,
 )
 from sparse_transformer.patterns.catalogue import *  # noqa: F403
+from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.layout import Layout as Layout
 from sparse_transformer.patterns.named import (
   FACTORIZATIONS as FACTORIZATIONS,

@@ -26,8 +26,14 @@ from typing import TypeAlias
 import numpy as np
 
 from sparse_transformer.patterns import layout as layout_lib
-from sparse_transformer.patterns.base import Pattern
+from sparse_transformer.patterns.base import (
+  Difference,
+  Intersection,
+  Pattern,
+  Union,
+)
 from sparse_transformer.patterns.catalogue import Causal
+from sparse_transformer.patterns.checks import orders
 
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
@@ -97,7 +103,7 @@ def _pack(part: Pattern, n: int) -> PackedPairs:
   bits = np.zeros((len(rows), TILE, TILE // 8), np.uint8)
   for here, pairs in layout_lib.pairs_of_tiles(part, n, TILE, rows, cols):
     bits[here] = np.packbits(pairs, axis=-1)
-  return PackedPairs(*layout_lib.orders(part, n), full_nodes, rows, cols, bits)
+  return PackedPairs(*orders(part, n), full_nodes, rows, cols, bits)
 
 
 def _by_row(
@@ -107,18 +113,42 @@ def _by_row(
   return rows[order], cols[order]
 
 
+def has_pairs(pattern: Pattern, n: int) -> bool:
+  """Whether any of n queries attends to a key; stops at the first it finds."""
+  pattern.check(n)
+  some = np.array([[0], [n // 2], [n - 1]])
+  if np.any(pattern.mask(some, np.arange(n))):
+    return True
+  return any(
+    nodes.pairs.any()
+    for part in pattern.parts()
+    for nodes in layout_lib.cover(part, n, TILE)
+  )
+
+
 def is_causal(pattern: Pattern, n: int) -> bool:
   """Whether no query attends to a later key."""
-  return (pattern - Causal()).pairs(n) == 0
+  pattern.check(n)
+  # Combinations of causal patterns need no search.
+  match pattern:
+    case Union(left, right) if is_causal(left, n) and is_causal(right, n):
+      return True
+    case Intersection(left, right) if is_causal(left, n) or is_causal(right, n):
+      return True
+    case Difference(left, _) if is_causal(left, n):
+      return True
+  return not has_pairs(pattern - Causal(), n)
 
 
 def first_leak(pattern: Pattern, n: int) -> Pair | None:
   """The (query, key) of the first key that an earlier query sees, or None."""
-  late = pattern - Causal()
-  if not late.pairs(n):
+  if is_causal(pattern, n):
     return None
+  late = pattern - Causal()
   # The key is the last position of the shortest sequence that has a pair.
-  k = bisect.bisect_left(range(n), 1, key=lambda last: late.pairs(last + 1))
+  k = bisect.bisect_left(
+    range(n), True, key=lambda last: has_pairs(late, last + 1)
+  )
   return int(np.argmax(late.mask(np.arange(k), k))), k
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from sparse_transformer.patterns import layout as layout_lib
+from sparse_transformer.patterns import checks, intervals, layout as layout_lib
 
 # NumPy or JAX arrays, possibly traced, or the tile values of `intervals`.
 Integers: TypeAlias = Any
@@ -24,10 +24,10 @@ class Pattern:
   def mask(self, q: Integers, k: Integers) -> Booleans:
     """The definition: which pairs are in the set.
 
-    It may use + - * // % < <= == & | ~ only, and divide by positive integers
-    only, so that NumPy, XLA and the interval arithmetic of layouts share it.
-    All intermediate values must fit in 32 bits: a product of two positions
-    may not.
+    It may use + - * // % < <= > >= == != & | ~ only, and divide by positive
+    integers only, so that NumPy, XLA and the interval arithmetic of layouts
+    share it. All intermediate values must fit in 32 bits: a product of two
+    positions may not. `check` verifies this.
 
     Args:
       q, k: positions of queries and of keys, of shapes that broadcast.
@@ -42,13 +42,42 @@ class Pattern:
     """Orders of queries and of keys in which the pairs fill whole tiles.
 
     Returns:
-      Two permutations of range(n); natural order unless overridden.
+      Two permutations of range(n), integers [n], as `check` verifies; natural
+      order unless overridden.
     """
     return np.arange(n), np.arange(n)
 
   def parts(self) -> tuple["Pattern", ...]:
     """Disjoint patterns whose union is this one, each with its own orders."""
     return (self,)
+
+  def check(self, n: int) -> None:
+    """Checks that the pattern is well defined for n positions.
+
+    Everything that uses a pattern calls this; its result is cached. It takes
+    far less than a layout: the mask is evaluated once, on bounds.
+
+    Args:
+      n: number of positions.
+
+    Raises:
+      ValueError: the mask uses other operators than it may, returns no
+        booleans, or has intermediate values that may not fit in 32 bits;
+        `orders` are not permutations; `parts` overlap or lack a pair, as far
+        as a sample shows; the pattern is not hashable, or has attributes that
+        equality ignores; n is not an integer of at least 1.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Scattered(Pattern):
+    ...   def mask(self, q, k):
+    ...     return (k <= q) & (q * k % 7 == 0)
+    >>> Scattered().check(40_000)
+    >>> Scattered().check(50_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: Scattered(): an intermediate value may reach 2,499,900,001 ...
+    """
+    checks.check(self, n)
 
   @classmethod
   def examples(cls) -> "Examples":
@@ -83,11 +112,13 @@ class Pattern:
 
   def matrix(self, n: int) -> np.ndarray:
     """The set as booleans [n, n], with one row per query."""
+    self.check(n)
     i = np.arange(n)
     return np.broadcast_to(self.mask(i[:, None], i), (n, n))
 
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
+    self.check(n)
     k = np.arange(n)
     return np.flatnonzero(np.broadcast_to(self.mask(i, k), (n,)))
 
@@ -134,6 +165,10 @@ class _Combination(Pattern):
   right: Pattern
 
   operator: ClassVar[str]
+
+  def check(self, n: int) -> None:
+    self.left.check(n)
+    self.right.check(n)
 
   def __str__(self) -> str:
     sides = (self.left, self.right)
@@ -209,13 +244,19 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
     ValueError: one of `fields` is not an integer of at least `minimum` that
       fits in 32 bits, or the field `causal`, if there is one, is not a boolean.
   """
-  for field in fields:
-    value = getattr(pattern, field)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-      raise ValueError(f"{pattern}: {field} must be an integer")
-    if abs(int(value)) >= 2**31:
-      raise ValueError(f"{pattern}: {field} must fit in 32 bits")
-    if value < minimum:
-      raise ValueError(f"{pattern}: {field} must be at least {minimum}")
-  if not isinstance(getattr(pattern, "causal", True), (bool, np.bool_)):
-    raise ValueError(f"{pattern}: causal must be True or False")
+  flaws = {field: _flaw(getattr(pattern, field), minimum) for field in fields}
+  causal = getattr(pattern, "causal", True)
+  if not isinstance(causal, (bool, np.bool_)):
+    flaws["causal"] = f"True or False, not {checks.shorten(repr(causal))}"
+  for field, rule in flaws.items():
+    if rule:
+      raise ValueError(f"{checks.shorten(pattern)}: {field} must be {rule}")
+
+
+def _flaw(value: Any, minimum: int) -> str:
+  """What an integer must be, if it is not."""
+  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    return f"an integer, not {checks.shorten(repr(value))}"
+  if value < minimum:
+    return f"at least {minimum}"
+  return "" if value < intervals.LIMIT else "an integer that fits in 32 bits"

@@ -330,7 +330,7 @@ class RandomBlocks(Pattern):
 
   Args:
     size: positions in a block.
-    num: blocks to draw; all of them where there are fewer.
+    num: blocks to draw, at most `MAX_DRAWS`; all of them where there are fewer.
     seed: seed of the draws.
     first: the first block that may be drawn.
     last: distance, in blocks, from the queries' own block back to the last one
@@ -347,6 +347,8 @@ class RandomBlocks(Pattern):
   def __post_init__(self) -> None:
     check_fields(self, "size", "num", "last")
     check_fields(self, "seed", "first", minimum=0)
+    if self.num > MAX_DRAWS:
+      raise ValueError(f"{self}: num must be at most {MAX_DRAWS}")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     q, k = q // self.size, k // self.size
@@ -377,6 +379,8 @@ class RandomBlocks(Pattern):
     )
 
 
+# A mask has about 40 operations for each draw, which all run in every tile.
+MAX_DRAWS = 32
 _LEVELS = 2**14  # number of hash values
 _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 
@@ -421,6 +425,7 @@ class Longformer(_Shorthand):
 
   def __post_init__(self) -> None:
     check_fields(self, "window", "num_global")
+    self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:
     window = Local(self.window, causal=self.causal)
@@ -467,6 +472,7 @@ class BigBird(_Shorthand):
     check_fields(self, "seed", minimum=0)
     if self.window % 2 == 0:
       raise ValueError(f"{self}: window must be an odd number of blocks")
+    self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:
     side = self.window // 2

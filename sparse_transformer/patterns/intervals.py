@@ -14,10 +14,15 @@ be full.
 ([False, True], [False, True])
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+
+# What the values of this module, NumPy and XLA have in common.
+OPERATORS = "+ - * // % < <= > >= == != & | ~"
+LIMIT = 2**31  # integers of a smaller magnitude fit in 32 bits
 
 # A value per tile pair, or one for all of them.
 Array: TypeAlias = Any
@@ -107,21 +112,45 @@ class Truth:
   def __invert__(self) -> "Truth":
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
+  def __eq__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
+    other = as_truth(other)
+    return (self & other) | (~self & ~other)
+
+  def __ne__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
+    return ~(self == other)
+
+  def __repr__(self) -> str:
+    return "a condition"
+
   def __bool__(self) -> bool:
     raise TypeError(
       "combine the conditions of a mask with & | ~, not with and/or/not"
     )
 
   __rand__, __ror__ = __and__, __or__
+  __hash__ = None  # type: ignore[assignment]
+  __array_ufunc__ = None  # NumPy's functions raise a TypeError
 
 
 def as_truth(x: Any) -> Truth:
-  """A condition as a `Truth`; a constant one is a plain True or False."""
-  return x if isinstance(x, Truth) else Truth(np.bool_(x), np.bool_(x))
+  """A condition as a `Truth`; a constant one is a plain True or False.
+
+  Raises:
+    TypeError: it is no condition.
+  """
+  if isinstance(x, Truth):
+    return x
+  if not isinstance(x, (bool, np.bool_)):
+    is_short = isinstance(x, (int, float, _Integer))
+    what = repr(x) if is_short else type(x).__name__
+    raise TypeError(f"{what} is not a boolean condition")
+  return Truth(np.bool_(x), np.bool_(x))
 
 
 class _Integer:
-  """The operators that both kinds of unknown integers share."""
+  """The operators that all kinds of unknown integers share."""
+
+  __array_ufunc__ = None  # NumPy's functions raise a TypeError
 
   # Subclasses define these three.
 
@@ -150,16 +179,20 @@ class _Integer:
   def __rsub__(self, other: Any) -> Any:
     return self * -1 + other
 
+  def _difference(self, other: Any) -> tuple[Array, Array]:
+    """The bounds of `self - other`, which decide a comparison."""
+    return (self - other).bounds()
+
   def __lt__(self, other: Any) -> Truth:
-    low, high = (self - other).bounds()
+    low, high = self._difference(other)
     return Truth(low < 0, high < 0)
 
   def __le__(self, other: Any) -> Truth:
-    low, high = (self - other).bounds()
+    low, high = self._difference(other)
     return Truth(low <= 0, high <= 0)
 
   def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
-    low, high = (self - other).bounds()
+    low, high = self._difference(other)
     return Truth((low <= 0) & (high >= 0), (low == 0) & (high == 0))
 
   def __gt__(self, other: Any) -> Truth:
@@ -170,6 +203,9 @@ class _Integer:
 
   def __ne__(self, other: Any) -> Truth:  # type: ignore[override]
     return ~(self == other)
+
+  def __repr__(self) -> str:
+    return "an integer"
 
   __hash__ = None  # type: ignore[assignment]
 
@@ -217,8 +253,9 @@ class QueryPlusKey(_Integer):
   def __add__(self, other: Any) -> Any:
     if isinstance(other, Interval):
       return other + self
-    u, v = (other.u, other.v) if isinstance(other, QueryPlusKey) else (other, 0)
-    return QueryPlusKey(self.pairs, self.u + u, self.v + v)
+    if isinstance(other, QueryPlusKey):
+      return QueryPlusKey(self.pairs, self.u + other.u, self.v + other.v)
+    return QueryPlusKey(self.pairs, self.u + _constant(other), self.v)
 
   def __mul__(self, other: Any) -> Any:
     if isinstance(other, QueryPlusKey):
@@ -231,15 +268,16 @@ class QueryPlusKey(_Integer):
         return QueryPlusKey(self.pairs, 0, product)
     if isinstance(other, _Integer):
       return self._interval() * other
+    other = _constant(other)
     return QueryPlusKey(self.pairs, self.u * other, self.v * other)
 
   def __floordiv__(self, divisor: int) -> Any:
-    _check_divisor(divisor)
+    divisor = _divisor(divisor)
     exact = self._map(lambda x: x // divisor)
     return self._interval() // divisor if exact is None else exact
 
   def __mod__(self, divisor: int) -> Any:
-    _check_divisor(divisor)
+    divisor = _divisor(divisor)
     # The residues of the two sides are taken before they are added: tiles
     # with one residue each then give one residue, however far apart they are.
     exact = self._map(lambda x: x % divisor)
@@ -258,33 +296,60 @@ class Interval(_Integer):
   def bounds(self) -> tuple[Array, Array]:
     return self.low, self.high
 
+  def _difference(self, other: Any) -> tuple[Array, Array]:
+    low, high = _bounds(other)
+    return self.low - high, self.high - low
+
   def __add__(self, other: Any) -> "Interval":
     low, high = _bounds(other)
-    return Interval(self.low + low, self.high + high)
+    return type(self)(self.low + low, self.high + high)
 
   def __mul__(self, other: Any) -> "Interval":
     corners = [a * b for a in self.bounds() for b in _bounds(other)]
-    return Interval(np.minimum.reduce(corners), np.maximum.reduce(corners))
+    return type(self)(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
   def __floordiv__(self, divisor: int) -> "Interval":
-    _check_divisor(divisor)
-    return Interval(self.low // divisor, self.high // divisor)
+    divisor = _divisor(divisor)
+    return type(self)(self.low // divisor, self.high // divisor)
 
   def __mod__(self, divisor: int) -> "Interval":
-    _check_divisor(divisor)
+    divisor = _divisor(divisor)
     same = self.low // divisor == self.high // divisor
-    return Interval(
+    return type(self)(
       np.where(same, self.low % divisor, 0),
       np.where(same, self.high % divisor, divisor - 1),
     )
 
 
+class Int32(Interval):
+  """One interval, from which all results must fit in 32 bits.
+
+  Bounds are never too narrow: a mask that can be evaluated on it overflows
+  nowhere between `low` and `high`.
+
+  Raises:
+    OverflowError: a result may not fit in 32 bits.
+  """
+
+  def __init__(self, low: int, high: int):
+    largest = max(abs(int(low)), abs(int(high)))
+    if largest >= LIMIT:
+      raise OverflowError(f"an intermediate value may reach {largest:,}")
+    super().__init__(low, high)
+
+
 def _bounds(x: Any) -> tuple[Array, Array]:
-  return x.bounds() if isinstance(x, _Integer) else (x, x)
+  return x.bounds() if isinstance(x, _Integer) else (_constant(x),) * 2
 
 
-def _check_divisor(divisor: Any) -> None:
-  if isinstance(divisor, _Integer) or divisor <= 0:
-    raise TypeError(
-      f"a mask may divide by positive integers only, got {divisor!r}"
-    )
+def _constant(x: Any) -> int:
+  value = operator.index(x)  # a TypeError unless it is an integer
+  if abs(value) >= LIMIT:
+    raise OverflowError(f"a constant is {value:,}")
+  return value
+
+
+def _divisor(x: Any) -> int:
+  if isinstance(x, _Integer) or _constant(x) <= 0:
+    raise TypeError(f"a mask may divide by positive integers only, got {x!r}")
+  return _constant(x)

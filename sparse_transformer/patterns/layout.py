@@ -3,21 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-
-
-class Part(Protocol):
-  """What a layout needs from a pattern, or from one part of it."""
-
-  def __hash__(self) -> int: ...
-
-  def mask(self, q: Any, k: Any) -> Any: ...
-
-  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]: ...
+from sparse_transformer.patterns.checks import Checkable as Part, orders
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +106,9 @@ def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
   """
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
-  query_order, key_order = orders(part, n)
+  part.check(n)
+  # 64 bits: bounds may exceed those of the values that a mask computes.
+  query_order, key_order = (x.astype(np.int64) for x in orders(part, n))
   rows = cols = np.zeros(1, np.int64)
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
@@ -136,13 +129,6 @@ def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
     inside = (rows * size < n) & (cols * size < n)
     rows, cols = rows[inside], cols[inside]
   yield Nodes(tile, rows, cols, _count_in_tiles(part, n, tile, rows, cols))
-
-
-@functools.lru_cache(maxsize=16)
-def orders(part: Part, n: int) -> tuple[np.ndarray, np.ndarray]:
-  """The query order and the key order of a part, as int32 [n]."""
-  query_order, key_order = part.orders(n)
-  return query_order.astype(np.int32), key_order.astype(np.int32)
 
 
 def pairs_of_tiles(

@@ -2,11 +2,19 @@
 
 import ast
 import functools
+import inspect
+import itertools
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sparse_transformer.patterns.base import Pattern
+from sparse_transformer.patterns.base import (
+  Difference,
+  Intersection,
+  Pattern,
+  Union,
+)
 from sparse_transformer.patterns.catalogue import (
   Block,
   Causal,
@@ -14,7 +22,8 @@ from sparse_transformer.patterns.catalogue import (
   Strided,
   Summary,
 )
-from sparse_transformer.patterns.registry import CATALOGUE
+from sparse_transformer.patterns.checks import shorten
+from sparse_transformer.patterns.registry import CATALOGUE, signature
 
 FACTORIZATIONS = (
   "dense",
@@ -26,6 +35,13 @@ FACTORIZATIONS = (
   "fixed_lra",
 )
 MODES = ("interleaved", "merged", "heads")
+
+# What is longer is no expression that someone wrote, and nests too deep for
+# functions that recurse into it.
+MAX_CHARACTERS = 2000
+# Each pattern of a combination may need a loop of its own in the compiled
+# network, and its tiles are compared with those of all patterns before it.
+MAX_COMBINED = 16
 
 
 def factorize(
@@ -83,7 +99,13 @@ def factorize(
       return (block | summary,)
     case "fixed_lra":
       return (block | summary | Summary(stride, 1, stride - 1),)
-  return tuple(heads[head % len(heads)] for heads in parse(name))
+  return _of_head(parse(name), head)
+
+
+def _of_head(
+  factors: tuple[tuple[Pattern, ...], ...], head: int
+) -> tuple[Pattern, ...]:
+  return tuple(heads[head % len(heads)] for heads in factors)
 
 
 def assign(
@@ -112,7 +134,8 @@ def assign(
     A tuple (layers) of tuples (heads) of patterns.
 
   Raises:
-    ValueError: the mode, the name, a factor of `cycle` or a setting is invalid.
+    ValueError: the mode, the name, a factor of `cycle` or a setting is invalid,
+      or a head combines more than `MAX_COMBINED` patterns.
   """
   if mode not in MODES:
     raise ValueError(
@@ -124,32 +147,53 @@ def assign(
     cycle = (0,)  # so that a cycle set for another pattern does no harm
   if not all(m in range(num_factors) for m in cycle):
     raise ValueError(
-      f"attention.cycle {cycle} must list factors 0 to {num_factors - 1}"
-      f" of {name!r}"
+      f"attention.cycle {shorten(cycle)} must list factors 0 to"
+      f" {num_factors - 1} of {shorten(name)!r}"
     )
 
-  def pattern(layer: int, head: int) -> Pattern:
-    if mode == "heads":
-      # Heads of one factor are numbered from 0, so that they use every summary.
-      factors = factorize(name, head=head // num_factors, **settings)
-      return factors[head % num_factors]
-    factors = factorize(name, head=head, **settings)
-    if mode == "merged":
-      return functools.reduce(Pattern.__or__, factors)
-    return factors[cycle[layer % len(cycle)]]
+  # In mode "heads", the heads of one factor are numbered from 0, so that they
+  # use every summary.
+  num_numbers = -(-num_heads // num_factors) if mode == "heads" else num_heads
+  given = () if name in FACTORIZATIONS else parse(name)
+  heads = [
+    _of_head(given, h) if given else factorize(name, head=h, **settings)
+    for h in range(num_numbers)
+  ]
+  if mode == "merged":
+    rows = [tuple(functools.reduce(Pattern.__or__, head) for head in heads)]
+  elif mode == "heads":
+    places = [divmod(h, num_factors) for h in range(num_heads)]
+    rows = [tuple(heads[number][factor] for number, factor in places)]
+  else:
+    factors = [tuple(head[m] for head in heads) for m in range(num_factors)]
+    rows = [factors[m] for m in cycle]
+  for pattern in itertools.chain(*rows):
+    _check_combined(pattern)
+  return tuple(rows[layer % len(rows)] for layer in range(num_layers))
 
-  return tuple(
-    tuple(pattern(layer, head) for head in range(num_heads))
-    for layer in range(num_layers)
-  )
+
+def _check_combined(pattern: Pattern) -> None:
+  count = _count_patterns(pattern)
+  if count > MAX_COMBINED:
+    raise ValueError(
+      f"attention.pattern {shorten(pattern)} combines {count} patterns, but a"
+      f" head may combine at most {MAX_COMBINED}"
+    )
+
+
+def _count_patterns(pattern: Pattern) -> int:
+  if isinstance(pattern, (Union, Intersection, Difference)):
+    return _count_patterns(pattern.left) + _count_patterns(pattern.right)
+  return 1
 
 
 def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
   """The factors of an expression over the registered patterns.
 
   Args:
-    text: factors separated by commas. A factor is a pattern in the algebra
-      | & -, or a tuple of patterns that the heads use in turn.
+    text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
+      is a pattern in the algebra | & -, or a tuple of patterns that the heads
+      use in turn.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.
@@ -163,9 +207,16 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
   Local(4) and Local(8)
   BigBird(block=32) | Strided(8)
   """
+  if len(text) > MAX_CHARACTERS:
+    raise ValueError(
+      f"attention.pattern {shorten(text)!r} has {len(text)} characters, but an"
+      f" expression may have at most {MAX_CHARACTERS}"
+    )
+  text = text.strip()
   try:
-    tree = ast.parse(text.strip(), mode="eval").body
-  except SyntaxError:
+    with warnings.catch_warnings(action="ignore"):
+      tree = ast.parse(text, mode="eval").body
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
     raise _unknown(text) from None
   factors = tree.elts if isinstance(tree, ast.Tuple) else [tree]
   heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
@@ -186,26 +237,43 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
     case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
       sides = _evaluate(left, text), _evaluate(right, text)
       return _OPERATORS[type(op)](*sides)
-    case ast.Call(ast.Name(name), args, keywords) if name in CATALOGUE:
-      values = [_constant(arg) for arg in args]
-      named: dict[Any, Any] = {k.arg: _constant(k.value) for k in keywords}
-      try:
-        return CATALOGUE[name](*values, **named)
-      except TypeError as error:
-        message = str(error).replace("__init__()", "")
-        raise ValueError(f"attention.pattern {text!r}: {message}") from None
-  raise _unknown(ast.unparse(node))
+    case ast.Call(ast.Name(name)) if name in CATALOGUE:
+      return _call(CATALOGUE[name], node, text)
+  raise _unknown(_source(node, text))
 
 
-def _constant(node: ast.expr) -> Any:
+def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
+  named: dict[Any, Any] = {}
+  try:
+    values = [_constant(arg, text) for arg in node.args]
+    for keyword in node.keywords:
+      if keyword.arg in named:
+        raise TypeError(f"repeated argument {keyword.arg!r}")
+      named[keyword.arg] = _constant(keyword.value, text)
+    inspect.signature(cls).bind(*values, **named)
+    return cls(*values, **named)
+  except TypeError as error:
+    raise ValueError(
+      f"attention.pattern {shorten(_source(node, text))!r}: {error}; expected"
+      f" {signature(cls)}"
+    ) from None
+
+
+def _constant(node: ast.expr, text: str) -> Any:
   try:
     return ast.literal_eval(node)
-  except ValueError:
-    raise _unknown(ast.unparse(node)) from None
+  except (ValueError, TypeError, RecursionError):
+    source = shorten(_source(node, text))
+    raise TypeError(f"{source!r} is not a number, True or False") from None
+
+
+def _source(node: ast.expr, text: str) -> str:
+  return ast.get_source_segment(text, node) or text
 
 
 def _unknown(name: str) -> ValueError:
   return ValueError(
-    f"unknown attention.pattern {name!r}; known: {', '.join(FACTORIZATIONS)},"
-    f" and expressions with | & - and commas over {', '.join(CATALOGUE)}"
+    f"unknown attention.pattern {shorten(name)!r}; known:"
+    f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
+    f" {', '.join(CATALOGUE)}"
   )

@@ -45,10 +45,11 @@ def table() -> list[tuple[str, str]]:
   >>> print(*table()[2], sep=": ")
   Local(window, causal=True): The last `window` keys, the query itself included.
   """
-  return [(_signature(cls), _summary(cls)) for cls in CATALOGUE.values()]
+  return [(signature(cls), _summary(cls)) for cls in CATALOGUE.values()]
 
 
-def _signature(cls: type[Pattern]) -> str:
+def signature(cls: type[Pattern]) -> str:
+  """How a pattern of a class is written: its name and arguments."""
   parameters = inspect.signature(cls).parameters.values()
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   return f"{cls.__name__}{inspect.Signature(plain)}"

@@ -1,8 +1,11 @@
 """Tests of model/config.py."""
 
+import dataclasses
 import types
 
+import catalogue
 import networks
+import numpy as np
 import pytest
 
 from configs import cifar10, default
@@ -13,21 +16,23 @@ from sparse_transformer.patterns import Local, Strided
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (dict(num_layers=0), ["model.num_layers", "at least 1", "0"]),
-    (dict(width=0), ["model.width", "got 0"]),
+    (dict(num_layers=0), ["model.num_layers=0", "at least 1"]),
+    (dict(width=0), ["model.width=0"]),
     (dict(num_heads=3), ["num_heads=3", "width=8"]),
     (
       dict(num_heads=8, half_size=True),
       ["num_heads=8", "width=8", "the width 4 of queries"],
     ),
-    (dict(dropout=1.0), ["model.dropout=1.0", "[0, 1)"]),
+    (dict(dropout=1.0), ["model.dropout=1.0", "below 1"]),
     (dict(dropout=-0.1), ["model.dropout=-0.1"]),
-    (dict(init="xavier"), ["model.init 'xavier'", "code, paper"]),
+    (dict(init="xavier"), ["model.init='xavier'", "code, paper"]),
     (
       dict(remat="all"),
-      ["model.remat 'all'", "none, attention, block_but_attention, block"],
+      ["model.remat='all'", "none, attention, block_but_attention, block"],
     ),
-    (dict(dtype="float16"), ["model.dtype 'float16'", "float32, bfloat16"]),
+    (dict(dtype="float16"), ["model.dtype='float16'", "float32, bfloat16"]),
+    (dict(tile=-8), ["attention.tile=-8", "at least 0"]),
+    (dict(tile=1.5), ["attention.tile=1.5", "integer"]),
   ],
 )
 def test_invalid_network_is_rejected(changes, words):
@@ -45,6 +50,18 @@ def test_invalid_network_is_rejected(changes, words):
     (dict(window=0), "window=0 .* 64 positions"),
     (dict(window=65), "window=65 .* 64 positions"),
     (dict(pattern="Local(3, causal=False)"), "query 0 see the later key 1"),
+    (dict(pattern="Local(3) - Causal()"), "no pairs: none of the 64 queries"),
+    (
+      dict(pattern="Local(8), Summary(65, 1)"),
+      r"Summary\(65, 1\) has no pairs: none of the 64 queries",
+    ),
+    (
+      dict(pattern="(Local(8), Local(1) - Local(2))", mode="heads"),
+      "Local.1. - Local.2. has no pairs",
+    ),
+    (dict(pattern="Dilated(99999, 99999)"), "Dilated.* fit in 32 bits"),
+    (dict(tile=65), "tile=65 .* 64 positions"),
+    (dict(tile=10**9), "tile=1000000000 .* 64 positions"),
   ],
 )
 def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):
@@ -53,6 +70,35 @@ def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):
   source = types.SimpleNamespace(vocab_size=17, shape=(8, 8), length=64)
   with pytest.raises(ValueError, match=message):
     model.configure(settings, source)
+
+
+@pytest.mark.parametrize(
+  "mask, orders, message",
+  [
+    (lambda q, k: (k <= q) & (q * q * q % 7 != 1), None, "32 bits"),
+    (lambda q, k: abs(q - k) < 3, None, r"may use \+ - \*"),
+    (lambda q, k: (k <= q) * 1, None, "must return booleans"),
+    (lambda q, k: k <= q, [0] * 4096, "must return two permutations"),
+  ],
+)
+def test_registered_pattern_that_is_not_well_defined_is_rejected(
+  mask, orders, message
+):
+  @dataclasses.dataclass(frozen=True)
+  class Mine(catalogue.Comb):
+    def mask(self, q, k):
+      return mask(q, k)
+
+    def orders(self, n):
+      return np.arange(n), orders or np.arange(n)
+
+  settings = default.get_config()
+  source = types.SimpleNamespace(vocab_size=17, shape=(64, 64), length=4096)
+  with catalogue.registered(Mine):
+    for settings.attention.mode in ("interleaved", "merged"):
+      settings.attention.pattern = "Local(8), Mine(3, 2)"
+      with pytest.raises(ValueError, match=rf"Mine\(3, 2\): .*{message}"):
+        model.configure(settings, source)
 
 
 def test_experiment_config_becomes_the_network_it_describes():

@@ -171,7 +171,7 @@ def test_masks_divide_by_positive_integers(divisor):
     def mask(self, q, k):
       return (q - k) % divisor == 0
 
-  with pytest.raises(TypeError, match="positive integers"):
+  with pytest.raises(ValueError, match="positive integers"):
     Odd().pairs(8)
 
 

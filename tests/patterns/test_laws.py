@@ -176,10 +176,10 @@ def test_names_of_registered_classes_are_unique():
 
 def test_a_class_that_breaks_a_law_is_found():
   class Broken(catalogue.Comb):
-    """A pattern whose parts lack one of its pairs."""
+    """A pattern whose keys lack the last one."""
 
-    def parts(self):
-      return (catalogue.Comb(self.window, self.step) - Local(1),)
+    def keys(self, i, n):
+      return super().keys(i, n)[:-1]
 
   with pytest.raises(AssertionError):
     check_pattern(Broken(20, 3), 90, 16)

@@ -1,5 +1,7 @@
 """Named factorizations, expressions, and their assignment to layers."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,45 @@ def test_modes_assign_the_factors_to_layers_and_heads(
   assert found == tuple(map(tuple, expected))
 
 
+@pytest.mark.parametrize("mode", patterns.MODES)
+def test_layers_with_the_same_patterns_share_them(mode):
+  layers = assign("Local(4), (Block(2), Block(3))", mode, 10_000, 100)
+  assert len(layers) == 10_000 and len(layers[0]) == 100
+  assert layers[2] is layers[0] and len(set(map(id, layers))) <= 2
+
+
+@pytest.mark.parametrize(
+  "text, mode",
+  [
+    (" | ".join(["Strided(9)"] * 17), "interleaved"),
+    (" - ".join(["Strided(9)"] * 140), "heads"),
+    (
+      "Local(3), (Local(4), Causal() & (" + "Full() | " * 16 + "Full()))",
+      "heads",
+    ),
+    (", ".join(["Strided(9)"] * 17), "merged"),
+  ],
+)
+def test_heads_that_combine_too_many_patterns_are_rejected(text, mode):
+  with pytest.raises(ValueError, match="at most 16") as error:
+    assign(text, mode, 1, 4)
+  assert len(str(error.value)) < 400
+
+
+def test_heads_may_combine_as_many_patterns_as_there_may_be():
+  text = " | ".join(f"Strided({stride})" for stride in range(5, 21))
+  ((pattern, _),) = assign(text, "interleaved", 1, 2)
+  assert len(pattern.parts()) == 16
+  assert len(assign(", ".join(["Local(4)"] * 30), "heads", 1, 30)[0]) == 30
+
+
+def test_heads_of_one_factor_use_the_summaries_from_the_first():
+  # The third summary would not fit, and is not needed.
+  settings = dict(num_summaries=4, stride=8, width=3)
+  ((*_, last),) = assign("fixed", "heads", 1, 4, **settings)
+  assert last == Summary(8, 3, 1)
+
+
 def deepspeed_layout(num_blocks, local, width, num_patterns, head):
   """DeepSpeed's unidirectional FixedSparsityConfig, rule by rule.
 
@@ -163,12 +204,30 @@ def test_expression_gives_factors_and_heads():
   "text, words",
   [
     ("Locl(4)", ["'Locl(4)'", "Local", "strided"]),
-    ("Local(4) +  Block(2)", ["'Local(4) + Block(2)'"]),
+    ("Local(4) +  Block(2)", ["'Local(4) +  Block(2)'"]),
     ("Local(4", ["'Local(4'"]),
     ("", ["unknown attention.pattern"]),
     ("()", ["unknown attention.pattern"]),
     ("Local()", ["Local()", "missing", "window"]),
-    ("Local(4, 5, 6)", ["takes"]),
+    ("Local(4, 5, 6)", ["too many", "Local(window, causal=True)"]),
+    ("Local(window=3, window=4)", ["repeated argument 'window'"]),
+    ("Local(3, window=4)", ["multiple values", "'window'"]),
+    ("Local('\\d')", ["integer"]),
+    ("Local(1e999)", ["inf", "integer"]),
+    ("Local(9 ** 9)", ["'9 ** 9' is not a number"]),
+    ("Local(Local(3))", ["'Local(3)' is not a number"]),
+    ("Local(-" + "9" * 1900 + ")", ["at least 1"]),
+    ("Local(0x" + "f" * 1900 + ")", ["32 bits"]),
+    ("Local(" + "9" * 5000 + ")", ["5007 characters", "at most 2000"]),
+    ("-" * 5000 + "Causal()", ["5008 characters", "at most 2000"]),
+    ("-" * 1900 + "Causal()", ["unknown attention.pattern '---"]),
+    ("(" * 1900, ["unknown attention.pattern '((("]),
+    ("Local(" * 300, ["unknown attention.pattern"]),
+    ("Local(" + "-" * 1900 + "1)", ["is not a number"]),
+    ("1" + ".a" * 900, ["unknown attention.pattern"]),
+    ("not " * 450 + "a", ["unknown attention.pattern"]),
+    ("\0", ["unknown attention.pattern"]),
+    ("RandomBlocks(3, 2000000000)", ["num", "at most 32"]),
     ("Local(size=4)", ["size"]),
     ("Local(0)", ["Local(0)", "at least 1"]),
     ("Longformer(8, 0)", ["num_global", "at least 1"]),
@@ -177,8 +236,8 @@ def test_expression_gives_factors_and_heads():
     ("Local(True)", ["integer"]),
     ("Local(4, 5)", ["causal", "True or False"]),
     ("Local(9999999999)", ["window", "32 bits"]),
-    ("Local(n)", ["unknown attention.pattern 'n'"]),
-    ("Local(*(4,))", ["unknown attention.pattern"]),
+    ("Local(n)", ["'Local(n)'", "'n' is not a number"]),
+    ("Local(*(4,))", ["'*(4,)' is not a number"]),
     ("Local(**{'window': 4, 3: 2})", ["Local"]),
     ("Local(4), 3", ["unknown attention.pattern '3'"]),
     ("Local(4), ((Block(2), Block(3)), Block(4))", ["(Block(2), Block(3))"]),
@@ -192,9 +251,12 @@ def test_expression_gives_factors_and_heads():
   ],
 )
 def test_error_about_a_wrong_expression_is_one_line(text, words):
-  with pytest.raises(ValueError) as error:
+  with (
+    pytest.raises(ValueError) as error,
+    warnings.catch_warnings(action="error"),
+  ):
     patterns.parse(text)
-  assert "\n" not in str(error.value)
+  assert "\n" not in str(error.value) and len(str(error.value)) < 400
   for word in words:
     assert word in str(error.value)
 

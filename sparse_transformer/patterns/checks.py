@@ -1,0 +1,162 @@
+"""Whether a pattern is well defined: what layouts and executors rely on.
+
+A pattern that breaks one of these rules would give wrong results silently, so
+every use of a pattern checks it, once for each number of positions.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparse_transformer.patterns import intervals
+
+SHORT = 100  # characters of a pattern that an error message quotes
+SAMPLE = 16  # positions at either end and in between, to compare parts at
+
+
+class Checkable(Protocol):
+  """What is checked of a pattern."""
+
+  def __hash__(self) -> int: ...
+
+  def check(self, n: int) -> None: ...
+
+  def mask(self, q: Any, k: Any) -> Any: ...
+
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+  def parts(self) -> tuple[Any, ...]: ...
+
+
+def check(pattern: Checkable, n: int) -> None:
+  """See `Pattern.check`."""
+  length = _length(n)
+  try:
+    hash(pattern)
+  except TypeError as error:
+    raise _not_a_value(pattern, f"it is not hashable ({error})") from error
+  _check(pattern, length)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check(pattern: Checkable, n: int) -> None:
+  _check_value(pattern)
+  _check_mask(pattern, n)
+  orders(pattern, n)
+  _check_parts(pattern, n)
+
+
+@functools.lru_cache(maxsize=16)
+def orders(pattern: Checkable, n: int) -> tuple[np.ndarray, np.ndarray]:
+  """The query order and the key order of a pattern, as int32 [n].
+
+  Raises:
+    ValueError: they are not two permutations of range(n).
+  """
+  found: Any = pattern.orders(n)
+  if not isinstance(found, (tuple, list)) or len(found) != 2:
+    flaw = f"got {type(found).__name__}"
+  else:
+    query_order, key_order = map(np.asarray, found)
+    flaws = _flaw("query", query_order, n), _flaw("key", key_order, n)
+    if not any(flaws):
+      return query_order.astype(np.int32), key_order.astype(np.int32)
+    flaw = flaws[0] or flaws[1]
+  raise ValueError(
+    f"{shorten(pattern)}: orders({n}) must return two permutations of"
+    f" range({n}); {flaw}"
+  )
+
+
+def shorten(value: object) -> str:
+  """The text of a value as a message quotes it: its middle cut if long."""
+  text = str(value)
+  half = SHORT // 2
+  return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
+
+
+def _length(n: Any) -> int:
+  try:
+    length = operator.index(n)
+  except TypeError:
+    raise ValueError(f"{n=} must be an integer") from None
+  if not 1 <= length < intervals.LIMIT:
+    raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
+  return length
+
+
+def _not_a_value(pattern: Checkable, why: str) -> ValueError:
+  return ValueError(
+    f"{type(pattern).__name__} must be a frozen dataclass with hashable fields,"
+    f" so that patterns are equal if their fields are; {why}"
+  )
+
+
+def _check_value(pattern: Checkable) -> None:
+  """Plans are shared by equal patterns: equality must see all attributes."""
+  cls = type(pattern)
+  owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
+  if "__dataclass_fields__" not in vars(owner):
+    return  # with an `__eq__` of its own
+  seen = {field.name for field in dataclasses.fields(owner) if field.compare}
+  unseen = [
+    name
+    for name in vars(pattern).keys() - seen
+    if not isinstance(getattr(cls, name, None), functools.cached_property)
+  ]
+  if unseen:
+    names = ", ".join(sorted(unseen))
+    raise _not_a_value(pattern, f"equality ignores {names}")
+
+
+def _check_mask(pattern: Checkable, n: int) -> None:
+  q, k = intervals.Int32(0, n - 1), intervals.Int32(0, n - 1)
+  try:
+    intervals.as_truth(pattern.mask(q, k))
+  except OverflowError as error:
+    raise ValueError(
+      f"{shorten(pattern)}: {error} with {n} positions, but all values in a"
+      " mask must fit in 32 bits"
+    ) from error
+  except (TypeError, AttributeError, IndexError) as error:
+    raise ValueError(
+      f"{shorten(pattern)}: a mask may use {intervals.OPERATORS} only, and"
+      f" must return booleans: {error}"
+    ) from error
+
+
+def _check_parts(pattern: Checkable, n: int) -> None:
+  """Each pair must be in exactly one part; compared on a few positions."""
+  parts = pattern.parts()
+  if parts == (pattern,):
+    return
+  for part in parts:  # not `part.check`: it may be made of this pattern
+    _check_mask(part, n)
+    orders(part, n)
+  ends = np.arange(SAMPLE)
+  between = np.random.RandomState(0).randint(0, n, SAMPLE)
+  i = np.unique(np.concatenate([ends, between, n - 1 - ends]).clip(0, n - 1))
+  total = np.sum([_matrix(part, i) for part in parts], axis=0)
+  wrong = np.argwhere(total != _matrix(pattern, i))
+  if len(wrong):
+    q, k = i[wrong[0]]
+    raise ValueError(
+      f"{shorten(pattern)}: each pair must be in exactly one of parts(), and no"
+      f" other pair in any, but {total[*wrong[0]]} have query {q}, key {k}"
+    )
+
+
+def _matrix(pattern: Checkable, i: np.ndarray) -> np.ndarray:
+  return np.broadcast_to(pattern.mask(i[:, None], i), (len(i), len(i)))
+
+
+def _flaw(side: str, order: np.ndarray, n: int) -> str:
+  """Why an order is not a permutation of range(n); empty if it is one."""
+  if order.shape != (n,) or order.dtype.kind not in "iu":
+    return f"the {side} order has shape {order.shape}, dtype {order.dtype}"
+  is_there = np.zeros(n, bool)
+  is_there[order[(order >= 0) & (order < n)]] = True
+  return "" if is_there.all() else f"the {side} order lacks {is_there.argmin()}"

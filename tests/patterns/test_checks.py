@@ -1,0 +1,450 @@
+"""Patterns that are not well defined are rejected, wherever they are used."""
+
+import dataclasses
+import functools
+import operator
+import warnings
+
+import catalogue
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from sparse_transformer import patterns
+from sparse_transformer.patterns import (
+  Block,
+  Causal,
+  Global,
+  Local,
+  LogSparse,
+  Neighborhood,
+  Pattern,
+  RandomBlocks,
+  Strided,
+  analysis,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Pattern):
+  """A pattern with a given mask."""
+
+  function: object
+
+  def mask(self, q, k):
+    return self.function(q, k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ordered(Pattern):
+  """A causal pattern with given orders of queries and keys."""
+
+  function: object
+
+  def mask(self, q, k):
+    return k <= q
+
+  def orders(self, n):
+    return self.function(n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parted(Pattern):
+  """A causal pattern with given parts."""
+
+  function: object
+
+  def mask(self, q, k):
+    return k <= q
+
+  def parts(self):
+    return self.function(self)
+
+
+def error_of(pattern, n):
+  """The message of the ValueError, which is a short line."""
+  with pytest.raises(ValueError) as error:
+    pattern.check(n)
+  assert "\n" not in str(error.value) and len(str(error.value)) < 400
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  "function, words",
+  [
+    (lambda n: (np.arange(n), np.arange(n - 1)), ["key order", "shape (8,)"]),
+    (lambda n: (np.arange(n) % 5, np.arange(n)), ["query order", "lacks 5"]),
+    (lambda n: (np.arange(n), np.arange(n) + 1), ["key order", "lacks 0"]),
+    (lambda n: (np.arange(n), np.arange(n) - 1), ["key order", "lacks 8"]),
+    (lambda n: (np.arange(n), np.arange(1.0 * n)), ["float64"]),
+    (lambda n: (np.ones(n, bool), np.arange(n)), ["query order", "bool"]),
+    (lambda n: (np.arange(n)[None], np.arange(n)), ["shape (1, 9)"]),
+    (lambda n: np.stack([np.arange(n)] * 2), ["got ndarray"]),
+    (lambda n: (np.arange(n),), ["got tuple"]),
+    (lambda n: None, ["got NoneType"]),
+  ],
+)
+def test_orders_that_are_no_permutations_are_rejected(function, words):
+  message = error_of(Ordered(function), 9)
+  for word in ("orders(9)", "permutations of range(9)", *words):
+    assert word in message
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.given(st.lists(st.integers(-2, 7), min_size=1, max_size=6))
+def test_orders_are_accepted_if_and_only_if_they_are_permutations(order):
+  n, order = len(order), np.array(order)
+  for function in (lambda n: (order, np.arange(n)), lambda n: [order, order]):
+    if sorted(order) == list(range(n)):
+      Ordered(function).check(n)
+    else:
+      error_of(Ordered(function), n)
+
+
+@pytest.mark.parametrize(
+  "mask, n",
+  [
+    (lambda q, k: q * q * q * k % 7 == 0, 400),
+    (lambda q, k: q * k % 5 == 0, 70_000),
+    (lambda q, k: (q + k) * 100_000 < 10, 2**14),
+    (lambda q, k: q - 2_000_000_000 < k + 2_000_000_000 - q * 9, 2**28),
+    (lambda q, k: (k <= q) & (q * q - k * k >= 0), 46_342),
+    (lambda q, k: q < 3_000_000_000, 9),
+    (lambda q, k: q % 2**31 == 0, 9),
+  ],
+)
+def test_masks_that_overflow_32_bits_are_rejected(mask, n):
+  with warnings.catch_warnings(action="error"):
+    message = error_of(Masked(mask), n)
+  assert "32 bits" in message and f"{n} positions" in message
+
+
+def test_products_that_fit_in_32_bits_are_accepted():
+  Masked(lambda q, k: q * q * q * k % 7 == 0).check(216)  # 215 ** 4 < 2 ** 31
+  Masked(lambda q, k: q * k % 5 == 0).check(46_341)
+  Masked(lambda q, k: (q % 999) * (k % 999) % 5 == 0).check(10**6)
+
+
+def numbers():
+  """Functions (q, k) -> integers, which may overflow."""
+  leaves = st.sampled_from([lambda q, k: q, lambda q, k: k])
+  constants = st.integers(1, 2**20)
+
+  def grow(inner):
+    return st.one_of(
+      st.builds(
+        lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
+        st.sampled_from([operator.add, operator.sub, operator.mul]),
+        inner,
+        inner,
+      ),
+      st.builds(
+        lambda f, a, c: lambda q, k: f(a(q, k), c),
+        st.sampled_from([operator.mul, operator.mod, operator.floordiv]),
+        inner,
+        constants,
+      ),
+    )
+
+  return st.recursive(leaves, grow, max_leaves=5)
+
+
+@hypothesis.settings(deadline=None, max_examples=150)
+@hypothesis.given(numbers(), st.integers(1, 2**18))
+def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
+  pattern = Masked(lambda q, k: number(q, k) % 7 == 3)
+  try:
+    pattern.check(n)
+  except ValueError:
+    return
+  i = np.unique(np.random.RandomState(0).randint(0, n, 50))
+  i = np.unique(np.append(i, [0, n - 1]))
+  q, k = i[:, None].astype(np.int32), i.astype(np.int32)
+  exact = number(i[:, None].astype(object), i.astype(object))
+  np.testing.assert_array_equal(
+    np.broadcast_to(number(q, k), exact.shape), exact
+  )
+
+
+@pytest.mark.parametrize(
+  "mask",
+  [
+    lambda q, k: abs(q - k) < 3,
+    lambda q, k: (q - k) ** 2 < 9,
+    lambda q, k: q >> 2 == k >> 2,
+    lambda q, k: 1 << k <= q,
+    lambda q, k: (k <= q) ^ (k == 0),
+    lambda q, k: q ^ k < 3,
+    lambda q, k: q & 1 == 0,
+    lambda q, k: ~q < k,
+    lambda q, k: q / 2 < k,
+    lambda q, k: q * 0.5 < k,
+    lambda q, k: q < 2.5,
+    lambda q, k: q // 2.0 < k,
+    lambda q, k: q // k < 2,
+    lambda q, k: 7 // k < 2,
+    lambda q, k: q % -3 == 0,
+    lambda q, k: divmod(q, 3)[1] == 0,
+    lambda q, k: k <= q and q < 5,
+    lambda q, k: k <= q or q < 5,
+    lambda q, k: not k <= q,
+    lambda q, k: 0 <= k < 3,
+    lambda q, k: k in (0, 3),
+    lambda q, k: max(q, k) < 3,
+    lambda q, k: int(q) < k,
+    lambda q, k: np.abs(q - k) < 3,
+    lambda q, k: np.minimum(q, k) < 3,
+    lambda q, k: np.where(q < k, 1, 0) == 1,
+    lambda q, k: np.logical_and(k <= q, q < 5),
+    lambda q, k: np.arange(9)[k] < 3,
+    lambda q, k: q[0] < k,
+    lambda q, k: q.astype(int) < k,
+    lambda q, k: (k <= q) + (q < 5),
+    lambda q, k: (k <= q) & 1,
+    lambda q, k: (k <= q) & -2,
+    lambda q, k: (k <= q) == 1,
+  ],
+)
+def test_other_operators_are_rejected_with_a_list_of_those_allowed(mask):
+  message = error_of(Masked(mask), 9)
+  assert "may use + - * // % < <= > >= == != & | ~ only" in message
+
+
+@pytest.mark.parametrize(
+  "mask",
+  [
+    lambda q, k: q - k,
+    lambda q, k: (q - k) % 2,
+    lambda q, k: (k <= q) * 1,
+    lambda q, k: 1,
+    lambda q, k: 0.5,
+    lambda q, k: None,
+    lambda q, k: np.ones((3, 3), bool),
+    lambda q, k: (k <= q, q < 5),
+  ],
+)
+def test_masks_that_are_not_boolean_are_rejected(mask):
+  assert "must return booleans" in error_of(Masked(mask), 9)
+
+
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne])
+def test_conditions_can_be_compared(compare):
+  pattern = Masked(lambda q, k: compare(k <= q, (q % 3 == 0) | (k % 4 == 1)))
+  for tile in (1, 4, 64):
+    assert pattern.layout(50, tile).pairs.sum() == pattern.matrix(50).sum()
+  assert Masked(lambda q, k: compare(k <= q, True)).pairs(9) in (45, 36)
+
+
+def nothing(n):
+  return np.zeros(n, int), np.arange(n)
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    lambda p: p.matrix(20),
+    lambda p: p.keys(3, 20),
+    lambda p: p.pairs(20),
+    lambda p: p.layout(20, 4),
+    lambda p: patterns.has_pairs(p, 20),
+    lambda p: patterns.first_leak(p, 20),
+    lambda p: patterns.reach(((p,),), 20),
+    lambda p: analysis.area(p, 20),
+    lambda p: analysis.is_causal(p, 20),
+    lambda p: analysis.keys_per_query(p, 20),
+    lambda p: analysis.last_readers(p, 20),
+    lambda p: analysis.cache_size(p, 20),
+    lambda p: analysis.count_tiles(p, 20, 4),
+    lambda p: analysis.measure_reach(((p,),), 20),
+  ],
+)
+@pytest.mark.parametrize("broken", [Ordered(nothing), Masked(max)])
+def test_every_use_of_a_pattern_checks_it(use, broken):
+  for pattern in (
+    broken,
+    Local(3) | broken,
+    broken | Strided(3),
+    Causal() & (broken - Local(2)),
+  ):
+    with pytest.raises(ValueError, match=type(broken).__name__):
+      use(pattern)
+
+
+def test_a_pattern_is_checked_once_for_each_number_of_positions():
+  calls = []
+
+  def mask(q, k):
+    calls.append(q)
+    return k <= q
+
+  pattern = Masked(mask)
+  for n in (20, 20, 30, 20):
+    (pattern | Local(3)).check(n)
+  assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+  "n, words",
+  [
+    (0, "n=0 must be at least 1"),
+    (-3, "n=-3 must be at least 1"),
+    (2**31, "32 bits"),
+    (2.5, "n=2.5 must be an integer"),
+    ("3", "n='3' must be an integer"),
+    (None, "n=None must be an integer"),
+  ],
+)
+def test_number_of_positions_that_is_none_is_rejected(n, words):
+  assert words in error_of(Causal(), n)
+
+
+class Plain(Pattern):
+  def __init__(self, window):
+    self.window = window
+
+  def mask(self, q, k):
+    return (k <= q) & (q - k < self.window)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Identical(Pattern):
+  window: int
+
+  mask = Plain.mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Ignoring(Pattern):
+  window: int = dataclasses.field(compare=False)
+
+  mask = Plain.mask
+
+
+class Extended(catalogue.Comb):
+  def __init__(self, window, step, more):
+    super().__init__(window, step)
+    object.__setattr__(self, "more", more)
+
+
+@pytest.mark.parametrize(
+  "make, words",
+  [
+    (lambda x: Plain(x), ["Plain", "window"]),
+    (lambda x: Identical(x), ["Identical", "window"]),
+    (lambda x: Ignoring(x), ["Ignoring", "window"]),
+    (lambda x: Extended(9, 2, x), ["Extended", "more"]),
+    (lambda x: Masked([x]), ["Masked", "not hashable", "list"]),
+  ],
+)
+def test_patterns_that_are_no_values_are_rejected(make, words):
+  # Equality that ignores a field would give one pattern the plan of another.
+  for pattern in (make(3), make(5)):
+    message = error_of(pattern, 20)
+    for word in ("frozen dataclass with hashable fields", *words):
+      assert word in message
+
+
+def test_patterns_with_equality_of_their_own_or_cached_values_are_accepted():
+  class Equal(Plain):
+    def __eq__(self, other):
+      return type(other) is Equal and other.window == self.window
+
+    def __hash__(self):
+      return hash(self.window)
+
+  @dataclasses.dataclass(frozen=True)
+  class Caching(Pattern):
+    window: int
+
+    @functools.cached_property
+    def twice(self):
+      return 2 * self.window
+
+    def mask(self, q, k):
+      return (k <= q) & (q - k < self.twice)
+
+  assert [Equal(w).pairs(9) for w in (2, 3)] == [17, 24]
+  assert [Caching(w).pairs(9) for w in (1, 1, 2)] == [17, 17, 30]
+
+
+@pytest.mark.parametrize(
+  "parts",
+  [
+    lambda p: (Causal(), Local(3)),
+    lambda p: (Local(3), Strided(4)),
+    lambda p: (Causal() - Local(1),),
+    lambda p: (p, Local(2)),
+  ],
+)
+@pytest.mark.parametrize("n", [2, 20, 2**15])
+def test_parts_that_overlap_or_lack_pairs_are_rejected(parts, n):
+  assert "exactly one of parts()" in error_of(Parted(parts), n)
+
+
+def test_parts_may_be_made_of_the_pattern_itself():
+  pattern = Parted(lambda p: (p & Local(3), p - Local(3)))
+  assert pattern.pairs(30) == Causal().pairs(30)
+
+
+def test_parts_are_checked():
+  overflowing = Masked(lambda q, k: q * q * q * k % 7 == 0)
+  pattern = Parted(lambda p: (p & overflowing, p - overflowing))
+  assert "32 bits" in error_of(pattern, 400)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize("name", patterns.CATALOGUE)
+def test_catalogue_is_well_defined_for_long_sequences(name, n, causal):
+  pattern = patterns.CATALOGUE[name].examples().large
+  if not causal and hasattr(pattern, "causal"):
+    pattern = dataclasses.replace(pattern, causal=False)
+  pattern.check(n)
+
+
+@pytest.mark.parametrize("field", [10**6, 2**31 - 1])
+@pytest.mark.parametrize(
+  "cls", [Local, Global, Block, LogSparse, lambda x: Neighborhood(x, x, 64)]
+)
+def test_fields_far_beyond_the_sequence_give_all_pairs(cls, field):
+  assert cls(field).pairs(100) == cls(field).matrix(100).sum() == 5050
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda x: patterns.Dilated(x, x),
+    lambda x: Neighborhood(3, 3, x, x),
+    lambda x: patterns.Row(x, x),
+    lambda x: RandomBlocks(1, 2, first=x, last=x),
+    lambda x: patterns.BigBird(window=x),
+  ],
+)
+def test_fields_whose_product_or_sum_overflows_are_rejected(make):
+  assert "32 bits" in error_of(make(2**31 - 1), 100)
+
+
+@pytest.mark.parametrize(
+  "make, words",
+  [
+    (lambda: Local("3"), ["'3'", "integer"]),
+    (lambda: Local(float("nan")), ["nan", "integer"]),
+    (lambda: Local(None), ["None", "integer"]),
+    (lambda: Local(10**3000), ["1000", "...", "32 bits"]),
+    (lambda: Local(-(10**3000)), ["-1000", "...", "at least 1"]),
+    (lambda: Local("3" * 5000), ["'333", "...", "integer"]),
+    (lambda: Local(3, causal="no"), ["causal", "'no'"]),
+    (lambda: RandomBlocks(3, 2_000_000_000), ["num", "at most 32"]),
+    (lambda: patterns.BigBird(num_random=33), ["num", "at most 32"]),
+    (lambda: patterns.BigBird(2**30, num_global=9), ["size", "32 bits"]),
+  ],
+)
+def test_error_about_a_wrong_field_is_short(make, words):
+  with pytest.raises(ValueError) as error:
+    make()
+  assert len(str(error.value)) < 400
+  for word in words:
+    assert word in str(error.value)

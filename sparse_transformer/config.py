@@ -146,16 +146,21 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       " folder that train.py wrote"
     )
   try:
-    settings, defaults = json.loads(path.read_text()), get_config().to_dict()
-    groups = {
-      group: ConfigDict(defaults[group] | _with_tuples(settings[group]))
-      for group in GROUPS
-    }
+    groups = _with_defaults(json.loads(path.read_text()))
   except (ValueError, TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{path} cannot be read: {type(error).__name__}: {error}"
     ) from error
   return ConfigDict(groups).lock()
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """A config that was read as JSON: newer fields have their defaults."""
+  defaults = get_config().to_dict()
+  return {
+    group: defaults.get(group, {}) | _with_tuples(settings[group])
+    for group in (*GROUPS, *settings)
+  }
 
 
 def write_config(
@@ -185,14 +190,28 @@ def check_config(workdir: str | os.PathLike, config: ConfigDict) -> None:
 
   Only `FREE_FIELDS` may differ. A workdir without a run accepts any config.
   """
+  _check_changes(workdir, _changes(workdir, config))
+
+
+def check_saved(
+  path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
+) -> None:
+  """`check_config` against the config in a checkpoint, as read from JSON."""
+  changes = _differences(ConfigDict(_with_defaults(saved)), config)
+  _check_changes(path, changes)
+
+
+def _check_changes(
+  place: str | os.PathLike, changes: dict[str, tuple[Any, Any]]
+) -> None:
   differing = [
     f"{name} ({old!r} there, {new!r} now)"
-    for name, (old, new) in _changes(workdir, config).items()
+    for name, (old, new) in changes.items()
     if not name.startswith(FREE_FIELDS)
   ]
   if differing:
     raise ValueError(
-      f"{workdir} holds a run of another config: {', '.join(differing)};"
+      f"{place} holds a run of another config: {', '.join(differing)};"
       " use another --workdir, or the same settings"
     )
 
@@ -203,7 +222,14 @@ def _changes(
   """{"group.field": (old, new)} from the config of a workdir to another."""
   if not (pathlib.Path(workdir) / "config.json").exists():
     return {}
-  old, new = (_flatten(c) for c in (read_config(workdir), config))
+  return _differences(read_config(workdir), config)
+
+
+def _differences(
+  before: ConfigDict, after: ConfigDict
+) -> dict[str, tuple[Any, Any]]:
+  """{"group.field": (old, new)} for the fields that differ."""
+  old, new = _flatten(before), _flatten(after)
   return {
     name: (old.get(name), new.get(name))
     for name in sorted(old.keys() | new.keys())

@@ -1,8 +1,11 @@
-"""The name of the machine that a measurement was made on."""
+"""The machine that this process runs on: its name, and its memory."""
 
 import os
 import pathlib
 import re
+from collections.abc import Iterator
+
+PROC, CGROUPS = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
 
 
 def device_name() -> str:
@@ -15,7 +18,7 @@ def device_name() -> str:
 
 def cpu_name() -> str:
   """The model of the processor."""
-  cpuinfo = pathlib.Path("/proc/cpuinfo")
+  cpuinfo = PROC / "cpuinfo"
   text = cpuinfo.read_text() if cpuinfo.exists() else ""
   found = re.search(r"model name\s*: (.*)", text)
   return found[1] if found else "CPU"
@@ -28,3 +31,50 @@ def machine() -> str:
   if jax.default_backend() == "cpu":
     return f"{os.cpu_count()} cores of {cpu_name()}"
   return f"{jax.local_device_count()} x {device_name()}"
+
+
+def memory() -> int:
+  """Bytes of memory that this process can use, not counting accelerators.
+
+  Physical memory, or less in a container or a batch job that limits it. Swap
+  space counts: with it a process is slow, but not out of memory.
+  """
+  size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  return min([size, *_cgroup_limits()]) + _swap()
+
+
+def device_memory() -> int | None:
+  """Bytes of memory of each local JAX device; None if the device does not say.
+
+  CPU devices share the memory of the host.
+  """
+  import jax
+
+  device = jax.local_devices()[0]
+  if device.platform == "cpu":
+    return memory() // jax.local_device_count()
+  return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _cgroup_limits() -> Iterator[int]:
+  """Limits of the control groups of this process, in both versions of Linux."""
+  groups = PROC / "self/cgroup"
+  lines = groups.read_text().splitlines() if groups.exists() else []
+  for line in lines:
+    _, controllers, group = line.split(":", 2)
+    if controllers not in ("", "memory"):
+      continue
+    name = "memory.limit_in_bytes" if controllers else "memory.max"
+    folder = CGROUPS / controllers / group.lstrip("/")
+    # In a container, the root may stand for the container's own group.
+    for parent in (folder, *folder.parents):
+      path = parent / name
+      if path.is_file() and (text := path.read_text().strip()).isdigit():
+        yield int(text)
+
+
+def _swap() -> int:
+  meminfo = PROC / "meminfo"
+  text = meminfo.read_text() if meminfo.exists() else ""
+  found = re.search(r"SwapTotal:\s*(\d+) kB", text)
+  return int(found[1]) * 1024 if found else 0

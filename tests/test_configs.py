@@ -103,7 +103,7 @@ def test_windows_may_grow_with_depth():
 @pytest.mark.parametrize(
   "attention, words",
   [
-    (dict(stride=0), ["attention.stride=0", "3072"]),
+    (dict(stride=3073), ["attention.stride=3073", "3072"]),
     (dict(window=3073), ["attention.window=3073", "3072"]),
     (dict(pattern="Full()"), ["Full()", "query 0", "key 1,"]),
     (

@@ -1,8 +1,6 @@
 """The network of Child et al. 2019, its key-value cache, and sampling."""
 
 from sparse_transformer.model.config import (
-  INITS as INITS,
-  REMATS as REMATS,
   Config as Config,
   configure as configure,
 )

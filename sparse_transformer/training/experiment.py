@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from sparse_transformer import data, model as model_lib
+from sparse_transformer import data, model as model_lib, rules
 from sparse_transformer.training import evaluate, step as step_lib
 from sparse_transformer.training.optimizer import make_optimizer
 
@@ -23,9 +23,16 @@ if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-  """The pieces of a run. Construction reads no data and computes nothing."""
+  """The pieces of a run. Construction reads no data and computes nothing.
+
+  Raises:
+    ValueError: the config breaks one of the `rules`.
+  """
 
   config: ConfigDict
+
+  def __post_init__(self) -> None:
+    rules.check(self.config)
 
   @functools.cached_property
   def source(self) -> data.Source:
@@ -104,45 +111,21 @@ def check_batch(config: ConfigDict) -> None:
     ValueError: it cannot.
   """
   train, devices = config.train, jax.local_device_count()
-  if min(train.batch_size, train.accumulation) < 1 or train.batch_size % (
-    devices * train.accumulation
-  ):
+  if train.batch_size % (devices * train.accumulation):
     raise ValueError(
-      f"train.batch_size={train.batch_size} must be at least 1 and a multiple"
-      f" of {devices} devices x train.accumulation={train.accumulation}"
+      f"train.batch_size={train.batch_size} must be a multiple of {devices}"
+      f" devices x train.accumulation={train.accumulation}"
     )
 
 
-def check_settings(config: ConfigDict) -> None:
-  """Checks the settings of a run that nothing else checks.
+def check_eval_batch(config: ConfigDict) -> None:
+  """Checks that a batch of evaluation can be split into devices.
 
   Raises:
-    ValueError: a batch cannot be split evenly, a number is too small, or a
-      name is unknown.
+    ValueError: it cannot.
   """
-  check_batch(config)
-  devices = jax.local_device_count()
-  if config.eval.batch_size < 1 or config.eval.batch_size % devices:
+  size, devices = config.eval.batch_size, jax.local_device_count()
+  if size % devices:
     raise ValueError(
-      f"eval.batch_size={config.eval.batch_size} must be at least 1 and a"
-      f" multiple of {devices} devices"
+      f"eval.batch_size={size} must be a multiple of {devices} devices"
     )
-  for group, name, least in (
-    ("eval", "sequences", 0),
-    ("train", "max_skipped", 0),
-    ("checkpoint", "keep", 1),
-    ("checkpoint", "keep_best", 0),
-  ):
-    if config[group][name] < least:
-      raise ValueError(
-        f"{group}.{name}={config[group][name]} must be at least {least}"
-      )
-  for group, name, known in (
-    ("train", "nonfinite", ("stop", "skip")),
-    ("checkpoint", "on_error", ("stop", "continue")),
-  ):
-    if config[group][name] not in known:
-      raise ValueError(
-        f"unknown {group}.{name}={config[group][name]!r}; known:"
-        f" {', '.join(known)}"
-      )

@@ -17,12 +17,9 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
     ValueError: the warm-up does not end before the last step.
   """
   steps, warmup = config.train.steps, config.optimizer.warmup_steps
-  if steps < 0:
-    raise ValueError(f"train.{steps=} must be at least 0")
-  if steps and not 0 <= warmup < steps:
+  if steps and warmup >= steps:
     raise ValueError(
-      f"optimizer.warmup_steps={warmup} must be at least 0 and less than"
-      f" train.steps={steps}"
+      f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}"
     )
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0,

@@ -3,16 +3,17 @@
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import data
-from sparse_transformer.figures.curves import save_positions
-from sparse_transformer.training import checkpoint, evaluate
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.figures import curves
+from sparse_transformer.training import checkpoint, costs, evaluate
+from sparse_transformer.training.experiment import Experiment, check_eval_batch
 from sparse_transformer.training.signals import Signals, Stopped
 
 Result = dict[str, Any]
@@ -26,14 +27,16 @@ def score_run(
   steps: Sequence[int | None],
   contexts: Sequence[int],
   weights: str,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
   """Scores each step with each context, and saves bits by position.
 
   Args:
     config: the run's config.
     workdir: its folder; results are written to `evaluations` in it.
     split: one of `data.SPLITS`.
-    steps: steps of checkpoints; None is the last one, () are all.
+    steps: steps of checkpoints; None is the last one, () are all. Of these, one
+      that a training run deletes meanwhile is skipped, with a line on standard
+      error.
     contexts: minimum numbers of positions before a scored one.
     weights: "ema" or "params", see `State`.
 
@@ -42,16 +45,27 @@ def score_run(
     then, with `complete` false, and is not saved.
 
   Raises:
-    ValueError: there is no such split, step or context.
+    ValueError: the config is invalid or needs more memory than there is, or
+      there is no such split, step or context.
     Stopped: a signal ended the work.
   """
   experiment = Experiment(config)
   source = experiment.source
+  check_eval_batch(config)
+  costs.check_inference_memory(config, source, config.eval.batch_size)
+  if not contexts:
+    raise ValueError("contexts is empty, but must have a number such as 0")
   for min_context in contexts:  # finds errors before the work starts
     source.windows(split, min_context)
   with Signals() as signals, checkpoint.Checkpoints(workdir) as checkpoints:
     for step in steps or checkpoints.steps() or [None]:
-      state = experiment.restore(checkpoints, step)
+      try:
+        state = experiment.restore(checkpoints, step)
+      except (ValueError, FileNotFoundError):
+        if steps or step is None or step in checkpoints.steps():
+          raise
+        print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
+        continue
       for min_context in contexts:
         about = dict(
           split=split,
@@ -92,4 +106,4 @@ def _save(
   bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
   text = json.dumps(result | dict(by_position=bits))
   (folder / f"{stem}.json").write_text(text + "\n")
-  save_positions(folder / f"{stem}.png", bits_L, result)
+  curves.bits_by_position(bits_L, result).savefig(folder / f"{stem}.png")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from sparse_transformer import model
+from sparse_transformer import model, rules
 from sparse_transformer.patterns import Block
 from sparse_transformer.training.experiment import Experiment
 
@@ -51,7 +51,7 @@ def compiled_gradient(remat):
 
 def test_rematerialization_saves_memory_and_changes_no_gradient():
   loss, grads, _ = compiled_gradient("none")
-  for remat in model.REMATS[1:]:
+  for remat in rules.REMATS[1:]:
     found_loss, found, _ = compiled_gradient(remat)
     np.testing.assert_allclose(found_loss, loss, rtol=1e-6)
     jax.tree.map(
@@ -60,7 +60,7 @@ def test_rematerialization_saves_memory_and_changes_no_gradient():
       grads,
     )
   none, attention, outside, block = (
-    compiled_gradient(remat)[2] for remat in model.REMATS
+    compiled_gradient(remat)[2] for remat in rules.REMATS
   )
   assert block < outside < attention < none
   assert outside < none / 2
@@ -155,7 +155,7 @@ def test_step_of_enwik8_has_nothing_of_size_n_by_n():
   assert quadratic(traced_step("enwik8"), 12_288, 64) == []
 
 
-@pytest.mark.parametrize("remat", model.REMATS)
+@pytest.mark.parametrize("remat", rules.REMATS)
 @pytest.mark.parametrize("backend", ["dense", "streamed"])
 def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):
   traced = traced_step(

@@ -1,0 +1,195 @@
+"""Tests of rules.py: what each field of a config may be."""
+
+import math
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import runs
+from ml_collections import ConfigDict, config_dict
+
+from sparse_transformer import config as config_lib, rules
+from sparse_transformer.training.experiment import Experiment
+
+FIELDS = {
+  f"{group}.{name}": value
+  for group, fields in config_lib.get_config().items()
+  for name, value in fields.items()
+}
+# Wrong for every field whose default is of this type.
+WRONG = {
+  bool: (None, 0, 1, "True", (True,)),
+  str: (None, 5, True, b"x", ("x",)),
+  tuple: (None, 1, "1", (-1,), ("a", "b", "c"), (1, 0.5, True), {}),
+  int: (
+    *(None, "many", 0.5, 4.0, True, math.nan, (1,), np.int64(1)),
+    *(-1, 2**32, 2**70, 10**5000),
+  ),
+  float: (
+    *(None, "1", True, (1.0,), np.float32(1), math.nan, math.inf, -math.inf),
+    *(-1.0, -1, -1e-9, 1e39, 10**400),
+  ),
+}
+CONFIGS = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
+
+
+def error(field, value):
+  """What `check` says about the defaults with another value of a field."""
+  settings, (group, name) = config_lib.get_config().to_dict(), field.split(".")
+  settings[group][name] = value
+  with pytest.raises(ValueError) as caught:
+    rules.check(ConfigDict(settings))
+  message = str(caught.value)
+  assert "\n" not in message and len(message) < 300
+  return message
+
+
+def test_every_field_has_a_rule_and_every_rule_a_field():
+  assert set(rules.RULES) == set(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_value_of_a_wrong_type_or_size_is_rejected(field):
+  for value in WRONG[type(FIELDS[field])]:
+    message = error(field, value)
+    assert message.startswith(f"{field}="), value
+    assert message.endswith(f" must be {rules.RULES[field].text}"), value
+
+
+@pytest.mark.parametrize(
+  "field, value, message",
+  [
+    ("optimizer.learning_rate", -1.0, "learning_rate=-1.0 .* above 0"),
+    ("optimizer.learning_rate", math.nan, "learning_rate=nan .* finite number"),
+    ("optimizer.learning_rate", 0.0, "learning_rate=0.0 .* above 0"),
+    ("optimizer.clip_norm", 0, "clip_norm=0 .* above 0"),
+    ("optimizer.clip_norm", -1.0, "clip_norm=-1.0 .* above 0"),
+    ("optimizer.beta1", 2.0, "beta1=2.0 .* at least 0 and below 1"),
+    ("optimizer.beta1", 1.0, "beta1=1.0 .* below 1"),
+    ("optimizer.beta2", -1.0, "beta2=-1.0 .* at least 0"),
+    ("optimizer.beta2", 1 - 1e-9, "beta2=0.999999999 .* below 1"),
+    ("optimizer.epsilon", -1.0, "epsilon=-1.0 .* above 0"),
+    ("optimizer.epsilon", 1e-50, "epsilon=1e-50 .* above 0"),
+    ("optimizer.ema_decay", 1.5, "ema_decay=1.5 .* at most 1"),
+    ("model.dropout", 1.0, "dropout=1.0 .* below 1"),
+    ("model.token_std", -1.0, "token_std=-1.0 .* at least 0"),
+    ("model.num_heads", 10_001, "num_heads=10001 .* below 10,001"),
+    ("model.init", "xavier", "init='xavier' must be one of code, paper"),
+    ("train.seed", -1, "seed=-1 .* at least 0"),
+    ("train.seed", 2**70, "seed=1180591620717411303424 .* below 4,294,967,296"),
+    ("train.steps", "many", "steps='many' must be an integer"),
+    ("train.batch_size", 0, "batch_size=0 .* at least 1"),
+    ("train.nonfinite", "ignore", "nonfinite='ignore' .* stop, skip"),
+    ("eval.batch_size", 0, "batch_size=0 .* at least 1"),
+    ("eval.batch_size", -1, "batch_size=-1 .* at least 1"),
+    ("checkpoint.keep", 0, "keep=0 .* at least 1"),
+    ("checkpoint.on_error", "no", "on_error='no' .* stop, continue"),
+    ("data.columns", 2**40, "columns=1099511627776 .* below 2,147,483,648"),
+    ("data.length", 0, "length=0 .* at least 1"),
+    ("data.rate", 0, "rate=0 .* at least 1"),
+    ("data.fractions", ("a", "b", "c"), r"fractions=\('a', 'b', 'c'\) .* each"),
+    ("data.fractions", (0.5, 0.5), r"fractions=\(0.5, 0.5\) .* of 3 items"),
+    ("data.fractions", (1.0, 0.0, 0.0), "fractions=.* above 0 and below 1"),
+    ("attention.cycle", (0, 1.0), r"cycle=\(0, 1.0\) .* each an integer"),
+    ("attention.stride", 0, "stride=0 .* at least 1"),
+  ],
+)
+def test_value_that_makes_no_sense_is_rejected(field, value, message):
+  assert re.search(message, error(field, value))
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("optimizer.learning_rate", 1),  # an integer for a number
+    ("optimizer.beta1", 0.0),
+    ("optimizer.ema_decay", 1.0),
+    ("optimizer.warmup_steps", 0),
+    ("model.dropout", 0),
+    ("model.position_std", 0.0),
+    ("model.num_layers", 10_000),
+    ("train.seed", 2**32 - 1),
+    ("train.steps", 0),
+    ("train.log_every", 0),
+    ("train.max_skipped", 0),
+    ("train.spike", 0.0),
+    ("eval.every", 0),
+    ("eval.sequences", 0),
+    ("checkpoint.keep_best", 0),
+    ("attention.tile", 0),
+    ("attention.cycle", (1, 0)),
+    ("attention.pattern", "Local(8)"),  # its names are checked elsewhere
+    ("data.columns", 2000),  # more than there are positions
+    ("data.fractions", [0.5, 0.25, 0.25]),
+  ],
+)
+def test_value_at_the_edge_is_accepted(field, value):
+  rules.check_value(field, value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_follow_the_rules(name):
+  module = __import__(f"configs.{name}", fromlist=["get_config"])
+  rules.check(module.get_config())
+
+
+def test_missing_and_unknown_fields_are_rejected():
+  config = config_lib.get_config()
+  del config.train.steps
+  del config.checkpoint
+  config.train.stepps, config.note = 5, "mine"
+  config.more = ConfigDict(dict(depth=3))
+  with pytest.raises(ValueError) as caught:
+    rules.check(config)
+  assert str(caught.value) == (
+    "the config lacks train.steps, checkpoint.every, checkpoint.keep ... and"
+    " has unknown more.depth, note, train.stepps; configs/default.py has all"
+    " fields"
+  )
+
+
+def test_config_file_with_an_unknown_group_or_field_is_rejected(tmp_path):
+  config = runs.tiny()
+  config.model.depth, config.trian = 3, ConfigDict(dict(steps=3))
+  config_lib.write_config(tmp_path, config)
+  with pytest.raises(ValueError, match="has unknown model.depth, trian.steps;"):
+    Experiment(config_lib.read_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+  "config, message",
+  [
+    (None, "of type NoneType, but must be a ConfigDict"),
+    ({"train": {}}, "of type dict"),
+    (ConfigDict(), "lacks data.name, data.path, data.length ..."),
+    (ConfigDict(dict(train=5)), "has unknown train;"),
+    (
+      ConfigDict(dict(train=dict(steps=config_dict.required_placeholder(int)))),
+      "required field of the config has no value",
+    ),
+  ],
+)
+def test_what_is_no_config_of_an_experiment_is_rejected(config, message):
+  with pytest.raises(ValueError, match=message):
+    rules.check(config)
+
+
+def test_experiment_with_an_invalid_config_is_rejected():
+  with pytest.raises(ValueError, match="optimizer.clip_norm=-1.0 must be"):
+    Experiment(runs.tiny(**{"optimizer.clip_norm": -1.0}))
+
+
+def test_check_takes_less_than_a_millisecond_and_does_not_load_jax():
+  config, times = config_lib.get_config(), []
+  for _ in range(20):
+    start = time.perf_counter()
+    rules.check(config)
+    times.append(time.perf_counter() - start)
+  assert min(times) < 1e-3
+  script = (
+    "import sys, sparse_transformer.rules; sys.exit('jax' in sys.modules)"
+  )
+  subprocess.run([sys.executable, "-c", script], cwd=runs.REPO, check=True)

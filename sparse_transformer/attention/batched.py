@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
+from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.contract import Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -61,10 +61,7 @@ class Sweeps:
   by_key: Lanes
 
 
-def unsupported(case: Case) -> str | None:
-  """None: every case can run here."""
-  del case
-  return None
+unsupported = contract.nothing_unsupported
 
 
 def tile_size(part: Pattern, n: int) -> int:
@@ -134,7 +131,7 @@ def forward(
     return online_softmax.combine(state, new)
 
   dtype = jnp.promote_types(q.dtype, jnp.float32)
-  out = jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype)
+  out = jnp.zeros_like(q, dtype, (*q.shape[:-1], v.shape[-1]))
   initial = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
   state = _sweep(plan.tables.by_query, queries, keys, initial, process)
   out, lse = online_softmax.finish(*state)
@@ -168,7 +165,7 @@ def backward(
     dk = dk + online_softmax.dot("abhts,abhtk->abhsk", ds, q)
     return dk, dv + online_softmax.dot("abhts,abhte->abhse", p, dout)
 
-  dq, dk, dv = (jnp.zeros(x.shape, lse.dtype) for x in (q, k, v))
+  dq, dk, dv = (jnp.zeros_like(x, lse.dtype) for x in (q, k, v))
   dq = _sweep(plan.tables.by_query, queries, keys, dq, process_key)
   dk, dv = _sweep(plan.tables.by_key, keys, queries, (dk, dv), process_query)
   return _join(dq * scale), _join(dk), _join(dv)
@@ -213,7 +210,7 @@ def _sweep(
 
   num_lanes = lanes.major.shape[1]
   state = jax.tree.map(
-    lambda x: jnp.zeros((num_lanes, *x.shape[1:]), x.dtype), initial
+    lambda x: jnp.zeros_like(x, shape=(num_lanes, *x.shape[1:])), initial
   )
   # An idle lane reads some tile and writes none.
   tables = lanes.major.clip(0), lanes.minor, lanes.first, lanes.write

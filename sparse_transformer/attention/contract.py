@@ -22,6 +22,8 @@ from sparse_transformer.patterns import Layout, Pattern
 # can be given to `jax.checkpoint_policies.save_only_these_names`.
 SAVED_NAMES = "attention_out", "attention_lse"
 
+DTYPES = "bfloat16", "float16", "float32", "float64"
+
 # A table of a plan: a constant on the host, or a traced array.
 Table = np.ndarray | jax.Array
 
@@ -146,6 +148,42 @@ class Executor(Protocol):
     With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). `lse`
     is finite, and is that of all parts together.
     """
+
+
+def check_arrays(
+  q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Checks queries, keys and values, and returns them as JAX arrays.
+
+  Raises:
+    ValueError: they are not arrays, or their shapes or dtypes are invalid.
+  """
+  given = {"q": q_BLHK, "k": k_BMHK, "v": v_BMHE}
+  for name, x in given.items():
+    if not isinstance(x, jax.Array | np.ndarray):
+      raise ValueError(f"{name} must be an array, got {type(x).__name__}")
+  q, k, v = (jnp.asarray(x) for x in given.values())
+  shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+  if not q.ndim == k.ndim == v.ndim == 4:
+    raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")
+  if q.shape != k.shape or k.shape[:3] != v.shape[:3]:
+    raise ValueError(
+      "q and k must have the same shape, and v may differ in width only, got"
+      f" {shapes}"
+    )
+  if not all((*q.shape, *v.shape)):
+    raise ValueError(f"q, k, v must not be empty, got {shapes}")
+  if str(q.dtype) not in DTYPES or not q.dtype == k.dtype == v.dtype:
+    raise ValueError(
+      f"q, k, v must have the same dtype, one of {', '.join(DTYPES)}, got"
+      f" q {q.dtype}, k {k.dtype}, v {v.dtype}"
+    )
+  return q, k, v
+
+
+def nothing_unsupported(case: Case) -> None:
+  """The `unsupported` of executors that can run every case."""
+  del case
 
 
 def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:

@@ -1,13 +1,16 @@
 """`attend`: the entry point to attention."""
 
+import functools
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
+import numpy as np
 
-from sparse_transformer import patterns as patterns_lib
 from sparse_transformer.attention import dense, merged, registry
-from sparse_transformer.attention.contract import Case
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.attention.contract import Case, check_arrays
+from sparse_transformer.attention.sharding import on_any_mesh
+from sparse_transformer.patterns import Pattern, shorten
 
 
 @overload
@@ -15,7 +18,7 @@ def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | tuple[Pattern, ...],
+  patterns: Pattern | Sequence[Pattern],
   *,
   backend: str = ...,
   tile: int = ...,
@@ -28,7 +31,7 @@ def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | tuple[Pattern, ...],
+  patterns: Pattern | Sequence[Pattern],
   *,
   backend: str = ...,
   tile: int = ...,
@@ -40,7 +43,7 @@ def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | tuple[Pattern, ...],
+  patterns: Pattern | Sequence[Pattern],
   *,
   backend: str = "auto",
   tile: int = 0,
@@ -52,15 +55,24 @@ def attend(
   keys, E = width of its values. Scores and softmax are in float32 or wider. A
   query without keys gets output 0 and log-sum-exp -inf, and zero gradients.
 
+  Runs within `jax.shard_map`, each device on its own sequences and heads, and
+  on a mesh with axes of any type, which may also divide positions. On explicit
+  axes, results are sharded over batch, positions and heads as the queries are.
+  Devices exchange nothing if sequences are divided, or heads that have one
+  pattern. Gradients are in reverse mode; only "dense" has forward mode.
+
   Args:
-    q_BLHK: queries, floating point [batch, n, heads, K].
+    q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
+      `jax_enable_x64`, float64.
     k_BMHK: keys, shaped as the queries.
-    v_BMHE: values [batch, n, heads, E].
-    patterns: one pattern for all heads, or a tuple with one per head.
+    v_BMHE: values [batch, n, heads, E]. All three have the same dtype.
+    patterns: one pattern for all heads, or a tuple or list with one per
+      head.
     backend: "auto" and "blocked" run tile by tile in linear memory, with the
       executor that suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
-    tile: positions on a side of a tile; 0 chooses automatically.
+    tile: positions on a side of a tile, at most n are used; 0 chooses
+      automatically.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -68,7 +80,7 @@ def attend(
     log-sum-exp of each query's scores in nats, float32 or wider.
 
   Raises:
-    ValueError: shapes, patterns, tile or backend are invalid.
+    ValueError: arrays, patterns, tile or backend are invalid.
     Unsupported: the given backend cannot run this case.
 
   >>> import jax, jax.numpy as jnp
@@ -77,36 +89,44 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  heads = _patterns_of_heads(q_BLHK, k_BMHK, v_BMHE, patterns, tile)
+  q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
   batch, length, num_heads, qk_width = q_BLHK.shape
+  heads = _patterns_of_heads(patterns, num_heads, length)
+  tile = _check_tile(tile, length)
   dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
   case = Case(batch, length, num_heads, qk_width, value_width, dtype)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
-    out, lse = dense.attend(q_BLHK, k_BMHK, v_BMHE, heads)
+    attention = functools.partial(dense.attend, patterns=heads)
+    out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE)
   else:
     out, lse = merged.attend(q_BLHK, k_BMHK, v_BMHE, heads, tile, choices)
   return (out, lse) if return_lse else out
 
 
-def _patterns_of_heads(q_BLHK, k_BMHK, v_BMHE, patterns, tile):
-  """Checks all arguments, and returns one pattern per head."""
-  shapes = f"q {q_BLHK.shape}, k {k_BMHK.shape}, v {v_BMHE.shape}"
-  if not q_BLHK.ndim == k_BMHK.ndim == v_BMHE.ndim == 4:
-    raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")
-  if q_BLHK.shape != k_BMHK.shape or k_BMHK.shape[:3] != v_BMHE.shape[:3]:
-    raise ValueError(
-      "q and k must have the same shape, and v may differ in width only, got"
-      f" {shapes}"
-    )
-  if tile < 0:
-    raise ValueError(f"{tile=} must be positive, or 0 to choose one")
-  num_heads = q_BLHK.shape[2]
-  if isinstance(patterns, patterns_lib.Pattern):
-    return (patterns,) * num_heads
+def _patterns_of_heads(patterns, num_heads, length):
+  """Checks the patterns, and returns one per head."""
+  if isinstance(patterns, Pattern):
+    patterns = (patterns,) * num_heads
+  given = patterns if isinstance(patterns, (tuple, list)) else [patterns]
+  for pattern in given:
+    if not isinstance(pattern, Pattern):
+      raise ValueError(
+        f"{shorten(repr(pattern))} is not a Pattern: pass one, or a tuple with"
+        " one per head; `patterns.parse` makes them from text"
+      )
+    pattern.check(length)
   if len(patterns) != num_heads:
     raise ValueError(
       f"{len(patterns)} patterns for {num_heads} heads; pass one per head, or"
       " a single pattern for all"
     )
   return tuple(patterns)
+
+
+def _check_tile(tile, length):
+  """Checks the tile, and returns it, at most as large as the sequence."""
+  is_integer = isinstance(tile, int | np.integer)
+  if not is_integer or isinstance(tile, bool) or tile < 0:
+    raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
+  return min(int(tile), length)

@@ -17,7 +17,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Executor, Plan, name_saved
+from sparse_transformer.attention.contract import (
+  Executor,
+  Plan,
+  check_arrays,
+  name_saved,
+)
+from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern
 
 Heads = tuple[int, ...] | None  # None: all of them
@@ -40,7 +46,7 @@ def attend(
     choices: the executor on each platform, from `registry.choose`.
   """
   work = _Work(choices, patterns, tile)
-  return _attend(q_BLHK, k_BMHK, v_BMHE, (), work)
+  return _attend_on_any_mesh(q_BLHK, k_BMHK, v_BMHE, (), work)
 
 
 def attend_planned(
@@ -61,9 +67,25 @@ def attend_planned(
     plans: from the executor's `plan`, or with tables of your own.
     heads: which heads each plan is for.
     executor: name of the executor.
+
+  Raises:
+    ValueError: shapes, plans or the name of the executor are invalid.
   """
+  q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
+  if executor not in registry.EXECUTORS:
+    known = ", ".join(registry.EXECUTORS)
+    raise ValueError(f"unknown executor {executor!r}; known: {known}")
+  if len(plans) != len(heads):
+    raise ValueError(f"{len(plans)} plans, but heads of {len(heads)}")
+  n = q_BLHK.shape[1]
+  for plan in plans:
+    for order in (plan.queries, plan.keys):
+      if order.places.shape != (n,):
+        raise ValueError(
+          f"a plan for {len(order.places)} positions, but there are {n}"
+        )
   work = _Work((("default", executor),), heads=tuple(heads))
-  return _attend(q_BLHK, k_BMHK, v_BMHE, plans, work)
+  return _attend_on_any_mesh(q_BLHK, k_BMHK, v_BMHE, plans, work)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +107,13 @@ class _Work:
     yield from zip(given, self.heads, strict=True)
     for part, heads in _parts(self.patterns, n):
       yield executor.plan(part, n, self.tile), heads
+
+
+def _attend_on_any_mesh(q_BLHK, k_BLHK, v_BLHE, given, work):
+  def attention(*inputs):
+    return _attend(*inputs, work)
+
+  return on_any_mesh(attention, q_BLHK, k_BLHK, v_BLHE, given)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -75,7 +75,8 @@ def resolve(backend: str, case: Case) -> str:
     ValueError: the backend is unknown.
     Unsupported: it cannot run this case; the message says why.
   """
-  backend = FORMER_NAMES.get(backend, backend)
+  if isinstance(backend, str):
+    backend = FORMER_NAMES.get(backend, backend)
   if backend not in backends():
     raise ValueError(
       f"unknown attention.backend {backend!r}; known: {', '.join(backends())}"
@@ -142,7 +143,7 @@ def tiling(
   name, n = resolve(backend, case), case.length
   if name == "dense":
     return name, n, 1
-  tile = tile or EXECUTORS[name].tile_size(part, n)
+  tile = min(tile, n) or EXECUTORS[name].tile_size(part, n)
   return name, tile, analysis.count_tiles(part, n, tile)
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import Case, Plan, Table, make_plan
+from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.contract import Plan, Table, make_plan
 from sparse_transformer.patterns import Pattern, analysis
 
 TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
@@ -55,10 +55,7 @@ class Steps:
   single: bool
 
 
-def unsupported(case: Case) -> str | None:
-  """None: every case can run here."""
-  del case
-  return None
+unsupported = contract.nothing_unsupported
 
 
 def tile_size(part: Pattern, n: int) -> int:
@@ -137,7 +134,7 @@ def forward(
     if plan.tables.single:
       state = process(i)
     else:
-      out = jnp.zeros((*q.shape[:-1], v_BLHE.shape[-1]), dtype)
+      out = jnp.zeros_like(q, dtype, (*q.shape[:-1], v_BLHE.shape[-1]))
       state = lax.fori_loop(
         *_steps(plan, i),
         lambda j, state: online_softmax.combine(state, process(j)),
@@ -149,8 +146,9 @@ def forward(
       lse_BLH, lse[..., 0], rows, tile
     )
 
-  lse_BLH = jnp.full(q_BLHK.shape[:3], -jnp.inf, dtype)
-  carry = jnp.zeros((*lse_BLH.shape, v_BLHE.shape[-1]), dtype), lse_BLH
+  lse_BLH = jnp.full_like(q_BLHK, -jnp.inf, dtype, q_BLHK.shape[:3])
+  shape = *lse_BLH.shape, v_BLHE.shape[-1]
+  carry = jnp.zeros_like(v_BLHE, dtype, shape), lse_BLH
   return lax.fori_loop(0, len(plan.tables.rows) // group, body, carry)
 
 
@@ -192,14 +190,14 @@ def backward(
       dq = dq + online_softmax.dot("abhts,abhsk->abhtk", ds, k)
       return dq, _add(dk_BLHK, dk, cols, tile), _add(dv_BLHE, dv, cols, tile)
 
-    carry = jnp.zeros(q.shape, dtype), *dkv
+    carry = jnp.zeros_like(q, dtype), *dkv
     if plan.tables.single:
       dq, *dkv = process(i, carry)
     else:
       dq, *dkv = lax.fori_loop(*_steps(plan, i), process, carry)
     return _put(dq_BLHK, dq * scale, rows, tile), *dkv
 
-  zeros = tuple(jnp.zeros(x.shape, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
+  zeros = tuple(jnp.zeros_like(x, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
   return lax.fori_loop(0, len(plan.tables.rows) // group, body, zeros)
 
 

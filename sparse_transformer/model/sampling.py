@@ -7,6 +7,7 @@ correct way, runs a pass over the entire sequence for each position.
 
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from jax import lax
 
 CHUNK = 256  # the most positions per call to the device
 SECONDS = 1.0  # target duration of a call, which delays progress and stopping
+# The least temperature and top_p; smaller ones overflow or vanish in float32.
+LEAST = 1e-6
 
 
 class Decoder(Protocol):
@@ -88,10 +91,11 @@ class Sampler:
   """Draws symbols from logits.
 
   Args:
-    temperature: divides the logits; 0 takes the most probable symbol.
+    temperature: divides the logits, at least 1e-6; 0 takes the most probable
+      symbol.
     top_k: draws from the k most probable symbols only; 0 from all.
     top_p: draws from the smallest set of the most probable of these whose
-      probabilities add up to top_p; in (0, 1].
+      probabilities add up to top_p; from 1e-6 to 1.
 
   Raises:
     ValueError: if an argument is out of range.
@@ -104,14 +108,20 @@ class Sampler:
   top_p: float = 1.0
 
   def __post_init__(self) -> None:
-    if not self.temperature >= 0:
-      raise ValueError(f"temperature={self.temperature} must be 0 or more")
+    if self.temperature != 0 and not LEAST <= self.temperature < math.inf:
+      raise ValueError(
+        f"temperature={self.temperature} must be finite, and 0 or at least"
+        f" {LEAST}"
+      )
     if self.top_k < 0:
       raise ValueError(
         f"top_k={self.top_k} must be at least 1, or 0 for all symbols"
       )
-    if not 0 < self.top_p <= 1:
-      raise ValueError(f"top_p={self.top_p} must lie in (0, 1]")
+    if not LEAST <= self.top_p <= 1:
+      raise ValueError(
+        f"top_p={self.top_p} must lie between {LEAST} and 1, which is all"
+        " symbols"
+      )
 
   def __call__(self, logits_BV: jax.Array, rng: jax.Array) -> jax.Array:
     """Draws symbols_B, one for each row."""
@@ -119,8 +129,9 @@ class Sampler:
       return logits_BV.argmax(-1)
     logits_BV = logits_BV / self.temperature
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    size = sorted_BV.shape[1]
     if self.top_k:
-      drawn_1V = jnp.arange(sorted_BV.shape[1])[None] < self.top_k
+      drawn_1V = jnp.arange(size)[None] < min(self.top_k, size)
       sorted_BV = jnp.where(drawn_1V, sorted_BV, -jnp.inf)
     if self.top_k or self.top_p < 1:
       p_BV = jax.nn.softmax(sorted_BV)

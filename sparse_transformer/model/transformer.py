@@ -171,7 +171,7 @@ class Transformer(nnx.Module):
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=True):
-      x_BD = x_BD + embed(place)[None]
+      x_BD = x_BD + embed(place[None])
     start_1D = self.start[...].astype(x_BD.dtype)[None]
     return jnp.where(t > 0, x_BD, start_1D)[:, None]
 

@@ -1,6 +1,7 @@
 """`attend`: its contract, its errors, and what it runs on each platform."""
 
 import collections
+import dataclasses
 import functools
 import math
 import re
@@ -14,10 +15,18 @@ from sparse_transformer.attention import (
   SAVED_NAMES,
   attend,
   batched,
+  merged,
   registry,
 )
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
+from sparse_transformer.patterns import (
+  Block,
+  Causal,
+  Local,
+  Pattern,
+  Strided,
+  Summary,
+)
 
 
 def arrays(n, heads=2, k=4, e=6, batch=2, seed=0):
@@ -82,6 +91,14 @@ def test_lse_is_returned_on_request_and_in_float32(backend):
   assert lse.shape == (2, 9, 2) and lse.dtype == jnp.float32
 
 
+@dataclasses.dataclass(frozen=True)
+class NotBoolean(Pattern):
+  """A pattern that is not well defined."""
+
+  def mask(self, q, k):
+    return q - k
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
@@ -91,6 +108,20 @@ def test_lse_is_returned_on_request_and_in_float32(backend):
     (dict(q=jnp.zeros((2, 9, 4))), ["[batch, n, heads, width]", "(2, 9, 4)"]),
     (dict(k=jnp.zeros((2, 8, 2, 4))), ["same shape", "(2, 8, 2, 4)"]),
     (dict(v=jnp.zeros((1, 9, 2, 4))), ["differ in width only"]),
+    (dict(q=jnp.zeros((2, 9, 2, 0)), k=jnp.zeros((2, 9, 2, 0))), ["empty"]),
+    (dict(v=jnp.zeros((2, 9, 2, 0))), ["must not be empty", "(2, 9, 2, 0)"]),
+    (dict(q=[1.0]), ["q must be an array, got list"]),
+    (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
+    (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
+    (dict(v=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["v bfloat16"]),
+    (dict(patterns="strided"), ["'strided' is not a Pattern", "parse"]),
+    (dict(patterns=(Causal(), None)), ["None is not a Pattern"]),
+    (dict(patterns=Causal), ["Causal'> is not a Pattern"]),
+    (dict(patterns=NotBoolean(), backend="dense"), ["booleans"]),
+    (dict(backend=None), ["None", "auto, dense, blocked"]),
+    (dict(backend=[]), ["[]", "auto, dense, blocked"]),
+    (dict(tile=1.5), ["tile=1.5", "integer"]),
+    (dict(tile=True), ["tile=True", "integer"]),
   ],
 )
 def test_wrong_arguments_are_rejected_with_their_values(change, words):
@@ -101,6 +132,70 @@ def test_wrong_arguments_are_rejected_with_their_values(change, words):
     attend(*qkvp, **settings)
   for word in words:
     assert word in str(error.value)
+
+
+@pytest.mark.parametrize("empty", range(4))
+def test_empty_axis_is_rejected(empty):
+  x = jnp.zeros([0 if axis == empty else 3 for axis in range(4)])
+  with pytest.raises(ValueError, match="must not be empty, got q"):
+    attend(x, x, x, Causal())
+
+
+def test_more_positions_than_32_bits_are_rejected():
+  x = jax.ShapeDtypeStruct((1, 2**31 + 1, 1, 4), jnp.float32)
+  with pytest.raises(ValueError, match="n=2147483649 .* 32 bits"):
+    jax.eval_shape(functools.partial(attend, patterns=Local(4)), x, x, x)
+
+
+def test_arguments_may_be_numpy_arrays_and_lists_of_patterns():
+  q, k, v = arrays(9)
+  expected = attend(q, k, v, (Local(3), Causal()), tile=8)
+  arguments = (np.asarray(x) for x in (q, k, v))
+  found = attend(*arguments, [Local(3), Causal()], tile=np.int32(8))
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_tile_is_at_most_the_sequence():
+  q, k, v = arrays(9)
+  expected = attend(q, k, v, Local(3), tile=9)
+  found = attend(q, k, v, Local(3), tile=2**40)
+  np.testing.assert_array_equal(found, expected)
+  case = Case(2, 9, 2, 4, 6, "float32", "cpu")
+  assert registry.tiling("auto", case, Local(3), 2**40) == ("streamed", 9, 1)
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (dict(v_BMHE=jnp.zeros((1, 9, 2, 4))), "differ in width only"),
+    (dict(executor="dense"), "unknown executor 'dense'; known: batched"),
+    (dict(heads=()), "1 plans, but heads of 0"),
+    (dict(plans=(batched.plan(Local(3), 8),)), "for 8 positions.* are 9"),
+  ],
+)
+def test_wrong_plans_are_rejected(change, words):
+  settings = dict(
+    zip(("q_BLHK", "k_BMHK", "v_BMHE"), arrays(9), strict=True),
+    plans=(batched.plan(Local(3), 9),),
+    heads=(None,),
+    executor="batched",
+  )
+  with pytest.raises(ValueError, match=words):
+    merged.attend_planned(**settings | change)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", registry.EXECUTORS)
+def test_second_derivatives_are_those_of_the_reference(backend):
+  q, k, v = arrays(20, heads=1, batch=1)
+
+  def second(backend):
+    def loss(q):
+      return (attend(q, k, v, Local(3), backend=backend, tile=8) ** 2).sum()
+
+    return jax.jit(jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum()))(q)
+
+  np.testing.assert_allclose(second(backend), second("dense"), atol=1e-5)
 
 
 def test_dense_says_when_its_masks_are_too_large():

@@ -124,6 +124,14 @@ def test_each_dtype_stays_close_in_optimized_programs(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_float64_is_computed_in_float64(backend):
+  with jax.enable_x64(True):
+    laws.agrees_with_the_reference(
+      backend, [Strided(5)], 24, 8, jnp.float64, 1e-13
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_row_without_keys_gives_zero(backend):
   laws.row_without_keys_gives_zero(backend)
 

@@ -91,12 +91,12 @@ def network(layers, **changes):
   return networks.config(**settings | changes)
 
 
-def check_steps(config, start=0):
+def check_steps(config, start=0, batch=2):
   """Steps from a prompt of `start` symbols give the logits of a full pass."""
   decoder = kv_cache.Decoder(config)
   params = networks.random_params(config, std=0.4)
-  tokens = networks.tokens(config, seed=1)
-  tables = decoder.tables(start, LENGTH)
+  tokens = networks.tokens(config, batch, seed=1)
+  tables = decoder.tables(start, config.length)
 
   @jax.jit
   def steps(params, tokens_BL):
@@ -107,7 +107,7 @@ def check_steps(config, start=0):
 
     last = jnp.roll(tokens_BL, 1, axis=1).T[start:]
     cache = decoder.prefill(params, tokens_BL[:, :start])
-    inputs = jnp.arange(start, LENGTH), last, tables
+    inputs = jnp.arange(start, config.length), last, tables
     return lax.scan(step, cache, inputs)[1].swapaxes(0, 1)
 
   expected = networks.apply(config)(params, tokens)
@@ -158,6 +158,16 @@ def test_layers_after_the_last_period_have_their_own_caches(name, mode):
 def test_heads_with_different_patterns_keep_their_order():
   heads = Local(3), Strided(4), Local(3), catalogue.Fifths()
   check_steps(network((heads,) * 3), 5)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_shortest_sequences_and_smallest_network(length):
+  config = network(
+    ((Local(3),),), length=length, shape=(length,), vocab_size=2, tile=0
+  )
+  check_steps(config, batch=1)
+  if length > 1:
+    check_steps(config, start=1, batch=1)
 
 
 def test_cache_in_bfloat16_is_half_as_large():

@@ -150,8 +150,12 @@ def test_impossible_requests_are_rejected(request_, words):
   [
     (dict(temperature=-1), "temperature=-1"),
     (dict(temperature=float("nan")), "temperature=nan"),
+    (dict(temperature=float("inf")), "temperature=inf"),
+    (dict(temperature=1e-40), "temperature=1e-40"),
     (dict(top_k=-1), "top_k=-1"),
     (dict(top_p=0.0), "top_p=0.0"),
+    (dict(top_p=1e-50), "top_p=1e-50"),
+    (dict(top_p=float("nan")), "top_p=nan"),
     (dict(top_p=1.1), "top_p=1.1"),
   ],
 )
@@ -170,7 +174,7 @@ def test_sampler_rejects_arguments_out_of_range(settings, words):
     (Sampler(top_p=0.8), [1, 3, 4]),
     (Sampler(top_k=2, top_p=0.55), [4]),  # 0.45 / 0.75 reach it
     (Sampler(temperature=10.0, top_k=3), [1, 3, 4]),
-    (Sampler(top_k=9), [0, 1, 2, 3, 4]),
+    (Sampler(top_k=2**70), [0, 1, 2, 3, 4]),
   ],
 )
 def test_top_symbols_are_drawn_in_their_proportions(sampler, drawn):

@@ -1,0 +1,174 @@
+"""`attend` on several devices: within `jax.shard_map`, on explicit axes."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import executor_laws as laws
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  NamedSharding,
+  PartitionSpec as P,
+)
+
+from sparse_transformer.attention import attend, merged, registry
+from sparse_transformer.patterns import Causal, Local, Strided
+
+EXECUTORS = tuple(registry.EXECUTORS)
+BACKENDS = "auto", "dense"  # "auto" traces every executor
+N, TILE = 40, 16
+TWO_PARTS = Local(5) | Strided(7)
+BY_HEAD = Local(5), Strided(7), Local(5), Causal()
+BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
+
+
+def inputs():
+  return laws.random_inputs(N, 4, batch=4)
+
+
+def results(patterns, backend, shard, *arrays):
+  """(out, lse, dq, dk, dv), with attention wrapped by `shard`."""
+  attention = functools.partial(
+    attend, patterns=patterns, backend=backend, tile=TILE, return_lse=True
+  )
+  return laws.with_gradients(shard(attention), *arrays)
+
+
+def shard_map(spec):
+  return functools.partial(jax.shard_map, in_specs=spec, out_specs=spec)
+
+
+def unwrapped(attention):
+  return attention
+
+
+def entire(spec, x):
+  """A spec with an entry for each axis of x."""
+  return P(*spec, *(None,) * (x.ndim - len(spec)))
+
+
+def types(function, axis_type, *specs):
+  """What a function of `inputs` returns on 2 x 2 devices; it is only traced."""
+  mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+  with jax.sharding.use_abstract_mesh(mesh):
+    return jax.eval_shape(
+      function,
+      *(
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, s))
+        for x, s in zip(jax.eval_shape(inputs), specs, strict=True)
+      ),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+  "spec, patterns", [(BATCH, BY_HEAD), (BOTH, TWO_PARTS)]
+)
+def test_attend_runs_within_shard_map(spec, patterns, backend):
+  run = functools.partial(results, patterns, backend, shard_map(spec))
+  found = types(run, AxisType.Auto, *(spec,) * 5)
+  q, k, v, _, dlse = jax.eval_shape(inputs)
+  assert [x.shape for x in found] == [x.shape for x in (v, dlse, q, k, v)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+  "spec, patterns",
+  [
+    (BATCH, BY_HEAD),
+    (HEADS, BY_HEAD),
+    (BOTH, TWO_PARTS),
+    (P(None, "x"), TWO_PARTS),
+  ],
+)
+def test_results_are_sharded_as_the_queries_on_explicit_axes(
+  spec, patterns, backend
+):
+  run = functools.partial(results, patterns, backend, unwrapped)
+  for x in types(run, AxisType.Explicit, *(spec,) * 5):
+    assert x.sharding.spec == entire(spec, x)
+
+
+def test_keys_and_values_may_be_sharded_unlike_the_queries():
+  specs = BATCH, P(), HEADS, BATCH, BATCH
+  run = functools.partial(results, TWO_PARTS, "auto", unwrapped)
+  found = types(run, AxisType.Explicit, *specs)
+  for x, spec in zip(found, (BATCH, BATCH, *specs[:3]), strict=True):
+    assert x.sharding.spec == entire(spec, x)
+
+
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_tables_of_a_plan_can_be_indexed_by_the_device(backend):
+  plans, _ = laws.plans_of_halves(backend, N)
+
+  def attention(q, k, v):
+    plan = jax.tree.map(lambda x: jnp.asarray(x)[lax.axis_index("x")], plans)
+    found = merged.attend_planned(q, k, v, (plan,), (None,), backend)
+    return jax.tree.map(lambda x: x[None], found)
+
+  def run(q, k, v, dout, dlse):
+    # All devices have all queries, keys and values: gradients are sums.
+    shard = jax.shard_map(attention, in_specs=P(), out_specs=P("x"))
+    return jax.vjp(shard, q, k, v)[1](
+      tuple(jnp.stack([x, x]) for x in (dout, dlse))
+    )
+
+  dq, dk, dv = types(run, AxisType.Auto, *(P(),) * 5)
+  assert dq.shape == dk.shape and dk.shape[:3] == dv.shape[:3]
+
+
+FOUR_DEVICES = """
+import sys, test_sharding
+test_sharding.check_on_four_devices(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+  "backend, way",
+  [
+    ("streamed", "explicit"),
+    pytest.param("streamed", "all", marks=pytest.mark.soak),
+    pytest.param("batched", "all", marks=pytest.mark.soak),
+  ],
+)
+def test_results_on_four_devices_are_those_of_the_definition(backend, way):
+  folder = pathlib.Path(__file__).parent
+  path = folder, folder.parent, folder.parent.parent
+  subprocess.run(
+    [sys.executable, "-c", FOUR_DEVICES, backend, way],
+    env={
+      **os.environ,
+      "PYTHONPATH": os.pathsep.join(map(str, path)),
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+      "JAX_PLATFORMS": "cpu",
+    },
+    check=True,
+    timeout=240,
+  )
+
+
+def check_on_four_devices(backend, way):
+  arrays, mesh = inputs(), jax.make_mesh((2, 2), ("x", "y"))
+  sharded = [jax.device_put(x, NamedSharding(mesh, BOTH)) for x in arrays]
+
+  def check(patterns, shard, words):
+    run = jax.jit(functools.partial(results, patterns, backend, shard))
+    program = run.lower(*sharded).compile()
+    assert not [word for word in words if word in program.as_text()]
+    heads = patterns if isinstance(patterns, tuple) else (patterns,) * 4
+    laws.assert_close(program(*sharded), laws.reference(*arrays, heads))
+
+  # Sequences and heads with one pattern do not interact.
+  exchanges = "all-gather", "all-reduce", "all-to-all", "permute"
+  with jax.set_mesh(mesh):
+    check(TWO_PARTS, unwrapped, exchanges)
+    if way == "all":
+      check(TWO_PARTS, shard_map(BOTH), exchanges)
+      check(BY_HEAD, unwrapped, ())

@@ -7,9 +7,13 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
 The budget of each run is a number of steps, seconds or FLOPs of training.
 Seconds are converted to steps by the measured speed of a few steps, so that
 the learning rate decays as it should; compilation and evaluation do not count,
-and nothing else should use the machine meanwhile. Each run has its own process
-and its own workdir, VALUE/seedN in --workdir; the same command resumes a
-comparison that was stopped. Writes comparison.md, .json and .html to --workdir.
+and nothing else should use the machine meanwhile. A comparison sets train.steps
+itself, and train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a
+tenth of the steps, unless that is what varies.
+
+Each run has its own process and its own workdir, VALUE/seedN in --workdir; the
+same command resumes a comparison that was stopped. Writes comparison.md, .json
+and .html to --workdir.
 
 Values are separated by commas outside brackets, or by semicolons.
 """
@@ -20,25 +24,29 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from sparse_transformer import cli, machine
+from sparse_transformer import cli, machine, rules
 from sparse_transformer.data import SPLITS
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs those that are missing, and writes the results of all."""
-  from sparse_transformer.comparison import budget, choices, results, runs
-  from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.comparison import (
+    budget,
+    checks,
+    choices,
+    folder,
+    results,
+    runs,
+  )
 
   cli.check_arguments(argv)
   args = flags.FLAGS
   cli.require("config", "vary", "workdir")
   if args.seeds < 1:
     raise ValueError(f"--seeds={args.seeds} must be at least 1")
+  rules.check(args.config)
   limit = budget.parse_budget(args.budget)
   field, values = choices.parse_vary(args.vary, args.config)
-  for value in values:  # a mistake is reported before the first run
-    chosen = Experiment(choices.with_values(args.config, **{field: value}))
-    _ = chosen.model, chosen.source
   root = pathlib.Path(args.workdir)
   about = dict(
     field=field,
@@ -50,30 +58,15 @@ def main(argv: Sequence[str]) -> None:
     config=args.config.to_dict(),
   )
   about = json.loads(json.dumps(about))  # as it will be read
-  claim(root, about)
+  folder.check(root, about)
+  checks.check(args.config, field, values, limit, args.split)
+  folder.create(root, about)
   found = runs.run_all(
     args.config, root, field, values, limit, args.seeds, args.split
   )
-  unit = Experiment(args.config).source.unit
+  unit = found[values[0]][0]["unit"]
   print(results.write(root, about, results.summarize(found), unit))
   print(f"comparison in {root / 'comparison.html'}")
-
-
-def claim(root: pathlib.Path, about: dict) -> None:
-  """Creates the folder of a comparison and records what it compares.
-
-  Raises:
-    ValueError: if the folder holds another comparison.
-  """
-  path = root / "comparison-of.json"
-  if path.exists() and (old := json.loads(path.read_text())) != about:
-    differing = [k for k in about if about[k] != old.get(k)]
-    raise ValueError(
-      f"{root} holds another comparison: {', '.join(differing)} differ; use"
-      " another --workdir"
-    )
-  root.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(about) + "\n")
 
 
 if __name__ == "__main__":

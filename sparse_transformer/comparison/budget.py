@@ -13,6 +13,9 @@ from sparse_transformer.training.experiment import Experiment
 BUDGETS = "steps", "seconds", "flops"
 WARMUP_STEPS, TIMED_STEPS = 3, 10  # for measuring the speed
 
+# The optimizer counts steps in 32 bits; as seconds, these are 68 years.
+LIMIT = 2**31
+
 Budget = tuple[str, float]  # what is limited, and to how much
 
 
@@ -21,27 +24,42 @@ def parse_budget(text: str) -> Budget:
 
   >>> parse_budget("steps:500")
   ('steps', 500.0)
+
+  Raises:
+    ValueError: if it is no budget, or an impossible one.
   """
   kind, _, number = text.partition(":")
   try:
     amount = float(number)
   except ValueError:
     amount = 0
-  if kind not in BUDGETS or not 0 < amount < math.inf:
+  limit = math.inf if kind == "flops" else LIMIT
+  whole = kind != "steps" or amount % 1 == 0
+  if kind not in BUDGETS or not 0 < amount < limit or not whole:
     raise ValueError(
-      f"--budget={text} must be steps:N, seconds:N or flops:N with N above 0"
+      f"--budget={text} must be steps:N, seconds:N or flops:N with N above 0;"
+      f" steps are whole, and steps and seconds below {LIMIT:,}"
     )
   return kind, amount
 
 
 def count_steps(config: ConfigDict, budget: Budget) -> int:
-  """The number of training steps that a budget allows, at least one."""
+  """The number of training steps that a budget allows.
+
+  Raises:
+    ValueError: if it does not allow one, or more than can be counted.
+  """
   kind, amount = budget
-  if kind == "seconds":
-    return max(1, int(amount / seconds_per_step(config)))
-  if kind == "flops":
-    return max(1, int(amount / flops_per_step(config)))
-  return int(amount)
+  if kind == "steps":
+    return int(amount)
+  of_step = dict(seconds=seconds_per_step, flops=flops_per_step)[kind](config)
+  steps = amount / of_step
+  if not 1 <= steps < LIMIT:
+    raise ValueError(
+      f"--budget={kind}:{amount:g} allows {steps:.3g} steps of {of_step:.3g}"
+      f" {kind} each; it must allow at least 1 and fewer than {LIMIT:,}"
+    )
+  return int(steps)
 
 
 def flops_per_step(config: ConfigDict) -> int:

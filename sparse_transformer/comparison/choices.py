@@ -6,6 +6,10 @@ import zlib
 
 from ml_collections import ConfigDict
 
+# Fields that a comparison sets itself, and the flag that says how.
+SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
+MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+
 
 def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value'.
@@ -17,12 +21,17 @@ def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   ('attention.pattern', ['dense', 'BigBird(8, 3)'])
 
   Raises:
-    ValueError: if there is no such field, or the values are not distinct.
+    ValueError: if there is no such field, the comparison sets it itself, or the
+      values are not distinct.
   """
   field, _, values = text.partition("=")
   group, _, name = field.partition(".")
   if group not in config or name not in config[group]:
     raise ValueError(f"--vary={text}: --config has no field {field!r}")
+  if flag := SET_BY.get(field):
+    raise ValueError(
+      f"--vary={text}: a comparison sets {field} itself; use --{flag}"
+    )
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
   choices = [value.strip() for value in re.split(separator, values)]
   if not all(choices) or len({*choices}) < len(choices):
@@ -45,7 +54,7 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
     if isinstance(text, str) and not isinstance(old, str):
       try:
         value = ast.literal_eval(text)
-      except (ValueError, SyntaxError):
+      except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(
           f"{field}={text} must be of type {type(old).__name__}"
         ) from None
@@ -56,6 +65,19 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   return changed
 
 
+def with_steps(config: ConfigDict, steps: int, field: str) -> ConfigDict:
+  """The config of a run of so many steps, of which a tenth at most warm it up.
+
+  Unless `field`, which varies, is the warm-up.
+  """
+  warmup_steps = config.optimizer.warmup_steps
+  if field != "optimizer.warmup_steps":
+    warmup_steps = min(warmup_steps, steps // 10)
+  return with_values(
+    config, **{"train.steps": steps, "optimizer.warmup_steps": warmup_steps}
+  )
+
+
 def folder_name(choice: str) -> str:
   """The name of a folder, a different one for each choice.
 
@@ -63,6 +85,7 @@ def folder_name(choice: str) -> str:
   ('local', 'Local_4_Strided_4-14ae6e10')
   """
   name = re.sub(r"[^\w.=+-]+", "_", choice).strip("_")
-  if name == choice:
+  if name == choice and name.strip(".") and len(name.encode()) <= MAX_NAME:
     return name
+  name = name.encode()[:MAX_NAME].decode(errors="ignore")
   return f"{name}-{zlib.crc32(choice.encode()):08x}"

@@ -92,6 +92,7 @@ def write(
 
 def _page(root, about, cells, unit):
   kind, amount = about["budget"]
+  plural = "" if about["seeds"] == 1 else "s"
   lines = {
     choice: metrics.read(root / folder_name(choice) / "seed0")
     for choice in about["choices"]
@@ -100,7 +101,8 @@ def _page(root, about, cells, unit):
     f"{about['field']}, {amount:g} {kind} each",
     html.table(cells),
     html.note(
-      f"{about['split']} split, {about['seeds']} seeds; on {about['machine']}"
+      f"{about['split']} split, {about['seeds']} seed{plural}; on"
+      f" {about['machine']}"
     ),
     html.section(
       "Curves of the first seed",

@@ -20,12 +20,26 @@ from sparse_transformer.comparison.budget import (
   count_steps,
   flops_per_step,
 )
-from sparse_transformer.comparison.choices import folder_name, with_values
+from sparse_transformer.comparison.choices import (
+  folder_name,
+  with_steps,
+  with_values,
+)
+from sparse_transformer.comparison.folder import read_json
 from sparse_transformer.training import evaluate, loop, metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.signals import Signals, Stopped
 
 Result = dict[str, Any]  # the contents of a run's result.json
+FIELDS = (
+  "bits_per_dim",
+  "steps",
+  "seconds",
+  "tokens_per_second",
+  "peak_bytes",
+  "flops",
+  "unit",
+)
 
 
 def run_all(
@@ -47,23 +61,28 @@ def run_all(
       if not path.exists():
         print(f"{field}={choice}, seed {seed}", flush=True)
         chosen = with_values(config, **{field: choice, "train.seed": seed})
-        run_in_process(chosen, workdir, budget, split)
-      results[choice].append(json.loads(path.read_text()))
+        run_in_process(chosen, workdir, field, budget, split)
+      results[choice].append(read_json(path, *FIELDS))
   return results
 
 
 def run_in_process(
-  config: ConfigDict, workdir: pathlib.Path, budget: Budget, split: str
+  config: ConfigDict,
+  workdir: pathlib.Path,
+  field: str,
+  budget: Budget,
+  split: str,
 ) -> None:
   """Calls `run` in a new process, to which it forwards requests to stop.
 
   Raises:
     Stopped: after a signal.
-    OSError: if the run failed, after it reported why.
+    OSError: if the run failed.
   """
   context = multiprocessing.get_context("spawn")
-  inputs = config.to_dict(), str(workdir), budget, split
-  process = context.Process(target=_run_and_exit, args=inputs)
+  receiver, sender = context.Pipe(duplex=False)
+  inputs = config.to_dict(), str(workdir), field, budget, split
+  process = context.Process(target=_run_and_exit, args=(sender, *inputs))
   with Signals() as signals:
     # Until the run handles signals itself, Ctrl-C is for this process alone.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -80,34 +99,41 @@ def run_in_process(
       " command to resume"
     )
   if process.exitcode:
+    reason = f"it ended with status {process.exitcode}"
+    if receiver.poll():
+      reason = receiver.recv()
     raise OSError(
-      f"the run in {workdir} ended with status {process.exitcode}; the others"
-      " are kept; run the same command to resume"
+      f"the run in {workdir} failed: {reason}; the others are kept; run the"
+      " same command to resume"
     )
 
 
-def _run_and_exit(*inputs):
+def _run_and_exit(sender, *inputs):
   # In its own group, Ctrl-C cannot reach it and act as a second signal.
   os.setpgrp()
   try:
     run(*inputs)
   except Stopped:
     sys.exit(cli.STOPPED)
-  except cli.USER_ERRORS as error:
-    sys.exit(str(error))
+  except Exception as error:
+    if (reason := cli.describe(error)) is None:
+      raise
+    sender.send(reason)
+    sys.exit(1)
 
 
 def run(
-  settings: Mapping[str, Any], folder: str, budget: Budget, split: str
+  settings: Mapping[str, Any],
+  folder: str,
+  field: str,
+  budget: Budget,
+  split: str,
 ) -> None:
   """Trains and evaluates one run, and writes its result.json."""
   workdir = pathlib.Path(folder)
   config = ConfigDict(settings).lock()
   steps = _steps(workdir, config, budget)
-  warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
-  config = with_values(
-    config, **{"train.steps": steps, "optimizer.warmup_steps": warmup_steps}
-  )
+  config = with_steps(config, steps, field)
   state = loop.train(config, workdir)
   experiment = Experiment(config)
   score = evaluate.bits_per_dim(
@@ -144,7 +170,7 @@ def _steps(workdir, config, budget):
     steps = count_steps(config, budget)
     workdir.mkdir(parents=True, exist_ok=True)
     atomic.write_text(path, json.dumps(steps))
-  return json.loads(path.read_text())
+  return read_json(path)
 
 
 def peak_bytes() -> int:

@@ -6,7 +6,7 @@ import io
 import pathlib
 import sys
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -163,6 +163,9 @@ class Fasta(Codec):
 
 
 MU = 255  # as in ITU-T G.711
+# Samples per second: above what any sound is recorded at. The filter that
+# converts rates is up to 20 times as long.
+MAX_RATE = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +177,11 @@ class Audio(Codec):
   unit = "bits/sample"
 
   def __post_init__(self) -> None:
-    if self.rate < 1:
-      raise ValueError(f"data.rate={self.rate} must be at least 1")
+    if not 1 <= self.rate <= MAX_RATE:
+      raise ValueError(
+        f"data.rate={self.rate} must lie between 1 and {MAX_RATE:,} samples per"
+        " second"
+      )
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     rate, samples = _read_wav(data, path)
@@ -183,6 +189,12 @@ class Audio(Codec):
       raise ValueError(
         f"{path} has {samples.shape[1]} channels; mix it down to one"
       )
+    if not 1 <= rate <= MAX_RATE:
+      raise ValueError(
+        f"{path} has {rate:,} samples per second; it must be between 1 and"
+        f" {MAX_RATE:,}"
+      )
+    files.check_memory(path, 8 * len(samples) * max(rate, self.rate) // rate)
     wave = _to_wave(samples, path)
     if rate != self.rate:
       import scipy.signal
@@ -223,14 +235,26 @@ def expand(symbols: np.ndarray) -> np.ndarray:
 def _read_wav(data: bytes, path: pathlib.Path) -> tuple[int, np.ndarray]:
   import scipy.io.wavfile
 
-  try:
-    # SciPy accepts a truncated file. A size of 2**32 - 1 means unknown.
-    size = int.from_bytes(data[4:8], "little") + 8
-    if len(data) < size < 2**32:
-      raise ValueError(f"it has {len(data):,} of {size:,} bytes")
+  with files.blame(path):
+    _check_complete(data)
     return scipy.io.wavfile.read(io.BytesIO(data))
-  except Exception as error:  # its type depends on what is broken
-    raise files.damaged(path, error) from error
+
+
+def _check_complete(data: bytes) -> None:
+  """Raises ValueError for a truncated WAV file, which SciPy accepts."""
+  order: Literal["big", "little"] = "big" if data[:4] == b"RIFX" else "little"
+
+  def end_of(start: int) -> int:  # of a chunk: name, size, contents
+    size = int.from_bytes(data[start + 4 : start + 8], order)
+    end = start + 8 + size
+    whole = data[start : start + 4] in (b"RIFF", b"RIFX", b"data")
+    if whole and len(data) < end and size < 2**32 - 1:  # which means unknown
+      raise ValueError(f"it has {len(data):,} of {end:,} bytes")
+    return end + size % 2
+
+  end, start = end_of(0), 12
+  while start < min(end, len(data)):
+    start = end_of(start)
 
 
 def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:

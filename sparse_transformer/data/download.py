@@ -30,6 +30,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   Raises:
     ValueError: if there is no such builder, or if the archive is damaged.
     ConnectionError: if the archive cannot be downloaded.
+    NotADirectoryError: if `data_dir` is a file.
   """
   if name not in registry.BUILDERS:
     known = ", ".join(registry.BUILDERS)
@@ -39,6 +40,8 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   root = records.root(data_dir)
+  if root.exists() and not root.is_dir():
+    raise NotADirectoryError(f"--data_dir={root} is a file; name a folder")
   downloads = root / "downloads"
   make = pkgutil.resolve_name(registry.BUILDERS[name])
   builder = make(data_dir=root, file_format="array_record")
@@ -57,9 +60,12 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
 def _check_archives(
   builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
 ) -> None:
-  """Raises ConnectionError unless each archive is local or its host answers.
+  """Checks what tensorflow-datasets would take minutes or forever to notice.
 
-  Without a network, tensorflow-datasets would try for more than 3 minutes.
+  Raises:
+    ConnectionError: an archive is not local, and its host does not answer.
+    ValueError: an archive that the user placed has another size, or is no
+      regular file.
   """
   from tensorflow_datasets.core.download import resource
 
@@ -67,6 +73,9 @@ def _check_archives(
     cached = resource.get_dl_fname(url, info.checksum) + ".INFO"
     manual = downloads / "manual" / info.filename
     places = (manual, downloads / cached, downloads / builder.name / cached)
+    if manual.exists() and files.size(manual) != info.size:
+      found = f"it has {files.size(manual):,} bytes, not {info.size:,}"
+      raise files.damaged(manual, ValueError(found))
     if any(place.exists() for place in places):
       continue
     if problem := _probe(url):

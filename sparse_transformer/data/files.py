@@ -1,66 +1,200 @@
-"""Reads and decompresses files, and checks them for damage."""
+"""The one place that opens files of data: which ones, and how much of them.
+
+Only regular files are opened, because a pipe or a device may never end. The
+contents, decompressed, may fill half of the memory: joining them takes the
+other half.
+"""
 
 import bz2
+import collections
+import contextlib
+import errno
 import gzip
 import lzma
+import os
 import pathlib
+import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from sparse_transformer import machine
 
 OPENERS: dict[str, Callable[..., Any]] = {
   ".gz": gzip.open,
   ".bz2": bz2.open,
   ".xz": lzma.open,
 }
-# What the decompressors of the standard library raise.
-DAMAGE = (
-  OSError,
-  EOFError,
-  RuntimeError,
-  zipfile.BadZipFile,
-  zlib.error,
-  lzma.LZMAError,
-)
+BLOCK = 2**24  # bytes read at once
+# An archive that expands further holds next to nothing, or is made to fill the
+# memory. Text and sound shrink to a tenth; the slack is for uniform beginnings.
+MAX_EXPANSION, SLACK = 100, 2**28
+KINDS = {
+  stat.S_IFIFO: "pipe",
+  stat.S_IFSOCK: "socket",
+  stat.S_IFCHR: "device",
+  stat.S_IFBLK: "device",
+}
+
+
+@contextlib.contextmanager
+def blame(what: pathlib.Path | str) -> Iterator[None]:
+  """Reports what goes wrong while reading `what` as damage to it.
+
+  The type of an exception depends on what is broken. Errors of the system are
+  not damage, and pass; but EINVAL comes from a position that the file names.
+
+  Raises:
+    ValueError: if the block raises anything else.
+  """
+  try:
+    yield
+  except Exception as error:
+    of_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
+    if of_system or isinstance(error, MemoryError):
+      raise
+    raise damaged(what, error) from error
 
 
 def damaged(what: pathlib.Path | str, error: Exception) -> ValueError:
   """The exception to raise from an `error` while reading a file or folder."""
   reason = " ".join(str(error).split())  # on one line
   return ValueError(
-    f"{what} is damaged or truncated; delete it and get it again: {reason}"
+    f"{what} is damaged or truncated; delete it and get it again:"
+    f" {reason or type(error).__name__}"
   )
 
 
-def read(path: pathlib.Path) -> bytes:
-  """Reads a file, and decompresses it if it ends in .gz, .bz2, .xz or .zip.
+def from_config(path: str) -> pathlib.Path:
+  """The path in a field of a config, where ~ is the home folder."""
+  return pathlib.Path(os.path.expanduser(path))
 
-  The files in a zip archive are joined in the order of their names.
+
+def size(path: pathlib.Path) -> int:
+  """Bytes of a regular file.
 
   Raises:
-    ValueError: if the compressed file is damaged.
-    OSError: if the file cannot be read.
+    ValueError: if it is a pipe, socket or device.
+    OSError: if it is a folder or does not exist.
   """
-  suffix = path.suffix.lower()
-  try:
+  info = path.stat()
+  if stat.S_ISDIR(info.st_mode):
+    raise IsADirectoryError(f"{path} is a folder; a file is needed here")
+  if not stat.S_ISREG(info.st_mode):
+    kind = KINDS.get(stat.S_IFMT(info.st_mode), "special file")
+    raise ValueError(
+      f"{path} is a {kind}; only regular files are read: write its contents to"
+      " one"
+    )
+  return info.st_size
+
+
+def check_memory(path: pathlib.Path | str, number: int) -> None:
+  """Checks that this many bytes of data fit into memory, up to this file.
+
+  Raises:
+    ValueError: if they do not.
+  """
+  if number > (room := machine.memory() // 2):
+    raise ValueError(
+      f"{path}: the data have at least {number:,} bytes up to here, but half of"
+      f" this machine's memory is {room:,}; use less data"
+    )
+
+
+def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """All files below a folder, level by level; links are not followed down.
+
+  Raises:
+    OSError: if a folder cannot be read.
+  """
+  folders = collections.deque([folder])
+  while folders:
+    for entry in list(os.scandir(folders.popleft())):
+      if entry.is_dir(follow_symlinks=False):
+        folders.append(pathlib.Path(entry.path))
+      elif not entry.is_dir():
+        yield pathlib.Path(entry.path)
+
+
+def read(path: pathlib.Path) -> bytes:
+  """Reads one file, see `read_all`."""
+  ((_, data),) = read_all([path])
+  return data
+
+
+def read_all(
+  paths: Iterable[pathlib.Path],
+) -> Iterator[tuple[pathlib.Path, bytes]]:
+  """Reads files in the order of their paths.
+
+  Those that end in .gz, .bz2, .xz or .zip are decompressed. The files in a zip
+  archive are joined in the order of their names.
+
+  Yields:
+    The path and the contents of each file.
+
+  Raises:
+    ValueError: if a file is not regular or is damaged, or if all of them do not
+      fit into memory.
+    OSError: if a file cannot be read.
+  """
+  total, chosen = 0, []
+  for path in paths:  # before any is read
+    total += size(path)
+    check_memory(path, total)
+    chosen.append(path)
+  total = 0
+  for path in sorted(chosen):
+    data = _read(path, total)
+    total += len(data)
+    yield path, data
+
+
+def _read(path: pathlib.Path, before: int) -> bytes:
+  """The contents of a file; `before` bytes are in memory already."""
+  suffix, compressed = path.suffix.lower(), size(path)
+
+  def check(number: int, read: int) -> None:
+    check_memory(path, before + number)
+    if number > MAX_EXPANSION * read + SLACK:
+      raise ValueError(
+        f"{path} expands to more than {MAX_EXPANSION} times its size: it is no"
+        " data to learn from; decompress it yourself if it is"
+      )
+
+  with path.open("rb") as raw:
     if suffix == ".zip":
-      with zipfile.ZipFile(path) as archive:
-        names = sorted(archive.namelist())
-        return b"".join(map(archive.read, names))  # b"" for a folder
-    with OPENERS.get(suffix, open)(path, "rb") as file:
-      return file.read()
-  except DAMAGE as error:
-    if getattr(error, "errno", None):  # from the system, not the decompressor
-      raise
-    raise damaged(path, error) from error
+      with blame(path):
+        archive = zipfile.ZipFile(raw)
+      members = sorted(archive.infolist(), key=lambda info: info.filename)
+      check(sum(info.file_size for info in members), compressed)
+      with blame(path):
+        return b"".join(map(archive.read, members))  # b"" for a folder
+    if suffix not in OPENERS:
+      # No more than its size: a file of the kernel, of 0 bytes, may never end.
+      return raw.read(compressed)
+    blocks, total = [], 0
+    with OPENERS[suffix](raw) as file:
+      while block := _next_block(path, file):
+        total += len(block)
+        check(total, raw.tell())
+        blocks.append(block)
+    return b"".join(blocks)
+
+
+def _next_block(path: pathlib.Path, file: Any) -> bytes:
+  with blame(path):
+    return file.read(BLOCK)
 
 
 def crc32(paths: Iterable[pathlib.Path]) -> str:
   """CRC-32 of the contents of all files in turn, as 8 hexadecimal digits."""
   crc = 0
   for path in paths:
+    size(path)  # it must be a regular file
     with path.open("rb") as file:
-      while block := file.read(2**24):
+      while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)
   return f"{crc:08x}"

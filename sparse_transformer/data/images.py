@@ -66,7 +66,7 @@ def imagenet64(config: ConfigDict) -> Images:
   The published validation set is the test split.
   """
   shape = (64, 64, 3)
-  path = pathlib.Path(config.path).expanduser()
+  path = files_lib.from_config(config.path)
   arrays = [path / f"{split}_64x64.npy" for split in ("train", "valid")]
 
   def in_arrays():
@@ -106,14 +106,13 @@ def imagenet64(config: ConfigDict) -> Images:
 
 def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   """Maps the images in a .npy file, uint8 [number, *shape], into memory."""
-  try:
-    images = np.load(path, mmap_mode="r")
-  except FileNotFoundError:
+  if not path.exists():
     raise FileNotFoundError(
       f"no file {path}; set data.path to the folder that contains it"
-    ) from None
-  except (ValueError, EOFError, OSError) as error:
-    raise files_lib.damaged(path, error) from error
+    )
+  files_lib.size(path)  # it must be a regular file
+  with files_lib.blame(path):
+    images = np.lib.format.open_memmap(path, mode="r")
   if images.shape[1:] != shape or images.dtype != np.uint8:
     raise ValueError(
       f"{path} holds {images.dtype} {images.shape}; images must be uint8"

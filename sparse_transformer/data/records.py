@@ -21,7 +21,7 @@ BLOCK = 1024  # records read at once
 def root(data_dir: str) -> pathlib.Path:
   """The folder of all data sets, by default that of tensorflow-datasets."""
   default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-  return pathlib.Path(data_dir or default).expanduser()
+  return files.from_config(data_dir or default)
 
 
 def find(config: ConfigDict, *names: str) -> pathlib.Path:
@@ -42,8 +42,12 @@ def find(config: ConfigDict, *names: str) -> pathlib.Path:
     # A version starts with a digit, an unfinished one with "incomplete.".
     paths = (folder / name).glob("[0-9]*/*.array_record-*")
     versions = {path.parent.name for path in paths}
+    versions = set(filter(tfds.core.Version.is_valid, versions))
     if versions:
-      return folder / name / max(versions, key=tfds.core.Version)
+      newest = folder / name / max(versions, key=tfds.core.Version)
+      for path in newest.iterdir():
+        files.size(path)  # it must be a regular file
+      return newest
   if config.name in registry.BUILDERS:
     remedy = f"run `{registry.PREPARE} {config.name} --data_dir={folder}`"
   else:
@@ -66,15 +70,15 @@ def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
   paths = sorted(folder.glob("*.array_record-*"))
   for path in paths:
-    try:
-      with contextlib.closing(
+    with (
+      files.blame(path),
+      contextlib.closing(
         array_record_module.ArrayRecordReader(str(path))
-      ) as reader:
-        num = reader.num_records()
-        for first in range(0, num, BLOCK):
-          reader.read(first, min(first + BLOCK, num))
-    except (RuntimeError, IndexError, OSError) as error:
-      raise files.damaged(path, error) from error
+      ) as reader,
+    ):
+      num = reader.num_records()
+      for first in range(0, num, BLOCK):
+        reader.read(first, min(first + BLOCK, num))
   return paths
 
 
@@ -91,28 +95,25 @@ def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
   """
   import tensorflow_datasets as tfds
 
-  try:
+  with files.blame(folder):
     builder = tfds.builder_from_directory(folder, file_format="array_record")
-  except Exception as error:  # its type depends on what is broken
-    raise files.damaged(folder, error) from error
-  decoders = None
-  if isinstance(builder.info.features[feature], tfds.features.Image):
-    decoders = {feature: tfds.decode.SkipDecoding()}  # its own needs OpenCV
-  records = builder.as_data_source(split, decoders=decoders)
+    decoders = None
+    if isinstance(builder.info.features[feature], tfds.features.Image):
+      decoders = {feature: tfds.decode.SkipDecoding()}  # its own needs OpenCV
+    records = builder.as_data_source(split, decoders=decoders)
+    number, ends = len(records), builder.info.splits[split].shard_lengths
 
   def item(i: int) -> np.ndarray:
-    try:
+    with files.blame(folder):
       value = records[i][feature]
       return _decode(value) if decoders else value
-    except (RuntimeError, IndexError, OSError) as error:
-      raise files.damaged(folder, error) from error
 
   # The length comes from dataset_info.json. The last record of each file is
   # found through an index at its end: a file that is truncated or has too few
   # records is noticed now, not in the middle of a run.
-  for end in np.cumsum(builder.info.splits[split].shard_lengths):
+  for end in np.cumsum(ends):
     item(end - 1)
-  return Lazy(len(records), item)
+  return Lazy(number, item)
 
 
 def _decode(image: bytes) -> np.ndarray:

@@ -48,7 +48,17 @@ class Images:
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
     images = _split(self.load, split)
-    return Lazy(len(images), lambda i: images[i].reshape(self.length))
+
+    def example(i: int) -> np.ndarray:
+      image = images[i]
+      if (image.size, image.dtype) != (self.length, np.uint8):
+        raise ValueError(
+          f"image {i} of {split} is {image.dtype} {image.shape}, not uint8"
+          f" {self.shape}; prepare the data set again"
+        )
+      return image.reshape(self.length)
+
+    return Lazy(len(images), example)
 
   def digest(self) -> dict[str, int | str]:
     """Number of training images, and CRC-32 of the files or of all images.
@@ -128,8 +138,11 @@ class Stream:
 
   def digest(self) -> dict[str, int | str]:
     """Number and CRC-32 of the symbols in all splits."""
-    data = np.concatenate([self.load()[split] for split in SPLITS])
-    return dict(symbols=len(data), crc32=f"{zlib.crc32(data.data):08x}")
+    number, crc = 0, 0
+    for split in SPLITS:
+      symbols = np.ascontiguousarray(self.load()[split])
+      number, crc = number + len(symbols), zlib.crc32(symbols.data, crc)
+    return dict(symbols=number, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """Overlapping sequences that together score each symbol exactly once.

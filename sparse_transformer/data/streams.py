@@ -33,7 +33,7 @@ def stdlib(config: ConfigDict) -> Stream:
 
   def files():
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    paths = [path.relative_to(root) for path in sorted(root.rglob("*.py"))]
+    paths = [path.relative_to(root) for path in root.rglob("*.py")]
     return [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]
 
   return _from_files(config, codecs.Text(), files)
@@ -47,8 +47,8 @@ def enwik8(config: ConfigDict) -> Stream:
   def load():
     from sparse_transformer.data.builders import enwik8
 
-    path = pathlib.Path(config.path).expanduser()
-    if path.is_file():
+    path = files_lib.from_config(config.path)
+    if path.exists() and not path.is_dir():
       return enwik8.Enwik8.splits(files_lib.read(path), path)
     folder = records.find(config, "enwik8")
     return {
@@ -106,17 +106,18 @@ def _from_path(
   def files():
     path = _check_path(config)
     if not path.is_dir():
-      return [path]
-    paths = sorted(path for path in path.rglob("*") if not path.is_dir())
-    if not suffixes:
-      return paths
-    chosen = [p for p in paths if {s.lower() for s in p.suffixes} & {*suffixes}]
-    if not chosen:
+      yield path
+      return
+    found = False
+    for file in files_lib.below(path):
+      if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}:
+        found = True
+        yield file
+    if not found:
+      ending = f" that ends in {', '.join(suffixes)}" if suffixes else ""
       raise FileNotFoundError(
-        f"{path} has no file that ends in {', '.join(suffixes)}; set data.path"
-        " to another file or folder"
+        f"{path} has no file{ending}; set data.path to another file or folder"
       )
-    return chosen
 
   return _from_files(config, codec, files)
 
@@ -125,7 +126,7 @@ def _check_path(config: ConfigDict) -> pathlib.Path:
   """The path in `data.path`; raises FileNotFoundError if it does not exist."""
   if not config.path:
     raise FileNotFoundError("data.path is not set: name a file or a folder")
-  path = pathlib.Path(config.path).expanduser()
+  path = files_lib.from_config(config.path)
   if not path.exists():
     raise FileNotFoundError(
       f"no file or folder {path}; set data.path to one that exists"
@@ -152,8 +153,12 @@ def _from_files(
 
   @functools.cache
   def load():
-    parts = [codec.decode(files_lib.read(path), path) for path in files()]
-    data = np.concatenate([np.zeros(0, np.uint8), *parts])
+    parts = [
+      codec.decode(data, path) for path, data in files_lib.read_all(files())
+    ]
+    # One file needs no copy.
+    empty = np.zeros(0, np.uint8)
+    data = parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
     ends = [round(len(data) * sum(fractions[:k])) for k in (1, 2)]
     splits = dict(zip(SPLITS, np.split(data, ends), strict=True))
     for split, part in splits.items():

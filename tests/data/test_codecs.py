@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.io.wavfile
 
+from sparse_transformer import machine
 from sparse_transformer.data import codecs
 
 CODECS = {
@@ -20,6 +21,13 @@ def wav(samples, rate=12_000):
   file = io.BytesIO()
   scipy.io.wavfile.write(file, rate, samples)
   return file.getvalue()
+
+
+def claiming(size):
+  """50 samples, whose header claims another number of bytes."""
+  data = wav(np.zeros(50, np.int16))
+  start = data.index(b"data") + 4
+  return data[:start] + size.to_bytes(4, "little") + data[start + 4 :]
 
 
 def tone(rate, seconds=0.5, hertz=440):
@@ -67,6 +75,7 @@ def test_several_sequences_are_saved(tmp_path):
     ("x.wav", wav(np.array([np.inf, 0], np.float32)), ["sample 0", "inf"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:60], ["damaged or truncated"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:20], ["damaged or truncated"]),
+    ("x.wav", claiming(2**32 - 2), ["144 of 4,294,967,338 bytes"]),
     ("x.wav", b"", ["damaged or truncated"]),
     ("x.wav", b"RIFX not a wav at all", ["damaged or truncated"]),
   ],
@@ -98,6 +107,11 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   assert set(found[4000:4100]) == {0, 2} and found[4100] == 0
   np.testing.assert_array_equal(found, codecs.Fasta().decode(text, "x.fasta"))
   assert "4,000 N, 100 R" in capsys.readouterr().err
+
+
+def test_sound_of_unknown_size_is_read_to_its_end():
+  data = claiming(2**32 - 1)
+  assert len(codecs.Audio(12_000).decode(data, "x.wav")) == 50
 
 
 def test_mu_law_is_monotonic_and_invertible():
@@ -139,6 +153,18 @@ def test_sound_of_another_rate_is_resampled(rate):
   np.testing.assert_allclose(found[middle], tone(12_000)[middle], atol=0.03)
 
 
-def test_rate_must_be_positive():
-  with pytest.raises(ValueError, match="data.rate=0 must be at least 1"):
-    codecs.Audio(0)
+@pytest.mark.parametrize("rate", [0, -1, 1_000_001, 2**31 - 1])
+def test_rate_that_no_sound_has_is_an_error(rate):
+  with pytest.raises(ValueError, match=f"data.rate={rate} must lie between 1"):
+    codecs.Audio(rate)
+  if rate >= 0:
+    data = wav(np.zeros(9, np.int16), rate)
+    with pytest.raises(ValueError, match=f"x.wav has {rate:,} samples per sec"):
+      codecs.Audio(12_000).decode(data, "x.wav")
+
+
+def test_sound_that_does_not_fit_into_memory_is_an_error(monkeypatch):
+  data = wav(np.zeros(1000, np.int16), rate=1)
+  monkeypatch.setattr(machine, "memory", lambda: 1000 * 8 * 12_000)
+  with pytest.raises(ValueError, match="at least 96,000,000 bytes"):
+    codecs.Audio(12_000).decode(data, "x.wav")

@@ -1,5 +1,6 @@
 """Tests of download.py and its command: small archives, no network."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,31 @@ def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
     download.prepare("enwik8", str(tmp_path))
   with pytest.raises(FileNotFoundError):
     data.source(config("enwik8", tmp_path)).examples("train")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "shorter", "longer"])
+def test_archive_that_cannot_be_right_is_an_error_at_once(
+  tmp_path, enwik8, kind
+):
+  archive = tmp_path / "downloads" / "manual" / "enwik8.zip"
+  size = archive.stat().st_size
+  message = f"manual/enwik8.zip is a {kind}"
+  if kind in ("shorter", "longer"):
+    changed = size - 1 if kind == "shorter" else 2**42
+    os.truncate(archive, changed)
+    message = f"it has {changed:,} bytes, not {size:,}"
+  else:
+    archive.unlink()
+    os.mkfifo(archive) if kind == "pipe" else archive.mkdir()
+  with pytest.raises((ValueError, IsADirectoryError), match=message):
+    download.prepare("enwik8", str(tmp_path))
+  assert not (tmp_path / "enwik8").exists()
+
+
+def test_data_dir_that_is_a_file_is_an_error(tmp_path):
+  (tmp_path / "x").touch()
+  with pytest.raises(NotADirectoryError, match=f"--data_dir={tmp_path}/x is a"):
+    download.prepare("enwik8", str(tmp_path / "x"))
 
 
 def test_prepare_without_network_says_where_to_put_the_archive(

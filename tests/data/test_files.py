@@ -1,14 +1,18 @@
-"""Tests of files.py: compressed files and damaged ones."""
+"""Tests of files.py: compressed, damaged, special and endless files."""
 
 import bz2
 import gzip
 import lzma
+import os
+import pathlib
+import socket
 import zlib
 
 import pytest
 import small_data
 from small_data import TEXT
 
+from sparse_transformer import machine
 from sparse_transformer.data import files
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -41,6 +45,7 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
     good[:middle],
     good[:-1],
     good[:2],
+    good[9:],
     good[:middle] + flipped + good[middle + 9 :],
     b"this is no archive at all",
   ):
@@ -55,6 +60,106 @@ def test_system_error_is_not_mistaken_for_damage(tmp_path):
       files.read(tmp_path / name)
   with pytest.raises(IsADirectoryError):
     files.read(tmp_path)
+
+
+@pytest.fixture
+def small_machine(monkeypatch):
+  """Half of its memory is 2 MiB."""
+  monkeypatch.setattr(machine, "memory", lambda: 2**22)
+
+
+def special(tmp_path, kind):
+  """A file that is not regular: reading most of them would never end."""
+  path = tmp_path / kind
+  if kind == "pipe":
+    os.mkfifo(path)
+  elif kind == "socket":
+    with socket.socket(socket.AF_UNIX) as server:
+      server.bind(str(path))
+  else:
+    return pathlib.Path("/dev/null")
+  return path
+
+
+@pytest.mark.parametrize("kind", ["device", "socket", "pipe"])
+def test_file_that_is_not_regular_is_an_error(kind, tmp_path):
+  path = special(tmp_path, kind)
+  (tmp_path / "text.gz").symlink_to(path)
+  for name in (path, tmp_path / "text.gz"):
+    for function in (files.read, files.size, lambda path: files.crc32([path])):
+      with pytest.raises(ValueError, match=f"{name} is a {kind}; only regular"):
+        function(name)
+
+
+def test_file_larger_than_memory_is_an_error(tmp_path):
+  path = tmp_path / "text"
+  path.touch()
+  os.truncate(path, 2**42)  # without a byte on disk
+  with pytest.raises(ValueError, match="half of this machine's memory is"):
+    files.read(path)
+
+
+def test_files_that_are_larger_than_memory_together_are_an_error(
+  tmp_path, small_machine
+):
+  paths = [tmp_path / name for name in "abc"]
+  for path in paths:
+    path.write_bytes(bytes(2**20))
+  assert len(list(files.read_all(paths[:2]))) == 2
+  with pytest.raises(ValueError, match="c: the data have at least 3,145,728 "):
+    next(files.read_all(paths))  # before any is read
+
+
+def archive(path, content):
+  if path.suffix == ".zip":
+    small_data.write_zip(path, {"a": content[:500], "b": content[500:]})
+  else:
+    path.write_bytes(COMPRESS[path.suffix](content))
+  return path
+
+
+@pytest.mark.parametrize("suffix", [*COMPRESS, ".zip"])
+def test_archive_that_expands_beyond_memory_is_an_error(
+  suffix, tmp_path, small_machine
+):
+  first = archive(tmp_path / f"a{suffix}", bytes(2**20))
+  second = archive(tmp_path / f"b{suffix}", bytes(2**20 + 1))
+  contents = files.read_all([second, first])
+  assert next(contents) == (first, bytes(2**20))
+  with pytest.raises(ValueError, match=f"b{suffix}: the data have at least 2,"):
+    next(contents)
+
+
+@pytest.mark.parametrize("suffix", [*COMPRESS, ".zip"])
+def test_archive_that_holds_next_to_nothing_is_an_error(
+  suffix, tmp_path, monkeypatch
+):
+  path = archive(tmp_path / f"text{suffix}", bytes(2**20))
+  assert files.read(path) == bytes(2**20)
+  monkeypatch.setattr(files, "SLACK", 0)
+  monkeypatch.setattr(files, "BLOCK", 2**16)
+  with pytest.raises(ValueError, match=f"{path} expands to more than 100 time"):
+    files.read(path)
+  noise = os.urandom(2**18)
+  assert files.read(archive(path, noise)) == noise
+
+
+@pytest.mark.skipif(
+  not pathlib.Path("/proc/kmsg").exists(), reason="needs Linux's /proc"
+)
+def test_file_of_the_kernel_is_empty():
+  assert files.read(pathlib.Path("/proc/kmsg")) == b""  # it would never end
+
+
+def test_links_to_folders_are_not_followed(tmp_path):
+  (tmp_path / "b" / "c").mkdir(parents=True)
+  for name in ("a", "b/2", "b/c/3", "d"):
+    (tmp_path / name).touch()
+  (tmp_path / "b" / "loop").symlink_to(tmp_path)
+  (tmp_path / "e").symlink_to(tmp_path / "d")
+  found = [str(p.relative_to(tmp_path)) for p in files.below(tmp_path)]
+  assert sorted(found) == ["a", "b/2", "b/c/3", "d", "e"]
+  assert found[-1] == "b/c/3"  # level by level
 
 
 def test_checksum_covers_all_files_in_turn(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of images.py: which images are in which split."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -43,6 +44,14 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
 
 
+def claim(path, shape):
+  """Writes an array whose header claims another shape."""
+  with path.open("wb") as file:
+    header = dict(descr="|u1", fortran_order=False, shape=shape)
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(bytes(64 * 64 * 3))
+
+
 @pytest.mark.parametrize(
   "spoil, message",
   [
@@ -50,15 +59,32 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
     (lambda path: path.unlink(), "no file"),
     (lambda path: np.save(path, np.zeros((5, 3), np.uint8)), "uint8 .5, 3."),
     (lambda path: np.save(path, np.zeros((5, 64, 64, 3))), "float64"),
+    (lambda path: claim(path, (2**40, 64, 64, 3)), "damaged"),
+    (lambda path: claim(path, (2**70, 64, 64, 3)), "damaged"),
+    (lambda path: claim(path, (-1, 64, 64, 3)), "damaged"),
+    (lambda path: small_data.write_zip(path, {"a": b"x"}), "damaged"),
+    (lambda path: (path.unlink(), os.mkfifo(path)), "is a pipe"),
+    (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
   ],
-  ids=["truncated", "missing", "shape", "dtype"],
+  ids=[
+    "truncated",
+    "missing",
+    "shape",
+    "dtype",
+    "huge",
+    "overflow",
+    "negative",
+    "archive",
+    "pipe",
+    "folder",
+  ],
 )
 def test_array_without_images_is_an_error_that_names_it(
   tmp_path, arrays, spoil, message
 ):
   spoil(tmp_path / "valid_64x64.npy")
   source = data.source(config("imagenet64", tmp_path))
-  with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+  with pytest.raises((ValueError, OSError), match=message) as error:
     source.examples("test")
   assert "valid_64x64.npy" in str(error.value)
 
@@ -68,6 +94,19 @@ def test_too_few_training_images_are_an_error(tmp_path, arrays):
   source = data.source(config("imagenet64", tmp_path))
   with pytest.raises(ValueError, match="2 training images must be more than"):
     source.examples("train")
+
+
+def test_image_of_another_size_is_an_error_that_names_it():
+  splits = dict.fromkeys(data.SPLITS, np.zeros((3, 5, 4, 3), np.uint8))
+  others = {
+    "validation": data.Lazy(3, lambda i: np.zeros((3, 4, 3), np.uint8)),
+    "test": data.Lazy(3, lambda i: np.zeros((5, 4, 3))),
+  }
+  source = data.Images((5, 4, 3), 256, lambda: splits | others)
+  assert len(source.examples("train")[1]) == 60
+  for split, words in (("validation", "uint8 .3, 4"), ("test", "float64 .5")):
+    with pytest.raises(ValueError, match=f"image 1 of {split} is {words}"):
+      source.examples(split)[1]
 
 
 def test_digest_covers_every_byte_of_the_files(tmp_path, arrays):

@@ -86,6 +86,7 @@ def test_newest_finished_version_is_read(root, folder):
   shutil.copytree(folder, newest)
   shutil.copytree(folder, folder.with_name("2.0.9"))
   shutil.copytree(folder, folder.with_name("incomplete.X_4.0.0"))
+  shutil.copytree(folder, folder.with_name("3.x"))
   assert records.find(config("imagenet64", root), "none", NAME) == newest
 
 
@@ -120,8 +121,36 @@ def test_damaged_record_is_found_before_the_first_step_and_when_read(
     list(examples)
 
 
+def test_file_that_is_not_regular_is_an_error(root, folder):
+  path = shard(folder, "validation")
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(ValueError, match=f"{path} is a pipe"):
+    source(root).examples("train")
+
+
+def test_image_that_would_fill_the_memory_is_an_error(root, monkeypatch):
+  monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1000)
+  with pytest.raises(ValueError, match="damaged .* decompression bomb"):
+    source(root).examples("test")
+
+
+@pytest.mark.parametrize(
+  "old, new", [('"train"', '"trein"'), ('"9"', '"-1"'), ('"9"', '"99"')]
+)
+def test_description_that_does_not_fit_the_files_is_an_error(
+  root, folder, old, new
+):
+  path = folder / "dataset_info.json"
+  path.write_text(path.read_text().replace(old, new))
+  with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
+    source(root).examples("train")
+
+
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize("content", [None, b"{", b"{}"])
+@pytest.mark.parametrize(
+  "content", [None, b"{", b"{}", b"null", b'{"splits": 5}', b"[" * 5000]
+)
 def test_broken_description_of_a_data_set_is_an_error(
   root, folder, name, content
 ):

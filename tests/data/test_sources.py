@@ -39,7 +39,10 @@ def source(config):
   try:
     source.load()
   except FileNotFoundError as error:
-    pytest.skip(str(error))  # a new source, which has no small data yet
+    factory = data.SOURCES[config.name]
+    if factory.__module__.startswith("sparse_transformer."):
+      raise
+    pytest.skip(str(error))  # a source of yours without small data
   return source
 
 

@@ -53,11 +53,44 @@ def test_missing_path_is_an_error(tmp_path, name):
     data.source(config(name)).examples("train")
 
 
-@pytest.mark.parametrize("text", [None, b"", b"a"])
+@pytest.mark.parametrize("name", ["bytes", "enwik8", "imagenet64", "cifar10"])
+def test_unknown_home_is_an_error(name):
+  with pytest.raises(FileNotFoundError, match="~nobody_here/x.* set data.path"):
+    data.source(config(name, "~nobody_here/x/y")).examples("train")
+
+
+def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
+  (tmp_path / "a").write_bytes(TEXT)
+  (tmp_path / "b").symlink_to(tmp_path / "gone")
+  source = data.source(config("bytes", tmp_path))
+  with pytest.raises(FileNotFoundError, match=f"{tmp_path}/b"):
+    source.examples("train")
+  (tmp_path / "b").unlink()
+  (tmp_path / "b").symlink_to("b")
+  with pytest.raises(OSError, match=f"symbolic links.*{tmp_path}/b"):
+    source.examples("train")
+  (tmp_path / "b").unlink()
+  os.mkfifo(tmp_path / "b")
+  with pytest.raises(ValueError, match=f"{tmp_path}/b is a pipe"):
+    source.examples("train")
+  for name in ("enwik8", "text8"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/b is a pipe"):
+      data.source(config(name, tmp_path / "b")).examples("train")
+  # One that is not chosen does no harm.
+  (tmp_path / "x.fasta").write_text(">a\nACGT\n")
+  assert contents(data.source(config("fasta", tmp_path, length=1)))
+
+
+def test_folder_without_files_is_an_error(tmp_path):
+  (tmp_path / "folder").mkdir()
+  with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no file; set"):
+    data.source(config("bytes", tmp_path)).examples("train")
+
+
+@pytest.mark.parametrize("text", [b"", b"a"])
 def test_empty_split_is_an_error(tmp_path, text):
-  if text is not None:
-    (tmp_path / "text").write_bytes(text)
-  message = f"is empty: {len(text or b'')} symbols in all"
+  (tmp_path / "text").write_bytes(text)
+  message = f"is empty: {len(text)} symbols in all"
   with pytest.raises(ValueError, match=message):
     data.source(config("bytes", tmp_path)).windows("test")
 

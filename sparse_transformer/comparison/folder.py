@@ -1,0 +1,57 @@
+"""The folder of a comparison and its files."""
+
+import json
+import pathlib
+from typing import Any
+
+from sparse_transformer import atomic
+from sparse_transformer.data import files
+
+NAME = "comparison-of.json"  # records what is compared
+
+
+def check(root: pathlib.Path, about: dict[str, Any]) -> None:
+  """Checks that a folder can hold a comparison.
+
+  Args:
+    root: the folder, which need not exist.
+    about: what is compared.
+
+  Raises:
+    ValueError: the folder holds a run or another comparison.
+    NotADirectoryError: it is a file.
+  """
+  if root.exists() and not root.is_dir():
+    raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
+  if (root / "config.json").exists():
+    raise ValueError(f"{root} holds a run of train.py; use another --workdir")
+  path = root / NAME
+  if path.exists() and (old := read_json(path, "field")) != about:
+    differing = [k for k in about if about[k] != old.get(k)]
+    raise ValueError(
+      f"{root} holds another comparison: {', '.join(differing)} differ; use"
+      " another --workdir"
+    )
+
+
+def create(root: pathlib.Path, about: dict[str, Any]) -> None:
+  """Creates the folder of a comparison and records what it compares."""
+  root.mkdir(parents=True, exist_ok=True)
+  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+
+
+def read_json(path: pathlib.Path, *fields: str) -> Any:
+  """Reads a JSON file; if fields are named, an object that has them.
+
+  Raises:
+    ValueError: it holds anything else.
+  """
+  try:
+    content = json.loads(files.read(path))
+    if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
+      raise ValueError(f"it has no {' or no '.join(fields)}")
+  except (ValueError, IsADirectoryError, RecursionError) as error:
+    raise ValueError(
+      f"{path} cannot be read ({error}); delete it, or use another --workdir"
+    ) from error
+  return content

@@ -18,6 +18,7 @@ from sparse_transformer import cli
 from sparse_transformer.figures import curves, html
 
 MAX_SAMPLE = 4000  # bytes of sampled text that are shown
+COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
 
 
 def make(workdir: pathlib.Path, config: ConfigDict) -> str:
@@ -67,24 +68,32 @@ def _evaluations(workdir):
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return html.section("Evaluation", html.note("None: run eval.py."))
-  columns = "split", "step", "min_context", "weights"
-  rows = [(*columns, "bits", "standard error", "tokens")]
-  pictures = []
-  for path in paths:
+  titles = (*COLUMNS, "bits", "standard error", "tokens")
+  pictures = [
+    html.picture(picture, f"bits by position, {path.stem}")
+    for path in paths
+    if (picture := path.with_suffix(".png")).exists()
+  ]
+  return html.section(
+    "Evaluation", html.table([titles, *map(_evaluation, paths)]), *pictures
+  )
+
+
+def _evaluation(path):
+  """The cells of a result."""
+  try:
     result = json.loads(path.read_text())
-    error = result["standard_error"]
-    rows.append(
-      (
-        *(result[column] for column in columns),
-        f"{result['bits_per_dim']:.4f} {result['unit']}",
-        "" if error is None else f"{error:.4f}",
-        f"{result['tokens']:,}",
-      )
+    bits, error = result["bits_per_dim"], result["standard_error"]
+    return (
+      *(result[column] for column in COLUMNS),
+      "-" if bits is None else f"{bits:.4f} {result['unit']}",
+      "-" if error is None else f"{error:.4f}",
+      f"{result['tokens']:,}",
     )
-    picture = path.with_suffix(".png")
-    if picture.exists():
-      pictures.append(html.picture(picture, f"bits by position, {path.stem}"))
-  return html.section("Evaluation", html.table(rows), *pictures)
+  except (ValueError, TypeError, KeyError):
+    raise ValueError(
+      f"{path} is damaged; delete it and run eval.py again"
+    ) from None
 
 
 def _curves(unit, lines):
@@ -111,7 +120,7 @@ def _samples(workdir):
     sides = html.note("Sampled images on the left, real ones on the right.")
     return html.section("Samples", html.picture(path, "samples"), sides)
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
-    if path.exists():
+    if path.exists() and path.stat().st_size:
       text = path.read_bytes()[:MAX_SAMPLE].decode(errors="replace")
       # HTML does not allow control characters.
       shown = "".join(

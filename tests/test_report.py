@@ -1,26 +1,56 @@
-"""The page about a run is complete, and a browser shows it from disk."""
+"""Pages are complete, and a browser shows them from disk at any width."""
 
+import html
 import json
 import re
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 import runs
 from PIL import Image
 
+from sparse_transformer.comparison import results
+from sparse_transformer.comparison.choices import folder_name
 from sparse_transformer.config import write_config
+from sparse_transformer.figures import style
 from sparse_transformer.training.loop import train
 
 SCRIPT = "sparse_transformer/report.py"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+LONG = "Neighborhood(5, 7, columns=8, channels=1) | " * 3 + "Local(8)|" * 8
+
+# In frames as wide as a phone and as a desktop, measures what a reader can see.
+PROBE = """<!DOCTYPE html><title></title><body><script>
+function measure(frame) {
+  const page = frame.contentDocument, root = page.documentElement;
+  const reachable = table => {
+    const box = table.parentElement, cell = table.rows[0].lastElementChild;
+    box.scrollLeft = 1e6;
+    const end = box.getBoundingClientRect().right;
+    return end <= root.clientWidth
+      && cell.getBoundingClientRect().right <= end + 1;
+  };
+  return {
+    width: frame.clientWidth,
+    overflow: root.scrollWidth - root.clientWidth,
+    pictures: [...page.images].map(i => [i.naturalWidth, i.clientWidth]),
+    labelled: [...page.images].map(i => i.style.width != ""),
+    tables: [...page.querySelectorAll("table")].map(reachable),
+  };
+}
+addEventListener("load", () => {
+  const found = [...document.querySelectorAll("iframe")].map(measure);
+  document.body.remove();
+  document.title = JSON.stringify(found);
+});
+</script>"""
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
   """A run with samples and an evaluation."""
-  folder = tmp_path_factory.mktemp("runs") / "a run & <more>"
+  folder = tmp_path_factory.mktemp("runs") / "a run & <script>"
   small = {"model.num_layers": 1, "eval.batch_size": 64, "eval.every": 2}
   train(runs.tiny(**small), folder)
   word = f"--workdir={folder}"
@@ -33,11 +63,11 @@ def workdir(tmp_path_factory):
 def test_page_is_self_contained_and_contains_everything(workdir):
   page = (workdir / "report.html").read_text()
   assert "http" not in page and "<script" not in page
-  assert "a run &amp; &lt;more&gt;" in page and "<more>" not in page
+  assert "a run &amp; &lt;script&gt;" in page
   for title in ("Evaluation", "Curves", "Patterns", "Samples", "Config"):
     assert f"<h2>{title}</h2>" in page
   # Bits by position, curves, throughput, patterns, samples.
-  assert len(re.findall('<img alt="[^"]+" src="data:image/png', page)) == 5
+  assert len(re.findall('<img alt="[^"]+" [^>]*src="data:image/png', page)) == 5
   (path,) = (workdir / "evaluations").glob("*.json")
   bits = json.loads(path.read_text())["bits_per_dim"]
   assert f"{bits:.4f} bits/dim" in page
@@ -63,43 +93,106 @@ def test_run_without_a_checkpoint_has_no_page(tmp_path, capsys):
   assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+  "name, text, message",
+  [
+    ("evaluations/a.json", "{", "a.json is damaged; delete it"),
+    ("evaluations/a.json", "[1]", "a.json is damaged; delete it"),
+    ("evaluations/a.json", '{"step": 1}', "a.json is damaged; delete it"),
+    ("patterns.png", "x", "patterns.png"),
+  ],
+)
+def test_damaged_file_is_named(name, text, message, workdir, tmp_path, capsys):
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  (copy / name).write_text(text)
+  assert runs.command(SCRIPT, f"--workdir={copy}") == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
+
+
+@pytest.mark.parametrize(
+  "text",
+  [None, "", "\0\n{", '{"step": 1}\n', '{"step": 1, "split": "skipped"}'],
+)
+def test_page_needs_no_metrics(text, workdir, tmp_path):
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  (copy / "metrics.jsonl").unlink()
+  if text is not None:
+    (copy / "metrics.jsonl").write_text(text)
+  (copy / "samples.png").unlink()
+  (copy / "samples.txt").touch()
+  assert runs.command(SCRIPT, f"--workdir={copy}") == 0
+  page = (copy / "report.html").read_text()
+  assert "Samples" in page and "None: run python" in page
+
+
+def browse(page, tmp_path, *words):
+  """Opens a file in a browser; returns what it prints."""
+  done = subprocess.run(
+    [
+      BROWSER,
+      *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+      *("--disable-background-networking", "--disable-component-update"),
+      *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
+      f"--user-data-dir={tmp_path / 'profile'}",
+      *("--enable-logging=stderr", "--v=0", *words, page.as_uri()),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=True,
+  )
+  assert "CONSOLE" not in done.stderr  # errors of the page
+  return done.stdout
+
+
+def comparison_page(folder):
+  """The page of a comparison of patterns, some with long names."""
+  choices = ["dense", LONG, "local"]
+  row = dict(bits_per_dim=2.5, deviation=0.25, steps=1e5, seconds=1e5)
+  row |= dict(tokens_per_second=1e6, flops=1e18, peak_bytes=2**36)
+  about = dict(field="attention.pattern", choices=choices, seeds=2)
+  about |= dict(budget=("steps", 1e5), split="test", machine="a machine")
+  about["config"] = runs.tiny(**{"data.path": "folder/" * 50}).to_dict()
+  for choice in choices:
+    (workdir := folder / folder_name(choice) / "seed0").mkdir(parents=True)
+    line = dict(step=2, split="train", bits_per_dim=2.5)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line))
+  rows = [dict(choice=choice, **row) for choice in choices]
+  results.write(folder, about, rows, "bits/dim")
+  return folder / "comparison.html"
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium on this machine")
+def test_browser_shows_all_of_a_page_at_any_width(workdir, tmp_path):
+  pages = workdir / "report.html", comparison_page(tmp_path)
+  frames = [
+    f'<iframe width={width} height=800 style="border: 0"'
+    f' srcdoc="{html.escape(page.read_text())}"></iframe>'
+    for page in pages
+    for width in (400, 1280)
+  ]
+  (probe := tmp_path / "probe.html").write_text(PROBE + "".join(frames))
+  dom = browse(probe, tmp_path, "--dump-dom")
+  found = json.loads(html.unescape(re.search("<title>(.*)</title>", dom)[1]))
+  assert [frame["width"] for frame in found] == [400, 1280, 400, 1280]
+  assert [len(frame["pictures"]) for frame in found] == [5, 5, 1, 1]
+  for frame in found:
+    assert frame["overflow"] <= 0
+    assert frame["tables"] and all(frame["tables"])
+    for (pixels, shown), labelled in zip(
+      frame["pictures"], frame["labelled"], strict=True
+    ):
+      assert pixels > 100
+      # Labels are 10 points high, and must not be less than 10 pixels.
+      points = pixels / style.DPI * 72
+      assert not labelled or shown >= 0.99 * points
+
+
 @pytest.mark.skipif(not BROWSER, reason="no Chromium on this machine")
 def test_browser_shows_the_page_from_disk(workdir, tmp_path):
-  page = workdir / "report.html"
-  # In a copy, the title becomes the sizes of all pictures once they are loaded.
-  probe = """<script>
-    addEventListener("load", () => {
-      const sizes = [...document.images].map(i => i.naturalWidth);
-      document.title = "sizes " + sizes.join(" ");
-    });
-    </script></body>"""
-  copy = tmp_path / "report.html"
-  copy.write_text(page.read_text().replace("</body>", probe))
-
-  def run(path, *words):
-    return subprocess.run(
-      [
-        BROWSER,
-        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update"),
-        *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        f"--user-data-dir={tmp_path / 'profile'}",
-        *("--enable-logging=stderr", "--v=0", "--window-size=1100,3000"),
-        *words,
-        path.as_uri(),
-      ],
-      capture_output=True,
-      text=True,
-      timeout=120,
-      check=True,
-    )
-
-  done = run(copy, "--dump-dom")
-  sizes = re.search("<title>sizes ([0-9 ]+)</title>", done.stdout)[1].split()
-  assert len(sizes) == 5 and all(int(size) > 100 for size in sizes)
-  assert "CONSOLE" not in done.stderr  # errors of the page
   shot = tmp_path / "shot.png"
-  run(page, f"--screenshot={shot}")
+  words = "--window-size=1280,3000", f"--screenshot={shot}"
+  browse(workdir / "report.html", tmp_path, *words)
   with Image.open(shot) as image:
-    pixels = np.asarray(image.convert("RGB"))
-  assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    assert len(image.convert("RGB").getcolors(2**24)) > 50

@@ -1,6 +1,6 @@
 """Curves of bits and throughput by training step, and of bits by position."""
 
-import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,81 +11,152 @@ from sparse_transformer.figures import style
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
+WIDTH, HEIGHT = 5, 3.2  # inches
+LINE = 45  # characters of a name that fit on a line of the legend
+MAX_LINES = 3  # of a name
+BLOCKS = 64  # of positions whose means are drawn
+
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
 def bits_by_step(runs: Mapping[str, Lines], unit: str) -> "Figure":
-  """A figure with two curves for each named run: training and validation."""
-  figure, axis = _axis(7, 4)
-  styles: dict[str, dict[str, Any]] = {
+  """A figure with two curves for each run: training and validation.
+
+  Args:
+    runs: lines of metrics by the run's name; a single run needs no name, "".
+    unit: unit of the bits.
+  """
+  looks: dict[str, dict[str, Any]] = {
     "train": dict(lw=0.8, alpha=0.6),
     "validation": dict(lw=2, marker="."),
   }
+  figure, axis = _axis()
+  entries = {}  # of the legend: one for each run, its last curve
   for i, (name, lines) in enumerate(runs.items()):
-    for split, look in styles.items():
-      of_split = [line for line in lines if line["split"] == split]
-      if of_split:
-        steps, bits = _columns(of_split, "bits_per_dim")
-        label = f"{name} {split}".strip()
-        axis.plot(steps, bits, color=f"C{i}", label=label, **look)
+    for split, look in looks.items():
+      steps, bits = _columns(lines, "bits_per_dim", split)
+      if len(steps):
+        label = _wrap(name) or split
+        entries[i, name or split] = _plot(
+          axis, steps, bits, color=f"C{i}", label=label, **look
+        )
   axis.set(xlabel="step", ylabel=unit)
-  axis.legend(frameon=False, fontsize=8)
-  figure.tight_layout()
+  if "" not in runs:
+    _legend_below(figure, [*entries.values()])
+  elif entries:
+    axis.legend(frameon=False)
   return figure
+
+
+def _legend_below(figure, lines):
+  """A legend for names that may be many, and long."""
+  height = 2 + sum(1 + line.get_label().count("\n") for line in lines)
+  figure.set_figheight(HEIGHT + 0.2 * height)
+  figure.legend(
+    handles=lines,
+    title="thin: training, thick: validation",
+    loc="outside lower left",
+    alignment="left",
+    frameon=False,
+  )
 
 
 def throughput_by_step(lines: Lines) -> "Figure":
   """A figure of tokens per second."""
-  figure, axis = _axis(7, 2.4)
-  axis.plot(*_columns(lines, "tokens_per_second"), color=style.DARK, lw=1)
-  axis.set(xlabel="step", ylabel="tokens per second", ylim=(0, None))
-  figure.tight_layout()
+  figure, axis = _axis()
+  steps, rates = _columns(lines, "tokens_per_second")
+  _plot(axis, steps, rates, color=style.DARK, lw=1)
+  axis.set(xlabel="step", ylabel="tokens per second")
+  # Above the highest point, however little the others differ from it.
+  axis.set_ylim(0, 1.1 * np.nanmax(rates, initial=0) or 1)
   return figure
 
 
-def save_positions(
-  path: str | os.PathLike, bits_L: np.ndarray, result: Mapping[str, Any]
-) -> None:
-  """Draws mean bits by position in the window, to show how context is used.
+def bits_by_position(bits_L: np.ndarray, result: Mapping[str, Any]) -> "Figure":
+  """A figure of mean bits by position in the window: how context is used.
+
+  Positions with fewer than min_context before them are left out: only the first
+  window scores them.
 
   Args:
-    path: path of the PNG file.
     bits_L: mean bits, nan where a position was not scored.
     result: the object that `eval.py` prints.
   """
-  places_L = 1 + np.arange(len(bits_L))
-  figure, axis = _axis(7, 3.6)
-  axis.plot(places_L, bits_L, ".", ms=2, color=style.LIGHT)
-  width = max(1, len(bits_L) // 64)
-  means = _mean_of_blocks(bits_L, width)
-  centers = np.arange(len(means)) * width + (1 + width) / 2
-  axis.plot(centers, means, color=style.DARK)
-  axis.axhline(result["bits_per_dim"], color=style.GRAY, lw=0.8, ls="--")
-  title = "{split}, step {step}, min_context {min_context}: {bits_per_dim:.4f}"
-  axis.set_title(title.format(**result), fontsize=10)
-  axis.set(xscale="log", xlabel="position in window", ylabel=result["unit"])
-  figure.tight_layout()
-  figure.savefig(path)
+  first, last = result["min_context"] + 1, len(bits_L)
+  shown, scaled = bits_L[first - 1 :], last >= 10 * first
+  figure, axis = _axis()
+  axis.plot(np.arange(first, last + 1), shown, ".", ms=2, color=style.LIGHT)
+  # Positions are averaged over blocks that look equally wide.
+  space = np.geomspace if scaled else np.linspace
+  bounds = np.unique(space(first, last + 1, BLOCKS + 1).round().astype(int))
+  _plot(
+    axis,
+    (bounds[:-1] + bounds[1:] - 1) / 2,
+    _mean_of_blocks(shown, bounds[:-1] - first),
+    color=style.DARK,
+  )
+  title = "{split}, step {step}, min_context {min_context}".format(**result)
+  bits = result["bits_per_dim"]
+  if bits is not None:
+    title += f": {bits:.4f}"
+    axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
+  axis.set_title(title, fontsize="medium")
+  label = "position in window"
+  if first > 1:
+    label += f", with at least {first - 1:,} before it"
+  axis.set(xlabel=label, ylabel=result["unit"])
+  if scaled:
+    axis.set_xscale("log", subs=[])  # no minor ticks
+    # Powers of ten, and what is between them if they are few.
+    subs = (1, 2, 5) if last < 2000 * first else (1,)
+    axis.xaxis.get_major_locator().set_params(subs=subs)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+  return figure
 
 
-def _axis(width, height):
-  figure, axes = style.subplots(1, 1, width, height)
+def _axis():
+  """A figure, and its only axes, with whole numbers below them."""
+  figure, axes = style.subplots(1, 1, WIDTH, HEIGHT)
+  figure.set_layout_engine("constrained")
   axis = axes[0, 0]
   axis.spines[["top", "right"]].set_visible(False)
   axis.set_axisbelow(True)
   axis.grid(color=style.GRID, lw=0.6)
+  axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+  axis.ticklabel_format(axis="x", style="plain", useOffset=False)
   return figure, axis
 
 
-def _columns(lines, field):
-  """The steps of the lines that have a field, and its values."""
-  known = [line for line in lines if field in line]
-  return [line["step"] for line in known], [line[field] for line in known]
+def _plot(axis, x, y, **look):
+  """Draws and returns a curve; one with a single point is drawn as a dot."""
+  if np.isfinite(y).sum() == 1:
+    look["marker"] = "."
+  (line,) = axis.plot(x, y, **look)
+  return line
 
 
-def _mean_of_blocks(values, size):
-  """Means over blocks of `size`, ignoring nan; nan where all values are."""
-  starts = np.arange(0, len(values), size)
+def _columns(lines, field, split=None):
+  """The steps of the lines that have a field, and its values.
+
+  Values that are not finite are nan.
+  """
+  known = [
+    line
+    for line in lines
+    if field in line and (split is None or line["split"] == split)
+  ]
+  values = np.array([line[field] for line in known], float)
+  values[~np.isfinite(values)] = np.nan
+  return [line["step"] for line in known], values
+
+
+def _wrap(name):
+  lines = textwrap.wrap(name, LINE, max_lines=MAX_LINES, placeholder=" ...")
+  return "\n".join(lines)
+
+
+def _mean_of_blocks(values, starts):
+  """Means of blocks, ignoring nan; nan where all values of a block are."""
   known = ~np.isnan(values)
   sums = np.add.reduceat(np.where(known, values, 0), starts)
   counts = np.add.reduceat(known, starts, dtype=int)

@@ -11,16 +11,27 @@ from collections.abc import Iterable, Sequence
 if typing.TYPE_CHECKING:
   import matplotlib.figure
 
+SHRINK = 0.75  # width to which figures shrink at most, relative to their own
+
+# What may be wider than a phone is in a box that scrolls; the page does not.
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
-  max-width: 70rem; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
+  max-width: 70rem; padding: 0 .75rem; overflow-wrap: anywhere;
+  -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-img { max-width: 100%; image-rendering: auto; }
-table { border-collapse: collapse; margin: 1rem 0; }
-td, th { padding: .2rem .8rem; text-align: left; border-bottom: 1px solid #dde;
-  font-variant-numeric: tabular-nums; }
-pre { background: #f4f6f9; padding: 1rem; overflow-x: auto; font-size: 13px; }
-.note { color: #667; font-size: 13px; }
+.table, .picture { overflow-x: auto; margin: 1rem 0; }
+.picture { display: inline-block; max-width: 100%; vertical-align: top; }
+img { display: block; max-width: 100%; }
+table { border-collapse: collapse; overflow-wrap: break-word; }
+td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid #dde; font-variant-numeric: tabular-nums; }
+tr :first-child { position: sticky; left: 0; background: #fff;
+  max-width: min(50vw, 24rem); }
+tr :nth-child(2):last-child { overflow-wrap: anywhere; }
+td + td + td { white-space: nowrap; }
+pre { background: #f4f6f9; padding: .75rem; font-size: 14px;
+  white-space: pre-wrap; }
+.note { color: #566475; font-size: 14px; }
 """
 
 
@@ -29,6 +40,7 @@ def page(title: str, *sections: str) -> str:
   title, body = html.escape(title), "\n".join(sections)
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     f"<title>{title}</title>\n"
     '<link rel="icon" href="data:,">\n'
     f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n"
@@ -52,10 +64,10 @@ def preformatted(text: str) -> str:
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-  """A table; the first row contains the titles."""
+  """A table in a box that scrolls; the first row contains the titles."""
   titles, *rest = rows
   lines = [_row("th", titles), *(_row("td", row) for row in rest)]
-  return "<table>\n" + "\n".join(lines) + "\n</table>"
+  return '<div class="table"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def _row(tag, cells):
@@ -64,19 +76,38 @@ def _row(tag, cells):
 
 
 def picture(path: str | os.PathLike, text: str) -> str:
-  """A PNG file, with alternative text."""
-  return _image(pathlib.Path(path).read_bytes(), text)
+  """A PNG file, with alternative text.
+
+  Raises:
+    OSError: the file cannot be read, or is not an image.
+  """
+  return _image(pathlib.Path(path), text)
 
 
 def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
   """A matplotlib figure, with alternative text."""
   file = io.BytesIO()
   figure.savefig(file, format="png")
-  return _image(file.getvalue(), text)
+  return _image(file, text)
 
 
-def _image(data, text):
+def _image(file, text):
+  """The image in a box that scrolls.
+
+  One that has a resolution, as figures have, has the size of paper, and shrinks
+  by a quarter at most, so that its labels remain readable.
+  """
+  from PIL import Image
+
+  with Image.open(file) as image:
+    width, resolution = image.width, image.info.get("dpi")
+  data = file.getvalue() if isinstance(file, io.BytesIO) else file.read_bytes()
+  size = ""
+  if resolution:
+    inches = width / resolution[0]
+    size = f'style="width: {inches:.2f}in; min-width: {SHRINK * inches:.2f}in" '
   encoded = base64.b64encode(data).decode()
   return (
-    f'<img alt="{html.escape(text)}" src="data:image/png;base64,{encoded}">'
+    f'<div class="picture"><img alt="{html.escape(text)}" {size}'
+    f'src="data:image/png;base64,{encoded}"></div>'
   )

@@ -17,8 +17,9 @@ MAX_LENGTH = 4096  # positions of a matrix that are drawn
 MAX_CELLS = 256  # cells on a side of an image: more would not be visible
 MAX_OUTLINED = 32  # cells on a side that are separated by lines
 MAX_PANELS = 12  # patterns in one picture
-PANEL = 2.2  # side of a panel in inches
-LINE = 31  # characters of a title that fit on a line above a panel
+PANEL = 2.4  # side of a panel in inches
+LINE = 28  # characters of a title that fit on a line above a panel
+MAX_LINES = 8  # of them for one pattern
 KEY, QUERY = 1, 2  # values of a cell; 0: not attended to
 PALEST = 0.5  # fraction of its color that a lone key keeps among joined cells
 
@@ -90,31 +91,34 @@ def panels(
   which at most the first 4,096 positions are drawn.
   """
   titles = [_wrap(title) for title in titles]
-  above = 0.17 * (1 + max(title.count("\n") for title in titles))
+  above = 0.2 * (1 + max(title.count("\n") for title in titles))
   figure, axes = style.subplots(
     2, len(patterns), PANEL * len(patterns), 2 * PANEL + above
   )
   for column, title, pattern in zip(axes.T, titles, patterns, strict=True):
     top, bottom = column
-    top.set_title(title, fontsize=8, color=style.DARK)
+    top.set_title(title, fontsize="medium", color=style.DARK)
     _show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
     _show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     if length > MAX_LENGTH:
-      bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}", fontsize=8)
+      bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}")
   for axis, label in zip(
     axes[:, 0],
-    ("keys of one query, in the data", "keys of all queries, one per row"),
+    ("keys of one query,\nin the data", "keys of all queries,\none per row"),
     strict=True,
   ):
-    axis.set_ylabel(label, fontsize=8, color=style.GRAY)
+    axis.set_ylabel(label, color=style.GRAY)
   if note:
-    figure.suptitle(note, fontsize=9)
+    figure.suptitle(note, fontsize="medium")
   figure.tight_layout()
   return figure
 
 
 def _wrap(title):
-  return "\n".join(textwrap.fill(line, LINE) for line in title.splitlines())
+  return "\n".join(
+    textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
+    for line in title.splitlines()
+  )
 
 
 def _show(axis, image, aspect="equal"):

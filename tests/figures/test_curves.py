@@ -1,7 +1,7 @@
-"""Curves go through the points they are drawn from."""
+"""Curves go through the points they are drawn from, and stay in the frame."""
 
 import numpy as np
-from PIL import Image
+import pytest
 
 from sparse_transformer.figures import curves
 
@@ -10,34 +10,150 @@ TRAIN = [
 ]
 TRAIN[1]["tokens_per_second"] = 7.0
 LINES = [*TRAIN, dict(step=2, split="validation", bits_per_dim=3.5)]
+NOT_FINITE = dict(
+  step=3, split="train", bits_per_dim=np.nan, tokens_per_second=np.inf
+)
+
+
+def draw(figure):
+  """The only axes of a figure, which is drawn: a warning would be an error."""
+  figure.draw_without_rendering()
+  (axis,) = figure.axes
+  return axis
+
+
+def points(axis):
+  """The points of each curve."""
+  return [line.get_xydata().tolist() for line in axis.lines]
+
+
+def of_positions(bits_L, min_context):
+  """The axes of bits by position."""
+  result = dict(split="test", step=3, min_context=min_context, unit="bits/byte")
+  known = np.isfinite(bits_L).any()
+  result["bits_per_dim"] = np.nanmean(bits_L) if known else None
+  return draw(curves.bits_by_position(bits_L, result))
 
 
 def test_curves_of_runs_go_through_their_points():
-  runs = {"dense": LINES, "local": TRAIN}
-  (axis,) = curves.bits_by_step(runs, "bits/dim").axes
-  found = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+  figure = curves.bits_by_step({"dense": LINES, "local": TRAIN}, "bits/dim")
+  axis = draw(figure)
   train = [[1, 3.9], [2, 3.8]]
-  assert found == {
-    "dense train": train,
-    "dense validation": [[2, 3.5]],
-    "local train": train,
-  }
+  assert points(axis) == [train, [[2, 3.5]], train]
+  names = [line.get_label() for line in axis.lines]
+  assert names == ["dense", "dense", "local"]
+  (legend,) = figure.legends
+  assert [text.get_text() for text in legend.texts] == ["dense", "local"]
+
+
+def test_curves_of_one_run_are_named_after_the_splits():
+  axis = draw(curves.bits_by_step({"": LINES}, "bits/dim"))
+  names = [text.get_text() for text in axis.get_legend().texts]
+  assert names == ["train", "validation"]
+
+
+def test_legend_of_long_names_covers_no_curve():
+  names = [
+    "Local(8) | " * 9 + end for end in ("Global(1)", "Global(2)", "x" * 99)
+  ]
+  figure = curves.bits_by_step(dict.fromkeys(names, LINES), "bits/dim")
+  axis = draw(figure)
+  (legend,) = figure.legends
+  assert len(legend.texts) == 3
+  assert legend.get_window_extent().y1 < axis.get_window_extent().y0
+  assert legend.get_window_extent().x1 < figure.bbox.x1
+  assert axis.get_window_extent().height > 0.6 * curves.HEIGHT * figure.dpi
 
 
 def test_throughput_leaves_out_lines_without_it():
-  (axis,) = curves.throughput_by_step(LINES).axes
-  assert [line.get_xydata().tolist() for line in axis.lines] == [[[2, 7]]]
+  axis = draw(curves.throughput_by_step(LINES))
+  assert points(axis) == [[[2, 7]]]
 
 
-def test_positions_that_are_not_scored_are_left_out(tmp_path):
+@pytest.mark.parametrize(
+  "rates", [[9, 5, 4], [9, 9, 9], [9, 8.99, 8.98], [9], [1e9, 9e8]]
+)
+def test_throughput_is_below_the_top_of_the_frame(rates):
+  lines = [
+    dict(step=i, split="train", tokens_per_second=rate)
+    for i, rate in enumerate(rates)
+  ]
+  bottom, top = draw(curves.throughput_by_step(lines)).get_ylim()
+  assert bottom == 0 and 1.05 * max(rates) < top < 1.2 * max(rates)
+
+
+@pytest.mark.parametrize(
+  "lines", [[], TRAIN[:1], [NOT_FINITE], [*LINES, NOT_FINITE], [NOT_FINITE] * 2]
+)
+@pytest.mark.parametrize("name", ["", "dense"])
+def test_any_lines_can_be_drawn(lines, name):
+  for figure in (
+    curves.bits_by_step({name: lines}, "bits/dim"),
+    curves.throughput_by_step(lines),
+  ):
+    assert np.isfinite(
+      [*draw(figure).get_xlim(), *figure.axes[0].get_ylim()]
+    ).all()
+
+
+def test_a_single_point_is_visible():
+  (line,) = draw(curves.bits_by_step({"": TRAIN[:1]}, "bits/dim")).lines
+  assert line.get_marker() == "."
+
+
+@pytest.mark.parametrize("min_context", [0, 7, 128])
+def test_only_positions_that_every_window_scores_are_drawn(min_context):
+  bits_L = np.linspace(2, 1, 512)
+  bits_L[:min_context] = 9  # of the first window alone
+  axis = of_positions(bits_L, min_context)
+  dots, means, _ = points(axis)
+  expected = [[i + 1, bits_L[i]] for i in range(min_context, 512)]
+  np.testing.assert_allclose(dots, expected)
+  assert min(x for x, _ in means) > min_context
+  assert axis.get_ylim()[1] < 4
+  assert ("at least" in axis.get_xlabel()) == (min_context > 0)
+
+
+@pytest.mark.parametrize(
+  "n, min_context",
+  [
+    (1, 0),
+    (2, 0),
+    (2, 1),
+    (64, 0),
+    (64, 1),
+    (1000, 0),
+    (1000, 100),
+    (200, 100),
+  ],
+)
+def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
+  _, means, _ = points(of_positions(np.full(n, 2.0), min_context))
+  centers, bits = np.transpose(means)
+  assert set(bits) == {2}
+  end = min_context
+  for center in centers:  # each block begins where the one before it ended
+    end = 2 * center - 1 - end
+  assert end == n and len(means) <= 64
+
+
+def test_positions_that_are_not_scored_are_left_out():
   bits_L = np.random.RandomState(0).rand(200)
   bits_L[:7] = bits_L[50] = np.nan
-  means = curves._mean_of_blocks(bits_L, 3)
+  means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))
   assert np.isnan(means[:2]).all()
   expected = [np.nanmean(bits_L[i : i + 3]) for i in range(6, 200, 3)]
   np.testing.assert_allclose(means[2:], expected)
-  result = dict(split="test", step=3, min_context=0, bits_per_dim=0.5)
-  path = tmp_path / "positions.png"
-  curves.save_positions(path, bits_L, result | dict(unit="bits/byte"))
-  with Image.open(path) as image:
-    assert image.width > image.height > 100
+  dots, _, _ = points(of_positions(bits_L, 0))
+  assert np.isnan(np.array(dots)[:, 1]).sum() == 8
+
+
+@pytest.mark.parametrize("n", [1, 50])
+def test_window_of_which_nothing_is_scored_can_be_drawn(n):
+  of_positions(np.full(n, np.nan), min_context=0)
+
+
+def test_labels_of_few_positions_far_out_are_whole_numbers():
+  axis = of_positions(np.ones(10**5), 10**5 - 4)
+  labels = [text.get_text() for text in axis.get_xticklabels()]
+  assert {"99997", "99998", "99999", "100000"} <= {*labels}

@@ -1,4 +1,4 @@
-"""Saves, verifies and restores the checkpoints of a run, with Orbax.
+"""Saves, verifies and restores the checkpoints of a run.
 
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
@@ -6,30 +6,40 @@ A checkpoint is the folder `checkpoints/<step>/` of a workdir:
   about/      the config, versions, data digest and validation loss, as JSON
   files.json  {file name: CRC-32} of all files in the two
 
+A checkpoint has this name only while it is complete: it is written under
+another, and gets the other again before it is deleted.
+
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
 checkpoint is damaged.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import platform
+import shutil
 import sys
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
+from sparse_transformer import config as config_lib
 from sparse_transformer.data import Images, Stream
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
+TEMPORARY = ".orbax-checkpoint-tmp"  # as in older versions
 
 
 def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
@@ -45,6 +55,9 @@ def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
 
 class Checkpoints:
   """The checkpoints of a workdir; a context manager. Saves in the background.
+
+  Other files and folders in `checkpoints/` are left alone. One whose name is
+  needed for a checkpoint is renamed.
 
   Args:
     workdir: the folder that contains `checkpoints/`.
@@ -64,51 +77,28 @@ class Checkpoints:
     about: dict[str, Any] | None = None,
     on_error: str = "stop",
   ):
-    self._about, self._on_error = about or {}, on_error
-    self._saved: int | None = None  # the last step, perhaps still in progress
     self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
-    writes = keep is not None
-    if writes:
-      for path in self._folder.glob("[0-9]*"):
-        if path.name.isdigit() and not (path / "state").exists():
-          _set_aside(path, "it has no state")  # Orbax would count it
-    policies = ocp.checkpoint_managers
-    kept = [policies.LatestN(keep), _Best(self._folder, keep_best)]
-    self._manager = ocp.CheckpointManager(
-      self._folder,
-      # In the order in which they are finished: the list of files comes last.
-      item_handlers={
-        "state": ocp.StandardCheckpointHandler(),
-        "about": _AboutHandler(),
-        # Only older checkpoints have it; unknown items make Orbax warn.
-        "digest": ocp.JsonCheckpointHandler(),
-      },
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=policies.AnyPreservationPolicy(kept),
-        create=writes,
-        # Otherwise a reader would delete what a run is writing.
-        cleanup_tmp_directories=writes,
-      ),
-    )
+    self._keep, self._keep_best = keep or 0, keep_best
+    self._about, self._on_error = about or {}, on_error
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._saving: concurrent.futures.Future | None = None
+    if keep is not None:
+      try:
+        self._prepare()
+      except OSError as error:
+        self._fail(error)
 
   def __enter__(self) -> "Checkpoints":
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
-    try:
-      self._manager.close()
-    except Exception as error:  # from a save
-      if kind is None:  # otherwise the first error is the one to raise
-        self._fail(error)
+    self._thread.shutdown()
+    if kind is None:  # otherwise the first error is the one to raise
+      self.finish()
 
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints in ascending order."""
-    # Orbax takes any folder named by a number for a checkpoint.
-    return sorted(
-      step
-      for step in self._manager.all_steps()
-      if (self._path(step) / "state").exists()
-    )
+    return self._find("state")
 
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
@@ -120,27 +110,25 @@ class Checkpoints:
     Raises:
       OSError: this save or the previous one failed, with on_error="stop".
     """
+    self.finish()
     step = int(state.step)
-    if step in (self._saved, *self.steps()):
-      return
-    self.finish()  # Orbax would also wait for the previous save
-    args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_as_tree(state)),
-      about=_AboutSave(self._about | dict(validation=validation)),
-    )
-    try:
-      saved = self._manager.save(step, args=args)
-    except Exception as error:  # Orbax forwards what TensorStore raises
-      self._fail(error)
-    else:
-      assert saved, f"Orbax did not save step {step}"
-      self._saved = step
+    if step not in self.steps():
+      # A copy: the next step reuses the memory of the state.
+      tree = jax.tree.map(np.array, jax.device_get(_as_tree(state)))
+      about = self._about | dict(validation=validation)
+      self._saving = self._thread.submit(self._write, step, tree, about)
 
   def finish(self) -> None:
-    """Waits until the last save is complete."""
+    """Waits until the last save is complete.
+
+    Raises:
+      OSError: it failed, with on_error="stop".
+    """
+    saving, self._saving = self._saving, None
     try:
-      self._manager.wait_until_finished()
-    except Exception as error:
+      if saving:
+        saving.result()
+    except Exception as error:  # Orbax forwards what TensorStore raises
       self._fail(error)
 
   def restore(self, like: State, step: int | None = None) -> State:
@@ -151,7 +139,7 @@ class Checkpoints:
       step: one of `steps()`.
 
     Raises:
-      FileNotFoundError: there is no checkpoint.
+      FileNotFoundError: there is no checkpoint, or a run has just deleted it.
       Damaged: a file of the checkpoint is damaged or missing.
       ValueError: there is none of this step, or it is from another network.
     """
@@ -166,26 +154,17 @@ class Checkpoints:
         f"no checkpoint of step {step} in {self._folder}; saved steps:"
         f" {', '.join(map(str, steps))}"
       )
-    path, tree = self._path(step), _as_tree(like)
-    _verify(path)
+    path = self._path(step)
     try:
-      saved = _shapes(self._manager.item_metadata(step)["state"].tree)
-      expected = _shapes(tree)
-      names = sorted(saved.keys() | expected.keys())
-      differing = [n for n in names if saved.get(n) != expected.get(n)]
-      if not differing:
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(tree))
-        found = self._manager.restore(step, args=args)["state"]
-        return dataclasses.replace(like, **found)
-    except Exception as error:  # Orbax forwards what TensorStore raises
-      raise ValueError(
-        f"checkpoint {path} is complete, but cannot be restored:"
-        f" {_first_line(error)}"
+      _verify(path)
+      return _load(path, like)
+    except ValueError as error:
+      if path.exists():
+        raise
+      raise FileNotFoundError(
+        f"checkpoint {path} has just been deleted, as the run that is training"
+        " there keeps only its last and best"
       ) from error
-    raise ValueError(
-      f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; omit overrides of the model"
-    )
 
   def restore_last(self, like: State) -> State | None:
     """Returns the state of the last good checkpoint, or None if there is none.
@@ -193,36 +172,100 @@ class Checkpoints:
     Damaged ones are renamed, each with a line on standard error.
 
     Raises:
-      ValueError: it is from another network, or from a run on other data.
+      ValueError: it is from another network, or from a run with another config
+        or on other data.
     """
-    while steps := self.steps():
-      path = self._path(steps[-1])
+    for step in reversed(self._find("state", "about", FILES)):
+      path = self._path(step)
       try:
-        state = self.restore(like)
+        _verify(path)
       except Damaged as error:
-        _set_aside(path, error.reason)
-        self._manager.reload()
+        reason = f"checkpoint {path} cannot be used: {error.reason}"
+        _set_aside(path, "damaged", reason)
       else:
-        self._check_data(path)
-        return state
+        self._check_run(path)
+        return _load(path, like)
     return None
 
-  def _check_data(self, path: pathlib.Path) -> None:
-    saved, now = _read_about(path).get("data"), self._about.get("data")
-    if saved and now and saved != now:
-      raise ValueError(
-        f"checkpoint {path} is from a run on other data ({_describe(saved)})"
-        f" than the current data ({_describe(now)}); use the same data, or"
-        " another --workdir"
-      )
+  def _find(self, *parts: str) -> list[int]:
+    """The steps whose folders hold one of these parts, in ascending order."""
+    if not self._folder.is_dir():
+      return []
+    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
+    return sorted(
+      int(name)
+      for name in names
+      if str(int(name)) == name
+      and any((self._folder / name / part).exists() for part in parts)
+    )
 
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
 
+  def _prepare(self) -> None:
+    """Makes the folder, and finds out early whether it can be written to."""
+    self._folder.mkdir(parents=True, exist_ok=True)
+    for path in self._folder.glob(f"[0-9]*{TEMPORARY}"):
+      if path.is_dir():  # what a killed run was writing or deleting
+        shutil.rmtree(path, ignore_errors=True)
+    probe = self._folder / f"0{TEMPORARY}"
+    probe.mkdir()
+    probe.rmdir()
+
+  def _write(self, step: int, tree: Any, about: dict[str, Any]) -> None:
+    """Writes a checkpoint, and deletes those that are no longer to be kept."""
+    path = self._path(step)
+    new = path.with_name(path.name + TEMPORARY)
+    try:
+      new.mkdir()
+      with _orbax() as orbax:
+        orbax.save(new / "state", args=ocp.args.StandardSave(tree))
+      (new / "about").mkdir()
+      _write_json(new / "about" / "metadata", about)
+      files = sorted(path for path in new.rglob("*") if path.is_file())
+      listed = {str(path.relative_to(new)): _crc32(path) for path in files}
+      _write_json(new / FILES, listed)
+      if path.exists():
+        _set_aside(path, "other", f"{path} is not a checkpoint")
+      new.rename(path)
+    except BaseException:
+      shutil.rmtree(new, ignore_errors=True)
+      raise
+    self._prune()
+
+  def _prune(self) -> None:
+    steps, bits = self.steps(), {}
+    for step in steps:
+      found = _read_about(self._path(step)).get("validation")
+      if found is not None:
+        bits[step] = found
+    best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
+    kept = {*steps[-self._keep :], *best}
+    # Older versions could leave half of a checkpoint that they deleted.
+    for step in self._find("state", "about", FILES):
+      if step not in kept and step < steps[-1]:
+        _delete(self._path(step))
+
+  def _check_run(self, path: pathlib.Path) -> None:
+    """Raises ValueError if a checkpoint is not from the current run."""
+    saved = _read_about(path)
+    if "config" in saved and "config" in self._about:
+      current = ConfigDict(self._about["config"])
+      config_lib.check_saved(path, saved["config"], current)
+    old, new = saved.get("data"), self._about.get("data")
+    if old and new and old != new:
+      raise ValueError(
+        f"checkpoint {path} is from a run on other data ({_describe(old)})"
+        f" than the current data ({_describe(new)}); use the same data, or"
+        " another --workdir"
+      )
+
   def _fail(self, error: Exception) -> None:
+    steps = self.steps()
+    last = f"the last is of step {steps[-1]}" if steps else "there is no other"
     line = (
       f"a checkpoint could not be written to {self._folder}:"
-      f" {_first_line(error)}; earlier checkpoints are intact"
+      f" {_first_line(error)}; {last}"
     )
     if self._on_error == "stop":
       raise OSError(line) from error
@@ -235,53 +278,49 @@ class Damaged(ValueError):
   def __init__(self, path: pathlib.Path, reason: str):
     super().__init__(
       f"checkpoint {path} is damaged: {reason}; train.py sets it aside and"
-      " resumes from the one before it"
+      " resumes from the last one that is intact"
     )
     self.reason = reason
 
 
-class _AboutHandler(ocp.JsonCheckpointHandler):
-  """Writes about/ and then, as the last item, the list of all files.
+def _orbax() -> ocp.Checkpointer:
+  """Reads and writes state/, on the calling thread."""
+  # Orbax logs the traceback of each error that it also raises.
+  logging.getLogger("absl").addFilter(_is_not_orbax)
+  return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
-  Orbax renames the folder of the step afterwards, so that every complete
-  checkpoint has its list. What Orbax writes later is not listed:
-  commit_success.txt of the step and of about/, and _CHECKPOINT_METADATA. They
-  contain dates and class names, and nothing that is restored depends on them.
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+  return "orbax" not in pathlib.Path(record.pathname).parts
+
+
+def _load(path: pathlib.Path, like: State) -> State:
+  """Reads a checkpoint that has been verified.
+
+  Raises:
+    ValueError: it is from another network, or Orbax cannot read it.
   """
-
-  def finalize(self, directory: os.PathLike) -> None:
-    about = pathlib.Path(directory)  # still under a temporary name
-    step = about.parent
-    paths = {f"about/{path.name}": path for path in about.iterdir()}
-    for path in (step / "state").rglob("*"):
-      paths[str(path.relative_to(step))] = path
-    files = {n: _crc32(paths[n]) for n in sorted(paths) if paths[n].is_file()}
-    (step / FILES).write_text(json.dumps(files, indent=1))
-
-
-@ocp.args.register_with_handler(_AboutHandler, for_save=True, for_restore=True)
-class _AboutSave(ocp.args.JsonSave):
-  """Tells Orbax to save with `_AboutHandler`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Best:
-  """Preserves the checkpoints with the lowest validation loss."""
-
-  folder: pathlib.Path
-  number: int
-
-  def should_preserve(
-    self, checkpoints: Sequence, *, context: object
-  ) -> list[bool]:
-    del context
-    bits = {}
-    for info in checkpoints:
-      found = _read_about(self.folder / str(info.step)).get("validation")
-      if found is not None:
-        bits[info.step] = found
-    best = sorted(bits, key=lambda step: (bits[step], step))[: self.number]
-    return [info.step in best for info in checkpoints]
+  tree = _as_tree(like)
+  try:
+    with _orbax() as orbax:
+      metadata = orbax.metadata(path / "state").item_metadata
+      saved, expected = _shapes(metadata.tree), _shapes(tree)
+      names = sorted(saved.keys() | expected.keys())
+      differing = [n for n in names if saved.get(n) != expected.get(n)]
+      if not differing:
+        args = ocp.args.StandardRestore(tree)
+        found = orbax.restore(path / "state", args=args)
+        found = jax.tree.map(jnp.asarray, found)
+        return dataclasses.replace(like, **found)
+  except Exception as error:  # Orbax forwards what TensorStore raises
+    raise ValueError(
+      f"checkpoint {path} is complete, but cannot be restored:"
+      f" {_first_line(error)}"
+    ) from error
+  raise ValueError(
+    f"checkpoint {path} is from another network: the shapes of"
+    f" {', '.join(differing[:3])} differ; omit overrides of the model"
+  )
 
 
 def _verify(path: pathlib.Path) -> None:
@@ -309,17 +348,28 @@ def _crc32(path: pathlib.Path) -> int:
   return crc
 
 
-def _set_aside(path: pathlib.Path, reason: str) -> None:
-  """Renames a checkpoint that cannot be used: nothing is deleted."""
+def _set_aside(path: pathlib.Path, prefix: str, reason: str) -> None:
+  """Renames what cannot be used or is in the way: nothing is deleted."""
   number = 0
-  while (new := path.with_name(f"damaged-{path.name}-{number}")).exists():
+  while (new := path.with_name(f"{prefix}-{path.name}-{number}")).exists():
     number += 1
   path.rename(new)
-  print(
-    f"checkpoint {path} cannot be used: {reason}; renamed to {new.name},"
-    " using the one before it",
-    file=sys.stderr,
-  )
+  print(f"{reason}; renamed to {new.name}", file=sys.stderr)
+
+
+def _delete(path: pathlib.Path) -> None:
+  """Deletes a checkpoint; if killed, leaves nothing that looks like one."""
+  new = path.with_name(path.name + TEMPORARY)
+  with contextlib.suppress(OSError):  # one that stays does no harm
+    path.rename(new)
+    shutil.rmtree(new)
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+  with path.open("w") as file:
+    json.dump(value, file, indent=1)
+    file.flush()
+    os.fsync(file.fileno())  # before the checkpoint gets its name
 
 
 def _read_about(path: pathlib.Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -23,7 +23,11 @@ from sparse_transformer.training import (
   signals as signals_lib,
   workdir as workdir_lib,
 )
-from sparse_transformer.training.experiment import Experiment, check_settings
+from sparse_transformer.training.experiment import (
+  Experiment,
+  check_batch,
+  check_eval_batch,
+)
 from sparse_transformer.training.monitor import Monitor, Verdict
 from sparse_transformer.training.step import State
 
@@ -43,19 +47,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
-  # -- An invalid config fails here, before anything is written.
   experiment = Experiment(config)
-  source, model = experiment.source, experiment.model
-  check_settings(config)
-  batches = experiment.batches(source.examples("train"))
-  shapes = jax.eval_shape(experiment.init)
-  jax.eval_shape(experiment.losses, shapes.params, batches[0])
+  check(experiment)
   config_lib.check_config(workdir, config)
+  source, model = experiment.source, experiment.model
 
   workdir = pathlib.Path(workdir)
   with (
     workdir_lib.hold(workdir),
-    signals_lib.Signals() as signals,
+    # Until the first step is done, there is nothing to save.
+    signals_lib.Signals(expendable=True) as signals,
     checkpoint.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
@@ -64,74 +65,107 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       on_error=config.checkpoint.on_error,
     ) as checkpoints,
   ):
-    # -- Resume, or start.
     state = _first_state(experiment, checkpoints)
-    first, last = int(state.step), config.train.steps
-    config_lib.write_config(workdir, config, first)
+    config_lib.write_config(workdir, config, int(state.step))
     save_patterns(
       workdir / "patterns.png", model.patterns, model.shape, model.length
     )
-    update = jax.jit(experiment.step, donate_argnums=0)
-    flops_per_token = costs.model_flops(config, model) / (
-      config.train.batch_size * model.length
-    )
-
     with metrics.Writer(
-      workdir, step=first, steps=last, on_error=config.checkpoint.on_error
+      workdir,
+      step=int(state.step),
+      steps=config.train.steps,
+      on_error=config.checkpoint.on_error,
     ) as writer:
       lines = metrics.read(workdir)
-      monitor = Monitor(config.train, lines)
-      bits, validated = _last_validation(lines)
-      throughput = metrics.Throughput()
-
-      # -- Loop; a signal ends it.
-      with contextlib.suppress(signals_lib.Stopped):
-        if first > max(0, validated) and is_due(first, config.eval.every, last):
-          # A signal had interrupted this validation.
-          bits = _validate(experiment, state, writer, signals)
-        for step in range(first, last):
-          signals.check()
-          batch = jax.device_put(batches[step], experiment.batch_sharding)
-          state, measured = update(state, batch)
-          done = step + 1  # the step's number in metrics and checkpoints
-          writer.advance()
-          throughput.count(batch.size)
-          _act(monitor.watch(done, measured), experiment, writer)
-          if step == first:
-            jax.block_until_ready(state)
-            throughput.restart()  # compilation does not count
-
-          logs, validates, saves = (
-            is_due(done, every, last)
-            for every in (
-              config.train.log_every,
-              config.eval.every,
-              config.checkpoint.every,
-            )
-          )
-          if logs or validates or saves:
-            _act(monitor.flush(), experiment, writer)
-          if logs and (values := _finite(measured)):
-            speed = costs.speed(throughput.rate(), flops_per_token)
-            writer.write(done, "train", **values, **speed)
-            monitor.logged(values["nats"])
-          if validates:
-            bits = _validate(experiment, state, writer, signals)
-            throughput.restart()
-          if saves:
-            checkpoints.save(state, bits)
-            throughput.restart()
-
-      # -- The end.
-      _act(monitor.flush(), experiment, writer)
-      if last == 0 or signals.name:
-        checkpoints.save(state, bits)
+      state = _run(experiment, state, lines, writer, checkpoints, signals)
     checkpoints.finish()
     if signals.name:
       raise signals_lib.Stopped(
         f"{signals.name} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
+  return state
+
+
+def check(experiment: Experiment) -> None:
+  """Checks all that a run needs, without training and writing anything.
+
+  Raises:
+    ValueError: the config is invalid, also for these data or this machine.
+    OSError: the data cannot be read.
+  """
+  config, source = experiment.config, experiment.source
+  check_batch(config)
+  check_eval_batch(config)
+  costs.check_training_memory(config, source)
+  shapes = jax.eval_shape(experiment.init)
+  batches = experiment.batches(source.examples("train"))
+  jax.eval_shape(experiment.losses, shapes.params, batches[0])
+
+
+def _run(
+  experiment: Experiment,
+  state: State,
+  lines: Sequence[Mapping],
+  writer: metrics.Writer,
+  checkpoints: checkpoint.Checkpoints,
+  signals: signals_lib.Signals,
+) -> State:
+  """Updates, logs, validates and saves, up to the last step or a signal."""
+  config, model = experiment.config, experiment.model
+  first, last = int(state.step), config.train.steps
+  batches = experiment.batches(experiment.source.examples("train"))
+  update = jax.jit(experiment.step, donate_argnums=0)
+  flops_per_token = costs.model_flops(config, model) / (
+    config.train.batch_size * model.length
+  )
+  monitor = Monitor(config.train, lines)
+  bits, validated = _last_validation(lines)
+  throughput = metrics.Throughput()
+
+  # -- Loop; a signal ends it.
+  with contextlib.suppress(signals_lib.Stopped):
+    if first > max(0, validated) and is_due(first, config.eval.every, last):
+      # A signal had interrupted this validation.
+      bits = _validate(experiment, state, writer, signals)
+    for step in range(first, last):
+      signals.check()
+      batch = jax.device_put(batches[step], experiment.batch_sharding)
+      state, measured = update(state, batch)
+      signals.expendable = False
+      done = step + 1  # the step's number in metrics and checkpoints
+      writer.advance()
+      throughput.count(batch.size)
+      _act(monitor.watch(done, measured), experiment, writer)
+      if step == first:
+        jax.block_until_ready(state)
+        throughput.restart()  # compilation does not count
+
+      logs, validates, saves = (
+        is_due(done, every, last)
+        for every in (
+          config.train.log_every,
+          config.eval.every,
+          config.checkpoint.every,
+        )
+      )
+      if logs or validates or saves:
+        _act(monitor.flush(), experiment, writer)
+      if logs and (values := _finite(measured)):
+        speed = costs.speed(throughput.rate(), flops_per_token)
+        writer.write(done, "train", **values, **speed)
+        monitor.logged(values["nats"])
+      if validates:
+        bits = _validate(experiment, state, writer, signals)
+        throughput.restart()
+      if saves:
+        checkpoints.save(state, bits)
+        throughput.restart()
+
+  # -- The end.
+  _act(monitor.flush(), experiment, writer)
+  if last == 0 or signals.name:
+    checkpoints.save(state, bits)
   return state
 
 
@@ -143,9 +177,23 @@ def is_due(step: int, every: int, last: int) -> bool:
 def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   """Recomputes the batch of a step, and prints the loss of each example.
 
-  Uses the weights of the last checkpoint before the step. Writes nothing.
+  Uses the weights of the last checkpoint before the step, else the initial
+  ones. Writes nothing.
+
+  Raises:
+    ValueError: the run has another config, or no such step.
+    FileNotFoundError: there is no run.
   """
   experiment = Experiment(config)
+  check_batch(config)
+  costs.check_training_memory(config, experiment.source)
+  config_lib.read_config(workdir)  # raises if there is none
+  config_lib.check_config(workdir, config)
+  if not 1 <= step <= config.train.steps:
+    raise ValueError(
+      f"step {step} cannot be replayed: the run has steps 1 to"
+      f" {config.train.steps}"
+    )
   examples = experiment.source.examples("train")
   with checkpoint.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
@@ -172,11 +220,11 @@ def _first_state(
   state = checkpoints.restore_last(jax.eval_shape(experiment.init))
   if state is None:
     return jax.jit(experiment.init, out_shardings=experiment.replicated)()
-  print(f"resumes from step {int(state.step)}")
+  print(f"resumes from step {int(state.step)}", flush=True)
   return jax.device_put(state, experiment.replicated)
 
 
-def _last_validation(lines: list[dict]) -> tuple[float | None, int]:
+def _last_validation(lines: Sequence[Mapping]) -> tuple[float | None, int]:
   """(bits, step) of the last validation in metrics.jsonl, else (None, -1)."""
   for line in reversed(lines):
     if line["split"] == "validation":

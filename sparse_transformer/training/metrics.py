@@ -1,24 +1,23 @@
 """Metrics of a run: JSON lines, TensorBoard and a progress bar."""
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
-import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorboardX
 import tqdm
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
 
 from sparse_transformer import atomic
 
-# Bytes to leave free: on a full disk TensorBoard's writer thread would die, and
-# closing it would wait forever.
-RESERVE = 2**16
+FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
 
 
 class Writer:
@@ -47,11 +46,7 @@ class Writer:
     self._on_error = on_error
     self._attempt(_truncate, self._path, step)
     self._file = self._path.open("a")
-    self._board = self._attempt(
-      tensorboardX.SummaryWriter,
-      str(workdir),
-      purge_step=step + 1 if step else None,
-    )
+    self._board = self._attempt(_Board, workdir, step)
     self._bar = tqdm.tqdm(
       initial=step,
       total=steps,
@@ -65,45 +60,79 @@ class Writer:
 
   def __exit__(self, kind: type | None, *_: object) -> None:
     self._bar.close()
-    if kind:  # the first error is the one to raise
-      self._on_error = "continue"
-    if self._board:
-      self._attempt(self._board.close)
-    self._attempt(self._file.close)
+    for file in filter(None, (self._board, self._file)):
+      if kind:  # the first error is the one to raise
+        with contextlib.suppress(OSError):
+          file.close()
+      else:
+        self._attempt(file.close)
 
   def advance(self) -> None:
     """Moves the progress bar by one step."""
     self._bar.update()
 
-  def note(self, step: int, split: str, **values: Any) -> bool:
-    """Appends JSON values to `metrics.jsonl` only; returns whether it could."""
+  def note(self, step: int, split: str, **values: Any) -> None:
+    """Appends JSON values to `metrics.jsonl` only."""
     line = json.dumps({"step": step, "split": split, **values})
-    return bool(self._attempt(self._append, line))
+    self._attempt(self._append, line)
 
   def write(self, step: int, split: str, **values: float) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal."""
-    if self.note(step, split, **values) and self._board:
-      for name, value in values.items():
-        self._board.add_scalar(f"{split}/{name}", value, step)
+    self.note(step, split, **values)
+    if self._board:
+      self._attempt(self._board.write, step, split, values)
     shown = values.copy()
     shown.pop("model_flops_per_second", None)  # follows from tokens_per_second
     text = "  ".join(f"{name} {value:.5g}" for name, value in shown.items())
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
-  def _append(self, line: str) -> bool:
-    if shutil.disk_usage(self._path.parent).free < RESERVE:
-      raise OSError(errno.ENOSPC, "no space left", str(self._path))
+  def _append(self, line: str) -> None:
     self._file.write(line + "\n")
     self._file.flush()
-    return True
 
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
     try:
       return write(*args, **kwargs)
     except OSError as error:
+      line = f"metrics could not be written to {self._path.parent}: {error}"
       if self._on_error == "stop":
-        raise
-      print(f"{self._path} is incomplete: {error}", file=sys.stderr)
+        raise OSError(line) from error
+      print(f"continuing without them: {line}", file=sys.stderr)
+
+
+class _Board:
+  """A TensorBoard file.
+
+  Without the thread of tensorboardX, which dies of the first error, and which
+  its `close` would then wait for.
+  """
+
+  def __init__(self, workdir: str | os.PathLike, step: int):
+    now, host = int(time.time()), socket.gethostname()
+    name = f"events.out.tfevents.{now}.{host}.{os.getpid()}"
+    self._file = RecordWriter(str(pathlib.Path(workdir) / name))
+    self._flush_time = 0.0
+    self._append(file_version="brain.Event:2")
+    if step:  # hides what a run before this one wrote about later steps
+      start = SessionLog(status=SessionLog.START)
+      self._append(step=step + 1, session_log=start)
+
+  def write(self, step: int, split: str, values: dict[str, float]) -> None:
+    scalars = [
+      Summary.Value(tag=f"{split}/{name}", simple_value=value)
+      for name, value in values.items()
+    ]
+    self._append(step=step, summary=Summary(value=scalars))
+    if time.monotonic() > self._flush_time:
+      self._file.flush()
+      self._flush_time = time.monotonic() + FLUSH_SECONDS
+
+  def close(self) -> None:
+    self._file.close()
+
+  def _append(self, **fields: Any) -> None:
+    event = Event(wall_time=time.time(), **fields)
+    self._file.write(event.SerializeToString())
 
 
 class Throughput:
@@ -134,11 +163,12 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 def _complete_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   lines = []
-  for text in path.read_text().splitlines():
+  for text in path.read_text(errors="replace").splitlines():
     # A killed run may have left half a line.
     with contextlib.suppress(ValueError):
       line = json.loads(text)
-      if isinstance(line, dict) and isinstance(line.get("step"), int):
+      known = isinstance(line, dict) and "split" in line
+      if known and isinstance(line.get("step"), int):
         lines.append(line)
   return lines
 

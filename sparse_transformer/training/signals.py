@@ -1,7 +1,9 @@
 """Signals that ask a run to stop."""
 
 import os
+import pathlib
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -22,9 +24,15 @@ class Signals:
 
   Attributes:
     name: the signal that was caught, such as "SIGTERM"; None if none was.
+    expendable: whether the work so far can be lost, so that the first SIGTERM
+      ends the process at once. SIGINT does not: it interrupts cells of a
+      notebook, whose process must live on.
   """
 
   name: str | None
+
+  def __init__(self, expendable: bool = False):
+    self.expendable = expendable
 
   def __enter__(self) -> "Signals":
     self.name = None
@@ -32,7 +40,7 @@ class Signals:
     reader, self._writer = os.pipe()
     os.set_blocking(self._writer, False)
     self._wakeup = signal.set_wakeup_fd(self._writer)
-    threading.Thread(target=_end_at_second, args=[reader], daemon=True).start()
+    threading.Thread(target=self._watch, args=[reader], daemon=True).start()
     self._handlers = {
       number: signal.signal(number, self._catch) for number in STOPPING
     }
@@ -48,6 +56,28 @@ class Signals:
     del frame
     self.name = signal.Signals(number).name
 
+  def _watch(self, reader: int) -> None:
+    """Ends the process at the second signal, or earlier if it is expendable.
+
+    Args:
+      reader: a file descriptor from which each signal is read as one byte.
+    """
+    count = 0
+    with open(reader, "rb", buffering=0) as file:
+      while byte := file.read(1):
+        number = byte[0]
+        count += number in STOPPING
+        if self.expendable and number == signal.SIGTERM:
+          program = pathlib.Path(sys.argv[0]).name
+          line = (
+            f"{program}: stopped: SIGTERM before the first step, with nothing"
+            " to save; run the same command again\n"
+          )
+          os.write(2, line.encode())  # print may wait for the main thread
+          os._exit(128 + signal.SIGINT)  # as whenever a signal stops a command
+        if count == 2:
+          os._exit(128 + number)
+
   def check(self) -> None:
     """Raises Stopped if a signal was caught."""
     if self.name:
@@ -61,17 +91,3 @@ class Signals:
       return items[i]
 
     return lazy.Lazy(len(items), item)
-
-
-def _end_at_second(reader: int) -> None:
-  """Ends the process at the second signal, with the usual exit status.
-
-  Args:
-    reader: a file descriptor from which each signal is read as one byte.
-  """
-  count = 0
-  with open(reader, "rb", buffering=0) as file:
-    while number := file.read(1):
-      count += number[0] in STOPPING
-      if count == 2:
-        os._exit(128 + number[0])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import checkpoint
@@ -120,15 +121,85 @@ def test_empty_folder_is_not_a_checkpoint(tmp_path, state):
   assert steps(tmp_path) == [4, 8, 10, 12]
 
 
-def test_other_folder_is_renamed_rather_than_overwritten(tmp_path, state):
+def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   save(tmp_path, state, 4)
-  (tmp_path / "checkpoints" / "8").mkdir()
-  (tmp_path / "checkpoints" / "8" / "notes").write_text("mine")
+  folder = tmp_path / "checkpoints"
+  for name in ("notes.txt", "7", "5.orbax-checkpoint-tmp", "abc/x", "8/notes"):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(name)
+  for name in ("9", "007", "-4", "1e3"):
+    (folder / name).mkdir()
+  before = runs.files(folder)
+  assert_same(restore_last(tmp_path, state), state)
   assert steps(tmp_path) == [4]
-  save(tmp_path, state, 8)
-  assert steps(tmp_path) == [4, 8]
-  aside = tmp_path / "checkpoints" / "damaged-8-0"
-  assert (aside / "notes").read_text() == "mine"
+  assert capsys.readouterr() == ("", "")
+  assert runs.files(folder) == before
+  # They give way to checkpoints.
+  save(tmp_path, state, 7, 8, 9)
+  assert steps(tmp_path) == [4, 7, 8, 9]
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.removeprefix(f"{folder}/") for line in lines] == [
+    f"{step} is not a checkpoint; renamed to other-{step}-0"
+    for step in (7, 8, 9)
+  ]
+  assert (folder / "other-7-0").read_text() == "7"
+  assert (folder / "other-8-0" / "notes").read_text() == "8/notes"
+
+
+def test_killed_deletion_is_completed(tmp_path, state, monkeypatch, capsys):
+  plain = shutil.rmtree
+
+  def begin(path, *args, **kwargs):
+    plain(next(path for path in path.rglob("*") if path.is_dir()))
+    raise OSError("killed")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(shutil, "rmtree", begin)
+    save(tmp_path, state, 4, 8, 12, keep=2)
+  assert steps(tmp_path) == [8, 12]
+  assert_same(restore_last(tmp_path, state), at(state, 12))
+  found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+  assert sorted(found) == ["12", "8"]
+  assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("parts", ["state", "files.json", "state/d", "about"])
+def test_half_of_an_old_checkpoint_is_deleted_in_silence(
+  parts, tmp_path, state, capsys
+):
+  """Older versions left it, if they were killed while they deleted it."""
+  save(tmp_path, state, 4, 8, 12)
+  part = tmp_path / "checkpoints" / "4" / parts
+  part.unlink() if part.is_file() else shutil.rmtree(part)
+  assert_same(restore_last(tmp_path, state), at(state, 12))
+  save(tmp_path, state, 16, keep=2)
+  found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+  assert sorted(found) == ["12", "16"]
+  assert capsys.readouterr() == ("", "")
+
+
+def test_newest_checkpoint_without_a_state_is_damaged(tmp_path, state, capsys):
+  save(tmp_path, state, 4)
+  shutil.rmtree(tmp_path / "checkpoints" / "4" / "state")
+  assert restore_last(tmp_path, state) is None
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "4 cannot be used: damaged or missing files state/" in line
+  assert line.endswith("; renamed to damaged-4-0")
+
+
+def test_checkpoint_that_is_deleted_while_it_is_read(
+  tmp_path, state, monkeypatch
+):
+  save(tmp_path, state, 4)
+  crc32 = checkpoint._crc32
+
+  def late(path):
+    shutil.rmtree(tmp_path / "checkpoints" / "4", ignore_errors=True)
+    return crc32(path)
+
+  monkeypatch.setattr(checkpoint, "_crc32", late)
+  with pytest.raises(FileNotFoundError, match="4 has just been deleted"):
+    restore(tmp_path, state)
 
 
 def test_unfinished_checkpoint_is_ignored(tmp_path, state):
@@ -160,13 +231,6 @@ def test_state_of_another_network_is_an_error(tmp_path, state):
 
 
 # Damage.
-
-# What Orbax writes after the list of files, and never needs.
-UNLISTED = (
-  "_CHECKPOINT_METADATA",
-  "commit_success.txt",
-  "about/commit_success.txt",
-)
 
 
 def files_of(workdir, step):
@@ -207,15 +271,11 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
     capsys.readouterr()
     found = restore_last(tmp_path, state)
     reported = capsys.readouterr().err
-    if name in UNLISTED:
-      assert_same(found, at(state, 8))
-      assert "cannot be used" not in reported
-    else:
-      assert_same(found, at(state, 4))
-      assert f"{step} cannot be used" in reported and reported.count("\n") == 1
-      # A damaged list may name another file.
-      assert name in reported or name == checkpoint.FILES
-      (tmp_path / "checkpoints" / "damaged-8-0").rename(step)
+    assert_same(found, at(state, 4))
+    assert f"{step} cannot be used" in reported and reported.count("\n") == 1
+    # A damaged list may name another file.
+    assert name in reported or name == checkpoint.FILES
+    (tmp_path / "checkpoints" / "damaged-8-0").rename(step)
     file.write_bytes(content)
   assert_same(restore(tmp_path, state), at(state, 8))
 
@@ -235,7 +295,7 @@ def test_list_covers_all_other_files(tmp_path, state):
   save(tmp_path, state, 4)
   files = files_of(tmp_path, 4)
   listed = json.loads(files.pop(checkpoint.FILES).read_text())
-  assert listed.keys() == files.keys() - set(UNLISTED)
+  assert listed.keys() == files.keys()
 
 
 def test_complete_checkpoint_that_orbax_cannot_read_is_kept(
@@ -248,7 +308,7 @@ def test_complete_checkpoint_that_orbax_cannot_read_is_kept(
     raise RuntimeError("unknown format\nmore")
 
   with monkeypatch.context() as patch:
-    patch.setattr("orbax.checkpoint.CheckpointManager.restore", fail)
+    patch.setattr("orbax.checkpoint.Checkpointer.restore", fail)
     with pytest.raises(ValueError, match="is complete, but .*format$"):
       restore_last(tmp_path, state)
   assert restore_last(tmp_path, state).step == 4

@@ -9,10 +9,12 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -32,6 +34,7 @@ from sparse_transformer.training import (
 from sparse_transformer.training.experiment import Experiment
 
 SETTINGS = {
+  "model.num_layers": 3,
   "model.dropout": 0.2,
   "train.accumulation": 2,
   "train.steps": 24,
@@ -91,6 +94,18 @@ def of_split(workdir, split):
   return [line for line in metrics.read(workdir) if line["split"] == split]
 
 
+def at_step(patch, step, act):
+  """Calls `act` after the metrics of a training step are written."""
+  plain = metrics.Writer.write
+
+  def write(self, done, split, **values):
+    plain(self, done, split, **values)
+    if (done, split) == (step, "train"):
+      act()
+
+  patch.setattr(metrics.Writer, "write", write)
+
+
 def arrays(state):
   """All arrays of a state, as bytes."""
   return [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
@@ -131,13 +146,16 @@ def assert_resumes_exactly(workdir, whole):
 def test_killed_run_resumes_exactly(kills, whole, tmp_path):
   rng, workdir = random.Random(kills), tmp_path / "run"
   for _ in range(kills):
-    process = start("train.py", *words(workdir))
+    # Many saves, each of which deletes an earlier checkpoint.
+    process = start("train.py", *words(workdir, **{"checkpoint.every": 1}))
     # A moment during steps, saves or evaluation: after some lines and time.
     for _ in zip(range(rng.randrange(4)), process.stdout, strict=False):
       pass
     time.sleep(rng.random() * 0.3)
     process.kill()
-    process.communicate()
+    *lines, _ = process.communicate()[0].split("\n")
+    for line in lines:  # no warnings
+      assert re.match(r"resumes from step \d|step +\d+  (train|valid)", line)
   assert_resumes_exactly(workdir, whole)
 
 
@@ -169,12 +187,17 @@ def test_signal_saves_and_the_run_resumes_exactly(
   began = time.monotonic()
   process.send_signal(number)
   output = finish(process, status=130)
-  assert time.monotonic() - began < 30
   last = output.strip().splitlines()[-1]
-  assert f"train.py: stopped: {signal.Signals(number).name} at step" in last
-  saved = int(last.split("at step ")[1].split(",")[0])
+  stopped = f"train.py: stopped: {signal.Signals(number).name}"
   with checkpoint.Checkpoints(workdir) as checkpoints:
-    assert checkpoints.steps()[-1] == saved
+    steps = checkpoints.steps()
+  if phase == "compilation" and number == signal.SIGTERM:
+    assert time.monotonic() - began < 5
+    assert f"{stopped} before the first step, with nothing to save" in last
+    assert not steps
+  else:
+    assert time.monotonic() - began < 30
+    assert f"{stopped} at step {steps[-1]}, which is saved" in last
   assert_resumes_exactly(workdir, whole)
 
 
@@ -395,6 +418,18 @@ def test_replay_recomputes_a_batch_and_writes_nothing(whole, capsys):
   assert runs.files(whole) == before
 
 
+def test_replay_of_what_is_no_step_of_a_run_is_an_error(whole, tmp_path):
+  config = runs.tiny(**SETTINGS)
+  for step in (-1, 0, 25, 10**6):
+    with pytest.raises(ValueError, match=f"step {step} cannot .* 1 to 24"):
+      loop.replay(config, whole, step)
+  with pytest.raises(FileNotFoundError, match="is not a run"):
+    loop.replay(config, tmp_path, 1)
+  other = runs.tiny(**SETTINGS | {"train.seed": 1})
+  with pytest.raises(ValueError, match=r"another config: train.seed \(0"):
+    loop.replay(other, whole, 1)
+
+
 # Disks.
 
 
@@ -420,35 +455,107 @@ def fill(folder, leave=0):
     file.truncate(file.tell() - leave)
 
 
-# Orbax and TensorBoard write in threads, which end with an error.
+# Orbax leaves coroutines unfinished.
 @pytest.mark.filterwarnings(
-  "ignore::pytest.PytestUnhandledThreadExceptionWarning",
   "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   whole, small_disk, capfd
 ):
   workdir = shutil.copytree(whole, small_disk / "run")
-  path = workdir / "config.json"  # as if it had been for 30 steps
-  settings = json.loads(path.read_text())
-  settings["train"]["steps"] = 30
-  path.write_text(json.dumps(settings))
+  shutil.rmtree(workdir / "checkpoints" / "24")
   fill(small_disk, leave=2**17)
-  longer = SETTINGS | {"train.steps": 30}
   with pytest.raises(OSError) as error:
-    loop.train(runs.tiny(**longer), workdir)
+    loop.train(runs.tiny(**SETTINGS), workdir)
   assert "\n" not in str(error.value)
-  assert last_state(workdir) == last_state(whole)
-  other = {"checkpoint.on_error": "continue"}
-  state = loop.train(runs.tiny(**longer | other), workdir)
-  assert int(state.step) == 30
-  assert "continuing without it" in capfd.readouterr().err
+  with checkpoint.Checkpoints(workdir) as checkpoints:
+    assert checkpoints.steps()[-1] == 21
+  on_error = {"checkpoint.on_error": "continue"}
+  state = loop.train(runs.tiny(**SETTINGS | on_error), workdir)
+  assert arrays(state) == last_state(whole)
+  (line,) = re.findall(".*continuing without it.*", capfd.readouterr().err)
+  assert "RESOURCE_EXHAUSTED" in line or "No space left" in line
   (small_disk / "filler").unlink()
-  again = loop.train(runs.tiny(**longer), workdir)
-  assert arrays(again) == arrays(state)
-  assert last_state(workdir) == arrays(state)
+  assert_resumes_exactly(workdir, whole)
   del error
   gc.collect()  # what Orbax left unfinished, here rather than in a later test
+
+
+@contextlib.contextmanager
+def unwritable(folder):
+  """Nothing can be created or renamed in a folder."""
+  folder.mkdir(parents=True, exist_ok=True)
+  command = ["chattr", "+i", folder]
+  folder.chmod(0o555)
+  if os.geteuid() == 0 and subprocess.run(command).returncode:
+    pytest.skip("root may write everywhere on this file system")
+  try:
+    yield
+  finally:
+    subprocess.run(["chattr", "-i", folder], capture_output=True)
+    folder.chmod(0o755)
+
+
+def num_blocking_threads():
+  """The number of threads that the interpreter would wait for at its end."""
+  return sum(not thread.daemon for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@pytest.mark.parametrize("from_step", [0, 3])
+def test_unwritable_checkpoints_end_a_run_or_not(
+  from_step, on_error, tmp_path, monkeypatch, capfd
+):
+  settings = {"train.steps": 9, "checkpoint.on_error": on_error}
+  config = runs.tiny(**SETTINGS | settings)
+  threads, folder = num_blocking_threads(), tmp_path / "run" / "checkpoints"
+  with contextlib.ExitStack() as stack:
+
+    def begin():
+      while from_step and not (folder / str(from_step)).exists():
+        time.sleep(0.01)  # it is saved in the background
+      stack.enter_context(unwritable(folder))
+
+    if from_step:
+      at_step(monkeypatch, 4, begin)
+    else:
+      begin()
+    try:
+      loop.train(config, tmp_path / "run")
+      stopped = []
+    except OSError as error:
+      stopped = [str(error)]
+    reported = stopped + capfd.readouterr().err.splitlines()
+  assert num_blocking_threads() == threads  # the process ends
+  last = (
+    f"the last is of step {from_step}" if from_step else "there is no other"
+  )
+  for text in reported:
+    assert f"a checkpoint could not be written to {folder}: " in text
+    assert text.endswith(f"; {last}")
+  saves = [step for step in (3, 6, 9) if step > from_step]
+  if on_error == "stop":
+    assert len(reported) == len(stopped) == 1
+  else:
+    # One line for each of them, and one at the start.
+    assert len(reported) == len(saves) + (from_step == 0) and not stopped
+  found = [path.name for path in folder.iterdir()]
+  assert found == ([str(from_step)] if from_step else [])
+
+
+@pytest.mark.parametrize("place", ["file/run", "lock", "config.json"])
+def test_workdir_that_cannot_be_used_is_an_error(place, tmp_path):
+  workdir = tmp_path / "run"
+  if place == "file/run":
+    (tmp_path / "file").write_text("mine")
+    workdir = tmp_path / "file" / "run"
+  else:
+    (workdir / place).mkdir(parents=True)
+  before = runs.files(tmp_path)
+  with pytest.raises(OSError) as error:
+    loop.train(runs.tiny(**SETTINGS), workdir)
+  assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+  assert runs.files(tmp_path) == before
 
 
 # Inputs.
@@ -464,6 +571,19 @@ def test_other_data_are_an_error(tmp_path):
   with pytest.raises(ValueError, match="from a run on other data"):
     loop.train(config, workdir)
   assert runs.files(workdir / "checkpoints") == before
+
+
+def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
+  (copy / "config.json").unlink()
+  before = runs.files(copy / "checkpoints")
+  other = SETTINGS | {"train.seed": 1}
+  with pytest.raises(ValueError, match=r"another config: train.seed \(0 there"):
+    loop.train(runs.tiny(**other), copy)
+  assert runs.files(copy / "checkpoints") == before
+  state = loop.train(runs.tiny(**SETTINGS), copy)
+  assert int(state.step) == 24
+  assert "resumes from step 24" in capsys.readouterr().out
+  assert config_lib.read_config(copy).train.seed == 0
 
 
 def test_changed_pattern_is_accepted_and_recorded(copy, capsys):

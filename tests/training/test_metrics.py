@@ -1,6 +1,9 @@
 """Tests of training/metrics.py."""
 
+import contextlib
 import json
+import os
+import threading
 import time
 
 import pytest
@@ -53,8 +56,36 @@ def test_lines_that_are_not_metrics_are_dropped(tmp_path):
   path = tmp_path / "metrics.jsonl"
   good = '{"step": 1, "split": "train"}\n'
   path.write_text(good + '7\n[]\n{}\n{"step": null}\n\n{"st')
+  path.write_bytes(b"\xff\n" + path.read_bytes())
   write(tmp_path, 1, 2)
   assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events"])
+def test_file_that_cannot_be_written_to_ends_a_run_or_not(
+  name, on_error, tmp_path, capsys
+):
+  threads = threading.active_count()
+  with contextlib.ExitStack() as stack:
+    if on_error == "stop":
+      match = f"^metrics could not be written to {tmp_path}: .*No space left"
+      stack.enter_context(pytest.raises(OSError, match=match))
+    writer = metrics.Writer(tmp_path, step=0, steps=9, on_error=on_error)
+    stack.enter_context(writer)
+    board = writer._board._file._writer
+    file = writer._file if name == "metrics.jsonl" else board
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, file.fileno())
+    os.close(full)
+    writer.write(1, "train", nats=0.5)
+  lines = capsys.readouterr().err.splitlines()
+  assert threading.active_count() == threads
+  if on_error == "continue":
+    assert all("continuing without them: metrics" in line for line in lines)
+    assert len(lines) >= 1
+  else:
+    assert not lines
 
 
 def test_throughput_is_tokens_per_second_since_the_last_restart(monkeypatch):

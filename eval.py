@@ -8,6 +8,7 @@ and as a picture. The config is read from the workdir; any field can be
 overridden as in training: --config.attention.backend=dense.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 
@@ -18,30 +19,41 @@ from sparse_transformer.data import SPLITS
 
 
 def main(argv: Sequence[str]) -> None:
-  from sparse_transformer.training.scoring import score_run
-
   cli.check_arguments(argv)
   args = flags.FLAGS
-  results = score_run(
+  steps: Sequence[int | None] = []  # all
+  if args.step != ["all"]:
+    steps = integers("step", args.step) or [None]
+  contexts = integers("min_context", args.min_context)
+  from sparse_transformer.training.scoring import score_run
+
+  scored = score_run(
     args.config,
     args.workdir,
     split=args.split,
-    steps=() if args.step == ["all"] else integers("step", args.step) or [None],
-    contexts=integers("min_context", args.min_context),
+    steps=steps,
+    contexts=contexts,
     weights=args.weights,
   )
-  for result in results:
-    print(json.dumps(result), flush=True)
+  # If nobody reads the output, the generator must not be left to the end of
+  # the process, where its checkpoints can no longer be closed.
+  with contextlib.closing(scored) as results:
+    for result in results:
+      print(json.dumps(result), flush=True)
 
 
 def integers(flag: str, words: Sequence[str]) -> list[int]:
-  """The value of a flag that lists integers."""
+  """The value of a flag that lists different integers."""
   try:
-    return [int(word) for word in words]
+    numbers = [int(word) for word in words]
   except ValueError:
+    numbers = None
+  if numbers is None or len(set(numbers)) < len(numbers):
     raise ValueError(
-      f"--{flag}={','.join(words)} must be integers, separated by commas"
-    ) from None
+      f"--{flag}={','.join(words)} must be integers, each of them once,"
+      " separated by commas"
+    )
+  return numbers
 
 
 if __name__ == "__main__":

@@ -17,20 +17,20 @@ from sparse_transformer import cli
 
 
 def main(argv: Sequence[str]) -> None:
-  from sparse_transformer.training.loop import replay, train
-
   cli.check_arguments(argv)
   cli.require("config", "workdir")
+  from sparse_transformer.training.loop import replay, train
+
   args = flags.FLAGS
   if args.replay is None:
     train(args.config, args.workdir)
-  elif args.replay < 1:
-    raise ValueError(f"--replay={args.replay} must be a step, 1 or later")
   else:
     replay(args.config, args.workdir, args.replay)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
-  flags.DEFINE_integer("replay", None, "Step whose batch to recompute.")
+  flags.DEFINE_integer(
+    "replay", None, "Step whose batch to recompute.", lower_bound=1
+  )
   cli.run_on_config(main)

@@ -5,6 +5,7 @@ reported at once and not after the seconds that JAX takes to load.
 """
 
 import functools
+import os
 import pathlib
 import re
 import sys
@@ -14,12 +15,22 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, rules
 from sparse_transformer.training import signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
+# Errors that a setting causes more often than a bug, and what Python does not
+# say about them.
+LIMITS: dict[type[Exception], str] = {
+  MemoryError: "out of memory; shorter sequences and smaller batches need less",
+  RecursionError: "an expression, a config or a flag is too long or too deep",
+  OverflowError: "a number is too large",
+}
 STOPPED = 130  # exit status after SIGINT or SIGTERM
+HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
+TRACEBACK = "Traceback (most recent call last):\n"
+MAX_WORD, MAX_LINE = 300, 1500  # characters of an error that are shown
 
 
 def run(
@@ -36,9 +47,10 @@ def run(
     parse: function from the command line to these arguments.
   """
   app.run(
-    functools.partial(_call, main, USER_ERRORS),
-    # A config file is a program: it may raise anything.
-    flags_parser=functools.partial(_call, parse, Exception),
+    functools.partial(_call, main, describe),
+    flags_parser=functools.partial(
+      _call, functools.partial(_parse, parse), _describe_parsing
+    ),
   )
 
 
@@ -47,10 +59,20 @@ def run_on_config(main: Callable[[Sequence[str]], Any]) -> NoReturn:
 
   Fields can be overridden: --config.attention.pattern=fixed.
   """
+  run(main, parse=_parse_on_config)
+
+
+def _parse_on_config(argv):
+  # This reads the command line, too, so that it may fail.
   config_flags.DEFINE_config_file(
-    "config", None, "File with the experiment's config.", lock_config=True
+    "config",
+    None,
+    "File with the experiment's config. Its fields can be overridden:"
+    " --config.attention.pattern=fixed.",
+    lock_config=True,
   )
-  run(main)
+  _list_in_help("config")
+  return flags.FLAGS(argv)
 
 
 def run_on_workdir(main: Callable[[Sequence[str]], Any]) -> NoReturn:
@@ -58,14 +80,19 @@ def run_on_workdir(main: Callable[[Sequence[str]], Any]) -> NoReturn:
 
   Fields can be overridden: --config.attention.backend=dense.
   """
-  flags.DEFINE_string("workdir", None, "Folder of the run.")
   run(main, parse=_parse_on_workdir)
 
 
 def _parse_on_workdir(argv):
+  flags.DEFINE_string(
+    "workdir",
+    None,
+    "Folder of the run. Fields of its config can be overridden:"
+    " --config.attention.backend=dense.",
+  )
+  _list_in_help("workdir")
   flags.FLAGS(argv, known_only=True)
-  if flags.FLAGS.workdir is None:
-    raise ValueError("--workdir is missing; see --help")
+  _check_flags("workdir")
   config = config_lib.read_config(flags.FLAGS.workdir)
   config_flags.DEFINE_config_dict(
     "config", config, "Config of the run.", lock_config=True
@@ -74,22 +101,32 @@ def _parse_on_workdir(argv):
   return flags.FLAGS(argv)
 
 
+def _list_in_help(name):
+  """Lists a flag of this module among those of the command."""
+  flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+
 def require(*names: str) -> None:
-  """Checks that flags are set and that --config is an experiment's.
+  """Checks that flags are set, and the fields of --config.
 
   Raises:
-    ValueError: if not.
+    ValueError: a flag is missing or empty, or a field breaks its rule.
+    OSError: the config file cannot be read.
   """
-  for name in names:
+  _check_flags(*names)
+  config = flags.FLAGS.config
+  hasattr(config, "lock")  # raises the error of a file that cannot be read
+  rules.check(config)
+
+
+def _check_flags(*required):
+  """Raises ValueError if a flag is required but missing, or is left empty."""
+  for name in required:
     if flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
-  config = flags.FLAGS.config
-  missing = [group for group in config_lib.GROUPS if not hasattr(config, group)]
-  if missing:
-    raise ValueError(
-      f"--config has no group {missing[0]!r}; its get_config must return the"
-      " groups of configs/default.py"
-    )
+  for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
+    if flag.present and flag.value in ("", []):
+      raise ValueError(f"--{flag.name} is empty; see --help")
 
 
 def check_arguments(argv: Sequence[str]) -> None:
@@ -104,29 +141,85 @@ def check_arguments(argv: Sequence[str]) -> None:
     )
 
 
-def _call(function, errors, argv):
-  """function(argv); the given errors and signals end the process."""
+def _parse(parse, argv):
+  """parse(argv); only a flag that asks for help ends the process."""
+  asked = [word for word in argv[1:] if re.fullmatch(HELP, word)]
+  try:
+    # Help is shown whatever else is on the command line.
+    return parse([argv[0], *asked] if asked else argv)
+  except SystemExit as exit:
+    if asked:
+      sys.exit(0)  # absl's status is 1
+    raise ValueError(
+      f"--config cannot be used: it calls sys.exit({exit.code!r})"
+    ) from exit
+
+
+def _call(function, describe, argv):
+  """function(argv); signals, and errors that are no bugs, end the process.
+
+  Args:
+    function: function of the command line.
+    describe: function from an exception to what the user is told; None for a
+      bug, which keeps its traceback.
+    argv: the command line.
+  """
   # Orbax logs every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)
-  program = pathlib.Path(argv[0]).name
   try:
-    return function(argv)
-  except errors as error:
-    if flags.FLAGS.is_parsed() and logging.get_verbosity() >= logging.DEBUG:
-      raise
-    line = re.sub(r"\s+", " ", _message(error)).strip()
-    print(f"{program}: {line or type(error).__name__}", file=sys.stderr)
-    sys.exit(1)
+    result = function(argv)
+    print(end="", flush=True)  # may fail: a full disk, a closed pipe
+    return result
   except (KeyboardInterrupt, signals.Stopped) as error:
     line = f"stopped: {error}" if str(error) else "stopped"
-    print(f"{program}: {line}", file=sys.stderr)
-    sys.exit(STOPPED)
+    _end(argv, line, STOPPED)
+  except Exception as error:
+    verbose = logging.get_verbosity() >= logging.DEBUG
+    line = describe(error)
+    if line is None or (flags.FLAGS.is_parsed() and verbose):
+      raise
+    _end(argv, line or type(error).__name__, 1)
 
 
-def _message(error):
-  if isinstance(error, (*USER_ERRORS, flags.Error)):
+def _end(argv, line, status):
+  """Prints a line on standard error, and ends the process."""
+  print(f"{pathlib.Path(argv[0]).name}: {_on_one_line(line)}", file=sys.stderr)
+  try:
+    print(end="", flush=True)
+  except OSError:
+    # Python would try again when it exits, and print a traceback.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  sys.exit(status)
+
+
+def describe(error: Exception) -> str | None:
+  """What to tell the user about an error; None if it is a bug."""
+  if isinstance(error, USER_ERRORS):
     return str(error)
+  for kind, meaning in LIMITS.items():
+    if isinstance(error, kind):
+      reason = str(error) or kind.__name__
+      return f"{meaning} ({reason}); --verbosity=1 shows where"
+  # The status of XLA's errors, whose class only JAX knows.
+  if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+    return (
+      "the device is out of memory; shorter sequences and smaller batches need"
+      " less, and python -m sparse_transformer.explain estimates how much"
+      f" ({str(error).splitlines()[0]})"
+    )
+  return None
+
+
+def _describe_parsing(error):
+  """What to tell the user about an error in flags or in a config file.
+
+  A config file is a program: it may raise anything.
+  """
+  if isinstance(error, flags.Error):
+    return str(error)
+  if line := describe(error):
+    return line
   # An override of an unknown field: depending on its depth, ml_collections
   # raises a KeyError or an error that contains one.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):
@@ -134,3 +227,23 @@ def _message(error):
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
   return f"--config cannot be used: {type(error).__name__}: {error}"
+
+
+def _on_one_line(text):
+  """A message without line breaks and tracebacks, shortened if it is long."""
+  # ml_collections quotes the traceback of a config file's error.
+  before, mark, _ = text.partition(TRACEBACK)
+  if mark:
+    after = text.rpartition(TRACEBACK)[2].splitlines()
+    text = before + " ".join(x for x in after if not x.startswith(" "))
+  # Advice of Python for the author, on numbers of more than 4,300 digits.
+  text = re.sub(r"; use sys\.set_int_max_str_digits\(\).*", "", text)
+  text = re.sub(r"\S+", lambda word: _shorten(word[0], MAX_WORD), text)
+  return _shorten(" ".join(text.split()), MAX_LINE)
+
+
+def _shorten(text, most):
+  """Replaces the middle of a text of more than `most` characters."""
+  if len(text) <= most:
+    return text
+  return f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"

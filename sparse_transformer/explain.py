@@ -19,11 +19,11 @@ from sparse_transformer import cli
 
 
 def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
+  cli.require("config")
   from sparse_transformer.training import explanation
   from sparse_transformer.training.experiment import Experiment
 
-  cli.check_arguments(argv)
-  cli.require("config")
   args = flags.FLAGS
   model = Experiment(args.config).model
   report = explanation.explain(args.config, model)

@@ -99,23 +99,30 @@ def save(
 
 
 def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
   from sparse_transformer.model import kv_cache, sampling
-  from sparse_transformer.training import checkpoint, signals as signals_lib
+  from sparse_transformer.training import (
+    checkpoint,
+    costs,
+    signals as signals_lib,
+  )
   from sparse_transformer.training.experiment import Experiment
 
-  cli.check_arguments(argv)
   args = flags.FLAGS
-  if args.num < 1:
-    raise ValueError(f"--num={args.num} must be at least 1")
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   experiment = Experiment(args.config)
   source = experiment.source
-  prompts = make_prompts(source, args.num, args.given, args.prompt)
-  decoder: sampling.Decoder = (
-    kv_cache.Decoder(experiment.model)
-    if args.cache
-    else sampling.Recompute(experiment.apply, source.length)
+  decoder: sampling.Decoder = sampling.Recompute(
+    experiment.apply, source.length
   )
+  cache = None  # bytes for each sequence
+  if args.cache:
+    decoder = kv_cache.Decoder(experiment.model)
+    cache = decoder.num_bytes(1)
+  costs.check_inference_memory(
+    args.config, source, args.num, name="--num", cache=cache
+  )
+  prompts = make_prompts(source, args.num, args.given, args.prompt)
   with (
     signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
@@ -142,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_integer("num", 16, "Number of sequences.")
+  flags.DEFINE_integer("num", 16, "Number of sequences.", lower_bound=1)
   flags.DEFINE_float(
     "temperature", 1.0, "Divides the logits; 0 takes the most probable symbol."
   )
@@ -150,7 +157,9 @@ if __name__ == "__main__":
   flags.DEFINE_float(
     "top_p", 1.0, "Draws from the most probable ones that add up to this."
   )
-  flags.DEFINE_integer("seed", 0, "Seed of the draws.")
+  flags.DEFINE_integer(
+    "seed", 0, "Seed of the draws.", lower_bound=0, upper_bound=2**32 - 1
+  )
   flags.DEFINE_integer("step", None, "Step of the checkpoint; default: last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")

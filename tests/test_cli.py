@@ -1,10 +1,13 @@
 """Mistakes on the command line are reported in one line, with status 1."""
 
+import asyncio
 import bz2
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,7 +16,10 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli
+from sparse_transformer import cli, config as config_lib, sample
+from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.training import checkpoint, scoring, signals
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.loop import train
 
 # Raised by ml_collections when it loads a config file.
@@ -22,6 +28,21 @@ pytestmark = pytest.mark.filterwarnings(
 )
 DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 TRAIN, EVAL, SAMPLE = "train.py", "eval.py", "sparse_transformer/sample.py"
+EXPLAIN = "sparse_transformer/explain.py"
+COMPARE = "sparse_transformer/compare.py"
+REPORT = "sparse_transformer/report.py"
+# The flags of each command. A stored config is that of --workdir.
+FLAGS = {
+  "train.py": "config replay workdir",
+  "eval.py": "min_context split step weights workdir",
+  "-m sparse_transformer.sample": (
+    "[no]cache given num prompt seed step temperature top_k top_p workdir"
+  ),
+  "-m sparse_transformer.explain": "config [no]json out",
+  "-m sparse_transformer.compare": "budget config seeds split vary workdir",
+  "-m sparse_transformer.report": "workdir",
+  "-m sparse_transformer.data": "data_dir",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +69,7 @@ def fails(capfd, tmp_path):
     status = runs.command(script, *words)
     out, err = capfd.readouterr()
     assert err.count("\n") == 1 and err.endswith("\n"), err
+    assert "Traceback" not in err and len(err) < 2000
     assert re.search(message, err), err
     assert err.split(": ")[0] == pathlib.Path(script).name
     assert status == 1
@@ -120,7 +142,7 @@ MISTAKES = {
   ),
   "batch that micro-batches do not divide": (
     "--config.train.accumulation=3",
-    "train.batch_size=16 must be at least 1 and a multiple of.*accumulation=3",
+    "train.batch_size=16 must be a multiple of.*accumulation=3",
   ),
   "no micro-batches": ("--config.train.accumulation=0", "accumulation=0"),
   "empty batch": ("--config.train.batch_size=0", "batch_size=0"),
@@ -130,6 +152,20 @@ MISTAKES = {
     "eval.batch_size=0",
   ),
   "no checkpoints kept": ("--config.checkpoint.keep=0", "checkpoint.keep=0"),
+  "number of 5,000 digits": (
+    f"--config.train.seed={5000 * '1'}",
+    r"train.seed=1{100,300} \.\.\. 1{50,300}: .*5000 digits$",
+  ),
+  "number of 5,000 hexadecimal digits": (
+    f"--config.train.seed=0x{5000 * '1'}",
+    "train.seed=",
+  ),
+  "pattern of 5,000 digits": (
+    f"--config.attention.pattern={5000 * '1'}",
+    "attention.pattern '1.*1' has 5000 characters",
+  ),
+  "field of 5,000 letters": (f"--config.{5000 * 'a'}=1", r"a{100} \.\.\. a"),
+  "missing file of flags": ("--flagfile=/no/such", "/no/such"),
 }
 
 
@@ -139,6 +175,72 @@ def test_training_reports_mistakes_before_it_writes(mistake, fails, tmp_path):
   fails(
     TRAIN, [DIGITS, f"--workdir={tmp_path / 'run'}", *words.split()], message
   )
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_help_lists_all_flags_without_loading_jax(command):
+  done = subprocess.run(
+    [sys.executable, "-X", "importtime", *command.split(), "--help"],
+    cwd=runs.REPO,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0
+  path = command.removeprefix("-m ").removesuffix(".py").replace(".", "/")
+  path = path.replace("data", "data/__main__")
+  source = (runs.REPO / f"{path}.py").read_text()
+  assert done.stdout.lstrip().startswith(source[3:].split("\n")[0])
+  listed = re.findall(r"^  --([^\s=:]+):", done.stdout, re.MULTILINE)
+  assert listed == FLAGS[command].split()
+  loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+  assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
+
+
+def test_help_is_shown_whatever_else_is_on_the_command_line(tmp_path, capfd):
+  (tmp_path / "config.py").write_text("1 / 0")
+  words = [f"--config={tmp_path / 'config.py'}", "--helpshort", "--wrokdir=x"]
+  assert runs.command(TRAIN, *words) == 0
+  out, err = capfd.readouterr()
+  assert "Trains a model" in out and not err
+
+
+@pytest.mark.parametrize(
+  "script, flag",
+  [
+    (TRAIN, "workdir"),
+    (EVAL, "workdir"),
+    (EVAL, "min_context"),
+    (EVAL, "step"),
+    (SAMPLE, "workdir"),
+    (SAMPLE, "prompt"),
+    (REPORT, "workdir"),
+    (EXPLAIN, "out"),
+    (COMPARE, "workdir"),
+    (COMPARE, "vary"),
+  ],
+)
+def test_empty_flag_is_rejected(script, flag, fails, trained, monkeypatch):
+  monkeypatch.chdir(trained)  # where the empty path leads
+  words = {
+    "config": DIGITS,
+    "workdir": f"--workdir={trained}",
+    "vary": "--vary=train.batch_size=8",
+    flag: f"--{flag}=",
+  }
+  unused = {
+    "config": script in (EVAL, SAMPLE, REPORT),
+    "workdir": script == EXPLAIN,
+    "vary": script != COMPARE,
+  }
+  before = runs.files(trained)
+  words = [word for name, word in words.items() if not unused.get(name)]
+  fails(script, words, f"--{flag} is empty; see --help")
+  assert runs.files(trained) == before
+
+
+def test_empty_config_is_rejected(fails, tmp_path):
+  words = ["--config=", f"--workdir={tmp_path / 'run'}"]
+  fails(TRAIN, words, "config file is an empty string")
 
 
 def test_missing_flag_is_reported(fails, tmp_path):
@@ -160,8 +262,14 @@ def test_missing_flag_is_reported(fails, tmp_path):
     ("def get_config():\n  return {}['colour']", "colour"),
     ("def get_config():\n  return 7", "default.py"),
     ("def get_config():\n  return {}", "default.py"),
+    ("import sys\nsys.exit(0)", r"config cannot be used: it calls sys.exit\(0"),
+    ("def get_config():\n  exit('done')", r"it calls sys.exit\('done'"),
+    ("def get_config():\n  return get_config()", "too deep.*recursion"),
+    ("def get_config():\n  return bytes(10**15)", "out of memory"),
+    ("def get_config():\n  raise TypeError('a\\n b')", "config.py: .*: a$"),
+    ("def get_config():\n  raise KeyError('a' * 9999)", r"field a+ \.\.\. a+$"),
   ],
-  ids=range(9),
+  ids=range(15),
 )
 def test_broken_config_file_is_reported(
   content, message, fails, tmp_path, monkeypatch
@@ -223,6 +331,25 @@ def test_workdir_that_is_a_file_is_reported(fails, tmp_path):
   path = tmp_path / "file"
   path.write_text("mine")
   fails(TRAIN, [DIGITS, f"--workdir={path}"], re.escape(str(path)))
+  fails(TRAIN, [DIGITS, f"--workdir={path / 'run'}"], re.escape(str(path)))
+
+
+def test_workdir_that_cannot_be_written_is_reported(fails):
+  fails(TRAIN, [DIGITS, "--workdir=/proc/run"], "/proc/run")
+
+
+def test_workdir_that_is_a_link_to_nothing_is_reported(fails, tmp_path_factory):
+  link = tmp_path_factory.mktemp("folder") / "link"
+  link.symlink_to(link.parent / "nowhere")
+  fails(TRAIN, [DIGITS, f"--workdir={link}"], "link")
+  assert list(link.parent.iterdir()) == [link]
+
+
+@pytest.mark.parametrize("name", ["empty", "missing"])
+def test_replay_of_no_run_is_rejected(name, fails, tmp_path):
+  (tmp_path / "empty").mkdir()
+  words = [DIGITS, f"--workdir={tmp_path / name}", "--replay=1000000"]
+  fails(TRAIN, words, f"{name} is not a run")
 
 
 @pytest.mark.parametrize("script", [EVAL, SAMPLE])
@@ -296,6 +423,46 @@ def test_any_user_error_becomes_one_line(error, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(
+  "error, message",
+  [
+    (MemoryError(), "out of memory; .*MemoryError"),
+    (RecursionError("too deep"), r"too deep \(too deep\)"),
+    (OverflowError("of an int"), r"too large \(of an int\)"),
+    (
+      RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n7 bytes"),
+      r"smaller batches.*explain .*\(RESOURCE_EXHAUSTED: [^7]*\)$",
+    ),
+    (ValueError(f"{9999 * 'a'} is {9999 * 'b '}"), r"a{9} \.\.\. .*b b$"),
+  ],
+)
+def test_error_of_a_limit_becomes_one_line(error, message, capfd, monkeypatch):
+  def main(argv):
+    raise error
+
+  monkeypatch.setattr(sys, "argv", ["tool"])
+  with pytest.raises(SystemExit) as exit:
+    cli.run(main)
+  flags.FLAGS.unparse_flags()
+  err = capfd.readouterr().err
+  assert exit.value.code == 1 and err.count("\n") == 1 and len(err) < 2000
+  assert re.search(message, err)
+
+
+def test_closed_pipe_is_reported_in_one_line(capfd, monkeypatch):
+  reader, writer = os.pipe()
+  os.close(reader)
+  monkeypatch.setattr(sys, "argv", ["tool"])
+  with open(writer, "w") as out:
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as exit:
+      cli.run(lambda argv: print("result"))
+    flags.FLAGS.unparse_flags()
+    print("and nothing when the process ends", flush=True)
+  assert exit.value.code == 1
+  assert capfd.readouterr().err == "tool: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.parametrize(
   "words, error",
   [
     ([], RuntimeError),
@@ -330,3 +497,28 @@ def test_evaluation_prints_json_last_and_no_errors(trained):
   assert result["tokens"] == 200 * 64
   assert 0 < result["bits_per_dim"] < np.log2(17) + 0.1
   assert 0 < result["standard_error"] < 0.1
+
+
+def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
+  """There, no flags are parsed, and the command line is the kernel's."""
+  monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "x.json"])
+  handlers = [signal.getsignal(number) for number in signals.STOPPING]
+
+  async def cell():  # runs within the kernel's event loop
+    config = config_lib.read_config(workdir)
+    train(config, workdir)  # resumes
+    kinds = dict(split="test", steps=[None], contexts=[0], weights="ema")
+    (result,) = scoring.score_run(config, workdir, **kinds)
+    experiment = Experiment(config)
+    with checkpoint.Checkpoints(workdir) as checkpoints:
+      params = experiment.restore(checkpoints).ema
+    decoder = kv_cache.Decoder(experiment.model)
+    sampler = sampling.Sampler()
+    tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)
+    return result, sample.save(workdir, experiment.source, tokens)
+
+  result, (path,) = asyncio.run(cell())
+  assert result["step"] == 2 and path.exists()
+  assert capsys.readouterr().err == ""
+  assert not flags.FLAGS.is_parsed()
+  assert handlers == [signal.getsignal(number) for number in signals.STOPPING]

@@ -3,7 +3,10 @@
 import json
 import math
 import os
+import re
+import shutil
 import signal
+import sys
 
 import jax
 import numpy as np
@@ -43,6 +46,52 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
     line for line in found if line["min_context"] == 7
   ]
   assert lines(capfd, workdir) == [found[3]]  # the last step, no context
+
+
+def test_step_that_its_run_deletes_meanwhile_is_skipped(
+  workdir, tmp_path, capfd, monkeypatch
+):
+  folder = shutil.copytree(workdir, tmp_path / "run")
+  restore = Experiment.restore
+
+  def after_pruning(experiment, checkpoints, step=None):
+    if step == 2:
+      shutil.rmtree(folder / "checkpoints" / "2", ignore_errors=True)
+    return restore(experiment, checkpoints, step)
+
+  monkeypatch.setattr(Experiment, "restore", after_pruning)
+  capfd.readouterr()
+  assert runs.command("eval.py", f"--workdir={folder}", "--step=all") == 0
+  output = capfd.readouterr()
+  assert [json.loads(x)["step"] for x in output.out.splitlines()] == [4]
+  assert output.err == "skipping step 2, deleted meanwhile\n"
+  # One that was asked for by its number is an error.
+  assert runs.command("eval.py", f"--workdir={folder}", "--step=2,4") == 1
+  assert "no checkpoint of step 2" in capfd.readouterr().err
+
+
+def test_no_context_is_rejected(workdir):
+  config = config_lib.read_config(workdir)
+  given = dict(split="test", steps=[4], contexts=[], weights="ema")
+  with pytest.raises(ValueError, match="contexts is empty"):
+    next(scoring.score_run(config, workdir, **given))
+
+
+@pytest.mark.parametrize(
+  "word, message",
+  [
+    ("eval.batch_size=0", "eval.batch_size=0 must be .* at least 1"),
+    ("eval.batch_size=-1", "eval.batch_size=-1 must be .* at least 1"),
+    ("eval.batch_size=1000000000", "eval.batch_size=1000000000 .* needs"),
+  ],
+)
+def test_batch_that_makes_no_sense_is_rejected(word, message, workdir, capfd):
+  before = runs.files(workdir)
+  capfd.readouterr()
+  assert runs.command("eval.py", f"--workdir={workdir}", f"--config.{word}")
+  error = capfd.readouterr().err
+  assert re.search(message, error) and error.count("\n") == 1
+  assert runs.files(workdir) == before
 
 
 def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
@@ -140,13 +189,44 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   assert output.err == "eval.py: stopped: SIGTERM\n"
 
 
+def test_checkpoints_are_closed_when_the_output_cannot_be_written(
+  workdir, capfd, monkeypatch
+):
+  """Not at the end of the process, where Orbax would wait forever."""
+  reported = []
+
+  class Checkpoints(checkpoint.Checkpoints):
+    def __exit__(self, *error):
+      super().__exit__(*error)
+      reported.append(capfd.readouterr().err)
+
+  monkeypatch.setattr(checkpoint, "Checkpoints", Checkpoints)
+  monkeypatch.setattr(json, "dumps", lambda _: "{}")
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, "w") as out:
+    monkeypatch.setattr(sys, "stdout", out)
+    assert runs.command("eval.py", f"--workdir={workdir}", "--step=all") == 1
+  assert reported == [""]  # closed before the error was reported
+  assert capfd.readouterr().err == "eval.py: [Errno 32] Broken pipe\n"
+
+
 @pytest.mark.parametrize(
   "words, message",
   [
     ("--min_context=0,32", "min_context=32 must be at least 0 and less"),
     ("--min_context=-1", "min_context=-1"),
     ("--min_context=x", "--min_context=x must be integers"),
+    ("--min_context=1,,2", "--min_context=1,,2 must be integers"),
+    ("--min_context=1,7,1", "--min_context=1,7,1 must be integers, each of"),
+    ("--min_context=", "--min_context is empty"),
     ("--step=2,x", "--step=2,x must be integers"),
+    ("--step=2,2", "--step=2,2 must be integers, each of them once"),
+    ("--step=,", "--step=, must be integers"),
+    ("--step=", "--step is empty"),
+    ("--step=all,2", "--step=all,2 must be integers"),
+    ("--step=-1", "no checkpoint of step -1"),
+    ("--config=other.py", "Overriding config is not allowed"),
     ("--step=3", "no checkpoint of step 3"),
     ("--weights=mean", "weights"),
   ],

@@ -18,15 +18,15 @@ PACKAGE = REPO / "sparse_transformer"
 PAGES = (REPO / "README.md", *sorted((REPO / "docs").glob("*.md")))
 
 # What each package may import, besides itself. Commands may import everything.
-LEAVES = {"atomic", "tables", "machine"}
+LEAVES = {"atomic", "tables", "machine", "rules"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic"},
   "patterns": set(),
-  "data": set(),
+  "data": {"machine"},
   "figures": {"patterns"},
   "attention": {"patterns"},
-  "model": {"patterns", "attention"},
+  "model": {"rules", "patterns", "attention"},
   "training": {
     *LEAVES,
     "config",

@@ -1,5 +1,7 @@
 """Tests of the command that draws samples."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -98,8 +100,26 @@ def test_sound_is_written_as_a_file_for_each_sample(tmp_path):
     (["--given=-1"], "--given=-1"),
     (["--prompt=x"], "--prompt is for text"),
     (["--given=3", "--prompt=x"], "cannot be combined"),
+    (["--given=x"], "--given=x"),
+    (["--prompt="], "--prompt is empty"),
     (["--top_p=0"], "top_p=0"),
+    (["--top_p=2"], "top_p=2"),
+    (["--top_p=nan"], "top_p=nan"),
+    (["--top_k=-1"], "top_k=-1"),
+    (["--temperature=nan"], "temperature=nan"),
+    (["--temperature=inf"], "temperature=inf"),
+    (["--temperature="], "--temperature="),
+    (["--seed=-1"], "--seed=-1: -1 is not an integer in the range [0, 42949"),
+    ([f"--seed={2**32}"], f"--seed={2**32}"),
+    ([f"--seed={2**64}"], f"--seed={2**64}"),
     (["--num=0"], "--num=0"),
+    (["--num=-1"], "--num=-1"),
+    (["--num=1000000000"], "--num=1000000000 with sequences of 64 positions n"),
+    (["--num=1000000000", "--nocache"], "--num=1000000000 with sequences of"),
+    (["--num=1000000000", "--given=3"], "--num=1000000000 with sequences of"),
+    ([f"--num={2**70}"], f"--num={2**70} with sequences of 64 positions needs"),
+    (["--cache=maybe"], "--cache=maybe"),
+    (["--step=-1"], "no checkpoint of step -1"),
   ],
 )
 def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
@@ -108,6 +128,18 @@ def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
   error = capsys.readouterr().err
   assert message in error and error.count("\n") == 1
   assert runs.files(images) == before
+
+
+@pytest.mark.parametrize("name", [".", "missing", "pipe"])
+def test_prompt_that_is_no_file_is_rejected(name, tmp_path, text, capsys):
+  os.mkfifo(tmp_path / "pipe")
+  assert command(text, f"--prompt={tmp_path / name}") == 1
+  error = capsys.readouterr().err
+  assert str(tmp_path / name) in error and error.count("\n") == 1
+
+
+def test_largest_seed_is_accepted(text):
+  assert command(text, "--num=1", f"--seed={2**32 - 1}") == 0
 
 
 @pytest.mark.parametrize("size", [0, 33])

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from sparse_transformer import config as config_lib, rules
+from sparse_transformer import atomic, config as config_lib, rules
 from sparse_transformer.training import signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
@@ -29,6 +29,7 @@ LIMITS: dict[type[Exception], str] = {
 }
 STOPPED = 130  # exit status after SIGINT or SIGTERM
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
+OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_WORD, MAX_LINE = 300, 1500  # characters of an error that are shown
 
@@ -71,8 +72,23 @@ def _parse_on_config(argv):
     " --config.attention.pattern=fixed.",
     lock_config=True,
   )
+  parser: Any = flags.FLAGS["config"].parser
+  parser.parse = functools.partial(_read_config, parser.parse)
   _list_in_help("config")
   return flags.FLAGS(argv)
+
+
+def _read_config(parse, path):
+  """parse(path) for a regular file that gives a ConfigDict."""
+  if path:
+    atomic.size(pathlib.Path(path.split(":")[0]))  # a pipe may never end
+  config = parse(path)
+  hasattr(config, "lock")  # raises the error of a file that cannot be read
+  if not isinstance(config, ConfigDict):
+    raise ValueError(
+      f"get_config must return a ConfigDict, not a {type(config).__name__}"
+    )
+  return config
 
 
 def run_on_workdir(main: Callable[[Sequence[str]], Any]) -> NoReturn:
@@ -111,12 +127,9 @@ def require(*names: str) -> None:
 
   Raises:
     ValueError: a flag is missing or empty, or a field breaks its rule.
-    OSError: the config file cannot be read.
   """
   _check_flags(*names)
-  config = flags.FLAGS.config
-  hasattr(config, "lock")  # raises the error of a file that cannot be read
-  rules.check(config)
+  rules.check(flags.FLAGS.config)
 
 
 def _check_flags(*required):
@@ -142,8 +155,15 @@ def check_arguments(argv: Sequence[str]) -> None:
 
 
 def _parse(parse, argv):
-  """parse(argv); only a flag that asks for help ends the process."""
+  """parse(argv); only a flag that asks for help ends the process.
+
+  A config file is a program: it may raise anything.
+  """
   asked = [word for word in argv[1:] if re.fullmatch(HELP, word)]
+  if not asked:
+    _check_overrides(argv)
+  # ml_collections warns of a config that is None, which is an error here.
+  logging.set_verbosity(logging.ERROR)
   try:
     # Help is shown whatever else is on the command line.
     return parse([argv[0], *asked] if asked else argv)
@@ -153,6 +173,22 @@ def _parse(parse, argv):
     raise ValueError(
       f"--config cannot be used: it calls sys.exit({exit.code!r})"
     ) from exit
+  except (Exception, KeyboardInterrupt):
+    raise
+  except BaseException as error:
+    raise ValueError(
+      f"--config cannot be used: it raises {type(error).__name__}"
+    ) from error
+
+
+def _check_overrides(argv):
+  """Raises ValueError if an override names what cannot be a field."""
+  for word in argv[1:]:
+    name = word.partition("=")[0]
+    if re.match(OVERRIDE, name) and not re.fullmatch(OVERRIDE + FIELD, name):
+      raise ValueError(
+        f"{name} names no field; one is set by --config.group.name=value"
+      )
 
 
 def _call(function, describe, argv):
@@ -212,21 +248,21 @@ def describe(error: Exception) -> str | None:
 
 
 def _describe_parsing(error):
-  """What to tell the user about an error in flags or in a config file.
-
-  A config file is a program: it may raise anything.
-  """
-  if isinstance(error, flags.Error):
-    return str(error)
-  if line := describe(error):
-    return line
+  """What to tell the user about an error in flags or in a config file."""
+  kind = type(error).__name__
+  try:
+    text = str(error)
+  except Exception:
+    return f"--config cannot be used: {kind}, which cannot be printed"
+  if isinstance(error, (flags.Error, *USER_ERRORS)):
+    return text
   # An override of an unknown field: depending on its depth, ml_collections
   # raises a KeyError or an error that contains one.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
-  return f"--config cannot be used: {type(error).__name__}: {error}"
+  return f"--config cannot be used: {kind}: {error}"
 
 
 def _on_one_line(text):

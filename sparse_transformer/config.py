@@ -145,9 +145,10 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       " folder that train.py wrote"
     )
+  settings = atomic.read_json(path)
   try:
-    groups = _with_defaults(json.loads(path.read_text()))
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    groups = _with_defaults(settings)
+  except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{path} cannot be read: {type(error).__name__}: {error}"
     ) from error
@@ -197,8 +198,14 @@ def check_saved(
   path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
-  changes = _differences(ConfigDict(_with_defaults(saved)), config)
-  _check_changes(path, changes)
+  try:
+    before = ConfigDict(_with_defaults(saved))
+  except (TypeError, KeyError, AttributeError) as error:
+    raise ValueError(
+      f"the config in checkpoint {path} cannot be read:"
+      f" {type(error).__name__}: {error}"
+    ) from error
+  _check_changes(f"checkpoint {path}", _differences(before, config))
 
 
 def _check_changes(
@@ -211,7 +218,7 @@ def _check_changes(
   ]
   if differing:
     raise ValueError(
-      f"{place} holds a run of another config: {', '.join(differing)};"
+      f"{place} is from a run with another config: {', '.join(differing)};"
       " use another --workdir, or the same settings"
     )
 

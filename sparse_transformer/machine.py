@@ -1,5 +1,6 @@
 """The machine that this process runs on: its name, and its memory."""
 
+import functools
 import os
 import pathlib
 import re
@@ -33,6 +34,7 @@ def machine() -> str:
   return f"{jax.local_device_count()} x {device_name()}"
 
 
+@functools.cache
 def memory() -> int:
   """Bytes of memory that this process can use, not counting accelerators.
 
@@ -44,15 +46,15 @@ def memory() -> int:
 
 
 def device_memory() -> int | None:
-  """Bytes of memory of each local JAX device; None if the device does not say.
+  """Bytes of memory of a local JAX device; None if the device does not say.
 
-  CPU devices share the memory of the host.
+  CPU devices share the memory of the host, of which one may use all.
   """
   import jax
 
   device = jax.local_devices()[0]
   if device.platform == "cpu":
-    return memory() // jax.local_device_count()
+    return memory()
   return (device.memory_stats() or {}).get("bytes_limit")
 
 

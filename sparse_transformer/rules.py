@@ -7,6 +7,7 @@ and their modes, and of backends: other code can add to them.
 """
 
 import dataclasses
+import math
 import operator
 import reprlib
 from collections.abc import Callable
@@ -48,6 +49,14 @@ def number(**bounds: float) -> Rule:
     return abs(value) <= LARGEST and _within(np.float32(value), bounds)
 
   return Rule(_bounded("a finite number", bounds), accepts)
+
+
+def or_infinite(rule: Rule) -> Rule:
+  """What a rule allows, or infinity, which switches a limit off."""
+  return Rule(
+    f"{rule.text}, or infinite",
+    lambda value: value == math.inf or rule.accepts(value),
+  )
 
 
 def integer(at_least: int, *, below: int = 2**31) -> Rule:
@@ -96,7 +105,7 @@ def _within(value, bounds):
 
 def _bounded(kind, bounds):
   words = [f"{k.replace('_', ' ')} {bound:,}" for k, bound in bounds.items()]
-  return ", ".join([kind, " and ".join(words)])
+  return " ".join([kind, " and ".join(words)]).strip()
 
 
 TEXT = Rule("a string", lambda value: isinstance(value, str))
@@ -133,14 +142,13 @@ RULES: dict[str, Rule] = {
   "attention.num_summaries": integer(1),
   "attention.backend": TEXT,
   "attention.tile": integer(0),
-  # At 0 nothing is learned; train.steps=0 is the way to keep initial weights.
-  "optimizer.learning_rate": POSITIVE,
+  "optimizer.learning_rate": NOT_NEGATIVE,
   "optimizer.warmup_steps": integer(0),
   "optimizer.beta1": FRACTION,
   "optimizer.beta2": FRACTION,
   "optimizer.epsilon": POSITIVE,  # at 0, weights without gradients become nan
   "optimizer.weight_decay": NOT_NEGATIVE,
-  "optimizer.clip_norm": POSITIVE,  # at 0 nothing is learned
+  "optimizer.clip_norm": or_infinite(POSITIVE),  # at 0 nothing is learned
   "optimizer.ema_decay": number(at_least=0, at_most=1),
   # JAX ignores the upper bits of larger seeds.
   "train.seed": integer(0, below=2**32),
@@ -150,7 +158,7 @@ RULES: dict[str, Rule] = {
   "train.log_every": integer(0),
   "train.nonfinite": name("stop", "skip"),
   "train.max_skipped": integer(0),
-  "train.spike": NOT_NEGATIVE,
+  "train.spike": or_infinite(NOT_NEGATIVE),
   "eval.every": integer(0),
   "eval.batch_size": integer(1),
   "eval.sequences": integer(0),
@@ -208,11 +216,12 @@ def _flatten(config: ConfigDict) -> dict[str, Any]:
   except config_dict.RequiredValueError:
     raise ValueError("a required field of the config has no value") from None
   values: dict[str, Any] = {}
-  for group, fields in groups.items():
-    if isinstance(fields, dict):
-      values |= {f"{group}.{name}": value for name, value in fields.items()}
+  for group, content in groups.items():
+    # An empty group has its own name, too, unless it is known.
+    if isinstance(content, dict) and (content or fields(group)):
+      values |= {f"{group}.{name}": value for name, value in content.items()}
     else:
-      values[group] = fields
+      values[group] = content
   return values
 
 

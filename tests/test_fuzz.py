@@ -1,4 +1,4 @@
-"""Mutated files and flags: a one-line error at worst.
+"""Mutated files, folders, flags and settings: a one-line error at worst.
 
 `make soak` runs larger numbers of them.
 """
@@ -8,17 +8,26 @@ import gzip
 import io
 import json
 import lzma
+import pathlib
 import random
+import re
 import shutil
 import time
 import wave
 import zipfile
 
+import numpy as np
 import pytest
 import runs
+from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
 from sparse_transformer.data import codecs, files
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.loop import train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def mutate(rng, content):
@@ -64,7 +73,9 @@ def read_config(path):
 
 
 def parse(path):
-  return patterns.parse(path.read_bytes().decode("latin1"))
+  for heads in patterns.parse(path.read_bytes().decode("latin1")):
+    for pattern in heads:
+      pattern.check(100)
 
 
 # {name: (content, what reads it)}
@@ -87,7 +98,6 @@ FILES = {
 @pytest.mark.parametrize(
   "rounds", [100, pytest.param(1200, marks=pytest.mark.soak)]
 )
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
   rng = random.Random(rounds)
@@ -113,19 +123,217 @@ FLAGS = (
   "--config.model.half_size=True",
   "--config.data.fractions=0.8,0.1,0.1",
 )
+DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+# The settings are checked, and then at the latest the command ends.
+ENDS = "--config.train.accumulation=3"
+
+
+def answer(capfd, script, *words):
+  """Runs a command, which must succeed or print one line of error."""
+  began = time.monotonic()
+  capfd.readouterr()
+  status = runs.command(script, *words)
+  out, err = capfd.readouterr()
+  assert "Traceback" not in out + err, (words, out, err)
+  assert status == 0 or (status == 1 and err.count("\n") == 1), (words, err)
+  assert len(err) < 5000, (words, len(err))
+  assert time.monotonic() - began < 60, words
+  return status
+
+
+def mutated_word(rng, word):
+  """A flag with another value or, in a fourth of the cases, another name."""
+  name, value = word.split("=", 1)
+  kept, rest = (f"{name}=", value) if rng.randrange(4) else ("", word)
+  # No command line can hold a zero.
+  return kept + mutate(rng, rest.encode()).decode("latin1").replace("\0", "")
 
 
 @pytest.mark.parametrize(
   "rounds", [30, pytest.param(600, marks=pytest.mark.soak)]
 )
-@pytest.mark.filterwarnings("ignore")
-def test_mutated_flag_is_a_one_line_error(rounds, capfd):
+def test_mutated_flag_is_a_one_line_error(rounds, capfd, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   rng = random.Random(rounds)
-  config = f"--config={runs.REPO / 'configs' / 'digits.py'}"
   for _ in range(rounds):
-    word = mutate(rng, rng.choice(FLAGS).encode()).decode("latin1")
-    word = word.replace("\0", "")  # no command line can hold it
-    # Without a workdir it ends after checking the settings at the latest.
-    assert runs.command("train.py", config, word) in (0, 1), word
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) <= 1 and "Traceback" not in "".join(lines), (word, lines)
+    word = mutated_word(rng, rng.choice(FLAGS))
+    answer(capfd, "train.py", DIGITS, "--workdir=new", word, ENDS)
+  assert not list(tmp_path.iterdir())
+
+
+CONFIG = """from configs import digits
+
+def get_config():
+  config = digits.get_config()
+  config.attention.pattern = "Local(4) | Strided(8)"
+  config.attention.cycle = (0,)
+  config.train.steps = 300
+  config.train.seed, config.model.dropout = 1, 0.1
+  return config
+"""
+
+
+TOKENS = tuple(
+  "config get_config digits 0 -1 1e3 None '' () [] {} = == . , ( ) : + * / %"
+  " model train attention pattern seed return del raise yield lambda 1/0 0j"
+  " if for in not class import 'a' 10**30 config.to_dict() __doc__".split()
+)
+
+
+def mutated_program(rng, text):
+  """Some tokens replaced, and lines left out; most results are programs."""
+  lines = text.splitlines()
+  for _ in range(rng.randrange(1, 4)):
+    number = rng.randrange(len(lines))
+    tokens = re.split(r"(\W+)", lines[number])
+    tokens[rng.randrange(len(tokens))] = rng.choice(TOKENS)
+    lines[number] = "" if rng.randrange(8) == 0 else "".join(tokens)
+  return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+  "rounds", [60, pytest.param(2000, marks=pytest.mark.soak)]
+)
+def test_mutated_config_file_is_a_one_line_error(
+  rounds, capfd, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  rng = random.Random(rounds)
+  path = tmp_path / "config.py"
+  for _ in range(rounds):
+    path.write_text(mutated_program(rng, CONFIG))
+    answer(capfd, "train.py", "--config=config.py", "--workdir=new", ENDS)
+  assert not (tmp_path / "new").exists()
+
+
+# Words of commands that end after they are checked: a comparison at the
+# latest because of its batches, an evaluation because it has no checkpoint.
+WORDS = {
+  "compare": (
+    "--vary=attention.pattern=Local(4), Strided(8);dense",
+    "--vary=model.width=32,64",
+    "--budget=steps:500",
+    "--budget=flops:1e15",
+    "--seeds=2",
+  ),
+  "eval": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
+}
+
+
+@pytest.mark.parametrize(
+  "rounds", [20, pytest.param(400, marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize("command", WORDS)
+def test_mutated_word_is_a_one_line_error(
+  command, rounds, capfd, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  rng = random.Random(rounds)
+  pathlib.Path("text").write_bytes(b"some text " * 50)
+  config_lib.write_config("run", runs.text(pathlib.Path("text")))
+  vary = "--vary=attention.pattern=dense,local"
+  before = runs.files(tmp_path)
+  for _ in range(rounds):
+    word = mutated_word(rng, rng.choice(WORDS[command]))
+    if command == "eval":
+      answer(capfd, "eval.py", "--workdir=run", word)
+    else:
+      words = DIGITS, vary, "--workdir=new", word, ENDS
+      answer(capfd, "sparse_transformer/compare.py", *words)
+  assert runs.files(tmp_path) == before
+
+
+def other_value(rng, value):
+  """A value of a config: of any type, or a number that is far or near."""
+  kind = rng.randrange(3)
+  if kind == 0:
+    return rng.choice(
+      (None, True, False, (), [], {}, "", b"x", 1j, object(), len, np.int64(3))
+    )
+  if kind == 1 or isinstance(value, bool | str | tuple):
+    if isinstance(value, str):
+      return mutate(rng, value.encode()).decode("latin1")
+    if isinstance(value, tuple):
+      return tuple(other_value(rng, x) for x in (*value, 1)[rng.randrange(3) :])
+    far = -1, 0, 1, 7, 2**31, 2**64, 10**30, 10**5000, 1e-300, 1e300, 0.5
+    return rng.choice((*far, -0.0, float("nan"), float("inf"), -float("inf")))
+  number = value + rng.choice((-1, 1, 0.1)) * rng.random() * (1 + abs(value))
+  return type(value)(number)
+
+
+@pytest.mark.parametrize(
+  "rounds", [5, pytest.param(1000, marks=pytest.mark.soak)]
+)
+def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
+  rng = random.Random(rounds)
+  settings = runs.tiny().to_dict()
+  for group, fields in settings.items():
+    for name, old in list(fields.items()) * rounds:
+      value = other_value(rng, old)
+      changed = settings | {group: fields | {name: value}}
+      began = time.monotonic()
+      try:
+        experiment = Experiment(ConfigDict(changed))
+        _ = experiment.source, experiment.model, experiment.optimizer
+        costs.check_training_memory(experiment.config, experiment.source)
+      except (ValueError, OSError) as error:
+        assert name in str(error) or group == "attention", (name, value, error)
+        assert len(str(error)) < 2000
+      assert time.monotonic() - began < 5, (group, name, value)
+
+
+def damage(rng, folder):
+  """Deletes, cuts, changes, adds or replaces a file or folder in a folder."""
+  paths = sorted(folder.rglob("*"))
+  path, other = rng.choice(paths), rng.choice(paths)
+  kind = rng.randrange(7)
+  if kind < 2:
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    if kind:
+      path.mkdir()
+  elif kind == 2:
+    parent = path if path.is_dir() else path.parent
+    (parent / rng.choice(("7", "notes", ".DS_Store", "-1", "3.tmp"))).mkdir()
+  elif kind == 3:
+    parent = path if path.is_dir() else path.parent
+    name = rng.choice(("5", "0", "notes", "lost+found", "config.json"))
+    (parent / name).write_bytes(rng.randbytes(9))
+  elif kind == 4 and not {path, other} & {*path.parents, *other.parents}:
+    path.rename(path.with_name(other.name + "~"))
+  elif path.is_file():
+    path.write_bytes(mutate(rng, path.read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """The workdir of a run of 2 steps."""
+  workdir = tmp_path_factory.mktemp("trained")
+  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), workdir)
+  return workdir
+
+
+@pytest.mark.parametrize(
+  "rounds", [4, pytest.param(150, marks=pytest.mark.soak)]
+)
+def test_damaged_folder_of_a_run_is_used_or_is_a_one_line_error(
+  rounds, trained, capfd, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  rng = random.Random(rounds)
+  pathlib.Path("config.py").write_text(
+    "from sparse_transformer import config\n"
+    f"def get_config(): return config.read_config({str(trained)!r})"
+  )
+  for number in range(rounds):
+    run = shutil.copytree(trained, f"run{number}")
+    for _ in range(rng.randrange(1, 4)):
+      damage(rng, pathlib.Path(run))
+    word = f"--workdir={run}"
+    answer(capfd, "sparse_transformer/report.py", word)
+    if number % 3 == 0:
+      answer(capfd, "eval.py", word)
+    elif number % 3 == 1:
+      answer(capfd, "train.py", "--config=config.py", word)
+    else:
+      answer(capfd, "sparse_transformer/sample.py", word, "--num=1")
+    shutil.rmtree(run)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic"},
   "patterns": set(),
-  "data": {"machine"},
+  "data": {"atomic", "machine"},
   "figures": {"patterns"},
   "attention": {"patterns"},
   "model": {"rules", "patterns", "attention"},

@@ -54,6 +54,8 @@ def test_every_field_has_a_rule_and_every_rule_a_field():
 @pytest.mark.parametrize("field", FIELDS)
 def test_value_of_a_wrong_type_or_size_is_rejected(field):
   for value in WRONG[type(FIELDS[field])]:
+    if value == math.inf and "infinite" in rules.RULES[field].text:
+      continue  # switches a limit off
     message = error(field, value)
     assert message.startswith(f"{field}="), value
     assert message.endswith(f" must be {rules.RULES[field].text}"), value
@@ -62,9 +64,8 @@ def test_value_of_a_wrong_type_or_size_is_rejected(field):
 @pytest.mark.parametrize(
   "field, value, message",
   [
-    ("optimizer.learning_rate", -1.0, "learning_rate=-1.0 .* above 0"),
+    ("optimizer.learning_rate", -1.0, "learning_rate=-1.0 .* at least 0"),
     ("optimizer.learning_rate", math.nan, "learning_rate=nan .* finite number"),
-    ("optimizer.learning_rate", 0.0, "learning_rate=0.0 .* above 0"),
     ("optimizer.clip_norm", 0, "clip_norm=0 .* above 0"),
     ("optimizer.clip_norm", -1.0, "clip_norm=-1.0 .* above 0"),
     ("optimizer.beta1", 2.0, "beta1=2.0 .* at least 0 and below 1"),
@@ -116,6 +117,9 @@ def test_value_that_makes_no_sense_is_rejected(field, value, message):
     ("train.log_every", 0),
     ("train.max_skipped", 0),
     ("train.spike", 0.0),
+    ("train.spike", math.inf),
+    ("optimizer.clip_norm", math.inf),  # does not clip
+    ("optimizer.learning_rate", 0.0),
     ("eval.every", 0),
     ("eval.sequences", 0),
     ("checkpoint.keep_best", 0),

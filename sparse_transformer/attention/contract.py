@@ -173,10 +173,11 @@ def check_arrays(
     )
   if not all((*q.shape, *v.shape)):
     raise ValueError(f"q, k, v must not be empty, got {shapes}")
-  if str(q.dtype) not in DTYPES or not q.dtype == k.dtype == v.dtype:
+  known = {str(q.dtype), str(v.dtype)} <= {*DTYPES}
+  if not known or q.dtype != k.dtype:
     raise ValueError(
-      f"q, k, v must have the same dtype, one of {', '.join(DTYPES)}, got"
-      f" q {q.dtype}, k {k.dtype}, v {v.dtype}"
+      f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
+      f" dtype, got q {q.dtype}, k {k.dtype}, v {v.dtype}"
     )
   return q, k, v
 

@@ -46,14 +46,19 @@ def parse_budget(text: str) -> Budget:
 def count_steps(config: ConfigDict, budget: Budget) -> int:
   """The number of training steps that a budget allows.
 
+  Seconds allow at least one, so that a slow choice does not end a comparison.
+
   Raises:
-    ValueError: if it does not allow one, or more than can be counted.
+    ValueError: if FLOPs do not allow one, or if they are more than can be
+      counted.
   """
   kind, amount = budget
   if kind == "steps":
     return int(amount)
   of_step = dict(seconds=seconds_per_step, flops=flops_per_step)[kind](config)
   steps = amount / of_step
+  if kind == "seconds":
+    steps = max(1, steps)
   if not 1 <= steps < LIMIT:
     raise ValueError(
       f"--budget={kind}:{amount:g} allows {steps:.3g} steps of {of_step:.3g}"

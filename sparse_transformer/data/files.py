@@ -13,13 +13,12 @@ import gzip
 import lzma
 import os
 import pathlib
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparse_transformer import machine
+from sparse_transformer import atomic, machine
 
 OPENERS: dict[str, Callable[..., Any]] = {
   ".gz": gzip.open,
@@ -30,12 +29,6 @@ BLOCK = 2**24  # bytes read at once
 # An archive that expands further holds next to nothing, or is made to fill the
 # memory. Text and sound shrink to a tenth; the slack is for uniform beginnings.
 MAX_EXPANSION, SLACK = 100, 2**28
-KINDS = {
-  stat.S_IFIFO: "pipe",
-  stat.S_IFSOCK: "socket",
-  stat.S_IFCHR: "device",
-  stat.S_IFBLK: "device",
-}
 
 
 @contextlib.contextmanager
@@ -71,25 +64,6 @@ def from_config(path: str) -> pathlib.Path:
   return pathlib.Path(os.path.expanduser(path))
 
 
-def size(path: pathlib.Path) -> int:
-  """Bytes of a regular file.
-
-  Raises:
-    ValueError: if it is a pipe, socket or device.
-    OSError: if it is a folder or does not exist.
-  """
-  info = path.stat()
-  if stat.S_ISDIR(info.st_mode):
-    raise IsADirectoryError(f"{path} is a folder; a file is needed here")
-  if not stat.S_ISREG(info.st_mode):
-    kind = KINDS.get(stat.S_IFMT(info.st_mode), "special file")
-    raise ValueError(
-      f"{path} is a {kind}; only regular files are read: write its contents to"
-      " one"
-    )
-  return info.st_size
-
-
 def check_memory(path: pathlib.Path | str, number: int) -> None:
   """Checks that this many bytes of data fit into memory, up to this file.
 
@@ -98,8 +72,8 @@ def check_memory(path: pathlib.Path | str, number: int) -> None:
   """
   if number > (room := machine.memory() // 2):
     raise ValueError(
-      f"{path}: the data have at least {number:,} bytes up to here, but half of"
-      f" this machine's memory is {room:,}; use less data"
+      f"the data up to {path} take at least {number:,} bytes, but half of this"
+      f" machine's memory is {room:,}; use less data"
     )
 
 
@@ -142,7 +116,7 @@ def read_all(
   """
   total, chosen = 0, []
   for path in paths:  # before any is read
-    total += size(path)
+    total += atomic.size(path)
     check_memory(path, total)
     chosen.append(path)
   total = 0
@@ -154,14 +128,14 @@ def read_all(
 
 def _read(path: pathlib.Path, before: int) -> bytes:
   """The contents of a file; `before` bytes are in memory already."""
-  suffix, compressed = path.suffix.lower(), size(path)
+  suffix, compressed = path.suffix.lower(), atomic.size(path)
 
   def check(number: int, read: int) -> None:
     check_memory(path, before + number)
     if number > MAX_EXPANSION * read + SLACK:
       raise ValueError(
-        f"{path} expands to more than {MAX_EXPANSION} times its size: it is no"
-        " data to learn from; decompress it yourself if it is"
+        f"{path} expands to more than {MAX_EXPANSION} times its size: it is"
+        " unlikely to be training data; decompress it yourself to use it anyway"
       )
 
   with path.open("rb") as raw:
@@ -193,7 +167,7 @@ def crc32(paths: Iterable[pathlib.Path]) -> str:
   """CRC-32 of the contents of all files in turn, as 8 hexadecimal digits."""
   crc = 0
   for path in paths:
-    size(path)  # it must be a regular file
+    atomic.size(path)  # it must be a regular file
     with path.open("rb") as file:
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)

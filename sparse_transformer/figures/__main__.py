@@ -3,6 +3,7 @@
 python -m sparse_transformer.figures docs/patterns.png
 """
 
+import pathlib
 from collections.abc import Sequence
 
 from sparse_transformer import cli, patterns
@@ -22,7 +23,7 @@ SHOWN = {
 
 def main(argv: Sequence[str]) -> None:
   """Draws the picture into the file given as the only argument."""
-  if len(argv) != 2:
+  if len(argv) != 2 or not pathlib.Path(argv[1]).suffix:
     raise ValueError("give one argument: the PNG file to write")
   titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
   # Each has one factor, the same in all heads.

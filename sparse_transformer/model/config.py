@@ -140,11 +140,6 @@ def configure(config: ConfigDict, source: Source) -> Config:
     tile=tile,
     **config.model,
   )
-  if network.tile > network.length:
-    raise ValueError(
-      f"attention.tile={network.tile} must be at most the {network.length}"
-      " positions of a sequence"
-    )
   heads = list(itertools.chain(*patterns[: network.period]))
   for pattern in heads:
     pattern.check(source.length)

@@ -472,6 +472,8 @@ class BigBird(_Shorthand):
     check_fields(self, "seed", minimum=0)
     if self.window % 2 == 0:
       raise ValueError(f"{self}: window must be an odd number of blocks")
+    if self.num_random > MAX_DRAWS:
+      raise ValueError(f"{self}: num_random must be at most {MAX_DRAWS}")
     self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:

@@ -101,12 +101,14 @@ def _check_value(pattern: Checkable) -> None:
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
   if "__dataclass_fields__" not in vars(owner):
     return  # with an `__eq__` of its own
-  seen = {field.name for field in dataclasses.fields(owner) if field.compare}
-  unseen = [
-    name
-    for name in vars(pattern).keys() - seen
-    if not isinstance(getattr(cls, name, None), functools.cached_property)
-  ]
+  compared = {field.name: field.compare for field in dataclasses.fields(owner)}
+  unseen = {name for name, is_seen in compared.items() if not is_seen}
+  if owner is not cls:  # otherwise other attributes follow from the fields
+    unseen |= {
+      name
+      for name in vars(pattern).keys() - compared.keys()
+      if not isinstance(getattr(cls, name, None), functools.cached_property)
+    }
   if unseen:
     names = ", ".join(sorted(unseen))
     raise _not_a_value(pattern, f"equality ignores {names}")
@@ -126,6 +128,20 @@ def _check_mask(pattern: Checkable, n: int) -> None:
       f"{shorten(pattern)}: a mask may use {intervals.OPERATORS} only, and"
       f" must return booleans: {error}"
     ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def dtype_of_bounds(pattern: Checkable, n: int) -> type[np.signedinteger]:
+  """The dtype in which bounds of the values in a mask do not overflow.
+
+  They may exceed the values themselves. 32 bits are twice as fast.
+  """
+  try:
+    i = intervals.SmallInt32(0, n - 1)
+    pattern.mask(i, i)
+  except OverflowError:
+    return np.int64
+  return np.int32
 
 
 def _check_parts(pattern: Checkable, n: int) -> None:

@@ -331,11 +331,22 @@ class Int32(Interval):
     OverflowError: a result may not fit in 32 bits.
   """
 
+  limit = LIMIT
+
   def __init__(self, low: int, high: int):
     largest = max(abs(int(low)), abs(int(high)))
-    if largest >= LIMIT:
+    if largest >= self.limit:
       raise OverflowError(f"an intermediate value may reach {largest:,}")
     super().__init__(low, high)
+
+
+class SmallInt32(Int32):
+  """One interval, from which sums of a few results fit in 32 bits, too."""
+
+  limit = LIMIT // 8
+
+  def _difference(self, other: Any) -> tuple[Array, Array]:
+    return type(self)(*super()._difference(other)).bounds()
 
 
 def _bounds(x: Any) -> tuple[Array, Array]:

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-from sparse_transformer.patterns.checks import Checkable as Part, orders
+from sparse_transformer.patterns.checks import (
+  Checkable as Part,
+  dtype_of_bounds,
+  orders,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,8 +111,8 @@ def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
   part.check(n)
-  # 64 bits: bounds may exceed those of the values that a mask computes.
-  query_order, key_order = (x.astype(np.int64) for x in orders(part, n))
+  dtype = dtype_of_bounds(part, n)
+  query_order, key_order = (x.astype(dtype) for x in orders(part, n))
   rows = cols = np.zeros(1, np.int64)
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:

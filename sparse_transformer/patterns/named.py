@@ -38,7 +38,7 @@ MODES = ("interleaved", "merged", "heads")
 
 # What is longer is no expression that someone wrote, and nests too deep for
 # functions that recurse into it.
-MAX_CHARACTERS = 2000
+MAX_CHARACTERS = 4000
 # Each pattern of a combination may need a loop of its own in the compiled
 # network, and its tiles are compared with those of all patterns before it.
 MAX_COMBINED = 16
@@ -168,12 +168,11 @@ def assign(
     factors = [tuple(head[m] for head in heads) for m in range(num_factors)]
     rows = [factors[m] for m in cycle]
   for pattern in itertools.chain(*rows):
-    _check_combined(pattern)
+    _check_count(_count_patterns(pattern), pattern)
   return tuple(rows[layer % len(rows)] for layer in range(num_layers))
 
 
-def _check_combined(pattern: Pattern) -> None:
-  count = _count_patterns(pattern)
+def _check_count(count: int, pattern: Pattern | str) -> None:
   if count > MAX_COMBINED:
     raise ValueError(
       f"attention.pattern {shorten(pattern)} combines {count} patterns, but a"
@@ -222,6 +221,9 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
   heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
   if not factors or not all(heads):
     raise _unknown(text)
+  for node in itertools.chain(*heads):  # before anything recurses into one
+    count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
+    _check_count(count, _source(node, text))
   return tuple(tuple(_evaluate(node, text) for node in h) for h in heads)
 
 

@@ -26,6 +26,7 @@ import platform
 import shutil
 import sys
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import atomic, config as config_lib
 from sparse_transformer.data import Images, Stream
 from sparse_transformer.training.step import State
 
@@ -100,6 +101,26 @@ class Checkpoints:
     """Returns the steps of the finished checkpoints in ascending order."""
     return self._find("state")
 
+  def check_step(self, step: int | None) -> int:
+    """Returns a step that is saved; None stands for the last one.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint.
+      ValueError: there is none of this step.
+    """
+    steps = self.steps()
+    if not steps:
+      raise FileNotFoundError(
+        f"{self._folder} holds no checkpoint; train.py writes them"
+      )
+    step = steps[-1] if step is None else step
+    if step not in steps:
+      raise ValueError(
+        f"no checkpoint of step {step} in {self._folder}; saved steps:"
+        f" {', '.join(map(str, steps))}"
+      )
+    return step
+
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
 
@@ -113,8 +134,10 @@ class Checkpoints:
     self.finish()
     step = int(state.step)
     if step not in self.steps():
-      # A copy: the next step reuses the memory of the state.
-      tree = jax.tree.map(np.array, jax.device_get(_as_tree(state)))
+      # A copy: the next step reuses the memory of the state, which on CPUs
+      # `device_get` does not copy.
+      copy = np.array if jax.default_backend() == "cpu" else np.asarray
+      tree = jax.tree.map(copy, jax.device_get(_as_tree(state)))
       about = self._about | dict(validation=validation)
       self._saving = self._thread.submit(self._write, step, tree, about)
 
@@ -143,18 +166,7 @@ class Checkpoints:
       Damaged: a file of the checkpoint is damaged or missing.
       ValueError: there is none of this step, or it is from another network.
     """
-    steps = self.steps()
-    if not steps:
-      raise FileNotFoundError(
-        f"{self._folder} holds no checkpoint; train.py writes them"
-      )
-    step = steps[-1] if step is None else step
-    if step not in steps:
-      raise ValueError(
-        f"no checkpoint of step {step} in {self._folder}; saved steps:"
-        f" {', '.join(map(str, steps))}"
-      )
-    path = self._path(step)
+    path = self._path(self.check_step(step))
     try:
       _verify(path)
       return _load(path, like)
@@ -217,6 +229,7 @@ class Checkpoints:
     path = self._path(step)
     new = path.with_name(path.name + TEMPORARY)
     try:
+      shutil.rmtree(new, ignore_errors=True)  # of a save that failed
       new.mkdir()
       with _orbax() as orbax:
         orbax.save(new / "state", args=ocp.args.StandardSave(tree))
@@ -283,15 +296,21 @@ class Damaged(ValueError):
     self.reason = reason
 
 
-def _orbax() -> ocp.Checkpointer:
+@contextlib.contextmanager
+def _orbax() -> Iterator[ocp.Checkpointer]:
   """Reads and writes state/, on the calling thread."""
   # Orbax logs the traceback of each error that it also raises.
-  logging.getLogger("absl").addFilter(_is_not_orbax)
-  return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+  logger = logging.getLogger("absl")
+  logger.addFilter(_is_not_orbax)
+  try:
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+      yield checkpointer
+  finally:
+    logger.removeFilter(_is_not_orbax)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
-  return "orbax" not in pathlib.Path(record.pathname).parts
+  return "/orbax/checkpoint/" not in record.pathname
 
 
 def _load(path: pathlib.Path, like: State) -> State:
@@ -328,7 +347,9 @@ def _verify(path: pathlib.Path) -> None:
   if not (path / FILES).exists() and not (path / "about").exists():
     return  # an early format, without a list
   try:
-    files = json.loads((path / FILES).read_text())
+    files = atomic.read_json(path / FILES)
+    if not files:
+      raise ValueError("it lists no files")
     wrong = [
       name
       for name, crc in files.items()
@@ -361,6 +382,7 @@ def _delete(path: pathlib.Path) -> None:
   """Deletes a checkpoint; if killed, leaves nothing that looks like one."""
   new = path.with_name(path.name + TEMPORARY)
   with contextlib.suppress(OSError):  # one that stays does no harm
+    shutil.rmtree(new, ignore_errors=True)
     path.rename(new)
     shutil.rmtree(new)
 
@@ -375,7 +397,7 @@ def _write_json(path: pathlib.Path, value: Any) -> None:
 def _read_about(path: pathlib.Path) -> dict[str, Any]:
   """The description of a checkpoint's run; {} if there is none."""
   try:
-    return json.loads((path / "about" / "metadata").read_text())
+    return atomic.read_json(path / "about" / "metadata")
   except (OSError, ValueError):
     return {}
 

@@ -188,9 +188,10 @@ def check_training_memory(config: ConfigDict, source: data.Source) -> None:
   """Checks that a run may fit in memory, without making its network.
 
   Nothing that could run is rejected: only what is certainly in memory at the
-  same time counts. That is, on each device, the state, its gradients, and of a
-  micro-batch the input of each layer and the logits; in the memory of the host,
-  a copy of the state while a checkpoint is saved; and what validation needs.
+  same time counts. That is, on each device, the state with its gradients, or
+  with the input of each layer and the logits of a micro-batch; in the memory of
+  the host, a copy of the state while a checkpoint is saved; and what validation
+  needs.
   Neither what XLA, patterns and data take, nor what `model.remat` keeps counts.
 
   Args:
@@ -209,15 +210,14 @@ def check_training_memory(config: ConfigDict, source: data.Source) -> None:
   _check_fits(network, state * (1 + on_host), machine.memory(), "this machine")
   if not train.steps:
     return  # only the initial state is saved
-  gradients = state + weights
-  _check_fits(network, gradients, machine.device_memory())
+  _check_fits(network, state + weights, machine.device_memory())
   positions = _num_sequences(config) * model.length
   layers = model.num_layers * model.width * itemsize(model)
   logits = 4 * model.vocab_size
   _check_fits(
     f"train.batch_size={train.batch_size}, train.accumulation="
     f"{train.accumulation} with sequences of {model.length} positions",
-    gradients + positions * (layers + logits),
+    state + positions * (layers + logits),
     machine.device_memory(),
   )
   check_inference_memory(config, source, config.eval.batch_size)

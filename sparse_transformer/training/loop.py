@@ -186,7 +186,6 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   """
   experiment = Experiment(config)
   check_batch(config)
-  costs.check_training_memory(config, experiment.source)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
   if not 1 <= step <= config.train.steps:

@@ -17,6 +17,10 @@ from tensorboardX.record_writer import RecordWriter
 
 from sparse_transformer import atomic
 
+# Numbers that readers of `metrics.jsonl` use, by the split of a line, and those
+# that it may lack.
+NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
+OPTIONAL = {"tokens_per_second"}
 FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
 
 
@@ -163,14 +167,26 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 def _complete_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   lines = []
-  for text in path.read_text(errors="replace").splitlines():
+  for text in atomic.read(path).decode(errors="replace").splitlines():
     # A killed run may have left half a line.
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
       line = json.loads(text)
-      known = isinstance(line, dict) and "split" in line
-      if known and isinstance(line.get("step"), int):
+      if _is_complete(line):
         lines.append(line)
   return lines
+
+
+def _is_complete(line: Any) -> bool:
+  """Whether a line has what its readers need."""
+  if not isinstance(line, dict) or not isinstance(line.get("split"), str):
+    return False
+  needed = {"step", *NEEDED.get(line["split"], ())}
+  numbers = needed | (line.keys() & OPTIONAL)
+  return (
+    needed <= line.keys()
+    and type(line["step"]) is int
+    and all(type(line[name]) in (int, float) for name in numbers)
+  )
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:

@@ -58,6 +58,8 @@ def score_run(
   for min_context in contexts:  # finds errors before the work starts
     source.windows(split, min_context)
   with Signals() as signals, checkpoint.Checkpoints(workdir) as checkpoints:
+    for step in steps:
+      checkpoints.check_step(step)
     for step in steps or checkpoints.steps() or [None]:
       try:
         state = experiment.restore(checkpoints, step)

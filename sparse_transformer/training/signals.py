@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from sparse_transformer.data import lazy
 
@@ -20,7 +21,8 @@ class Signals:
   """Catches the first SIGTERM or SIGINT; a second one ends the process at once.
 
   A context manager. The work in progress continues until it reaches a point
-  where it can stop: it reads `name`, or calls `check`.
+  where it can stop: it reads `name`, or calls `check`. Only the main thread can
+  handle signals; in others, nothing is caught.
 
   Attributes:
     name: the signal that was caught, such as "SIGTERM"; None if none was.
@@ -33,9 +35,12 @@ class Signals:
 
   def __init__(self, expendable: bool = False):
     self.expendable = expendable
+    self._handlers: dict[signal.Signals, Any] = {}
 
   def __enter__(self) -> "Signals":
     self.name = None
+    if threading.current_thread() is not threading.main_thread():
+      return self  # only the main thread can handle signals
     # While XLA compiles, no Python handler runs, but a thread does.
     reader, self._writer = os.pipe()
     os.set_blocking(self._writer, False)
@@ -47,10 +52,11 @@ class Signals:
     return self
 
   def __exit__(self, *_: object) -> None:
-    for number, handler in self._handlers.items():
-      signal.signal(number, handler)
-    signal.set_wakeup_fd(self._wakeup)
-    os.close(self._writer)
+    if self._handlers:
+      for number, handler in self._handlers.items():
+        signal.signal(number, handler)
+      signal.set_wakeup_fd(self._wakeup)
+      os.close(self._writer)
 
   def _catch(self, number: int, frame: object) -> None:
     del frame

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 
+import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,6 +100,18 @@ class NotBoolean(Pattern):
     return q - k
 
 
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_values_may_have_another_dtype(dtype, backend):
+  q, k, v, *_ = laws.random_inputs(40, 2)
+  other = jnp.bfloat16 if dtype == jnp.float32 else jnp.float32
+  mixed = q.astype(dtype), k.astype(dtype), v.astype(other)
+  found = attend(*mixed, Local(9), backend=backend)
+  expected = attend(q, k, v, Local(9), backend="dense")
+  assert found.dtype == other
+  np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.05)
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
@@ -113,7 +126,7 @@ class NotBoolean(Pattern):
     (dict(q=[1.0]), ["q must be an array, got list"]),
     (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
-    (dict(v=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["v bfloat16"]),
+    (dict(k=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["k bfloat16"]),
     (dict(patterns="strided"), ["'strided' is not a Pattern", "parse"]),
     (dict(patterns=(Causal(), None)), ["None is not a Pattern"]),
     (dict(patterns=Causal), ["Causal'> is not a Pattern"]),

@@ -60,8 +60,6 @@ def test_invalid_network_is_rejected(changes, words):
       "Local.1. - Local.2. has no pairs",
     ),
     (dict(pattern="Dilated(99999, 99999)"), "Dilated.* fit in 32 bits"),
-    (dict(tile=65), "tile=65 .* 64 positions"),
-    (dict(tile=10**9), "tile=1000000000 .* 64 positions"),
   ],
 )
 def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):

@@ -354,6 +354,18 @@ def test_patterns_with_equality_of_their_own_or_cached_values_are_accepted():
       return hash(self.window)
 
   @dataclasses.dataclass(frozen=True)
+  class Derived(Pattern):
+    window: int
+
+    def __post_init__(self):
+      object.__setattr__(self, "half", self.window // 2)
+
+    def mask(self, q, k):
+      return (k <= q) & (q - k < self.half)
+
+  Derived(6).check(20)
+
+  @dataclasses.dataclass(frozen=True)
   class Caching(Pattern):
     window: int
 

@@ -15,14 +15,14 @@ def write(workdir, first, last, value=0.5):
   with metrics.Writer(workdir, step=first, steps=last) as writer:
     for step in range(first + 1, last + 1):
       writer.advance()
-      writer.write(step, "train", nats=value, rate=step / 10)
+      writer.write(step, "train", nats=value, bits_per_dim=step / 10)
 
 
 def test_each_line_is_an_object_with_step_and_split(tmp_path, capsys):
   write(tmp_path, 0, 3)
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   expected = [
-    {"step": step, "split": "train", "nats": 0.5, "rate": step / 10}
+    {"step": step, "split": "train", "nats": 0.5, "bits_per_dim": step / 10}
     for step in (1, 2, 3)
   ]
   assert [json.loads(line) for line in lines] == expected
@@ -54,8 +54,15 @@ def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
 
 def test_lines_that_are_not_metrics_are_dropped(tmp_path):
   path = tmp_path / "metrics.jsonl"
-  good = '{"step": 1, "split": "train"}\n'
-  path.write_text(good + '7\n[]\n{}\n{"step": null}\n\n{"st')
+  good = {"step": 1, "split": "train", "nats": 0.5, "bits_per_dim": 0.7}
+  wrong = (
+    *(7, [], {}, {"step": None}, {"step": 1, "split": "train"}),
+    *(good | {"bits_per_dim": "low"}, good | {"step": True}),
+    good | {"tokens_per_second": "fast"},
+    *({"step": 1, "split": []}, {"step": 1, "split": "validation"}),
+  )
+  lines = "".join(json.dumps(line) + "\n" for line in (good, *wrong))
+  path.write_text(lines + "[" * 100_000 + '\n\n{"st')
   path.write_bytes(b"\xff\n" + path.read_bytes())
   write(tmp_path, 1, 2)
   assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]

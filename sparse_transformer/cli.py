@@ -82,7 +82,10 @@ def _read_config(parse, path):
   """parse(path) for a regular file that gives a ConfigDict."""
   if path:
     atomic.size(pathlib.Path(path.split(":")[0]))  # a pipe may never end
-  config = parse(path)
+  try:
+    config = parse(path)
+  except (MemoryError, RecursionError) as error:
+    raise ValueError(f"it raises {type(error).__name__}: {error}") from error
   hasattr(config, "lock")  # raises the error of a file that cannot be read
   if not isinstance(config, ConfigDict):
     raise ValueError(
@@ -254,8 +257,10 @@ def _describe_parsing(error):
     text = str(error)
   except Exception:
     return f"--config cannot be used: {kind}, which cannot be printed"
-  if isinstance(error, (flags.Error, *USER_ERRORS)):
+  if isinstance(error, flags.Error):
     return text
+  if line := describe(error):
+    return line
   # An override of an unknown field: depending on its depth, ml_collections
   # raises a KeyError or an error that contains one.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):

@@ -539,7 +539,7 @@ def config_files():
     yield on_config(script, edit, r"optimizer\.beta1")
   for path, message, prepare in (
     ("", "--?config.*empty|config", None),
-    (".", "directory", None),
+    (".", "folder", None),
     ("/dev/null", "/dev/null", None),
     ("/dev/zero", "/dev/zero", None),
     ("fifo", "fifo", fifo("fifo")),

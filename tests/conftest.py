@@ -28,6 +28,18 @@ MAX_RESIDENT = 2**30  # bytes of a process, above which programs are dropped
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+  """The workdir of a run of 2 steps, which tests must not change."""
+  import runs
+
+  from sparse_transformer.training.loop import train
+
+  workdir = tmp_path_factory.mktemp("trained")
+  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), workdir)
+  return workdir
+
+
 @pytest.fixture
 def optimized():
   """Compiles as outside tests, for tests of fast paths and of memory."""

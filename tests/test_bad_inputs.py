@@ -14,7 +14,6 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.training.loop import train
 
 # Raised by ml_collections when it loads a config file, and by Python when it
 # parses one that is no program.
@@ -67,14 +66,6 @@ def snapshot(folder):
     change = () if stat.S_ISDIR(info.st_mode) else (info.st_mtime_ns,)
     found[path] = (info.st_mode, info.st_ino, *change)
   return found
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-  """The workdir of a run of 2 steps, which tests must not change."""
-  workdir = tmp_path_factory.mktemp("trained")
-  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), workdir)
-  return workdir
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ FLAGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-  """The workdir of a run of 2 steps, which tests must not change."""
-  workdir = tmp_path_factory.mktemp("trained")
-  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), workdir)
-  return workdir
-
-
 @pytest.fixture
 def workdir(trained, tmp_path):
   """A copy of that run."""

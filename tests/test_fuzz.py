@@ -25,7 +25,6 @@ from sparse_transformer import config as config_lib, patterns
 from sparse_transformer.data import codecs, files
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.loop import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -302,14 +301,6 @@ def damage(rng, folder):
     path.rename(path.with_name(other.name + "~"))
   elif path.is_file():
     path.write_bytes(mutate(rng, path.read_bytes()))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-  """The workdir of a run of 2 steps."""
-  workdir = tmp_path_factory.mktemp("trained")
-  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), workdir)
-  return workdir
 
 
 @pytest.mark.parametrize(

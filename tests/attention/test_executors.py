@@ -39,11 +39,17 @@ def chunks(items, size):
   return [items[i : i + size] for i in range(0, len(items), size)]
 
 
+def every_pattern_once():
+  """Heads with a backend; the executors take turns, and soak runs the rest."""
+  for i, heads in enumerate(chunks(catalogue.ALL, 6)):
+    yield pytest.param(heads, "dense", id=f"{heads[0]}-dense")
+    for j, name in enumerate(EXECUTORS):
+      marks = [] if (i + j) % len(EXECUTORS) == 0 else [pytest.mark.soak]
+      yield pytest.param(heads, name, marks=marks, id=f"{heads[0]}-{name}")
+
+
 # Patterns run as the heads of one call, so that fewer programs are compiled.
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-  "heads", chunks(catalogue.ALL, 6), ids=lambda heads: str(heads[0])
-)
+@pytest.mark.parametrize("heads, backend", [*every_pattern_once()])
 def test_every_pattern_agrees_with_its_definition(heads, backend):
   laws.agrees_with_the_reference(backend, heads, 53, 16)
 

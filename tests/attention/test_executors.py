@@ -80,7 +80,9 @@ def test_tile_lists_of_many_lengths(backend):
   laws.agrees_with_the_reference(backend, heads, 160, 8)
 
 
-@pytest.mark.parametrize("backend", EXECUTORS)
+@pytest.mark.parametrize(
+  "backend", ["streamed", pytest.param("batched", marks=pytest.mark.soak)]
+)
 def test_every_factorization(backend):
   heads = [
     patterns.assign(name, "merged", num_layers=1, num_heads=1, **SETTINGS)[0][0]
@@ -115,7 +117,7 @@ def test_many_mixes_of_heads(mix, n, tile, backend):
 @pytest.mark.parametrize(
   "dtype, tolerance",
   [
-    (jnp.float32, 2e-5),
+    pytest.param(jnp.float32, 2e-5, marks=pytest.mark.soak),
     (jnp.bfloat16, 0.02),
     pytest.param(jnp.float16, 0.0025, marks=pytest.mark.soak),
   ],

@@ -163,7 +163,7 @@ def test_killed_run_resumes_exactly(kills, whole, tmp_path):
   "phase, line",
   [
     ("compilation", None),
-    ("evaluation", "step      12  train"),
+    pytest.param("evaluation", "step      12  train", marks=pytest.mark.soak),
     pytest.param("step", "step       2", marks=pytest.mark.soak),
     pytest.param("save", "step       6  train", marks=pytest.mark.soak),
   ],
@@ -501,8 +501,15 @@ def num_blocking_threads():
   return sum(not thread.daemon for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
-@pytest.mark.parametrize("from_step", [0, 3])
+@pytest.mark.parametrize(
+  "from_step, on_error",
+  [
+    (0, "stop"),
+    (3, "continue"),
+    pytest.param(0, "continue", marks=pytest.mark.soak),
+    pytest.param(3, "stop", marks=pytest.mark.soak),
+  ],
+)
 def test_unwritable_checkpoints_end_a_run_or_not(
   from_step, on_error, tmp_path, monkeypatch, capfd
 ):

@@ -52,6 +52,7 @@ def test_digits():
   assert result["step"]["flops"]["recomputed"] == 0
 
 
+@pytest.mark.soak
 def test_cifar10_needs_no_data():
   result = report(cifar10.get_config())
   assert result["parameters"] == 59_196_928

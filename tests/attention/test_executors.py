@@ -359,7 +359,7 @@ def heavy(*case):
     heavy(Block(128), 20),
     heavy(Strided(128), 100),
     heavy(Summary(128, 32), 20),
-    (Local(128) | Strided(128), 150),
+    heavy(Local(128) | Strided(128), 150),
     (Block(128) | Summary(128, 32), 80),
     heavy(BigBird(64), 20),
     heavy(Dilated(128, 16), 100),

@@ -49,6 +49,7 @@ def compiled_gradient(remat):
   return *compiled(params), memory
 
 
+@pytest.mark.soak
 def test_rematerialization_saves_memory_and_changes_no_gradient():
   loss, grads, _ = compiled_gradient("none")
   for remat in rules.REMATS[1:]:

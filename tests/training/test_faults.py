@@ -251,7 +251,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
   "line",
   [
     ["eval.py", "--split=train", "--config.eval.batch_size=1"],
-    ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
+    pytest.param(
+      ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
+      marks=pytest.mark.soak,
+    ),
   ],
 )
 def test_signal_ends_evaluation_and_sampling(line, whole, tmp_path):
@@ -267,10 +270,8 @@ def test_signal_ends_evaluation_and_sampling(line, whole, tmp_path):
   assert runs.files(whole) == before
 
 
-@pytest.mark.parametrize(
-  "number",
-  [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_comparison_and_its_run(number, tmp_path):
   process = start(
     "sparse_transformer/compare.py",
@@ -369,7 +370,9 @@ def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("metric", ["nats", "gradient_norm"])
+@pytest.mark.parametrize(
+  "metric", ["nats", pytest.param("gradient_norm", marks=pytest.mark.soak)]
+)
 def test_nonfinite_step_leaves_the_state_unchanged(metric, spoil, monkeypatch):
   plain = step_lib.position_losses
 
@@ -505,7 +508,7 @@ def num_blocking_threads():
   "from_step, on_error",
   [
     (0, "stop"),
-    (3, "continue"),
+    pytest.param(3, "continue", marks=pytest.mark.soak),
     pytest.param(0, "continue", marks=pytest.mark.soak),
     pytest.param(3, "stop", marks=pytest.mark.soak),
   ],

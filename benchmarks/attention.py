@@ -4,8 +4,8 @@
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, and only one of them computes at a time. The entries of a
-case run in turn, once per round; times are medians over the rounds. Torch and
-the other peers are installed into their own environment, .peers, from
+case are interleaved, one run per round; times are medians over the rounds.
+Torch and the other peers are installed into their own environment, .peers, from
 requirements-peers.txt. On a GPU, the cases are in bfloat16 and the peer is
 cuDNN's attention.
 

@@ -50,7 +50,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries that are measured together, in turn.
+  """Entries whose measurements are interleaved.
 
   Attributes:
     rounds: measurements of each entry; 0 only checks the results.

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from sparse_transformer import cli, machine, rules
+from sparse_transformer import cli, machine
 from sparse_transformer.data import SPLITS
 
 
@@ -44,7 +44,6 @@ def main(argv: Sequence[str]) -> None:
   cli.require("config", "vary", "workdir")
   if args.seeds < 1:
     raise ValueError(f"--seeds={args.seeds} must be at least 1")
-  rules.check(args.config)
   limit = budget.parse_budget(args.budget)
   field, values = choices.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)

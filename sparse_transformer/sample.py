@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.model import kv_cache, sampling
   from sparse_transformer.training import (
     checkpoint,
-    costs,
+    memory_limits,
     signals as signals_lib,
   )
   from sparse_transformer.training.experiment import Experiment
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
   if args.cache:
     decoder = kv_cache.Decoder(experiment.model)
     cache = decoder.num_bytes(1)
-  costs.check_inference_memory(
+  memory_limits.check_inference(
     args.config, source, args.num, name="--num", cache=cache
   )
   prompts = make_prompts(source, args.num, args.given, args.prompt)

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
 from sparse_transformer.data import codecs, files
-from sparse_transformer.training import costs
+from sparse_transformer.training import memory_limits
 from sparse_transformer.training.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -274,7 +274,7 @@ def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
       try:
         experiment = Experiment(ConfigDict(changed))
         _ = experiment.source, experiment.model, experiment.optimizer
-        costs.check_training_memory(experiment.config, experiment.source)
+        memory_limits.check_training(experiment.config, experiment.source)
       except (ValueError, OSError) as error:
         assert name in str(error) or group == "attention", (name, value, error)
         assert len(str(error)) < 2000

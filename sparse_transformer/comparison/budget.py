@@ -26,7 +26,7 @@ def parse_budget(text: str) -> Budget:
   ('steps', 500.0)
 
   Raises:
-    ValueError: if it is no budget, or an impossible one.
+    ValueError: if the text is not a budget, or the amount is out of range.
   """
   kind, _, number = text.partition(":")
   try:

@@ -5,7 +5,6 @@ import pathlib
 from typing import Any
 
 from sparse_transformer import atomic
-from sparse_transformer.data import files
 
 NAME = "comparison-of.json"  # records what is compared
 
@@ -47,7 +46,7 @@ def read_json(path: pathlib.Path, *fields: str) -> Any:
     ValueError: it holds anything else.
   """
   try:
-    content = json.loads(files.read(path))
+    content = json.loads(atomic.read(path))
     if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
       raise ValueError(f"it has no {' or no '.join(fields)}")
   except (ValueError, IsADirectoryError, RecursionError) as error:

@@ -164,7 +164,7 @@ def _next_block(path: pathlib.Path, file: Any) -> bytes:
 
 
 def crc32(paths: Iterable[pathlib.Path]) -> str:
-  """CRC-32 of the contents of all files in turn, as 8 hexadecimal digits."""
+  """CRC-32 of the concatenated contents of files, as 8 hexadecimal digits."""
   crc = 0
   for path in paths:
     atomic.size(path)  # it must be a regular file

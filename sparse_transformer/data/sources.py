@@ -24,7 +24,7 @@ Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Images as sequences: row by row, with the channels of a pixel in turn.
+  """Images as sequences: row by row, the channels of a pixel innermost.
 
   Attributes:
     shape: (rows, columns, channels).

@@ -281,6 +281,7 @@ def make_apply(config: Config) -> Callable[..., jax.Array]:
   return apply
 
 
+@functools.lru_cache(maxsize=64)
 def count_parameters(config: Config) -> int:
   """Counts the parameters of a network without allocating them."""
   leaves = jax.tree.leaves(nnx.state(_abstract(config)))

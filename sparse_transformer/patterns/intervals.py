@@ -112,6 +112,7 @@ class Truth:
   def __invert__(self) -> "Truth":
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
+  # Comparisons give conditions, not booleans; so hashing makes no sense.
   def __eq__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
     other = as_truth(other)
     return (self & other) | (~self & ~other)
@@ -136,7 +137,7 @@ def as_truth(x: Any) -> Truth:
   """A condition as a `Truth`; a constant one is a plain True or False.
 
   Raises:
-    TypeError: it is no condition.
+    TypeError: it is not a condition.
   """
   if isinstance(x, Truth):
     return x

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from sparse_transformer import data, machine, model as model_lib, rules
+from sparse_transformer import model as model_lib, rules
 from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training.optimizer import make_optimizer
 from sparse_transformer.training.step import (
@@ -148,7 +148,7 @@ def step(
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
-  state, sequences = _abstract_state(config, model), _num_sequences(config)
+  state, sequences = _abstract_state(config, model), num_sequences(config)
   activations, copies = _kept(model)
   parts = dict(
     parameters=_num_bytes(state.params),
@@ -172,7 +172,7 @@ def rematerialization(
     For each value: bytes of `activations` on a device and of one recomputed
     `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
   """
-  batch, sequences = config.train.batch_size, _num_sequences(config)
+  batch, sequences = config.train.batch_size, num_sequences(config)
   ways = [dataclasses.replace(model, remat=r) for r in rules.REMATS]
   return {
     way.remat: dict(
@@ -184,90 +184,12 @@ def rematerialization(
   }
 
 
-def check_training_memory(config: ConfigDict, source: data.Source) -> None:
-  """Checks that a run may fit in memory, without making its network.
-
-  Nothing that could run is rejected: only what is certainly in memory at the
-  same time counts. That is, on each device, the state with its gradients, or
-  with the input of each layer and the logits of a micro-batch; in the memory of
-  the host, a copy of the state while a checkpoint is saved; and what validation
-  needs.
-  Neither what XLA, patterns and data take, nor what `model.remat` keeps counts.
-
-  Args:
-    config: the experiment's config.
-    source: its data source.
-
-  Raises:
-    ValueError: the run needs more memory than there is.
-  """
-  model, train = _without_patterns(config, source), config.train
-  weights = 4 * _num_parameters(model)  # bytes; float32
-  state = 4 * weights  # the weights, two moments of the optimizer, the average
-  devices = jax.local_device_count()
-  on_host = devices if jax.default_backend() == "cpu" else 0
-  network = _describe_network(model)
-  _check_fits(network, state * (1 + on_host), machine.memory(), "this machine")
-  if not train.steps:
-    return  # only the initial state is saved
-  _check_fits(network, state + weights, machine.device_memory())
-  positions = _num_sequences(config) * model.length
-  layers = model.num_layers * model.width * itemsize(model)
-  logits = 4 * model.vocab_size
-  _check_fits(
-    f"train.batch_size={train.batch_size}, train.accumulation="
-    f"{train.accumulation} with sequences of {model.length} positions",
-    state + positions * (layers + logits),
-    machine.device_memory(),
-  )
-  check_inference_memory(config, source, config.eval.batch_size)
-
-
-def check_inference_memory(
-  config: ConfigDict,
-  source: data.Source,
-  batch: int,
-  *,
-  name: str = "eval.batch_size",
-  cache: int | None = None,
-) -> None:
-  """Checks that evaluation or sampling may fit in memory.
-
-  As in `check_training_memory`, only what is certainly needed counts: the state
-  that is restored, and of the batch the cache and the residual stream with the
-  logits or inside an MLP.
-
-  Args:
-    config: the experiment's config.
-    source: its data source.
-    batch: sequences on all devices.
-    name: what sets `batch`.
-    cache: bytes of the cache of one sequence, if it is computed position by
-      position; None if all positions are computed at once.
-
-  Raises:
-    ValueError: it needs more memory than there is.
-  """
-  model, room = _without_patterns(config, source), machine.device_memory()
-  state = 4 * 4 * _num_parameters(model)
-  _check_fits(_describe_network(model), state, room)
-  stream = model.width * itemsize(model)
-  logits, mlp = 4 * model.vocab_size, model.mlp_width * itemsize(model)
-  positions = model.length if cache is None else 1
-  sequence = (stream + max(logits, mlp)) * positions + (cache or 0)
-  _check_fits(
-    f"{name}={batch} with sequences of {model.length} positions",
-    state + batch // jax.local_device_count() * sequence,
-    room,
-  )
-
-
 def itemsize(model: model_lib.Config) -> int:
   """Bytes of an activation."""
   return jnp.dtype(model.dtype).itemsize
 
 
-def _matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
+def matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
   """(inputs, outputs) of each weight matrix of a block."""
   return dict(
     query=(model.width, model.qk_width),
@@ -281,58 +203,13 @@ def _matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
 
 def _num_weights(model: model_lib.Config) -> int:
   """Number of weights that each token is multiplied by."""
-  of_block = sum(math.prod(sizes) for sizes in _matmuls(model).values())
+  of_block = sum(math.prod(sizes) for sizes in matmuls(model).values())
   return model.num_layers * of_block + model.width * model.vocab_size
-
-
-def _num_parameters(model: model_lib.Config) -> int:
-  """Number of parameters: matrices with biases, norms, embeddings, logits."""
-  of_block = sum(i * o + o for i, o in _matmuls(model).values())
-  of_block += 2 * 2 * model.width
-  # The start vector, and gain and bias of the last norm.
-  rows = 2 * model.vocab_size + sum(model.axes) + 1 + 2
-  return model.num_layers * of_block + model.width * rows
-
-
-def _without_patterns(
-  config: ConfigDict, source: data.Source
-) -> model_lib.Config:
-  """The sizes of a network whose patterns, which take longer, are not made."""
-  return model_lib.Config(
-    vocab_size=source.vocab_size,
-    length=source.length,
-    shape=tuple(source.shape),
-    patterns=(),
-    **config.model,
-  )
-
-
-def _describe_network(model: model_lib.Config) -> str:
-  return (
-    f"a network of {_num_parameters(model):,} parameters (model.num_layers="
-    f"{model.num_layers}, model.width={model.width}, embeddings of"
-    f" {' + '.join(map(str, model.axes))} rows for {model.length} positions)"
-  )
-
-
-def _check_fits(
-  what: str,
-  size: int,
-  room: int | None,
-  place: str = "a device of this machine",
-) -> None:
-  """Raises ValueError if something is larger than the memory of a place."""
-  if room is not None and size > room:
-    need, found = (f"{x / 2**30:,.1f} GiB" for x in (size, room))
-    raise ValueError(
-      f"{what} needs at least {need} of memory, but {place} has {found}; use"
-      " smaller values"
-    )
 
 
 def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
   """FLOPs of the forward pass that the backward pass repeats."""
-  repeated, sizes = REPEATED[model.remat], _matmuls(model)
+  repeated, sizes = REPEATED[model.remat], matmuls(model)
   weights = sum(math.prod(sizes[name]) for name in repeated if name in sizes)
   attention = pairs * sum(widths(model)) * ("attention" in repeated)
   return 2 * batch * (weights * model.num_layers * model.length + attention)
@@ -350,13 +227,13 @@ def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
 
   of_block = sum(
     moved(*sizes) * (3 + (name in REPEATED[model.remat]))
-    for name, sizes in _matmuls(model).items()
+    for name, sizes in matmuls(model).items()
   )
   logits = 3 * moved(model.width, model.vocab_size)  # in float32
   return of_block * model.num_layers * itemsize(model) + logits * 4
 
 
-def _num_sequences(config: ConfigDict) -> int:
+def num_sequences(config: ConfigDict) -> int:
   """Sequences of a micro-batch on one device."""
   devices = jax.local_device_count()
   return config.train.batch_size // devices // config.train.accumulation

@@ -19,6 +19,7 @@ from sparse_transformer.training import (
   checkpoint,
   costs,
   evaluate,
+  memory_limits,
   metrics,
   signals as signals_lib,
   workdir as workdir_lib,
@@ -97,7 +98,7 @@ def check(experiment: Experiment) -> None:
   config, source = experiment.config, experiment.source
   check_batch(config)
   check_eval_batch(config)
-  costs.check_training_memory(config, source)
+  memory_limits.check_training(config, source)
   shapes = jax.eval_shape(experiment.init)
   batches = experiment.batches(source.examples("train"))
   jax.eval_shape(experiment.losses, shapes.params, batches[0])

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import data
 from sparse_transformer.figures import curves
-from sparse_transformer.training import checkpoint, costs, evaluate
+from sparse_transformer.training import checkpoint, evaluate, memory_limits
 from sparse_transformer.training.experiment import Experiment, check_eval_batch
 from sparse_transformer.training.signals import Signals, Stopped
 
@@ -52,7 +52,7 @@ def score_run(
   experiment = Experiment(config)
   source = experiment.source
   check_eval_batch(config)
-  costs.check_inference_memory(config, source, config.eval.batch_size)
+  memory_limits.check_inference(config, source, config.eval.batch_size)
   if not contexts:
     raise ValueError("contexts is empty, but must have a number such as 0")
   for min_context in contexts:  # finds errors before the work starts

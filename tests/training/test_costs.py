@@ -1,10 +1,7 @@
 """Tests of the costs of a step, against the program that JAX traces."""
 
 import dataclasses
-import functools
 import math
-import re
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +9,7 @@ import pytest
 import runs
 from jax.extend import core
 
-from sparse_transformer import machine, model as model_lib, rules
-from sparse_transformer.model.kv_cache import Decoder
+from sparse_transformer import model as model_lib, rules
 from sparse_transformer.training import costs, step as step_lib
 from sparse_transformer.training.experiment import Experiment
 
@@ -161,117 +157,3 @@ def test_accumulation_keeps_a_micro_batch_and_a_sum_of_gradients():
   assert once["activations"] == 2 * twice["activations"]
   assert twice["gradients"] == 2 * once["gradients"]
   assert costs.step(whole, model, 7) == costs.step(half, model, 7)
-
-
-# Memory that a run needs at least.
-
-
-def bounds(check, *args, **kwargs):
-  """The most memory of a device that `check` would reject."""
-  sizes = []
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      costs, "_check_fits", lambda what, size, *_: sizes.append(size)
-    )
-    check(*args, **kwargs)
-  return max(sizes)
-
-
-def taken(held, function, *inputs):
-  """Bytes of a compiled program, with those that are held while it runs."""
-  memory = function.lower(*inputs).compile().memory_analysis()
-  new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-  return held + memory.temp_size_in_bytes + new
-
-
-def abstract_run(**changes):
-  """(config, experiment, state, its bytes, tokens), without data."""
-  config, model = network(**changes)
-  experiment = Experiment(config)
-  state = jax.eval_shape(experiment.init)
-  held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  tokens = jax.ShapeDtypeStruct((8, model.length), jnp.uint8)
-  return config, experiment, state, held, tokens
-
-
-def test_memory_bound_of_evaluation_is_below_that_of_the_program(optimized):
-  changes = {"model.num_layers": 1, "attention.pattern": "dense"}
-  config, experiment, state, held, tokens = abstract_run(**changes)
-  found = bounds(costs.check_inference_memory, config, experiment.source, 8)
-  assert held < found < taken(held, experiment.losses, state.params, tokens)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"model.num_layers": 1, "attention.pattern": "dense"},
-    {"model.num_layers": 4, "model.remat": "block"},
-    {"model.dtype": "bfloat16", "model.half_size": True},
-    {"train.accumulation": 4},
-  ],
-)
-def test_memory_bound_of_training_is_below_that_of_the_program(
-  changes, optimized
-):
-  config, experiment, state, held, tokens = abstract_run(**changes)
-  config.eval.batch_size = 1
-  found = bounds(costs.check_training_memory, config, experiment.source)
-  step = jax.jit(experiment.step, donate_argnums=0)
-  assert held < found < taken(held, step, state, tokens)
-
-
-def test_memory_bound_of_sampling_counts_the_cache():
-  config, model = network()
-  decoder = Decoder(model)
-  bound = functools.partial(
-    bounds, costs.check_inference_memory, config, Experiment(config).source
-  )
-  one, many = (bound(n, cache=decoder.num_bytes(1)) for n in (1, 1001))
-  cache = decoder.num_bytes(1000)
-  assert cache < many - one < 1.1 * cache
-
-
-@pytest.mark.parametrize("half_size", [False, True])
-def test_parameters_are_counted_without_making_the_network(half_size):
-  _, model = network(**{"model.half_size": half_size})
-  assert costs._num_parameters(model) == model_lib.count_parameters(model)
-
-
-TEXT = {"data.name": "bytes", "data.path": "unused"}
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    ({"train.batch_size": 10**9}, ["train.batch_size=1000000000"]),
-    ({"eval.batch_size": 10**9}, ["eval.batch_size=1000000000"]),
-    ({"model.width": 10**7}, ["model.width=10000000", "parameters"]),
-    ({"model.width": 2**20, "model.num_layers": 10_000}, ["num_layers=10000"]),
-    (TEXT | {"data.length": 2**31 - 1}, ["2147483647 positions"]),
-    (TEXT | {"data.columns": 2**31 - 1}, ["embeddings of 2147483647 rows"]),
-  ],
-)
-def test_run_larger_than_the_memory_is_rejected_at_once(changes, words):
-  config = runs.tiny(**changes)
-  source = Experiment(config).source
-  start = time.perf_counter()
-  with pytest.raises(ValueError) as error:
-    costs.check_training_memory(config, source)
-  assert time.perf_counter() - start < 0.5
-  message = str(error.value)
-  assert re.search(r"needs at least [\d,.]+ GiB of memory, but", message)
-  assert "\n" not in message and all(word in message for word in words)
-
-
-def test_initial_weights_need_neither_gradients_nor_a_batch():
-  config = runs.tiny(**{"train.steps": 0, "train.batch_size": 10**9})
-  costs.check_training_memory(config, Experiment(config).source)
-
-
-def test_copy_for_a_checkpoint_must_fit_in_the_memory_of_the_host(monkeypatch):
-  config, model = network()
-  state = 16 * model_lib.count_parameters(model)
-  monkeypatch.setattr(machine, "memory", lambda: state * 3 // 2)
-  with pytest.raises(ValueError, match="parameters .* but this machine has"):
-    costs.check_training_memory(config, Experiment(config).source)

@@ -19,7 +19,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import Plan, Table, make_plan
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Plan,
+  Table,
+  make_plan,
+)
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -80,6 +86,13 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
     _deal(layout.cols[by_key], layout.rows[by_key]),
   )
   return make_plan(layout, part, n, sweeps)
+
+
+def plans(
+  patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+) -> list[tuple[Plan, Heads]]:
+  """The plans of all parts, each with its heads."""
+  return contract.plan_parts(plan, patterns, case.length, tile)
 
 
 def _deal(majors, minors):

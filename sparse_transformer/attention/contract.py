@@ -1,14 +1,16 @@
 """What `attend` and its executors agree on.
 
-An executor runs one part of a pattern, in the part's own orders of positions.
-It is a module, or any object, with the methods of `Executor`. All that it needs
-to know about a part is in a `Plan`, whose tables are arrays: constants on the
+An executor runs plans, each of which covers some of the pairs: those of one
+part of a pattern, in the part's own orders of positions, or all of them. It is
+a module, or any object, with the methods of `Executor`. All that it needs to
+know about the pairs is in a `Plan`, whose tables are arrays: constants on the
 host for a fixed pattern, or traced arrays, such as arguments of a jitted
 function or tables indexed by a traced number.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -26,6 +28,7 @@ DTYPES = "bfloat16", "float16", "float32", "float64"
 
 # A table of a plan: a constant on the host, or a traced array.
 Table = np.ndarray | jax.Array
+Heads = tuple[int, ...] | None  # None: all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +95,17 @@ class Order:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How an executor runs one part of a pattern.
+  """How an executor runs one part of a pattern, or all parts of all heads.
 
   Attributes:
-    pattern: its `mask`, on original positions, is applied in partial tiles.
+    pattern: a `Pattern` whose `mask`, on original positions, is applied in
+      partial tiles; None if the tables hold the pairs of partial tiles.
     tile: positions on a side of a tile.
     queries, keys: the orders in which queries and keys are cut into tiles.
     tables: a pytree of the executor's own: which tiles it processes, and when.
   """
 
-  pattern: Pattern
+  pattern: Any
   tile: int
   queries: Order
   keys: Order
@@ -113,16 +117,24 @@ class Unsupported(NotImplementedError, ValueError):
 
 
 class Executor(Protocol):
-  """Runs the parts of a pattern, one at a time."""
+  """Runs attention, plan by plan."""
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, n: int) -> int:
-    """The tile that `plan` chooses for n positions."""
+    """The tile that `plans` chooses for a part on n positions."""
 
-  def plan(self, part: Pattern, n: int, tile: int = 0) -> Plan:
-    """The plan of a part for n positions; `tile` 0 chooses the tile."""
+  def plans(
+    self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+  ) -> Sequence[tuple[Plan, Heads]]:
+    """Plans that together cover the pairs of all heads, and their heads.
+
+    Args:
+      patterns: one per head.
+      case: what is run.
+      tile: positions on a side of a tile; 0 chooses automatically.
+    """
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
@@ -182,9 +194,52 @@ def check_arrays(
   return q, k, v
 
 
+def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array) -> Case:
+  """The case of queries and values, on no particular platform."""
+  batch, length, num_heads, width = q_BLHK.shape
+  dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
+  return Case(batch, length, num_heads, width, value_width, dtype)
+
+
 def nothing_unsupported(case: Case) -> None:
   """The `unsupported` of executors that can run every case."""
   del case
+
+
+def plan_parts(
+  plan: Callable[[Pattern, int, int], Plan],
+  patterns: tuple[Pattern, ...],
+  n: int,
+  tile: int,
+) -> list[tuple[Plan, Heads]]:
+  """The `plans` of an executor that runs the parts of patterns one by one.
+
+  Args:
+    plan: function (part, n, tile) -> the plan of a part.
+    patterns: one per head.
+    n: number of positions.
+    tile: positions on a side of a tile; 0 chooses automatically.
+  """
+  return [
+    (plan(part, n, tile), heads) for part, heads in heads_of_parts(patterns, n)
+  ]
+
+
+@functools.lru_cache(maxsize=256)
+def heads_of_parts(
+  patterns: tuple[Pattern, ...], n: int
+) -> tuple[tuple[Pattern, Heads], ...]:
+  """Each distinct part that has pairs, with the heads that use it."""
+  heads: dict[Pattern, list[int]] = {}
+  for head, pattern in enumerate(patterns):
+    for part in pattern.parts():
+      heads.setdefault(part, []).append(head)
+  everyone = list(range(len(patterns)))
+  return tuple(
+    (part, None if h == everyone else tuple(h))
+    for part, h in heads.items()
+    if part.pairs(n)
+  )
 
 
 def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:
@@ -197,13 +252,13 @@ def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:
   return Plan(
     pattern,
     layout.tile,
-    _make_order(layout.query_order, num_rows * layout.tile),
-    _make_order(layout.key_order, num_cols * layout.tile),
+    make_order(layout.query_order, num_rows * layout.tile),
+    make_order(layout.key_order, num_cols * layout.tile),
     tables,
   )
 
 
-def _make_order(order, num_places):
+def make_order(order: np.ndarray, num_places: int) -> Order:
   """The first places of a permutation, padded where it has fewer."""
   n, kept = len(order), order[:num_places]
   positions = np.full(num_places, -1, np.int32)

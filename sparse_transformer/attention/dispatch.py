@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from sparse_transformer.attention import dense, merged, registry
-from sparse_transformer.attention.contract import Case, check_arrays
+from sparse_transformer.attention.contract import check_arrays, make_case
 from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern, shorten
 
@@ -90,11 +90,9 @@ def attend(
   (1, 1024, 4, 16)
   """
   q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  batch, length, num_heads, qk_width = q_BLHK.shape
-  heads = _patterns_of_heads(patterns, num_heads, length)
-  tile = _check_tile(tile, length)
-  dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
-  case = Case(batch, length, num_heads, qk_width, value_width, dtype)
+  case = make_case(q_BLHK, v_BMHE)
+  heads = _patterns_of_heads(patterns, case.num_heads, case.length)
+  tile = _check_tile(tile, case.length)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
     attention = functools.partial(dense.attend, patterns=heads)

@@ -1,14 +1,15 @@
-"""Attention part by part, in linear memory, with one backward pass.
+"""Attention plan by plan, in linear memory, with one backward pass.
 
-Each part of a pattern runs in its own orders of positions, in which its pairs
-fill whole tiles; an executor processes the tiles that hold pairs. Parts are
-merged by log-sum-exp. One custom VJP covers all parts: each recomputes its
-weights against the merged log-sum-exp, so nothing of size n x keys is stored.
+An executor plans which tiles it processes: those of one part of a pattern, in
+the part's own orders of positions, in which its pairs fill whole tiles, or all
+of them. The results of plans are merged by log-sum-exp. One custom VJP covers
+all plans: each recomputes its weights against the merged log-sum-exp, so
+nothing of size n x keys is stored.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,15 +19,16 @@ from jax import lax
 
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import (
+  Case,
   Executor,
+  Heads,
   Plan,
   check_arrays,
+  make_case,
   name_saved,
 )
 from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern
-
-Heads = tuple[int, ...] | None  # None: all of them
 
 
 def attend(
@@ -102,11 +104,11 @@ class _Work:
   heads: tuple[Heads, ...] = ()
 
   def plans(
-    self, given: tuple[Plan, ...], executor: Executor, n: int
-  ) -> Iterator[tuple[Plan, Heads]]:
-    yield from zip(given, self.heads, strict=True)
-    for part, heads in _parts(self.patterns, n):
-      yield executor.plan(part, n, self.tile), heads
+    self, given: tuple[Plan, ...], executor: Executor, case: Case
+  ) -> Sequence[tuple[Plan, Heads]]:
+    if self.patterns:
+      return executor.plans(self.patterns, case, self.tile)
+    return list(zip(given, self.heads, strict=True))
 
 
 def _attend_on_any_mesh(q_BLHK, k_BLHK, v_BLHE, given, work):
@@ -152,7 +154,7 @@ def _by_platform(
     executor = registry.EXECUTORS[name]
 
     def run(given, *arrays):
-      plans = work.plans(given, executor, arrays[0].shape[1])
+      plans = work.plans(given, executor, make_case(arrays[0], arrays[2]))
       return function(executor, plans, *arrays)
 
     return run
@@ -246,21 +248,6 @@ def _in_turn(*arrays):
   cache.
   """
   return lax.optimization_barrier(arrays)
-
-
-@functools.lru_cache(maxsize=256)
-def _parts(patterns, n):
-  """Each distinct part that has pairs, with the `Heads` that use it."""
-  heads: dict[Pattern, list[int]] = {}
-  for head, pattern in enumerate(patterns):
-    for part in pattern.parts():
-      heads.setdefault(part, []).append(head)
-  everyone = list(range(len(patterns)))
-  return tuple(
-    (part, None if h == everyone else tuple(h))
-    for part, h in heads.items()
-    if part.pairs(n)
-  )
 
 
 def _index(heads):

@@ -6,7 +6,9 @@ benchmarks for its tiles.
 """
 
 import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 
@@ -21,6 +23,7 @@ CHOOSING = "auto", "blocked"
 FORMER_NAMES = {"blocked_sequential": "streamed", "blocked_parallel": "batched"}
 
 EXECUTORS: dict[str, Executor] = {}
+_TARGET = contextvars.ContextVar("target", default="")
 _PREFERRED: dict[str, list[str]] = {platform: [] for platform in PLATFORMS}
 
 
@@ -59,8 +62,26 @@ def backends() -> tuple[str, ...]:
   return "auto", "dense", "blocked", *EXECUTORS
 
 
+@contextlib.contextmanager
+def targeting(platform: str) -> Iterator[None]:
+  """Chooses executors as on a machine with devices of a platform.
+
+  For tracing programs that are compiled for devices that are not here.
+
+  Args:
+    platform: one of `PLATFORMS`.
+  """
+  token = _TARGET.set(platform)
+  try:
+    yield
+  finally:
+    _TARGET.reset(token)
+
+
 def current_platform() -> str:
   """The platform of the default device: "cpu", "cuda", "rocm" or "tpu"."""
+  if target := _TARGET.get():
+    return target
   backend = jax.default_backend()
   if backend == "gpu":
     version = jax.devices()[0].client.platform_version
@@ -101,7 +122,10 @@ def resolve(backend: str, case: Case) -> str:
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
-  """What runs a case on each platform.
+  """What runs a case on each platform that there are devices of.
+
+  Kernels are traced for those only. A program that is lowered for another
+  platform runs on the default, which is plain JAX; see `targeting`.
 
   Returns:
     Pairs (platform, name). The first is ("default", name) and applies to all
@@ -120,7 +144,8 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
       with contextlib.suppress(Unsupported):
         return (("default", on(platform)),)
     return (("default", on(current_platform())),)
-  default, names = on(""), {platform: on(platform) for platform in PLATFORMS}
+  default = on("")
+  names = {platform: on(platform) for platform in ("cpu", current_platform())}
   others = ((p, name) for p, name in names.items() if name != default)
   return ("default", default), *others
 

@@ -16,7 +16,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import Plan, Table, make_plan
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Plan,
+  Table,
+  make_plan,
+)
 from sparse_transformer.patterns import Pattern, analysis
 
 TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
@@ -82,6 +88,13 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
     rows.astype(np.int32), first.astype(np.int32), cols, len(cols) == len(rows)
   )
   return make_plan(layout, part, n, steps)
+
+
+def plans(
+  patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+) -> list[tuple[Plan, Heads]]:
+  """The plans of all parts, each with its heads."""
+  return contract.plan_parts(plan, patterns, case.length, tile)
 
 
 def _sizes(part, n):

@@ -300,7 +300,7 @@ def test_named_executor_is_not_checked_against_the_host():
   class OnlyTpu:
     """Runs as `batched` does, on one platform."""
 
-    tile_size, plan = map(staticmethod, (batched.tile_size, batched.plan))
+    tile_size, plans = map(staticmethod, (batched.tile_size, batched.plans))
     forward, backward = map(staticmethod, (batched.forward, batched.backward))
 
     def unsupported(self, case):

@@ -19,7 +19,7 @@ from sparse_transformer.attention import (
   registry,
   streamed,
 )
-from sparse_transformer.attention.contract import make_plan
+from sparse_transformer.attention.contract import make_plan, plan_parts
 from sparse_transformer.patterns import (
   BigBird,
   Block,
@@ -185,6 +185,9 @@ class Untiled:
     layout = part.layout(n, n)
     mask = part.matrix(n)[layout.query_order][:, layout.key_order]
     return make_plan(layout, part, n, mask)
+
+  def plans(self, patterns, case, tile=0):
+    return plan_parts(self.plan, patterns, case.length, tile)
 
   def _weights(self, plan, q, k, lse=None):
     s = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])

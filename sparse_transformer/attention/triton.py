@@ -1,0 +1,100 @@
+"""The executor for NVIDIA GPUs: three fused kernels.
+
+One launch computes the forward pass, one dq, and one dk and dv, each for all
+heads and all parts of the patterns; see `triton_kernels`. It has been compiled
+for the H100, and run in Pallas' interpreter only. Therefore it is not
+registered; `registry.register("triton", Triton(), platforms=("cuda",))` does.
+"""
+
+import dataclasses
+
+import jax
+
+from sparse_transformer.attention import worklists
+from sparse_transformer.attention.contract import Case, Heads, Plan
+from sparse_transformer.patterns import Pattern
+
+TILE = 64  # positions; larger ones spill registers in the backward pass
+WIDTHS = 16, 32, 64, 128
+DTYPES = "bfloat16", "float16"  # products of float32 spill registers
+# Programs that a GPU of 132 multiprocessors runs at a time, and the length of
+# the pieces of lists that would keep it waiting.
+PROGRAMS, PIECE = 3 * 132, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Triton:
+  """Runs all heads and parts in one launch.
+
+  Attributes:
+    interpret: whether to interpret the kernels, on any platform.
+  """
+
+  interpret: bool = False
+
+  def unsupported(self, case: Case) -> str | None:
+    """Why a case cannot run, as the end of an error message."""
+    widths = case.qk_width, case.value_width
+    if not set(widths) <= {*WIDTHS}:
+      return f"widths of heads must be among {WIDTHS}, got {widths}"
+    if self.interpret:
+      return None
+    if case.platform != "cuda":
+      return "it needs an NVIDIA GPU"
+    if case.dtype not in DTYPES:
+      return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
+    return None
+
+  def tile_size(self, part: Pattern, n: int) -> int:
+    """The tile that `plans` chooses."""
+    del part, n
+    return TILE
+
+  def plans(
+    self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+  ) -> list[tuple[Plan, Heads]]:
+    """One plan for all heads."""
+    n, tile = case.length, tile or TILE
+    worklists.check_tile(tile)
+    work = worklists.make_work(patterns, n, tile)
+    lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
+    # A list that takes longer than half of what each program has to do.
+    if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
+      work = worklists.make_work(patterns, n, tile, PIECE)
+    return [(worklists.plan_of(work, n, tile), None)]
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    from sparse_transformer.attention import triton_kernels
+
+    work = plan.tables
+    out_SBLHE, lse_SBLH = triton_kernels.forward(
+      work, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret
+    )
+    return worklists.merge_slots(out_SBLHE, lse_SBLH, work.by_query.written)
+
+  def backward(
+    self,
+    plan: Plan,
+    q_BLHK: jax.Array,
+    dout_BLHE: jax.Array,
+    lse_BLH: jax.Array,
+    delta_BLH: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
+    from sparse_transformer.attention import triton_kernels
+
+    work = plan.tables
+    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
+    dq, dk, dv = triton_kernels.backward(
+      work, *of_queries, k_BMHK, v_BMHE, interpret=self.interpret
+    )
+    return (
+      worklists.add_slots(dq, work.by_query.written),
+      worklists.add_slots(dk, work.by_key.written),
+      worklists.add_slots(dv, work.by_key.written),
+    )

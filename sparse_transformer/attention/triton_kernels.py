@@ -1,0 +1,291 @@
+"""The fused kernels of the `triton` executor, in Pallas.
+
+They know nothing of patterns: work lists say which tiles each program of the
+grid processes, see `worklists`. Rows are read and written by position. Nothing
+is accumulated by atomic operations, so that results are deterministic.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from sparse_transformer.attention.worklists import Work
+
+LOG2_E = math.log2(math.e)
+
+
+def _dot(a, b, contract):
+  """Product over one axis of each, accumulated in float32."""
+  # Triton would round float32 operands to TF32.
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(
+    a,
+    b,
+    (((contract[0],), (contract[1],)), ((), ())),
+    precision=precision,
+    preferred_element_type=jnp.float32,
+  )
+
+
+class _Item:
+  """One item of a list, within a kernel."""
+
+  def __init__(self, items, others, masks, positions):
+    row = pl.program_id(0)
+    self.batch = pl.program_id(1)
+    self.head, self.tile, self.first, self.middle, self.last, self.slot = (
+      items[row, column] for column in range(6)
+    )
+    self._others, self._masks = others, masks
+    self.positions, self.is_real, self.at = _read_positions(
+      positions, self.tile
+    )
+
+  def rows(self, ref, at):
+    """Rows of an array [B, L, H, ...] at positions [tile]."""
+    return ref[self.batch, at, self.head, ...]
+
+  def sweep(self, positions, body, carry):
+    """body(positions of a tile, pairs or None, carry) over the other side."""
+
+    def step(i, carry, masked):
+      _, _, at = _read_positions(positions, self._others[i, 0])
+      pairs = self._pairs(self._others[i, 1]) if masked else None
+      return body(at, pairs, carry)
+
+    for start, stop, masked in (
+      (self.first, self.middle, True),
+      (self.middle, self.last, False),
+    ):
+      carry = lax.fori_loop(
+        start, stop, functools.partial(step, masked=masked), carry
+      )
+    return carry
+
+  def _pairs(self, number):
+    """A mask, unpacked: bool [this side, other side]."""
+    words = self._masks[number, :, :]
+    tile, count = words.shape
+    shape = tile, count, 32
+    bit = lax.broadcasted_iota(jnp.int32, shape, 2)
+    words = jnp.broadcast_to(words[:, :, None], shape)
+    bits = lax.shift_right_logical(words, bit) & 1
+    return bits.reshape(tile, tile) != 0
+
+  def store(self, ref, x):
+    """Writes rows [tile, ...] into this item's slot."""
+    if x.ndim == 1:
+      where: tuple[Any, ...] = (self.at, self.head)
+      mask = self.is_real
+    else:
+      # Interpret mode takes either slices or index arrays, not both.
+      columns = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
+      where = self.at[:, None], self.head, columns
+      mask = jnp.broadcast_to(self.is_real[:, None], x.shape)
+    plgpu.store(
+      ref.at[self.slot, self.batch, *where], x.astype(ref.dtype), mask=mask
+    )
+
+
+def _read_positions(positions, tile):
+  """(positions, which are real, positions that can be read) of a tile."""
+  found = positions[tile, :]
+  return found, found >= 0, jnp.maximum(found, 0)
+
+
+def _forward(
+  items, others, masks, queries, keys, q_ref, k_ref, v_ref, out_ref, lse_ref
+):
+  """Output and log-sum-exp of the rows of an item, by an online softmax."""
+  item = _Item(items, others, masks, queries)
+  q = item.rows(q_ref, item.at)
+  scale = LOG2_E / math.sqrt(q.shape[-1])
+
+  def body(at, pairs, carry):
+    out, max_, sum_ = carry
+    s = _dot(q, item.rows(k_ref, at), (1, 1)) * scale
+    if pairs is not None:
+      s = jnp.where(pairs, s, -jnp.inf)
+    new = jnp.maximum(max_, s.max(1))
+    # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
+    shift = new if pairs is None else jnp.where(new == -jnp.inf, 0.0, new)
+    p, decay = jnp.exp2(s - shift[:, None]), jnp.exp2(max_ - shift)
+    v = item.rows(v_ref, at)
+    out = out * decay[:, None] + _dot(p.astype(v.dtype), v, (1, 0))
+    return out, new, sum_ * decay + p.sum(1)
+
+  tile = len(item.at)
+  out, max_, sum_ = item.sweep(
+    keys,
+    body,
+    (
+      jnp.zeros((tile, v_ref.shape[-1]), jnp.float32),
+      jnp.full((tile,), -jnp.inf, jnp.float32),
+      jnp.zeros((tile,), jnp.float32),
+    ),
+  )
+  is_empty = sum_ == 0
+  item.store(out_ref, out / jnp.where(is_empty, 1.0, sum_)[:, None])
+  lse = (max_ + jnp.log2(jnp.where(is_empty, 1.0, sum_))) / LOG2_E
+  item.store(lse_ref, jnp.where(is_empty, -jnp.inf, lse))
+
+
+def _backward_of_queries(
+  items,
+  others,
+  masks,
+  queries,
+  keys,
+  q_ref,
+  dout_ref,
+  lse_ref,
+  delta_ref,
+  k_ref,
+  v_ref,
+  dq_ref,
+):
+  """dq of the rows of an item."""
+  item = _Item(items, others, masks, queries)
+  q, dout = (item.rows(ref, item.at) for ref in (q_ref, dout_ref))
+  lse, delta = (item.rows(ref, item.at) for ref in (lse_ref, delta_ref))
+  scale = 1 / math.sqrt(q.shape[-1])
+  lse = lse * LOG2_E
+
+  def body(at, pairs, dq):
+    k, v = item.rows(k_ref, at), item.rows(v_ref, at)
+    p = jnp.exp2(_dot(q, k, (1, 1)) * (scale * LOG2_E) - lse[:, None])
+    if pairs is not None:
+      p = jnp.where(pairs, p, 0.0)
+    ds = p * (_dot(dout, v, (1, 1)) - delta[:, None])
+    return dq + _dot(ds.astype(k.dtype), k, (1, 0))
+
+  dq = item.sweep(keys, body, jnp.zeros(q.shape, jnp.float32))
+  item.store(dq_ref, dq * scale)
+
+
+def _backward_of_keys(
+  items,
+  others,
+  masks,
+  queries,
+  keys,
+  q_ref,
+  dout_ref,
+  lse_ref,
+  delta_ref,
+  k_ref,
+  v_ref,
+  dk_ref,
+  dv_ref,
+):
+  """dk and dv of the rows of an item."""
+  item = _Item(items, others, masks, keys)
+  k, v = item.rows(k_ref, item.at), item.rows(v_ref, item.at)
+  scale = 1 / math.sqrt(k.shape[-1])
+
+  def body(at, pairs, carry):
+    dk, dv = carry
+    q, dout = item.rows(q_ref, at), item.rows(dout_ref, at)
+    lse, delta = item.rows(lse_ref, at) * LOG2_E, item.rows(delta_ref, at)
+    # Transposed: a row for each key.
+    p = jnp.exp2(_dot(k, q, (1, 1)) * (scale * LOG2_E) - lse[None, :])
+    if pairs is not None:
+      p = jnp.where(pairs, p, 0.0)
+    dv = dv + _dot(p.astype(dout.dtype), dout, (1, 0))
+    ds = p * (_dot(v, dout, (1, 1)) - delta[None, :])
+    return dk + _dot(ds.astype(q.dtype), q, (1, 0)), dv
+
+  zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+  dk, dv = item.sweep(queries, body, zeros)
+  item.store(dk_ref, dk * scale)
+  item.store(dv_ref, dv)
+
+
+def forward(
+  work: Work,
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  *,
+  interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """(out_SBLHE, lse_SBLH) of each slot, with any values where not written.
+
+  Args:
+    work: which pairs.
+    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    interpret: whether to interpret the kernel instead of compiling it.
+  """
+  lse_BLH = jax.ShapeDtypeStruct(q_BLHK.shape[:3], jnp.float32)
+  out_SBLHE, lse_SBLH = _launch(
+    _forward,
+    work.by_query,
+    work,
+    (q_BLHK, k_BMHK, v_BMHE),
+    (v_BMHE, lse_BLH),
+    num_warps=4,
+    interpret=interpret,
+  )
+  return out_SBLHE, lse_SBLH
+
+
+def backward(
+  work: Work,
+  q_BLHK: jax.Array,
+  dout_BLHE: jax.Array,
+  lse_BLH: jax.Array,
+  delta_BLH: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  *,
+  interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
+  arrays = q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BMHK, v_BMHE
+  # With 4, wider values spill registers.
+  num_warps = 4 if v_BMHE.shape[-1] <= 64 else 8
+  launch = functools.partial(
+    _launch, work=work, arrays=arrays, num_warps=num_warps, interpret=interpret
+  )
+  (dq,) = launch(_backward_of_queries, work.by_query, outs=(q_BLHK,))
+  dk, dv = launch(_backward_of_keys, work.by_key, outs=(k_BMHK, v_BMHE))
+  return dq, dk, dv
+
+
+def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
+  """Runs a kernel on the items of a list.
+
+  Args:
+    kernel: one of this module.
+    lists: its work.
+    work: the work that the lists belong to.
+    arrays: [B, L, H, ...], as the kernel takes them.
+    outs: arrays or shapes like the results of one slot.
+    num_warps: warps of each program.
+    interpret: see `forward`.
+
+  Returns:
+    The results [slots, B, L, H, ...], in float32 if there are several slots.
+  """
+  tables = lists.items, lists.others, lists.masks, work.queries, work.keys
+  shapes = [
+    jax.ShapeDtypeStruct(
+      (lists.num_slots, *x.shape),
+      x.dtype if lists.num_slots == 1 else jnp.float32,
+    )
+    for x in outs
+  ]
+  return pl.pallas_call(
+    kernel,
+    grid=(len(lists.items), len(arrays[0])),
+    out_shape=shapes,
+    compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),
+    interpret=interpret,
+    name=kernel.__name__.strip("_"),
+  )(*map(jnp.asarray, tables), *arrays)

@@ -1,0 +1,325 @@
+"""Work lists: what a fused kernel does for all heads and parts in one launch.
+
+A kernel runs once for each item of a list. An item is one tile of one head:
+of queries in the forward pass and for dq, of keys for dk and dv. It lists the
+tiles of the other side that hold pairs with it, the partial ones before the
+full ones. Kernels read and write rows by position, so that nothing is permuted
+outside them, and take the pairs of partial tiles from bits, so that they know
+nothing of patterns.
+
+Parts of a head whose tiles are cut in the same order share an item. The others
+write to different slots, whose results are combined afterwards.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.attention.contract import (
+  Plan,
+  Table,
+  heads_of_parts,
+  make_order,
+)
+from sparse_transformer.patterns import Pattern
+
+CHUNK = 2**22  # pairs evaluated at a time
+ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["items", "others", "masks", "written"],
+  meta_fields=["num_slots"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lists:
+  """The work of one launch.
+
+  Attributes:
+    items: int32 [items, 6], see `ITEM`; those with the most tiles come first.
+      An item processes `others[first:last]`, of which those from `middle` on
+      are full.
+    others: int32 [tiles, 2]: tile of the other side, index of its mask.
+    masks: int32 [masks, tile, tile // 32], the pairs of partial tiles: a row
+      for each position of this side, a bit for each of the other.
+    written: bool [slots, n, heads], the rows that each slot holds. The first
+      slot holds all of them.
+    num_slots: number of slots.
+  """
+
+  items: Table
+  others: Table
+  masks: Table
+  written: Table
+  num_slots: int
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["queries", "keys", "by_query", "by_key"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Work:
+  """The work of all launches.
+
+  Attributes:
+    queries, keys: int32 [tiles, tile], the positions in each tile, -1 for
+      padding. The tiles of several orders follow each other.
+    by_query: an item for each tile of queries.
+    by_key: an item for each tile of keys.
+  """
+
+  queries: Table
+  keys: Table
+  by_query: Lists
+  by_key: Lists
+
+
+def check_tile(tile: int) -> None:
+  """Raises ValueError unless a kernel can run tiles of this size."""
+  if tile % 32 or tile & (tile - 1):
+    raise ValueError(
+      f"attention.tile={tile} must be a power of two of at least 32 for a fused"
+      " kernel, or 0 to choose one"
+    )
+
+
+def plan_of(tables: Work, n: int, tile: int) -> Plan:
+  """A plan that covers all pairs, whose arrays are in the natural order."""
+  natural = make_order(np.arange(n), n)
+  return Plan(None, tile, natural, natural, tables)
+
+
+@functools.lru_cache(maxsize=64)
+def make_work(
+  patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
+) -> Work:
+  """The work of attention with one pattern per head.
+
+  Args:
+    patterns: one per head.
+    n: number of positions.
+    tile: positions on a side of a tile, a multiple of 32.
+    longest: the most tiles of an item of keys; longer ones are split. 0 for no
+      limit.
+  """
+  num_heads = len(patterns)
+  queries, keys, masks = _Orders(n, tile), _Orders(n, tile), _Masks(tile)
+  parts = []
+  for part, chosen in heads_of_parts(patterns, n):
+    heads = tuple(range(num_heads)) if chosen is None else chosen
+    layout = part.layout(n, tile)
+    rows = queries.place(layout.query_order) + layout.rows
+    cols = keys.place(layout.key_order) + layout.cols
+    # The layout calls tiles that the end of the sequence cuts full, too.
+    partial = np.flatnonzero(layout.pairs < tile**2)
+    numbers = np.full(len(rows), -1)
+    numbers[partial] = masks.add(
+      part, queries.tiles()[rows[partial]], keys.tiles()[cols[partial]]
+    )
+    parts.append(_Part(heads, rows, cols, numbers))
+  make = functools.partial(_make_lists, num_heads=num_heads, n=n)
+  by_query = make(parts, queries.tiles(), masks.packed())
+  turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
+  by_key = make(turned, keys.tiles(), masks.packed(turned=True), longest)
+  return Work(queries.tiles(), keys.tiles(), by_query, by_key)
+
+
+def merge_slots(
+  out_SBLHE: jax.Array, lse_SBLH: jax.Array, written_SLH: Table
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) over the keys of all slots.
+
+  Args:
+    out_SBLHE, lse_SBLH: results of each slot; any values where not written.
+    written_SLH: see `Lists`.
+  """
+  if len(out_SBLHE) == 1:
+    return out_SBLHE[0], lse_SBLH[0]
+  written_SBLH = jnp.asarray(written_SLH)[:, None]
+  lse_SBLH = jnp.where(written_SBLH, lse_SBLH, -jnp.inf)
+  out_SBLHE = jnp.where(written_SBLH[..., None], out_SBLHE, 0)
+  max_BLH = lse_SBLH.max(0)
+  # exp(-inf - 0) is 0, not NaN, where no slot has keys.
+  shift_BLH = jnp.where(max_BLH == -jnp.inf, 0, max_BLH)
+  weights_SBLH = jnp.exp(lse_SBLH - shift_BLH[None])
+  sum_BLH = weights_SBLH.sum(0)
+  out_BLHE = (weights_SBLH[..., None] * out_SBLHE).sum(0)
+  divisor_BLH = jnp.where(sum_BLH == 0, 1, sum_BLH)
+  return out_BLHE / divisor_BLH[..., None], shift_BLH + jnp.log(sum_BLH)
+
+
+def add_slots(x_SBLHK: jax.Array, written_SLH: Table) -> jax.Array:
+  """The sum over slots, of what was written."""
+  if len(x_SBLHK) == 1:
+    return x_SBLHK[0]
+  written_SBLHK = jnp.asarray(written_SLH)[:, None, ..., None]
+  return jnp.where(written_SBLHK, x_SBLHK, 0).sum(0)
+
+
+class _Orders:
+  """Distinct orders of positions, cut into tiles."""
+
+  def __init__(self, n: int, tile: int):
+    self._n, self._tile = n, tile
+    self._orders: list[np.ndarray] = []
+
+  def place(self, order: np.ndarray) -> int:
+    """The index of the first tile of an order, which is added if it is new."""
+    same = [np.array_equal(order, other) for other in self._orders]
+    if not any(same):
+      self._orders.append(order)
+      same.append(True)
+    return same.index(True) * -(-self._n // self._tile)
+
+  def tiles(self) -> np.ndarray:
+    """The positions in each tile, -1 for padding: int32 [tiles, tile]."""
+    padding = (0, -self._n % self._tile)
+    return np.concatenate(
+      [
+        np.pad(order, padding, constant_values=-1).reshape(-1, self._tile)
+        for order in self._orders or [np.arange(self._n)]
+      ]
+    ).astype(np.int32)
+
+
+class _Masks:
+  """Distinct masks of tiles."""
+
+  def __init__(self, tile: int):
+    self._tile = tile
+    self._numbers: dict[bytes, int] = {}
+
+  def add(
+    self, part: Pattern, queries: np.ndarray, keys: np.ndarray
+  ) -> list[int]:
+    """The numbers of the masks of some tiles.
+
+    Args:
+      part: its `mask` is evaluated.
+      queries, keys: positions in each tile, int [tiles, tile], -1 for padding.
+    """
+    numbers: list[int] = []
+    step = max(1, CHUNK // self._tile**2)
+    for start in range(0, len(queries), step):
+      q = queries[start : start + step, :, None]
+      k = keys[start : start + step, None, :]
+      pairs = part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
+      for bits in np.packbits(pairs, axis=-1, bitorder="little"):
+        numbers.append(
+          self._numbers.setdefault(bits.tobytes(), len(self._numbers))
+        )
+    return numbers
+
+  def packed(self, turned: bool = False) -> np.ndarray:
+    """All masks, int32 [masks, tile, tile // 32]; `turned`: a row per key."""
+    content = b"".join(self._numbers) or bytes(self._tile**2 // 8)
+    shape = -1, self._tile, self._tile // 8
+    bits = np.frombuffer(content, np.uint8).reshape(shape)
+    if turned:
+      pairs = np.unpackbits(bits, axis=-1, bitorder="little").swapaxes(1, 2)
+      bits = np.packbits(pairs, axis=-1, bitorder="little")
+    return np.ascontiguousarray(bits).view("<i4").astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+  """The tiles of one part, seen from one side.
+
+  Attributes:
+    heads: the heads that use the part.
+    rows, cols: int [tiles], the tiles of this side and of the other.
+    masks: int [tiles], the number of each tile's mask, -1 for a full tile.
+  """
+
+  heads: tuple[int, ...]
+  rows: np.ndarray
+  cols: np.ndarray
+  masks: np.ndarray
+
+
+def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
+  num_tiles = -(-n // positions.shape[1])  # of one order
+  others: list[np.ndarray] = []
+  known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
+  items = []
+  for head in range(num_heads):
+    slot = 0
+    for numbers in _by_order(parts, head, num_tiles):
+      if numbers not in known:
+        count = sum(map(len, others))
+        found, tiles = _items([parts[i] for i in numbers], num_tiles, longest)
+        known[numbers] = found + [0, count, count, count, 0]
+        others.append(tiles)
+      new = known[numbers] + [0, 0, 0, 0, slot]
+      if slot:  # rows without tiles are written to the first slot
+        new = new[new[:, 1] < new[:, 3]]
+      items.append(_with_head(new, head))
+      slot = new[:, 4].max(initial=slot) + 1
+    if not slot:  # a head without pairs
+      tiles = np.arange(num_tiles)
+      items.append(_with_head(tiles[:, None] * [1, 0, 0, 0, 0], head))
+  all_items = np.concatenate(items).astype(np.int32)
+  lengths = all_items[:, 4] - all_items[:, 2]
+  all_items = all_items[np.argsort(-lengths, kind="stable")]
+  num_slots = int(all_items[:, 5].max()) + 1
+  written = np.zeros((num_slots, n + 1, num_heads), bool)
+  heads, tiles, slots = all_items[:, 0], all_items[:, 1], all_items[:, 5]
+  written[slots[:, None], positions[tiles], heads[:, None]] = True
+  return Lists(
+    all_items,
+    np.concatenate([*others, np.zeros((1, 2))]).astype(np.int32),
+    masks,
+    written[:, :n],
+    num_slots,
+  )
+
+
+def _by_order(
+  parts: Sequence[_Part], head: int, num_tiles: int
+) -> Iterator[tuple[int, ...]]:
+  """The parts of a head, by number, that are cut in the same order."""
+  groups: dict[int, list[int]] = {}
+  for i, part in enumerate(parts):
+    if head in part.heads:
+      groups.setdefault(part.rows[0] // num_tiles, []).append(i)
+  yield from map(tuple, groups.values())
+
+
+def _items(parts, num_tiles, longest):
+  """(items without their head, others) of parts that are cut in one order.
+
+  Indices into `others` and slots are counted from 0.
+  """
+  rows, cols, masks = (
+    np.concatenate([getattr(part, name) for part in parts])
+    for name in ("rows", "cols", "masks")
+  )
+  order = np.lexsort((cols, masks < 0, rows))
+  rows, cols, masks = rows[order], cols[order], masks[order]
+  start = rows[0] // num_tiles * num_tiles
+  tiles = np.arange(start, start + num_tiles)
+  first = np.searchsorted(rows, tiles)
+  last = np.searchsorted(rows, tiles, side="right")
+  middle = first + np.bincount(rows[masks >= 0] - start, minlength=num_tiles)
+  # Long rows are split into pieces of about the same length.
+  size = last - first
+  pieces = np.maximum(1, -(-size // longest)) if longest else np.ones_like(size)
+  row = np.repeat(np.arange(num_tiles), pieces)
+  piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+  begin = first[row] + size[row] * piece // pieces[row]
+  end = first[row] + size[row] * (piece + 1) // pieces[row]
+  items = np.stack(
+    [tiles[row], begin, middle[row].clip(begin, end), end, piece], axis=1
+  )
+  return items, np.stack([cols, masks.clip(0)], axis=1)
+
+
+def _with_head(items, head):
+  return np.insert(items, 0, head, axis=1)

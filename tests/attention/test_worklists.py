@@ -1,0 +1,61 @@
+"""Work lists name every pair of every head exactly once."""
+
+import catalogue
+import numpy as np
+import pytest
+
+from sparse_transformer.attention import worklists
+from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
+
+TILE = 32
+
+
+def pairs_of(lists, mine, other, n, num_heads):
+  """How often each pair is processed: int [heads, n, n], this side first."""
+  counts = np.zeros((num_heads, n + 1, n + 1), int)
+  bits = np.ascontiguousarray(lists.masks).view(np.uint8)
+  masks = np.unpackbits(bits, axis=-1, bitorder="little")
+  for head, tile, first, middle, last, slot in lists.items:
+    assert lists.written[slot, mine[tile][mine[tile] >= 0], head].all()
+    for i in range(first, last):
+      where, mask = lists.others[i]
+      pairs = masks[mask] if i < middle else 1
+      counts[head, mine[tile][:, None], other[where]] += pairs
+  assert (counts[:, -1] == 0).all() and (counts[:, :, -1] == 0).all()  # padding
+  return counts[:, :-1, :-1]
+
+
+@pytest.mark.parametrize("longest", [0, 2])
+@pytest.mark.parametrize("n", [1, 64, 100])
+@pytest.mark.parametrize(
+  "patterns",
+  [
+    tuple(Block(32) | Summary(32, 8, shift) for shift in (0, 1, 0)),
+    (Local(12) | Strided(12), Causal(), Causal() - Causal()),
+    *(tuple(catalogue.ALL[i : i + 6]) for i in range(0, len(catalogue.ALL), 6)),
+  ],
+  ids=lambda patterns: str(patterns[0]),
+)
+def test_lists_name_each_pair_once(patterns, n, longest):
+  work = worklists.make_work(patterns, n, TILE, longest)
+  expected = np.stack([pattern.matrix(n) for pattern in patterns])
+  of_queries = pairs_of(
+    work.by_query, work.queries, work.keys, n, len(patterns)
+  )
+  np.testing.assert_array_equal(of_queries, expected)
+  of_keys = pairs_of(work.by_key, work.keys, work.queries, n, len(patterns))
+  np.testing.assert_array_equal(of_keys, expected.swapaxes(1, 2))
+
+
+def test_items_are_longest_first_and_bounded():
+  patterns = (Causal(), Strided(7))
+  lists = worklists.make_work(patterns, 500, TILE, 4).by_key
+  lengths = lists.items[:, 4] - lists.items[:, 2]
+  assert (np.diff(lengths) <= 0).all() and lengths.max() == 4
+  assert lists.num_slots > 1 and lists.written[0].all()
+
+
+@pytest.mark.parametrize("tile", [16, 48, 96])
+def test_tile_that_a_kernel_cannot_run_is_rejected(tile):
+  with pytest.raises(ValueError, match=f"tile={tile} must be a power of two"):
+    worklists.check_tile(tile)

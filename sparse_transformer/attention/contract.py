@@ -221,7 +221,8 @@ def plan_parts(
     tile: positions on a side of a tile; 0 chooses automatically.
   """
   return [
-    (plan(part, n, tile), heads) for part, heads in heads_of_parts(patterns, n)
+    (plan(part, n, min(tile, n)), heads)
+    for part, heads in heads_of_parts(patterns, n)
   ]
 
 

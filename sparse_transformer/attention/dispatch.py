@@ -71,8 +71,7 @@ def attend(
     backend: "auto" and "blocked" run tile by tile in linear memory, with the
       executor that suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
-    tile: positions on a side of a tile, at most n are used; 0 chooses
-      automatically.
+    tile: positions on a side of a tile; 0 chooses automatically.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -92,7 +91,7 @@ def attend(
   q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
   case = make_case(q_BLHK, v_BMHE)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
-  tile = _check_tile(tile, case.length)
+  tile = _check_tile(tile)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
     attention = functools.partial(dense.attend, patterns=heads)
@@ -122,9 +121,8 @@ def _patterns_of_heads(patterns, num_heads, length):
   return tuple(patterns)
 
 
-def _check_tile(tile, length):
-  """Checks the tile, and returns it, at most as large as the sequence."""
+def _check_tile(tile):
   is_integer = isinstance(tile, int | np.integer)
   if not is_integer or isinstance(tile, bool) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
-  return min(int(tile), length)
+  return int(tile)

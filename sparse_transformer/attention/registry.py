@@ -14,6 +14,7 @@ import jax
 
 from sparse_transformer.attention import batched, dense, streamed
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
+from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
@@ -179,3 +180,4 @@ def _unsupported(name, case):
 
 register("batched", batched)
 register("streamed", streamed, platforms=("cpu",))
+register("triton", Triton(), platforms=("cuda",))

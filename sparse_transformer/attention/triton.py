@@ -1,9 +1,7 @@
 """The executor for NVIDIA GPUs: three fused kernels.
 
 One launch computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns; see `triton_kernels`. It has been compiled
-for the H100, and run in Pallas' interpreter only. Therefore it is not
-registered; `registry.register("triton", Triton(), platforms=("cuda",))` does.
+heads and all parts of the patterns; see `triton_kernels`.
 """
 
 import dataclasses
@@ -12,6 +10,7 @@ import jax
 
 from sparse_transformer.attention import worklists
 from sparse_transformer.attention.contract import Case, Heads, Plan
+from sparse_transformer.attention.sharding import divide_batch
 from sparse_transformer.patterns import Pattern
 
 TILE = 64  # positions; larger ones spill registers in the backward pass
@@ -54,8 +53,8 @@ class Triton:
     self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
   ) -> list[tuple[Plan, Heads]]:
     """One plan for all heads."""
-    n, tile = case.length, tile or TILE
-    worklists.check_tile(tile)
+    n = case.length
+    tile = worklists.check_tile(tile or TILE, n)
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
@@ -69,11 +68,11 @@ class Triton:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
     from sparse_transformer.attention import triton_kernels
 
-    work = plan.tables
-    out_SBLHE, lse_SBLH = triton_kernels.forward(
-      work, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret
-    )
-    return worklists.merge_slots(out_SBLHE, lse_SBLH, work.by_query.written)
+    def run(work, *arrays):
+      slots = triton_kernels.forward(work, *arrays, interpret=self.interpret)
+      return worklists.merge_slots(*slots, work.by_query.written)
+
+    return divide_batch(run, plan.tables, q_BLHK, k_BMHK, v_BMHE)
 
   def backward(
     self,
@@ -88,13 +87,13 @@ class Triton:
     """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
     from sparse_transformer.attention import triton_kernels
 
-    work = plan.tables
+    def run(work, *arrays):
+      slots = triton_kernels.backward(work, *arrays, interpret=self.interpret)
+      sides = work.by_query, work.by_key, work.by_key
+      return tuple(
+        worklists.add_slots(x, side.written)
+        for x, side in zip(slots, sides, strict=True)
+      )
+
     of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
-    dq, dk, dv = triton_kernels.backward(
-      work, *of_queries, k_BMHK, v_BMHE, interpret=self.interpret
-    )
-    return (
-      worklists.add_slots(dq, work.by_query.written),
-      worklists.add_slots(dk, work.by_key.written),
-      worklists.add_slots(dv, work.by_key.written),
-    )
+    return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)

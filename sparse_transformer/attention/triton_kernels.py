@@ -80,13 +80,16 @@ class _Item:
 
   def store(self, ref, x):
     """Writes rows [tile, ...] into this item's slot."""
+    # Out of bounds, since interpret mode writes back what it read where the
+    # mask is false: another row may have the same position.
+    at = jnp.where(self.is_real, self.at, ref.shape[2])
     if x.ndim == 1:
-      where: tuple[Any, ...] = (self.at, self.head)
+      where: tuple[Any, ...] = (at, self.head)
       mask = self.is_real
     else:
       # Interpret mode takes either slices or index arrays, not both.
       columns = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
-      where = self.at[:, None], self.head, columns
+      where = at[:, None], self.head, columns
       mask = jnp.broadcast_to(self.is_real[:, None], x.shape)
     plgpu.store(
       ref.at[self.slot, self.batch, *where], x.astype(ref.dtype), mask=mask

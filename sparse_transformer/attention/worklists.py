@@ -81,13 +81,18 @@ class Work:
   by_key: Lists
 
 
-def check_tile(tile: int) -> None:
-  """Raises ValueError unless a kernel can run tiles of this size."""
+def check_tile(tile: int, n: int) -> int:
+  """The tile for n positions, which need not fill one.
+
+  Raises:
+    ValueError: a kernel cannot run tiles of this size.
+  """
   if tile % 32 or tile & (tile - 1):
     raise ValueError(
       f"attention.tile={tile} must be a power of two of at least 32 for a fused"
       " kernel, or 0 to choose one"
     )
+  return min(tile, max(32, 1 << (n - 1).bit_length()))
 
 
 def plan_of(tables: Work, n: int, tile: int) -> Plan:

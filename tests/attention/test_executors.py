@@ -30,7 +30,7 @@ from sparse_transformer.patterns import (
   Summary,
 )
 
-EXECUTORS = tuple(registry.EXECUTORS)
+EXECUTORS = laws.ANYWHERE
 BACKENDS = "dense", *EXECUTORS
 SETTINGS = dict(stride=12, window=12, width=3, num_summaries=2)
 

@@ -19,9 +19,10 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, merged, registry
+from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import Causal, Local, Strided
 
-EXECUTORS = tuple(registry.EXECUTORS)
+EXECUTORS = laws.ANYWHERE
 BACKENDS = "auto", "dense"  # "auto" traces every executor
 N, TILE = 40, 16
 TWO_PARTS = Local(5) | Strided(7)
@@ -134,6 +135,7 @@ test_sharding.check_on_four_devices(*sys.argv[1:])
   "backend, way",
   [
     ("streamed", "explicit"),
+    ("interpreted", "automatic"),
     pytest.param("streamed", "all", marks=pytest.mark.soak),
     pytest.param("batched", "all", marks=pytest.mark.soak),
   ],
@@ -155,6 +157,8 @@ def test_results_on_four_devices_are_those_of_the_definition(backend, way):
 
 
 def check_on_four_devices(backend, way):
+  if way == "automatic":
+    return check_kernel_on_automatic_axes(backend)
   arrays, mesh = inputs(), jax.make_mesh((2, 2), ("x", "y"))
   sharded = [jax.device_put(x, NamedSharding(mesh, BOTH)) for x in arrays]
 
@@ -172,3 +176,19 @@ def check_on_four_devices(backend, way):
     if way == "all":
       check(TWO_PARTS, shard_map(BOTH), exchanges)
       check(BY_HEAD, unwrapped, ())
+
+
+def check_kernel_on_automatic_axes(backend):
+  registry.register(backend, Triton(interpret=True))
+  mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+  arrays = laws.random_inputs(N, 4, 16, 16, batch=4)
+
+  def check(spec, exchanges):
+    sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
+    program = laws.run.lower(*sharded, BY_HEAD, backend, 32).compile()
+    assert ("all-gather" in program.as_text()) == exchanges
+    laws.assert_close(program(*sharded), laws.reference(*arrays, BY_HEAD))
+
+  check(BATCH, exchanges=False)
+  check(P(("x", "y")), exchanges=False)
+  check(BOTH, exchanges=True)  # heads have lists of their own

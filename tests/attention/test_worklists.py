@@ -58,4 +58,9 @@ def test_items_are_longest_first_and_bounded():
 @pytest.mark.parametrize("tile", [16, 48, 96])
 def test_tile_that_a_kernel_cannot_run_is_rejected(tile):
   with pytest.raises(ValueError, match=f"tile={tile} must be a power of two"):
-    worklists.check_tile(tile)
+    worklists.check_tile(tile, 500)
+
+
+def test_tile_is_no_larger_than_needed():
+  tiles = [worklists.check_tile(128, n) for n in (1, 32, 33, 65, 500)]
+  assert tiles == [32, 32, 64, 128, 128]

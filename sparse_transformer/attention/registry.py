@@ -8,6 +8,7 @@ benchmarks for its tiles.
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import jax
@@ -120,6 +121,21 @@ def resolve(backend: str, case: Case) -> str:
       for name, reason in reasons.items()
     )
   )
+
+
+def explain_choice(backend: str, case: Case) -> str:
+  """What runs a case on its platform and, if another was preferred, why.
+
+  Raises the errors of `resolve`.
+  """
+  name = resolve(backend, case)
+  if backend not in CHOOSING:
+    return name
+  preferred = itertools.takewhile(
+    lambda other: other != name, _PREFERRED.get(case.platform, [])
+  )
+  reasons = (f"{other}: {_unsupported(other, case)}" for other in preferred)
+  return "; not ".join([name, *reasons])
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:

@@ -13,9 +13,12 @@ from sparse_transformer.attention.contract import Case, Heads, Plan
 from sparse_transformer.attention.sharding import divide_batch
 from sparse_transformer.patterns import Pattern
 
-TILE = 64  # positions; larger ones spill registers in the backward pass
+# Positions on a side of a tile, by dtype. With larger ones, the backward pass
+# spills registers; with float32, also with wider queries and keys.
+TILES = dict(bfloat16=64, float16=64, float32=32)
 WIDTHS = 16, 32, 64, 128
-DTYPES = "bfloat16", "float16"  # products of float32 spill registers
+MAX_FLOAT32_WIDTH = 64  # of queries and keys
+MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
 # Programs that a GPU of 132 multiprocessors runs at a time, and the length of
 # the pieces of lists that would keep it waiting.
 PROGRAMS, PIECE = 3 * 132, 64
@@ -40,21 +43,31 @@ class Triton:
       return None
     if case.platform != "cuda":
       return "it needs an NVIDIA GPU"
-    if case.dtype not in DTYPES:
-      return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
+    if (capability := _compute_capability()) < MIN_CAPABILITY:
+      return (
+        f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
+        f" {capability}"
+      )
+    if case.dtype not in TILES:
+      return f"its dtypes are {', '.join(TILES)}, got {case.dtype}"
+    if case.dtype == "float32" and case.qk_width > MAX_FLOAT32_WIDTH:
+      return (
+        f"in float32, heads must have widths of at most {MAX_FLOAT32_WIDTH},"
+        f" got {case.qk_width}"
+      )
     return None
 
   def tile_size(self, part: Pattern, n: int) -> int:
     """The tile that `plans` chooses."""
     del part, n
-    return TILE
+    return TILES["bfloat16"]
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
   ) -> list[tuple[Plan, Heads]]:
     """One plan for all heads."""
     n = case.length
-    tile = worklists.check_tile(tile or TILE, n)
+    tile = worklists.check_tile(tile or TILES[case.dtype], n)
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
@@ -97,3 +110,10 @@ class Triton:
 
     of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
     return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)
+
+
+def _compute_capability():
+  """That of the GPUs of this machine; of any, for GPUs that are not here."""
+  if jax.default_backend() != "gpu":
+    return MIN_CAPABILITY
+  return min(float(gpu.compute_capability) for gpu in jax.local_devices())

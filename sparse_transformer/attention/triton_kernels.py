@@ -20,23 +20,11 @@ from sparse_transformer.attention.worklists import Work
 LOG2_E = math.log2(math.e)
 
 
-def _dot(a, b, contract):
-  """Product over one axis of each, accumulated in float32."""
-  # Triton would round float32 operands to TF32.
-  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(
-    a,
-    b,
-    (((contract[0],), (contract[1],)), ((), ())),
-    precision=precision,
-    preferred_element_type=jnp.float32,
-  )
-
-
 class _Item:
   """One item of a list, within a kernel."""
 
-  def __init__(self, items, others, masks, positions):
+  def __init__(self, items, others, masks, positions, precision):
+    self._precision = precision
     row = pl.program_id(0)
     self.batch = pl.program_id(1)
     self.head, self.tile, self.first, self.middle, self.last, self.slot = (
@@ -50,6 +38,16 @@ class _Item:
   def rows(self, ref, at):
     """Rows of an array [B, L, H, ...] at positions [tile]."""
     return ref[self.batch, at, self.head, ...]
+
+  def dot(self, a, b, contract):
+    """Product over one axis of each, accumulated in float32."""
+    return lax.dot_general(
+      a,
+      b,
+      (((contract[0],), (contract[1],)), ((), ())),
+      precision=self._precision,
+      preferred_element_type=jnp.float32,
+    )
 
   def sweep(self, positions, body, carry):
     """body(positions of a tile, pairs or None, carry) over the other side."""
@@ -103,16 +101,27 @@ def _read_positions(positions, tile):
 
 
 def _forward(
-  items, others, masks, queries, keys, q_ref, k_ref, v_ref, out_ref, lse_ref
+  items,
+  others,
+  masks,
+  queries,
+  keys,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  lse_ref,
+  *,
+  precision,
 ):
   """Output and log-sum-exp of the rows of an item, by an online softmax."""
-  item = _Item(items, others, masks, queries)
+  item = _Item(items, others, masks, queries, precision)
   q = item.rows(q_ref, item.at)
   scale = LOG2_E / math.sqrt(q.shape[-1])
 
   def body(at, pairs, carry):
     out, max_, sum_ = carry
-    s = _dot(q, item.rows(k_ref, at), (1, 1)) * scale
+    s = item.dot(q, item.rows(k_ref, at), (1, 1)) * scale
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
     new = jnp.maximum(max_, s.max(1))
@@ -120,7 +129,7 @@ def _forward(
     shift = new if pairs is None else jnp.where(new == -jnp.inf, 0.0, new)
     p, decay = jnp.exp2(s - shift[:, None]), jnp.exp2(max_ - shift)
     v = item.rows(v_ref, at)
-    out = out * decay[:, None] + _dot(p.astype(v.dtype), v, (1, 0))
+    out = out * decay[:, None] + item.dot(p.astype(v.dtype), v, (1, 0))
     return out, new, sum_ * decay + p.sum(1)
 
   tile = len(item.at)
@@ -152,9 +161,11 @@ def _backward_of_queries(
   k_ref,
   v_ref,
   dq_ref,
+  *,
+  precision,
 ):
   """dq of the rows of an item."""
-  item = _Item(items, others, masks, queries)
+  item = _Item(items, others, masks, queries, precision)
   q, dout = (item.rows(ref, item.at) for ref in (q_ref, dout_ref))
   lse, delta = (item.rows(ref, item.at) for ref in (lse_ref, delta_ref))
   scale = 1 / math.sqrt(q.shape[-1])
@@ -162,11 +173,11 @@ def _backward_of_queries(
 
   def body(at, pairs, dq):
     k, v = item.rows(k_ref, at), item.rows(v_ref, at)
-    p = jnp.exp2(_dot(q, k, (1, 1)) * (scale * LOG2_E) - lse[:, None])
+    p = jnp.exp2(item.dot(q, k, (1, 1)) * (scale * LOG2_E) - lse[:, None])
     if pairs is not None:
       p = jnp.where(pairs, p, 0.0)
-    ds = p * (_dot(dout, v, (1, 1)) - delta[:, None])
-    return dq + _dot(ds.astype(k.dtype), k, (1, 0))
+    ds = p * (item.dot(dout, v, (1, 1)) - delta[:, None])
+    return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
 
   dq = item.sweep(keys, body, jnp.zeros(q.shape, jnp.float32))
   item.store(dq_ref, dq * scale)
@@ -186,9 +197,11 @@ def _backward_of_keys(
   v_ref,
   dk_ref,
   dv_ref,
+  *,
+  precision,
 ):
   """dk and dv of the rows of an item."""
-  item = _Item(items, others, masks, keys)
+  item = _Item(items, others, masks, keys, precision)
   k, v = item.rows(k_ref, item.at), item.rows(v_ref, item.at)
   scale = 1 / math.sqrt(k.shape[-1])
 
@@ -197,12 +210,12 @@ def _backward_of_keys(
     q, dout = item.rows(q_ref, at), item.rows(dout_ref, at)
     lse, delta = item.rows(lse_ref, at) * LOG2_E, item.rows(delta_ref, at)
     # Transposed: a row for each key.
-    p = jnp.exp2(_dot(k, q, (1, 1)) * (scale * LOG2_E) - lse[None, :])
+    p = jnp.exp2(item.dot(k, q, (1, 1)) * (scale * LOG2_E) - lse[None, :])
     if pairs is not None:
       p = jnp.where(pairs, p, 0.0)
-    dv = dv + _dot(p.astype(dout.dtype), dout, (1, 0))
-    ds = p * (_dot(v, dout, (1, 1)) - delta[None, :])
-    return dk + _dot(ds.astype(q.dtype), q, (1, 0)), dv
+    dv = dv + item.dot(p.astype(dout.dtype), dout, (1, 0))
+    ds = p * (item.dot(v, dout, (1, 1)) - delta[None, :])
+    return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv
 
   zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
   dk, dv = item.sweep(queries, body, zeros)
@@ -232,7 +245,7 @@ def forward(
     work,
     (q_BLHK, k_BMHK, v_BMHE),
     (v_BMHE, lse_BLH),
-    num_warps=4,
+    num_warps=8 if v_BMHE.dtype == jnp.float32 else 4,
     interpret=interpret,
   )
   return out_SBLHE, lse_SBLH
@@ -251,8 +264,9 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
   arrays = q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BMHK, v_BMHE
-  # With 4, wider values spill registers.
-  num_warps = 4 if v_BMHE.shape[-1] <= 64 else 8
+  # With 4 warps, wider values spill registers.
+  is_wide = v_BMHE.shape[-1] > 64 or v_BMHE.dtype == jnp.float32
+  num_warps = 8 if is_wide else 4
   launch = functools.partial(
     _launch, work=work, arrays=arrays, num_warps=num_warps, interpret=interpret
   )
@@ -284,8 +298,14 @@ def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
     )
     for x in outs
   ]
+  # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
+  # products of such parts have the accuracy of float32, on tensor cores.
+  precision: Any = None
+  if arrays[0].dtype == jnp.float32:
+    three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    precision = lax.Precision.HIGHEST if interpret else three
   return pl.pallas_call(
-    kernel,
+    functools.partial(kernel, precision=precision),
     grid=(len(lists.items), len(arrays[0])),
     out_shape=shapes,
     compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),

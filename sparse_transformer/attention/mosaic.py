@@ -58,11 +58,11 @@ class Mosaic:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
     from sparse_transformer.attention import mosaic_kernels
 
-    masks, launch = plan.tables.masks, plan.tables.by_query
     out_SBLHE, lse_SBLH = mosaic_kernels.forward(
-      launch, masks, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret
+      plan.tables, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret
     )
-    return worklists.merge_slots(out_SBLHE, lse_SBLH, launch.written)
+    written_SLH = plan.tables.by_query.written
+    return worklists.merge_slots(out_SBLHE, lse_SBLH, written_SLH)
 
   def backward(
     self,
@@ -78,12 +78,9 @@ class Mosaic:
     from sparse_transformer.attention import mosaic_kernels
 
     tables = plan.tables
-    arrays = (q_BLHK, dout_BLHE, lse_BLH, delta_BLH), (k_BMHK, v_BMHE)
-    dq = mosaic_kernels.backward_of_queries(
-      tables.by_query, tables.masks, *arrays, interpret=self.interpret
-    )
-    dk, dv = mosaic_kernels.backward_of_keys(
-      tables.by_key, tables.masks, *arrays, interpret=self.interpret
+    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
+    dq, dk, dv = mosaic_kernels.backward(
+      tables, *of_queries, k_BMHK, v_BMHE, interpret=self.interpret
     )
     return (
       worklists.add_slots(dq, tables.by_query.written),

@@ -1,12 +1,12 @@
 """The fused kernels of the `mosaic` executor, in Pallas for TPUs.
 
 They know nothing of patterns. Each step of the grid processes one tile of
-pairs, see `mosaic_tables`: the blocks of an item stay in VMEM from its first
+pairs, see `mosaic_tables`: the block of an item stays in VMEM from its first
 step to its last, which writes its results.
 
-Scores are held as [keys, queries], so that what a query has one of, such as
-its log-sum-exp, is a row of lanes, and accumulators whose rows are queries are
-transposed, so that no square of scores ever is.
+A block holds a column for each position, so that widths below 128 waste no
+lanes. Scores are [keys, queries]: what a query has one of, such as its
+log-sum-exp, is a row. Only blocks are ever transposed, no square of scores.
 """
 
 import math
@@ -24,7 +24,7 @@ from sparse_transformer.attention.mosaic_tables import (
   LAST,
   PARTIAL,
   SHIFT,
-  Launch,
+  Tables,
 )
 
 LOG2_E = math.log2(math.e)
@@ -75,7 +75,7 @@ def _forward(
 ):
   """Output and log-sum-exp of the queries of an item, by an online softmax."""
   del items, others
-  scale = LOG2_E / math.sqrt(q.shape[-1])
+  scale = LOG2_E / math.sqrt(len(q))
 
   def start():
     out_EL[...] = jnp.zeros_like(out_EL)
@@ -83,7 +83,7 @@ def _forward(
     sum_1L[...] = jnp.zeros_like(sum_1L)
 
   def body(pairs):
-    s = _dot(k[...], q[...], (1, 1)) * scale
+    s = _dot(k[...], q[...], (0, 0)) * scale
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
     old = max_1L[...]
@@ -92,13 +92,13 @@ def _forward(
     shift = jnp.where(new == -jnp.inf, 0.0, new)
     p, decay = jnp.exp2(s - shift), jnp.exp2(old - shift)
     sum_1L[...] = sum_1L[...] * decay + p.sum(0, keepdims=True)
-    out_EL[...] = out_EL[...] * decay + _dot(v[...], p.astype(v.dtype), (0, 0))
+    out_EL[...] = out_EL[...] * decay + _dot(v[...], p.astype(v.dtype), (1, 0))
     max_1L[...] = new
 
   def finish():
     is_empty = sum_1L[...] == 0
     total = jnp.where(is_empty, 1.0, sum_1L[...])
-    out[...] = (out_EL[...] / total).T.astype(out.dtype)
+    out[...] = (out_EL[...] / total).astype(out.dtype)
     found = (max_1L[...] + jnp.log2(total)) / LOG2_E
     lse[...] = jnp.where(is_empty, -jnp.inf, found)
 
@@ -107,11 +107,11 @@ def _forward(
 
 def _gradients_of_scores(q, dout, lse, delta, k, v, pairs):
   """(weights, gradients of the scores before scaling): [keys, queries]."""
-  scale = LOG2_E / math.sqrt(q.shape[-1])
-  p = jnp.exp2(_dot(k[...], q[...], (1, 1)) * scale - lse[...] * LOG2_E)
+  scale = LOG2_E / math.sqrt(len(q))
+  p = jnp.exp2(_dot(k[...], q[...], (0, 0)) * scale - lse[...] * LOG2_E)
   if pairs is not None:
     p = jnp.where(pairs, p, 0.0)
-  return p, p * (_dot(v[...], dout[...], (1, 1)) - delta[...])
+  return p, p * (_dot(v[...], dout[...], (0, 0)) - delta[...])
 
 
 def _backward_of_queries(
@@ -125,10 +125,10 @@ def _backward_of_queries(
 
   def body(pairs):
     _, ds = _gradients_of_scores(q, dout, lse, delta, k, v, pairs)
-    dq_KL[...] += _dot(k[...], ds.astype(k.dtype), (0, 0))
+    dq_KL[...] += _dot(k[...], ds.astype(k.dtype), (1, 0))
 
   def finish():
-    dq[...] = (dq_KL[...] / math.sqrt(q.shape[-1])).T.astype(dq.dtype)
+    dq[...] = (dq_KL[...] / math.sqrt(len(q))).astype(dq.dtype)
 
   _step(codes, masks, start, body, finish)
 
@@ -145,19 +145,18 @@ def _backward_of_keys(
 
   def body(pairs):
     p, ds = _gradients_of_scores(q, dout, lse, delta, k, v, pairs)
-    dk_MK[...] += _dot(ds.astype(q.dtype), q[...], (1, 0))
-    dv_ME[...] += _dot(p.astype(dout.dtype), dout[...], (1, 0))
+    dk_MK[...] += _dot(ds.astype(q.dtype), q[...], (1, 1))
+    dv_ME[...] += _dot(p.astype(dout.dtype), dout[...], (1, 1))
 
   def finish():
-    dk[...] = (dk_MK[...] / math.sqrt(q.shape[-1])).astype(dk.dtype)
-    dv[...] = dv_ME[...].astype(dv.dtype)
+    dk[...] = (dk_MK[...] / math.sqrt(len(q))).T.astype(dk.dtype)
+    dv[...] = dv_ME[...].T.astype(dv.dtype)
 
   _step(codes, masks, start, body, finish)
 
 
 def forward(
-  launch: Launch,
-  masks: jax.Array,
+  tables: Tables,
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
@@ -167,126 +166,111 @@ def forward(
   """(out_SBLHE, lse_SBLH) of each slot, with any values where not written.
 
   Args:
-    launch: which tiles; its items are tiles of queries.
-    masks: int32 [masks, tile // 32, tile], see `mosaic_tables.Tables`.
+    tables: which pairs.
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     interpret: whether to interpret the kernel instead of compiling it.
   """
-  tile, width = launch.tile, v_BMHE.shape[-1]
+  tile, width = tables.queries.tile, v_BMHE.shape[-1]
   out, lse = _launch(
     _forward,
-    launch,
-    masks,
-    [(launch.mine, q_BLHK), (launch.others, k_BMHK), (launch.others, v_BMHE)],
-    [((tile, width), v_BMHE.dtype), ((1, tile), jnp.float32)],
+    tables.by_query,
+    [(tables.queries, q_BLHK), (tables.keys, k_BMHK), (tables.keys, v_BMHE)],
+    tables.masks,
+    tables.queries,
+    [(width, v_BMHE.dtype), (1, jnp.float32)],
     [(width, tile), (1, tile), (1, tile)],
     interpret,
   )
-  return launch.restore(out), launch.restore(lse.swapaxes(2, 3))[..., 0]
+  return out, lse[..., 0]
 
 
-def backward_of_queries(
-  launch: Launch,
-  masks: jax.Array,
-  of_queries: tuple[jax.Array, ...],
-  of_keys: tuple[jax.Array, ...],
+def backward(
+  tables: Tables,
+  q_BLHK: jax.Array,
+  dout_BLHE: jax.Array,
+  lse_BLH: jax.Array,
+  delta_BLH: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
   *,
   interpret: bool = False,
-) -> jax.Array:
-  """dq_SBLHK of each slot, see `forward`.
-
-  Args:
-    launch: which tiles; its items are tiles of queries.
-    masks: see `forward`.
-    of_queries: q_BLHK, dout_BLHE, lse_BLH, delta_BLH.
-    of_keys: k_BMHK, v_BMHE.
-    interpret: see `forward`.
-  """
-  q_BLHK = of_queries[0]
-  tile, width = launch.tile, q_BLHK.shape[-1]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
+  of_queries = q_BLHK, dout_BLHE, lse_BLH[..., None], delta_BLH[..., None]
+  of_keys = k_BMHK, v_BMHE
+  tile = tables.queries.tile
+  inputs = [
+    *((tables.queries, x) for x in of_queries),
+    *((tables.keys, x) for x in of_keys),
+  ]
   (dq,) = _launch(
     _backward_of_queries,
-    launch,
-    masks,
-    [
-      *((launch.mine, x) for x in of_queries),
-      *((launch.others, x) for x in of_keys),
-    ],
-    [((tile, width), q_BLHK.dtype)],
-    [(width, tile)],
+    tables.by_query,
+    inputs,
+    tables.masks,
+    tables.queries,
+    [(q_BLHK.shape[-1], q_BLHK.dtype)],
+    [(q_BLHK.shape[-1], tile)],
     interpret,
   )
-  return launch.restore(dq)
-
-
-def backward_of_keys(
-  launch: Launch,
-  masks: jax.Array,
-  of_queries: tuple[jax.Array, ...],
-  of_keys: tuple[jax.Array, ...],
-  *,
-  interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-  """(dk_SBMHK, dv_SBMHE) of each slot; the items are tiles of keys."""
-  shapes = [(launch.tile, x.shape[-1]) for x in of_keys]
   dk, dv = _launch(
     _backward_of_keys,
-    launch,
-    masks,
-    [
-      *((launch.others, x) for x in of_queries),
-      *((launch.mine, x) for x in of_keys),
-    ],
-    [(shape, x.dtype) for shape, x in zip(shapes, of_keys, strict=True)],
-    shapes,
+    tables.by_key,
+    inputs,
+    tables.masks,
+    tables.keys,
+    [(x.shape[-1], x.dtype) for x in of_keys],
+    [(tile, x.shape[-1]) for x in of_keys],
     interpret,
   )
-  return launch.restore(dk), launch.restore(dv)
+  return dq, dk, dv
 
 
-def _launch(kernel, launch, masks, inputs, outs, scratch, interpret):
+def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
   """Runs a kernel.
 
   Args:
     kernel: one of this module.
     launch: its work.
-    masks: see `forward`.
-    inputs: pairs of blocks and the array [B, L, H, ...] they are taken from.
-    outs: shape of a block and dtype of each result.
+    inputs: the side of each array that the kernel reads, and the array
+      [B, L, H, K].
+    masks: see `mosaic_tables.Tables`.
+    mine: the side of items and results.
+    outs: width and dtype of each result.
     scratch: shapes of accumulators.
     interpret: see `forward`.
 
   Returns:
-    Results [B, items, ...], in float32 if there are several slots.
+    The results [slots, B, L, H, K], in float32 if there are several slots.
   """
-  masks = jnp.asarray(masks)
-  arrays = [blocks.take(x) for blocks, x in inputs]
+  arrays = [side.take(x_BLHK) for side, x_BLHK in inputs]
   in_specs = [
-    _spec(x, 0 if blocks is launch.mine else 1)
-    for (blocks, _), x in zip(inputs, arrays, strict=True)
+    _blocks(x, 0 if side is mine else 1)
+    for (side, _), x in zip(inputs, arrays, strict=True)
   ]
+  masks = jnp.asarray(masks)
   in_specs.append(
     pl.BlockSpec(
       (None, *masks.shape[1:]),
       lambda b, step, items, others, codes: (codes[step] >> SHIFT, 0, 0),
     )
   )
-  batch, results = len(arrays[0]), []
+  pieces = []
   for steps in launch.steps:
     shapes = [
       jax.ShapeDtypeStruct(
-        (batch, steps.num_items, *shape),
-        dtype if len(launch.rows) == 1 else jnp.float32,
+        (len(arrays[0]), steps.num_blocks, width, mine.tile),
+        dtype if len(launch.groups) == 1 else jnp.float32,
       )
-      for shape, dtype in outs
+      for width, dtype in outs
     ]
-    call = pl.pallas_call(
+    run = pl.pallas_call(
       kernel,
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(batch, len(steps.items)),
+        grid=(len(arrays[0]), len(steps.items)),
         in_specs=in_specs,
-        out_specs=[_spec(x, 0, steps.first) for x in shapes],
+        out_specs=[_blocks(x, 0, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
       ),
       out_shape=shapes,
@@ -297,14 +281,17 @@ def _launch(kernel, launch, masks, inputs, outs, scratch, interpret):
       name=kernel.__name__.strip("_"),
     )
     tables = map(jnp.asarray, (steps.items, steps.others, steps.codes))
-    results.append(call(*tables, *arrays, masks))
-  if len(results) == 1:
-    return results[0]
-  return [jnp.concatenate(x, 1) for x in zip(*results, strict=True)]
+    pieces.append(run(*tables, *arrays, masks))
+  return [
+    jnp.stack(
+      [mine.restore(jnp.concatenate(x, 1), chosen) for chosen in launch.groups]
+    )
+    for x in zip(*pieces, strict=True)
+  ]
 
 
-def _spec(x: Any, table: int, first: int = 0) -> pl.BlockSpec:
-  """Blocks of an array [B, blocks, rows, lanes], whose numbers a table has."""
+def _blocks(x: Any, table: int, first: int = 0) -> pl.BlockSpec:
+  """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
 
   def index(b, step, *tables):
     return b, tables[table][step] - first, 0, 0

@@ -1,8 +1,8 @@
-"""Tables of the kernels for TPUs: blocks, steps, and where results go.
+"""Tables of the kernels for TPUs: blocks, and steps of the grid.
 
-A TPU copies blocks of consecutive rows only. So the tiles that work lists name
-are taken from the arrays before a launch, and results are put in place after
-it. Tiles in the natural order need no more than a transposition.
+A TPU copies blocks of consecutive places only. So arrays are arranged in each
+order that tiles are cut from, for the heads that use it, and results are put
+back. The natural order needs no more than a transposition.
 
 The grid has a step for each tile of an item, one item after another. What a
 step processes is in tables in scalar memory.
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer.attention import worklists
-from sparse_transformer.attention.contract import Table
-from sparse_transformer.attention.worklists import Lists, Work
+from sparse_transformer.attention.contract import Order, Table, make_order
+from sparse_transformer.attention.worklists import Lists
 from sparse_transformer.patterns import Pattern
 
 # Codes of a step: the first or last of its item; its tile is partial or full,
@@ -26,118 +26,140 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 
 
 @functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["positions", "heads"],
-  meta_fields=["is_natural"],
+  jax.tree_util.register_dataclass, data_fields=["order"], meta_fields=["heads"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Blocks:
-  """The tiles of one side that a launch reads, each of one head.
+class Group:
+  """Heads that are cut in the same order.
 
   Attributes:
-    positions: int32 [blocks, tile], any position for padding.
-    heads: int32 [blocks].
-    is_natural: whether all tiles of all heads, in the natural order, precede
-      those.
+    order: as many places as its tiles have.
+    heads: the heads, ascending.
   """
 
-  positions: Table
-  heads: Table
-  is_natural: bool
+  order: Order
+  heads: tuple[int, ...]
 
-  def take(self, x_BLH: jax.Array) -> jax.Array:
-    """[B, blocks, tile, K] of [B, L, H, K]; [B, blocks, 1, tile] of [B, L, H].
 
-    Rows of padding hold some finite values of x, or 0.
-    """
-    is_row = x_BLH.ndim == 3
-    x_BLHK = x_BLH[..., None] if is_row else x_BLH
-    found = []
-    if self.is_natural:
-      found.append(self._split(x_BLHK))
-    if len(self.heads):
-      heads = jnp.asarray(self.heads)[:, None]
-      found.append(x_BLHK[:, jnp.asarray(self.positions), heads])
-    blocks = found[0] if len(found) == 1 else jnp.concatenate(found, 1)
-    return blocks.swapaxes(2, 3) if is_row else blocks
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=["groups"], meta_fields=["tile"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+  """The blocks of all queries, or of all keys.
 
-  def _split(self, x_BLHK):
+  A block is one tile of one head. Those of a group follow each other, those of
+  a head within it, too.
+
+  Attributes:
+    groups: a group for each order.
+    tile: positions in a tile.
+  """
+
+  groups: tuple[Group, ...]
+  tile: int
+
+  @property
+  def num_blocks(self) -> int:
+    """Blocks of all groups."""
+    return sum(self._sizes())
+
+  def _sizes(self):
+    return [
+      len(group.heads) * len(group.order.positions) // self.tile
+      for group in self.groups
+    ]
+
+  def take(self, x_BLHK: jax.Array) -> jax.Array:
+    """Blocks [B, blocks, K, tile], with finite values of x for padding."""
     batch, n, num_heads, width = x_BLHK.shape
-    tile = self.positions.shape[1]
-    x_BLHK = jnp.pad(x_BLHK, ((0, 0), (0, -n % tile), (0, 0), (0, 0)))
-    x_BHLK = x_BLHK.swapaxes(1, 2)
-    return x_BHLK.reshape(batch, -1, tile, width)
+    found = []
+    for group in self.groups:
+      x_BLhK = x_BLHK
+      if len(group.heads) < num_heads:
+        x_BLhK = jnp.stack([x_BLHK[:, :, h] for h in group.heads], 2)
+      # Rows of all heads at once are long, and few.
+      rows = group.order.arrange(x_BLhK.reshape(batch, n, -1))
+      tiles = rows.reshape(batch, -1, self.tile, len(group.heads), width)
+      found.append(
+        tiles.transpose(0, 3, 1, 4, 2).reshape(batch, -1, width, self.tile)
+      )
+    return jnp.concatenate(found, 1)
+
+  def restore(self, blocks: jax.Array, chosen: tuple[int, ...]) -> jax.Array:
+    """[B, n, H, K] from blocks [B, blocks, K, tile].
+
+    Args:
+      blocks: numbered as those of `take`.
+      chosen: for each head, the group whose blocks are its result; -1 for none.
+    """
+    batch, _, width, tile = blocks.shape
+    columns, first = {}, 0
+    for number, group in enumerate(self.groups):
+      count = len(group.heads) * len(group.order.positions) // tile
+      if number in chosen:
+        x = blocks[:, first : first + count]
+        x = x.reshape(batch, len(group.heads), -1, width, tile)
+        rows = x.transpose(0, 2, 4, 1, 3).reshape(batch, -1, x.shape[1] * width)
+        rows = group.order.restore(rows)
+        x_BLhK = rows.reshape(*rows.shape[:2], -1, width)
+        if set(chosen) == {number} and len(group.heads) == len(chosen):
+          return x_BLhK
+        for i, head in enumerate(group.heads):
+          columns[number, head] = x_BLhK[:, :, i]
+      first += count
+    nothing = jnp.zeros_like(next(iter(columns.values())))
+    return jnp.stack(
+      [columns.get((g, head), nothing) for head, g in enumerate(chosen)], 2
+    )
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["items", "others", "codes"],
-  meta_fields=["first", "num_items"],
+  meta_fields=["first", "num_blocks"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of a grid.
 
   Attributes:
-    items: int32 [steps], the item, which is the number of its block, too.
-    others: int32 [steps], the number of the other side's block.
+    items: int32 [steps], the block of the item; ascending.
+    others: int32 [steps], the block of the other side.
     codes: int32 [steps], see `FIRST`.
-    first, num_items: the items of these steps.
+    first, num_blocks: the blocks that items of these steps may have.
   """
 
   items: Table
   others: Table
   codes: Table
   first: int
-  num_items: int
+  num_blocks: int
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["mine", "others", "steps", "rows", "written"],
-  meta_fields=["tile"],
+  data_fields=["steps", "written"],
+  meta_fields=["groups"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launch:
   """The work of one kernel.
 
   Attributes:
-    mine: a block for each item.
-    others: the blocks of the other side.
     steps: the steps of one grid; of several, if there are too many for one.
-    rows: for each slot int32 [n, heads], which row of all blocks of results is
-      that of a position; None if its blocks are those of all heads in the
-      natural order, and come first.
     written: see `worklists.Lists`.
-    tile: positions in a tile.
+    groups: for each slot, the group of each head, -1 for none.
   """
 
-  mine: Blocks
-  others: Blocks
   steps: tuple[Steps, ...]
-  rows: tuple[Table | None, ...]
   written: Table
-  tile: int
-
-  def restore(self, blocks: jax.Array) -> jax.Array:
-    """[slots, B, n, H, K] from [B, items, tile, K]."""
-    batch, _, tile, width = blocks.shape
-    rows = blocks.reshape(batch, -1, width)
-    n, num_heads = self.written.shape[1:]
-    slots = []
-    for where in self.rows:
-      if where is None:
-        size = -(-n // tile) * tile
-        x_BHLK = rows[:, : size * num_heads].reshape(batch, -1, size, width)
-        slots.append(x_BHLK[:, :, :n].swapaxes(1, 2))
-      else:
-        slots.append(rows[:, jnp.asarray(where)])
-    return jnp.stack(slots)
+  groups: tuple[tuple[int, ...], ...]
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["masks", "by_query", "by_key"],
+  data_fields=["queries", "keys", "masks", "by_query", "by_key"],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,12 +167,15 @@ class Tables:
   """The work of all kernels.
 
   Attributes:
+    queries, keys: the blocks of both sides.
     masks: int32 [masks, tile // 32, tile], the pairs of partial tiles: a column
       for each query, a bit for each key.
     by_query: its items are tiles of queries.
     by_key: its items are tiles of keys.
   """
 
+  queries: Side
+  keys: Side
   masks: Table
   by_query: Launch
   by_key: Launch
@@ -169,115 +194,139 @@ def make_tables(
     most_steps: the most steps of one grid.
   """
   work = worklists.make_work(patterns, n, tile)
+  lists = work.by_query, work.by_key
+  queries = _number(work.queries, n, _uses(*lists, work.queries))
+  keys = _number(work.keys, n, _uses(*lists[::-1], work.keys))
   # Bits over keys, for both launches.
-  masks = np.ascontiguousarray(np.asarray(work.by_query.masks).swapaxes(1, 2))
-  make = functools.partial(_make_launch, n=n, most_steps=most_steps)
+  masks = np.ascontiguousarray(np.swapaxes(work.by_query.masks, 1, 2))
   return Tables(
+    queries.side,
+    keys.side,
     masks,
-    make(work.by_query, work.queries, work.keys),
-    make(work.by_key, work.keys, work.queries),
+    _make_launch(work.by_query, queries, keys, most_steps),
+    _make_launch(work.by_key, keys, queries, most_steps),
   )
 
 
-def _make_launch(lists: Lists, mine, others, *, n, most_steps):
-  items = np.asarray(lists.items)
-  head, tile, slot = items[:, 0], items[:, 1], items[:, 5]
-  items = items[np.lexsort((tile, head, slot))]
-  head, tile, slot = items[:, 0], items[:, 1], items[:, 5]
-  num_heads = lists.written.shape[2]
-  natural = _natural_tiles(mine, n)
-  # The items of the first slot come first, and are all tiles of all heads.
-  in_first = tile[slot == 0].reshape(num_heads, -1)
-  is_natural = bool((natural[in_first] == np.arange(in_first.shape[1])).all())
-  rest = items[in_first.size if is_natural else 0 :]
-  blocks = Blocks(mine[rest[:, 1]].clip(0), rest[:, 0], is_natural)
-  other_blocks, steps = _steps(items, lists, others, n, num_heads)
-  rows = _rows(items, mine, n, num_heads, lists.num_slots)
-  return Launch(
-    blocks,
-    other_blocks,
-    _split(steps, most_steps),
-    (None if is_natural else rows[0], *rows[1:]),
-    lists.written,
-    mine.shape[1],
-  )
+def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """The steps of a list, in the order of its items.
 
-
-def _natural_tiles(positions, n):
-  """Which tile of the natural order each tile is, -1 if it is none of them."""
-  tile = positions.shape[1]
-  number = positions[:, 0] // tile
-  expected = number[:, None] * tile + np.arange(tile)
-  expected[expected >= n] = -1
-  return np.where((positions == expected).all(1), number, -1)
-
-
-def _steps(items, lists, positions, n, num_heads):
-  """(blocks of the other side, int32 [3, steps]: items, others, codes)."""
-  size = items[:, 4] - items[:, 2]
-  count = np.maximum(size, 1)  # an item without tiles has a step, too
-  item = np.repeat(np.arange(len(items)), count)
-  place = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-  at = items[item, 2] + place
-  exists, is_partial = place < size[item], at < items[item, 3]
-  tile, mask = np.asarray(lists.others)[np.where(exists, at, 0)].T
-  codes = (
-    (place == 0) * FIRST
-    | (place == count[item] - 1) * LAST
-    | (exists & is_partial) * PARTIAL
-    | (exists & ~is_partial) * FULL
-  )
-  # A step without a mask names that of the step before, to copy nothing.
-  has_mask = codes & PARTIAL != 0
-  latest = np.maximum.accumulate(np.where(has_mask, np.arange(len(item)), 0))
-  mask = np.where(has_mask[latest], mask[latest], 0)
-  blocks, others = _blocks(tile, items[item, 0], positions, n, num_heads)
-  codes |= mask.astype(np.int64) << SHIFT
-  return blocks, np.stack([item, others, codes]).astype(np.int32)
-
-
-def _blocks(tile, head, positions, n, num_heads):
-  """(the distinct tiles of heads, the number of each).
-
-  Those in the natural order are taken together with all others of the kind.
+  Returns:
+    For each step the item, the place of its tile in `others`, and whether there
+    is one: an item without tiles has a step, too.
   """
-  natural = _natural_tiles(positions, n)[tile]
-  is_natural = natural >= 0
-  distinct, number = np.unique(
-    np.stack([head, tile])[:, ~is_natural], axis=1, return_inverse=True
-  )
-  per_head = -(-n // positions.shape[1])
-  numbers = head * per_head + natural
-  numbers[~is_natural] = number.ravel() + is_natural.any() * num_heads * per_head
-  heads, tiles = distinct
-  blocks = Blocks(
-    positions[tiles].clip(0), heads.astype(np.int32), bool(is_natural.any())
-  )
-  return blocks, numbers
+  items = np.asarray(lists.items)
+  size = items[:, 4] - items[:, 2]
+  count = np.maximum(size, 1)
+  item = np.repeat(np.arange(len(items)), count)
+  offset = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+  exists = offset < size[item]
+  return item, np.where(exists, items[item, 2] + offset, 0), exists
 
 
-def _rows(items, positions, n, num_heads, num_slots):
-  """Where results are, int32 [slots, n, heads]; 0 where they are not."""
+def _uses(mine: Lists, theirs: Lists, positions: np.ndarray) -> np.ndarray:
+  """Which tiles of one side each head needs: bool [heads, tiles].
+
+  Args:
+    mine: lists whose items are tiles of this side.
+    theirs: lists whose items are tiles of the other side.
+    positions: those of each tile of this side.
+  """
+  uses = np.zeros((mine.written.shape[2], len(positions)), bool)
+  uses[mine.items[:, 0], mine.items[:, 1]] = True
+  item, at, exists = _spread(theirs)
+  uses[theirs.items[item, 0][exists], theirs.others[at, 0][exists]] = True
+  return uses
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbered:
+  """A side, with the numbers of tiles of heads.
+
+  Attributes:
+    side: the side.
+    blocks: int [heads, tiles], the block of each, if it is used.
+    groups: int [tiles], the group of each tile, if any head uses it.
+  """
+
+  side: Side
+  blocks: np.ndarray
+  groups: np.ndarray
+
+
+def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
+  """Makes the blocks of a side, as `_uses` says."""
   tile = positions.shape[1]
-  rows = np.zeros((num_slots, n + 1, num_heads), np.int32)
-  rows[items[:, 5, None], positions[items[:, 1]], items[:, 0, None]] = (
-    np.arange(len(items) * tile).reshape(-1, tile)
+  per_order = -(-n // tile)
+  blocks, groups = np.zeros(uses.shape, int), np.zeros(len(positions), int)
+  found: list[Group] = []
+  first = 0
+  for start in range(0, len(positions), per_order):
+    of_order = slice(start, start + per_order)
+    heads, tiles = np.nonzero(uses[:, of_order])
+    if not len(heads):
+      continue
+    distinct, count = np.unique(heads), tiles.max() + 1
+    groups[of_order] = len(found)
+    order = make_order(positions[of_order].ravel()[:n], count * tile)
+    found.append(Group(order, tuple(distinct.tolist())))
+    blocks[distinct, of_order] = (
+      first + np.arange(len(distinct))[:, None] * count + np.arange(per_order)
+    )
+    first += len(distinct) * count
+  return _Numbered(Side(tuple(found), tile), blocks, groups)
+
+
+def _make_launch(
+  lists: Lists, mine: _Numbered, others: _Numbered, most_steps: int
+) -> Launch:
+  """The work of one kernel, whose items are tiles of `mine`."""
+  head, tile, _, middle, _, slot = np.asarray(lists.items).T
+  groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
+  groups[slot, head] = mine.groups[tile]
+  item, at, exists = _spread(lists)
+  # Lists are longest first, for machines that run several items at a time.
+  order = np.argsort(mine.blocks[head, tile][item], kind="stable")
+  item, at, exists = item[order], at[order], exists[order]
+  is_partial = exists & (at < middle[item])
+  changes = np.diff(item, prepend=-1, append=-1) != 0
+  codes = changes[:-1] * FIRST | changes[1:] * LAST
+  codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
+  other, mask = np.asarray(lists.others)[at].T
+  other = _last_of(others.blocks[head[item], other], exists)
+  codes |= _last_of(mask, is_partial) << SHIFT
+  number = mine.blocks[head[item], tile[item]]
+  steps = np.stack([number, other, codes]).astype(np.int32)
+  return Launch(
+    _cut(steps, mine.side.num_blocks, most_steps),
+    lists.written,
+    tuple(map(tuple, groups.tolist())),
   )
-  return rows[:, :n]
 
 
-def _split(steps, most_steps):
+def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
+  """x with invalid entries replaced by the valid one before, or 0.
+
+  A step that names the block of the step before copies nothing.
+  """
+  at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
+  return np.where(at < 0, 0, x[at])
+
+
+def _cut(
+  steps: np.ndarray, num_blocks: int, most_steps: int
+) -> tuple[Steps, ...]:
   """`Steps` of at most so many, cut between items."""
-  pieces, start, items = [], 0, steps[0]
-  while start < len(items):
-    stop = min(start + most_steps, len(items))
-    if stop < len(items):
-      # Back to the start of an item, unless it is longer than a piece.
-      stop = int(np.searchsorted(items, items[stop]))
-    if stop <= start:
+  items, starts = steps[0], [0]
+  while starts[-1] + most_steps < len(items):
+    # Back to the first step of an item.
+    stop = int(np.searchsorted(items, items[starts[-1] + most_steps]))
+    if stop == starts[-1]:
       raise ValueError(f"an item has more than {most_steps} tiles")
-    piece = steps[:, start:stop]
-    first, last = int(items[start]), int(items[stop - 1])
-    pieces.append(Steps(*piece, first, last + 1 - first))
-    start = stop
-  return tuple(pieces)
+    starts.append(stop)
+  firsts = [0, *(int(items[start]) for start in starts[1:]), num_blocks]
+  pieces = np.split(steps, starts[1:], axis=1)
+  return tuple(
+    Steps(*piece, first, after - first)
+    for piece, first, after in zip(pieces, firsts, firsts[1:], strict=False)
+  )

@@ -261,6 +261,7 @@ def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
       jax.ShapeDtypeStruct(
         (len(arrays[0]), steps.num_blocks, width, mine.tile),
         dtype if len(launch.groups) == 1 else jnp.float32,
+        manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
       )
       for width, dtype in outs
     ]

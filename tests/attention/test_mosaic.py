@@ -1,0 +1,232 @@
+"""The fused kernels for TPUs, in Pallas' interpreter.
+
+It fills memory that a kernel has not written with NaN.
+"""
+
+import functools
+import re
+
+import catalogue
+import executor_laws as laws
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from sparse_transformer.attention import (
+  attend,
+  merged,
+  mosaic,
+  mosaic_tables,
+  registry,
+)
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.mosaic import Mosaic
+from sparse_transformer.attention.mosaic_tables import FULL, PARTIAL, SHIFT
+from sparse_transformer.patterns import (
+  Block,
+  Causal,
+  Local,
+  RandomBlocks,
+  Strided,
+  Summary,
+)
+
+BACKEND = "interpreted_mosaic"
+FIXED = tuple(Block(32) | Summary(32, 8, shift) for shift in (0, 1, 0))
+TWO_SLOTS = Local(12) | Strided(12), Strided(5)
+WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreted():
+  registry.register(BACKEND, Mosaic(interpret=True))
+  yield
+  registry.unregister(BACKEND)
+
+
+def agrees(heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
+  inputs = laws.random_inputs(n, len(heads), k, e, batch, dtype)
+  found = laws.run(*inputs, tuple(heads), BACKEND, tile)
+  tolerance = 2e-5 if dtype == jnp.float32 else 0.02
+  laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
+
+
+def test_every_pattern_in_one_launch():
+  agrees(catalogue.ALL, 70, 8, 12, batch=1)
+
+
+@pytest.mark.parametrize(
+  "n, heads",
+  [
+    (33, WITHOUT_KEYS),
+    (64, TWO_SLOTS),
+    *(
+      pytest.param(n, heads, marks=pytest.mark.soak)
+      for n in (1, 31, 32, 65)
+      for heads in (FIXED, TWO_SLOTS, WITHOUT_KEYS)
+    ),
+  ],
+)
+def test_lengths_around_tiles(n, heads):
+  agrees(heads, n)
+
+
+def test_tables_are_arguments_and_steps_are_split(monkeypatch):
+  monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
+  n, heads = 96, FIXED[:2]
+  inputs = laws.random_inputs(n, len(heads), 8, 8, batch=1)
+  case = Case(1, n, len(heads), 8, 8, "float32")
+  ((plan, _),) = Mosaic().plans(heads, case, 32)
+  assert len(plan.tables.by_query.steps) > 1
+
+  @jax.jit
+  def planned(plan, *inputs):
+    for table in jax.tree.leaves(plan):
+      assert isinstance(table, jax.core.Tracer)
+    attention = functools.partial(
+      merged.attend_planned, plans=(plan,), heads=(None,), executor=BACKEND
+    )
+    return laws.with_gradients(attention, *inputs)
+
+  laws.assert_close(planned(plan, *inputs), laws.reference(*inputs, heads))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("k, e", [(64, 64), (64, 128), (128, 128)])
+def test_tile_that_runs_on_tpus(k, e):
+  agrees(TWO_SLOTS, 300, k, e, tile=0)
+
+
+@pytest.mark.soak
+def test_bfloat16():
+  agrees(TWO_SLOTS, 70, dtype=jnp.bfloat16)
+
+
+@pytest.mark.soak
+def test_results_do_not_depend_on_the_run():
+  inputs = laws.random_inputs(70, 2, 16, 32)
+  once, again = (laws.run(*inputs, TWO_SLOTS, BACKEND, 32) for _ in range(2))
+  for x, y in zip(once, again, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.soak
+def test_attention_can_be_mapped():
+  q, k, v, *_ = laws.random_inputs(40, 2, 16, 32, batch=4)
+  pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
+
+  def attention(*arrays):
+    return attend(*arrays, TWO_SLOTS, backend=BACKEND, tile=32)
+
+  np.testing.assert_array_equal(
+    jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
+  )
+
+
+@pytest.mark.soak
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
+  st.sampled_from([1, 7, 40, 64, 89, 120]),
+  st.sampled_from([(16, 16), (16, 64), (64, 32)]),
+  st.sampled_from([32, 64]),
+)
+def test_any_mix_of_heads(heads, n, widths, tile):
+  agrees(heads, n, *widths, tile)
+
+
+# Tables.
+
+
+def places_of(side):
+  """The head of each block, and its positions, -1 for padding."""
+  heads, positions = [], []
+  for group in side.groups:
+    tiles = group.order.positions.reshape(-1, side.tile)
+    heads += np.repeat(group.heads, len(tiles)).tolist()
+    positions += [*tiles] * len(group.heads)
+  return heads, positions
+
+
+def pairs_of(tables, launch, by_query, n, num_heads):
+  """How often each pair is processed: int [heads, n, n]."""
+  bits = np.ascontiguousarray(tables.masks.swapaxes(1, 2)).view(np.uint8)
+  masks = np.unpackbits(bits, axis=-1, bitorder="little")
+  heads_of_queries, queries = places_of(tables.queries)
+  heads_of_keys, keys = places_of(tables.keys)
+  counts = np.zeros((num_heads, n + 1, n + 1), int)
+  for steps in launch.steps:
+    for mine, other, code in zip(
+      steps.items, steps.others, steps.codes, strict=True
+    ):
+      assert steps.first <= mine < steps.first + steps.num_blocks
+      if code & (PARTIAL | FULL):
+        query, key = (mine, other) if by_query else (other, mine)
+        assert heads_of_queries[query] == heads_of_keys[key]
+        where = heads_of_keys[key], queries[query][:, None], keys[key]
+        counts[where] += masks[code >> SHIFT] if code & PARTIAL else 1
+  assert (counts[:, -1] == 0).all() and (counts[:, :, -1] == 0).all()  # padding
+  return counts[:, :-1, :-1]
+
+
+@pytest.mark.parametrize("n, most_steps", [(1, 99), (64, 5), (100, 9)])
+@pytest.mark.parametrize(
+  "heads", [FIXED, (*TWO_SLOTS, Causal()), WITHOUT_KEYS, catalogue.ALL]
+)
+def test_steps_name_each_pair_once(heads, n, most_steps):
+  tables = mosaic_tables.make_tables(heads, n, 32, most_steps)
+  expected = np.stack([pattern.matrix(n) for pattern in heads])
+  for launch, by_query in ((tables.by_query, True), (tables.by_key, False)):
+    assert max(len(steps.items) for steps in launch.steps) <= most_steps
+    found = pairs_of(tables, launch, by_query, n, len(heads))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_natural_order_is_not_gathered():
+  for heads in ((Local(40),) * 2, (Block(32), Local(9))):
+    tables = mosaic_tables.make_tables(heads, 128, 32, 999)
+    for side in (tables.queries, tables.keys):
+      assert [group.order.is_natural for group in side.groups] == [True]
+
+
+@pytest.mark.parametrize(
+  "heads, n, tile",
+  [
+    ((Local(128) | Strided(128),) * 8, 12_288, 256),
+    (tuple(Block(128) | Summary(128, 32, i) for i in range(4)), 12_288, 512),
+    ((Causal(),), 100, 128),
+  ],
+)
+def test_tile_suits_the_pattern(heads, n, tile):
+  case = Case(1, n, len(heads), 64, 64, "bfloat16", "tpu")
+  assert Mosaic().plans(heads, case)[0][0].tile == tile
+
+
+# What is supported.
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (dict(), None),
+    (dict(dtype="float32", qk_width=12, value_width=256), None),
+    (dict(dtype="float16"), "it needs bfloat16 or float32, got float16"),
+    (dict(platform="cpu"), "it needs a TPU"),
+    (dict(value_width=512), r"widths .* at most 256, got \(64, 512\)"),
+  ],
+)
+def test_cases_that_cannot_run_are_named(change, words):
+  settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
+  case = dict(batch=1, length=99, num_heads=4, platform="tpu") | settings
+  reason = Mosaic().unsupported(Case(**case | change))
+  assert reason is None if words is None else re.search(words, reason)
+
+
+@pytest.mark.parametrize("tile", [48, 1024])
+def test_tile_that_cannot_run_is_rejected(tile):
+  case = Case(1, 99, 1, 64, 64, "bfloat16", "tpu")
+  with pytest.raises(ValueError, match=f"attention.tile={tile} must be"):
+    Mosaic().plans((Causal(),), case, tile)

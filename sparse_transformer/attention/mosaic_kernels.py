@@ -28,6 +28,7 @@ from sparse_transformer.attention.mosaic_tables import (
 )
 
 LOG2_E = math.log2(math.e)
+ITEMS, OTHERS, CODES = range(3)  # tables of `mosaic_tables.Steps`
 
 
 def _dot(a, b, contract):
@@ -134,7 +135,7 @@ def _backward_of_queries(
 
 
 def _backward_of_keys(
-  items, others, codes, q, dout, lse, delta, k, v, masks, dk, dv, dk_MK, dv_ME
+  items, others, codes, k, v, q, dout, lse, delta, masks, dk, dv, dk_MK, dv_ME
 ):
   """dk and dv of the keys of an item."""
   del items, others
@@ -174,9 +175,9 @@ def forward(
   out, lse = _launch(
     _forward,
     tables.by_query,
-    [(tables.queries, q_BLHK), (tables.keys, k_BMHK), (tables.keys, v_BMHE)],
+    (tables.queries, [tables.queries.take(q_BLHK)]),
+    [tables.keys.take(x) for x in (k_BMHK, v_BMHE)],
     tables.masks,
-    tables.queries,
     [(width, v_BMHE.dtype), (1, jnp.float32)],
     [(width, tile), (1, tile), (1, tile)],
     interpret,
@@ -196,46 +197,44 @@ def backward(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
-  of_queries = q_BLHK, dout_BLHE, lse_BLH[..., None], delta_BLH[..., None]
-  of_keys = k_BMHK, v_BMHE
-  tile = tables.queries.tile
-  inputs = [
-    *((tables.queries, x) for x in of_queries),
-    *((tables.keys, x) for x in of_keys),
-  ]
+  queries, keys, tile = tables.queries, tables.keys, tables.queries.tile
+  rows = lse_BLH[..., None], delta_BLH[..., None]
+  of_queries = [queries.take(x) for x in (q_BLHK, dout_BLHE, *rows)]
+  of_keys = [keys.take(x) for x in (k_BMHK, v_BMHE)]
+  of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (q_BLHK, k_BMHK, v_BMHE))
   (dq,) = _launch(
     _backward_of_queries,
     tables.by_query,
-    inputs,
+    (queries, of_queries),
+    of_keys,
     tables.masks,
-    tables.queries,
-    [(q_BLHK.shape[-1], q_BLHK.dtype)],
-    [(q_BLHK.shape[-1], tile)],
+    [of_dq],
+    [(of_dq[0], tile)],
     interpret,
   )
   dk, dv = _launch(
     _backward_of_keys,
     tables.by_key,
-    inputs,
+    (keys, of_keys),
+    of_queries,
     tables.masks,
-    tables.keys,
-    [(x.shape[-1], x.dtype) for x in of_keys],
-    [(tile, x.shape[-1]) for x in of_keys],
+    of_dk_dv,
+    [(tile, width) for width, _ in of_dk_dv],
     interpret,
   )
   return dq, dk, dv
 
 
-def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
+def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
   """Runs a kernel.
 
   Args:
     kernel: one of this module.
     launch: its work.
-    inputs: the side of each array that the kernel reads, and the array
-      [B, L, H, K].
+    mine: the side of the items, and the arrays that are read on it: blocks
+      [B, blocks, K, tile].
+    others: the arrays that are read on the other side.
     masks: see `mosaic_tables.Tables`.
-    mine: the side of items and results.
     outs: width and dtype of each result.
     scratch: shapes of accumulators.
     interpret: see `forward`.
@@ -243,23 +242,21 @@ def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
   Returns:
     The results [slots, B, L, H, K], in float32 if there are several slots.
   """
-  arrays = [side.take(x_BLHK) for side, x_BLHK in inputs]
+  side, of_mine = mine
+  arrays, masks = [*of_mine, *others], jnp.asarray(masks)
   in_specs = [
-    _blocks(x, 0 if side is mine else 1)
-    for (side, _), x in zip(inputs, arrays, strict=True)
-  ]
-  masks = jnp.asarray(masks)
-  in_specs.append(
+    *(_blocks(x, ITEMS) for x in of_mine),
+    *(_blocks(x, OTHERS) for x in others),
     pl.BlockSpec(
       (None, *masks.shape[1:]),
-      lambda b, step, items, others, codes: (codes[step] >> SHIFT, 0, 0),
-    )
-  )
+      lambda b, step, *tables: (tables[CODES][step] >> SHIFT, 0, 0),
+    ),
+  ]
   pieces = []
   for steps in launch.steps:
     shapes = [
       jax.ShapeDtypeStruct(
-        (len(arrays[0]), steps.num_blocks, width, mine.tile),
+        (len(arrays[0]), steps.num_blocks, width, side.tile),
         dtype if len(launch.groups) == 1 else jnp.float32,
         manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
       )
@@ -271,7 +268,7 @@ def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
         num_scalar_prefetch=3,
         grid=(len(arrays[0]), len(steps.items)),
         in_specs=in_specs,
-        out_specs=[_blocks(x, 0, steps.first) for x in shapes],
+        out_specs=[_blocks(x, ITEMS, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
       ),
       out_shape=shapes,
@@ -285,7 +282,7 @@ def _launch(kernel, launch, inputs, masks, mine, outs, scratch, interpret):
     pieces.append(run(*tables, *arrays, masks))
   return [
     jnp.stack(
-      [mine.restore(jnp.concatenate(x, 1), chosen) for chosen in launch.groups]
+      [side.restore(jnp.concatenate(x, 1), chosen) for chosen in launch.groups]
     )
     for x in zip(*pieces, strict=True)
   ]

@@ -195,8 +195,9 @@ def make_tables(
   """
   work = worklists.make_work(patterns, n, tile)
   lists = work.by_query, work.by_key
-  queries = _number(work.queries, n, _uses(*lists, work.queries))
-  keys = _number(work.keys, n, _uses(*lists[::-1], work.keys))
+  of_queries, of_keys = np.asarray(work.queries), np.asarray(work.keys)
+  queries = _number(of_queries, n, _uses(*lists, len(of_queries)))
+  keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys)))
   # Bits over keys, for both launches.
   masks = np.ascontiguousarray(np.swapaxes(work.by_query.masks, 1, 2))
   return Tables(
@@ -224,15 +225,15 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   return item, np.where(exists, items[item, 2] + offset, 0), exists
 
 
-def _uses(mine: Lists, theirs: Lists, positions: np.ndarray) -> np.ndarray:
+def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
   """Which tiles of one side each head needs: bool [heads, tiles].
 
   Args:
     mine: lists whose items are tiles of this side.
     theirs: lists whose items are tiles of the other side.
-    positions: those of each tile of this side.
+    num_tiles: tiles of this side.
   """
-  uses = np.zeros((mine.written.shape[2], len(positions)), bool)
+  uses = np.zeros((mine.written.shape[2], num_tiles), bool)
   uses[mine.items[:, 0], mine.items[:, 1]] = True
   item, at, exists = _spread(theirs)
   uses[theirs.items[item, 0][exists], theirs.others[at, 0][exists]] = True
@@ -327,6 +328,6 @@ def _cut(
   firsts = [0, *(int(items[start]) for start in starts[1:]), num_blocks]
   pieces = np.split(steps, starts[1:], axis=1)
   return tuple(
-    Steps(*piece, first, after - first)
+    Steps(piece[0], piece[1], piece[2], first, after - first)
     for piece, first, after in zip(pieces, firsts, firsts[1:], strict=False)
   )

@@ -15,6 +15,7 @@ import jax
 
 from sparse_transformer.attention import batched, dense, streamed
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
+from sparse_transformer.attention.mosaic import Mosaic
 from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
 
@@ -197,3 +198,4 @@ def _unsupported(name, case):
 register("batched", batched)
 register("streamed", streamed, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))
+register("mosaic", Mosaic(), platforms=("tpu",))

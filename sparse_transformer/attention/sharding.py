@@ -1,18 +1,16 @@
 """Attention on several devices: `jax.shard_map`, and mesh axes of any type.
 
-On automatic axes, JAX's compiler divides the work. It cannot divide a kernel
-unless it is told how, see `divide_batch`.
+On automatic axes, JAX's compiler divides the work of executors in plain JAX;
+kernels use `divide_batch`, which needs the mesh in context (`jax.set_mesh`).
 """
 
-import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 Results = tuple[jax.Array, jax.Array]
@@ -69,9 +67,10 @@ def _varying_alike(inputs: Any) -> Any:
 def divide_batch(
   kernel: Callable[..., tuple[jax.Array, ...]], tables: Any, *arrays: jax.Array
 ) -> Any:
-  """Runs a kernel, each device on its own sequences.
+  """Runs a kernel, each device of the mesh in context on its own sequences.
 
-  The compiler would run a kernel on whole arrays, and gather them first.
+  On automatic axes, the compiler cannot divide a kernel: it would gather its
+  arguments, and run it on all of them on every device.
 
   Args:
     kernel: a function (tables, *arrays) to a tuple of arrays; the first axis of
@@ -79,54 +78,18 @@ def divide_batch(
     tables: a pytree of arrays, which every device needs entirely.
     *arrays: arrays [B, ...].
   """
-  leaves, structure = jax.tree.flatten(tables)
-  count = len(leaves)
-
-  def run(*inputs):
-    tables = jax.tree.unflatten(structure, inputs[:count])
-    return kernel(tables, *inputs[count:])
-
-  def partition(mesh, inputs, results):
-    batch_axis = (*inputs[count].sharding.spec, None)[0]
-    whole = NamedSharding(mesh, PartitionSpec())
-    divided = NamedSharding(mesh, PartitionSpec(batch_axis))
-    of_inputs = *[whole] * count, *[divided] * len(arrays)
-    return mesh, run, tuple(divided for _ in results), of_inputs
-
-  divided = custom_partitioning(run)
-  divided.def_partition(
-    partition=partition,
-    sharding_rule=_sharding_rule(
-      leaves, arrays, jax.eval_shape(run, *leaves, *arrays)
-    ),
-  )
-
-  @custom_vmap
-  def mappable(*arrays):
-    return divided(*leaves, *arrays)
-
-  @mappable.def_vmap
-  def _(size, is_mapped, *arrays):
-    flat = [
-      (x if mapped else jnp.broadcast_to(x, (size, *x.shape))).reshape(
-        -1, *x.shape[1 + mapped :]
-      )
-      for x, mapped in zip(arrays, is_mapped, strict=True)
-    ]
-    results = divide_batch(kernel, tables, *flat)
-    results = tuple(x.reshape(size, -1, *x.shape[1:]) for x in results)
-    return results, tuple(True for _ in results)
-
-  return mappable(*arrays)
-
-
-def _sharding_rule(tables, arrays, results):
-  """The rule of `divide_batch`: only the batch is common to all arrays."""
-  names = (f"f{i}" for i in itertools.count())
-
-  def axes(x, *first):
-    return " ".join([*first, *itertools.islice(names, x.ndim - len(first))])
-
-  inputs = *map(axes, tables), *(axes(x, "batch") for x in arrays)
-  outputs = (axes(x, "batch") for x in results)
-  return f"{', '.join(inputs)} -> {', '.join(outputs)}"
+  mesh = jax.sharding.get_abstract_mesh()
+  axes: list[str] = []
+  for axis in mesh.auto_axes:
+    if len(arrays[0]) % math.prod(mesh.shape[a] for a in [*axes, axis]) == 0:
+      axes.append(axis)
+  if not axes:
+    return kernel(tables, *arrays)
+  divided = PartitionSpec(tuple(axes))
+  return jax.shard_map(
+    kernel,
+    in_specs=(PartitionSpec(), *[divided] * len(arrays)),
+    out_specs=divided,
+    axis_names=set(axes),
+    check_vma=False,  # kernels do not say how their results vary
+  )(jax.tree.map(jnp.asarray, tables), *arrays)

@@ -14,6 +14,7 @@ write to different slots, whose results are combined afterwards.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,7 @@ def check_tile(tile: int, n: int) -> int:
   return min(tile, max(32, 1 << (n - 1).bit_length()))
 
 
-def plan_of(tables: Work, n: int, tile: int) -> Plan:
+def plan_of(tables: Any, n: int, tile: int) -> Plan:
   """A plan that covers all pairs, whose arrays are in the natural order."""
   natural = make_order(np.arange(n), n)
   return Plan(None, tile, natural, natural, tables)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer.attention import attend, merged, registry
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import Causal, Local, Pattern, Strided
 
 NAMES = "out lse dq dk dv".split()
@@ -146,20 +146,24 @@ def gradient_is_zero_outside_the_pattern(backend, heads):
 def tables_can_be_arguments_of_jit(backend):
   pattern, n = Local(9) | Strided(7), 50
   inputs = random_inputs(n, 3)
-  executor = registry.EXECUTORS[backend]
-  plans = tuple(executor.plan(part, n, 16) for part in pattern.parts())
-  everyone = (None,) * len(plans)
+  plans, heads = zip(*plans_of(backend, (pattern,) * 3, n, 16), strict=True)
 
   @jax.jit
   def planned(plans, *inputs):
     for table in jax.tree.leaves(plans):
       assert isinstance(table, jax.core.Tracer)
     attention = functools.partial(
-      merged.attend_planned, plans=plans, heads=everyone, executor=backend
+      merged.attend_planned, plans=plans, heads=heads, executor=backend
     )
     return with_gradients(attention, *inputs)
 
   assert_close(planned(plans, *inputs), reference(*inputs, (pattern,) * 3))
+
+
+def plans_of(backend, heads, n, tile):
+  """[(plan, heads)] of an executor."""
+  q, _, v, *_ = jax.eval_shape(lambda: random_inputs(n, len(heads)))
+  return registry.EXECUTORS[backend].plans(heads, make_case(q, v), tile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,22 +177,21 @@ class Queries(Pattern):
     return (q >= self.first) & (q < self.last) & (k >= 0)
 
 
-def plans_of_halves(backend, n):
+def plans_of_halves(backend, n, num_heads):
   """(stacked plans, patterns) of two devices with half of the queries each."""
   everywhere = Strided(3, causal=False)
   halves = [Queries(i, i + n // 2) & everywhere for i in (0, n // 2)]
-  executor = registry.EXECUTORS[backend]
-  plans = [
+  plans = []
+  for half in halves:
+    ((plan, _),) = plans_of(backend, (half,) * num_heads, n, 8)
     # The tables say which queries; the mask may then be the same for both.
-    dataclasses.replace(executor.plan(half, n, 8), pattern=everywhere)
-    for half in halves
-  ]
+    plans.append(dataclasses.replace(plan, pattern=everywhere))
   return jax.tree.map(lambda *x: np.stack(x), *plans), halves
 
 
 def tables_can_be_indexed_by_a_traced_number(backend):
   n = 64
-  plans, halves = plans_of_halves(backend, n)
+  plans, halves = plans_of_halves(backend, n, 2)
 
   @jax.jit
   def indexed(i, *inputs):

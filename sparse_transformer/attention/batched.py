@@ -1,154 +1,254 @@
-"""The executor for any accelerator, in plain XLA: all tiles in one batch.
+"""The executor for any accelerator, in plain XLA: few, large batched products.
 
-Each query tile has a list of key tiles. The lists are distributed over lanes,
-longest first, so that no lane is much longer than the longest list. A step
-advances every lane by one key tile. The backward pass runs the lists twice, by
-query for dq and by key for dk and dv: nothing is summed across lanes, so no two
-lanes write to the same place and the result does not depend on timing.
+A list names the tiles of keys of one tile of queries, or the reverse. Lists of
+similar length run together: a step gathers the tiles of many lists by position
+and computes their entire softmax, or their gradients, in batched products. A
+loop over steps bounds memory; lists that fit one step, as in local and block
+attention, need none.
+
+Every list runs within one step and in one lane: nothing is summed across lanes,
+so no two lanes write to the same place and the result does not depend on
+timing. Queries have their lists for the forward pass and dq, keys theirs for
+dk and dv.
 """
 
 import dataclasses
 import functools
-import heapq
+import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Plan,
-  Table,
-  make_plan,
-)
+from sparse_transformer.attention import contract, online_softmax, worklists
+from sparse_transformer.attention.contract import Case, Heads, Plan, Table
+from sparse_transformer.attention.online_softmax import dot
+from sparse_transformer.attention.worklists import Lists, Work
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
-NOWHERE = np.iinfo(np.int32).max  # an out-of-bounds tile: writes are dropped
+# The scores that a step computes at a time, for each position and head.
+SCORES = 256
+# What one more loop costs, as a share of a step, and of all tiles.
+LOOP_COST = 1 / 4, 1 / 32
+NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["major", "minor", "first", "write"],
+  data_fields=["groups", "tiles", "others", "masks"],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lanes:
-  """What each lane does in each step: tables [steps, lanes].
+class Loop:
+  """Lists of similar length, one in each lane of each step.
 
   Attributes:
-    major: int32, the tile it accumulates, -1 where it is idle.
-    minor: int32, the tile of the other side that it processes.
-    first: bool, whether the minor tile is the first of the major tile's list.
-    write: int32, the major tile if it is the last of the list, else NOWHERE.
+    groups: int32 [steps, lanes], the group of heads of the list.
+    tiles: int32 [steps, lanes], the tile of this side whose list it is.
+    others: int32 [steps, lanes, span], the tiles in the list.
+    masks: int32 [steps, lanes, span], the mask of each of them.
   """
 
-  major: Table
-  minor: Table
-  first: Table
-  write: Table
+  groups: Table
+  tiles: Table
+  others: Table
+  masks: Table
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["by_query", "by_key"],
+  data_fields=["loops", "masks", "rows"],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sweeps:
-  """Lanes of query tiles over their key tiles, and vice versa."""
+class Sweep:
+  """All lists of one side.
 
-  by_query: Lanes
-  by_key: Lanes
+  Attributes:
+    loops: the lists, in the order of their results.
+    masks: int32 [masks, tile, words], see `worklists.Lists`; the last two are
+      those of a full tile and of one without pairs.
+    rows: int32 [slots, n, groups], where among the results each slot has its
+      row, `NOWHERE` for none.
+  """
+
+  loops: tuple[Loop, ...]
+  masks: Table
+  rows: Table
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["heads", "places", "queries", "keys", "by_query", "by_key"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The tables of a plan.
+
+  Attributes:
+    heads: int32 [groups, members], groups of heads with the same pattern.
+    places: int32 [2, H], the group and the member that each head is.
+    queries, keys: int32 [tiles, tile], see `worklists.Work`.
+    by_query: the lists of queries.
+    by_key: the lists of keys.
+  """
+
+  heads: Table
+  places: Table
+  queries: Table
+  keys: Table
+  by_query: Sweep
+  by_key: Sweep
 
 
 unsupported = contract.nothing_unsupported
 
 
 def tile_size(part: Pattern, n: int) -> int:
-  """The tile that `plan` chooses for n positions."""
+  """The tile that `plans` chooses for n positions."""
   del part
   return min(TILE, n)
-
-
-@functools.lru_cache(maxsize=256)
-def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
-  """The plan of a part; `tile` 0 chooses the tile."""
-  layout = part.layout(n, tile or tile_size(part, n))
-  by_key = np.lexsort((layout.rows, layout.cols))
-  sweeps = Sweeps(
-    _deal(layout.rows, layout.cols),
-    _deal(layout.cols[by_key], layout.rows[by_key]),
-  )
-  return make_plan(layout, part, n, sweeps)
 
 
 def plans(
   patterns: tuple[Pattern, ...], case: Case, tile: int = 0
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of all parts, each with its heads."""
-  return contract.plan_parts(plan, patterns, case.length, tile)
+  """One plan for all heads."""
+  tile = tile or min(TILE, case.length)
+  return [(_plan(patterns, case.length, tile), None)]
 
 
-def _deal(majors, minors):
-  """`Lanes` from pairs of tiles, sorted by the major one.
+@functools.lru_cache(maxsize=64)
+def _plan(patterns, n, tile):
+  heads = _groups(patterns)
+  distinct = tuple(patterns[first] for first in heads[:, 0])
+  work = worklists.make_work(distinct, n, tile)
+  places = np.zeros((2, len(patterns)), np.int32)
+  places[:, heads] = np.indices(heads.shape)
+  return worklists.plan_of(_tables(heads, places, work, n), n, tile)
 
-  Longest-processing-time scheduling: each list of minor tiles, longest first,
-  goes to the lane that is shortest so far (Graham 1969).
+
+def _groups(patterns):
+  """Groups of heads with the same pattern, all of one size: [groups, size]."""
+  heads: dict[Pattern, list[int]] = {}
+  for head, pattern in enumerate(patterns):
+    heads.setdefault(pattern, []).append(head)
+  size = math.gcd(*map(len, heads.values()))
+  return np.concatenate([*heads.values()]).reshape(-1, size).astype(np.int32)
+
+
+def _tables(heads, places, work: Work, n):
+  sweeps = (
+    _sweep_of(lists, positions, n, len(heads))
+    for lists, positions in (
+      (work.by_query, work.queries),
+      (work.by_key, work.keys),
+    )
+  )
+  return Tables(heads, places, work.queries, work.keys, *sweeps)
+
+
+def _sweep_of(lists: Lists, positions, n, num_groups):
+  items = np.asarray(lists.items)
+  items = items[items[:, 2] < items[:, 4]]  # the others have no pairs
+  tile = positions.shape[1]
+  rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
+  step = num_groups * -(-n // tile) * max(1, SCORES // tile)  # in tiles
+  loops, lane = [], 0
+  for first, last in _cut(items[:, 4] - items[:, 2], step):
+    group, tiles, _, _, _, slot = items[first:last].T
+    lanes = lane + np.arange(last - first)
+    results = tile * lanes[:, None] + np.arange(tile)
+    rows[slot[:, None], positions[tiles], group[:, None]] = results
+    loops.append(_loop(lists, items[first:last], step))
+    lane += loops[-1].tiles.size
+  words = np.asarray(lists.masks)
+  every = np.full_like(words[:1], -1)
+  masks = np.concatenate([words, every, ~every])
+  return Sweep(tuple(loops), masks, rows[:, :n])
+
+
+def _cut(counts, step):
+  """Which lists run together: (first, last) of each loop.
+
+  Lists are padded to the longest of their loop. The cheapest cuts are found by
+  dynamic programming, over lengths that differ by a twelfth.
+
+  Args:
+    counts: lengths of all lists, longest first.
+    step: how many tiles a step processes.
   """
-  _, start, counts = np.unique(majors, return_index=True, return_counts=True)
-  longest = max(counts, default=0)
-  num_lanes = -(-len(majors) // max(longest, 1))
-  lanes = [(0, lane) for lane in range(num_lanes)]  # (length, lane): a heap
-  step, lane_of = np.zeros((2, len(majors)), np.int64)
-  for i in np.argsort(-counts, kind="stable"):
-    length, lane = heapq.heappop(lanes)
-    here = slice(start[i], start[i] + counts[i])
-    step[here] = length + np.arange(counts[i])
-    lane_of[here] = lane
-    heapq.heappush(lanes, (length + int(counts[i]), lane))
-  shape = max((length for length, _ in lanes), default=0), num_lanes
+  of_step, of_all = LOOP_COST
+  cost = max(of_step * step, of_all * counts.sum())
+  classes = np.ceil(8 * np.log2(counts))
+  starts = np.flatnonzero(np.diff(classes, prepend=-1))
+  ends = np.append(starts[1:], len(counts))
+  # The least cost of the lists from each start on, and where the loop ends.
+  best = np.zeros(len(starts) + 1)
+  choice = np.zeros(len(starts), int)
+  for i in reversed(range(len(starts))):
+    costs = cost + counts[starts[i]] * (ends[i:] - starts[i]) + best[i + 1 :]
+    choice[i] = i + costs.argmin()
+    best[i] = costs.min()
+  i = 0
+  while i < len(starts):
+    yield starts[i], ends[choice[i]]
+    i = choice[i] + 1
 
-  def table(values, idle):
-    result = np.full(shape, idle, values.dtype)
-    result[step, lane_of] = values
-    return result
 
-  is_first = np.diff(majors, prepend=-1) != 0
-  is_last = np.diff(majors, append=-1) != 0
-  write = np.where(is_last, majors, NOWHERE)
-  return Lanes(
-    table(majors.astype(np.int32), -1),
-    table(minors.astype(np.int32), 0),
-    table(is_first, False),
-    table(write.astype(np.int32), NOWHERE),
+def _loop(lists: Lists, items, step):
+  """A loop over items, the first of which is the longest."""
+  span = items[0, 4] - items[0, 2]
+  num_steps = max(1, round(len(items) * span / step))
+  num_lanes = -(-len(items) // num_steps)
+  index = items[:, 2, None] + np.arange(span)
+  is_partial = index < items[:, 3, None]
+  is_real = index < items[:, 4, None]
+  others, masks = np.asarray(lists.others)[np.where(is_real, index, 0)].T
+  every = len(lists.masks)
+  masks = np.where(is_partial.T, masks, np.where(is_real.T, every, every + 1))
+
+  def table(values):
+    padded = np.zeros((num_steps * num_lanes, *values.shape[1:]), np.int32)
+    padded[: len(values)] = values
+    return padded.reshape(num_steps, num_lanes, *values.shape[1:])
+
+  return Loop(
+    table(items[:, 0]), table(items[:, 1]), table(others.T), table(masks.T)
   )
 
 
 def forward(
   plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
-  q, k, v = (_split(x, plan.tile) for x in (q_BLHK, k_BLHK, v_BLHE))
-  positions = plan.queries.positions.reshape(-1, plan.tile)
-  queries = q * online_softmax.scale(q), positions
-  keys = k, v, plan.keys.positions.reshape(-1, plan.tile)
+  """(out_BLHE, lse_BLH) over the pairs of a plan."""
+  tables, scale = plan.tables, online_softmax.scale(q_BLHK)
 
-  def process(state, query, key):
-    new = online_softmax.softmax_of_tile(plan.pattern, query, key)
-    return online_softmax.combine(state, new)
+  def process(query, key, pairs):
+    (q,), (k, v) = query, key
+    s = jnp.where(pairs, dot("bathk,bashk->bahts", q, k) * scale, -jnp.inf)
+    max_ = s.max(-1, keepdims=True)
+    # exp(-inf - 0) is 0, not NaN, in rows without keys.
+    p = jnp.exp(s - jnp.where(max_ == -jnp.inf, 0, max_))
+    out = dot("bahts,bashe->bahte", p.astype(v.dtype), v)
+    return online_softmax.finish(out, max_, p.sum(-1, keepdims=True))
 
-  dtype = jnp.promote_types(q.dtype, jnp.float32)
-  out = jnp.zeros_like(q, dtype, (*q.shape[:-1], v.shape[-1]))
-  initial = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
-  state = _sweep(plan.tables.by_query, queries, keys, initial, process)
-  out, lse = online_softmax.finish(*state)
-  return _join(out), _join(lse)[..., 0]
+  out, lse = _run(
+    tables,
+    tables.by_query,
+    (tables.queries, (q_BLHK,)),
+    (tables.keys, (k_BLHK, v_BLHE)),
+    (v_BLHE.shape[-1], 1),
+    process,
+  )
+  out_SBLHE = _slots(tables, tables.by_query, out, 0)
+  lse_SBLH = _slots(tables, tables.by_query, lse, -jnp.inf)[..., 0]
+  written_SLH = _written(tables, tables.by_query)
+  return worklists.merge_slots(out_SBLHE, lse_SBLH, written_SLH)
 
 
 def backward(
@@ -161,84 +261,146 @@ def backward(
   v_BLHE: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
-  of_queries = q_BLHK, dout_BLHE, lse_BLH[..., None], delta_BLH[..., None]
-  q, dout, lse, delta = (_split(x, plan.tile) for x in of_queries)
-  k, v = (_split(x, plan.tile) for x in (k_BLHK, v_BLHE))
-  scale, positions = online_softmax.scale(q), plan.queries.positions
-  queries = q * scale, dout, lse, delta, positions.reshape(-1, plan.tile)
-  keys = k, v, plan.keys.positions.reshape(-1, plan.tile)
+  tables, scale = plan.tables, online_softmax.scale(q_BLHK)
+  queries = tables.queries, (q_BLHK, dout_BLHE, lse_BLH, delta_BLH)
+  keys = tables.keys, (k_BLHK, v_BLHE)
 
-  def process_key(dq, query, key):
-    _, ds = online_softmax.weights_and_gradients(plan.pattern, query, key)
-    return dq + online_softmax.dot("abhts,abhsk->abhtk", ds, key[0])
+  def weights(s, dp, lse, delta, pairs):
+    """(p, ds): the weights, and the gradients of the scaled scores."""
+    p = jnp.exp(jnp.where(pairs, s * scale, -jnp.inf) - lse)
+    return p, p * (dp - delta) * scale
 
-  def process_query(state, key, query):
-    (dk, dv), (q, dout, *_) = state, query
-    p, ds = online_softmax.weights_and_gradients(plan.pattern, query, key)
-    dk = dk + online_softmax.dot("abhts,abhtk->abhsk", ds, q)
-    return dk, dv + online_softmax.dot("abhts,abhte->abhse", p, dout)
+  def of_query(query, key, pairs):
+    (q, dout, lse, delta), (k, v) = query, key
+    lse, delta = (x.swapaxes(2, 3)[..., None] for x in (lse, delta))
+    s = dot("bathk,bashk->bahts", q, k)
+    dp = dot("bathe,bashe->bahts", dout, v)
+    _, ds = weights(s, dp, lse, delta, pairs)
+    return (dot("bahts,bashk->bahtk", ds.astype(k.dtype), k),)
 
-  dq, dk, dv = (jnp.zeros_like(x, lse.dtype) for x in (q, k, v))
-  dq = _sweep(plan.tables.by_query, queries, keys, dq, process_key)
-  dk, dv = _sweep(plan.tables.by_key, keys, queries, (dk, dv), process_query)
-  return _join(dq * scale), _join(dk), _join(dv)
+  def of_key(key, query, pairs):
+    (k, v), (q, dout, lse, delta) = key, query
+    lse, delta = (x.swapaxes(2, 3)[..., None, :] for x in (lse, delta))
+    s = dot("bathk,bashk->bahts", k, q)
+    dp = dot("bathe,bashe->bahts", v, dout)
+    p, ds = weights(s, dp, lse, delta, pairs)
+    dk = dot("bahts,bashk->bahtk", ds.astype(q.dtype), q)
+    return dk, dot("bahts,bashe->bahte", p.astype(dout.dtype), dout)
+
+  k, e = q_BLHK.shape[-1], v_BLHE.shape[-1]
+  (dq,) = _run(tables, tables.by_query, queries, keys, (k,), of_query)
+  dk_dv = _run(tables, tables.by_key, keys, queries, (k, e), of_key)
+  return _sum(tables, tables.by_query, dq), *(
+    _sum(tables, tables.by_key, x) for x in dk_dv
+  )
 
 
-def _sweep(
-  lanes: Lanes,
-  majors: tuple[Any, ...],
-  minors: tuple[Any, ...],
-  initial: Any,
+Side = tuple[Table, tuple[jax.Array, ...]]  # positions in tiles, arrays
+
+
+def _run(
+  tables: Tables,
+  sweep: Sweep,
+  mine: Side,
+  other: Side,
+  widths: tuple[int, ...],
   process: Callable,
-) -> Any:
-  """Runs state = process(state, major, minor) over the list of each tile.
+) -> tuple[jax.Array, ...]:
+  """Runs process(rows of this side, rows of the other, pairs) on all lists.
+
+  T = positions in a tile, S = those in a list, A = lanes, M = heads in a group.
 
   Args:
-    lanes: which tiles are processed together, and when.
-    majors, minors: arrays [tiles, ...].
-    initial: the state of each major tile before its list: [tiles, ...].
-    process: a function of the states and tiles of all lanes at once.
+    tables: of the plan.
+    sweep: the lists of this side.
+    mine, other: the arrays of each side, [B, L, H, ...].
+    widths: of the results.
+    process: function of arrays [B, A, T, M, ...], arrays [B, A, S, M, ...] and
+      pairs, bool [A, 1, T, S], to results [B, A, M, T, width].
 
   Returns:
-    The states after the lists, in place of the initial ones.
+    The results [B, lanes of all loops, T, M, width], float32 or wider.
   """
-  majors, minors = (jax.tree.map(jnp.asarray, x) for x in (majors, minors))
-
-  def step(carry, now):
-    state, done = carry
-    major, minor, is_first, write = now
-
-    def begin(x, start):
-      fresh = is_first.reshape(-1, *(1,) * (x.ndim - 1))
-      return jnp.where(fresh, start[major], x)
-
-    def end(x, done):
-      return done.at[write].set(x, mode="drop")
-
-    state = jax.tree.map(begin, state, initial)
-    state = process(
-      state, tuple(x[major] for x in majors), tuple(x[minor] for x in minors)
+  x_BLH, num_tiles = mine[1][0], sum(x.tiles.size for x in sweep.loops)
+  dtype = jnp.promote_types(x_BLH.dtype, jnp.float32)
+  tile, members = mine[0].shape[1], tables.heads.shape[1]
+  done = tuple(
+    jnp.zeros_like(
+      x_BLH, dtype, (len(x_BLH), max(num_tiles, 1), tile, members, width)
     )
-    return (state, jax.tree.map(end, state, done)), None
-
-  num_lanes = lanes.major.shape[1]
-  state = jax.tree.map(
-    lambda x: jnp.zeros_like(x, shape=(num_lanes, *x.shape[1:])), initial
+    for width in widths
   )
-  # An idle lane reads some tile and writes none.
-  tables = lanes.major.clip(0), lanes.minor, lanes.first, lanes.write
-  (_, done), _ = lax.scan(step, (state, initial), tables)
+  # Otherwise the compiler computes the masks of all tiles in advance.
+  tables, sweep, *positions = lax.optimization_barrier(
+    jax.tree.map(jnp.asarray, (tables, sweep, mine[0], other[0]))
+  )
+
+  def step(done, now):
+    lane, loop = now
+    heads = tables.heads[loop.groups]
+    new = process(
+      _gather(tables, mine[1], positions[0][loop.tiles], heads),
+      _gather(tables, other[1], positions[1][loop.others], heads),
+      _unpack(sweep.masks[loop.masks])[:, None],
+    )
+    return tuple(
+      lax.dynamic_update_slice_in_dim(x, y.swapaxes(2, 3), lane, 1)
+      for x, y in zip(done, new, strict=True)
+    ), None
+
+  lane = 0
+  for loop in sweep.loops:
+    num_steps, num_lanes = loop.tiles.shape
+    if num_steps == 1:
+      done, _ = step(done, (lane, jax.tree.map(lambda x: x[0], loop)))
+    else:
+      lanes = lane + num_lanes * jnp.arange(num_steps)
+      done, _ = lax.scan(step, done, (lanes, loop))
+    lane += loop.tiles.size
   return done
 
 
-def _split(x_BLH, tile):
-  """Tiles first, positions after the heads: [tiles, B, H, tile, ...]."""
-  b, n, h, *width = x_BLH.shape
-  x = jnp.pad(x_BLH, ((0, 0), (0, -n % tile), *((0, 0),) * (x_BLH.ndim - 2)))
-  return jnp.moveaxis(x.reshape(b, -1, tile, h, *width), (1, 3), (0, 2))
+def _gather(tables, arrays, positions, heads_AM):
+  """Arrays [B, A, S, M, ...] at positions [A, ...]; some value for padding."""
+  rows_AS = positions.clip(0).reshape(len(positions), -1)
+  if len(tables.heads) == 1:  # heads may be divided over devices
+    return tuple(x_BLH[:, rows_AS] for x_BLH in arrays)
+  return tuple(
+    x_BLH[:, rows_AS[:, :, None], heads_AM[:, None]] for x_BLH in arrays
+  )
 
 
-def _join(x):
-  """Undoes `_split`."""
-  x = jnp.moveaxis(x, (0, 2), (1, 3))
-  return x.reshape(x.shape[0], -1, *x.shape[3:])
+def _unpack(words_ACTW):
+  """The pairs of lists, bool [A, T, C * tile], from the masks of tiles."""
+  a, c, t, _ = words_ACTW.shape
+  bits = (words_ACTW[..., None] >> np.arange(32)) & 1 != 0
+  pairs_ACTS = bits.reshape(a, c, t, -1)[..., :t]
+  return pairs_ACTS.swapaxes(1, 2).reshape(a, t, c * t)
+
+
+def _slots(tables, sweep, x, fill):
+  """x_SBLH of each slot, from the results of `_run`; `fill` where unwritten."""
+  x = x.reshape(len(x), -1, *x.shape[3:])  # [B, rows, M, width]
+  rows_SLG = jnp.asarray(sweep.rows)
+
+  def of_slot(rows_LG):
+    if len(tables.heads) == 1:
+      index = rows_LG[:, 0], slice(None)
+    else:
+      group_H, member_H = jnp.asarray(tables.places)
+      index = rows_LG[:, group_H], member_H
+    return x.at[:, *index].get(mode="fill", fill_value=fill)
+
+  return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])
+
+
+def _written(tables, sweep):
+  """Which rows each slot holds, bool [slots, L, H]."""
+  group_H, _ = jnp.asarray(tables.places)
+  return (jnp.asarray(sweep.rows) != NOWHERE)[:, :, group_H]
+
+
+def _sum(tables, sweep, x):
+  """The sum over slots, from the results of `_run`."""
+  x_SBLHK = _slots(tables, sweep, x, 0)
+  return worklists.add_slots(x_SBLHK, _written(tables, sweep))

@@ -46,8 +46,8 @@ class Lists:
       An item processes `others[first:last]`, of which those from `middle` on
       are full.
     others: int32 [tiles, 2]: tile of the other side, index of its mask.
-    masks: int32 [masks, tile, tile // 32], the pairs of partial tiles: a row
-      for each position of this side, a bit for each of the other.
+    masks: int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a
+      row for each position of this side, a bit for each of the other.
     written: bool [slots, n, heads], the rows that each slot holds. The first
       slot holds all of them.
     num_slots: number of slots.
@@ -111,7 +111,7 @@ def make_work(
   Args:
     patterns: one per head.
     n: number of positions.
-    tile: positions on a side of a tile, a multiple of 32.
+    tile: positions on a side of a tile.
     longest: the most tiles of an item of keys; longer ones are split. 0 for no
       limit.
   """
@@ -224,14 +224,16 @@ class _Masks:
     return numbers
 
   def packed(self, turned: bool = False) -> np.ndarray:
-    """All masks, int32 [masks, tile, tile // 32]; `turned`: a row per key."""
-    content = b"".join(self._numbers) or bytes(self._tile**2 // 8)
-    shape = -1, self._tile, self._tile // 8
+    """All masks, int32 [masks, tile, words]; `turned`: a row per key."""
+    num_bytes = -(-self._tile // 8)
+    content = b"".join(self._numbers) or bytes(self._tile * num_bytes)
+    shape = -1, self._tile, num_bytes
     bits = np.frombuffer(content, np.uint8).reshape(shape)
     if turned:
-      pairs = np.unpackbits(bits, axis=-1, bitorder="little").swapaxes(1, 2)
-      bits = np.packbits(pairs, axis=-1, bitorder="little")
-    return np.ascontiguousarray(bits).view("<i4").astype(np.int32)
+      pairs = np.unpackbits(bits, -1, self._tile, bitorder="little")
+      bits = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
+    words = np.pad(bits, ((0, 0), (0, 0), (0, -num_bytes % 4)))
+    return np.ascontiguousarray(words).view("<i4").astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -107,7 +107,7 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
 
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_tables_of_a_plan_can_be_indexed_by_the_device(backend):
-  plans, _ = laws.plans_of_halves(backend, N)
+  plans, _ = laws.plans_of_halves(backend, N, 4)
 
   def attention(q, k, v):
     plan = jax.tree.map(lambda x: jnp.asarray(x)[lax.axis_index("x")], plans)

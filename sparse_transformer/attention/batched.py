@@ -31,8 +31,9 @@ from sparse_transformer.patterns import Pattern
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
 # The scores that a step computes at a time, for each position and head.
 SCORES = 256
-# What one more loop costs, as a share of a step, and of all tiles.
-LOOP_COST = 1 / 4, 1 / 32
+# What one more step costs, as a share of what a full one computes, and one more
+# loop, as a share of all tiles.
+STEP_COST, LOOP_COST = 1 / 4, 1 / 32
 NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
@@ -156,15 +157,16 @@ def _sweep_of(lists: Lists, positions, n, num_groups):
   items = np.asarray(lists.items)
   items = items[items[:, 2] < items[:, 4]]  # the others have no pairs
   tile = positions.shape[1]
+  room = num_groups * -(-n // tile) * max(1, SCORES // tile)  # tiles of a step
   rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
-  step = num_groups * -(-n // tile) * max(1, SCORES // tile)  # in tiles
   loops, lane = [], 0
-  for first, last in _cut(items[:, 4] - items[:, 2], step):
-    group, tiles, _, _, _, slot = items[first:last].T
-    lanes = lane + np.arange(last - first)
-    results = tile * lanes[:, None] + np.arange(tile)
-    rows[slot[:, None], positions[tiles], group[:, None]] = results
-    loops.append(_loop(lists, items[first:last], step))
+  for first, last in _cut(items[:, 4] - items[:, 2], room):
+    groups, tiles, _, _, _, slots = items[first:last].T
+    results = (lane + np.arange(last - first)) * tile
+    rows[slots[:, None], positions[tiles], groups[:, None]] = (
+      results[:, None] + np.arange(tile)
+    )
+    loops.append(_loop(lists, items[first:last], room))
     lane += loops[-1].tiles.size
   words = np.asarray(lists.masks)
   every = np.full_like(words[:1], -1)
@@ -172,7 +174,7 @@ def _sweep_of(lists: Lists, positions, n, num_groups):
   return Sweep(tuple(loops), masks, rows[:, :n])
 
 
-def _cut(counts, step):
+def _cut(counts, room):
   """Which lists run together: (first, last) of each loop.
 
   Lists are padded to the longest of their loop. The cheapest cuts are found by
@@ -180,45 +182,53 @@ def _cut(counts, step):
 
   Args:
     counts: lengths of all lists, longest first.
-    step: how many tiles a step processes.
+    room: the most tiles of a step.
   """
-  of_step, of_all = LOOP_COST
-  cost = max(of_step * step, of_all * counts.sum())
-  classes = np.ceil(8 * np.log2(counts))
-  starts = np.flatnonzero(np.diff(classes, prepend=-1))
+  starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))
   # The least cost of the lists from each start on, and where the loop ends.
   best = np.zeros(len(starts) + 1)
   choice = np.zeros(len(starts), int)
   for i in reversed(range(len(starts))):
-    costs = cost + counts[starts[i]] * (ends[i:] - starts[i]) + best[i + 1 :]
+    span, sizes = counts[starts[i]], ends[i:] - starts[i]
+    steps = _num_steps(sizes, span, room)
+    costs = span * sizes + STEP_COST * room * steps + best[i + 1 :]
     choice[i] = i + costs.argmin()
-    best[i] = costs.min()
+    best[i] = costs.min() + LOOP_COST * counts.sum()
   i = 0
   while i < len(starts):
     yield starts[i], ends[choice[i]]
     i = choice[i] + 1
 
 
-def _loop(lists: Lists, items, step):
+def _num_steps(size, span, room):
+  """How many steps some lists of at most `span` tiles take."""
+  return -(-size // max(1, room // span))
+
+
+def _loop(lists: Lists, items, room):
   """A loop over items, the first of which is the longest."""
   span = items[0, 4] - items[0, 2]
-  num_steps = max(1, round(len(items) * span / step))
+  num_steps = _num_steps(len(items), span, room)
   num_lanes = -(-len(items) // num_steps)
   index = items[:, 2, None] + np.arange(span)
-  is_partial = index < items[:, 3, None]
-  is_real = index < items[:, 4, None]
-  others, masks = np.asarray(lists.others)[np.where(is_real, index, 0)].T
+  is_partial, is_real = index < items[:, 3, None], index < items[:, 4, None]
+  found = np.asarray(lists.others)[np.where(is_real, index, 0)]
   every = len(lists.masks)
-  masks = np.where(is_partial.T, masks, np.where(is_real.T, every, every + 1))
+  masks = np.where(is_partial, found[..., 1], every)
+  masks = np.where(is_real, masks, every + 1)
 
-  def table(values):
-    padded = np.zeros((num_steps * num_lanes, *values.shape[1:]), np.int32)
+  def table(values, idle):
+    shape = num_steps * num_lanes, *values.shape[1:]
+    padded = np.full(shape, idle, np.int32)
     padded[: len(values)] = values
     return padded.reshape(num_steps, num_lanes, *values.shape[1:])
 
   return Loop(
-    table(items[:, 0]), table(items[:, 1]), table(others.T), table(masks.T)
+    table(items[:, 0], 0),
+    table(items[:, 1], 0),
+    table(found[..., 0], 0),
+    table(masks, every + 1),
   )
 
 
@@ -230,11 +240,11 @@ def forward(
 
   def process(query, key, pairs):
     (q,), (k, v) = query, key
-    s = jnp.where(pairs, dot("bathk,bashk->bahts", q, k) * scale, -jnp.inf)
-    max_ = s.max(-1, keepdims=True)
-    # exp(-inf - 0) is 0, not NaN, in rows without keys.
-    p = jnp.exp(s - jnp.where(max_ == -jnp.inf, 0, max_))
-    out = dot("bahts,bashe->bahte", p.astype(v.dtype), v)
+    s = jnp.where(pairs, dot("bahtk,bahsk->bahts", q, k) * scale, -jnp.inf)
+    # Finite in rows without keys, too: exp(-inf - max) is 0, not NaN.
+    max_ = s.max(-1, keepdims=True, initial=jnp.finfo(s.dtype).min)
+    p = jnp.exp(s - max_)
+    out = dot("bahts,bahse->bahte", p.astype(v.dtype), v)
     return online_softmax.finish(out, max_, p.sum(-1, keepdims=True))
 
   out, lse = _run(
@@ -272,20 +282,20 @@ def backward(
 
   def of_query(query, key, pairs):
     (q, dout, lse, delta), (k, v) = query, key
-    lse, delta = (x.swapaxes(2, 3)[..., None] for x in (lse, delta))
-    s = dot("bathk,bashk->bahts", q, k)
-    dp = dot("bathe,bashe->bahts", dout, v)
+    lse, delta = (x[..., None] for x in (lse, delta))
+    s = dot("bahtk,bahsk->bahts", q, k)
+    dp = dot("bahte,bahse->bahts", dout, v)
     _, ds = weights(s, dp, lse, delta, pairs)
-    return (dot("bahts,bashk->bahtk", ds.astype(k.dtype), k),)
+    return (dot("bahts,bahsk->bahtk", ds.astype(k.dtype), k),)
 
   def of_key(key, query, pairs):
     (k, v), (q, dout, lse, delta) = key, query
-    lse, delta = (x.swapaxes(2, 3)[..., None, :] for x in (lse, delta))
-    s = dot("bathk,bashk->bahts", k, q)
-    dp = dot("bathe,bashe->bahts", v, dout)
+    lse, delta = (x[..., None, :] for x in (lse, delta))
+    s = dot("bahtk,bahsk->bahts", k, q)
+    dp = dot("bahte,bahse->bahts", v, dout)
     p, ds = weights(s, dp, lse, delta, pairs)
-    dk = dot("bahts,bashk->bahtk", ds.astype(q.dtype), q)
-    return dk, dot("bahts,bashe->bahte", p.astype(dout.dtype), dout)
+    dk = dot("bahts,bahsk->bahtk", ds.astype(q.dtype), q)
+    return dk, dot("bahts,bahse->bahte", p.astype(dout.dtype), dout)
 
   k, e = q_BLHK.shape[-1], v_BLHE.shape[-1]
   (dq,) = _run(tables, tables.by_query, queries, keys, (k,), of_query)
@@ -315,7 +325,7 @@ def _run(
     sweep: the lists of this side.
     mine, other: the arrays of each side, [B, L, H, ...].
     widths: of the results.
-    process: function of arrays [B, A, T, M, ...], arrays [B, A, S, M, ...] and
+    process: function of arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and
       pairs, bool [A, 1, T, S], to results [B, A, M, T, width].
 
   Returns:
@@ -335,12 +345,12 @@ def _run(
     jax.tree.map(jnp.asarray, (tables, sweep, mine[0], other[0]))
   )
 
-  def step(done, now):
+  def step(arrays, done, now):
     lane, loop = now
     heads = tables.heads[loop.groups]
     new = process(
-      _gather(tables, mine[1], positions[0][loop.tiles], heads),
-      _gather(tables, other[1], positions[1][loop.others], heads),
+      _gather(tables, arrays[0], positions[0][loop.tiles], heads),
+      _gather(tables, arrays[1], positions[1][loop.others], heads),
       _unpack(sweep.masks[loop.masks])[:, None],
     )
     return tuple(
@@ -348,25 +358,30 @@ def _run(
       for x, y in zip(done, new, strict=True)
     ), None
 
-  lane = 0
+  lane, arrays = 0, (mine[1], other[1])
   for loop in sweep.loops:
+    # Batches run in turn, so that memory is that of one.
+    done, arrays = lax.optimization_barrier((done, arrays))
     num_steps, num_lanes = loop.tiles.shape
     if num_steps == 1:
-      done, _ = step(done, (lane, jax.tree.map(lambda x: x[0], loop)))
+      done, _ = step(arrays, done, (lane, jax.tree.map(lambda x: x[0], loop)))
     else:
       lanes = lane + num_lanes * jnp.arange(num_steps)
-      done, _ = lax.scan(step, done, (lanes, loop))
+      done, _ = lax.scan(functools.partial(step, arrays), done, (lanes, loop))
     lane += loop.tiles.size
   return done
 
 
 def _gather(tables, arrays, positions, heads_AM):
-  """Arrays [B, A, S, M, ...] at positions [A, ...]; some value for padding."""
+  """Arrays [B, A, M, S, ...] at positions [A, ...]; some value for padding."""
   rows_AS = positions.clip(0).reshape(len(positions), -1)
   if len(tables.heads) == 1:  # heads may be divided over devices
-    return tuple(x_BLH[:, rows_AS] for x_BLH in arrays)
-  return tuple(
-    x_BLH[:, rows_AS[:, :, None], heads_AM[:, None]] for x_BLH in arrays
+    index = (rows_AS,)
+  else:
+    index = rows_AS[:, :, None], heads_AM[:, None]
+  # Otherwise the compiler gathers once for each product that transposes.
+  return lax.optimization_barrier(
+    tuple(x_BLH[:, *index].swapaxes(2, 3) for x_BLH in arrays)
   )
 
 

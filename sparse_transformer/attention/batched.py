@@ -326,56 +326,52 @@ def _run(
     mine, other: the arrays of each side, [B, L, H, ...].
     widths: of the results.
     process: function of arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and
-      pairs, bool [A, 1, T, S], to results [B, A, M, T, width].
+      pairs, bool [1, A, 1, T, S], to results [B, A, M, T, width].
 
   Returns:
     The results [B, lanes of all loops, T, M, width], float32 or wider.
   """
-  x_BLH, num_tiles = mine[1][0], sum(x.tiles.size for x in sweep.loops)
+  (_, tile), x_BLH = mine[0].shape, mine[1][0]
+  num_lanes = max(1, sum(loop.tiles.size for loop in sweep.loops))
+  shape = len(x_BLH), num_lanes, tile, tables.heads.shape[1]
   dtype = jnp.promote_types(x_BLH.dtype, jnp.float32)
-  tile, members = mine[0].shape[1], tables.heads.shape[1]
-  done = tuple(
-    jnp.zeros_like(
-      x_BLH, dtype, (len(x_BLH), max(num_tiles, 1), tile, members, width)
-    )
-    for width in widths
-  )
-  # Otherwise the compiler computes the masks of all tiles in advance.
-  tables, sweep, *positions = lax.optimization_barrier(
-    jax.tree.map(jnp.asarray, (tables, sweep, mine[0], other[0]))
-  )
+  done = tuple(jnp.zeros_like(x_BLH, dtype, (*shape, w)) for w in widths)
 
-  def step(arrays, done, now):
-    lane, loop = now
-    heads = tables.heads[loop.groups]
+  def step(given, done, now):
+    (heads_GM, masks, mine, other), (lane, loop) = given, now
+    heads_AM = heads_GM[loop.groups]
     new = process(
-      _gather(tables, arrays[0], positions[0][loop.tiles], heads),
-      _gather(tables, arrays[1], positions[1][loop.others], heads),
-      _unpack(sweep.masks[loop.masks])[:, None],
+      _gather(mine, loop.tiles[:, None], heads_GM, heads_AM),
+      _gather(other, loop.others, heads_GM, heads_AM),
+      _unpack(masks[loop.masks])[None, :, None],
     )
     return tuple(
       lax.dynamic_update_slice_in_dim(x, y.swapaxes(2, 3), lane, 1)
       for x, y in zip(done, new, strict=True)
     ), None
 
-  lane, arrays = 0, (mine[1], other[1])
+  lane, given = 0, (tables.heads, sweep.masks, mine, other)
   for loop in sweep.loops:
-    # Batches run in turn, so that memory is that of one.
-    done, arrays = lax.optimization_barrier((done, arrays))
+    # Loops run in turn: memory is that of one. What follows from tables alone,
+    # such as the pairs of all tiles, is neither computed in advance nor kept.
+    done, given, loop = lax.optimization_barrier(
+      jax.tree.map(jnp.asarray, (done, given, loop))
+    )
     num_steps, num_lanes = loop.tiles.shape
     if num_steps == 1:
-      done, _ = step(arrays, done, (lane, jax.tree.map(lambda x: x[0], loop)))
+      done, _ = step(given, done, (lane, jax.tree.map(lambda x: x[0], loop)))
     else:
       lanes = lane + num_lanes * jnp.arange(num_steps)
-      done, _ = lax.scan(functools.partial(step, arrays), done, (lanes, loop))
+      done, _ = lax.scan(functools.partial(step, given), done, (lanes, loop))
     lane += loop.tiles.size
   return done
 
 
-def _gather(tables, arrays, positions, heads_AM):
-  """Arrays [B, A, M, S, ...] at positions [A, ...]; some value for padding."""
-  rows_AS = positions.clip(0).reshape(len(positions), -1)
-  if len(tables.heads) == 1:  # heads may be divided over devices
+def _gather(side, tiles_AC, heads_GM, heads_AM):
+  """The rows of tiles: arrays [B, A, M, S, ...], some value for padding."""
+  positions, arrays = side
+  rows_AS = positions[tiles_AC].clip(0).reshape(len(tiles_AC), -1)
+  if len(heads_GM) == 1:  # heads may be divided over devices
     index = (rows_AS,)
   else:
     index = rows_AS[:, :, None], heads_AM[:, None]
@@ -388,7 +384,8 @@ def _gather(tables, arrays, positions, heads_AM):
 def _unpack(words_ACTW):
   """The pairs of lists, bool [A, T, C * tile], from the masks of tiles."""
   a, c, t, _ = words_ACTW.shape
-  bits = (words_ACTW[..., None] >> np.arange(32)) & 1 != 0
+  shifts = np.arange(32, dtype=np.int32).reshape(1, 1, 1, 1, 32)
+  bits = (words_ACTW[..., None] >> shifts) & 1 != 0
   pairs_ACTS = bits.reshape(a, c, t, -1)[..., :t]
   return pairs_ACTS.swapaxes(1, 2).reshape(a, t, c * t)
 
@@ -403,7 +400,7 @@ def _slots(tables, sweep, x, fill):
       index = rows_LG[:, 0], slice(None)
     else:
       group_H, member_H = jnp.asarray(tables.places)
-      index = rows_LG[:, group_H], member_H
+      index = rows_LG[:, group_H], member_H[None]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])

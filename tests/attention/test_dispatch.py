@@ -177,19 +177,24 @@ def test_tile_is_at_most_the_sequence():
   assert registry.tiling("auto", case, Local(3), 2**40) == ("streamed", 9, 1)
 
 
+def plan_of(n):
+  ((plan, _),) = batched.plans((Local(3),) * 2, Case(2, n, 2, 4, 6, "float32"))
+  return plan
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
     (dict(v_BMHE=jnp.zeros((1, 9, 2, 4))), "differ in width only"),
     (dict(executor="dense"), "unknown executor 'dense'; known: batched"),
     (dict(heads=()), "1 plans, but heads of 0"),
-    (dict(plans=(batched.plan(Local(3), 8),)), "for 8 positions.* are 9"),
+    (dict(plans=(plan_of(8),)), "for 8 positions.* are 9"),
   ],
 )
 def test_wrong_plans_are_rejected(change, words):
   settings = dict(
     zip(("q_BLHK", "k_BMHK", "v_BMHE"), arrays(9), strict=True),
-    plans=(batched.plan(Local(3), 9),),
+    plans=(plan_of(9),),
     heads=(None,),
     executor="batched",
   )

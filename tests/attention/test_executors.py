@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sparse_transformer import patterns
 from sparse_transformer.attention import (
   attend,
-  batched,
   merged,
   registry,
   streamed,
@@ -310,19 +309,6 @@ def test_batched_executor_lowers_for_accelerators():
   for platform in ("cuda", "tpu", "rocm"):
     lowered = traced.lower(lowering_platforms=(platform,))
     assert "dot_general" in lowered.as_text()
-
-
-def test_lanes_process_every_tile_once_and_are_balanced():
-  part = Summary(128, 32) - Block(128)
-  layout = part.layout(12288, 128)
-  lanes = batched.plan(part, 12288, 128).tables.by_query
-  busy = lanes.major >= 0
-  tiles = sorted(zip(lanes.major[busy], lanes.minor[busy], strict=True))
-  assert tiles == list(zip(layout.rows, layout.cols, strict=True))
-  # Idle steps: what the longest list leaves over in the last lanes.
-  assert busy.mean() > 0.9
-  longest = np.bincount(layout.rows).max()
-  assert len(lanes.major) < 2 * longest
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,9 @@ def _sweep_of(lists: Lists, positions, n, num_groups):
   for first, last in _cut(items[:, 4] - items[:, 2], room):
     groups, tiles, _, _, _, slots = items[first:last].T
     results = (lane + np.arange(last - first)) * tile
-    rows[slots[:, None], positions[tiles], groups[:, None]] = (
-      results[:, None] + np.arange(tile)
-    )
+    rows[slots[:, None], positions[tiles], groups[:, None]] = results[
+      :, None
+    ] + np.arange(tile)
     loops.append(_loop(lists, items[first:last], room))
     lane += loops[-1].tiles.size
   words = np.asarray(lists.masks)
@@ -241,9 +241,9 @@ def forward(
   def process(query, key, pairs):
     (q,), (k, v) = query, key
     s = jnp.where(pairs, dot("bahtk,bahsk->bahts", q, k) * scale, -jnp.inf)
-    # Finite in rows without keys, too: exp(-inf - max) is 0, not NaN.
-    max_ = s.max(-1, keepdims=True, initial=jnp.finfo(s.dtype).min)
-    p = jnp.exp(s - max_)
+    max_ = s.max(-1, keepdims=True)
+    # exp(-inf - 0) is 0, not NaN, in rows without keys.
+    p = jnp.exp(s - jnp.where(max_ == -jnp.inf, 0, max_))
     out = dot("bahts,bahse->bahte", p.astype(v.dtype), v)
     return online_softmax.finish(out, max_, p.sum(-1, keepdims=True))
 

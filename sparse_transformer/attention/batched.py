@@ -25,7 +25,6 @@ from jax import lax
 from sparse_transformer.attention import contract, online_softmax, worklists
 from sparse_transformer.attention.contract import Case, Heads, Plan, Table
 from sparse_transformer.attention.online_softmax import dot
-from sparse_transformer.attention.worklists import Lists, Work
 from sparse_transformer.patterns import Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -130,7 +129,15 @@ def _plan(patterns, n, tile):
   work = worklists.make_work(distinct, n, tile)
   places = np.zeros((2, len(patterns)), np.int32)
   places[:, heads] = np.indices(heads.shape)
-  return worklists.plan_of(_tables(heads, places, work, n), n, tile)
+  tables = Tables(
+    heads,
+    places,
+    work.queries,
+    work.keys,
+    _sweep_of(work.by_query, work.queries, n, len(heads)),
+    _sweep_of(work.by_key, work.keys, n, len(heads)),
+  )
+  return worklists.plan_of(tables, n, tile)
 
 
 def _groups(patterns):
@@ -142,18 +149,7 @@ def _groups(patterns):
   return np.concatenate([*heads.values()]).reshape(-1, size).astype(np.int32)
 
 
-def _tables(heads, places, work: Work, n):
-  sweeps = (
-    _sweep_of(lists, positions, n, len(heads))
-    for lists, positions in (
-      (work.by_query, work.queries),
-      (work.by_key, work.keys),
-    )
-  )
-  return Tables(heads, places, work.queries, work.keys, *sweeps)
-
-
-def _sweep_of(lists: Lists, positions, n, num_groups):
+def _sweep_of(lists, positions, n, num_groups):
   items = np.asarray(lists.items)
   items = items[items[:, 2] < items[:, 4]]  # the others have no pairs
   tile = positions.shape[1]
@@ -162,10 +158,9 @@ def _sweep_of(lists: Lists, positions, n, num_groups):
   loops, lane = [], 0
   for first, last in _cut(items[:, 4] - items[:, 2], room):
     groups, tiles, _, _, _, slots = items[first:last].T
-    results = (lane + np.arange(last - first)) * tile
-    rows[slots[:, None], positions[tiles], groups[:, None]] = results[
-      :, None
-    ] + np.arange(tile)
+    results = tile * (lane + np.arange(last - first))[:, None]
+    here = slots[:, None], positions[tiles], groups[:, None]
+    rows[here] = results + np.arange(tile)
     loops.append(_loop(lists, items[first:last], room))
     lane += loops[-1].tiles.size
   words = np.asarray(lists.masks)
@@ -206,7 +201,7 @@ def _num_steps(size, span, room):
   return -(-size // max(1, room // span))
 
 
-def _loop(lists: Lists, items, room):
+def _loop(lists, items, room):
   """A loop over items, the first of which is the longest."""
   span = items[0, 4] - items[0, 2]
   num_steps = _num_steps(len(items), span, room)
@@ -236,7 +231,7 @@ def forward(
   plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan."""
-  tables, scale = plan.tables, online_softmax.scale(q_BLHK)
+  tables, scale = plan.tables, 1 / math.sqrt(q_BLHK.shape[-1])
 
   def process(query, key, pairs):
     (q,), (k, v) = query, key
@@ -271,7 +266,7 @@ def backward(
   v_BLHE: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
-  tables, scale = plan.tables, online_softmax.scale(q_BLHK)
+  tables, scale = plan.tables, 1 / math.sqrt(q_BLHK.shape[-1])
   queries = tables.queries, (q_BLHK, dout_BLHE, lse_BLH, delta_BLH)
   keys = tables.keys, (k_BLHK, v_BLHE)
 
@@ -371,10 +366,9 @@ def _gather(side, tiles_AC, heads_GM, heads_AM):
   """The rows of tiles: arrays [B, A, M, S, ...], some value for padding."""
   positions, arrays = side
   rows_AS = positions[tiles_AC].clip(0).reshape(len(tiles_AC), -1)
-  if len(heads_GM) == 1:  # heads may be divided over devices
+  index: tuple[jax.Array, ...] = rows_AS[:, :, None], heads_AM[:, None]
+  if len(heads_GM) == 1:  # all heads, which may be divided over devices
     index = (rows_AS,)
-  else:
-    index = rows_AS[:, :, None], heads_AM[:, None]
   # Otherwise the compiler gathers once for each product that transposes.
   return lax.optimization_barrier(
     tuple(x_BLH[:, *index].swapaxes(2, 3) for x_BLH in arrays)

@@ -1,4 +1,4 @@
-"""The tables of the plain XLA executor: each list runs once, in bounded steps."""
+"""Tables of the plain XLA executor: each list runs once, in bounded steps."""
 
 import executor_laws as laws
 import numpy as np
@@ -48,7 +48,8 @@ def pairs_of(sweep, mine, other, n):
       for j, number in zip(others, numbers, strict=True):
         np.add.at(pairs.T, other[j], masks[number].T)
       assert not pairs[mine[tile] < 0].any() and not pairs[:, -1].any()
-      results += [(group, i, row[:-1]) for i, row in zip(mine[tile], pairs)]
+      rows = zip(mine[tile], pairs[:, :-1], strict=True)
+      results += [(group, *row) for row in rows]
   counts = np.zeros((num_slots, num_groups, n, n), int)
   slots, positions, groups = np.nonzero(sweep.rows != batched.NOWHERE)
   rows = sweep.rows[slots, positions, groups]

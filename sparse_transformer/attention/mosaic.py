@@ -9,7 +9,6 @@ import dataclasses
 import functools
 
 import jax
-import numpy as np
 
 from sparse_transformer.attention import mosaic_tables, worklists
 from sparse_transformer.attention.contract import (
@@ -17,7 +16,6 @@ from sparse_transformer.attention.contract import (
   Heads,
   Plan,
   heads_of_parts,
-  make_order,
 )
 from sparse_transformer.attention.sharding import divide_batch
 from sparse_transformer.patterns import Pattern, analysis
@@ -76,8 +74,7 @@ class Mosaic:
       )
     tile = worklists.check_tile(tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
-    natural = make_order(np.arange(n), n)
-    return [(Plan(None, tile, natural, natural, tables), None)]
+    return [(worklists.plan_of(tables, n, tile), None)]
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array

@@ -280,14 +280,14 @@ def test_program_depends_on_the_platform_it_is_lowered_for(
 
 @pytest.mark.parametrize(
   "platform, name, tile",
-  [("cpu", "streamed", 64), ("tpu", "batched", 128), ("", "batched", 128)],
+  [("cpu", "streamed", 64), ("tpu", "mosaic", 256), ("", "batched", 128)],
 )
 def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
   case = Case(1, 12_288, 4, 64, 64, "float32", platform)
   found = registry.tiling("auto", case, Local(128))
   tiles = len(Local(128).layout(12_288, tile).rows)
   assert found == (name, tile, tiles)
-  assert registry.tiling(name, case, Local(128), 256)[:2] == (name, 256)
+  assert registry.tiling(name, case, Local(128), 512)[:2] == (name, 512)
   small = Case(1, 100, 4, 64, 64, "float32", platform)
   assert registry.tiling("dense", small, Local(8)) == ("dense", 100, 1)
 

@@ -60,6 +60,8 @@ def _summary(name, experiment, lines):
       line = of_split[-1]
       bits = f"{line['bits_per_dim']:.4f} {source.unit}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
+  if used := [line["mfu"] for line in lines if "mfu" in line]:
+    rows.append(("model-FLOPs utilization", f"{100 * used[-1]:.1f} %"))
   return html.table(rows)
 
 
@@ -104,6 +106,9 @@ def _curves(unit, lines):
   if any("tokens_per_second" in line for line in lines):
     speed = curves.throughput_by_step(lines)
     parts.append(html.figure(speed, "tokens per second"))
+  if any("mfu" in line for line in lines):
+    used = curves.utilization_by_step(lines)
+    parts.append(html.figure(used, "model-FLOPs utilization"))
   return html.section("Curves", *parts)
 
 

@@ -14,6 +14,7 @@ from sparse_transformer.comparison import results
 from sparse_transformer.comparison.choices import folder_name
 from sparse_transformer.config import write_config
 from sparse_transformer.figures import style
+from sparse_transformer.training import metrics, peaks
 from sparse_transformer.training.loop import train
 
 SCRIPT = "sparse_transformer/report.py"
@@ -72,6 +73,20 @@ def test_page_is_self_contained_and_contains_everything(workdir):
   bits = json.loads(path.read_text())["bits_per_dim"]
   assert f"{bits:.4f} bits/dim" in page
   assert "&quot;learning_rate&quot;" in page
+
+
+def test_utilization_is_logged_shown_and_reported(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setitem(peaks.PEAKS, "cpu", dict(float32=1e12))
+  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), tmp_path)
+  *_, line = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
+  assert line["mfu"] == pytest.approx(line["model_flops_per_second"] / 1e12)
+  assert f"mfu {line['mfu']:.5g}" in capsys.readouterr().out
+  assert runs.command(SCRIPT, f"--workdir={tmp_path}") == 0
+  page = (tmp_path / "report.html").read_text()
+  assert f"{100 * line['mfu']:.1f} %" in page
+  assert 'alt="model-FLOPs utilization"' in page
 
 
 def test_page_shows_sampled_text_without_control_characters(tmp_path):

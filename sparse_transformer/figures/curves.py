@@ -63,12 +63,21 @@ def _legend_below(figure, lines):
 
 def throughput_by_step(lines: Lines) -> "Figure":
   """A figure of tokens per second."""
+  return _speed_by_step(lines, "tokens_per_second", "tokens per second")
+
+
+def utilization_by_step(lines: Lines) -> "Figure":
+  """A figure of model-FLOPs utilization, as a fraction of the peak."""
+  return _speed_by_step(lines, "mfu", "model-FLOPs utilization")
+
+
+def _speed_by_step(lines, field, label):
   figure, axis = _axis()
-  steps, rates = _columns(lines, "tokens_per_second")
-  _plot(axis, steps, rates, color=style.DARK, lw=1)
-  axis.set(xlabel="step", ylabel="tokens per second")
+  steps, values = _columns(lines, field)
+  _plot(axis, steps, values, color=style.DARK, lw=1)
+  axis.set(xlabel="step", ylabel=label)
   # Above the highest point, however little the others differ from it.
-  axis.set_ylim(0, 1.1 * np.nanmax(rates, initial=0) or 1)
+  axis.set_ylim(0, 1.1 * np.nanmax(values, initial=0) or 1)
   return figure
 
 

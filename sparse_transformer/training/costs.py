@@ -20,30 +20,12 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib, rules
 from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training.optimizer import make_optimizer
+from sparse_transformer.training.peaks import peak_flops
 from sparse_transformer.training.step import (
   State,
   init_state,
   position_losses,
 )
-
-# Dense bfloat16 FLOPs per second, by JAX's `device_kind`. Sources: the data
-# sheets of the H100, H200 and A100 (nvidia.com) and the system architecture
-# pages of Cloud TPU (cloud.google.com/tpu/docs).
-PEAK_FLOPS = {
-  "NVIDIA H100 80GB HBM3": 989.4e12,  # SXM; other models of the H100 are slower
-  "NVIDIA H200": 989.4e12,
-  "NVIDIA A100-SXM4-40GB": 312e12,
-  "NVIDIA A100-SXM4-80GB": 312e12,
-  "NVIDIA A100-PCIE-40GB": 312e12,
-  "NVIDIA A100 80GB PCIe": 312e12,
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5": 459e12,
-  "TPU v5p": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-}
 
 # What the backward pass of a block recomputes, by `model.remat`: everything
 # that its other matmuls and attention need again.
@@ -90,15 +72,18 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
   return batch * (6 * _num_weights(model) * model.length + attention)
 
 
-def speed(tokens_per_second: float, flops_per_token: float) -> dict[str, float]:
+def speed(
+  tokens_per_second: float, flops_per_token: float, dtype: str
+) -> dict[str, float]:
   """The speed fields of a line of metrics; none if the speed is unknown (0).
 
   `mfu`, model-FLOPs utilization, is the fraction of the peak of all devices; it
-  is omitted for devices that are not in `PEAK_FLOPS`.
+  is omitted for devices whose peak is not known.
 
   Args:
     tokens_per_second: total over all devices.
     flops_per_token: FLOPs of the model per token, see `model_flops`.
+    dtype: dtype of activations, `model.dtype`.
   """
   if not tokens_per_second:
     return {}
@@ -107,7 +92,7 @@ def speed(tokens_per_second: float, flops_per_token: float) -> dict[str, float]:
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
   devices = jax.local_devices()
-  if peak := PEAK_FLOPS.get(devices[0].device_kind):
+  if peak := peak_flops(devices[0].device_kind, dtype):
     fields["mfu"] = flops / (peak * len(devices))
   return fields
 

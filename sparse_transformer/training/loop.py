@@ -153,7 +153,7 @@ def _run(
       if logs or validates or saves:
         _act(monitor.flush(), experiment, writer)
       if logs and (values := _finite(measured)):
-        speed = costs.speed(throughput.rate(), flops_per_token)
+        speed = costs.speed(throughput.rate(), flops_per_token, model.dtype)
         writer.write(done, "train", **values, **speed)
         monitor.logged(values["nats"])
       if validates:

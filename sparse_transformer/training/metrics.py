@@ -20,7 +20,7 @@ from sparse_transformer import atomic
 # Numbers that readers of `metrics.jsonl` use, by the split of a line, and those
 # that it may lack.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-OPTIONAL = {"tokens_per_second"}
+OPTIONAL = {"tokens_per_second", "mfu"}
 FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
 
 

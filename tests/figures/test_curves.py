@@ -70,6 +70,12 @@ def test_throughput_leaves_out_lines_without_it():
   assert points(axis) == [[[2, 7]]]
 
 
+def test_utilization_goes_through_its_points():
+  lines = [line | dict(mfu=0.4) for line in TRAIN]
+  axis = draw(curves.utilization_by_step([*lines, LINES[-1]]))
+  assert points(axis) == [[[1, 0.4], [2, 0.4]]]
+
+
 @pytest.mark.parametrize(
   "rates", [[9, 5, 4], [9, 9, 9], [9, 8.99, 8.98], [9], [1e9, 9e8]]
 )

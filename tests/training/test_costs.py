@@ -10,7 +10,7 @@ import runs
 from jax.extend import core
 
 from sparse_transformer import model as model_lib, rules
-from sparse_transformer.training import costs, step as step_lib
+from sparse_transformer.training import costs, peaks, step as step_lib
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -114,14 +114,18 @@ def test_model_flops_count_what_is_needed_and_no_more():
     assert costs.model_flops(config, way) == expected
 
 
-def test_utilization_is_logged_where_the_peak_is_known(monkeypatch):
-  assert costs.speed(0.0, 1e6) == {}
+def test_utilization_is_that_of_all_devices_where_the_peak_is_known(
+  monkeypatch,
+):
+  assert costs.speed(0.0, 1e6, "bfloat16") == {}
   expected = dict(tokens_per_second=50.0, model_flops_per_second=5e7)
-  assert costs.speed(50.0, 1e6) == expected
-  monkeypatch.setitem(costs.PEAK_FLOPS, jax.devices()[0].device_kind, 2e8)
-  assert costs.speed(50.0, 1e6) == expected | dict(mfu=0.25)
+  assert costs.speed(50.0, 1e6, "bfloat16") == expected
+  kind = jax.devices()[0].device_kind
+  monkeypatch.setitem(peaks.PEAKS, kind, dict(bfloat16=2e8))
+  assert costs.speed(50.0, 1e6, "bfloat16") == expected | dict(mfu=0.25)
+  assert costs.speed(50.0, 1e6, "float16") == expected
   monkeypatch.setattr(jax, "local_devices", lambda: jax.devices() * 5)
-  assert costs.speed(50.0, 1e6) == expected | dict(mfu=0.05)
+  assert costs.speed(50.0, 1e6, "bfloat16") == expected | dict(mfu=0.05)
 
 
 def test_each_additional_layer_keeps_its_input():

@@ -1,0 +1,65 @@
+"""Peak rates of accelerators, against which utilization is measured."""
+
+import jax
+
+# Rates of dense matrix products, in FLOPs per second of one JAX device, by
+# dtype: "float32" as JAX multiplies it by default, in TensorFloat-32 on GPUs
+# that have it and in bfloat16 on TPUs; "highest" without such rounding.
+Rates = dict[str, float]
+_HOPPER_SXM = Rates(
+  bfloat16=989.4e12, float16=989.4e12, float32=494.7e12, highest=66.9e12
+)
+_HOPPER_PCIE = Rates(
+  bfloat16=756e12, float16=756e12, float32=378e12, highest=51.2e12
+)
+_AMPERE = Rates(
+  bfloat16=312e12, float16=312e12, float32=156e12, highest=19.5e12
+)
+# Without bfloat16 and TensorFloat-32.
+_VOLTA = Rates(float16=125e12, float32=15.7e12, highest=15.7e12)
+
+
+def _tpu(bfloat16: float) -> Rates:
+  return Rates(bfloat16=bfloat16, float32=bfloat16)
+
+
+# By JAX's `device_kind`. Sources: NVIDIA's white papers on the architectures of
+# Hopper (H100 SXM5 and PCIe; the H200 has the same chip), Ampere (A100) and
+# Volta (V100 SXM2), without sparsity; the system architecture pages of Cloud
+# TPU (cloud.google.com/tpu/docs). How JAX multiplies float32 by default: its
+# page on matmul precision (docs.jax.dev/en/latest/201/precision.html).
+PEAKS: dict[str, Rates] = {
+  "NVIDIA H100 80GB HBM3": _HOPPER_SXM,
+  "NVIDIA H100 PCIe": _HOPPER_PCIE,
+  "NVIDIA H200": _HOPPER_SXM,
+  "NVIDIA A100-SXM4-40GB": _AMPERE,
+  "NVIDIA A100-SXM4-80GB": _AMPERE,
+  "NVIDIA A100-PCIE-40GB": _AMPERE,
+  "NVIDIA A100 80GB PCIe": _AMPERE,
+  "Tesla V100-SXM2-16GB": _VOLTA,
+  "Tesla V100-SXM2-32GB": _VOLTA,
+  "TPU v4": _tpu(275e12),
+  "TPU v5 lite": _tpu(197e12),
+  "TPU v5e": _tpu(197e12),
+  "TPU v5": _tpu(459e12),
+  "TPU v5p": _tpu(459e12),
+  "TPU v6 lite": _tpu(918e12),
+  "TPU v6e": _tpu(918e12),
+}
+# Values of `jax_default_matmul_precision` that `Rates` covers.
+_BY_DEFAULT, _HIGHEST = (None, "default"), ("highest", "float32")
+
+
+def peak_flops(device_kind: str, dtype: str) -> float | None:
+  """FLOPs per second that a device can reach; None if that is not known.
+
+  Args:
+    device_kind: `device_kind` of a JAX device.
+    dtype: dtype of the operands of matrix products. The rate of float32 depends
+      on `jax_default_matmul_precision`.
+  """
+  rates = PEAKS.get(device_kind, {})
+  precision = jax.default_matmul_precision.value
+  if dtype != "float32" or precision in _BY_DEFAULT:
+    return rates.get(dtype)
+  return rates.get("highest") if precision in _HIGHEST else None

@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := runs/digits
 APART := .venv/apart
 
-.PHONY: quickstart test soak lint package bench
+.PHONY: quickstart test soak lint package bench accelerator
 
 # Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
@@ -37,6 +37,15 @@ package:
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed
 	$(BIN)/python benchmarks/attention.py
+
+# Checks the code on a GPU or TPU, and measures it there. JAX's packages for the
+# device are installed first; an older driver needs DEVICE=cuda12. Flags:
+# make accelerator FLAGS="--parts=setup,correctness --minutes=8".
+DEVICE ?= $(if $(wildcard /dev/nvidia0),cuda13,$(if $(wildcard /dev/accel0 \
+  /dev/vfio/0),tpu))
+accelerator: .venv/installed
+	$(if $(DEVICE),$(BIN)/pip install --quiet "jax[$(DEVICE)]")
+	$(BIN)/python -m benchmarks.accelerator $(FLAGS)
 
 .venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv

@@ -1,0 +1,104 @@
+"""Checks this code on an accelerator, and measures it there.
+
+  python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=8]
+
+The parts, in this order:
+  setup: the device, its driver, versions, and the executors that it can run.
+  correctness: values and gradients of all executors over the catalogue of
+    patterns, against float64 on the host.
+  determinism: the same work twice gives the same bits.
+  resume: an interrupted run ends with the same bits.
+  attention: times of all executors against dense attention, of cuDNN on GPUs.
+  presets: step time, memory and utilization of the configs.
+  train: cifar10_15m for some minutes, with its curve.
+
+Each part runs in a process of its own. What it finds is written to
+results/accelerator-<device>.json as it comes: an entry that fails, ends its
+process or takes too long is recorded with its error, and the others go on. The
+parts of a later run replace those of an earlier one, others stay. On a CPU, or
+with --small, all sizes are small.
+
+setup, correctness, attention and the executors' determinism need JAX and NumPy
+only. The others also need flax, optax, ml-collections and tqdm, resume
+orbax-checkpoint, and train its data: those of tensorflow-datasets, or a .npy
+file of uint8 images. What is missing is recorded like any other error.
+"""
+
+import argparse
+import pathlib
+import sys
+
+from benchmarks.accelerator import summary
+from benchmarks.accelerator.parts import PARTS, Settings
+from benchmarks.accelerator.process import run_part
+from benchmarks.accelerator.results import Results
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def parse(argv):
+  """The flags of the command line."""
+  flags = argparse.ArgumentParser(
+    prog="python -m benchmarks.accelerator",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  flags.add_argument(
+    "--parts", default="", help="names, separated by commas; default: all"
+  )
+  flags.add_argument(
+    "--executors",
+    default="",
+    help="names of executors of attention, separated by commas; default: all",
+  )
+  flags.add_argument(
+    "--minutes", type=float, default=30, help="the most that a part may take"
+  )
+  flags.add_argument(
+    "--data", default="", help="of train: a .npy file of images, or data.path"
+  )
+  flags.add_argument("--small", action="store_true", help="small sizes")
+  flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+  return flags.parse_args(argv)
+
+
+def chosen(text):
+  """The parts with these names, separated by commas; all of them for ""."""
+  names = [name for name in text.split(",") if name] or list(PARTS)
+  for name in names:
+    if name not in PARTS:
+      raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
+  return [name for name in PARTS if name in names]
+
+
+def run(flags):
+  """Runs the parts, and returns how many entries failed."""
+  names = chosen(flags.parts)
+  if not flags.minutes > 0:
+    raise ValueError(f"--minutes={flags.minutes} must be positive")
+  settings = Settings(
+    small=flags.small,
+    executors=tuple(filter(None, flags.executors.split(","))),
+    minutes=flags.minutes,
+    data=flags.data,
+  )
+  results = Results(flags.out, HERE.parent / "results")
+  for name in names:
+    run_part(name, settings, results)
+  print(summary.text(results.content))
+  return summary.failures(results.content, names)
+
+
+def main(argv=None):
+  flags = parse(argv)
+  try:
+    failed = run(flags)
+  except (ValueError, OSError) as error:
+    sys.exit(f"accelerator: {error}")
+  if failed:
+    sys.exit(f"accelerator: {failed} entries failed, see above")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,175 @@
+"""Part 5: times of all executors against dense causal attention.
+
+An entry is a pattern at a size. Its executors and the dense attention are
+interleaved; torch's FlexAttention runs after them, in its own process.
+TFLOP/s count the matrix products of the pattern's pairs, so that an executor
+that computes pairs outside the pattern shows fewer.
+"""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+
+from benchmarks.accelerator import cases, timing
+from benchmarks.accelerator.parts import Settings
+from sparse_transformer import machine, patterns
+from sparse_transformer.attention import registry
+
+HEADS, WIDTH = 8, 64
+# {n: (stride of the patterns, batches)}
+SIZES = {3072: (96, (1, 16)), 12_288: (128, (1, 4)), 65_536: (256, (1,))}
+SMALL_SIZES = {256: (16, (1,))}
+EXPRESSIONS = {
+  "local": "Local({l})",
+  "strided": "Strided({l})",
+  "local | strided": "Local({l}) | Strided({l})",
+  "block | summary": "Block({l}) | Summary({l}, 32)",
+  "bigbird": "BigBird(block=64)",
+  "causal": "Causal()",
+}
+SMALL_EXPRESSIONS = {
+  "local": "Local({l})",
+  "block | summary": "Block({l}) | Summary({l}, 4)",
+}
+FLEX_SECONDS = 120  # the most that FlexAttention may take, compiled
+# Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
+FLOPS = {"forward": 4, "forward_backward": 14}
+
+
+def entries(settings: Settings) -> dict:
+  """One for each size and pattern, batches of 1 first."""
+  names = cases.executors(settings)
+  sizes = SMALL_SIZES if settings.small else SIZES
+  batches = {batch for _, several in sizes.values() for batch in several}
+  found = {}
+  for first in (True, False):
+    for n, (stride, several) in sizes.items():
+      for batch in several:
+        if (batch == min(batches)) == first:
+          for title, heads in mixes(stride, settings.small).items():
+            found[f"n = {n}, batch {batch}, {title}"] = functools.partial(
+              measure, names, batch, n, heads
+            )
+  return found
+
+
+def mixes(stride: int, small: bool) -> dict:
+  """{title: pattern of each head}."""
+  found = {}
+  for title, text in (SMALL_EXPRESSIONS if small else EXPRESSIONS).items():
+    ((pattern,),) = patterns.parse(text.format(l=stride))
+    found[title] = (pattern,) * HEADS
+  if not small:
+    settings = dict(stride=stride, window=stride, width=32, num_summaries=4)
+    (found["heads of enwik8"],) = patterns.assign(
+      "fixed", "merged", num_layers=1, num_heads=HEADS, **settings
+    )
+  return found
+
+
+def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
+  """The times of all programs."""
+  platform = registry.current_platform()
+  dtype = "float32" if platform == "cpu" else "bfloat16"
+  inputs = cases.random_inputs(batch, n, HEADS, (WIDTH, WIDTH), dtype)
+  pairs = sum(pattern.pairs(n) for pattern in heads)
+  found = {
+    "n": n,
+    "batch": batch,
+    "heads": HEADS,
+    "width": WIDTH,
+    "dtype": dtype,
+    "pairs": pairs,
+    "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
+    "programs": {},
+  }
+  programs = {"dense causal": functools.partial(_dense, batch, n, platform)}
+  for name in names:
+    programs[name] = functools.partial(_ours, name, batch, n, heads, dtype)
+  functions, warm = {}, {}
+  for name, make in programs.items():
+    row = found["programs"][name] = {}
+    try:
+      for kind, run in make().items():
+        function = functools.partial(run, *inputs)
+        warm[name, kind] = timing.warm_up(function)
+        functions[name, kind] = function
+        row[kind] = timing.spread([warm[name, kind]])
+    except Exception as error:
+      row["failed"] = " ".join(str(error).split())[:300]
+    record(found)
+  for (name, kind), times in timing.interleave(functions, warm).items():
+    found["programs"][name][kind] = times
+  record(found)
+  if platform == "cuda" and len(set(heads)) == 1:
+    found["programs"]["torch flex"] = _flex(batch, n, heads[0], dtype)
+  _add_rates(found)
+  return found
+
+
+def _add_rates(found):
+  """Adds TFLOP/s, and the speed-up over dense causal attention."""
+  n, programs = found["n"], found["programs"]
+  causal = found["heads"] * n * (n + 1) // 2
+  for name, row in programs.items():
+    pairs = causal if name == "dense causal" else found["pairs"]
+    for kind, per_pair in FLOPS.items():
+      if kind in row:
+        flops = found["batch"] * pairs * per_pair * found["width"]
+        row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
+        if kind in programs["dense causal"]:
+          dense = programs["dense causal"][kind]["median"]
+          row[kind]["speedup"] = dense / row[kind]["median"]
+
+
+def _ours(name, batch, n, heads, dtype):
+  """The passes of an executor."""
+  widths = WIDTH, WIDTH
+  if reason := cases.unsupported(name, batch, n, len(heads), widths, dtype):
+    raise ValueError(reason)
+  return cases.of_executor(name, heads)
+
+
+def _dense(batch, n, platform):
+  """The passes of JAX's own attention: cuDNN's on NVIDIA GPUs."""
+  implementation = "cudnn" if platform == "cuda" else "xla"
+  # XLA stores scores and weights, and their gradients, in float32.
+  needed, memory = 16 * batch * HEADS * n**2, machine.device_memory()
+  if implementation == "xla" and memory and needed > memory / 2:
+    raise ValueError(f"its scores would take {needed / 2**30:.3g} GiB")
+  return cases.passes(
+    functools.partial(
+      jax.nn.dot_product_attention,
+      is_causal=True,
+      implementation=implementation,
+    )
+  )
+
+
+def _flex(batch, n, pattern, dtype):
+  """The times of FlexAttention, from a process of its own."""
+  if importlib.util.find_spec("torch") is None:
+    return {"failed": "torch is not installed"}
+  request = dict(
+    batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype, text=str(pattern)
+  )
+  words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
+  try:
+    done = subprocess.run(
+      [sys.executable, *words],
+      cwd=pathlib.Path(__file__).parents[2],
+      capture_output=True,
+      text=True,
+      timeout=FLEX_SECONDS,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+  except subprocess.TimeoutExpired:
+    return {"failed": f"it took more than {FLEX_SECONDS} seconds"}
+  except (IndexError, ValueError):
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    return {"failed": lines[-1][:300]}

@@ -1,0 +1,67 @@
+"""What the parts about attention run, and with which executors."""
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.accelerator.parts import Settings
+from sparse_transformer.attention import attend, dense, registry
+from sparse_transformer.attention.contract import Case
+
+REFERENCE = "dense"  # the plain executor, which is not in the registry
+
+
+def executors(settings: Settings) -> list[str]:
+  """The names that were asked for, or all.
+
+  Raises:
+    ValueError: a name is unknown.
+  """
+  known = [*registry.EXECUTORS, REFERENCE]
+  for name in settings.executors:
+    if name not in known:
+      raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
+  return [name for name in known if name in (settings.executors or known)]
+
+
+def unsupported(
+  name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
+) -> str | None:
+  """Why an executor cannot run a case on this machine; None if it can."""
+  platform = registry.current_platform()
+  case = Case(batch, n, heads, *widths, dtype, platform)
+  executor = dense if name == REFERENCE else registry.EXECUTORS[name]
+  return executor.unsupported(case)
+
+
+def random_inputs(
+  batch: int, n: int, heads: int, widths: tuple, dtype: str
+) -> list[jax.Array]:
+  """q, k, v and the cotangent of the output."""
+  k, e = widths
+  keys = jax.random.split(jax.random.key(0), 4)
+  return [
+    jax.random.normal(key, (batch, n, heads, width), jnp.dtype(dtype))
+    for key, width in zip(keys, (k, k, e, e), strict=True)
+  ]
+
+
+def passes(attention) -> dict:
+  """{name: jitted function of q, k, v, dout} of an attention (q, k, v)."""
+
+  def forward(q, k, v, dout):
+    del dout
+    return attention(q, k, v)
+
+  def forward_backward(q, k, v, dout):
+    out, vjp = jax.vjp(attention, q, k, v)
+    return out, *vjp(dout)
+
+  return {
+    "forward": jax.jit(forward),
+    "forward_backward": jax.jit(forward_backward),
+  }
+
+
+def of_executor(name: str, heads: tuple) -> dict:
+  """The `passes` of an executor."""
+  return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))

@@ -1,0 +1,70 @@
+"""Times torch's FlexAttention on an NVIDIA GPU, for the part `attention`.
+
+A process of its own: JAX and torch do not share memory well.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from torch.nn.attention import flex_attention as flex_lib
+
+from benchmarks.accelerator import timing
+from sparse_transformer import patterns
+
+
+def passes(request):
+  """{name: function that returns once it has run}."""
+  ((pattern,),) = patterns.parse(request["text"])
+  n, dtype = request["n"], getattr(torch, request["dtype"])
+  # Compiled: otherwise it takes several arrays of n x n int64.
+  block_mask = torch.compile(flex_lib.create_block_mask)(
+    lambda b, h, q, k: pattern.mask(q, k), None, None, n, n, device="cuda"
+  )
+  attend = torch.compile(flex_lib.flex_attention, dynamic=False)
+  shape = request["batch"], request["heads"], n, request["width"]
+  torch.manual_seed(0)
+  *qkv, dout = torch.randn(4, *shape, device="cuda").to(dtype)
+  for x in qkv:
+    x.requires_grad_()
+
+  @torch.no_grad()
+  def forward():
+    attend(*qkv, block_mask=block_mask)
+
+  def forward_backward():
+    torch.autograd.grad(attend(*qkv, block_mask=block_mask), qkv, dout)
+
+  return {"forward": forward, "forward_backward": forward_backward}
+
+
+def measure(run):
+  """The spread of its times over some rounds."""
+
+  def seconds(repeats):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+      run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+  seconds(1)  # compiles
+  warm = seconds(1)
+  repeats = max(1, min(50, round(timing.MIN_SECONDS / warm)))
+  return timing.spread([seconds(repeats) for _ in range(timing.ROUNDS)])
+
+
+def main():
+  found = {}
+  for name, run in passes(json.loads(sys.argv[1])).items():
+    try:
+      found[name] = measure(run)
+    except Exception as error:
+      found["failed"] = " ".join(str(error).split())[:300]
+  print(json.dumps(found))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,114 @@
+"""Part 6: step time, memory and utilization of the configs.
+
+On random tokens, so that no data are needed, in the dtype of the config.
+"""
+
+import functools
+import pathlib
+import time
+
+import jax
+
+from benchmarks.accelerator import timing, training
+from benchmarks.accelerator.parts import Settings
+from sparse_transformer import machine, rules
+from sparse_transformer.training import costs
+
+FOLDER = pathlib.Path(__file__).parents[2] / "configs"
+# The paper's networks, which are also run with every `model.remat`.
+PAPER = "cifar10_15m", "enwik8", "cifar10", "imagenet64"
+STEP_ROUNDS, ROUND_SECONDS = 5, 1.0
+
+
+def entries(settings: Settings) -> dict:
+  """One for each config, the paper's first, and then with other `remat`s."""
+  if settings.small:
+    small = training.SMALL["digits"]
+    return {
+      f"digits, {remat}": functools.partial(measure, "digits", remat, small)
+      for remat in ("none", "block")
+    }
+  paths = sorted(FOLDER.glob("*.py"))
+  others = [p.stem for p in paths if p.stem not in (*PAPER, "default")]
+  found = {
+    name: functools.partial(measure, name, "", {}) for name in (*PAPER, *others)
+  }
+  for name in PAPER:
+    for remat in rules.REMATS:
+      if remat != training.load(name).config.model.remat:
+        found[f"{name}, {remat}"] = functools.partial(measure, name, remat, {})
+  return found
+
+
+def measure(name: str, remat: str, changes: dict, record) -> dict:
+  """Compiles the training step of a config, and runs it if it fits."""
+  if remat:
+    changes = changes | {"model.remat": remat}
+  experiment = training.load(name, **changes)
+  config, model = experiment.config, experiment.model
+  update, compile_seconds = _compile(experiment)
+  found = {
+    "batch": config.train.batch_size,
+    "dtype": model.dtype,
+    "remat": model.remat,
+    "compile_seconds": compile_seconds,
+    "compiled_bytes": _planned(update.memory_analysis()),
+  }
+  record(found)
+  memory = machine.device_memory()
+  if memory and found["compiled_bytes"] > memory:
+    sizes = (x / 2**30 for x in (found["compiled_bytes"], memory))
+    return found | {
+      "skipped": "a device needs {:.1f} of its {:.1f} GiB".format(*sizes)
+    }
+  found["step"] = _time_steps(experiment, update)
+  stats = jax.local_devices()[0].memory_stats() or {}
+  found["peak_bytes"] = stats.get("peak_bytes_in_use")
+  tokens = config.train.batch_size * model.length
+  flops = costs.model_flops(config, model)
+  return found | costs.speed(
+    tokens / found["step"]["median"], flops / tokens, model.dtype
+  )
+
+
+def _compile(experiment):
+  """(the compiled step, seconds that it took)."""
+  start = time.perf_counter()
+  place = lambda sharding: (
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  )
+  state = jax.eval_shape(experiment.init)
+  state = jax.tree.map(place(experiment.replicated), state)
+  tokens = place(experiment.batch_sharding)(
+    training.random_tokens(experiment, 0)
+  )
+  step = jax.jit(experiment.step, donate_argnums=0)
+  return step.lower(state, tokens).compile(), time.perf_counter() - start
+
+
+def _planned(analysis):
+  """Bytes on a device that a compiled program needs."""
+  return (
+    analysis.argument_size_in_bytes
+    + analysis.output_size_in_bytes
+    + analysis.temp_size_in_bytes
+    - analysis.alias_size_in_bytes
+  )
+
+
+def _time_steps(experiment, update):
+  """Seconds of a step, which waits for the one before it only."""
+  state = training.first_state(experiment)
+  batch = training.random_tokens(experiment, 0)
+
+  def run(steps):
+    nonlocal state
+    start = time.perf_counter()
+    for _ in range(steps):
+      state, _ = update(state, batch)
+    jax.block_until_ready(state)
+    return (time.perf_counter() - start) / steps
+
+  run(2)
+  steps = max(1, min(20, round(ROUND_SECONDS / run(1))))
+  return timing.spread([run(steps) for _ in range(STEP_ROUNDS)])

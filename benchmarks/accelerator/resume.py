@@ -1,0 +1,38 @@
+"""Part 4: a run that is stopped halfway and resumed ends with the same bits."""
+
+import functools
+import tempfile
+
+import jax
+
+from benchmarks.accelerator.parts import Settings
+
+STEPS = 20
+
+
+def entries(settings: Settings) -> dict:
+  """One for each network."""
+  from benchmarks.accelerator import training
+
+  return {
+    name: functools.partial(check, experiment)
+    for name, experiment in training.cut(settings.small).items()
+  }
+
+
+def check(experiment, record) -> dict:
+  """Compares an interrupted training to one that was not."""
+  from benchmarks.accelerator import training
+  from sparse_transformer.training.checkpoint import Checkpoints
+
+  del record
+  start = functools.partial(training.first_state, experiment)
+  expected = training.advance(experiment, start(), STEPS)
+  with tempfile.TemporaryDirectory() as folder:
+    with Checkpoints(folder, keep=1) as checkpoints:
+      checkpoints.save(training.advance(experiment, start(), STEPS // 2))
+      checkpoints.finish()
+      halfway = checkpoints.restore(jax.eval_shape(experiment.init))
+  halfway = jax.device_put(halfway, experiment.replicated)
+  resumed = training.advance(experiment, halfway, STEPS)
+  return {"steps": STEPS} | training.difference(expected, resumed)

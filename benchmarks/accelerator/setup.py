@@ -1,0 +1,106 @@
+"""Part 1: the device, its driver, versions, and what it can run."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.accelerator.parts import Settings
+from sparse_transformer import machine
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Case
+
+PACKAGES = (
+  *("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint"),
+  *("ml-collections", "grain", "tensorflow-datasets", "tensorboardX"),
+)
+DTYPES = "float32", "bfloat16", "float16"
+
+
+def entries(settings: Settings) -> dict:
+  """One for the versions, and one for the executors of each dtype."""
+  del settings
+  return {
+    "versions": lambda record: {"packages": versions()},
+    "memory": lambda record: {"bytes": machine.device_memory()},
+    **{
+      f"executors, {dtype}": lambda record, dtype=dtype: executors(dtype)
+      for dtype in DTYPES
+    },
+  }
+
+
+def device() -> dict:
+  """What JAX runs on."""
+  first = jax.local_devices()[0]
+  return {
+    "name": machine.device_name(),
+    "number": jax.local_device_count(),
+    "platform": registry.current_platform(),
+    "platform_version": first.client.platform_version,
+    "driver": driver(),
+    "cores": os.cpu_count(),
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "jaxlib": importlib.metadata.version("jaxlib"),
+    "commit": commit(),
+  }
+
+
+def device_works() -> bool:
+  """Whether the device still computes, after an entry failed."""
+  try:
+    return float(jnp.arange(4.0).sum()) == 6
+  except Exception:  # whatever the runtime raises
+    return False
+
+
+def driver() -> str | None:
+  """The version of the NVIDIA driver, or None."""
+  words = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+  lines = _output(*words)
+  return lines and lines.splitlines()[0]
+
+
+def commit() -> str | None:
+  """The short hash of the working tree's commit, or None."""
+  return _output("git", "describe", "--always", "--dirty")
+
+
+def versions() -> dict:
+  """{package: version}, None for those that are not installed."""
+  found = {}
+  for name in PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  return found
+
+
+def executors(dtype: str) -> dict:
+  """Which executors run heads of 64 here, or why not; and what `auto` takes."""
+  case = Case(1, 3072, 8, 64, 64, dtype, registry.current_platform())
+  return {
+    "auto": registry.resolve("auto", case),
+    "executors": {
+      name: executor.unsupported(case) or "yes"
+      for name, executor in registry.EXECUTORS.items()
+    },
+  }
+
+
+def _output(*command):
+  """What a command prints, or None."""
+  folder = pathlib.Path(__file__).parent
+  try:
+    done = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, timeout=30
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return done.stdout.strip() or None

@@ -1,0 +1,60 @@
+"""Times of functions whose runs are interleaved."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+
+ROUNDS = 7
+MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
+SLOW_SECONDS = 2.0  # a function that takes longer is run once
+
+
+def warm_up(function: Callable[[], object]) -> float:
+  """Seconds of a call, after one that compiles."""
+  jax.block_until_ready(function())
+  return seconds(function, 1)
+
+
+def seconds(function: Callable[[], object], repeats: int) -> float:
+  """Seconds of a call: the mean of several that are dispatched at once."""
+  start = time.perf_counter()
+  for _ in range(repeats):
+    outputs = function()
+  jax.block_until_ready(outputs)
+  return (time.perf_counter() - start) / repeats
+
+
+def interleave(
+  functions: dict, warm: dict, rounds: int = ROUNDS
+) -> dict[object, dict]:
+  """Times of functions, one run of each per round.
+
+  Args:
+    functions: {key: function}; JAX runs them, and they do not wait.
+    warm: {key: seconds}, from `warm_up`.
+    rounds: measurements of each.
+
+  Returns:
+    {key: {"median", "min", "max", "rounds"}}, in seconds.
+  """
+  times = {
+    key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
+  }
+  for _ in range(rounds):
+    for key, function in functions.items():
+      if warm[key] <= SLOW_SECONDS:
+        repeats = max(1, min(50, round(MIN_SECONDS / warm[key])))
+        times[key].append(seconds(function, repeats))
+  return {key: spread(found) for key, found in times.items()}
+
+
+def spread(times: list[float]) -> dict:
+  """The median, the extremes and the number of some times."""
+  return {
+    "median": statistics.median(times),
+    "min": min(times),
+    "max": max(times),
+    "rounds": len(times),
+  }

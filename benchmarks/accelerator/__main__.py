@@ -86,7 +86,7 @@ def run(flags):
   results = Results(flags.out, HERE.parent / "results")
   for name in names:
     run_part(name, settings, results)
-  print(summary.text(results.content))
+  print(f"{summary.text(results.content)}\n\nresults in {results.path}")
   return summary.failures(results.content, names)
 
 
@@ -94,6 +94,8 @@ def main(argv=None):
   flags = parse(argv)
   try:
     failed = run(flags)
+  except KeyboardInterrupt:
+    sys.exit("accelerator: stopped; what was found so far is written")
   except (ValueError, OSError) as error:
     sys.exit(f"accelerator: {error}")
   if failed:

@@ -36,6 +36,7 @@ SMALL_EXPRESSIONS = {
   "local": "Local({l})",
   "block | summary": "Block({l}) | Summary({l}, 4)",
 }
+TOO_SLOW = 10  # seconds of a forward pass
 FLEX_SECONDS = 120  # the most that FlexAttention may take, compiled
 # Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
 FLOPS = {"forward": 4, "forward_backward": 14}
@@ -96,6 +97,8 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     row = found["programs"][name] = {}
     try:
       for kind, run in make().items():
+        if warm.get((name, "forward"), 0) > TOO_SLOW:
+          raise ValueError("too slow for more than a forward pass")
         function = functools.partial(run, *inputs)
         warm[name, kind] = timing.warm_up(function)
         functions[name, kind] = function

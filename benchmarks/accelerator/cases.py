@@ -11,12 +11,14 @@ REFERENCE = "dense"  # the plain executor, which is not in the registry
 
 
 def executors(settings: Settings) -> list[str]:
-  """The names that were asked for, or all.
+  """The names that were asked for, or all; what `auto` takes comes first.
 
   Raises:
     ValueError: a name is unknown.
   """
-  known = [*registry.EXECUTORS, REFERENCE]
+  case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
+  first = registry.resolve("auto", case)
+  known = list(dict.fromkeys([first, *registry.EXECUTORS, REFERENCE]))
   for name in settings.executors:
     if name not in known:
       raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")

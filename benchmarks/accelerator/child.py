@@ -7,6 +7,7 @@ standard output is an object with one of the keys
   names: the entries of the part.
   start: the entry that starts.
   found: what `entry` found so far; with `done`, at its end.
+  invalid: what is wrong with a setting.
   failed: why the part cannot run.
 """
 
@@ -35,6 +36,9 @@ def main():
     say(device=device)
     module = importlib.import_module(f"benchmarks.accelerator.{part}")
     entries = module.entries(settings.on(device))
+  except ValueError as error:
+    say(invalid=str(error))
+    return
   except Exception as error:
     say(failed=one_line(error))
     return

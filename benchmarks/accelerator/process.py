@@ -19,8 +19,12 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 ENTRY_SECONDS = 300  # the most that an entry may take
 UNBOUNDED = {"train"}  # parts whose entry may take all the time of the part
 START = "start"  # stands for what a process does before its first entry
-# Memory is taken as it is needed, so that other processes find some, too.
-ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+COMMAND = sys.executable, "-m", "benchmarks.accelerator.child"
+# All of a GPU's memory, but as it is needed: other processes find some, too.
+ENVIRONMENT = {
+  "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+  "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
+}
 
 
 def run_part(part: str, settings: Settings, results: Results) -> None:
@@ -30,7 +34,7 @@ def run_part(part: str, settings: Settings, results: Results) -> None:
   with the next entry.
 
   Raises:
-    ValueError: JAX finds no device.
+    ValueError: JAX finds no device, or a setting is invalid.
   """
   progress = _Progress(part, settings, results)
   while progress.left and progress.seconds_left() > 0:
@@ -65,6 +69,8 @@ class _Progress:
 
   def handle(self, message: dict) -> None:
     """Records a line of the process."""
+    if "invalid" in message:
+      raise ValueError(message["invalid"])
     if "device" in message:
       if not self.done:  # not after a restart
         small = self.settings.on(message["device"]).small
@@ -110,14 +116,16 @@ def _run_child(progress):
     "skip": sorted(progress.done),
   }
   child = subprocess.Popen(
-    [sys.executable, "-m", "benchmarks.accelerator.child", json.dumps(request)],
+    [*COMMAND, json.dumps(request)],
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT,
     start_new_session=True,
   )
-  lines = _lines(child)
+  lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
+  reader = threading.Thread(target=_read, args=(child.stdout, lines))
+  reader.start()
   try:
     while line := lines.get(timeout=max(0, progress.seconds_left())):
       message = json.loads(line)
@@ -133,19 +141,15 @@ def _run_child(progress):
     with contextlib.suppress(ProcessLookupError):
       os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    reader.join()
 
 
-def _lines(child):
-  """A queue of the lines that a process writes; "" is the end."""
-  lines: queue.Queue[str] = queue.Queue()
-
-  def read():
-    for line in child.stdout:
+def _read(file, lines):
+  """Puts the lines of a file on a queue, and then ""."""
+  with file:
+    for line in file:
       lines.put(line)
-    lines.put("")
-
-  threading.Thread(target=read, daemon=True).start()
-  return lines
+  lines.put("")
 
 
 def _say(line):

@@ -16,6 +16,7 @@ class Results:
     folder: where such a file is.
 
   Attributes:
+    path: the file; None until the device is known.
     content: {"device": ..., "parts": {part: {"entries": {name: found}}}}.
 
   Raises:
@@ -24,7 +25,7 @@ class Results:
   """
 
   def __init__(self, path: pathlib.Path | None, folder: pathlib.Path):
-    self._path, self._folder = path, folder
+    self.path, self._folder = path, folder
     self.content: dict[str, Any] = {"device": {}, "parts": {}}
     (path.parent if path else folder).mkdir(parents=True, exist_ok=True)
     if path:
@@ -32,12 +33,12 @@ class Results:
 
   def start(self, part: str, device: dict[str, Any], small: bool) -> None:
     """Replaces what an earlier run of a part found."""
-    if self._path is None:
+    if self.path is None:
       name = f"accelerator-{slug(device['name'])}{'-small' * small}.json"
-      self._path = self._folder / name
+      self.path = self._folder / name
       self._open()
     self.content["device"] = device
-    keep = "commit", "jax", "small"
+    keep = "commit", "jax", "xla_flags", "small"
     about = {key: (device | {"small": small})[key] for key in keep}
     self.content["parts"][part] = about | {"entries": {}}
     self._write()
@@ -49,17 +50,17 @@ class Results:
     self._write()
 
   def _open(self) -> None:
-    if self._path.exists():
-      found = atomic.read_json(self._path)
+    if self.path.exists():
+      found = atomic.read_json(self.path)
       if not isinstance(found, dict) or not {"device", "parts"} <= set(found):
         raise ValueError(
-          f"{self._path} holds something else; name another file with --out"
+          f"{self.path} holds something else; name another file with --out"
         )
       self.content = found
     self._write()  # fails now rather than after the first part
 
   def _write(self) -> None:
-    atomic.write_text(self._path, json.dumps(self.content, indent=1) + "\n")
+    atomic.write_text(self.path, json.dumps(self.content, indent=1) + "\n")
 
 
 def slug(name: str) -> str:

@@ -47,6 +47,7 @@ def device() -> dict:
     "python": platform.python_version(),
     "jax": jax.__version__,
     "jaxlib": importlib.metadata.version("jaxlib"),
+    "xla_flags": os.environ.get("XLA_FLAGS", ""),
     "commit": commit(),
   }
 

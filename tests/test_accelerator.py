@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.accelerator import process, summary
@@ -187,6 +188,36 @@ def test_unknown_executor_is_reported_in_one_line(tmp_path):
   assert done.returncode == 1
   assert done.stderr.startswith("accelerator: unknown executor 'fast'; known: ")
   assert len(done.stderr.splitlines()) == 1
+
+
+def test_images_of_a_file_are_split(tmp_path):
+  from benchmarks.accelerator import train, training
+
+  experiment, path = training.load("cifar10_15m"), tmp_path / "images.npy"
+  images = np.random.default_rng(0).integers(256, size=(50, 3072))
+  np.save(path, images.astype(np.uint8))
+  source = train.find(experiment, str(path))
+  splits = [source.examples(split) for split in ("train", "validation")]
+  found = [row for split in splits for row in split]
+  assert [len(split) for split in splits] == [48, 2]
+  np.testing.assert_array_equal(found, images)
+  np.save(path, images)
+  with pytest.raises(
+    ValueError, match="int64 .50, 3072.; images must be uint8"
+  ):
+    train.find(experiment, str(path))
+
+
+def test_difference_is_that_of_bits():
+  from benchmarks.accelerator import training
+
+  state = {"a": np.zeros(3, np.float32), "b": np.ones(2, np.float32)}
+  assert training.difference(state, state) == {}
+  other = state | {"b": np.array([1, 0.75], np.float32)}
+  found = training.difference(state, other)
+  assert found == {"failed": "1 of 2 arrays differ, by 0.25"}
+  found = training.difference(state, state | {"a": -state["a"]})
+  assert found == {"failed": "1 of 2 arrays differ, by 0"}
 
 
 @pytest.mark.soak

@@ -25,7 +25,8 @@ def passes(request):
   attend = torch.compile(flex_lib.flex_attention, dynamic=False)
   shape = request["batch"], request["heads"], n, request["width"]
   torch.manual_seed(0)
-  *qkv, dout = torch.randn(4, *shape, device="cuda").to(dtype)
+  inputs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4)]
+  *qkv, dout = inputs
   for x in qkv:
     x.requires_grad_()
 

@@ -43,6 +43,8 @@ def train(name: str, changes: dict, minutes: float, path: str, record) -> dict:
     batches = functools.partial(_batch, experiment, source.examples("train"))
     first = batches(0)
   except (OSError, ModuleNotFoundError) as error:
+    if path:
+      raise
     return {"skipped": f"no data: {' '.join(str(error).split())[:300]}"}
   seconds = _seconds_per_step(experiment, first)
   steps = max(2, int(60 * minutes / seconds))
@@ -76,13 +78,14 @@ def find(experiment, path: str) -> data.Source:
 
   Raises:
     OSError: there are no data.
+    ValueError: the images have another shape or dtype.
   """
   if not path.endswith(".npy"):
     experiment.config.data.path = path
     return data.source(experiment.config.data)
   source = experiment.source
   images = np.load(path, mmap_mode="r")
-  if images.dtype != np.uint8 or images[0].size != source.length:
+  if images.dtype != np.uint8 or images[:1].size != source.length:
     raise ValueError(
       f"{path} holds {images.dtype} {images.shape}; images must be uint8"
       f" (number, {', '.join(map(str, source.shape))})"

@@ -6,8 +6,8 @@ Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, and only one of them computes at a time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
 Torch and the other peers are installed into their own environment, .peers, from
-requirements-peers.txt. On a GPU, the cases are in bfloat16 and the peer is
-cuDNN's attention.
+requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures GPUs
+and TPUs.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -268,14 +268,14 @@ def main():
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
   ours = Process(sys.executable, "ours.py")
-  on_gpu = ours.about["backend"] == "gpu"
-  cases = cases_lib.gpu() if on_gpu else cases_lib.cpu()
-  cases = cases_lib.quick() if flags.quick else cases
+  if ours.about["backend"] != "cpu":
+    sys.exit("this measures CPUs; on GPUs and TPUs: make accelerator")
+  cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
   cases = choose(
     cases, list(filter(None, flags.cases.split(","))), flags.rounds
   )
   peers, why = None, "not asked for"
-  if flags.peers and not on_gpu:
+  if flags.peers:
     peers, why = start_peers(install=not flags.quick)
   if peers is None:
     say(f"no torch peers: {why}")

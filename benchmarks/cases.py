@@ -135,22 +135,6 @@ def cpu():
   }
 
 
-def gpu():
-  """{name: case} for GPUs."""
-  size = {"heads": 16, "dtype": "bfloat16"}
-  return {
-    f"{n}": Case(
-      f"n = {n:,}, bfloat16, 16 heads",
-      (
-        *(Entry("ours", pattern, n, **size) for pattern in MEASURED),
-        Entry("jax_nn", "Causal()", n, **size),
-      ),
-      7,
-    )
-    for n in (3072, 12_288, 65_536)
-  }
-
-
 def quick():
   """{name: case} for one small case."""
   return {

@@ -151,13 +151,12 @@ class Worker:
     hello: function that returns what this process runs on.
     rates: function that measures matmul, copy and exp rates.
     forget: function that drops compiled programs.
-    measures_memory: whether to report the growth of resident memory.
   """
 
-  def __init__(self, programs, hello, rates, forget, measures_memory=True):
+  def __init__(self, programs, hello, rates, forget):
     self.programs = programs
     self.hello, self.rates = hello, rates
-    self._forget, self.measures_memory = forget, measures_memory
+    self._forget = forget
     self.contestants, self.repeats = [], []
 
   def prepare(self, entry):
@@ -180,8 +179,7 @@ class Worker:
       facts["pairs"] = pattern.pairs(entry.n)
       facts["errors"] = errors(contestant.inputs, values, pattern)
     del outputs
-    if self.measures_memory:
-      facts["peak_bytes"] = peak_growth(run)
+    facts["peak_bytes"] = peak_growth(run)
     self.contestants.append(contestant)
     self.repeats.append(
       {name: max(1, round(MIN_SECONDS / s)) for name, s in took.items()}

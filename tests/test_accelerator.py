@@ -202,9 +202,7 @@ def test_images_of_a_file_are_split(tmp_path):
   assert [len(split) for split in splits] == [48, 2]
   np.testing.assert_array_equal(found, images)
   np.save(path, images)
-  with pytest.raises(
-    ValueError, match="int64 .50, 3072.; images must be uint8"
-  ):
+  with pytest.raises(ValueError, match="int64 .50, 3072.; images must"):
     train.find(experiment, str(path))
 
 
@@ -233,6 +231,8 @@ def test_whole_small_run_passes(tmp_path):
     assert found["tokens_per_second"] > 0 and found["compiled_bytes"] > 0
   for found in parts["attention"]["entries"].values():
     rows = found["programs"].values()
-    assert all(row["forward_backward"]["tflops"] > 0 for row in rows)
+    ran = [row for row in rows if "skipped" not in row]
+    assert len(ran) > 2
+    assert all(row["forward_backward"]["tflops"] > 0 for row in ran)
   repeated = parts["determinism"]["entries"] | parts["resume"]["entries"]
   assert len(repeated) > 4

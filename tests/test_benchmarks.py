@@ -57,7 +57,7 @@ def test_every_pattern_of_the_cases_is_an_expression():
   import cases
   import worker
 
-  for found in (cases.cpu(), cases.gpu(), cases.quick()):
+  for found in (cases.cpu(), cases.quick()):
     for case in found.values():
       for entry in case.entries:
         assert (worker.pattern_of(entry) is None) == (not entry.pattern)

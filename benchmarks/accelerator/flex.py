@@ -53,7 +53,7 @@ def measure(run):
 
   seconds(1)  # compiles
   warm = seconds(1)
-  repeats = max(1, min(50, round(timing.MIN_SECONDS / warm)))
+  repeats = max(1, min(500, round(timing.MIN_SECONDS / warm)))
   return timing.spread([seconds(repeats) for _ in range(timing.ROUNDS)])
 
 

@@ -94,7 +94,7 @@ def _presets(entries):
           f"{1e3 * found['step']['median']:.4g}",
           f"{found['tokens_per_second']:,.0f}",
           mfu,
-          f"{size / 2**30:.2f}",
+          f"{size / 2**30:.3g}",
         )
       )
   yield tables.align(rows, 2)

@@ -45,7 +45,7 @@ def interleave(
   for _ in range(rounds):
     for key, function in functions.items():
       if warm[key] <= SLOW_SECONDS:
-        repeats = max(1, min(50, round(MIN_SECONDS / warm[key])))
+        repeats = max(1, min(500, round(MIN_SECONDS / warm[key])))
         times[key].append(seconds(function, repeats))
   return {key: spread(found) for key, found in times.items()}
 

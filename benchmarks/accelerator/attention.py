@@ -36,6 +36,7 @@ SMALL_EXPRESSIONS = {
   "local": "Local({l})",
   "block | summary": "Block({l}) | Summary({l}, 4)",
 }
+DENSE = "dense causal"
 TOO_SLOW = 10  # seconds of a forward pass
 FLEX_SECONDS = 120  # the most that FlexAttention may take, compiled
 # Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
@@ -76,62 +77,69 @@ def mixes(stride: int, small: bool) -> dict:
 def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
   """The times of all programs."""
   platform = registry.current_platform()
-  dtype = "float32" if platform == "cpu" else "bfloat16"
-  inputs = cases.random_inputs(batch, n, HEADS, (WIDTH, WIDTH), dtype)
-  pairs = sum(pattern.pairs(n) for pattern in heads)
   found = {
     "n": n,
     "batch": batch,
     "heads": HEADS,
     "width": WIDTH,
-    "dtype": dtype,
-    "pairs": pairs,
+    "dtype": "float32" if platform == "cpu" else "bfloat16",
+    "pairs": sum(pattern.pairs(n) for pattern in heads),
     "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
     "programs": {},
   }
-  programs = {"dense causal": functools.partial(_dense, batch, n, platform)}
+  rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
+  programs = {DENSE: functools.partial(_dense, batch, n, platform)}
   for name in names:
-    case = name, batch, n, HEADS, (WIDTH, WIDTH), dtype
-    if reason := cases.unsupported(*case):
-      found["programs"][name] = {"skipped": reason}
+    if reason := cases.unsupported(name, batch, n, HEADS, widths, dtype):
+      rows[name] = {"skipped": reason}
     else:
       programs[name] = functools.partial(cases.of_executor, name, heads)
+  inputs = cases.random_inputs(batch, n, HEADS, widths, dtype)
   functions, warm = {}, {}
   for name, make in programs.items():
-    row = found["programs"][name] = {}
-    try:
-      for kind, run in make().items():
-        if warm.get((name, "forward"), 0) > TOO_SLOW:
-          raise ValueError("too slow for more than a forward pass")
-        function = functools.partial(run, *inputs)
-        warm[name, kind] = timing.warm_up(function)
-        functions[name, kind] = function
-        row[kind] = timing.spread([warm[name, kind]])
-    except Exception as error:
-      row["failed"] = " ".join(str(error).split())[:300]
-    record(found)
+    rows[name] = _warm_up(name, make, inputs, functions, warm)
+    record(_with_rates(found))
   for (name, kind), times in timing.interleave(functions, warm).items():
-    found["programs"][name][kind] = times
-  record(found)
+    rows[name][kind] = times
+  record(_with_rates(found))
   if platform == "cuda" and len(set(heads)) == 1:
-    found["programs"]["torch flex"] = _flex(batch, n, heads[0], dtype)
-  _add_rates(found)
-  return found
+    rows["torch flex"] = _flex(batch, n, heads[0], dtype)
+  return _with_rates(found)
 
 
-def _add_rates(found):
-  """Adds TFLOP/s, and the speed-up over dense causal attention."""
+def _warm_up(name, make, inputs, functions, warm):
+  """Compiles a program; adds its passes to functions, and their times to warm.
+
+  Returns its row: these times, or why it failed.
+  """
+  row = {}
+  try:
+    for kind, run in make().items():
+      if warm.get((name, "forward"), 0) > TOO_SLOW:
+        raise ValueError("too slow for more than a forward pass")
+      function = functools.partial(run, *inputs)
+      warm[name, kind] = timing.warm_up(function)
+      functions[name, kind] = function
+      row[kind] = timing.spread([warm[name, kind]])
+  except Exception as error:  # the other programs run on
+    row["failed"] = " ".join(str(error).split())[:300]
+  return row
+
+
+def _with_rates(found):
+  """The results, with TFLOP/s and the speed-up over dense attention added."""
   n, programs = found["n"], found["programs"]
   causal = found["heads"] * n * (n + 1) // 2
   for name, row in programs.items():
-    pairs = causal if name == "dense causal" else found["pairs"]
+    pairs = causal if name == DENSE else found["pairs"]
     for kind, per_pair in FLOPS.items():
       if kind in row:
         flops = found["batch"] * pairs * per_pair * found["width"]
         row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
-        if kind in programs["dense causal"]:
-          dense = programs["dense causal"][kind]["median"]
+        if kind in programs[DENSE]:
+          dense = programs[DENSE][kind]["median"]
           row[kind]["speedup"] = dense / row[kind]["median"]
+  return found
 
 
 def _dense(batch, n, platform):

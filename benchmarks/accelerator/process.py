@@ -17,6 +17,7 @@ from benchmarks.accelerator.results import Results
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 ENTRY_SECONDS = 300  # the most that an entry may take
+EXIT_SECONDS = 30  # the most that a process may take to end
 UNBOUNDED = {"train"}  # parts whose entry may take all the time of the part
 START = "start"  # stands for what a process does before its first entry
 COMMAND = sys.executable, "-m", "benchmarks.accelerator.child"
@@ -132,9 +133,13 @@ def _run_child(progress):
       if "failed" in message:
         return message["failed"]
       progress.handle(message)
-    status = child.wait()
-    # It also ends when the next entry needs a new process.
-    return f"its process ended with status {status}" if status else None
+    # It also ends when the next entry needs a new process. A broken device may
+    # keep it from ending.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      child.wait(EXIT_SECONDS)
+    if child.returncode:
+      return f"its process ended with status {child.returncode}"
+    return None
   except queue.Empty:
     return "it took too long"
   finally:

@@ -89,9 +89,10 @@ def test_entries_for_which_there_is_no_time_are_not_failures(
 ):
   text = FAKE.replace('"raises", "dies", ', "")
   results, found = run_fake(tmp_path, monkeypatch, text, minutes=1 / 60)
-  assert "failed" in found["hangs"]
-  assert found["last"] == {"skipped": "not run: the part had 0.0166667 minutes"}
-  assert summary.failures(results.content, ["correctness"]) == 1
+  time = "the part had 0.0166667 minutes"
+  assert found["hangs"]["skipped"] == f"stopped: {time}"
+  assert found["last"] == {"skipped": f"not run: {time}"}
+  assert summary.failures(results.content, ["correctness"]) == 0
 
 
 def test_process_that_always_dies_is_not_started_forever(tmp_path, monkeypatch):
@@ -101,6 +102,20 @@ def test_process_that_always_dies_is_not_started_forever(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match="no device that works.* status 3"):
     text = FAKE.replace("say(device", "os._exit(3)\nsay(device")
     run_fake(tmp_path, monkeypatch, text)
+
+
+def test_sigterm_ends_the_process_of_the_part(tmp_path):
+  out = tmp_path / "found.json"
+  words = "-m", "benchmarks.accelerator", "--parts=correctness", f"--out={out}"
+  with subprocess.Popen(
+    [sys.executable, *words], cwd=REPO, stderr=subprocess.PIPE, text=True
+  ) as parent:
+    assert parent.stderr.readline().startswith("correctness: ")
+    parent.terminate()
+    *_, last = parent.stderr  # ends when the process of the part has ended
+  assert last == "accelerator: stopped; what was found so far is written\n"
+  assert parent.returncode == 1
+  assert "correctness" in json.loads(out.read_text())["parts"]
 
 
 def test_later_run_of_a_part_replaces_it_and_keeps_the_others(tmp_path):

@@ -26,6 +26,7 @@ file of uint8 images. What is missing is recorded like any other error.
 
 import argparse
 import pathlib
+import signal
 import sys
 
 from benchmarks.accelerator import summary
@@ -92,6 +93,8 @@ def run(flags):
 
 def main(argv=None):
   flags = parse(argv)
+  # Ends the process of the part, too.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     failed = run(flags)
   except KeyboardInterrupt:

@@ -40,13 +40,11 @@ def run_part(part: str, settings: Settings, results: Results) -> None:
   progress = _Progress(part, settings, results)
   while progress.left and progress.seconds_left() > 0:
     before = len(progress.done)
-    if reason := _run_child(progress):
-      progress.finish(progress.running or START, {"failed": reason})
+    _run_child(progress)
     if len(progress.done) == before:
       break
   for name in progress.left:
-    why = f"not run: the part had {settings.minutes:g} minutes"
-    results.record(part, name, {"skipped": why})
+    results.record(part, name, {"skipped": f"not run: {progress.time}"})
 
 
 class _Progress:
@@ -56,11 +54,14 @@ class _Progress:
     left: the entries that have not run; START while they are not known.
     done: those that have.
     running: the one that runs.
+    time: how long the part may take, in words.
   """
 
   def __init__(self, part: str, settings: Settings, results: Results):
     self.part, self.settings, self.results = part, settings, results
     self.left, self.done = [START], set()
+    self.time = f"the part had {settings.minutes:g} minutes"
+    self._has_device = False
     self._deadline = time.monotonic() + 60 * settings.minutes
     self.start(START)
 
@@ -72,8 +73,11 @@ class _Progress:
     """Records a line of the process."""
     if "invalid" in message:
       raise ValueError(message["invalid"])
-    if "device" in message:
-      if not self.done:  # not after a restart
+    if "failed" in message:
+      self.fail(message["failed"])
+    elif "device" in message:
+      if not self._has_device:
+        self._has_device = True
         small = self.settings.on(message["device"]).small
         self.results.start(self.part, message["device"], small)
     elif "names" in message:
@@ -89,8 +93,6 @@ class _Progress:
 
   def finish(self, name: str, found: dict) -> None:
     """Records what an entry found at its end."""
-    if self.part not in self.results.content["parts"]:
-      raise ValueError(f"JAX has no device that works: {found['failed']}")
     seconds = round(time.monotonic() - self._started, 1)
     self.results.record(self.part, name, found | {"seconds": seconds})
     self.left = [other for other in self.left if other != name]
@@ -98,6 +100,19 @@ class _Progress:
     self.running = ""
     if "failed" in found:
       _say(f"  failed: {found['failed']}")
+
+  def fail(self, reason: str) -> None:
+    """Records why the entry that runs, or the process, has come to its end."""
+    if not self._has_device:
+      raise ValueError(f"JAX has no device that works: {reason}")
+    self.finish(self.running or START, {"failed": reason})
+
+  def run_out(self) -> None:
+    """Records that there is no time left for the entry that runs."""
+    if time.monotonic() < self._deadline or not self._has_device:
+      self.fail("it took too long")
+    else:
+      self.finish(self.running or START, {"skipped": f"stopped: {self.time}"})
 
   def seconds_left(self) -> float:
     """Seconds that the entry that runs, or else the part, still has."""
@@ -109,7 +124,7 @@ class _Progress:
 
 
 def _run_child(progress):
-  """Runs a process until it ends; returns what went wrong, or None."""
+  """Runs a process until it ends, or takes too long."""
   progress.start(START)
   request = {
     "part": progress.part,
@@ -122,26 +137,22 @@ def _run_child(progress):
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT,
-    start_new_session=True,
+    process_group=0,  # to end what it has started, too
   )
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
   reader = threading.Thread(target=_read, args=(child.stdout, lines))
   reader.start()
   try:
     while line := lines.get(timeout=max(0, progress.seconds_left())):
-      message = json.loads(line)
-      if "failed" in message:
-        return message["failed"]
-      progress.handle(message)
+      progress.handle(json.loads(line))
     # It also ends when the next entry needs a new process. A broken device may
     # keep it from ending.
     with contextlib.suppress(subprocess.TimeoutExpired):
       child.wait(EXIT_SECONDS)
     if child.returncode:
-      return f"its process ended with status {child.returncode}"
-    return None
+      progress.fail(f"its process ended with status {child.returncode}")
   except queue.Empty:
-    return "it took too long"
+    progress.run_out()
   finally:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(child.pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
+import importlib
 import json
 import pathlib
 import subprocess
@@ -203,6 +204,19 @@ def test_unknown_executor_is_reported_in_one_line(tmp_path):
   assert done.returncode == 1
   assert done.stderr.startswith("accelerator: unknown executor 'fast'; known: ")
   assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_have_entries_of_full_size(part):
+  module = importlib.import_module(f"benchmarks.accelerator.{part}")
+  entries = module.entries(Settings())
+  assert entries and all(map(callable, entries.values()))
+  if part == "attention":
+    for n, (stride, _) in module.SIZES.items():
+      for heads in module.mixes(stride, small=False).values():
+        assert len(heads) == module.HEADS
+        for pattern in set(heads):
+          pattern.check(n)
 
 
 def test_images_of_a_file_are_split(tmp_path):

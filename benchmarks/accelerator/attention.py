@@ -67,7 +67,8 @@ def mixes(stride: int, small: bool) -> dict:
     ((pattern,),) = patterns.parse(text.format(l=stride))
     found[title] = (pattern,) * HEADS
   if not small:
-    settings = dict(stride=stride, window=stride, width=32, num_summaries=4)
+    num = min(4, stride // 32)
+    settings = dict(stride=stride, window=stride, width=32, num_summaries=num)
     (found["heads of enwik8"],) = patterns.assign(
       "fixed", "merged", num_layers=1, num_heads=HEADS, **settings
     )

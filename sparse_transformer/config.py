@@ -54,7 +54,10 @@ def get_config() -> ConfigDict:
       # released code, which uses 0.01 for both for images.
       token_std=0.013,
       position_std=0.007,
-      dtype="float32",  # dtype of activations; parameters and loss stay float32
+      # Of activations: float32, bfloat16, or float16, whose loss is scaled so
+      # that gradients neither underflow nor overflow. Parameters, their updates
+      # and the loss stay float32.
+      dtype="float32",
       # What the backward pass recomputes, from least to most: none, attention,
       # block_but_attention, block.
       remat="block",

@@ -131,7 +131,7 @@ RULES: dict[str, Rule] = {
   "model.init": name("code", "paper"),
   "model.token_std": NOT_NEGATIVE,
   "model.position_std": NOT_NEGATIVE,
-  "model.dtype": name("float32", "bfloat16"),
+  "model.dtype": name("float32", "bfloat16", "float16"),
   "model.remat": name(*REMATS),
   "attention.pattern": TEXT,
   "attention.mode": TEXT,

@@ -37,6 +37,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib
 from sparse_transformer.data import Images, Stream
+from sparse_transformer.training import loss_scale
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
@@ -323,6 +324,11 @@ def _load(path: pathlib.Path, like: State) -> State:
   try:
     with _orbax() as orbax:
       metadata = orbax.metadata(path / "state").item_metadata
+      # Evaluation may use another dtype than training, and no loss scale.
+      if "loss_scale" in metadata.tree:
+        tree["loss_scale"] = jax.eval_shape(lambda: loss_scale.init("float16"))
+      else:
+        tree.pop("loss_scale", None)
       saved, expected = _shapes(metadata.tree), _shapes(tree)
       names = sorted(saved.keys() | expected.keys())
       differing = [n for n in names if saved.get(n) != expected.get(n)]
@@ -330,7 +336,7 @@ def _load(path: pathlib.Path, like: State) -> State:
         args = ocp.args.StandardRestore(tree)
         found = orbax.restore(path / "state", args=args)
         found = jax.tree.map(jnp.asarray, found)
-        return dataclasses.replace(like, **found)
+        return State(**found)
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
@@ -408,7 +414,8 @@ def _describe(digest: dict[str, Any]) -> str:
 
 def _as_tree(state: State) -> dict[str, Any]:
   """Nested dicts, lists and arrays, which Orbax saves without our classes."""
-  return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  return {name: x for name, x in fields.items() if x is not None}
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

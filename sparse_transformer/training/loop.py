@@ -236,7 +236,7 @@ def _finite(measured: Mapping[str, jax.Array]) -> dict[str, float] | None:
   """The values to log for a training step; None if one is non-finite."""
   values = {name: float(value) for name, value in measured.items()}
   if not all(map(math.isfinite, values.values())):
-    return None  # the monitor has logged it
+    return None  # the monitor has logged it, or the loss scale is too large
   return values | dict(bits_per_dim=values["nats"] / math.log(2))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from sparse_transformer.training import loss_scale
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -28,6 +30,9 @@ class Verdict:
 
 class Monitor:
   """Judges the metrics of each step while the next one runs.
+
+  A gradient that overflows because of the loss scale is no fault of its batch:
+  the step was skipped, and the next scale is smaller.
 
   Reading a metric waits for the device, so the metrics of the step that was
   just dispatched are left for later.
@@ -68,7 +73,7 @@ class Monitor:
     (step, measured), self._pending = self._pending, None
     values = {name: float(value) for name, value in measured.items()}
     for name in ("nats", *values):  # the loss first
-      if not math.isfinite(values[name]):
+      if not (math.isfinite(values[name]) or loss_scale.may_overflow(values)):
         return self._nonfinite(step, name, values[name])
     nats, factor = values["nats"], self._settings.spike
     if factor and nats > factor * self._baseline:

@@ -45,6 +45,18 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   )
 
 
+def learning_rate(
+  config: ConfigDict, opt_state: optax.OptState
+) -> jax.Array | float:
+  """The learning rate of the next update, by the number of updates so far."""
+  count = optax.tree.get(
+    opt_state,
+    "count",
+    filtering=lambda path, _: path[-1].tuple_name == "ScaleByScheduleState",
+  )
+  return make_schedule(config)(count)
+
+
 def decays(params: dict) -> dict:
   """Which parameters decay: matrices, but not biases, gains or start vector.
 

@@ -10,12 +10,13 @@ import optax
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
-from sparse_transformer.training.optimizer import make_schedule
+from sparse_transformer.training import loss_scale as loss_scale_lib
+from sparse_transformer.training.optimizer import learning_rate
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["step", "params", "opt_state", "ema"],
+  data_fields=["step", "params", "opt_state", "ema", "loss_scale"],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,14 @@ class State:
     params: nested dicts of arrays.
     opt_state: state of the optimizer.
     ema: exponential moving average of `params`, for evaluation and sampling.
+    loss_scale: state of loss scaling; None unless activations are float16.
   """
 
   step: jax.Array
   params: dict
   opt_state: optax.OptState
   ema: dict
+  loss_scale: loss_scale_lib.LossScale | None = None
 
 
 def init_state(
@@ -45,6 +48,7 @@ def init_state(
     params=params,
     opt_state=optimizer.init(params),
     ema=jax.tree.map(jnp.copy, params),  # a copy: the state is donated
+    loss_scale=loss_scale_lib.init(model.dtype),
   )
 
 
@@ -65,7 +69,8 @@ def train_step(
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
 
-  A batch whose loss or gradient is non-finite leaves them unchanged. Random
+  A batch whose loss or gradient is non-finite leaves them and the optimizer
+  unchanged, so the schedule of the learning rate waits, too. Random
   numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
   run continues exactly.
 
@@ -78,7 +83,8 @@ def train_step(
 
   Returns:
     The new state, and scalars: `nats`, the mean loss per position,
-    `gradient_norm` before clipping, and `learning_rate`.
+    `gradient_norm` before clipping, and `learning_rate`; with loss scaling
+    also the `loss_scale` of this step, and `skipped_steps` so far.
   """
   nats, grads = _accumulate(state, tokens_BL, apply, config.train)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -92,16 +98,21 @@ def train_step(
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
-    learning_rate=make_schedule(config)(state.step),
+    learning_rate=learning_rate(config, state.opt_state),
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.
   is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
-  kept = jax.tree.map(
+  params, opt_state, ema = jax.tree.map(
     lambda new, old: jnp.where(is_finite, new, old),
     (params, opt_state, ema),
     (state.params, state.opt_state, state.ema),
   )
-  return State(state.step + 1, *kept), metrics
+  scaling = state.loss_scale
+  if scaling:
+    metrics["loss_scale"] = scaling.scale
+    scaling = loss_scale_lib.update(scaling, nats, metrics["gradient_norm"])
+    metrics["skipped_steps"] = scaling.skipped
+  return State(state.step + 1, params, opt_state, ema, scaling), metrics
 
 
 def _accumulate(state, tokens_BL, apply, settings):
@@ -112,9 +123,11 @@ def _accumulate(state, tokens_BL, apply, settings):
   # across devices, each micro-batch is then still on all of them.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
   rng = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+  scale = state.loss_scale.scale if state.loss_scale else 1.0
 
   def loss(params, tokens_BL, rng):
-    return position_losses(apply(params, tokens_BL, rng), tokens_BL).mean()
+    losses_BL = position_losses(apply(params, tokens_BL, rng), tokens_BL)
+    return losses_BL.mean() * scale
 
   def add(total, inputs):
     new = jax.value_and_grad(loss)(state.params, *inputs)
@@ -123,4 +136,4 @@ def _accumulate(state, tokens_BL, apply, settings):
   zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
   inputs = tokens_ABL, jax.random.split(rng, micro)
   total, _ = jax.lax.scan(add, zeros, inputs)
-  return jax.tree.map(lambda x: x / micro, total)
+  return jax.tree.map(lambda x: x / (micro * scale), total)

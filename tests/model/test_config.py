@@ -30,7 +30,7 @@ from sparse_transformer.patterns import Local, Strided
       dict(remat="all"),
       ["model.remat='all'", "none, attention, block_but_attention, block"],
     ),
-    (dict(dtype="float16"), ["model.dtype='float16'", "float32, bfloat16"]),
+    (dict(dtype="float64"), ["model.dtype='float64'", "bfloat16, float16"]),
     (dict(tile=-8), ["attention.tile=-8", "at least 0"]),
     (dict(tile=1.5), ["attention.tile=1.5", "integer"]),
   ],

@@ -1,0 +1,75 @@
+"""Dynamic loss scaling, with which gradients in float16 do not underflow.
+
+The loss is multiplied by a power of two before it is differentiated, and its
+gradient is divided by it, in float32. The scale is as large as it can be
+without overflow: it doubles after many finite gradients in a row, and a step
+whose gradient is non-finite is skipped and halves it.
+
+Flax's `DynamicScale` differentiates as well, so it would change the scale once
+per micro-batch, and it has no largest scale.
+
+Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24
+GROWTH_INTERVAL = 2000  # finite gradients in a row that double the scale
+
+
+class LossScale(NamedTuple):
+  """The state of loss scaling.
+
+  Attributes:
+    scale: float32 scalar, what the loss is multiplied by.
+    finite: int32 scalar, finite gradients since the scale last changed.
+    skipped: int32 scalar, steps skipped so far because of their gradients.
+  """
+
+  scale: jax.Array
+  finite: jax.Array
+  skipped: jax.Array
+
+
+def init(dtype: str) -> LossScale | None:
+  """The state before the first step; None for dtypes that need no scaling."""
+  if dtype != "float16":
+    return None
+  zero = jnp.zeros((), jnp.int32)
+  return LossScale(jnp.float32(FIRST), zero, jnp.copy(zero))
+
+
+def update(
+  old: LossScale, loss: jax.Array, gradient_norm: jax.Array
+) -> LossScale:
+  """The state after a step with this loss and this norm, both unscaled.
+
+  A non-finite loss changes nothing: it does not depend on the scale.
+  """
+  is_finite = jnp.isfinite(gradient_norm)
+  grows = old.finite + 1 >= GROWTH_INTERVAL
+  larger = jnp.where(grows, jnp.minimum(2 * old.scale, LARGEST), old.scale)
+  smaller = jnp.maximum(old.scale / 2, SMALLEST)
+  new = LossScale(
+    jnp.where(is_finite, larger, smaller),
+    jnp.where(is_finite & ~grows, old.finite + 1, 0),
+    old.skipped + ~is_finite,
+  )
+  return jax.tree.map(
+    lambda new, old: jnp.where(jnp.isfinite(loss), new, old), new, old
+  )
+
+
+def may_overflow(measured: Mapping[str, float]) -> bool:
+  """Whether the scale may be why the gradient of a step is non-finite.
+
+  Args:
+    measured: the metrics of the step; without `loss_scale`, there was none.
+  """
+  scale = measured.get("loss_scale", SMALLEST)
+  return math.isfinite(measured["nats"]) and scale > SMALLEST

@@ -1,0 +1,211 @@
+"""Tests of loss scaling: float16 trains, skips, grows, resumes exactly."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from sparse_transformer.training import loop, loss_scale, metrics
+from sparse_transformer.training.checkpoint import Checkpoints
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.loss_scale import LossScale
+from sparse_transformer.training.monitor import Monitor
+
+SETTINGS = {
+  "model.dtype": "float16",
+  "optimizer.learning_rate": 0.01,
+  "train.accumulation": 2,
+  "train.steps": 60,
+}
+
+
+@functools.cache
+def experiment(**changes):
+  return Experiment(runs.tiny(**SETTINGS | changes))
+
+
+@functools.cache
+def update():
+  return jax.jit(experiment().step)
+
+
+@functools.cache
+def batches():
+  return experiment().batches(experiment().source.examples("train"))
+
+
+def with_scale(state, scale, finite=0, skipped=0):
+  values = jnp.float32(scale), jnp.int32(finite), jnp.int32(skipped)
+  return dataclasses.replace(state, loss_scale=LossScale(*values))
+
+
+@pytest.fixture(scope="module")
+def trained():
+  """The state after 30 steps, and the losses of all of them."""
+  state, losses = jax.jit(experiment().init)(), []
+  for i in range(30):
+    state, measured = update()(state, batches()[i])
+    losses.append(float(measured["nats"]))
+  return state, losses
+
+
+def same(tree, other):
+  leaves = jax.tree.leaves(tree), jax.tree.leaves(other)
+  return all(map(np.array_equal, *leaves))
+
+
+def numbers(scaling):
+  return tuple(map(float, scaling))
+
+
+# The rule.
+
+
+@pytest.mark.parametrize(
+  "before, loss, norm, after",
+  [
+    ((8, 5, 2), 1.0, 1.0, (8, 6, 2)),
+    ((8, 1998, 2), 1.0, 1.0, (8, 1999, 2)),
+    ((8, 1999, 2), 1.0, 1.0, (16, 0, 2)),
+    ((2**24, 1999, 2), 1.0, 1.0, (2**24, 0, 2)),
+    ((8, 5, 2), 1.0, math.inf, (4, 0, 3)),
+    ((8, 1999, 2), 1.0, math.nan, (4, 0, 3)),
+    ((1, 5, 2), 1.0, math.inf, (1, 0, 3)),
+    ((8, 1999, 2), math.nan, math.nan, (8, 1999, 2)),
+  ],
+)
+def test_scale_grows_after_finite_gradients_and_halves(
+  before, loss, norm, after
+):
+  scale, finite, skipped = before
+  old = LossScale(jnp.float32(scale), jnp.int32(finite), jnp.int32(skipped))
+  new = loss_scale.update(old, jnp.float32(loss), jnp.float32(norm))
+  assert numbers(new) == after
+  assert [x.dtype for x in new] == [x.dtype for x in old]
+
+
+# Steps.
+
+
+def test_only_float16_has_a_scale():
+  assert float(jax.jit(experiment().init)().loss_scale.scale) == 2**15
+  other = experiment(**{"model.dtype": "bfloat16"})
+  shapes = jax.eval_shape(other.init)
+  assert shapes.loss_scale is None
+  _, measured = jax.eval_shape(other.step, shapes, batches()[0])
+  assert set(measured) == {"nats", "gradient_norm", "learning_rate"}
+
+
+def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
+  state, losses = trained
+  assert numbers(state.loss_scale) == (2**15, 30, 0)
+  plain = experiment(**{"model.dtype": "float32", "train.accumulation": 1})
+  step, state = jax.jit(plain.step), jax.jit(plain.init)()
+  expected = []
+  for i in range(30):
+    state, measured = step(state, batches()[i])
+    expected.append(float(measured["nats"]))
+  assert expected[-1] < expected[0] - 0.3
+  np.testing.assert_allclose(losses, expected, rtol=5e-3)
+
+
+def test_update_does_not_depend_on_the_scale(trained):
+  state, _ = trained
+  (large, seen), (small, other) = (
+    update()(with_scale(state, scale), batches()[30])
+    for scale in (2**15, 2**12)
+  )
+  assert seen.pop("loss_scale") == 8 * other.pop("loss_scale")
+  for name, value in seen.items():
+    assert float(other[name]) == pytest.approx(float(value), rel=2e-3), name
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, atol=1e-3),
+    small.params,
+    large.params,
+  )
+
+
+def test_overflow_is_skipped_until_the_scale_fits(trained):
+  state, _ = trained
+  current, batch = with_scale(state, 2**28, finite=7), batches()[30]
+  for skipped in range(20):
+    new, measured = update()(current, batch)
+    assert float(measured["loss_scale"]) == 2 ** (28 - skipped)
+    if np.isfinite(measured["gradient_norm"]):
+      break
+    assert np.isfinite(measured["nats"])
+    assert int(measured["skipped_steps"]) == skipped + 1
+    assert numbers(new.loss_scale) == (2 ** (27 - skipped), 0, skipped + 1)
+    for part in ("params", "opt_state", "ema"):
+      assert same(getattr(new, part), getattr(current, part))
+    current = new
+  assert 1 < skipped < 19
+  assert numbers(new.loss_scale)[1:] == (1, skipped)
+  assert not same(new.params, current.params)
+  # The schedule counts updates, not steps.
+  assert int(new.step) == 31 + skipped
+  rates = [
+    float(update()(after, batch)[1]["learning_rate"])
+    for after in (new, update()(state, batch)[0])
+  ]
+  assert rates[0] == rates[1] < float(measured["learning_rate"])
+
+
+# Runs.
+
+
+def test_monitor_ignores_skips_until_the_scale_is_smallest():
+  monitor, scales = Monitor(runs.tiny().train), 2.0 ** np.arange(15, -1, -1)
+  for step, scale in enumerate(scales, start=1):
+    values = dict(nats=1.0, gradient_norm=math.inf, loss_scale=scale)
+    assert monitor.watch(step, values) is None
+  assert monitor.flush().stop == "gradient_norm is inf at step 16"
+
+
+def test_nonfinite_loss_is_a_bad_batch_at_any_scale():
+  monitor = Monitor(runs.tiny().train)
+  monitor.watch(1, dict(nats=math.nan, gradient_norm=1.0, loss_scale=8.0))
+  assert monitor.flush().stop == "nats is nan at step 1"
+
+
+def test_state_is_restored_exactly_between_skips(trained, tmp_path):
+  state = with_scale(trained[0], 2**28)
+  for i in range(30, 33):
+    state, _ = update()(state, batches()[i])
+  skipped = int(state.loss_scale.skipped)
+  with Checkpoints(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(state)
+  with Checkpoints(tmp_path) as checkpoints:
+    other = experiment().restore(checkpoints)
+    # Evaluation may be in another dtype.
+    plain = experiment(**{"model.dtype": "float32"}).restore(checkpoints)
+  assert same(plain, state)
+  for i in range(33, 40):
+    state, other = (update()(x, batches()[i])[0] for x in (state, other))
+  assert same(state, other)
+  assert 0 < skipped < int(state.loss_scale.skipped) < 10
+
+
+def test_checkpoint_without_a_scale_is_evaluated_in_float16(tmp_path):
+  plain = experiment(**{"model.dtype": "float32"})
+  state = jax.jit(plain.init)()
+  with Checkpoints(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(state)
+  with Checkpoints(tmp_path) as checkpoints:
+    found = experiment().restore(checkpoints)
+  assert found.loss_scale is None and same(found, state)
+
+
+def test_run_with_skips_is_logged_and_goes_on(tmp_path, monkeypatch):
+  monkeypatch.setattr(loss_scale, "FIRST", 2.0**22)
+  loop.train(experiment(**{"train.steps": 8}).config, tmp_path)
+  lines = metrics.read(tmp_path)
+  assert {line["split"] for line in lines} == {"train", "validation"}
+  *_, last = (line for line in lines if line["split"] == "train")
+  assert 0 < last["skipped_steps"] < 8
+  assert last["loss_scale"] < 2**22

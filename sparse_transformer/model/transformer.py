@@ -59,9 +59,7 @@ class Transformer(nnx.Module):
     self.config = config
     dtype = jnp.dtype(config.dtype)
     token_std, position_std = _embedding_stds(config)
-    embed = functools.partial(
-      nnx.Embed, features=config.width, dtype=dtype, rngs=rngs
-    )
+    embed = functools.partial(nnx.Embed, features=config.width, rngs=rngs)
     self.token = embed(
       config.vocab_size, embedding_init=nnx.initializers.normal(token_std)
     )
@@ -157,11 +155,13 @@ class Transformer(nnx.Module):
         " the sequence or configure a longer one"
       )
     places = np.unravel_index(np.arange(n), self.config.axes)
+    # In float32: the gradient of an embedding is a sum over many positions.
     x_BLD = self.token(tokens_BL)
     for embed, place_L in zip(self.position, places, strict=True):
       x_BLD = x_BLD + embed(jnp.asarray(place_L))[None]
-    start_B1D = jnp.broadcast_to(self.start[...].astype(x_BLD.dtype), (b, 1, d))
-    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+    start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
+    x_BLD = jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+    return x_BLD.astype(self.config.dtype)
 
   def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
     """Embeds one position: x_B1D of position t, from the symbols at t - 1.
@@ -172,8 +172,8 @@ class Transformer(nnx.Module):
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=True):
       x_BD = x_BD + embed(place[None])
-    start_1D = self.start[...].astype(x_BD.dtype)[None]
-    return jnp.where(t > 0, x_BD, start_1D)[:, None]
+    x_BD = jnp.where(t > 0, x_BD, self.start[...][None])
+    return x_BD[:, None].astype(self.config.dtype)
 
   def run_blocks(
     self,

@@ -7,9 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from sparse_transformer.model.config import Config
+
+# Marks a function that ends with a product. The backward pass needs not that
+# product but what is multiplied: cheap to recompute, and large to keep.
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class ResidualBlock(nnx.Module):
@@ -23,12 +28,9 @@ class ResidualBlock(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    dtype = jnp.dtype(config.dtype)
     width, inner = config.width, config.mlp_width
-    norm = functools.partial(
-      nnx.LayerNorm, width, epsilon=1e-5, dtype=dtype, rngs=rngs
-    )
-    linear = functools.partial(nnx.Linear, dtype=dtype, rngs=rngs)
+    norm = functools.partial(nnx.LayerNorm, width, epsilon=1e-5, rngs=rngs)
+    linear = functools.partial(nnx.Linear, rngs=rngs)
     from_stream = _weight_init(config, width)
     self.attention_norm = norm()
     self.query = linear(width, config.qk_width, kernel_init=from_stream)
@@ -48,7 +50,7 @@ class ResidualBlock(nnx.Module):
     self,
     x_BLD: jax.Array,
     attend: Callable[..., tuple[jax.Array, Any]],
-    rng: jax.Array | None = None,
+    rngs: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
     """Applies the block.
 
@@ -56,36 +58,59 @@ class ResidualBlock(nnx.Module):
       x_BLD: the residual stream.
       attend: a `transformer.Attend` with all but its last three arguments
         bound: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, cache).
-      rng: key for dropout; None applies no dropout.
+      rngs: two keys for dropout; None applies no dropout.
 
     Returns:
       (the new residual stream, the cache that `attend` returned).
     """
-    rng_a, rng_b = (None, None) if rng is None else jax.random.split(rng)
     attention: Callable = functools.partial(self._attention, attend)
     if self.config.remat == "attention":
       attention = jax.checkpoint(attention)
     a_BLD, cache = attention(x_BLD)
+    rng_a, rng_b = (None, None) if rngs is None else rngs
     a_BLD = self._drop(a_BLD, rng_a)
     b_BLD = self._drop(self._mlp(x_BLD + a_BLD), rng_b)
     return x_BLD + a_BLD + b_BLD, cache
 
   def _attention(self, attend, x_BLD):
-    x_BLD = self.attention_norm(x_BLD)
+    @_recomputed
+    def enter(x_BLD):
+      x_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
+      return _linear(x_BLD, self.query, self.key, self.value)
+
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    out_BLHE, cache = attend(
-      self.query(x_BLD).reshape(heads),
-      self.key(x_BLD).reshape(heads),
-      self.value(x_BLD).reshape(heads),
-    )
-    return self.out(out_BLHE.reshape(x_BLD.shape)), cache
+    out_BLHE, cache = attend(*(x.reshape(heads) for x in enter(x_BLD)))
+    return _linear(out_BLHE.reshape(x_BLD.shape), self.out)[0], cache
 
   def _mlp(self, x_BLD):
-    h_BLF = self.mlp_in(self.mlp_norm(x_BLD))
-    return self.mlp_out(h_BLF * jax.nn.sigmoid(1.702 * h_BLF))
+    @_recomputed
+    def enter(x_BLD):
+      x_BLD = self.mlp_norm(x_BLD).astype(x_BLD.dtype)
+      return _linear(x_BLD, self.mlp_in)[0]
+
+    @_recomputed
+    def leave(h_BLF):
+      h_BLF = h_BLF * jax.nn.sigmoid(1.702 * h_BLF)
+      return _linear(h_BLF, self.mlp_out)[0]
+
+    return leave(enter(x_BLD))
 
   def _drop(self, x_BLD, rng):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
+
+
+def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
+  """Applies linear layers to one input, as one product, in its dtype.
+
+  Biases are added in float32, so that their gradients, which are sums over all
+  positions, are computed in float32, too.
+  """
+  kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
+  biases = [layer.bias for layer in layers]
+  bias = jnp.concatenate([b[...] for b in biases if b is not None])
+  y_BLF = x_BLD @ kernel.astype(x_BLD.dtype) + bias[None, None]
+  ends = np.cumsum([layer.out_features for layer in layers])[:-1]
+  return jnp.split(y_BLF.astype(x_BLD.dtype), ends, axis=-1)
 
 
 def _weight_init(

@@ -189,22 +189,27 @@ class Transformer(nnx.Module):
     """
     config, (graph, params) = self.config, nnx.split(self.blocks)
     num_layers, period = config.num_layers, config.period
-    rngs = None if rng is None else jax.random.split(rng, num_layers)
+    rngs = None
+    if rng is not None:  # two for each layer
+      rngs = jax.vmap(jax.random.split)(jax.random.split(rng, num_layers))
+    packed, unpack = _pack(params)
 
     def apply(carry, layer, index, inputs):
-      (x_BLD, cache), (params, rng) = carry, inputs
-      block = nnx.merge(graph, params)
-      return block(x_BLD, functools.partial(attend, cache, layer, index), rng)
+      # The layer is taken here, so that what a rematerialized block keeps are
+      # the inputs of the scan: they are not copied.
+      (x_BLD, cache), (packed, rngs) = carry, _take(inputs, layer)
+      block = nnx.merge(graph, unpack(packed))
+      return block(x_BLD, functools.partial(attend, cache, layer, index), rngs)
 
     apply = _rematerialize(apply, config.remat)
 
     def apply_period(carry, inputs):
       index, inputs = inputs
       for layer in range(period):
-        carry = apply(carry, layer, index, _take(inputs, layer))
+        carry = apply(carry, layer, index, inputs)
       return carry, None
 
-    inputs, times = (params, rngs), num_layers // period
+    inputs, times = (packed, rngs), num_layers // period
     stacked = jax.tree.map(
       lambda p: p[: times * period].reshape(-1, period, *p.shape[1:]), inputs
     )
@@ -212,7 +217,7 @@ class Transformer(nnx.Module):
       apply_period, (x_BLD, cache), (jnp.arange(times), stacked)
     )
     for layer in range(times * period, num_layers):
-      carry = apply(carry, layer, 0, _take(inputs, layer))
+      carry = apply(carry, layer, 0, inputs)
     return carry
 
 
@@ -229,6 +234,33 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
     static_argnums=1,
     policy=jax.checkpoint_policies.save_only_these_names(*names),
   )
+
+
+def _pack(params: Any) -> tuple[Any, Callable]:
+  """Prepares the parameters of all blocks for a scan over them.
+
+  A scan copies a layer out of each array, and its gradient into another, which
+  on GPUs are launches of their own. Therefore all vectors become one array.
+
+  Args:
+    params: a pytree of arrays [layers, ...].
+
+  Returns:
+    (arrays [layers, ...], a function that makes `params` from them, with or
+    without the axis of layers).
+  """
+  leaves, structure = jax.tree.flatten(params)
+  is_matrix = [leaf.ndim == 3 for leaf in leaves]
+  matrices = [x for x in leaves if x.ndim == 3]
+  vectors = [x for x in leaves if x.ndim == 2]
+  ends = np.cumsum([x.shape[1] for x in vectors])[:-1]
+
+  def unpack(packed):
+    matrices, vectors = packed
+    kinds = iter(jnp.split(vectors, ends, axis=-1)), iter(matrices)
+    return jax.tree.unflatten(structure, [next(kinds[k]) for k in is_matrix])
+
+  return (matrices, jnp.concatenate(vectors, axis=1)), unpack
 
 
 def _take(tree, i):

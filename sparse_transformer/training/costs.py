@@ -31,9 +31,9 @@ from sparse_transformer.training.step import (
 # that its other matmuls and attention need again.
 REPEATED: dict[str, tuple[str, ...]] = {
   "none": (),
-  "attention": ("query", "key", "value", "attention"),
-  "block_but_attention": ("query", "key", "value", "out", "mlp_in"),
-  "block": ("query", "key", "value", "attention", "out", "mlp_in"),
+  "attention": ("qkv", "attention"),
+  "block_but_attention": ("qkv", "out", "mlp_in"),
+  "block": ("qkv", "attention", "out", "mlp_in"),
 }
 
 
@@ -175,11 +175,9 @@ def itemsize(model: model_lib.Config) -> int:
 
 
 def matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
-  """(inputs, outputs) of each weight matrix of a block."""
+  """(inputs, outputs) of each product with weights in a block."""
   return dict(
-    query=(model.width, model.qk_width),
-    key=(model.width, model.qk_width),
-    value=(model.width, model.width),
+    qkv=(model.width, 2 * model.qk_width + model.width),
     out=(model.width, model.width),
     mlp_in=(model.width, model.mlp_width),
     mlp_out=(model.mlp_width, model.width),

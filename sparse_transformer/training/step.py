@@ -117,8 +117,7 @@ def train_step(
 
 def _accumulate(state, tokens_BL, apply, settings):
   """Mean loss and gradient of a batch, one micro-batch at a time."""
-  micro = settings.accumulation
-  b, n = tokens_BL.shape
+  micro, (b, n) = settings.accumulation, tokens_BL.shape
   # Neighbors are assigned to different micro-batches: with the batch sharded
   # across devices, each micro-batch is then still on all of them.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
@@ -129,11 +128,16 @@ def _accumulate(state, tokens_BL, apply, settings):
     losses_BL = position_losses(apply(params, tokens_BL, rng), tokens_BL)
     return losses_BL.mean() * scale
 
-  def add(total, inputs):
-    new = jax.value_and_grad(loss)(state.params, *inputs)
-    return jax.tree.map(jnp.add, total, new), None
+  def gradient(tokens_BL, rng):
+    return jax.value_and_grad(loss)(state.params, tokens_BL, rng)
 
-  zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
-  inputs = tokens_ABL, jax.random.split(rng, micro)
-  total, _ = jax.lax.scan(add, zeros, inputs)
+  def add(total, inputs):
+    return jax.tree.map(jnp.add, total, gradient(*inputs)), None
+
+  rngs = jax.random.split(rng, micro)
+  if micro == 1:  # without a second copy of the gradients
+    total = gradient(tokens_BL, rngs[0])
+  else:
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+    total, _ = jax.lax.scan(add, zeros, (tokens_ABL, rngs))
   return jax.tree.map(lambda x: x / (micro * scale), total)

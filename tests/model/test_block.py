@@ -73,7 +73,8 @@ def test_dropout_is_applied_at_the_end_of_each_branch():
     first = jax.tree.map(lambda p: p[0], params)
     first[silent] = jax.tree.map(jnp.zeros_like, first[silent])
     complete = np.asarray(block(first, x) - x)
-    dropped = np.asarray(block(first, x, jax.random.key(2)) - x)
+    rngs = jax.random.split(jax.random.key(2))
+    dropped = np.asarray(block(first, x, rngs) - x)
     is_zero = dropped == 0
     # 2,560 draws: 0.25 is met within 0.01 (one standard deviation).
     assert abs(is_zero.mean() - 0.25) < 0.04

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "attention",
     "model",
   },
+  "targets": {"tables", "attention", "training"},
 }
 COMMANDS = "sample", "explain", "compare", "report"
 

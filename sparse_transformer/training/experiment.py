@@ -25,11 +25,16 @@ if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
 class Experiment:
   """The pieces of a run. Construction reads no data and computes nothing.
 
+  Attributes:
+    config: the settings.
+    devices: those that batches are split across; None for the local ones.
+
   Raises:
     ValueError: the config breaks one of the `rules`.
   """
 
   config: ConfigDict
+  devices: tuple[jax.Device, ...] | None = None
 
   def __post_init__(self) -> None:
     rules.check(self.config)
@@ -91,10 +96,11 @@ class Experiment:
 
   @functools.cached_property
   def batch_sharding(self) -> NamedSharding:
-    """Batches are split across local devices; everything else is replicated."""
+    """Batches are split across devices; everything else is replicated."""
+    devices = self.devices or tuple(jax.local_devices())
     # Auto: the compiler propagates shardings; JAX's default is explicit types.
     mesh = jax.make_mesh(
-      (jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,)
+      (len(devices),), ("data",), (AxisType.Auto,), devices=devices
     )
     return NamedSharding(mesh, PartitionSpec("data"))
 
@@ -104,13 +110,17 @@ class Experiment:
     return NamedSharding(self.batch_sharding.mesh, PartitionSpec())
 
 
-def check_batch(config: ConfigDict) -> None:
+def check_batch(config: ConfigDict, devices: int | None = None) -> None:
   """Checks that a training batch can be split into devices and micro-batches.
+
+  Args:
+    config: the experiment's config.
+    devices: how many; None for the local ones.
 
   Raises:
     ValueError: it cannot.
   """
-  train, devices = config.train, jax.local_device_count()
+  train, devices = config.train, devices or jax.local_device_count()
   if train.batch_size % (devices * train.accumulation):
     raise ValueError(
       f"train.batch_size={train.batch_size} must be a multiple of {devices}"

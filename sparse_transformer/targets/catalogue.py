@@ -1,0 +1,141 @@
+"""The devices that can be compiled for, and their names: "h100:1x1x8".
+
+A GPU is described by a file beside this one, from which its compiler takes all
+it knows; a TPU is known to its compiler by name.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import re
+
+from sparse_transformer import tables
+
+GIB = 2**30
+HERE = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of device.
+
+  Attributes:
+    description: what it is.
+    compiler: "cuda" or "tpu", also the platform that executors know.
+    axes: what the numbers of a topology count.
+    sizes: usual topologies of one host, the smallest first; a name without a
+      topology means that one.
+    memory: bytes of one device; None for a GPU, whose file says it.
+  """
+
+  description: str
+  compiler: str
+  axes: str
+  sizes: tuple[str, ...]
+  memory: int | None = None
+
+
+def _gpu(description):
+  sizes = "1x1x1", "1x1x2", "1x1x4", "1x1x8"
+  return Kind(description, "cuda", "slices x hosts x GPUs", sizes)
+
+
+def _tpu(description, axes, sizes, gib):
+  return Kind(description, "tpu", axes, sizes, int(gib * GIB))
+
+
+PLANE = "X x Y", ("1x1", "2x2", "2x4")
+CUBE = "X x Y x Z", ("2x2x1", "2x2x2")
+
+
+# The memory of TPUs is what their compiler says is available.
+KINDS = {
+  "a100": _gpu("NVIDIA A100 SXM, 80 GB"),
+  "h100": _gpu("NVIDIA H100 SXM, 80 GB"),
+  "h200": _gpu("NVIDIA H200 SXM, 141 GB"),
+  "v5e": _tpu("Cloud TPU v5e, 16 GB", *PLANE, 15.75),
+  "v5p": _tpu("Cloud TPU v5p, 95 GB", *CUBE, 95.73),
+  "v6e": _tpu("Cloud TPU v6e, 32 GB", *PLANE, 31.24),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """Devices to compile for.
+
+  Attributes:
+    kind: a key of `KINDS`.
+    topology: how many there are along each axis, "1x1x8".
+  """
+
+  kind: str
+  topology: str
+
+  def __str__(self) -> str:
+    return f"{self.kind}:{self.topology}"
+
+  @property
+  def compiler(self) -> str:
+    return KINDS[self.kind].compiler
+
+  @property
+  def num_devices(self) -> int:
+    return math.prod(map(int, self.topology.split("x")))
+
+  @functools.cached_property
+  def gpu_config(self) -> str:
+    """The description of a GPU for its compiler, as a text proto."""
+    return (HERE / f"{self.kind}.txtpb").read_text()
+
+  @property
+  def memory(self) -> int:
+    """Bytes of memory of one device."""
+    if size := KINDS[self.kind].memory:
+      return size
+    found = re.search(r"device_memory_size: (\d+)", self.gpu_config)
+    assert found, f"{self.kind}.txtpb has no device_memory_size"
+    return int(found[1])
+
+
+def parse(name: str) -> Target:
+  """The target of a name: "h100", "h100:1x1x8", "v5e:2x2".
+
+  Raises:
+    ValueError: the name is unknown, or its topology is malformed.
+  """
+  kind, _, topology = name.partition(":")
+  if kind not in KINDS:
+    raise ValueError(
+      f"unknown target {name!r}; known: {', '.join(KINDS)}, each also with a"
+      " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
+    )
+  known = KINDS[kind]
+  axes = known.sizes[0].count("x") + 1
+  if ":" in name and not re.fullmatch(
+    rf"[1-9]\d{{0,3}}(x[1-9]\d{{0,3}}){{{axes - 1}}}", topology
+  ):
+    raise ValueError(
+      f"target {name!r}: the topology of {kind} is {known.axes}, such as"
+      f" {kind}:{known.sizes[-1]}"
+    )
+  return Target(kind, topology or known.sizes[0])
+
+
+def larger(target: Target) -> Target | None:
+  """The next larger usual target of a kind; None if there is none."""
+  for topology in KINDS[target.kind].sizes:
+    other = Target(target.kind, topology)
+    if other.num_devices > target.num_devices:
+      return other
+  return None
+
+
+def describe() -> str:
+  """A table of the known targets."""
+  rows = [("target", "device", "memory", "topology", "default, others")]
+  for name, kind in KINDS.items():
+    size = f"{parse(name).memory / GIB:.2f} GiB"
+    topologies = ", ".join(f"{name}:{topology}" for topology in kind.sizes)
+    rows.append((name, kind.description, size, kind.axes, topologies))
+  return tables.align(rows)

@@ -1,0 +1,166 @@
+"""The compilers' environments, and the processes that compile in them.
+
+`make targets` makes an environment for each compiler, since it must match the
+version of JAX, and each brings its own.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from sparse_transformer.targets import kernels
+from sparse_transformer.targets.catalogue import Target
+
+VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
+REPOSITORY = pathlib.Path(__file__).parents[2]
+# The worker imports this library, but prefers its own environment for all else.
+START = (
+  "import runpy, sys; sys.path.append(sys.argv[1]);"
+  " runpy.run_module('sparse_transformer.targets.worker', run_name='__main__')"
+)
+SETTINGS = dict(
+  JAX_PLATFORMS="cpu",  # nothing runs; libtpu would look for its devices
+  TPU_SKIP_MDS_QUERY="1",
+  TPU_WORKER_HOSTNAMES="localhost",
+  ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+  TF_CPP_MIN_LOG_LEVEL="2",
+)
+XLA_FLAGS = {
+  "cuda": (
+    "--xla_gpu_experimental_cost_model_gemm_tiling_default=true",
+    "--xla_gpu_collect_cost_model_stats=true",
+  ),
+  "tpu": (),
+}
+
+
+def python(compiler: str) -> pathlib.Path:
+  """The interpreter of a compiler's environment.
+
+  Raises:
+    ValueError: there is no such environment.
+  """
+  folder = os.environ.get(VARIABLE) or REPOSITORY / ".venv" / "targets"
+  path = pathlib.Path(folder) / compiler / "bin" / "python"
+  if not path.exists():
+    raise ValueError(
+      f"the compiler for {compiler} is not installed: there is no {path}; `make"
+      f" targets` makes its environment, and {VARIABLE} names another folder"
+    )
+  return path
+
+
+def compile_for(
+  target: Target, config: ConfigDict, part: str = "step"
+) -> dict[str, Any]:
+  """Compiles an experiment for a target, and reports what has come of it.
+
+  Shows progress on standard error.
+
+  Args:
+    target: the devices.
+    config: the experiment's config.
+    part: "step", the training step, or "attention", each distinct pattern of a
+      layer by itself.
+
+  Raises:
+    ValueError: the compiler is not installed, or it rejects the request.
+  """
+  with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
+    request = dict(
+      target=str(target), config=config.to_dict(), part=part, dump=folder
+    )
+    environment = os.environ | SETTINGS | dict(XLA_FLAGS=_flags(target, folder))
+    log = tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(
+      [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=log,
+      env={k: v for k, v in environment.items() if k != "PYTHONPATH"},
+      text=True,
+    )
+    with log, process, _ended(process), _Progress(str(target)) as progress:
+      process.stdin.write(json.dumps(request))
+      process.stdin.close()
+      for line in process.stdout:
+        answer = json.loads(line)
+        if "error" in answer:
+          raise ValueError(answer["error"])
+        if "result" in answer:
+          return answer["result"]
+        progress.show(answer["doing"])
+      status = process.wait()
+      log.seek(0)
+      raise RuntimeError(
+        f"compiling for {target} ended with status {status}:\n{log.read()}"
+      )
+
+
+def _flags(target, folder):
+  """The user's own flags come last, so that they win."""
+  flags = [*XLA_FLAGS[target.compiler]]
+  if target.kind == "a100":  # XLA has no figures of its time, and would fail
+    flags.remove("--xla_gpu_collect_cost_model_stats=true")
+  if target.compiler == "cuda":
+    flags += kernels.flags(pathlib.Path(folder))
+  return " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()
+
+
+@contextlib.contextmanager
+def _ended(process) -> Iterator[None]:
+  """Ends a process that is still running, for example after Ctrl-C."""
+  try:
+    yield
+  finally:
+    if process.poll() is None:
+      process.kill()
+
+
+class _Progress:
+  """What is being done and for how long, on standard error.
+
+  On a terminal, one line that counts seconds; elsewhere, a line for each thing.
+  """
+
+  def __init__(self, name):
+    self._name, self._doing, self._began = name, "", time.time()
+    self._is_live = sys.stderr.isatty()
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._count, daemon=True)
+
+  def __enter__(self):
+    self.show("starting")
+    if self._is_live:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *_):
+    self._ended.set()
+    if self._is_live:
+      self._thread.join()
+      print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+  def show(self, doing):
+    self._doing = doing
+    if not self._is_live:
+      self._write(end="\n")
+
+  def _count(self):
+    while not self._ended.wait(1):
+      self._write(start="\r\033[K", end="")
+
+  def _write(self, start="", end=""):
+    seconds = time.time() - self._began
+    line = f"{start}{self._name}: {self._doing} ({seconds:.0f} s)"
+    print(line, end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""What the hand-written kernels of a GPU program take of a multiprocessor.
+
+The compiler is told to write the code of all kernels, and the list of what it
+launches, into a folder. NVIDIA's assembler then says how many registers each
+kernel needs, and how much it spills to memory.
+"""
+
+import pathlib
+import re
+import subprocess
+from typing import Any
+
+# Kernels of Pallas; names are those of their functions.
+KERNEL_CALL = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton"')
+LAUNCH = re.compile(
+  r"\d+: kCustomKernel .*?\] (?P<name>\S+) grid: \[(?P<grid>[^\]]*)\]"
+  r" threads: \[(?P<threads>[^\]]*)\]\s+shared_memory: (?P<shared>\d+) bytes"
+)
+
+
+def flags(folder: pathlib.Path) -> list[str]:
+  """The flags of XLA that write what `read` reads."""
+  return [f"--xla_dump_to={folder}", "--xla_dump_emitter_re=ptx"]
+
+
+def read(folder: pathlib.Path, hlo: str, ptxas: str) -> list[dict[str, Any]]:
+  """Registers, spills and shared memory of each hand-written kernel.
+
+  Args:
+    folder: where the compiler has written its code.
+    hlo: the text of the program.
+    ptxas: NVIDIA's assembler.
+  """
+  own = {
+    name
+    for line in hlo.splitlines()
+    if KERNEL_CALL.search(line)
+    for name in re.findall(r"/(\w+)/pallas_call", line)
+  }
+  if not own:
+    return []
+  shared = {
+    found["name"]: found.groupdict()
+    for path in folder.glob("*thunk_sequence.txt")
+    for found in map(LAUNCH.search, path.read_text().splitlines())
+    if found
+  }
+  result = []
+  for path in sorted(folder.glob("*.ptx")):
+    code = path.read_text()
+    for entry in re.findall(r"\.entry (\w+)\(", code):
+      if re.sub(r"_\d+$", "", entry) in own:
+        launch = shared.get(entry, {})
+        result.append(
+          dict(
+            kernel=entry,
+            **_assemble(ptxas, path, code),
+            shared_bytes=int(launch.get("shared", 0)),
+            grid=launch.get("grid", ""),
+            threads=launch.get("threads", ""),
+          )
+        )
+  return sorted(result, key=lambda kernel: kernel["kernel"])
+
+
+def _assemble(ptxas, path, code):
+  """What the assembler says of the one kernel of a file."""
+  found = re.search(r"^\.target (\w+)", code, re.MULTILINE)
+  assert found, f"{path} has no .target"
+  done = subprocess.run(
+    [ptxas, "-v", "-arch", found[1], str(path), "-o", "/dev/null"],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return parse_assembly(done.stderr)
+
+
+def parse_assembly(log: str) -> dict[str, int]:
+  """Registers of a thread and bytes that it spills, from `ptxas -v`."""
+
+  def number(pattern):
+    return max(map(int, re.findall(pattern, log)), default=0)
+
+  stores = number(r"(\d+) bytes spill stores")
+  loads = number(r"(\d+) bytes spill loads")
+  return dict(
+    registers=number(r"Used (\d+) registers"), spilled_bytes=stores + loads
+  )

@@ -1,0 +1,286 @@
+"""Compiles a program for a target; runs in the environment of its compiler.
+
+Reads a request, one JSON object, from standard input. Writes JSON objects, one
+per line: {"doing": ...} as it proceeds, and finally {"result": ...} or, if the
+request is invalid, {"error": ...}. See `compilers`.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import use_abstract_mesh
+from ml_collections import ConfigDict
+
+from sparse_transformer import attention
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.targets import catalogue, hlo, kernels
+from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import Experiment, check_batch
+
+Report = dict[str, Any]
+NOTED = 12  # kinds of launches that a report lists
+# What the compiler for TPUs says of a program that does not fit.
+NEEDED = re.compile(r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of")
+UNITS = dict(K=2**10, M=2**20, G=2**30)
+
+
+def main() -> None:
+  """Answers one request."""
+  # Whatever libraries print must not be taken for an answer.
+  answers = os.fdopen(os.dup(1), "w", buffering=1)
+  os.dup2(2, 1)
+
+  def say(**fields):
+    answers.write(json.dumps(fields) + "\n")
+
+  request = json.load(sys.stdin)
+  try:
+    say(result=_answer(request, lambda doing: say(doing=doing)))
+  except (ValueError, OSError) as error:
+    say(error=str(error))
+
+
+def _answer(request: Report, tell: Callable[[str], None]) -> Report:
+  target = catalogue.parse(request["target"])
+  devices = _devices(target)
+  config = ConfigDict(_with_tuples(request["config"]))
+  experiment = Experiment(config, devices=tuple(devices))
+  check_batch(config, len(devices))
+  programs = dict(step=_step, attention=_attention)[request["part"]](experiment)
+  return dict(
+    target=str(target),
+    device=devices[0].device_kind,
+    devices=len(devices),
+    memory=target.memory,
+    part=request["part"],
+    batch_size=config.train.batch_size,
+    accumulation=config.train.accumulation,
+    remat=config.model.remat,
+    jax=jax.__version__,
+    programs=[
+      _report(program, experiment, target, request["dump"], tell)
+      for program in programs
+    ],
+  )
+
+
+def _with_tuples(value):
+  """Lists, which JSON has made of tuples, as tuples again."""
+  if isinstance(value, dict):
+    return {name: _with_tuples(item) for name, item in value.items()}
+  return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _devices(target: catalogue.Target) -> list[jax.Device]:
+  """The devices of a target.
+
+  Raises:
+    ValueError: its compiler rejects the topology.
+  """
+  try:
+    if target.compiler == "tpu":
+      return topologies.get_topology_desc(str(target), "tpu").devices
+    return topologies.get_topology_desc(
+      "",
+      "cuda",
+      target_config=target.gpu_config,
+      topology=target.topology,
+    ).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(
+      f"the compiler rejects target {str(target)!r}: {_first_line(error)}"
+    ) from error
+
+
+# Programs: name, jitted function, and the shapes of its arguments.
+
+
+def _step(experiment: Experiment) -> Iterator[Report]:
+  """The training step."""
+  config = experiment.config
+
+  def place(tree, sharding):
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+  state = jax.eval_shape(experiment.init)
+  shape = config.train.batch_size, experiment.model.length
+  tokens = jax.ShapeDtypeStruct(shape, jnp.uint8)
+  yield dict(
+    name="training step",
+    function=jax.jit(experiment.step, donate_argnums=0),
+    arguments=(
+      place(state, experiment.replicated),
+      place(tokens, experiment.batch_sharding),
+    ),
+  )
+
+
+def _attention(experiment: Experiment) -> Iterator[Report]:
+  """Forward and backward pass of each distinct pattern of a layer."""
+  model = experiment.model
+  batch = experiment.config.train.batch_size
+  batch //= experiment.config.train.accumulation
+
+  def array(width):
+    return jax.ShapeDtypeStruct(
+      (batch, model.length, model.num_heads, width),
+      jnp.dtype(model.dtype),
+      sharding=experiment.batch_sharding,
+    )
+
+  qk_width, value_width = costs.widths(model)
+  q, v = array(qk_width), array(value_width)
+  for heads in dict.fromkeys(model.patterns):
+    attend = functools.partial(
+      attention.attend, patterns=heads, backend=model.backend, tile=model.tile
+    )
+    yield dict(
+      name=f"attention: {_name(heads)}",
+      function=jax.jit(functools.partial(_with_gradients, attend)),
+      arguments=(q, q, v, v),
+    )
+
+
+def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
+  out, backward = jax.vjp(attend, q_BLHK, k_BLHK, v_BLHE)
+  return out, backward(dout_BLHE)
+
+
+def _name(heads) -> str:
+  """The patterns of a layer, each once."""
+  distinct = list(map(str, dict.fromkeys(heads)))
+  more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
+  return ", ".join(distinct[:2]) + more
+
+
+# Reports.
+
+
+def _report(
+  program: Report,
+  experiment: Experiment,
+  target: catalogue.Target,
+  dump: str,
+  tell: Callable[[str], None],
+) -> Report:
+  """Compiles a program, and reads what has come of it."""
+  name, began = program["name"], time.time()
+  report = dict(name=name, executor=_executor(experiment, target.compiler))
+  tell(f"{name}: tracing")
+  mesh = experiment.batch_sharding.mesh.abstract_mesh
+  with registry.targeting(target.compiler), use_abstract_mesh(mesh):
+    traced = program["function"].trace(*program["arguments"])
+    lowered = traced.lower(lowering_platforms=(target.compiler,))
+  report["trace_seconds"] = round(time.time() - began, 1)
+  tell(f"{name}: compiling")
+  began = time.time()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    return report | _failure(error)
+  report["compile_seconds"] = round(time.time() - began, 1)
+  tell(f"{name}: reading the program")
+  text = compiled.as_text()
+  profile, memory = hlo.profile(text), _memory(compiled)
+  report |= dict(
+    compiles=True,
+    memory=memory,
+    # The compiler for TPUs rejects what does not fit.
+    fits=target.compiler == "tpu" or memory["peak"] <= target.memory,
+    launches=profile.num_launches,
+    unknown_loops=profile.unknown_loops,
+    most_launched=dict(profile.launches.most_common(NOTED)),
+    collectives={
+      kind: dict(count=count, bytes=size)
+      for kind, (count, size) in sorted(profile.collectives.items())
+    },
+    kernels=_kernels(pathlib.Path(dump), text, target),
+    modelled=_modelled(profile),
+  )
+  for path in pathlib.Path(dump).iterdir():
+    path.unlink()
+  return report
+
+
+def _executor(experiment: Experiment, platform: str) -> str:
+  """The name of what runs attention."""
+  model, train = experiment.model, experiment.config.train
+  qk_width, value_width = costs.widths(model)
+  case = Case(
+    batch=train.batch_size // train.accumulation,
+    length=model.length,
+    num_heads=model.num_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    dtype=model.dtype,
+    platform=platform,
+  )
+  return registry.resolve(model.backend, case)
+
+
+def _failure(error: Exception) -> Report:
+  """Why a program does not compile."""
+  text = str(error)
+  report: Report = dict(compiles=False, fits=None, reason=_first_line(error))
+  if "HbmOom" in text or "hbm" in text:
+    report["fits"] = False
+    if found := NEEDED.search(text):
+      size, unit = found[1] or found[3], found[2] or found[4]
+      report["needed"] = int(float(size) * UNITS[unit])
+  return report
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().partition("\n")[0]
+
+
+def _memory(compiled) -> Report:
+  """Bytes on one device."""
+  memory = compiled.memory_analysis()
+  return dict(
+    peak=memory.peak_memory_in_bytes,
+    arguments=memory.argument_size_in_bytes,
+    outputs=memory.output_size_in_bytes,
+    aliased=memory.alias_size_in_bytes,
+    temporaries=memory.temp_size_in_bytes,
+    code=memory.generated_code_size_in_bytes,
+  )
+
+
+def _kernels(dump, text, target) -> list[Report]:
+  if target.compiler != "cuda":
+    return []
+  libraries = pathlib.Path(sysconfig.get_paths()["purelib"])
+  ptxas = libraries / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+  return kernels.read(dump, text, str(ptxas))
+
+
+def _modelled(profile: hlo.Profile) -> Report | None:
+  """Time by the compiler's model, if it has one for this device."""
+  if profile.cycles:
+    return dict(cycles=profile.cycles, launches_without=profile.unmodelled)
+  if profile.microseconds:
+    return dict(
+      seconds=profile.microseconds / 1e6, launches_without=profile.unmodelled
+    )
+  return None
+
+
+if __name__ == "__main__":
+  with contextlib.suppress(BrokenPipeError):
+    main()

@@ -3,8 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/digits
 APART := .venv/apart
+TARGETS := .venv/targets
+# The first Python that the compilers' version of JAX accepts: 3.12 or newer.
+NEWER = $(firstword $(foreach python, \
+  python3.12 python3.13 $(PYTHON) $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3), \
+  $(shell $(python) -c "import sys; sys.version_info >= (3, 12) and print('$(python)')" 2>/dev/null)))
 
-.PHONY: quickstart test soak lint package bench accelerator
+.PHONY: quickstart test soak lint package bench accelerator targets \
+  targets-test compiled
 
 # Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
@@ -46,6 +52,25 @@ DEVICE ?= $(if $(wildcard /dev/nvidia0),cuda13,$(if $(wildcard /dev/accel0 \
 accelerator: .venv/installed
 	$(if $(DEVICE),$(BIN)/pip install --quiet "jax[$(DEVICE)]")
 	$(BIN)/python -m benchmarks.accelerator $(FLAGS)
+
+# Installs the compilers for GPUs and TPUs, for explain --target.
+targets: $(TARGETS)/cuda/installed $(TARGETS)/tpu/installed
+
+# Compiles kernels and presets, and checks launches, memory and registers.
+targets-test: .venv/installed targets
+	REQUIRE_TARGETS=1 $(BIN)/python -m pytest -m targets tests/targets
+
+# Compiles all presets, and writes benchmarks/results/compiled.json.
+compiled: .venv/installed targets
+	$(BIN)/python benchmarks/compiled.py
+
+$(TARGETS)/%/installed: requirements-%.txt
+	@test -n "$(NEWER)" || { \
+	  echo "make targets needs Python 3.12 or newer: make targets PYTHON=..."; \
+	  exit 1; }
+	$(NEWER) -m venv --clear $(TARGETS)/$*
+	$(TARGETS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 .venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv

@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if args.target is None:
     cli.require("config")
+    if args["part"].present:
+      raise ValueError("--part is a part of what --target compiles; name one")
     _explain(args)
   elif args.target == "list":
     from sparse_transformer.targets import catalogue
@@ -67,7 +69,6 @@ def _compile(args):
   from sparse_transformer.training.experiment import Experiment, check_batch
 
   target = catalogue.parse(args.target)
-  compilers.python(target.compiler)
   Experiment(args.config)  # checks the config
   check_batch(args.config, target.num_devices)
   report = compilers.compile_for(target, args.config, args.part)

@@ -847,6 +847,14 @@ def flags():
     ("--config.model.num_heads=3", "num_heads=3"),
     ("--config.optimizer.beta2=-1.0", "optimizer.beta2=-1.0"),
     ("--config.data.name=mnist", "mnist"),
+    ("--target", "target"),
+    ("--target=", "--target is empty"),
+    ("--target=h1000", "unknown target 'h1000'; known: .*h100"),
+    ("--target=h100:8", "slices x hosts x GPUs, such as h100:1x1x8"),
+    ("--target=v5e:0x1", "topology of v5e is X x Y"),
+    ("--target=v5e:8x8", "batch_size=16.*multiple of 64 devices"),
+    ("--part=attention", "--part.*--target"),
+    ("--part=layer", "part.*layer"),
   ):
     yield explain(word, message=message)
   for words, message in (

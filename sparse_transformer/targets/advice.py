@@ -68,9 +68,7 @@ def _accumulations(
   """The numbers of micro-batches to try: the estimate, and the largest."""
   now = config.train.accumulation
   most = config.train.batch_size // target.num_devices
-  possible = [
-    micro for micro in range(now + 1, most + 1) if not most % micro
-  ]
+  possible = [micro for micro in range(now + 1, most + 1) if not most % micro]
   needed, fixed = _needed(report)
   enough = [
     micro

@@ -91,6 +91,7 @@ def compile_for(
       text=True,
     )
     with log, process, _ended(process), _Progress(str(target)) as progress:
+      assert process.stdin and process.stdout
       process.stdin.write(json.dumps(request))
       process.stdin.close()
       for line in process.stdout:
@@ -118,7 +119,7 @@ def _flags(target, folder):
 
 
 @contextlib.contextmanager
-def _ended(process) -> Iterator[None]:
+def _ended(process: subprocess.Popen) -> Iterator[None]:
   """Ends a process that is still running, for example after Ctrl-C."""
   try:
     yield

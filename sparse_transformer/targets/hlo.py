@@ -2,12 +2,12 @@
 
 The text of an optimized HLO module lists its computations. One execution of the
 entry launches each instruction of its own once, those of a loop's body as often
-as the loop runs, and those of the longest branch of a conditional once.
+as the loop runs, and those of one branch of a conditional, of which the longest
+is counted.
 """
 
 import collections
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -64,18 +64,19 @@ class Profile:
   """What executing a computation once amounts to.
 
   Attributes:
-    launches: kernels and copies by the name of the instruction, without its
-      number.
+    launches: kernels by the name of the instruction, without its number.
+    copies: copies from memory to memory, which need no kernel.
     collectives: {kind: (how many, bytes of their results on one device)}.
-    microseconds: time of the launches that the compiler has a model of.
+    microseconds: time of the kernels that the compiler has a model of.
     cycles: the same, from compilers that count cycles.
-    unmodelled: the launches that it has no model of.
+    unmodelled: the kernels that it has no model of.
     unknown_loops: loops whose number of trips is unknown; they count as one.
   """
 
   launches: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  copies: int = 0
   collectives: dict[str, tuple[int, int]] = dataclasses.field(
     default_factory=dict
   )
@@ -92,6 +93,7 @@ class Profile:
     """Adds another computation, executed some times."""
     for name, count in other.launches.items():
       self.launches[name] += count * times
+    self.copies += other.copies * times
     for kind, (count, size) in other.collectives.items():
       before = self.collectives.get(kind, (0, 0))
       self.collectives[kind] = (
@@ -113,7 +115,9 @@ class _Module:
   """The computations of a module."""
 
   def __init__(self, text):
-    self._lines, self._entry, name = {}, None, None
+    self._lines: dict[str, list[str]] = {}
+    self._profiles: dict[str, Profile] = {}
+    self._entry = name = None
     for line in text.splitlines():
       if name is None:
         if header := HEADER.match(line):
@@ -126,17 +130,18 @@ class _Module:
         self._lines[name].append(line)
     if self._entry is None:
       raise ValueError("the text of the program has no entry computation")
-    self.profile = functools.cache(self.profile)
 
   def entry(self):
     return self.profile(self._entry)
 
   def profile(self, name):
-    """The profile of a computation."""
-    result = Profile()
-    for instruction in _instructions(self._lines[name]):
-      self._count(instruction, result)
-    return result
+    """The profile of a computation, which others may share."""
+    if name not in self._profiles:
+      result = Profile()
+      for instruction in _instructions(self._lines[name]):
+        self._count(instruction, result)
+      self._profiles[name] = result
+    return self._profiles[name]
 
   def _count(self, instruction, result):
     opcode = instruction.opcode
@@ -162,6 +167,8 @@ class _Module:
     elif opcode == "async-start":
       for name in instruction.computations("calls"):
         result.add(self.profile(name))
+    elif _is_copy(instruction):
+      result.copies += 1
     elif not _is_free(instruction):
       _count_launch(instruction, result)
       self._count_collectives(instruction, result)
@@ -200,7 +207,7 @@ class _Module:
     return None
 
 
-def _instructions(lines) -> Iterator[Instruction]:
+def _instructions(lines: list[str]) -> Iterator[Instruction]:
   for line in lines:
     named = NAMED.match(line)
     if named is None:
@@ -227,8 +234,17 @@ def _end_of_shape(line, start):
 def _is_free(instruction):
   if instruction.opcode == "custom-call":
     target = re.search(r'custom_call_target="([^"]*)"', instruction.rest)
-    return bool(target) and target[1] in FREE_CALLS
+    return target is not None and target[1] in FREE_CALLS
   return instruction.opcode in FREE or instruction.opcode.endswith("-done")
+
+
+def _is_copy(instruction):
+  """Whether memory is copied. Asynchronous loop fusions copy a slice."""
+  is_slice = instruction.opcode == "fusion-start" and (
+    "kind=kLoop" in instruction.rest
+  )
+  is_copy = instruction.opcode in ("copy", "copy-start")
+  return is_slice or is_copy or instruction.opcode.endswith("slice-start")
 
 
 def _count_launch(instruction, result):
@@ -273,7 +289,8 @@ def num_bytes(shape: str) -> int:
 def _num_bits(dtype, sizes):
   if dtype in ("token", "opaque"):
     return 0
-  bits = int(re.search(r"\d+", dtype)[0]) if dtype != "pred" else 8
+  found = re.search(r"\d+", dtype)
+  bits = int(found[0]) if found else 8  # pred
   for size in filter(None, sizes.split(",")):
     bits *= int(size)
   return bits

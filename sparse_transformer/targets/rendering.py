@@ -37,8 +37,9 @@ def _program(program, report):
 def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  attention", f"by {program['executor']}"
   if not program["compiles"]:
-    yield "  does not fit" if needed_more(program) else "  does not compile", (
-      program["reason"]
+    yield (
+      "  does not fit" if needed_more(program) else "  does not compile",
+      (program["reason"]),
     )
     return
   seconds = program["trace_seconds"] + program["compile_seconds"]
@@ -47,7 +48,9 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  peak memory", f"{size(memory['peak'])}{_verdict(program, report)}"
   yield "  arguments", f"{size(memory['arguments'])} of the state and the batch"
   yield "  temporaries", size(memory["temporaries"])
-  yield "  launches", _launches(program)
+  # TPUs run a program by themselves; nothing is launched from outside.
+  name = "operations" if _is_tpu(report) else "launches"
+  yield f"  {name}", _launches(program)
   yield "  collectives", _collectives(program)
   yield "  modelled", _modelled(program)
 
@@ -62,18 +65,21 @@ def _verdict(program, report):
   if not program["fits"]:
     return f" of {size(memory)}: does not fit"
   text = f" of {size(memory)}: fits"
-  is_gpu = not report["device"].startswith("TPU")
-  if is_gpu and peak > DEFAULT_FRACTION * memory:
+  if not _is_tpu(report) and peak > DEFAULT_FRACTION * memory:
     text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
   return text
 
 
+def _is_tpu(report):
+  return report["device"].startswith("TPU")
+
+
 def _launches(program):
-  text = f"{program['launches']:,}"
-  if program["unknown_loops"]:
-    text = f"at least {text}: {program['unknown_loops']} loops count as one trip"
   most = list(program["most_launched"].items())[:3]
-  return f"{text} ({', '.join(f'{name} {count:,}' for name, count in most)})"
+  text = f"{program['launches']:,} and {program['copies']:,} copies"
+  if program["unknown_loops"]:
+    text += f"; at least, {program['unknown_loops']} loops counted once"
+  return f"{text}; {', '.join(f'{name} {count:,}' for name, count in most)}"
 
 
 def _collectives(program):
@@ -94,8 +100,9 @@ def _modelled(program):
     text = f"{modelled['cycles']:,} cycles"
   else:
     text = f"{modelled['seconds'] * 1e3:,.4g} ms"
-  without = modelled["launches_without"]
-  return f"{text}, without {without:,} launches that have no model"
+  if without := modelled["without"]:
+    text += f", without {without:,} that it has no model of"
+  return text
 
 
 def _kernels(program):

@@ -31,9 +31,11 @@ from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment, check_batch
 
 Report = dict[str, Any]
-NOTED = 12  # kinds of launches that a report lists
+NOTED = 20  # names of kernels that a report lists
 # What the compiler for TPUs says of a program that does not fit.
-NEEDED = re.compile(r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of")
+NEEDED = re.compile(
+  r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of"
+)
 UNITS = dict(K=2**10, M=2**20, G=2**30)
 
 
@@ -161,7 +163,7 @@ def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
   return out, backward(dout_BLHE)
 
 
-def _name(heads) -> str:
+def _name(heads):
   """The patterns of a layer, each once."""
   distinct = list(map(str, dict.fromkeys(heads)))
   more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
@@ -203,6 +205,7 @@ def _report(
     # The compiler for TPUs rejects what does not fit.
     fits=target.compiler == "tpu" or memory["peak"] <= target.memory,
     launches=profile.num_launches,
+    copies=profile.copies,
     unknown_loops=profile.unknown_loops,
     most_launched=dict(profile.launches.most_common(NOTED)),
     collectives={
@@ -249,7 +252,7 @@ def _first_line(error: Exception) -> str:
   return str(error).strip().partition("\n")[0]
 
 
-def _memory(compiled) -> Report:
+def _memory(compiled):
   """Bytes on one device."""
   memory = compiled.memory_analysis()
   return dict(
@@ -262,7 +265,7 @@ def _memory(compiled) -> Report:
   )
 
 
-def _kernels(dump, text, target) -> list[Report]:
+def _kernels(dump, text, target):
   if target.compiler != "cuda":
     return []
   libraries = pathlib.Path(sysconfig.get_paths()["purelib"])
@@ -273,11 +276,10 @@ def _kernels(dump, text, target) -> list[Report]:
 def _modelled(profile: hlo.Profile) -> Report | None:
   """Time by the compiler's model, if it has one for this device."""
   if profile.cycles:
-    return dict(cycles=profile.cycles, launches_without=profile.unmodelled)
+    return dict(cycles=profile.cycles, without=profile.unmodelled)
   if profile.microseconds:
-    return dict(
-      seconds=profile.microseconds / 1e6, launches_without=profile.unmodelled
-    )
+    seconds = profile.microseconds / 1e6
+    return dict(seconds=seconds, without=profile.unmodelled)
   return None
 
 

@@ -1,0 +1,58 @@
+"""Tests of the names of targets."""
+
+import pytest
+
+from sparse_transformer.targets import catalogue
+
+
+@pytest.mark.parametrize(
+  "name, full, compiler, devices",
+  [
+    ("h100", "h100:1x1x1", "cuda", 1),
+    ("h200:1x1x8", "h200:1x1x8", "cuda", 8),
+    ("a100:2x1x8", "a100:2x1x8", "cuda", 16),
+    ("v5e", "v5e:1x1", "tpu", 1),
+    ("v5e:2x2", "v5e:2x2", "tpu", 4),
+    ("v5p", "v5p:2x2x1", "tpu", 4),
+    ("v6e:16x16", "v6e:16x16", "tpu", 256),
+  ],
+)
+def test_names(name, full, compiler, devices):
+  target = catalogue.parse(name)
+  assert str(target) == full and catalogue.parse(full) == target
+  assert (target.compiler, target.num_devices) == (compiler, devices)
+  assert 15 * 2**30 < target.memory < 150 * 2**30
+
+
+@pytest.mark.parametrize(
+  "name, words",
+  [
+    ("h1000", "unknown target 'h1000'; known: a100, h100,"),
+    ("H100", "unknown target"),
+    (" h100", "unknown target"),
+    ("h100:", "slices x hosts x GPUs, such as h100:1x1x8"),
+    ("h100:8", "slices x hosts x GPUs"),
+    ("h100:0x1x1", "slices x hosts x GPUs"),
+    ("h100:1x1x1x1", "slices x hosts x GPUs"),
+    ("h100:1x1x-1", "slices x hosts x GPUs"),
+    ("h100:1x1x1\n", "slices x hosts x GPUs"),
+    ("v5e:2x2x1", "the topology of v5e is X x Y"),
+    ("v5p:2x2", "the topology of v5p is X x Y x Z"),
+    ("v6e:99999x1", "the topology of v6e is X x Y"),
+  ],
+)
+def test_other_names_are_rejected(name, words):
+  with pytest.raises(ValueError, match=words):
+    catalogue.parse(name)
+
+
+def test_larger_targets_end_at_one_host():
+  target, seen = catalogue.parse("h100"), []
+  while target := catalogue.larger(target):
+    seen.append(str(target))
+  assert seen == ["h100:1x1x2", "h100:1x1x4", "h100:1x1x8"]
+
+
+def test_description_lists_all():
+  lines = catalogue.describe().splitlines()
+  assert [line.split()[0] for line in lines[1:]] == list(catalogue.KINDS)

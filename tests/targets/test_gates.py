@@ -1,0 +1,128 @@
+"""What compilers make of our kernels and presets, for devices not here.
+
+Nothing is run. Launches and memory are properties of the compiled program, so
+that they can be limited; `make targets-test` runs these tests.
+"""
+
+import importlib
+import json
+import os
+
+import pytest
+
+from sparse_transformer import config as config_lib
+from sparse_transformer.targets import catalogue, compilers
+
+pytestmark = pytest.mark.targets
+
+# Limits, a little above what is reached: of attention, forward and backward by
+# itself (each distinct layer), and of whole training steps, batch 16.
+# (preset, target, part): (launches, GiB of peak memory on one device)
+LIMITS = {
+  ("enwik8", "h100", "attention"): (8, 3.1),
+  ("cifar10", "h100", "attention"): (6, 0.15),
+  ("enwik8", "h100:1x1x8", "attention"): (8, 0.4),
+  ("enwik8", "v5e", "attention"): (25_000, 6.0),
+  ("cifar10", "v5e", "attention"): (1_300, 0.6),
+  ("enwik8", "h100", "step"): (4_700, 11.2),
+  ("cifar10", "h100", "step"): (15_000, 8.0),
+}
+# Attention of 4 heads, 2 sequences: widths of a head's queries and values.
+WIDTHS = (64, 64), (64, 128), (128, 128)
+LENGTHS = 3_072, 12_288
+SHARED_LIMIT = 232_448  # bytes of shared memory that a block can have
+FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
+
+
+def compile_for(name, config, part):
+  """The report on a config; without a compiler, the test is skipped."""
+  target = catalogue.parse(name)
+  try:
+    compilers.python(target.compiler)
+  except ValueError as error:
+    # make targets-test has installed it, and must not skip its own tests.
+    if os.environ.get("REQUIRE_TARGETS"):
+      raise
+    pytest.skip(str(error))
+  report = compilers.compile_for(target, config, part)
+  print(json.dumps(report))  # shown if the test fails
+  return report
+
+
+@pytest.mark.parametrize("preset, target, part", LIMITS)
+def test_launches_and_memory(preset, target, part):
+  config = importlib.import_module(f"configs.{preset}").get_config()
+  report = compile_for(target, config, part)
+  launches, gib = LIMITS[preset, target, part]
+  assert report["programs"]
+  for program in report["programs"]:
+    assert program["compiles"] and program["fits"]
+    assert not program["unknown_loops"]
+    assert program["launches"] <= launches
+    assert program["memory"]["peak"] <= gib * 2**30
+    assert all(not kernel["spilled_bytes"] for kernel in program["kernels"])
+    if part == "attention":  # each device has its own sequences
+      assert not program["collectives"]
+
+
+def attention_of(length, qk_width, value_width):
+  """A config with merged strided attention of 4 heads of these widths."""
+  config = config_lib.get_config()
+  config.data.name, config.data.length = "enwik8", length
+  config.model.num_layers, config.model.num_heads = 1, 4
+  config.model.width = 4 * value_width
+  config.model.half_size = qk_width != value_width
+  config.model.dtype = "bfloat16"
+  config.attention.pattern, config.attention.mode = "strided", "merged"
+  config.train.batch_size = 2
+  return config
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("qk_width, value_width", WIDTHS)
+def test_gpu_kernels_spill_no_registers(
+  length, qk_width, value_width, monkeypatch
+):
+  monkeypatch.setenv("XLA_FLAGS", FAIL_ON_SPILLS)
+  config = attention_of(length, qk_width, value_width)
+  (program,) = compile_for("h100", config, "attention")["programs"]
+  assert program["compiles"], program["reason"]
+  assert program["executor"] == "triton" and program["launches"] <= 10
+  kernels = {kernel["kernel"]: kernel for kernel in program["kernels"]}
+  assert {"forward", "backward_of_keys", "backward_of_queries"} <= {*kernels}
+  for kernel in kernels.values():
+    assert not kernel["spilled_bytes"]
+    assert 0 < kernel["registers"] <= 255
+    assert 0 < kernel["shared_bytes"] <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("qk_width, value_width", WIDTHS)
+def test_tpu_programs_fit(length, qk_width, value_width):
+  """The compiler rejects kernels that need more than a core's VMEM."""
+  config = attention_of(length, qk_width, value_width)
+  (program,) = compile_for("v5e", config, "attention")["programs"]
+  assert program["compiles"] and program["fits"], program.get("reason")
+
+
+@pytest.mark.parametrize("target", ["h200", "a100", "v5p", "v6e"])
+def test_other_targets_compile(target):
+  report = compile_for(target, attention_of(3_072, 64, 64), "attention")
+  (program,) = report["programs"]
+  assert program["compiles"] and program["fits"], program.get("reason")
+  assert report["memory"] == catalogue.parse(target).memory
+
+
+def test_program_that_cannot_fit_is_told():
+  config = importlib.import_module("configs.digits").get_config()
+  config.attention.backend = "dense"
+  config.data.name, config.data.length = "enwik8", 16_384
+  (program,) = compile_for("v5e", config, "attention")["programs"]
+  assert program["fits"] is False and program["needed"] > 16 * 2**30
+
+
+def test_topology_that_the_compiler_rejects():
+  config = attention_of(3_072, 64, 64)
+  config.train.batch_size = 15
+  with pytest.raises(ValueError, match="rejects target 'v5e:3x5'"):
+    compile_for("v5e:3x5", config, "attention")

@@ -1,0 +1,54 @@
+"""Tests of reading what the assembler says of kernels."""
+
+import stat
+
+from sparse_transformer.targets import kernels
+
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'forward' for 'sm_90a'
+ptxas info    : Function properties for forward
+    16 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used 127 registers, used 1 barriers
+"""
+HLO = (
+  '  %pallas_call.7 = f32[8]{0} custom-call(%x), custom_call_target="__gpu$xla'
+  '.gpu.triton", metadata={op_name="jit(f)/jvp()/forward/pallas_call"}\n'
+)
+THUNKS = (
+  "001: kCustomKernel [source | sink] forward grid: [384, 2, 1] threads:"
+  " [128, 1, 1]  shared_memory: 41984 bytes\n"
+  "002: kCustomKernel [source | sink] forward_1 grid: [9, 1, 1] threads:"
+  " [256, 1, 1]  shared_memory: 64 bytes\n"
+)
+PTX = ".version 8.8\n.target sm_90a\n.visible .entry {name}(\n.reqntid 128\n"
+
+
+def test_registers_and_spills():
+  log = LOG.format(stores=0, loads=0)
+  assert kernels.parse_assembly(log) == dict(registers=127, spilled_bytes=0)
+  log = LOG.format(stores=528, loads=176)
+  assert kernels.parse_assembly(log)["spilled_bytes"] == 704
+
+
+def test_hand_written_kernels_are_found(tmp_path):
+  for name in ("forward", "forward_1", "loop_fusion", "forwarding"):
+    (tmp_path / f"module.{name}.ptx").write_text(PTX.format(name=name))
+  (tmp_path / "module.thunk_sequence.txt").write_text(THUNKS)
+  assembler = tmp_path / "ptxas"
+  log = LOG.format(stores=0, loads=0)
+  assembler.write_text(f"#!/bin/sh\ncat >&2 <<EOF\n{log}EOF\n")
+  assembler.chmod(assembler.stat().st_mode | stat.S_IXUSR)
+  first, second = kernels.read(tmp_path, HLO, str(assembler))
+  assert first == dict(
+    kernel="forward",
+    registers=127,
+    spilled_bytes=0,
+    shared_bytes=41984,
+    grid="384, 2, 1",
+    threads="128, 1, 1",
+  )
+  assert second["kernel"] == "forward_1" and second["shared_bytes"] == 64
+
+
+def test_program_without_hand_written_kernels(tmp_path):
+  assert kernels.read(tmp_path, "ENTRY %main", "no assembler") == []

@@ -183,18 +183,20 @@ def _report(
   """Compiles a program, and reads what has come of it."""
   name, began = program["name"], time.time()
   report = dict(name=name, executor=_executor(experiment, target.compiler))
-  tell(f"{name}: tracing")
   mesh = experiment.batch_sharding.mesh.abstract_mesh
+  # Kernels ask for the device when they are lowered and, since each device runs
+  # a kernel on its own part, once more when the program is divided.
   with registry.targeting(target.compiler), use_abstract_mesh(mesh):
+    tell(f"{name}: tracing")
     traced = program["function"].trace(*program["arguments"])
     lowered = traced.lower(lowering_platforms=(target.compiler,))
-  report["trace_seconds"] = round(time.time() - began, 1)
-  tell(f"{name}: compiling")
-  began = time.time()
-  try:
-    compiled = lowered.compile()
-  except jax.errors.JaxRuntimeError as error:
-    return report | _failure(error)
+    report["trace_seconds"] = round(time.time() - began, 1)
+    tell(f"{name}: compiling")
+    began = time.time()
+    try:
+      compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+      return report | _failure(error)
   report["compile_seconds"] = round(time.time() - began, 1)
   tell(f"{name}: reading the program")
   text = compiled.as_text()
@@ -249,7 +251,12 @@ def _failure(error: Exception) -> Report:
 
 
 def _first_line(error: Exception) -> str:
-  return str(error).strip().partition("\n")[0]
+  """The first line of an error; of one that quotes a traceback, its error."""
+  first, _, rest = str(error).strip().partition("\n")
+  if "Traceback" not in first:
+    return first
+  errors = re.findall(r"^\w+(?:Error|Exception): .*", rest, re.MULTILINE)
+  return " ".join([first.partition("Traceback")[0].strip(), *errors[-1:]])
 
 
 def _memory(compiled):

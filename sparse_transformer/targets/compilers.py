@@ -75,6 +75,7 @@ def compile_for(
 
   Raises:
     ValueError: the compiler is not installed, or it rejects the request.
+    OSError: something ended its process.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     request = dict(
@@ -101,7 +102,11 @@ def compile_for(
         if "result" in answer:
           return answer["result"]
         progress.show(answer["doing"])
-      status = process.wait()
+      if (status := process.wait()) < 0:
+        raise OSError(
+          f"the compiler for {target} was ended by signal {-status}; a large"
+          " program needs several GB of memory to compile"
+        )
       log.seek(0)
       raise RuntimeError(
         f"compiling for {target} ended with status {status}:\n{log.read()}"

@@ -73,6 +73,12 @@ def test_crash_shows_what_was_logged(installed):
     compilers.compile_for(H100, digits.get_config())
 
 
+def test_process_that_is_killed_is_one_line(installed):
+  installed("cat > /dev/null\nkill -9 $$")
+  with pytest.raises(OSError, match="ended by signal 9; .* memory"):
+    compilers.compile_for(H100, digits.get_config())
+
+
 # Advice.
 
 

@@ -79,11 +79,15 @@ def _accumulations(
 
 
 def _needed(report: Report) -> tuple[int, int]:
-  """Bytes of the largest program, and those that do not depend on the batch."""
+  """Bytes of the largest program, and those that do not depend on the batch.
+
+  The latter are a step's arguments, which are mostly its state.
+  """
 
   def of(program):
-    if "memory" in program:
-      return program["memory"]["peak"], program["memory"]["arguments"]
-    return program.get("needed", 0), 0
+    if "memory" not in program:
+      return program.get("needed", 0), 0
+    fixed = program["memory"]["arguments"] if report["part"] == "step" else 0
+    return program["memory"]["peak"], fixed
 
   return max(map(of, report["programs"]))

@@ -64,7 +64,7 @@ class Profile:
   """What executing a computation once amounts to.
 
   Attributes:
-    launches: kernels by the name of the instruction, without its number.
+    launches: kernels by the name of the instruction, up to its first dot.
     copies: copies from memory to memory, which need no kernel.
     collectives: {kind: (how many, bytes of their results on one device)}.
     microseconds: time of the kernels that the compiler has a model of.
@@ -248,7 +248,8 @@ def _is_copy(instruction):
 
 
 def _count_launch(instruction, result):
-  result.launches[re.sub(r"[.\d]+$", "", instruction.name)] += 1
+  # Names end in numbers, and in what the compiler did: ".remat", ".clone".
+  result.launches[instruction.name.partition(".")[0]] += 1
   cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
   microseconds = _modelled(instruction.rest)
   if cycles:

@@ -46,7 +46,7 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  compiles", f"in {seconds:.0f} s"
   memory = program["memory"]
   yield "  peak memory", f"{size(memory['peak'])}{_verdict(program, report)}"
-  yield "  arguments", f"{size(memory['arguments'])} of the state and the batch"
+  yield "  arguments", size(memory["arguments"])
   yield "  temporaries", size(memory["temporaries"])
   # TPUs run a program by themselves; nothing is launched from outside.
   name = "operations" if _is_tpu(report) else "launches"
@@ -138,14 +138,11 @@ def _changes(attempt, report):
 
 
 def _outcome(attempt):
-  words = []
   for program in attempt["programs"]:
-    if program["compiles"]:
-      verdict = _verdict(program, attempt)
-      words.append(f"{size(program['memory']['peak'])}{verdict}")
-    else:
-      words.append(f"does not compile: {program['reason']}")
-  return "; ".join(words)
+    if not program["compiles"]:
+      return f"does not compile: {program['reason']}"
+  largest = max(attempt["programs"], key=lambda x: x["memory"]["peak"])
+  return size(largest["memory"]["peak"]) + _verdict(largest, attempt)
 
 
 def size(count: int) -> str:

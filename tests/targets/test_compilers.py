@@ -147,6 +147,17 @@ def test_advice_is_the_first_change_that_fits(monkeypatch):
   assert tried[1:] == [("h100:1x1x1", changes)]
 
 
+def test_advice_for_attention_takes_arguments_to_depend_on_the_batch():
+  config = digits.get_config()
+  failed = report(config, H100, 140)
+  failed["programs"][0]["memory"]["arguments"] = 70 * 2**30
+  step, attention = (
+    advice._accumulations(H100, config, failed | dict(part=part))
+    for part in ("step", "attention")
+  )
+  assert (step, attention) == ([16], [2, 16])
+
+
 def test_advice_ends(monkeypatch):
   tried, text = advise(monkeypatch, 1e6, remat="block")
   assert tried == [

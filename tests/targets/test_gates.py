@@ -24,8 +24,8 @@ LIMITS = {
   ("enwik8", "h100:1x1x8", "attention"): (8, 0.4),
   ("enwik8", "v5e", "attention"): (25_000, 6.0),
   ("cifar10", "v5e", "attention"): (1_300, 0.6),
-  ("enwik8", "h100", "step"): (4_700, 11.2),
-  ("cifar10", "h100", "step"): (15_000, 8.0),
+  ("enwik8", "h100", "step"): (4_200, 11.2),
+  ("cifar10", "h100", "step"): (14_200, 5.1),
 }
 # Attention of 4 heads, 4 sequences: widths of a head's queries and values.
 WIDTHS = (64, 64), (64, 128), (128, 128)

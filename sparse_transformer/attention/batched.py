@@ -108,10 +108,10 @@ class Tables:
 unsupported = contract.nothing_unsupported
 
 
-def tile_size(part: Pattern, n: int) -> int:
-  """The tile that `plans` chooses for n positions."""
+def tile_size(part: Pattern, case: Case) -> int:
+  """The tile that `plans` chooses."""
   del part
-  return min(TILE, n)
+  return min(TILE, case.length)
 
 
 def plans(

@@ -122,8 +122,8 @@ class Executor(Protocol):
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message; None if it can."""
 
-  def tile_size(self, part: Pattern, n: int) -> int:
-    """The tile that `plans` chooses for a part on n positions."""
+  def tile_size(self, part: Pattern, case: Case) -> int:
+    """The tile that `plans` chooses for a part."""
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0

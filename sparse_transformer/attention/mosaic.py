@@ -54,9 +54,9 @@ class Mosaic:
       return f"widths of heads must be at most {WIDEST}, got {widths}"
     return None
 
-  def tile_size(self, part: Pattern, n: int) -> int:
+  def tile_size(self, part: Pattern, case: Case) -> int:
     """The tile that `plans` chooses for one part."""
-    return _choose_tile((part,), n)
+    return _choose_tile((part,), case.length)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0

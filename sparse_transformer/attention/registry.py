@@ -186,7 +186,7 @@ def tiling(
   name, n = resolve(backend, case), case.length
   if name == "dense":
     return name, n, 1
-  tile = min(tile, n) or EXECUTORS[name].tile_size(part, n)
+  tile = min(tile, n) or EXECUTORS[name].tile_size(part, case)
   return name, tile, analysis.count_tiles(part, n, tile)
 
 

@@ -81,7 +81,8 @@ def divide_batch(
   mesh = jax.sharding.get_abstract_mesh()
   axes: list[str] = []
   for axis in mesh.auto_axes:
-    if len(arrays[0]) % math.prod(mesh.shape[a] for a in [*axes, axis]) == 0:
+    size = math.prod(mesh.shape[a] for a in [*axes, axis])
+    if size > 1 and len(arrays[0]) % size == 0:
       axes.append(axis)
   if not axes:
     return kernel(tables, *arrays)

@@ -64,10 +64,12 @@ class Steps:
 unsupported = contract.nothing_unsupported
 
 
-def tile_size(part: Pattern, n: int) -> int:
-  """The tile that `plan` chooses for n positions."""
-  sizes = _sizes(part, n)
-  return sizes[0] if len(sizes) == 1 else _cheapest(part, n, sizes)[0]
+def tile_size(part: Pattern, case: Case) -> int:
+  """The tile that `plans` chooses for a part."""
+  sizes = _sizes(part, case.length)
+  if len(sizes) == 1:
+    return sizes[0]
+  return _cheapest(part, case.length, sizes)[0]
 
 
 @functools.lru_cache(maxsize=256)

@@ -57,10 +57,10 @@ class Triton:
       )
     return None
 
-  def tile_size(self, part: Pattern, n: int) -> int:
+  def tile_size(self, part: Pattern, case: Case) -> int:
     """The tile that `plans` chooses."""
-    del part, n
-    return TILES["bfloat16"]
+    del part
+    return worklists.check_tile(TILES[case.dtype], case.length)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0

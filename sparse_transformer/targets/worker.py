@@ -25,7 +25,6 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import attention
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.targets import catalogue, hlo, kernels
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment, check_batch
@@ -182,8 +181,12 @@ def _report(
 ) -> Report:
   """Compiles a program, and reads what has come of it."""
   name, began = program["name"], time.time()
-  report = dict(name=name, executor=_executor(experiment, target.compiler))
-  mesh = experiment.batch_sharding.mesh.abstract_mesh
+  model = experiment.model
+  case = costs.attention_case(experiment.config, model, target.compiler)
+  report = dict(
+    name=name, executor=registry.explain_choice(model.backend, case)
+  )
+  mesh = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
   with registry.targeting(target.compiler), use_abstract_mesh(mesh):
@@ -220,22 +223,6 @@ def _report(
   for path in pathlib.Path(dump).iterdir():
     path.unlink()
   return report
-
-
-def _executor(experiment: Experiment, platform: str) -> str:
-  """The name of what runs attention."""
-  model, train = experiment.model, experiment.config.train
-  qk_width, value_width = costs.widths(model)
-  case = Case(
-    batch=train.batch_size // train.accumulation,
-    length=model.length,
-    num_heads=model.num_heads,
-    qk_width=qk_width,
-    value_width=value_width,
-    dtype=model.dtype,
-    platform=platform,
-  )
-  return registry.resolve(model.backend, case)
 
 
 def _failure(error: Exception) -> Report:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, rules
+from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training.optimizer import make_optimizer
 from sparse_transformer.training.peaks import peak_flops
@@ -40,6 +41,28 @@ REPEATED: dict[str, tuple[str, ...]] = {
 def widths(model: model_lib.Config) -> tuple[int, int]:
   """(K, E): widths of a head's queries and keys, and of its values."""
   return model.qk_width // model.num_heads, model.width // model.num_heads
+
+
+def attention_case(
+  config: ConfigDict, model: model_lib.Config, platform: str
+) -> Case:
+  """The attention of one micro-batch, for a platform of `attention.registry`.
+
+  Args:
+    config: the experiment's config.
+    model: its network.
+    platform: see `Case`.
+  """
+  qk_width, value_width = widths(model)
+  return Case(
+    batch=config.train.batch_size // config.train.accumulation,
+    length=model.length,
+    num_heads=model.num_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    dtype=model.dtype,
+    platform=platform,
+  )
 
 
 def count_pairs(model: model_lib.Config) -> int:

@@ -1,5 +1,6 @@
 """Bits per dim over a split, with every position counted once."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -138,7 +139,17 @@ def bits_per_dim(
     tokens_BL, scored_BL = map(np.stack, zip(*batch, strict=True))
     padding = ((0, batch_size - len(batch)), (0, 0))
     tokens_BL = jax.device_put(np.pad(tokens_BL, padding), sharding)
-    tally.add(np.asarray(losses(params, tokens_BL))[: len(batch)], scored_BL)
+    # Kernels need the mesh in context.
+    with _mesh_of(sharding):
+      nats_BL = np.asarray(losses(params, tokens_BL))
+    tally.add(nats_BL[: len(batch)], scored_BL)
     if name:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
+
+
+def _mesh_of(sharding):
+  """A context with the mesh of a sharding, if it has one."""
+  if isinstance(sharding, jax.sharding.NamedSharding):
+    return jax.set_mesh(sharding.mesh)  # type: ignore[arg-type]
+  return contextlib.nullcontext()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
@@ -95,19 +95,23 @@ class Experiment:
     return checkpoints.restore(jax.eval_shape(self.init), step)
 
   @functools.cached_property
-  def batch_sharding(self) -> NamedSharding:
-    """Batches are split across devices; everything else is replicated."""
+  def mesh(self) -> Mesh:
+    """The devices, along one axis. It is in context wherever kernels run."""
     devices = self.devices or tuple(jax.local_devices())
     # Auto: the compiler propagates shardings; JAX's default is explicit types.
-    mesh = jax.make_mesh(
+    return jax.make_mesh(
       (len(devices),), ("data",), (AxisType.Auto,), devices=devices
     )
-    return NamedSharding(mesh, PartitionSpec("data"))
+
+  @property
+  def batch_sharding(self) -> NamedSharding:
+    """Batches are split across devices; everything else is replicated."""
+    return NamedSharding(self.mesh, PartitionSpec("data"))
 
   @property
   def replicated(self) -> NamedSharding:
     """The sharding of the state: replicated on all devices."""
-    return NamedSharding(self.batch_sharding.mesh, PartitionSpec())
+    return NamedSharding(self.mesh, PartitionSpec())
 
 
 def check_batch(config: ConfigDict, devices: int | None = None) -> None:

@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.patterns import (
   MAX_PANELS,
   places,
@@ -119,16 +118,7 @@ def _measure(
   """The costs of one head with a pattern."""
   n, keys = model.length, analysis.keys_per_query(pattern, model.length)
   pairs = int(keys.sum())
-  qk_width, value_width = costs.widths(model)
-  case = Case(
-    batch=config.train.batch_size,
-    length=n,
-    num_heads=model.num_heads,
-    qk_width=qk_width,
-    value_width=value_width,
-    dtype=model.dtype,
-    platform=registry.current_platform(),
-  )
+  case = costs.attention_case(config, model, registry.current_platform())
   tiles = [
     registry.tiling(model.backend, case, part, model.tile)
     for part in pattern.parts()

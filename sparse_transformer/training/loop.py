@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib
+from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
 from sparse_transformer.training import (
@@ -78,6 +79,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       on_error=config.checkpoint.on_error,
     ) as writer:
       lines = metrics.read(workdir)
+      case = costs.attention_case(config, model, registry.current_platform())
+      print(
+        f"attention by {registry.explain_choice(model.backend, case)}",
+        flush=True,
+      )
       state = _run(experiment, state, lines, writer, checkpoints, signals)
     checkpoints.finish()
     if signals.name:
@@ -124,8 +130,8 @@ def _run(
   bits, validated = _last_validation(lines)
   throughput = metrics.Throughput()
 
-  # -- Loop; a signal ends it.
-  with contextlib.suppress(signals_lib.Stopped):
+  # -- Loop; a signal ends it. Kernels need the mesh in context.
+  with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
     if first > max(0, validated) and is_due(first, config.eval.every, last):
       # A signal had interrupted this validation.
       bits = _validate(experiment, state, writer, signals)

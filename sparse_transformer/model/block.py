@@ -63,37 +63,38 @@ class ResidualBlock(nnx.Module):
     Returns:
       (the new residual stream, the cache that `attend` returned).
     """
-    attention: Callable = functools.partial(self._attention, attend)
+    rng_a, rng_b = (None, None) if rngs is None else rngs
+    attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
       attention = jax.checkpoint(attention)
-    a_BLD, cache = attention(x_BLD)
-    rng_a, rng_b = (None, None) if rngs is None else rngs
-    a_BLD = self._drop(a_BLD, rng_a)
-    b_BLD = self._drop(self._mlp(x_BLD + a_BLD), rng_b)
-    return x_BLD + a_BLD + b_BLD, cache
+    x_BLD, h_BLF, cache = attention(x_BLD)
+    return x_BLD + self._leave_mlp(h_BLF, rng_b), cache
 
-  def _attention(self, attend, x_BLD):
-    @_recomputed
-    def enter(x_BLD):
-      x_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
-      return _linear(x_BLD, self.query, self.key, self.value)
-
+  def _attention(self, attend, rng, x_BLD):
+    """(x + a, what the activation of the MLP is applied to, the cache)."""
+    q_BLC, k_BLC, v_BLD = self._enter_attention(x_BLD)
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    out_BLHE, cache = attend(*(x.reshape(heads) for x in enter(x_BLD)))
-    return _linear(out_BLHE.reshape(x_BLD.shape), self.out)[0], cache
+    out_BLHE, cache = attend(*(x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD)))
+    leave = self._leave_attention
+    if self.config.remat == "none":  # the others recompute all of it
+      leave = _recomputed(leave)
+    return *leave(x_BLD, out_BLHE, rng), cache
 
-  def _mlp(self, x_BLD):
-    @_recomputed
-    def enter(x_BLD):
-      x_BLD = self.mlp_norm(x_BLD).astype(x_BLD.dtype)
-      return _linear(x_BLD, self.mlp_in)[0]
+  @_recomputed
+  def _enter_attention(self, x_BLD):
+    x_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
+    return _linear(x_BLD, self.query, self.key, self.value)
 
-    @_recomputed
-    def leave(h_BLF):
-      h_BLF = h_BLF * jax.nn.sigmoid(1.702 * h_BLF)
-      return _linear(h_BLF, self.mlp_out)[0]
+  def _leave_attention(self, x_BLD, out_BLHE, rng):
+    (a_BLD,) = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
+    x_BLD = x_BLD + self._drop(a_BLD, rng)
+    (h_BLF,) = _linear(self.mlp_norm(x_BLD).astype(x_BLD.dtype), self.mlp_in)
+    return x_BLD, h_BLF
 
-    return leave(enter(x_BLD))
+  @_recomputed
+  def _leave_mlp(self, h_BLF, rng):
+    h_BLF = h_BLF * jax.nn.sigmoid(1.702 * h_BLF)
+    return self._drop(_linear(h_BLF, self.mlp_out)[0], rng)
 
   def _drop(self, x_BLD, rng):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)

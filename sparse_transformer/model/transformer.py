@@ -140,7 +140,12 @@ class Transformer(nnx.Module):
       (logits_BLV in float32, the cache after the last layer).
     """
     x_BLD, cache = self.run_blocks(x_BLD, attend, cache, rng)
-    return self.logits(self.norm(x_BLD).astype(jnp.float32)), cache
+    return self._predict(x_BLD), cache
+
+  # The backward pass needs the norm's input only.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def _predict(self, x_BLD):
+    return self.logits(self.norm(x_BLD).astype(jnp.float32))
 
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
     """Embeds symbols as x_BLD, shifted right by one after the start vector.

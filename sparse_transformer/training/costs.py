@@ -28,11 +28,12 @@ from sparse_transformer.training.step import (
   position_losses,
 )
 
-# What the backward pass of a block recomputes, by `model.remat`: everything
-# that its other matmuls and attention need again.
+# The products that the backward pass of a block recomputes, by `model.remat`:
+# all that its other matmuls and attention need again. "none" recomputes the
+# cheapest, the one after attention, in place of keeping a sum.
 REPEATED: dict[str, tuple[str, ...]] = {
-  "none": (),
-  "attention": ("qkv", "attention"),
+  "none": ("out",),
+  "attention": ("qkv", "attention", "out"),
   "block_but_attention": ("qkv", "out", "mlp_in"),
   "block": ("qkv", "attention", "out", "mlp_in"),
 }

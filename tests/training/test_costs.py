@@ -96,7 +96,8 @@ def test_every_weight_takes_6_flops_per_token(half_size):
   sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
   weights = sum(sizes) + params["logits"]["kernel"].size
   flops = costs.step(config, model, 0)["flops"]
-  assert flops["weights"] == flops["total"] == 6 * weights * 8 * 64
+  assert flops["weights"] == 6 * weights * 8 * 64
+  assert flops["total"] == flops["weights"] + flops["recomputed"]
 
 
 def test_model_flops_count_what_is_needed_and_no_more():
@@ -144,7 +145,8 @@ def test_rematerialization_keeps_less_and_recomputes_more():
   kept = [way["activations"] for way in ways]
   assert kept == sorted(kept, reverse=True) and len(set(kept)) == len(kept)
   repeated = [way["recomputed"] for way in ways]
-  assert repeated == sorted(repeated) and repeated[0] == ways[0]["layer"] == 0
+  assert repeated == sorted(repeated) and ways[0]["layer"] == 0
+  assert repeated[0] == 2 * 8 * 64 * 4 * 16 * 16  # the product after attention
   # All matmuls of a block but the last, and the forward pass of attention.
   again = 4 * 16 * 16 * 4 + 4 * 16 * 64
   assert repeated[-1] == 2 * 8 * 64 * again + 2 * 16 * pairs * 8

@@ -47,11 +47,13 @@ bench: .venv/installed
 # Checks the code on a GPU or TPU, and measures it there. JAX's packages for the
 # device are installed first; an older driver needs DEVICE=cuda12. Flags:
 # make accelerator FLAGS="--parts=setup,correctness --minutes=8".
+comma := ,
 DEVICE ?= $(if $(wildcard /dev/nvidia0),cuda13,$(if $(wildcard /dev/accel0 \
   /dev/vfio/0),tpu))
 accelerator: .venv/installed
 	$(if $(DEVICE),$(BIN)/pip install --quiet "jax[$(DEVICE)]")
-	$(BIN)/python -m benchmarks.accelerator $(FLAGS)
+	$(if $(DEVICE),JAX_PLATFORMS=$(DEVICE:cuda%=cuda)$(comma)cpu) \
+	  $(BIN)/python -m benchmarks.accelerator $(FLAGS)
 
 # Installs the compilers for GPUs and TPUs, for explain --target.
 targets: $(TARGETS)/cuda/installed $(TARGETS)/tpu/installed

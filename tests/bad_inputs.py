@@ -799,6 +799,8 @@ def flags():
     ("--config.attention.stride=x", "attention.stride.*x"),
     ("--config.attention.stride=0", "attention.stride=0"),
     ("--config.attention.backend=fast", "fast"),
+    ("--config.attention.backend=triton", "needs an NVIDIA GPU"),
+    ("--config.attention.backend=mosaic", "needs a TPU"),
     ("--config.attention.tile=-1", "tile=-1"),
     ("--config.data.name=mnist", "mnist"),
   ):

@@ -26,6 +26,8 @@ ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
+# Parts that ask for the same bits twice, which GPUs give with this flag only.
+EXACT = {"determinism", "resume"}
 
 
 def run_part(part: str, settings: Settings, results: Results) -> None:
@@ -136,7 +138,7 @@ def _run_child(progress):
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
-    env=os.environ | ENVIRONMENT,
+    env=os.environ | ENVIRONMENT | dict(XLA_FLAGS=_flags(progress.part)),
     process_group=0,  # to end what it has started, too
   )
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
@@ -171,3 +173,9 @@ def _read(file, lines):
 def _say(line):
   """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)
+
+
+def _flags(part):
+  """The user's flags of XLA, and those that a part needs."""
+  needed = "--xla_gpu_deterministic_ops=true" if part in EXACT else ""
+  return f"{needed} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -44,6 +44,7 @@ class Case:
     dtype: dtype of queries, keys and values.
     platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
       any other.
+    tile: positions on a side of a tile that are asked for; 0 for no wish.
   """
 
   batch: int
@@ -53,6 +54,7 @@ class Case:
   value_width: int
   dtype: str
   platform: str = ""
+  tile: int = 0
 
 
 @functools.partial(
@@ -194,11 +196,11 @@ def check_arrays(
   return q, k, v
 
 
-def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array) -> Case:
+def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array, tile: int = 0) -> Case:
   """The case of queries and values, on no particular platform."""
   batch, length, num_heads, width = q_BLHK.shape
   dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
-  return Case(batch, length, num_heads, width, value_width, dtype)
+  return Case(batch, length, num_heads, width, value_width, dtype, tile=tile)
 
 
 def nothing_unsupported(case: Case) -> None:

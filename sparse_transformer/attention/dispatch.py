@@ -58,8 +58,10 @@ def attend(
   Runs within `jax.shard_map`, each device on its own sequences and heads, and
   on a mesh with axes of any type, which may also divide positions. On explicit
   axes, results are sharded over batch, positions and heads as the queries are.
-  Devices exchange nothing if sequences are divided, or heads that have one
-  pattern. Gradients are in reverse mode; only "dense" has forward mode.
+  Devices exchange nothing if sequences are divided or, in plain JAX, heads that
+  have one pattern. On automatic axes, the kernels for GPUs and TPUs divide only
+  sequences, and need the mesh in context (`jax.set_mesh`). Gradients are in
+  reverse mode; only "dense" has forward mode.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -89,9 +91,9 @@ def attend(
   (1, 1024, 4, 16)
   """
   q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  case = make_case(q_BLHK, v_BMHE)
-  heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   tile = _check_tile(tile)
+  case = make_case(q_BLHK, v_BMHE, tile)
+  heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
     attention = functools.partial(dense.attend, patterns=heads)

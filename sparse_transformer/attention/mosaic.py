@@ -43,6 +43,11 @@ class Mosaic:
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message."""
+    if case.tile and case.tile not in (32, 64, *TILES):
+      return (
+        f"tiles must have 32 to {TILES[-1]} positions, a power of two, got"
+        f" attention.tile={case.tile}; 0 chooses"
+      )
     if self.interpret:
       return None
     if case.platform != "tpu":
@@ -67,11 +72,6 @@ class Mosaic:
       ValueError: the kernels cannot run tiles of this size.
     """
     n = case.length
-    if tile > TILES[-1]:
-      raise ValueError(
-        f"attention.tile={tile} must be at most {TILES[-1]} on a TPU, or 0 to"
-        " choose one"
-      )
     tile = worklists.check_tile(tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
     return [(worklists.plan_of(tables, n, tile), None)]

@@ -183,7 +183,8 @@ def tiling(
     (name, tile, count): what runs it, the side of its tiles, and how many
     tiles it processes.
   """
-  name, n = resolve(backend, case), case.length
+  name = resolve(backend, dataclasses.replace(case, tile=tile))
+  n = case.length
   if name == "dense":
     return name, n, 1
   tile = min(tile, n) or EXECUTORS[name].tile_size(part, case)

@@ -69,6 +69,8 @@ def divide_batch(
 ) -> Any:
   """Runs a kernel, each device of the mesh in context on its own sequences.
 
+  Along axes that do not divide the batch, all devices run the same.
+
   On automatic axes, the compiler cannot divide a kernel: it would gather its
   arguments, and run it on all of them on every device.
 
@@ -84,13 +86,13 @@ def divide_batch(
     size = math.prod(mesh.shape[a] for a in [*axes, axis])
     if size > 1 and len(arrays[0]) % size == 0:
       axes.append(axis)
-  if not axes:
+  if mesh.empty or mesh.size == 1 or not mesh.auto_axes:
     return kernel(tables, *arrays)
   divided = PartitionSpec(tuple(axes))
   return jax.shard_map(
     kernel,
     in_specs=(PartitionSpec(), *[divided] * len(arrays)),
     out_specs=divided,
-    axis_names=set(axes),
+    axis_names={*mesh.auto_axes},
     check_vma=False,  # kernels do not say how their results vary
   )(jax.tree.map(jnp.asarray, tables), *arrays)

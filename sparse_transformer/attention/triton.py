@@ -5,6 +5,7 @@ heads and all parts of the patterns; see `triton_kernels`.
 """
 
 import dataclasses
+import re
 
 import jax
 
@@ -22,6 +23,7 @@ MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
 # Programs that a GPU of 132 multiprocessors runs at a time, and the length of
 # the pieces of lists that would keep it waiting.
 PROGRAMS, PIECE = 3 * 132, 64
+MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,12 @@ class Triton:
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
+    tiles = 0, 32, 64
+    if case.tile not in tiles[: 2 + (case.dtype != "float32")]:
+      return (
+        f"tiles must have {' or '.join(map(str, tiles[1:]))} positions (32 in"
+        f" float32), got attention.tile={case.tile}; 0 chooses"
+      )
     if self.interpret:
       return None
     if case.platform != "cuda":
@@ -72,7 +80,8 @@ class Triton:
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
     if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
-      work = worklists.make_work(patterns, n, tile, PIECE)
+      piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
+      work = worklists.make_work(patterns, n, tile, piece)
     return [(worklists.plan_of(work, n, tile), None)]
 
   def forward(
@@ -114,6 +123,6 @@ class Triton:
 
 def _compute_capability():
   """That of the GPUs of this machine; of any, for GPUs that are not here."""
-  if jax.default_backend() != "gpu":
-    return MIN_CAPABILITY
-  return min(float(gpu.compute_capability) for gpu in jax.local_devices())
+  names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
+  known = [float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)]
+  return min(known, default=MIN_CAPABILITY)

@@ -295,6 +295,7 @@ def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
     jax.ShapeDtypeStruct(
       (lists.num_slots, *x.shape),
       x.dtype if lists.num_slots == 1 else jnp.float32,
+      manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
     )
     for x in outs
   ]

@@ -106,6 +106,9 @@ def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
   Biases are added in float32, so that their gradients, which are sums over all
   positions, are computed in float32, too.
   """
+  if len(layers) > 1 and x_BLD.shape[1] == 1:
+    # Decoding: to put the weights side by side would cost more than it saves.
+    return [_linear(x_BLD, layer)[0] for layer in layers]
   kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
   biases = [layer.bias for layer in layers]
   bias = jnp.concatenate([b[...] for b in biases if b is not None])

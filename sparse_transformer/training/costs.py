@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, rules
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training.optimizer import make_optimizer
@@ -63,7 +64,14 @@ def attention_case(
     value_width=value_width,
     dtype=model.dtype,
     platform=platform,
+    tile=model.tile,
   )
+
+
+def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
+  """Raises `Unsupported` if the backend cannot run on this machine."""
+  platform = registry.current_platform()
+  registry.resolve(model.backend, attention_case(config, model, platform))
 
 
 def count_pairs(model: model_lib.Config) -> int:

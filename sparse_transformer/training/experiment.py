@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
-from sparse_transformer.training import evaluate, step as step_lib
+from sparse_transformer.training import costs, evaluate, step as step_lib
 from sparse_transformer.training.optimizer import make_optimizer
 
 if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
@@ -58,7 +58,12 @@ class Experiment:
 
   @functools.cached_property
   def losses(self) -> evaluate.Losses:
-    """Jitted (params, tokens_BL) -> nats of each position [B, L]."""
+    """Jitted (params, tokens_BL) -> nats of each position [B, L].
+
+    Raises:
+      Unsupported: the backend of attention cannot run on this machine.
+    """
+    costs.check_attention(self.config, self.model)
     return evaluate.make_losses(self.apply)
 
   def init(self) -> step_lib.State:

@@ -3,6 +3,7 @@
 It fills memory that a kernel has not written with NaN.
 """
 
+import dataclasses
 import itertools
 import re
 
@@ -168,3 +169,17 @@ def test_older_gpus_run_another_executor(monkeypatch):
   case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
   assert "capability 8.0 or later, got 7.0" in Triton().unsupported(case)
   assert registry.resolve("auto", case) == "batched"
+
+
+@pytest.mark.parametrize("tile, name", [(32, "triton"), (48, "batched")])
+def test_auto_takes_the_kernel_for_its_own_tiles_only(tile, name):
+  case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda", tile)
+  assert registry.resolve("auto", case) == name
+
+
+def test_choice_is_explained():
+  case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
+  assert registry.explain_choice("auto", case) == "triton"
+  other = dataclasses.replace(case, qk_width=8)
+  found = registry.explain_choice("auto", other)
+  assert re.fullmatch(r"batched; not triton: widths of heads .*", found)

@@ -134,8 +134,11 @@ def equations(jaxpr):
         yield from equations(value)
 
 
-def quadratic(traced, n, tile):
-  """Shapes with n x n entries, or with all keys for a tile of queries."""
+def quadratic(traced, n, tile, groups=1):
+  """Shapes with n x n entries, or with all keys for a tile of queries.
+
+  The rows of a few groups of heads may follow each other along one axis.
+  """
   shapes = {
     variable.aval.shape
     for equation in equations(traced.jaxpr.jaxpr)
@@ -147,13 +150,14 @@ def quadratic(traced, n, tile):
     shape
     for shape in shapes
     if sum(size >= n for size in shape) > 1
-    or max(shape, default=0) > n + tile
+    or max(shape, default=0) > groups * (n + tile)
     or (max(shape, default=0) >= n and shape[-2:-1] == (tile,))
   ]
 
 
 def test_step_of_enwik8_has_nothing_of_size_n_by_n():
-  assert quadratic(traced_step("enwik8"), 12_288, 64) == []
+  # Its heads have 4 different summaries; lists are padded.
+  assert quadratic(traced_step("enwik8"), 12_288, 64, groups=5) == []
 
 
 @pytest.mark.parametrize("remat", rules.REMATS)

@@ -22,9 +22,9 @@ LIMITS = {
   ("enwik8", "h100", "attention"): (8, 3.1),
   ("cifar10", "h100", "attention"): (6, 0.15),
   ("enwik8", "h100:1x1x8", "attention"): (8, 0.4),
-  ("enwik8", "v5e", "attention"): (60, 6.0),
+  ("enwik8", "v5e", "attention"): (120, 6.0),
   ("cifar10", "v5e", "attention"): (60, 0.6),
-  ("enwik8", "h100", "step"): (3_000, 11.2),
+  ("enwik8", "h100", "step"): (3_000, 11.0),
   ("cifar10", "h100", "step"): (10_500, 5.1),
 }
 # Attention of 4 heads, 4 sequences: widths of a head's queries and values.
@@ -61,6 +61,7 @@ def test_launches_and_memory(preset, target, part):
     assert program["launches"] <= launches
     assert program["memory"]["peak"] <= gib * 2**30
     assert all(not kernel["spilled_bytes"] for kernel in program["kernels"])
+    assert program["kernels"] or program["executor"] != "triton"
     if part == "attention":  # each device has its own sequences
       assert not program["collectives"]
 

@@ -201,6 +201,7 @@ def test_checkpoint_without_a_scale_is_evaluated_in_float16(tmp_path):
   assert found.loss_scale is None and same(found, state)
 
 
+@pytest.mark.soak
 def test_run_with_skips_is_logged_and_goes_on(tmp_path, monkeypatch):
   monkeypatch.setattr(loss_scale, "FIRST", 2.0**22)
   loop.train(experiment(**{"train.steps": 8}).config, tmp_path)

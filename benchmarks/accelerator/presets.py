@@ -13,6 +13,7 @@ from benchmarks.accelerator import timing, training
 from benchmarks.accelerator.parts import Settings
 from sparse_transformer import machine, rules
 from sparse_transformer.training import costs
+from sparse_transformer.training.experiment import check_batch
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 # The paper's networks, which are also run with every `model.remat`.
@@ -46,7 +47,9 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
     changes = changes | {"model.remat": remat}
   experiment = training.load(name, **changes)
   config, model = experiment.config, experiment.model
-  update, compile_seconds = _compile(experiment)
+  check_batch(config)
+  with jax.set_mesh(experiment.mesh):
+    update, compile_seconds = _compile(experiment)
   found = {
     "batch": config.train.batch_size,
     "dtype": model.dtype,

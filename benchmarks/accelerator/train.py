@@ -55,7 +55,8 @@ def train(name: str, changes: dict, minutes: float, path: str, record) -> dict:
   update = jax.jit(experiment.step, donate_argnums=0)
   every = max(1, steps // POINTS)
   for step in range(steps):
-    state, measured = update(state, batches(step))
+    with jax.set_mesh(experiment.mesh):
+      state, measured = update(state, batches(step))
     if (step + 1) % every == 0:
       found["curve"].append(
         {
@@ -110,8 +111,9 @@ def _seconds_per_step(experiment, batch):
   update = jax.jit(experiment.step, donate_argnums=0)
   for steps in (2, 10):
     start = time.perf_counter()
-    for _ in range(steps):
-      state, _ = update(state, batch)
+    with jax.set_mesh(experiment.mesh):
+      for _ in range(steps):
+        state, _ = update(state, batch)
     jax.block_until_ready(state)
   return (time.perf_counter() - start) / 10
 

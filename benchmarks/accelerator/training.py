@@ -57,8 +57,9 @@ def advance(experiment: Experiment, state, last: int):
   """The state at step `last`, compiled anew, as when a run resumes."""
   jax.clear_caches()
   update = jax.jit(experiment.step, donate_argnums=0)
-  for step in range(int(state.step), last):
-    state, _ = update(state, random_tokens(experiment, step))
+  with jax.set_mesh(experiment.mesh):
+    for step in range(int(state.step), last):
+      state, _ = update(state, random_tokens(experiment, step))
   return state
 
 

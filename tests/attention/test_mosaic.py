@@ -54,13 +54,8 @@ def agrees(heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
   laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
 
 
-def test_patterns_of_the_catalogue_in_one_launch():
-  agrees((*catalogue.ALL[::6], *WITHOUT_KEYS), 33, 8, 12, batch=1)
-
-
-@pytest.mark.soak
 def test_every_pattern_in_one_launch():
-  agrees(catalogue.ALL, 70, 8, 12, batch=1)
+  agrees((*catalogue.ALL, *WITHOUT_KEYS), 70, 8, 12, batch=1)
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,9 @@ def test_initial_state_can_be_donated(trained):
 
 DEVICES = """
 import json, sys
-sys.path[:0] = sys.argv[3:]
+_, backend, workdir, changes, *sys.path[:0] = sys.argv
 import jax, runs
+from sparse_transformer.attention import registry, triton
 from sparse_transformer.training import loop, step
 
 seen, plain = [], step.train_step
@@ -257,19 +258,25 @@ def train_step(state, tokens_BL, **kwargs):
 
 step.train_step = train_step
 jax.config.update("jax_disable_most_optimizations", True)
-state = loop.train(runs.tiny(**json.loads(sys.argv[1])), sys.argv[2])
+registry.register("interpreted", triton.Triton(interpret=True))
+changes = json.loads(changes) | {"attention.backend": backend}
+state = loop.train(runs.tiny(**changes), workdir)
 assert seen[0][0] == 2, seen
 for x in jax.tree.leaves(state):
   assert x.sharding.is_fully_replicated and len(x.sharding.device_set) == 4
 """
 
 
-def test_run_on_four_devices_equals_the_run_on_one(tmp_path):
+@pytest.mark.parametrize(
+  "backend", ["auto", pytest.param("interpreted", marks=pytest.mark.soak)]
+)
+def test_run_on_four_devices_equals_the_run_on_one(backend, tmp_path):
   changes = {"train.accumulation": 2, "model.dropout": 0.1, "train.steps": 3}
+  width = {"model.width": 32} if backend == "interpreted" else {}
   process = subprocess.Popen(
     [
-      *(sys.executable, "-c", DEVICES, json.dumps(changes), tmp_path / "4"),
-      *(runs.REPO, runs.REPO / "tests"),
+      *(sys.executable, "-c", DEVICES, backend, tmp_path / "4"),
+      *(json.dumps(changes | width), runs.REPO, runs.REPO / "tests"),
     ],
     env={
       **os.environ,
@@ -280,7 +287,7 @@ def test_run_on_four_devices_equals_the_run_on_one(tmp_path):
     stderr=subprocess.PIPE,
     text=True,
   )
-  loop.train(runs.tiny(**changes), tmp_path / "1")
+  loop.train(runs.tiny(**changes | width), tmp_path / "1")
   _, stderr = process.communicate(timeout=240)
   assert process.returncode == 0, stderr
   expected, found = map(runs.without_speed, (tmp_path / "1", tmp_path / "4"))

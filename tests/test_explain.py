@@ -49,7 +49,8 @@ def test_digits():
   assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
   assert result["cache"]["bytes"] == 4 * 3 * (8 + 57) * 64 * 4
   assert result["memory"]["parameters"] == 4 * result["parameters"]
-  assert result["step"]["flops"]["recomputed"] == 0
+  # The product after attention: a multiply-add for each weight and position.
+  assert result["step"]["flops"]["recomputed"] == 6 * 2 * 128**2 * 64 * 16
 
 
 @pytest.mark.soak

@@ -7,7 +7,8 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
 The budget of each run is a number of steps, seconds or FLOPs of training.
 Seconds are converted to steps by the measured speed of a few steps, so that
 the learning rate decays as it should; compilation and evaluation do not count,
-and nothing else should use the machine meanwhile. A comparison sets train.steps
+and nothing else should use the machine meanwhile. On a CPU that does other
+work, too, `processor_seconds` are fairer. A comparison sets train.steps
 itself, and train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a
 tenth of the steps, unless that is what varies.
 
@@ -70,7 +71,9 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
-  flags.DEFINE_string("budget", "steps:500", "steps:N, seconds:N or flops:N.")
+  flags.DEFINE_string(
+    "budget", "steps:500", "steps:N, seconds:N, processor_seconds:N or flops:N."
+  )
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_enum("split", "test", SPLITS, "Split to evaluate on.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")

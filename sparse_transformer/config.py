@@ -85,7 +85,9 @@ def get_config() -> ConfigDict:
   # Child et al. 2019, section 6; betas and epsilon of the released code.
   config.optimizer = ConfigDict(
     dict(
+      name="adamw",  # or muon: matrices of the blocks by Muon, the rest by Adam
       learning_rate=0.00035,  # peak
+      adam_learning_rate=0.0,  # peak of Muon's Adam; 0: learning_rate
       warmup_steps=5000,  # linear from 0; then cosine to 0 at train.steps
       beta1=0.9,
       beta2=0.999,

@@ -34,7 +34,7 @@ def check(
   for choice in choices:
     chosen = with_values(config, **{field: choice})
     steps = budget_lib.LIMIT - 1  # unknown: seconds are measured by the run
-    if budget[0] != "seconds":
+    if budget[0] not in budget_lib.CLOCKS:
       steps = budget_lib.count_steps(chosen, budget)
     experiment = Experiment(with_steps(chosen, steps, field))
     loop.check(experiment)

@@ -128,13 +128,14 @@ def _run(
   )
   monitor = Monitor(config.train, lines)
   bits, validated = _last_validation(lines)
-  throughput = metrics.Throughput()
+  watch = metrics.Stopwatch(**_last_times(lines))
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
     if first > max(0, validated) and is_due(first, config.eval.every, last):
       # A signal had interrupted this validation.
-      bits = _validate(experiment, state, writer, signals)
+      bits = _validate(experiment, state, writer, signals, watch)
+    watch.restart()
     for step in range(first, last):
       signals.check()
       batch = jax.device_put(batches[step], experiment.batch_sharding)
@@ -142,11 +143,11 @@ def _run(
       signals.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
-      throughput.count(batch.size)
+      watch.count(batch.size)
       _act(monitor.watch(done, measured), experiment, writer)
       if step == first:
         jax.block_until_ready(state)
-        throughput.restart()  # compilation does not count
+        watch.restart()  # compilation does not count
 
       logs, validates, saves = (
         is_due(done, every, last)
@@ -158,16 +159,17 @@ def _run(
       )
       if logs or validates or saves:
         _act(monitor.flush(), experiment, writer)
+        watch.stop()
       if logs and (values := _finite(measured)):
-        speed = costs.speed(throughput.rate(), flops_per_token, model.dtype)
-        writer.write(done, "train", **values, **speed)
+        speed = costs.speed(watch.rate(), flops_per_token, model.dtype)
+        writer.write(done, "train", **values, **speed, **watch.times())
         monitor.logged(values["nats"])
       if validates:
-        bits = _validate(experiment, state, writer, signals)
-        throughput.restart()
+        bits = _validate(experiment, state, writer, signals, watch)
       if saves:
         checkpoints.save(state, bits)
-        throughput.restart()
+      if validates or saves:
+        watch.restart()
 
   # -- The end.
   _act(monitor.flush(), experiment, writer)
@@ -238,6 +240,14 @@ def _last_validation(lines: Sequence[Mapping]) -> tuple[float | None, int]:
   return None, -1
 
 
+def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:
+  """The seconds of training in the last line that has them."""
+  for line in reversed(lines):
+    if {*metrics.TIMES} <= line.keys():
+      return {name: line[name] for name in metrics.TIMES}
+  return {}
+
+
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, float] | None:
   """The values to log for a training step; None if one is non-finite."""
   values = {name: float(value) for name, value in measured.items()}
@@ -251,6 +261,7 @@ def _validate(
   state: State,
   writer: metrics.Writer,
   signals: signals_lib.Signals,
+  watch: metrics.Stopwatch,
 ) -> float:
   """Logs and returns bits per dim of the averaged weights on validation data.
 
@@ -275,7 +286,7 @@ def _validate(
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"
     )
-  writer.write(step, "validation", bits_per_dim=bits)
+  writer.write(step, "validation", bits_per_dim=bits, **watch.times())
   return bits
 
 

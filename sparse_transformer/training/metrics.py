@@ -20,7 +20,8 @@ from sparse_transformer import atomic
 # Numbers that readers of `metrics.jsonl` use, by the split of a line, and those
 # that it may lack.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-OPTIONAL = {"tokens_per_second", "mfu"}
+TIMES = ("seconds", "processor_seconds")  # of training steps, so far
+OPTIONAL = {"tokens_per_second", "mfu", *TIMES}
 FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
 
 
@@ -85,9 +86,12 @@ class Writer:
     self.note(step, split, **values)
     if self._board:
       self._attempt(self._board.write, step, split, values)
-    shown = values.copy()
-    shown.pop("model_flops_per_second", None)  # follows from tokens_per_second
-    text = "  ".join(f"{name} {value:.5g}" for name, value in shown.items())
+    hidden = {"model_flops_per_second", *TIMES}
+    text = "  ".join(
+      f"{name} {value:.5g}"
+      for name, value in values.items()
+      if name not in hidden
+    )
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
   def _append(self, line: str) -> None:
@@ -139,25 +143,56 @@ class _Board:
     self._file.write(event.SerializeToString())
 
 
-class Throughput:
-  """Tokens per second between two calls of `rate`."""
+class Stopwatch:
+  """Time spent on training steps, and their speed.
 
-  def __init__(self):
+  It runs from the start. `stop` before, and `restart` after, keep out what is
+  no training step: compilation, validation, saving.
+
+  Args:
+    seconds: seconds so far, of the run that is resumed.
+    processor_seconds: the same, of all threads of the process.
+
+  Attributes:
+    seconds: seconds up to the last `stop`.
+    processor_seconds: seconds of processor time up to the last `stop`. Unlike
+      the former, they do not depend on what else the machine does.
+  """
+
+  def __init__(self, seconds: float = 0.0, processor_seconds: float = 0.0):
+    self.seconds, self.processor_seconds = seconds, processor_seconds
+    self._tokens, self._since = 0, seconds
     self.restart()
 
   def restart(self) -> None:
-    """Excludes the time since the last call: compilation, evaluation."""
-    self._time, self._tokens = time.perf_counter(), 0
+    """Drops the time and the tokens since the last call of a method."""
+    self._start, self._processor_start = (
+      time.perf_counter(),
+      time.process_time(),
+    )
+    self._pending = 0
 
   def count(self, tokens: int) -> None:
     """Adds the tokens of a step."""
-    self._tokens += tokens
+    self._pending += tokens
+
+  def stop(self) -> None:
+    """Adds the time and the tokens since the last start, and restarts."""
+    self.seconds += time.perf_counter() - self._start
+    self.processor_seconds += time.process_time() - self._processor_start
+    self._tokens += self._pending
+    self.restart()
 
   def rate(self) -> float:
-    """Returns tokens per second, and starts over."""
-    rate = self._tokens / (time.perf_counter() - self._time)
-    self.restart()
+    """Tokens per second since the last call; 0 if there was no time."""
+    seconds = self.seconds - self._since
+    rate = self._tokens / seconds if seconds else 0.0
+    self._tokens, self._since = 0, self.seconds
     return rate
+
+  def times(self) -> dict[str, float]:
+    """The time fields of a line of metrics."""
+    return {name: round(getattr(self, name), 3) for name in TIMES}
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:

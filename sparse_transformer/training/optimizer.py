@@ -1,4 +1,4 @@
-"""The optimizer of Child et al. 2019, section 6."""
+"""The optimizer of Child et al. 2019, section 6, and Muon in its place."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,15 @@ import optax
 from ml_collections import ConfigDict
 
 
-def make_schedule(config: ConfigDict) -> optax.Schedule:
+def make_schedule(
+  config: ConfigDict, peak: float | None = None
+) -> optax.Schedule:
   """Learning rate by step: linear warm-up, then cosine decay to 0.
 
   Args:
-    config: the experiment's config; uses `train.steps`,
-      `optimizer.warmup_steps` and `optimizer.learning_rate`, the peak.
+    config: the experiment's config; uses `train.steps` and
+      `optimizer.warmup_steps`.
+    peak: the highest rate; None for `optimizer.learning_rate`.
 
   Raises:
     ValueError: the warm-up does not end before the last step.
@@ -23,38 +26,79 @@ def make_schedule(config: ConfigDict) -> optax.Schedule:
     )
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0,
-    peak_value=config.optimizer.learning_rate,
+    peak_value=config.optimizer.learning_rate if peak is None else peak,
     warmup_steps=warmup,
     decay_steps=max(steps, warmup + 1),
   )
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """AdamW on gradients that are clipped by their global norm."""
-  optimizer = config.optimizer
+  """`optimizer.name` on gradients that are clipped by their global norm."""
+  make = dict(adamw=_adamw, muon=_muon)[config.optimizer.name]
   return optax.chain(
-    optax.clip_by_global_norm(optimizer.clip_norm),
-    optax.adamw(
-      make_schedule(config),
-      b1=optimizer.beta1,
-      b2=optimizer.beta2,
-      eps=optimizer.epsilon,
-      weight_decay=optimizer.weight_decay,
-      mask=decays,
-    ),
+    optax.clip_by_global_norm(config.optimizer.clip_norm), make(config)
   )
+
+
+def _adamw(config):
+  optimizer = config.optimizer
+  return optax.adamw(
+    make_schedule(config),
+    b1=optimizer.beta1,
+    b2=optimizer.beta2,
+    eps=optimizer.epsilon,
+    weight_decay=optimizer.weight_decay,
+    mask=decays,
+  )
+
+
+def _muon(config):
+  """Muon for the matrices of the blocks, Adam for everything else.
+
+  Updates are scaled to the root mean square of Adam's, so that learning rates
+  of AdamW carry over. Only the matrices of the blocks decay.
+
+  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982, for the
+  scale.
+  """
+  optimizer = config.optimizer
+  return optax.contrib.muon(
+    make_schedule(config),
+    weight_decay=optimizer.weight_decay,
+    adam_b1=optimizer.beta1,
+    adam_b2=optimizer.beta2,
+    eps=optimizer.epsilon,
+    adam_learning_rate=make_schedule(
+      config, optimizer.adam_learning_rate or None
+    ),
+    # By default it would take the embeddings and the stacked biases, which
+    # have two axes, and leave out the stacked matrices, which have three.
+    muon_weight_dimension_numbers=_block_matrices,
+    consistent_rms=0.2,
+  )
+
+
+def _block_matrices(params):
+  """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
+  axes = optax.contrib.MuonDimensionNumbers(1, 2)
+
+  def of(path, x):
+    is_stacked = path[0] == jax.tree_util.DictKey("blocks")
+    return axes if is_stacked and jnp.ndim(x) == 3 else None
+
+  return jax.tree_util.tree_map_with_path(of, params)
 
 
 def learning_rate(
   config: ConfigDict, opt_state: optax.OptState
 ) -> jax.Array | float:
   """The learning rate of the next update, by the number of updates so far."""
-  count = optax.tree.get(
+  counts = optax.tree.get_all_with_path(
     opt_state,
     "count",
     filtering=lambda path, _: path[-1].tuple_name == "ScaleByScheduleState",
   )
-  return make_schedule(config)(count)
+  return make_schedule(config)(counts[0][1])  # Muon's and Adam's are equal
 
 
 def decays(params: dict) -> dict:

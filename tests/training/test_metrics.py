@@ -95,17 +95,35 @@ def test_file_that_cannot_be_written_to_ends_a_run_or_not(
     assert not lines
 
 
-def test_throughput_is_tokens_per_second_since_the_last_restart(monkeypatch):
-  now = [100.0]
-  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-  throughput = metrics.Throughput()
-  throughput.count(999)
-  now[0] += 5
-  throughput.restart()
-  throughput.count(30)
-  throughput.count(10)
-  now[0] += 4
-  assert throughput.rate() == 10
-  throughput.count(6)
-  now[0] += 2
-  assert throughput.rate() == 3
+def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
+  now = dict(perf_counter=100.0, process_time=7.0)
+  for name in now:
+    monkeypatch.setattr(time, name, lambda name=name: now[name])
+
+  def wait(seconds):
+    now["perf_counter"] += seconds
+    now["process_time"] += 1.5 * seconds
+
+  watch = metrics.Stopwatch(seconds=1000.0, processor_seconds=2000.0)
+  watch.count(999)
+  wait(5)
+  watch.restart()  # compilation
+  watch.count(30)
+  watch.count(10)
+  wait(4)
+  watch.stop()
+  assert watch.rate() == 10
+  assert watch.times() == dict(seconds=1004, processor_seconds=2006)
+  wait(50)
+  watch.restart()  # validation
+  watch.count(6)
+  wait(1)
+  watch.stop()
+  wait(50)
+  watch.restart()
+  watch.count(6)
+  wait(1)
+  watch.stop()
+  assert watch.rate() == 6
+  assert watch.times() == dict(seconds=1006, processor_seconds=2009)
+  assert watch.rate() == 0

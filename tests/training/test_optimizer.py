@@ -7,7 +7,11 @@ import pytest
 import runs
 
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.optimizer import make_optimizer, make_schedule
+from sparse_transformer.training.optimizer import (
+  learning_rate,
+  make_optimizer,
+  make_schedule,
+)
 
 
 def config(warmup, steps):
@@ -59,3 +63,86 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
     np.testing.assert_allclose(update, -0.01 * 0.5 * decays, rtol=1e-6)
   assert seen == {"kernel", "embedding", "bias", "scale", "start"}
   assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
+
+
+MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}
+
+
+def weights(settings, seed):
+  """Arrays of the shapes of a network's parameters."""
+  random = np.random.RandomState(seed)
+  shapes = jax.eval_shape(Experiment(settings).init).params
+  return jax.tree.map(lambda x: random.randn(*x.shape), shapes)
+
+
+def orthogonalized(x):
+  """Five steps of the Newton-Schulz iteration of Muon, in float64."""
+  flip = x.shape[0] > x.shape[1]
+  x = (x.T if flip else x) / (np.linalg.norm(x) + 1e-8)
+  for _ in range(5):
+    a = x @ x.T
+    x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+  return x.T if flip else x
+
+
+def nesterov(m, g, beta, t):
+  """Momentum that looks ahead, without the bias of the first steps."""
+  return beta * m / (1 - beta ** (t + 2)) + (1 - beta) * g / (
+    1 - beta ** (t + 1)
+  )
+
+
+def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else():
+  settings = config(2, 10)
+  settings.update_from_flattened_dict(MUON)
+  settings.optimizer.adam_learning_rate = 0.003
+  settings.optimizer.clip_norm = np.inf
+  settings.optimizer.beta1, settings.optimizer.beta2 = 0.8, 0.95
+  optimizer, params = make_optimizer(settings), weights(settings, 0)
+  state = optimizer.init(jax.tree.map(np.float32, params))
+  update = jax.jit(optimizer.update)
+  slow, fast, square = (jax.tree.map(np.zeros_like, params) for _ in range(3))
+  for t in range(3):
+    gradients = weights(settings, t + 1)
+    found, state = update(jax.tree.map(np.float32, gradients), state, params)
+    slow, fast, square = (
+      jax.tree.map(
+        lambda m, g, beta=beta, power=power: beta * m + (1 - beta) * g**power,
+        *(average, gradients),
+      )
+      for average, beta, power in (
+        (slow, 0.95, 1),
+        (fast, 0.8, 1),
+        (square, 0.95, 2),
+      )
+    )
+    rate = float(make_schedule(settings)(t))
+    orthogonal = set()
+    arrays = map(jax.tree.leaves, (slow, fast, square, gradients, params))
+    updates = jax.tree_util.tree_leaves_with_path(found)
+    for (path, x), m, n, v, g, p in zip(updates, *arrays, strict=True):
+      name = jax.tree_util.keystr(path, simple=True, separator=".")
+      if name.startswith("blocks") and name.endswith("kernel"):
+        orthogonal.add(name)
+        matrices = [orthogonalized(y) for y in nesterov(m, g, 0.95, t)]
+        scale = 0.2 * np.sqrt(max(x.shape[1:]))
+        expected = -rate * (scale * np.stack(matrices) + 0.1 * p)
+      else:
+        root = np.sqrt(v / (1 - 0.95 ** (t + 1))) + 1e-8
+        expected = -0.3 * rate * nesterov(n, g, 0.8, t) / root
+      np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-5)
+    assert len(orthogonal) == 6  # query, key, value, out, mlp_in, mlp_out
+  assert learning_rate(settings, state) == make_schedule(settings)(3)
+
+
+def test_adam_of_muon_has_the_same_rate_unless_told():
+  settings = config(0, 10)
+  settings.update_from_flattened_dict(MUON)
+  same, other = make_optimizer(settings), settings.copy_and_resolve_references()
+  other.optimizer.adam_learning_rate = settings.optimizer.learning_rate
+  params = jax.tree.map(np.float32, weights(settings, 0))
+  found = [
+    x.update(params, x.init(params), params)[0]
+    for x in (same, make_optimizer(other))
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *found)

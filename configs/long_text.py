@@ -1,0 +1,41 @@
+"""Text at 4,096 bytes of context on a CPU: where dense attention falls behind.
+
+Paper row: none; two layers in which every head uses the union of both factors.
+Made for comparing patterns at equal time:
+
+  python -m sparse_transformer.compare --config=configs/long_text.py \\
+    --config.data.path=enwiki-sample.xml.bz2 \\
+    --vary=attention.pattern=dense,local,strided,fixed \\
+    --budget=processor_seconds:600 --seeds=3 --workdir=runs/long_text
+  python train.py --config=configs/long_text.py --workdir=runs/strided \\
+    --config.data.path=enwiki-sample.xml.bz2
+
+141,120 parameters. Expected: see the comparison in the README.
+"""
+
+from configs import text_small
+
+
+def get_config():
+  config = text_small.get_config()
+
+  config.data.length = 4096
+
+  config.model.num_layers = 2
+  config.model.width = 64
+
+  config.attention.pattern = "strided"
+  config.attention.num_summaries = 1
+
+  config.optimizer.name = "muon"
+  config.optimizer.learning_rate = 0.01
+  config.optimizer.warmup_steps = 50
+  config.optimizer.ema_decay = 0.98
+
+  config.train.steps = 3000
+  config.train.batch_size = 1
+  config.eval.every = 100
+  config.eval.batch_size = 4
+  config.eval.sequences = 16  # 65,536 bytes
+  config.checkpoint.every = 1000
+  return config

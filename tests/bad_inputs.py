@@ -244,7 +244,9 @@ OVERRIDES: dict[str, tuple] = {
     "Dense",
   ),
   "attention.tile": ("-1", "1.5", "many"),
+  "optimizer.name": ("sgd", "Muon", "None"),
   "optimizer.learning_rate": ("-1.0", "nan", "inf", ("1e400", "inf"), "fast"),
+  "optimizer.adam_learning_rate": ("-1.0", "nan", "inf"),
   "optimizer.warmup_steps": (
     ("700", "warmup_steps=700 .*train.steps=700"),
     *("-1", "701", "1.5"),
@@ -937,7 +939,7 @@ def comparisons():
       "steps:-1",
     ),
     *("steps:-1", "steps:nan", "steps:inf", "steps:0.5", "steps:2.5"),
-    *("steps:1e30", "seconds:0", "seconds:nan", "flops:-1", "flops:1e400"),
+    *("steps:1e30", "seconds:0", "seconds:nan", "processor_seconds:0", "flops:-1", "flops:1e400"),
     *("steps:1e400", "Steps:5", "steps=5", f"steps:{HUGE}", "steps:5:5"),
   ):
     shown = re.escape(f"--budget={text}") if 0 < len(text) < 99 else "--budget"

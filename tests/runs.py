@@ -78,6 +78,7 @@ def files(folder: pathlib.Path) -> dict[str, bytes | None]:
 def without_speed(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """The metrics of a run, except those that depend on the clock."""
   speed = {"tokens_per_second", "model_flops_per_second", "mfu"}
+  speed |= {*metrics.TIMES}
   return [
     {name: value for name, value in line.items() if name not in speed}
     for line in metrics.read(workdir)

@@ -27,7 +27,8 @@ def test_run_writes_everything_it_promises(tmp_path):
   *training, validation = metrics.read(tmp_path)
   assert [line["step"] for line in training] == [1, 2, 3, 4]
   names = {"step", "split", "nats", "bits_per_dim"}
-  names |= {"learning_rate", "gradient_norm"}
+  times = {"seconds", "processor_seconds"}
+  names |= {"learning_rate", "gradient_norm"} | times
   speed = {"tokens_per_second", "model_flops_per_second"}
   flops = costs.model_flops(config, Experiment(config).model) / (8 * 64)
   for line in training:
@@ -38,7 +39,11 @@ def test_run_writes_everything_it_promises(tmp_path):
   assert line["model_flops_per_second"] == pytest.approx(
     line["tokens_per_second"] * flops
   )
-  assert set(validation) == {"step", "split", "bits_per_dim"}
+  assert set(validation) == {"step", "split", "bits_per_dim"} | times
+  assert 0 < training[1]["seconds"] <= training[3]["seconds"]
+  assert {name: validation[name] for name in times} == {
+    name: training[3][name] for name in times
+  }
   assert (validation["step"], validation["split"]) == (4, "validation")
 
 

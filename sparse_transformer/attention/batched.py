@@ -252,8 +252,7 @@ def forward(
   )
   out_SBLHE = _slots(tables, tables.by_query, out, 0)
   lse_SBLH = _slots(tables, tables.by_query, lse, -jnp.inf)[..., 0]
-  written_SLH = _written(tables, tables.by_query)
-  return worklists.merge_slots(out_SBLHE, lse_SBLH, written_SLH)
+  return worklists.merge_slots(out_SBLHE, lse_SBLH)
 
 
 def backward(
@@ -295,8 +294,8 @@ def backward(
   k, e = q_BLHK.shape[-1], v_BLHE.shape[-1]
   (dq,) = _run(tables, tables.by_query, queries, keys, (k,), of_query)
   dk_dv = _run(tables, tables.by_key, keys, queries, (k, e), of_key)
-  return _sum(tables, tables.by_query, dq), *(
-    _sum(tables, tables.by_key, x) for x in dk_dv
+  return _slots(tables, tables.by_query, dq, 0).sum(0), *(
+    _slots(tables, tables.by_key, x, 0).sum(0) for x in dk_dv
   )
 
 
@@ -347,8 +346,9 @@ def _run(
 
   lane, given = 0, (tables.heads, sweep.masks, mine, other)
   for loop in sweep.loops:
-    # Loops run in turn: memory is that of one. What follows from tables alone,
-    # such as the pairs of all tiles, is neither computed in advance nor kept.
+    # The barrier makes each loop wait for the one before, so that only one of
+    # them needs memory at a time. It also keeps the compiler from computing in
+    # advance what depends on tables only, such as the pairs of all tiles.
     done, given, loop = lax.optimization_barrier(
       jax.tree.map(jnp.asarray, (done, given, loop))
     )
@@ -398,15 +398,3 @@ def _slots(tables, sweep, x, fill):
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])
-
-
-def _written(tables, sweep):
-  """Which rows each slot holds, bool [slots, L, H]."""
-  group_H, _ = jnp.asarray(tables.places)
-  return (jnp.asarray(sweep.rows) != NOWHERE)[:, :, group_H]
-
-
-def _sum(tables, sweep, x):
-  """The sum over slots, from the results of `_run`."""
-  x_SBLHK = _slots(tables, sweep, x, 0)
-  return worklists.add_slots(x_SBLHK, _written(tables, sweep))

@@ -2,13 +2,11 @@
 
 One launch computes the forward pass, one dq, and one dk and dv, each for all
 heads and all parts of the patterns; see `mosaic_kernels`. They have been
-compiled for TPUs, and run in Pallas' interpreter only.
+compiled for TPUs, but never run on one: only Pallas' interpreter has run them.
 """
 
-import dataclasses
 import functools
-
-import jax
+from typing import Any
 
 from sparse_transformer.attention import mosaic_tables, worklists
 from sparse_transformer.attention.contract import (
@@ -17,7 +15,7 @@ from sparse_transformer.attention.contract import (
   Plan,
   heads_of_parts,
 )
-from sparse_transformer.attention.sharding import divide_batch
+from sparse_transformer.attention.fused import Fused
 from sparse_transformer.patterns import Pattern, analysis
 
 TILES = 128, 256, 512  # positions; with 1,024, VMEM may not suffice
@@ -31,15 +29,8 @@ MOST_STEPS = 2**16
 STEP, PAIR = 3 * 0.35e-6, 12e-12
 
 
-@dataclasses.dataclass(frozen=True)
-class Mosaic:
-  """Runs all heads and parts in one launch.
-
-  Attributes:
-    interpret: whether to interpret the kernels, on any platform.
-  """
-
-  interpret: bool = False
+class Mosaic(Fused):
+  """Runs all heads and parts in one launch on TPUs."""
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message."""
@@ -76,41 +67,11 @@ class Mosaic:
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
     return [(worklists.plan_of(tables, n, tile), None)]
 
-  def forward(
-    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+  def kernels(self) -> Any:
+    """The module with the kernels."""
     from sparse_transformer.attention import mosaic_kernels
 
-    def run(tables, *arrays):
-      slots = mosaic_kernels.forward(tables, *arrays, interpret=self.interpret)
-      return worklists.merge_slots(*slots, tables.by_query.written)
-
-    return divide_batch(run, plan.tables, q_BLHK, k_BMHK, v_BMHE)
-
-  def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BMHK: jax.Array,
-    v_BMHE: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
-    from sparse_transformer.attention import mosaic_kernels
-
-    def run(tables, *arrays):
-      slots = mosaic_kernels.backward(tables, *arrays, interpret=self.interpret)
-      launches = tables.by_query, tables.by_key, tables.by_key
-      return tuple(
-        worklists.add_slots(x, launch.written)
-        for x, launch in zip(slots, launches, strict=True)
-      )
-
-    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
-    return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)
+    return mosaic_kernels
 
 
 @functools.lru_cache(maxsize=256)

@@ -4,14 +4,14 @@ One launch computes the forward pass, one dq, and one dk and dv, each for all
 heads and all parts of the patterns; see `triton_kernels`.
 """
 
-import dataclasses
 import re
+from typing import Any
 
 import jax
 
 from sparse_transformer.attention import worklists
 from sparse_transformer.attention.contract import Case, Heads, Plan
-from sparse_transformer.attention.sharding import divide_batch
+from sparse_transformer.attention.fused import Fused
 from sparse_transformer.patterns import Pattern
 
 # Positions on a side of a tile, by dtype. With larger ones, the backward pass
@@ -26,26 +26,19 @@ PROGRAMS, PIECE = 3 * 132, 64
 MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
 
 
-@dataclasses.dataclass(frozen=True)
-class Triton:
-  """Runs all heads and parts in one launch.
-
-  Attributes:
-    interpret: whether to interpret the kernels, on any platform.
-  """
-
-  interpret: bool = False
+class Triton(Fused):
+  """Runs all heads and parts in one launch on NVIDIA GPUs."""
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message."""
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
-    tiles = 0, 32, 64
-    if case.tile not in tiles[: 2 + (case.dtype != "float32")]:
+    tiles = (32,) if case.dtype == "float32" else (32, 64)
+    if case.tile and case.tile not in tiles:
       return (
-        f"tiles must have {' or '.join(map(str, tiles[1:]))} positions (32 in"
-        f" float32), got attention.tile={case.tile}; 0 chooses"
+        f"in {case.dtype}, tiles must have {' or '.join(map(str, tiles))}"
+        f" positions, got attention.tile={case.tile}; 0 chooses"
       )
     if self.interpret:
       return None
@@ -84,41 +77,11 @@ class Triton:
       work = worklists.make_work(patterns, n, tile, piece)
     return [(worklists.plan_of(work, n, tile), None)]
 
-  def forward(
-    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+  def kernels(self) -> Any:
+    """The module with the kernels."""
     from sparse_transformer.attention import triton_kernels
 
-    def run(work, *arrays):
-      slots = triton_kernels.forward(work, *arrays, interpret=self.interpret)
-      return worklists.merge_slots(*slots, work.by_query.written)
-
-    return divide_batch(run, plan.tables, q_BLHK, k_BMHK, v_BMHE)
-
-  def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BMHK: jax.Array,
-    v_BMHE: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
-    from sparse_transformer.attention import triton_kernels
-
-    def run(work, *arrays):
-      slots = triton_kernels.backward(work, *arrays, interpret=self.interpret)
-      sides = work.by_query, work.by_key, work.by_key
-      return tuple(
-        worklists.add_slots(x, side.written)
-        for x, side in zip(slots, sides, strict=True)
-      )
-
-    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
-    return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)
+    return triton_kernels
 
 
 def _compute_capability():

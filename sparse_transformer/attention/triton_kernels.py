@@ -31,9 +31,7 @@ class _Item:
       items[row, column] for column in range(6)
     )
     self._others, self._masks = others, masks
-    self.positions, self.is_real, self.at = _read_positions(
-      positions, self.tile
-    )
+    self.is_real, self.at = _read_positions(positions, self.tile)
 
   def rows(self, ref, at):
     """Rows of an array [B, L, H, ...] at positions [tile]."""
@@ -53,7 +51,7 @@ class _Item:
     """body(positions of a tile, pairs or None, carry) over the other side."""
 
     def step(i, carry, masked):
-      _, _, at = _read_positions(positions, self._others[i, 0])
+      _, at = _read_positions(positions, self._others[i, 0])
       pairs = self._pairs(self._others[i, 1]) if masked else None
       return body(at, pairs, carry)
 
@@ -95,9 +93,9 @@ class _Item:
 
 
 def _read_positions(positions, tile):
-  """(positions, which are real, positions that can be read) of a tile."""
+  """(which positions of a tile are real, positions that can be read)."""
   found = positions[tile, :]
-  return found, found >= 0, jnp.maximum(found, 0)
+  return found >= 0, jnp.maximum(found, 0)
 
 
 def _forward(
@@ -148,6 +146,19 @@ def _forward(
   item.store(lse_ref, jnp.where(is_empty, -jnp.inf, lse))
 
 
+def _weights(item, a, b, lse, pairs):
+  """exp(scores - lse): [this side, other side], 0 where there is no pair.
+
+  Args:
+    item: the item of a list.
+    a, b: the queries or keys of this side, and the others.
+    lse: of the queries, in base 2: [tile, 1] or [1, tile].
+    pairs: bool [this side, other side]; None for all.
+  """
+  p = jnp.exp2(item.dot(a, b, (1, 1)) * (LOG2_E / math.sqrt(a.shape[-1])) - lse)
+  return p if pairs is None else jnp.where(pairs, p, 0.0)
+
+
 def _backward_of_queries(
   items,
   others,
@@ -173,9 +184,7 @@ def _backward_of_queries(
 
   def body(at, pairs, dq):
     k, v = item.rows(k_ref, at), item.rows(v_ref, at)
-    p = jnp.exp2(item.dot(q, k, (1, 1)) * (scale * LOG2_E) - lse[:, None])
-    if pairs is not None:
-      p = jnp.where(pairs, p, 0.0)
+    p = _weights(item, q, k, lse[:, None], pairs)
     ds = p * (item.dot(dout, v, (1, 1)) - delta[:, None])
     return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
 
@@ -210,9 +219,8 @@ def _backward_of_keys(
     q, dout = item.rows(q_ref, at), item.rows(dout_ref, at)
     lse, delta = item.rows(lse_ref, at) * LOG2_E, item.rows(delta_ref, at)
     # Transposed: a row for each key.
-    p = jnp.exp2(item.dot(k, q, (1, 1)) * (scale * LOG2_E) - lse[None, :])
-    if pairs is not None:
-      p = jnp.where(pairs, p, 0.0)
+    p = _weights(item, k, q, lse[None, :], pairs)
+    # dv before ds: both gradients at a time would need more registers.
     dv = dv + item.dot(p.astype(dout.dtype), dout, (1, 0))
     ds = p * (item.dot(v, dout, (1, 1)) - delta[None, :])
     return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv

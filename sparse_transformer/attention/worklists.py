@@ -138,19 +138,15 @@ def make_work(
 
 
 def merge_slots(
-  out_SBLHE: jax.Array, lse_SBLH: jax.Array, written_SLH: Table
+  out_SBLHE: jax.Array, lse_SBLH: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the keys of all slots.
 
   Args:
-    out_SBLHE, lse_SBLH: results of each slot; any values where not written.
-    written_SLH: see `Lists`.
+    out_SBLHE, lse_SBLH: results of each slot; 0 and -inf where it has none.
   """
   if len(out_SBLHE) == 1:
     return out_SBLHE[0], lse_SBLH[0]
-  written_SBLH = jnp.asarray(written_SLH)[:, None]
-  lse_SBLH = jnp.where(written_SBLH, lse_SBLH, -jnp.inf)
-  out_SBLHE = jnp.where(written_SBLH[..., None], out_SBLHE, 0)
   max_BLH = lse_SBLH.max(0)
   # exp(-inf - 0) is 0, not NaN, where no slot has keys.
   shift_BLH = jnp.where(max_BLH == -jnp.inf, 0, max_BLH)
@@ -159,14 +155,6 @@ def merge_slots(
   out_BLHE = (weights_SBLH[..., None] * out_SBLHE).sum(0)
   divisor_BLH = jnp.where(sum_BLH == 0, 1, sum_BLH)
   return out_BLHE / divisor_BLH[..., None], shift_BLH + jnp.log(sum_BLH)
-
-
-def add_slots(x_SBLHK: jax.Array, written_SLH: Table) -> jax.Array:
-  """The sum over slots, of what was written."""
-  if len(x_SBLHK) == 1:
-    return x_SBLHK[0]
-  written_SBLHK = jnp.asarray(written_SLH)[:, None, ..., None]
-  return jnp.where(written_SBLHK, x_SBLHK, 0).sum(0)
 
 
 class _Orders:

@@ -1,0 +1,84 @@
+"""What the executors with fused kernels share: running them on work lists."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparse_transformer.attention import worklists
+from sparse_transformer.attention.contract import Plan, Table
+from sparse_transformer.attention.sharding import divide_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused(abc.ABC):
+  """Runs all heads and parts in one launch of each kernel.
+
+  The tables of its plans have `by_query.written` and `by_key.written`, see
+  `worklists.Lists`.
+
+  Attributes:
+    interpret: whether to interpret the kernels, on any platform.
+  """
+
+  interpret: bool = False
+
+  @abc.abstractmethod
+  def kernels(self) -> Any:
+    """The module with the kernels, imported only where they run.
+
+    Its functions `forward` and `backward` take tables, arrays and `interpret`,
+    and return the results of each slot.
+    """
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    launch = self.kernels().forward
+
+    def run(tables, *arrays):
+      out, lse = launch(tables, *arrays, interpret=self.interpret)
+      written = tables.by_query.written
+      return worklists.merge_slots(
+        _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
+      )
+
+    return divide_batch(run, plan.tables, q_BLHK, k_BMHK, v_BMHE)
+
+  def backward(
+    self,
+    plan: Plan,
+    q_BLHK: jax.Array,
+    dout_BLHE: jax.Array,
+    lse_BLH: jax.Array,
+    delta_BLH: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
+    launch = self.kernels().backward
+
+    def run(tables, *arrays):
+      slots = launch(tables, *arrays, interpret=self.interpret)
+      lists = tables.by_query, tables.by_key, tables.by_key
+      return tuple(
+        _written_or(0, x, side.written).sum(0)
+        for x, side in zip(slots, lists, strict=True)
+      )
+
+    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
+    return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)
+
+
+def _written_or(
+  fill: float, x_SBLH: jax.Array, written_SLH: Table
+) -> jax.Array:
+  """What a kernel has written; it leaves any values elsewhere."""
+  if len(x_SBLH) == 1:  # the first slot holds all rows
+    return x_SBLH
+  written = jnp.asarray(written_SLH)[:, None]
+  trailing = (1,) * (x_SBLH.ndim - written.ndim)
+  return jnp.where(written.reshape(*written.shape, *trailing), x_SBLH, fill)

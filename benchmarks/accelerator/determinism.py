@@ -59,7 +59,7 @@ def attention(name: str, dtype: str, small: bool, record) -> dict:
 
 
 def steps(name: str, small: bool, record) -> dict:
-  """Trains twice from the start, each compiled anew."""
+  """Trains twice from the start, and compiles each time."""
   from benchmarks.accelerator import training
 
   del record

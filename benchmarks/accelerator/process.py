@@ -110,7 +110,7 @@ class _Progress:
     self.finish(self.running or START, {"failed": reason})
 
   def run_out(self) -> None:
-    """Records that there is no time left for the entry that runs."""
+    """Records that the current entry, or the part, has run out of time."""
     if time.monotonic() < self._deadline or not self._has_device:
       self.fail("it took too long")
     else:

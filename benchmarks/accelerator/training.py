@@ -54,7 +54,7 @@ def random_tokens(experiment: Experiment, step: int) -> jax.Array:
 
 
 def advance(experiment: Experiment, state, last: int):
-  """The state at step `last`, compiled anew, as when a run resumes."""
+  """The state at step `last`; compiles again, as a resumed run does."""
   jax.clear_caches()
   update = jax.jit(experiment.step, donate_argnums=0)
   with jax.set_mesh(experiment.mesh):

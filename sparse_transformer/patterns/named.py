@@ -36,8 +36,8 @@ FACTORIZATIONS = (
 )
 MODES = ("interleaved", "merged", "heads")
 
-# What is longer is no expression that someone wrote, and nests too deep for
-# functions that recurse into it.
+# Nobody writes longer expressions by hand, and functions that recurse into
+# deeply nested ones would exceed Python's recursion limit.
 MAX_CHARACTERS = 4000
 # Each pattern of a combination may need a loop of its own in the compiled
 # network, and its tiles are compared with those of all patterns before it.

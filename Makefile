@@ -62,9 +62,10 @@ targets: $(TARGETS)/cuda/installed $(TARGETS)/tpu/installed
 targets-test: .venv/installed targets
 	REQUIRE_TARGETS=1 $(BIN)/python -m pytest -m targets tests/targets
 
-# Compiles all presets, and writes benchmarks/results/compiled.json.
+# Compiles all presets, and attention by itself; writes benchmarks/results.
 compiled: .venv/installed targets
-	$(BIN)/python benchmarks/compiled.py
+	$(BIN)/python -m benchmarks.compiled
+	$(BIN)/python -m benchmarks.kernels
 
 $(TARGETS)/%/installed: requirements-%.txt
 	@test -n "$(NEWER)" || { \

@@ -1,6 +1,6 @@
 """Compiles the training step of all presets for devices that are not here.
 
-python benchmarks/compiled.py
+  python -m benchmarks.compiled
 
 Writes benchmarks/results/compiled.json, after each program, and prints a table.
 What is there already is compiled again only with --again.
@@ -10,22 +10,15 @@ is run: see docs/accelerators.md for what that means.
 
 import argparse
 import importlib
-import json
+import itertools
 import pathlib
-import sys
+
+from benchmarks import recorded
+from sparse_transformer import tables
+from sparse_transformer.targets import advice, catalogue, compilers, rendering
+from sparse_transformer.training.experiment import check_batch
 
 REPO = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(REPO))
-
-from sparse_transformer import atomic, tables  # noqa: E402
-from sparse_transformer.targets import (  # noqa: E402
-  advice,
-  catalogue,
-  compilers,
-  rendering,
-)
-from sparse_transformer.training.experiment import check_batch  # noqa: E402
-
 RESULTS = REPO / "benchmarks" / "results" / "compiled.json"
 PRESETS = sorted(
   path.stem
@@ -37,16 +30,10 @@ TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
 
 def main() -> None:
   args = _parse()
-  results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-  for target in args.targets:
-    for preset in args.presets:
-      known = [r for r in results if _key(r) == (preset, target)]
-      if known and not args.again:
-        continue
-      report = compile_preset(preset, catalogue.parse(target))
-      results = [r for r in results if r not in known] + [report]
-      results.sort(key=_key)
-      atomic.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+  keys = [(p, t) for t, p in itertools.product(args.targets, args.presets)]
+  results = recorded.record(
+    RESULTS, ("preset", "target"), keys, compile_preset, args.again
+  )
   print(table(results))
 
 
@@ -58,15 +45,12 @@ def _parse():
   return parser.parse_args()
 
 
-def _key(report):
-  return report["preset"], report["target"]
-
-
-def compile_preset(preset, target):
+def compile_preset(preset: str, name: str) -> dict:
   """The report on a preset, with advice if it does not fit.
 
   A batch that is too small for the devices is made as large as they are many.
   """
+  target = catalogue.parse(name)
   config = importlib.import_module(f"configs.{preset}").get_config()
   train = config.train
   changes = {}
@@ -76,7 +60,7 @@ def compile_preset(preset, target):
   report = compilers.compile_for(target, config) | dict(changes=changes)
   if any(map(rendering.needed_more, report["programs"])):
     report["advice"] = advice.advise(target, config, report)
-  return dict(preset=preset, **report)
+  return report
 
 
 def table(results):

@@ -1,0 +1,97 @@
+"""Compiles attention by itself for devices that are not here.
+
+  python -m benchmarks.kernels
+
+Forward and backward pass of one layer with 8 heads, merged fixed or strided, in
+bfloat16, with one sequence on each device. Writes
+benchmarks/results/kernels.json, after each program, and prints tables. What is
+there already is compiled again only with --again. Nothing is run: see
+docs/accelerators.md for what that means.
+"""
+
+import argparse
+import itertools
+import pathlib
+
+from benchmarks import recorded
+from configs import enwik8
+from sparse_transformer import tables
+from sparse_transformer.targets import catalogue, compilers
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "kernels.json"
+NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
+TARGETS = "h100", "v5e", "v6e"
+PATTERNS = "fixed", "strided"
+LENGTHS = 3_072, 12_288
+WIDTHS = (64, 64), (128, 128)
+FUSED = [
+  (target, "auto", pattern, n, *widths)
+  for target, pattern, n, widths in itertools.product(
+    TARGETS, PATTERNS, LENGTHS, WIDTHS
+  )
+]
+# What plain XLA launches instead.
+PLAIN = [
+  ("h100", backend, pattern, 12_288, 64, 64)
+  for backend, pattern in itertools.product(("batched", "streamed"), PATTERNS)
+]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--again", action="store_true")
+  again = parser.parse_args().again
+  keys = PLAIN + FUSED
+  records = recorded.record(RESULTS, NAMES, keys, compile_attention, again)
+  found = {tuple(r[name] for name in NAMES): r for r in records}
+  print(memory_table(found))
+  print(launches_table(found))
+
+
+def compile_attention(name, backend, pattern, n, qk_width, value_width) -> dict:
+  """Launches and memory of one program, and what its kernels take."""
+  target = catalogue.parse(name)
+  config = enwik8.get_config()
+  config.data.length = n
+  config.model.num_layers, config.model.num_heads = 1, 8
+  config.model.width = 8 * value_width
+  config.model.half_size = qk_width != value_width
+  config.attention.pattern, config.attention.backend = pattern, backend
+  config.train.batch_size = target.num_devices
+  report = compilers.compile_for(target, config, "attention")
+  (program,) = report["programs"]
+  if not program["compiles"]:
+    raise ValueError(f"{name}, {program['name']}: {program['reason']}")
+  fields = "executor", "launches", "copies", "kernels"
+  return {field: program[field] for field in fields} | dict(
+    jax=report["jax"], peak_bytes=program["memory"]["peak"]
+  )
+
+
+def memory_table(found: dict) -> str:
+  """Peak memory of fused attention on each target, in MiB."""
+  rows = [("pattern", "n", "K, E", *TARGETS)]
+  for pattern, n, widths in itertools.product(PATTERNS, LENGTHS, WIDTHS):
+    peaks = [
+      found[target, "auto", pattern, n, *widths]["peak_bytes"]
+      for target in TARGETS
+    ]
+    cells = (f"{peak / 2**20:.0f}" for peak in peaks)
+    rows.append((pattern, f"{n:,}", "{}, {}".format(*widths), *cells))
+  return tables.markdown(rows)
+
+
+def launches_table(found: dict) -> str:
+  """Launches on a GPU by each executor."""
+  rows = [("attention by", *PATTERNS)]
+  for backend in ("auto", "batched", "streamed"):
+    records = [
+      found["h100", backend, pattern, 12_288, 64, 64] for pattern in PATTERNS
+    ]
+    cells = (f"{record['launches']:,}" for record in records)
+    rows.append((f"`{records[0]['executor']}`", *cells))
+  return tables.markdown(rows)
+
+
+if __name__ == "__main__":
+  main()

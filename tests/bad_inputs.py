@@ -376,7 +376,9 @@ OTHER_TYPES: dict[str, tuple[str, ...]] = {
   "attention.num_summaries": ("None", "1.5"),
   "attention.backend": ("None", "1"),
   "attention.tile": ("None", "'16'"),
+  "optimizer.name": ("None", "1"),
   "optimizer.learning_rate": ("None", "'1e-3'", "1j"),
+  "optimizer.adam_learning_rate": ("None", "'1e-3'"),
   "optimizer.warmup_steps": ("None", "0.5"),
   "optimizer.beta1": ("None", "'0.9'"),
   "optimizer.beta2": ("None", "(0.9,)"),
@@ -939,7 +941,14 @@ def comparisons():
       "steps:-1",
     ),
     *("steps:-1", "steps:nan", "steps:inf", "steps:0.5", "steps:2.5"),
-    *("steps:1e30", "seconds:0", "seconds:nan", "processor_seconds:0", "flops:-1", "flops:1e400"),
+    *(
+      "steps:1e30",
+      "seconds:0",
+      "seconds:nan",
+      "processor_seconds:0",
+      "flops:-1",
+      "flops:1e400",
+    ),
     *("steps:1e400", "Steps:5", "steps=5", f"steps:{HUGE}", "steps:5:5"),
   ):
     shown = re.escape(f"--budget={text}") if 0 < len(text) < 99 else "--budget"

@@ -11,6 +11,7 @@ overridden as in training: --config.attention.backend=dense.
 import contextlib
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 from absl import flags
 
@@ -21,9 +22,14 @@ from sparse_transformer.data import SPLITS
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
-  steps: Sequence[int | None] = []  # all
-  if args.step != ["all"]:
-    steps = integers("step", args.step) or [None]
+  steps: Sequence[int | None] | Literal["best"]
+  match args.step:
+    case ["all"]:
+      steps = []
+    case ["best"]:
+      steps = "best"
+    case words:
+      steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
   from sparse_transformer.training.scoring import score_run
 
@@ -58,7 +64,12 @@ def integers(flag: str, words: Sequence[str]) -> list[int]:
 
 if __name__ == "__main__":
   flags.DEFINE_enum("split", "test", SPLITS, "Split to score.")
-  flags.DEFINE_list("step", [], "Steps of checkpoints, or all; default: last.")
+  flags.DEFINE_list(
+    "step",
+    [],
+    "Steps of checkpoints; all; or best: the one that scores best on the whole"
+    " validation split; default: last.",
+  )
   flags.DEFINE_list(
     "min_context",
     ["0"],

@@ -70,6 +70,50 @@ def test_step_that_its_run_deletes_meanwhile_is_skipped(
   assert "no checkpoint of step 2" in capfd.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory):
+  """A run whose validation loss falls, then rises: coins learned by heart."""
+  folder = tmp_path_factory.mktemp("overfitted")
+  coins = np.random.RandomState(0).randint(0, 2, 800).astype(np.uint8)
+  (folder / "coins").write_bytes(coins)
+  settings = {
+    "data.fractions": (0.1, 0.45, 0.45),
+    "optimizer.learning_rate": 0.01,
+    "optimizer.ema_decay": 0.5,
+    "train.steps": 60,
+    "eval.every": 15,
+    "eval.sequences": 1,  # of 12
+    "checkpoint.every": 15,
+    "checkpoint.keep": 4,
+  }
+  config = runs.text(folder / "coins", **settings)
+  loop.train(config, folder / "run")
+  return folder / "run"
+
+
+def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
+  every = lines(capfd, overfitted, "--split=validation", "--step=all")
+  bits = {line["step"]: line["bits_per_dim"] for line in every}
+  best = min(bits, key=bits.get)
+  assert best < 60 and bits[best] < bits[60]
+  tests = lines(capfd, overfitted, "--step=all")
+  # What is saved is not computed again: only the test split is.
+  scored = []
+  monkeypatch.setattr(
+    evaluate,
+    "bits_per_dim",
+    lambda *args, _original=evaluate.bits_per_dim, **settings: (
+      scored.append(settings["name"]) or _original(*args, **settings)
+    ),
+  )
+  (found,) = lines(capfd, overfitted, "--step=best")
+  assert scored == ["test"]
+  assert found.pop("validation_bits_per_dim") == bits[best]
+  assert [found] == [line for line in tests if line["step"] == best]
+  (last,) = lines(capfd, overfitted)
+  assert found["bits_per_dim"] < last["bits_per_dim"]
+
+
 def test_no_context_is_rejected(workdir):
   config = config_lib.read_config(workdir)
   given = dict(split="test", steps=[4], contexts=[], weights="ema")
@@ -126,7 +170,8 @@ def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   (result,) = lines(capfd, workdir, "--split=validation", "--min_context=9")
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
   saved = json.loads(stem.with_suffix(".json").read_text())
-  bits = saved.pop("by_position")
+  bits, inputs = saved.pop("by_position"), saved.pop("inputs")
+  assert inputs["config"]["data"]["length"] == 32
   assert saved == result and len(bits) == 32
   # Windows start at 0, 23, ...: how often each position counts.
   size = result["tokens"]

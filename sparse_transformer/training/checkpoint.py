@@ -68,6 +68,9 @@ class Checkpoints:
     about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
+
+  Attributes:
+    workdir: the absolute path of that folder.
   """
 
   def __init__(
@@ -79,7 +82,8 @@ class Checkpoints:
     about: dict[str, Any] | None = None,
     on_error: str = "stop",
   ):
-    self._folder = pathlib.Path(workdir).absolute() / "checkpoints"
+    self.workdir = pathlib.Path(workdir).absolute()
+    self._folder = self.workdir / "checkpoints"
     self._keep, self._keep_best = keep or 0, keep_best
     self._about, self._on_error = about or {}, on_error
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -101,6 +105,20 @@ class Checkpoints:
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints in ascending order."""
     return self._find("state")
+
+  def validations(self) -> dict[int, float]:
+    """Returns {step: bits per dim of its last validation}, where known."""
+    found = {
+      s: _read_about(self._path(s)).get("validation") for s in self.steps()
+    }
+    return {step: bits for step, bits in found.items() if bits is not None}
+
+  def fingerprint(self, step: int) -> str | None:
+    """Returns a CRC-32 of a checkpoint's contents; None if it is unknown."""
+    try:
+      return f"{_crc32(self._path(step) / FILES):08x}"
+    except OSError:
+      return None
 
   def check_step(self, step: int | None) -> int:
     """Returns a step that is saved; None stands for the last one.
@@ -248,11 +266,7 @@ class Checkpoints:
     self._prune()
 
   def _prune(self) -> None:
-    steps, bits = self.steps(), {}
-    for step in steps:
-      found = _read_about(self._path(step)).get("validation")
-      if found is not None:
-        bits[step] = found
+    steps, bits = self.steps(), self.validations()
     best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
     kept = {*steps[-self._keep :], *best}
     # Older versions could leave half of a checkpoint that they deleted.

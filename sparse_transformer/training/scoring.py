@@ -1,22 +1,21 @@
-"""Scores checkpoints of a run: what eval.py prints and saves."""
+"""Scores checkpoints of a run: what eval.py prints."""
 
-import json
 import os
-import pathlib
-import sys
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Literal
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer import data
-from sparse_transformer.figures import curves
-from sparse_transformer.training import checkpoint, evaluate, memory_limits
+from sparse_transformer.training import (
+  checkpoint,
+  evaluate,
+  memory_limits,
+  selection,
+)
+from sparse_transformer.training.evaluations import Evaluation, Result
 from sparse_transformer.training.experiment import Experiment, check_eval_batch
 from sparse_transformer.training.signals import Signals, Stopped
-
-Result = dict[str, Any]
+from sparse_transformer.training.step import State
 
 
 def score_run(
@@ -24,7 +23,7 @@ def score_run(
   workdir: str | os.PathLike,
   *,
   split: str,
-  steps: Sequence[int | None],
+  steps: Sequence[int | None] | Literal["best"],
   contexts: Sequence[int],
   weights: str,
 ) -> Generator[Result, None, None]:
@@ -36,7 +35,8 @@ def score_run(
     split: one of `data.SPLITS`.
     steps: steps of checkpoints; None is the last one, () are all. Of these, one
       that a training run deletes meanwhile is skipped, with a line on standard
-      error.
+      error. "best" is that of `best_step`, whose results have its bits as
+      `validation_bits_per_dim`.
     contexts: minimum numbers of positions before a scored one.
     weights: "ema" or "params", see `State`.
 
@@ -58,54 +58,28 @@ def score_run(
   for min_context in contexts:  # finds errors before the work starts
     source.windows(split, min_context)
   with Signals() as signals, checkpoint.Checkpoints(workdir) as checkpoints:
-    for step in steps:
-      checkpoints.check_step(step)
-    for step in steps or checkpoints.steps() or [None]:
-      try:
+    checkpoints.check_step(None)  # there must be one
+    best = {}
+    if steps == "best":
+      step, bits = selection.best_step(
+        experiment, checkpoints, weights, signals
+      )
+      steps, best = [step], dict(validation_bits_per_dim=bits)
+    asked = [checkpoints.check_step(step) for step in steps]
+    for step in asked or checkpoints.steps():
+      state: State | None
+      if asked:
         state = experiment.restore(checkpoints, step)
-      except (ValueError, FileNotFoundError):
-        if steps or step is None or step in checkpoints.steps():
-          raise
-        print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
+      elif not (state := selection.restore(experiment, checkpoints, step)):
         continue
       for min_context in contexts:
-        about = dict(
-          split=split,
-          step=int(state.step),
-          min_context=min_context,
-          weights=weights,
-          unit=source.unit,
+        evaluation = Evaluation(
+          experiment, checkpoints, step, split, min_context, weights
         )
         tally = evaluate.Tally(source.length)
-        windows = source.windows(split, min_context)
         try:
-          evaluate.bits_per_dim(
-            experiment.losses,
-            getattr(state, weights),
-            signals.checked(windows),
-            batch_size=config.eval.batch_size,
-            sharding=experiment.batch_sharding,
-            name=split,
-            tally=tally,
-          )
+          result = evaluation.run(state, tally=tally, signals=signals)
         except Stopped:
-          yield tally.summary() | about | dict(complete=False)
+          yield tally.summary() | evaluation.about | dict(complete=False)
           raise
-        result = tally.summary() | about
-        if isinstance(source, data.Images) and source.shape[2] > 1:
-          result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
-        _save(workdir, result, tally.by_position())
-        yield result
-
-
-def _save(
-  workdir: str | os.PathLike, result: Result, bits_L: np.ndarray
-) -> None:
-  """Writes a result with its bits by position, as JSON and as a picture."""
-  folder = pathlib.Path(workdir) / "evaluations"
-  folder.mkdir(exist_ok=True)
-  stem = "{split}-step{step}-context{min_context}-{weights}".format(**result)
-  bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
-  text = json.dumps(result | dict(by_position=bits))
-  (folder / f"{stem}.json").write_text(text + "\n")
-  curves.bits_by_position(bits_L, result).savefig(folder / f"{stem}.png")
+        yield result | best

@@ -28,6 +28,12 @@ def in_float32(config: ConfigDict) -> ConfigDict:
   return changed
 
 
+def new_tally(source: data.Source) -> evaluate.Tally:
+  """A tally whose error is over images, or over blocks of a stream."""
+  of_images = isinstance(source, data.Images)
+  return evaluate.Tally(source.length, None if of_images else evaluate.BLOCK)
+
+
 def score(
   experiment: Experiment,
   params: Any,
@@ -44,8 +50,8 @@ def score(
     params: parameters of the network.
     split: one of `data.SPLITS`.
     min_context: minimum number of positions before a scored one.
-    tally: tally to add to; it has what was scored even if an exception ends
-      the work.
+    tally: `new_tally` to add to; it has what was scored even if an exception
+      ends the work.
     signals: caught signals, which end the work.
 
   Returns:
@@ -59,7 +65,7 @@ def score(
     batch_size=experiment.config.eval.batch_size,
     sharding=experiment.batch_sharding,
     name=split,
-    tally=tally,
+    tally=tally or new_tally(experiment.source),
   )
 
 
@@ -126,7 +132,7 @@ class Evaluation:
       signals: see `score`.
     """
     source = self.experiment.source
-    tally = tally or evaluate.Tally(source.length)
+    tally = tally or new_tally(source)
     params = getattr(state, self.weights)
     result = self.about | score(
       self.experiment,

@@ -8,11 +8,14 @@ from ml_collections import ConfigDict
 
 from sparse_transformer.training import (
   checkpoint,
-  evaluate,
   memory_limits,
   selection,
 )
-from sparse_transformer.training.evaluations import Evaluation, Result
+from sparse_transformer.training.evaluations import (
+  Evaluation,
+  Result,
+  new_tally,
+)
 from sparse_transformer.training.experiment import Experiment, check_eval_batch
 from sparse_transformer.training.signals import Signals, Stopped
 from sparse_transformer.training.step import State
@@ -76,7 +79,7 @@ def score_run(
         evaluation = Evaluation(
           experiment, checkpoints, step, split, min_context, weights
         )
-        tally = evaluate.Tally(source.length)
+        tally = new_tally(source)
         try:
           result = evaluation.run(state, tally=tally, signals=signals)
         except Stopped:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+import scipy.signal
 from jax.sharding import SingleDeviceSharding
 
 from sparse_transformer import data
@@ -35,13 +36,14 @@ def markov(params, tokens_BL):
   return params[before]
 
 
-def score(source, params, batch_size, min_context=0, apply=markov):
+def score(source, params, batch_size, min_context=0, apply=markov, tally=None):
   return evaluate.bits_per_dim(
     evaluate.make_losses(apply),
     jnp.asarray(params, jnp.float32),
     source.windows("test", min_context),
     batch_size=batch_size,
     sharding=SHARDING,
+    tally=tally,
   )
 
 
@@ -87,6 +89,55 @@ def test_standard_error_is_that_of_the_mean_over_equal_windows():
   )
 
 
+def autoregressive(n, phi):
+  """Losses that forget at the rate `phi`, and the deviation of their mean."""
+  noise = np.random.RandomState(0).normal(size=n)
+  # In equilibrium from the start, with variance 1 / (1 - phi ** 2).
+  start = phi / math.sqrt(1 - phi**2)
+  nats, _ = scipy.signal.lfilter([1], [1, -phi], noise, zi=[start])
+  variance = (n - 2 * phi * (1 - phi**n) / (1 - phi**2)) / (1 - phi) ** 2
+  return nats, math.sqrt(variance) / n
+
+
+def tally_windows(nats, length, min_context, block):
+  """The tally of a stream of losses in windows, as `Stream.windows` cuts it."""
+  step, tally = length - min_context, evaluate.Tally(length, block)
+  count = 1 + -(-(len(nats) - length) // step)
+  padding = (count - 1) * step + length - len(nats)
+  padded = np.pad(nats, (0, padding), constant_values=np.nan)
+  windows_BL = np.lib.stride_tricks.sliding_window_view(padded, length)[::step]
+  for part in range(0, count, 1000):
+    nats_BL = windows_BL[part : part + 1000]
+    scored_BL = ~np.isnan(nats_BL)
+    scored_BL[part == 0 :, :min_context] = False
+    tally.add(nats_BL, scored_BL)
+  return tally.summary()
+
+
+@pytest.mark.parametrize("phi", [0.5, 0.99])
+def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
+  """Those of windows of 128, as if these were independent, are too small."""
+  nats, expected = autoregressive(300 * evaluate.BLOCK + 1234, phi)
+  errors = set()
+  for length in (128, 512, 2048, 12_288):
+    for min_context in (0, length // 2):
+      result = tally_windows(nats, length, min_context, evaluate.BLOCK)
+      assert result["tokens"] == len(nats)
+      errors.add(round(result["standard_error"] * math.log(2), 12))
+  (error,) = errors
+  assert error == pytest.approx(expected, rel=0.1)
+  if phi > 0.9:
+    result = tally_windows(nats, 128, 0, block=None)
+    assert result["standard_error"] * math.log(2) < 0.7 * expected
+
+
+def test_standard_error_needs_two_blocks():
+  for tokens, some in ((199, False), (200, True)):
+    nats = np.random.RandomState(0).rand(tokens)
+    result = tally_windows(nats, 16, 5, block=100)
+    assert (result["standard_error"] is not None) == some
+
+
 def test_one_window_has_no_standard_error():
   tally = evaluate.Tally(64)
   assert tally.summary()["bits_per_dim"] is None
@@ -123,8 +174,15 @@ def test_unigram_network_scores_the_entropy():
     return jnp.broadcast_to(params, (*tokens_BL.shape, 256))
 
   params = logits[None, None]
-  result = score(stream(text, 50), params, 4, 10, apply=unigrams)
-  assert result["bits_per_dim"] == pytest.approx(entropy, abs=1e-5)
+  errors = []
+  for length, min_context in ((50, 10), (50, 0), (7, 6), (480, 479)):
+    tally = evaluate.Tally(length, block=40)
+    source = stream(text, length)
+    result = score(source, params, 4, min_context, unigrams, tally)
+    assert result["bits_per_dim"] == pytest.approx(entropy, abs=1e-5)
+    errors.append(result["standard_error"])
+  # The same losses have the same error, however windows cut the text.
+  np.testing.assert_allclose(errors, errors[0], rtol=1e-4)
 
 
 def test_network_is_scored_without_dropout(tmp_path):

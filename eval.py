@@ -2,20 +2,24 @@
 
 python eval.py --workdir=runs/digits
 
-Prints a JSON object for each checkpoint and each --min_context, one per line.
-Writes bits by position in the window to `evaluations` in the workdir, as JSON
-and as a picture. The config is read from the workdir; any field can be
-overridden as in training: --config.attention.backend=dense.
+Prints a JSON object for each checkpoint and each --min_context, one per line,
+and several of them as a table on standard error. Writes bits by position in the
+window to `evaluations` in the workdir, as JSON and as a picture. The config is
+read from the workdir; any field can be overridden as in training:
+--config.attention.backend=dense. Scores are computed in float32, also those of
+a run in bfloat16 or float16, unless --config.model.dtype names another dtype.
 """
 
 import contextlib
 import json
-from collections.abc import Sequence
-from typing import Literal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from absl import flags
+from ml_collections import config_flags
 
-from sparse_transformer import cli
+from sparse_transformer import cli, tables
 from sparse_transformer.data import SPLITS
 
 
@@ -31,10 +35,14 @@ def main(argv: Sequence[str]) -> None:
     case words:
       steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
+  from sparse_transformer.training.evaluations import in_float32
   from sparse_transformer.training.scoring import score_run
 
+  config = args.config
+  if "model.dtype" not in config_flags.get_override_values(args["config"]):
+    config = in_float32(config)
   scored = score_run(
-    args.config,
+    config,
     args.workdir,
     split=args.split,
     steps=steps,
@@ -43,9 +51,28 @@ def main(argv: Sequence[str]) -> None:
   )
   # If nobody reads the output, the generator must not be left to the end of
   # the process, where its checkpoints can no longer be closed.
+  found = []
   with contextlib.closing(scored) as results:
     for result in results:
       print(json.dumps(result), flush=True)
+      found.append(result)
+  if len(found) > 1:
+    print(_table(found), file=sys.stderr)
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> str:
+  """Several results, as aligned columns."""
+  titles = "step", "min_context", results[0]["unit"], "standard error", "tokens"
+  rows = []
+  for result in results:
+    bits, error = (
+      "-" if result[field] is None else f"{result[field]:.4f}"
+      for field in ("bits_per_dim", "standard_error")
+    )
+    numbers = (result[field] for field in ("step", "min_context", "tokens"))
+    step, min_context, tokens = (f"{number:,}" for number in numbers)
+    rows.append((step, min_context, bits, error, tokens))
+  return tables.align([titles, *rows], right_from=0)
 
 
 def integers(flag: str, words: Sequence[str]) -> list[int]:

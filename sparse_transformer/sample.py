@@ -98,17 +98,28 @@ def save(
   return [path]
 
 
+def _parse_step(word: str | None) -> int | None:
+  """The step that --step names; None for the last, and for the best."""
+  try:
+    return None if word in (None, "best") else int(word)
+  except ValueError:
+    raise ValueError(f"--step={word} must be an integer, or best") from None
+
+
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
+  args = flags.FLAGS
+  step = _parse_step(args.step)
   from sparse_transformer.model import kv_cache, sampling
   from sparse_transformer.training import (
     checkpoint,
+    evaluations,
     memory_limits,
+    selection,
     signals as signals_lib,
   )
   from sparse_transformer.training.experiment import Experiment
 
-  args = flags.FLAGS
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   experiment = Experiment(args.config)
   source = experiment.source
@@ -127,7 +138,10 @@ def main(argv: Sequence[str]) -> None:
     signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
   ):
-    state = experiment.restore(checkpoints, args.step)
+    if args.step == "best":
+      scored = Experiment(evaluations.in_float32(args.config))
+      step, _ = selection.best_step(scored, checkpoints, signals=signals)
+    state = experiment.restore(checkpoints, step)
     tokens, seconds = sampling.sample(
       decoder,
       state.ema,
@@ -160,7 +174,11 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "seed", 0, "Seed of the draws.", lower_bound=0, upper_bound=2**32 - 1
   )
-  flags.DEFINE_integer("step", None, "Step of the checkpoint; default: last.")
+  flags.DEFINE_string(
+    "step",
+    None,
+    "Step of the checkpoint; or best, as in eval.py; default: last.",
+  )
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")

@@ -15,7 +15,13 @@ import runs
 
 from sparse_transformer import config as config_lib, data
 from sparse_transformer.data import SPLITS
-from sparse_transformer.training import checkpoint, evaluate, loop, scoring
+from sparse_transformer.training import (
+  checkpoint,
+  evaluate,
+  evaluations,
+  loop,
+  scoring,
+)
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -48,6 +54,60 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
   assert lines(capfd, workdir) == [found[3]]  # the last step, no context
 
 
+def test_contexts_share_one_compilation_and_a_table(
+  workdir, capfd, monkeypatch
+):
+  made = []
+  make_losses = evaluate.make_losses
+  monkeypatch.setattr(
+    evaluate,
+    "make_losses",
+    lambda apply: made.append(make_losses(apply)) or made[-1],
+  )
+  words = "--min_context=16,24,28,31", "--step=2,4"
+  assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
+  output = capfd.readouterr()
+  (losses,) = made
+  assert losses._cache_size() == 1
+  titles, *rows = output.err.splitlines()
+  assert titles.split()[:3] == ["step", "min_context", "bits/byte"]
+  for line, row in zip(output.out.splitlines(), rows, strict=True):
+    result = json.loads(line)
+    expected = result["step"], result["min_context"], result["bits_per_dim"]
+    # There is no error: the split has less than two blocks.
+    step, context, bits, error, tokens = row.split()
+    assert (int(step), int(context), error) == (*expected[:2], "-")
+    assert float(bits) == pytest.approx(expected[2], abs=1e-4)
+    assert int(tokens) == result["tokens"]
+
+
+def test_scores_are_float32_unless_asked(tmp_path, capfd):
+  changes = {"model.dtype": "float16", "model.num_layers": 1}
+  loop.train(runs.tiny(**changes), tmp_path)
+  (found,) = lines(capfd, tmp_path)
+  (other,) = lines(capfd, tmp_path, "--config.model.dtype=float16")
+  assert (found["dtype"], other["dtype"]) == ("float32", "float16")
+  assert found["bits_per_dim"] != other["bits_per_dim"]
+  assert found["bits_per_dim"] == pytest.approx(other["bits_per_dim"], abs=0.02)
+
+
+def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
+  """By default, accelerators round them to TF32 or bfloat16."""
+  experiment = Experiment(config_lib.read_config(workdir))
+  seen = []
+
+  def losses(params, tokens_BL):
+    seen.append(jax.default_matmul_precision.value)
+    return np.ones(tokens_BL.shape)
+
+  monkeypatch.setitem(experiment.__dict__, "losses", losses)
+  evaluations.score(experiment, None, "test")
+  assert {*seen} == {"highest"}
+  with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
+    evaluations.score(experiment, None, "test")
+  assert seen[-1] == "tensorfloat32"
+
+
 def test_step_that_its_run_deletes_meanwhile_is_skipped(
   workdir, tmp_path, capfd, monkeypatch
 ):
@@ -78,6 +138,7 @@ def overfitted(tmp_path_factory):
   (folder / "coins").write_bytes(coins)
   settings = {
     "data.fractions": (0.1, 0.45, 0.45),
+    "model.num_layers": 1,
     "optimizer.learning_rate": 0.01,
     "optimizer.ema_decay": 0.5,
     "train.steps": 60,
@@ -112,6 +173,51 @@ def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
   assert [found] == [line for line in tests if line["step"] == best]
   (last,) = lines(capfd, overfitted)
   assert found["bits_per_dim"] < last["bits_per_dim"]
+
+  # What is not of the same checkpoint and settings is.
+  folder = overfitted / "evaluations"
+  for path, change in (
+    (folder / "validation-step15-context0-ema.json", lambda _: "{"),
+    (
+      folder / "validation-step30-context0-ema.json",
+      lambda text: text.replace('"backend": "auto"', '"backend": "dense"'),
+    ),
+    (
+      folder / "validation-step45-context0-ema.json",
+      lambda text: text.replace('"examples": 12', '"examples": 1'),
+    ),
+    (
+      overfitted / "checkpoints" / "60" / "files.json",
+      lambda text: f" {text}",
+    ),
+  ):
+    path.write_text(change(path.read_text()))
+  (again,) = lines(capfd, overfitted, "--step=best")
+  assert again == found | dict(validation_bits_per_dim=bits[best])
+  assert scored[-5:] == ["validation"] * 4 + ["test"]
+
+
+def test_best_step_needs_a_validation(tmp_path, capfd):
+  loop.train(runs.tiny(**{"train.steps": 0}), tmp_path)
+  with checkpoint.Checkpoints(tmp_path) as checkpoints:
+    assert (checkpoints.steps(), checkpoints.validations()) == ([0], {})
+  for script in "eval.py", "sparse_transformer/sample.py":
+    capfd.readouterr()
+    assert runs.command(script, f"--workdir={tmp_path}", "--step=best") == 1
+    error = capfd.readouterr().err
+    assert "no checkpoint of the run" in error and error.count("\n") == 1
+  shutil.rmtree(tmp_path / "checkpoints")
+  assert runs.command("eval.py", f"--workdir={tmp_path}", "--step=best") == 1
+  error = capfd.readouterr().err
+  assert "holds no checkpoint" in error and error.count("\n") == 1
+
+
+def test_samples_are_of_the_best_step(overfitted, capfd):
+  (found,) = lines(capfd, overfitted, "--step=best")
+  script = "sparse_transformer/sample.py"
+  words = f"--workdir={overfitted}", "--num=1", "--step=best"
+  assert runs.command(script, *words) == 0
+  assert f"of step {found['step']} in" in capfd.readouterr().out
 
 
 def test_no_context_is_rejected(workdir):
@@ -270,6 +376,7 @@ def test_checkpoints_are_closed_when_the_output_cannot_be_written(
     ("--step=,", "--step=, must be integers"),
     ("--step=", "--step is empty"),
     ("--step=all,2", "--step=all,2 must be integers"),
+    ("--step=best,2", "--step=best,2 must be integers"),
     ("--step=-1", "no checkpoint of step -1"),
     ("--config=other.py", "Overriding config is not allowed"),
     ("--step=3", "no checkpoint of step 3"),

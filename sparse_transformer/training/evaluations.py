@@ -7,14 +7,15 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, data
 from sparse_transformer.figures import curves
-from sparse_transformer.training import evaluate
+from sparse_transformer.training import evaluate, memory_limits
 from sparse_transformer.training.checkpoint import Checkpoints
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.experiment import Experiment, check_eval_batch
 from sparse_transformer.training.signals import Signals
 from sparse_transformer.training.step import State
 
@@ -22,10 +23,27 @@ Result = dict[str, Any]
 
 
 def in_float32(config: ConfigDict) -> ConfigDict:
-  """A copy of a config whose activations are float32, as in final scores."""
-  changed = ConfigDict(config.to_dict()).lock()
-  changed.model.dtype = "float32"
-  return changed
+  """A copy of a config whose activations are float32, as for final scores.
+
+  In bfloat16, the bits of a deep network shift by some thousandths, which is as
+  much as published results differ by.
+  """
+  groups = config.to_dict()
+  groups["model"]["dtype"] = "float32"
+  return ConfigDict(groups).lock()
+
+
+def check(experiment: Experiment) -> None:
+  """Checks that a batch of evaluation fits the devices and their memory.
+
+  Raises:
+    ValueError: it does not.
+  """
+  config = experiment.config
+  check_eval_batch(config)
+  memory_limits.check_inference(
+    config, experiment.source, config.eval.batch_size
+  )
 
 
 def new_tally(source: data.Source) -> evaluate.Tally:
@@ -46,7 +64,8 @@ def score(
   """Scores parameters on an entire split.
 
   Args:
-    experiment: the network and its data; activations have its dtype.
+    experiment: the network and its data; activations have its dtype. If it is
+      float32, so is the precision of products, on all devices.
     params: parameters of the network.
     split: one of `data.SPLITS`.
     min_context: minimum number of positions before a scored one.
@@ -58,15 +77,20 @@ def score(
     `Tally.summary` of the split.
   """
   windows: Sequence = experiment.source.windows(split, min_context)
-  return evaluate.bits_per_dim(
-    experiment.losses,
-    params,
-    signals.checked(windows) if signals else windows,
-    batch_size=experiment.config.eval.batch_size,
-    sharding=experiment.batch_sharding,
-    name=split,
-    tally=tally or new_tally(experiment.source),
-  )
+  # By default, GPUs and TPUs round the operands of products in float32.
+  precision = jax.default_matmul_precision.value
+  if experiment.config.model.dtype == "float32":
+    precision = precision or "highest"
+  with jax.default_matmul_precision(precision):
+    return evaluate.bits_per_dim(
+      experiment.losses,
+      params,
+      signals.checked(windows) if signals else windows,
+      batch_size=experiment.config.eval.batch_size,
+      sharding=experiment.batch_sharding,
+      name=split,
+      tally=tally or new_tally(experiment.source),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

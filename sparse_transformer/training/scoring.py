@@ -6,17 +6,9 @@ from typing import Literal
 
 from ml_collections import ConfigDict
 
-from sparse_transformer.training import (
-  checkpoint,
-  memory_limits,
-  selection,
-)
-from sparse_transformer.training.evaluations import (
-  Evaluation,
-  Result,
-  new_tally,
-)
-from sparse_transformer.training.experiment import Experiment, check_eval_batch
+from sparse_transformer.training import checkpoint, evaluations, selection
+from sparse_transformer.training.evaluations import Evaluation, Result
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.signals import Signals, Stopped
 from sparse_transformer.training.step import State
 
@@ -53,13 +45,11 @@ def score_run(
     Stopped: a signal ended the work.
   """
   experiment = Experiment(config)
-  source = experiment.source
-  check_eval_batch(config)
-  memory_limits.check_inference(config, source, config.eval.batch_size)
+  evaluations.check(experiment)
   if not contexts:
     raise ValueError("contexts is empty, but must have a number such as 0")
   for min_context in contexts:  # finds errors before the work starts
-    source.windows(split, min_context)
+    experiment.source.windows(split, min_context)
   with Signals() as signals, checkpoint.Checkpoints(workdir) as checkpoints:
     checkpoints.check_step(None)  # there must be one
     best = {}
@@ -79,7 +69,7 @@ def score_run(
         evaluation = Evaluation(
           experiment, checkpoints, step, split, min_context, weights
         )
-        tally = new_tally(source)
+        tally = evaluations.new_tally(experiment.source)
         try:
           result = evaluation.run(state, tally=tally, signals=signals)
         except Stopped:

@@ -3,6 +3,7 @@
 import math
 import sys
 
+from sparse_transformer.training import evaluations
 from sparse_transformer.training.checkpoint import Checkpoints
 from sparse_transformer.training.evaluations import Evaluation
 from sparse_transformer.training.experiment import Experiment
@@ -34,10 +35,11 @@ def best_step(
 
   Raises:
     FileNotFoundError: there is no checkpoint.
-    ValueError: the run has no validation.
+    ValueError: the run has no validation, or a batch of it does not fit here.
     signals.Stopped: a signal ended the work.
   """
-  checkpoints.check_step(None)
+  evaluations.check(experiment)
+  checkpoints.check_step(None)  # there must be one
   if not checkpoints.validations():
     raise ValueError(
       "the best step is chosen by validation, but no checkpoint of the run in"

@@ -43,10 +43,11 @@ def main(argv: Sequence[str]) -> None:
 
 def _explain(args):
   """Prints the tables, and draws the patterns."""
-  from sparse_transformer.training import explanation
+  from sparse_transformer.training import cautions, explanation
   from sparse_transformer.training.experiment import Experiment
 
   model = Experiment(args.config).model
+  cautions.report(args.config)
   report = explanation.explain(args.config, model)
   name = pathlib.Path(config_flags.get_config_filename(args["config"])).stem
   folder = args.out or f"explain/{name}"

@@ -147,7 +147,9 @@ def test_command_prints_json(tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   words = "--config.attention.pattern=fixed", "--json"
   assert runs.command(SCRIPT, DIGITS, *words) == 0
-  result = json.loads(capsys.readouterr().out)
+  output = capsys.readouterr()
+  assert output.err.startswith("warning: with attention.num_summaries=1,")
+  result = json.loads(output.out)
   assert result["attention"][0]["pattern"] == str(patterns.Block(8))
   assert result["pictures"][0] == "explain/digits/patterns.png"
   assert all((tmp_path / path).is_file() for path in result["pictures"])

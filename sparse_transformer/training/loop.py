@@ -17,6 +17,7 @@ from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
 from sparse_transformer.training import (
+  cautions,
   checkpoint,
   costs,
   evaluate,
@@ -52,6 +53,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
   experiment = Experiment(config)
   check(experiment)
   config_lib.check_config(workdir, config)
+  cautions.report(config)
   source, model = experiment.source, experiment.model
 
   workdir = pathlib.Path(workdir)

@@ -25,8 +25,8 @@ Result = dict[str, Any]
 def in_float32(config: ConfigDict) -> ConfigDict:
   """A copy of a config whose activations are float32, as for final scores.
 
-  In bfloat16, the bits of a deep network shift by some thousandths, which is as
-  much as published results differ by.
+  The rounding of bfloat16 shifts the bits of a deep network, which may be by as
+  much as published results differ.
   """
   groups = config.to_dict()
   groups["model"]["dtype"] = "float32"

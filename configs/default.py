@@ -1,6 +1,7 @@
 """Every field of an experiment: the library's defaults.
 
-Units and sources: `sparse_transformer/config.py`.
+Units and sources: `sparse_transformer/config.py`. The presets of published
+experiments name the source of each field, with the words of docs/paper.md.
 """
 
 from sparse_transformer.config import get_config as get_config

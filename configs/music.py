@@ -1,7 +1,6 @@
 """Sound from any WAV files as 8-bit mu-law at 12 kHz: strided attention.
 
-Paper row: Child et al. 2019, Table 4, 1.97 bits per byte of classical music
-with 65,536 positions and 152M parameters. This network is small, for a CPU.
+Paper row: none; a small network for a CPU. music_152m.py is that of the paper.
 
   python train.py --config=configs/music.py --workdir=runs/music \\
     --config.data.path=FOLDER

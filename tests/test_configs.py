@@ -4,20 +4,37 @@ import ast
 import collections
 import importlib
 import itertools
+import json
+import re
 
 import pytest
 import runs
 
 from sparse_transformer import config as config_lib, model, patterns
+from sparse_transformer.training import explanation
 from sparse_transformer.training.experiment import Experiment
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES.remove("default")
 LONG = "imagenet64", "music"  # several seconds of reach
+PAGE = (runs.REPO / "docs" / "paper.md").read_text()
+# {config: (row, paper, here, parameters)}, from the table of that page.
+ROWS = {
+  cells[1].strip("`"): (cells[0], *cells[2:])
+  for line in PAGE.splitlines()
+  if len(cells := line.strip("| ").split(" | ")) == 5 and "`" in cells[1]
+}
 
 
 def load(name):
-  return importlib.import_module(f"configs.{name}").get_config()
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.data.path = "/no/such/place"  # the network is known without data
+  return config
+
+
+def docstring(name):
+  source = (runs.REPO / "configs" / f"{name}.py").read_text()
+  return " ".join(ast.get_docstring(ast.parse(source)).split())
 
 
 def fields(config):
@@ -42,14 +59,118 @@ def test_preset_sets_only_known_fields_to_values_of_their_types(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_has_command_size_and_expected_result(name):
-  source = (runs.REPO / "configs" / f"{name}.py").read_text()
-  text = " ".join(ast.get_docstring(ast.parse(source)).split())
+  text = docstring(name)
   assert f"python train.py --config=configs/{name}.py" in text
   assert "Expected" in text
-  config = load(name)
-  config.data.path = "/no/such/place"  # the network is known without data
-  count = model.count_parameters(Experiment(config).model)
+  count = model.count_parameters(Experiment(load(name)).model)
   assert f"{count:,} parameters" in text
+  if name in ROWS:
+    assert ROWS[name][-1] == f"{count:,}"
+
+
+# Published experiments.
+
+
+def test_every_published_experiment_has_a_row_in_the_docs():
+  published = r"Table \d|Tables \d|follow-up's released code"
+  assert ROWS.keys() == {x for x in NAMES if re.search(published, docstring(x))}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_result_is_in_the_docstring(name):
+  for number in re.findall(r"\d\.\d+", ROWS[name][1]):
+    assert number in docstring(name)
+
+
+def test_result_here_says_compiled_only_if_it_is_recorded():
+  path = runs.REPO / "benchmarks" / "results" / "compiled.json"
+  compiled = {
+    report["preset"]
+    for report in json.loads(path.read_text())
+    if all(program["compiles"] for program in report["programs"])
+  }
+  assert {x for x in ROWS if "compiled" in ROWS[x][2]} <= compiled
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_experiment_names_the_source_of_each_field(name):
+  known = set(re.findall(r"^\| `(\w[\w-]*)` \| [^|]* \|$", PAGE, re.MULTILINE))
+  assert known == {"paper", "follow-up", "sparse_attention", "guess", "ours"}
+  source = (runs.REPO / "configs" / f"{name}.py").read_text()
+  for line in re.findall(r"^  config\..*", source, re.MULTILINE):
+    assert re.search(r"  # ([\w-]+)", line)[1] in known, line
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_experiment_can_choose_its_best_step(name):
+  config = load(name)
+  assert config.eval.sequences == 0  # the entire split
+  # A checkpoint is known by the validation of the same step.
+  assert config.checkpoint.every == config.eval.every > 0
+
+
+# As published: layers, heads, width, half size, cycle; learning rate, dropout,
+# warm-up, weight decay, epochs, batch. Presets import each other, and a change
+# to one must not change another unnoticed.
+PUBLISHED = """
+cifar10         128  2 256 1 1000 0.00035 0.25   5000 0.01     120  16
+cifar10_dense   128  2 256 1 1000 0.00035 0.25   5000 0.01     120  16
+cifar10_fixed   128  2 256 1    - 0.00035 0.25   5000 0.01     120  16
+cifar10_58m     128  2 256 1 1000 0.00035 0.25  15000 0.01     140  16
+cifar10_15m      32  2 256 1 1000 0.00035 0.005 15000 0.01   10000  16
+cifar10_150m     48 16 512 0 0100 0.00015 0.005 15000 0.01   10000  16
+cifar10_10m      48 16 128 0 0100 0.00015 0.005 15000 0.01   10000  16
+cifar10_2m       48  8  64 0 0100 0.00015 0.005 15000 0.01   10000  16
+enwik8           30  8 512 0    - 0.00035 0.4    5000 0.01      80  16
+enwik8_dense     30  8 512 0    - 0.00035 0.4    5000 0.01      80  16
+enwik8_strided   30  8 512 0    - 0.00035 0.4    5000 0.01      80  16
+imagenet64       48 16 512 0 0100 0.00015 0.01   5000 0.01      70 128
+imagenet64_150m  48 16 512 0 0100 0.00015 0.005 15000 0.001  10000 128
+imagenet64_300m  96 16 512 0 0100 0.00015 0.005 15000 0.001  10000 128
+"""
+EXAMPLES = dict(cifar10=48_000, enwik8=90e6 / 12_288, imagenet64=1_231_149)
+
+
+@pytest.mark.parametrize("line", PUBLISHED.strip().splitlines())
+def test_published_experiment_has_the_published_settings(line):
+  name, *expected = line.split()
+  config = load(name)
+  settings, optimizer, train = config.model, config.optimizer, config.train
+  epochs = train.steps * train.batch_size / EXAMPLES[config.data.name]
+  found = (
+    *(settings.num_layers, settings.num_heads, settings.width),
+    int(settings.half_size),
+    "".join(map(str, config.attention.cycle)) or "-",
+    *(optimizer.learning_rate, settings.dropout),
+    *(optimizer.warmup_steps, optimizer.weight_decay),
+    *(round(epochs), train.batch_size),
+  )
+  assert [str(value) for value in found] == expected
+  assert epochs == pytest.approx(round(epochs), rel=1e-4)
+
+
+# What positions see.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_position_sees_its_entire_past(name):
+  assert explanation.explain_reach(Experiment(load(name)).model)["layers"]
+
+
+def overridden():
+  """The presets to override: one for each network, and none that is too long.
+
+  Beyond 12,288 positions, this would take minutes.
+  """
+  found = {}
+  for name in NAMES:
+    config = load(name)
+    config.attention.update(pattern="", mode="")
+    length = Experiment(config).source.length
+    if length <= 12_288:
+      sizes = length, config.model.num_layers
+      found.setdefault((*sizes, *config.attention.values()), name)
+  return found.values()
 
 
 def seen_by_the_last(layers, n):
@@ -69,8 +190,10 @@ def seen_by_the_last(layers, n):
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(name, marks=pytest.mark.soak) if name in LONG else name
-    for name in NAMES
+    pytest.param(name, marks=pytest.mark.soak)
+    if name.startswith(LONG)
+    else name
+    for name in overridden()
   ],
 )
 def test_last_position_depends_on_the_entire_past_with_any_override(name):

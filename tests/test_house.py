@@ -24,7 +24,7 @@ MAY_IMPORT = {
   "config": {"atomic"},
   "patterns": set(),
   "data": {"atomic", "machine"},
-  "figures": {"patterns"},
+  "figures": {"tables", "patterns"},
   "attention": {"patterns"},
   "model": {"rules", "patterns", "attention"},
   "training": {

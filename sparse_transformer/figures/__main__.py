@@ -1,12 +1,13 @@
-"""Draws the README's picture of patterns.
+"""Draws the README's picture of patterns, and makes the gallery of all.
 
-python -m sparse_transformer.figures docs/patterns.png
+python -m sparse_transformer.figures docs
 """
 
 import pathlib
 from collections.abc import Sequence
 
 from sparse_transformer import cli, patterns
+from sparse_transformer.figures import gallery
 from sparse_transformer.figures.patterns import panels
 
 ROWS, COLUMNS = 12, 12  # an image small enough to see its cells
@@ -22,14 +23,16 @@ SHOWN = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws the picture into the file given as the only argument."""
-  if len(argv) != 2 or not pathlib.Path(argv[1]).suffix:
-    raise ValueError("give one argument: the PNG file to write")
+  """Writes all that is made from patterns into the folder of docs."""
+  if len(argv) != 2 or not pathlib.Path(argv[1]).is_dir():
+    raise ValueError("give one argument: the folder of the docs")
+  folder = pathlib.Path(argv[1])
   titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
   # Each has one factor, the same in all heads.
   shown = [patterns.parse(text)[0][0] for text in SHOWN.values()]
   figure = panels(titles, shown, (ROWS, COLUMNS), ROWS * COLUMNS)
-  figure.savefig(argv[1])
+  figure.savefig(folder / "patterns.png")
+  gallery.write(folder)
 
 
 if __name__ == "__main__":

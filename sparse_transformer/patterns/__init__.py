@@ -51,5 +51,6 @@ from sparse_transformer.patterns.registry import (
   CATALOGUE as CATALOGUE,
   examples as examples,
   register as register,
+  signature as signature,
   table as table,
 )

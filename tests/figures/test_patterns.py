@@ -115,11 +115,12 @@ def test_million_positions_are_drawn(tmp_path):
 
 
 def test_readme_picture_is_drawn_by_its_command(tmp_path):
-  script, path = "sparse_transformer/figures/__main__.py", tmp_path / "p.png"
-  assert runs.command(script, path) == 0
+  script = "sparse_transformer/figures/__main__.py"
+  assert runs.command(script, tmp_path) == 0
   in_readme = pixels(runs.REPO / "docs" / "patterns.png")
-  assert pixels(path).shape == in_readme.shape
+  assert pixels(tmp_path / "patterns.png").shape == in_readme.shape
   assert runs.command(script) == 1
+  assert runs.command(script, tmp_path / "patterns.png") == 1
 
 
 def test_readme_names_patterns_as_configs_do():

@@ -1,0 +1,224 @@
+"""The gallery of patterns: a page on the catalogue, with small pictures.
+
+The pictures are pixels without text, so that the same catalogue gives the same
+files wherever they are drawn.
+"""
+
+import functools
+import inspect
+import os
+import pathlib
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from sparse_transformer import patterns, tables
+from sparse_transformer.figures import style
+from sparse_transformer.figures.patterns import image_of_matrix, image_of_query
+from sparse_transformer.patterns import Pattern
+
+PAGE, PICTURES = "patterns.md", "figures/patterns"  # in the folder of docs
+ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
+POSITIONS = ROWS * COLUMNS
+CELL = 3  # pixels of a pair; a position of the data is as wide as all columns
+GAP = 12  # pixels between the two views
+LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
+# Of the names that have factors.
+SETTINGS = dict(stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2)
+
+INTRODUCTION = f"""
+Every pattern of the catalogue, `sparse_transformer/patterns/catalogue.py`, with
+the examples that its tests run over. `make docs` makes this page from the
+catalogue.
+
+Each picture has two parts, both of {POSITIONS} positions. Above are the keys of
+one query, which is dark, with the positions in {ROWS} rows of {COLUMNS}, as in
+an image. Below are the keys of all queries, one query per row. The line below a
+picture has the number of keys of a query: the fewest and the most, and the
+mean.
+
+With `causal=False`, queries see later keys, too, as in encoders.
+[Architecture](architecture.md#add-a-pattern) explains how to add a pattern, and
+the [tutorial](tutorial.ipynb) follows one from its definition to a trained
+network.
+"""
+
+COSTS = """
+The mean number of keys of a query, with settings for long sequences. Times the
+number of positions, it is the number of pairs, to which the FLOPs of attention
+are proportional.
+"""
+
+NAMES = f"""
+What `attention.pattern` may name besides expressions: here with
+`stride={COLUMNS}`, `window={COLUMNS}`, `width={SETTINGS["width"]}` and
+`num_summaries={SETTINGS["num_summaries"]}`, in the second head.
+`attention.mode` says whether layers take turns with the factors, or heads, or
+each head has all of them, as in the pictures.
+"""
+
+
+def write(folder: str | os.PathLike) -> None:
+  """Writes the page and its pictures into the folder of docs."""
+  folder = pathlib.Path(folder)
+  (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+  for old in (folder / PICTURES).glob("*.png"):
+    old.unlink()
+  for pattern in drawn():
+    save(folder / PICTURES / file_name(pattern), picture(pattern))
+  (folder / PAGE).write_text(page())
+
+
+def drawn() -> Iterator[Pattern]:
+  """All patterns on the page, each once."""
+  shown = [*(p for e in patterns.examples().values() for p in e.small)]
+  yield from dict.fromkeys([*shown, *_unions()])
+
+
+def file_name(pattern: Pattern) -> str:
+  """The name of a picture.
+
+  >>> file_name(patterns.Local(7, causal=False) | patterns.Strided(3))
+  'local_7_causal_false_strided_3.png'
+  """
+  return re.sub(r"\W+", "_", str(pattern)).strip("_").lower() + ".png"
+
+
+def save(path: str | os.PathLike, image: np.ndarray) -> None:
+  """Writes an RGB image into a PNG file with a palette, which is small."""
+  from PIL import Image
+
+  Image.fromarray(image).quantize(16).save(path, optimize=True)
+
+
+def picture(pattern: Pattern) -> np.ndarray:
+  """RGB image: the keys of one query in the data above, all pairs below."""
+  above = image_of_query(pattern, POSITIONS, ROWS)
+  below = image_of_matrix(pattern, POSITIONS)
+  above = _framed(above, CELL * POSITIONS // COLUMNS, lines=True)
+  below = _framed(below, CELL)
+  return np.concatenate([above, _white(GAP, above.shape[1]), below])
+
+
+def _framed(cells, size, lines=False):
+  """Cells of size x size pixels, in a frame, separated by lines or not."""
+  image = cells.repeat(size, 0).repeat(size, 1)
+  line = style.rgb(style.GRID)
+  step = size if lines else len(image)
+  image[::step], image[:, ::step] = line, line
+  image[-1], image[:, -1] = line, line
+  return image
+
+
+def _white(height, width):
+  return np.full((height, width, 3), 255, np.uint8)
+
+
+# The page.
+
+
+def page() -> str:
+  """The page, as Markdown."""
+  parts = ["# Patterns", *_text(INTRODUCTION), _contents()]
+  parts += ["## Keys of a query in long sequences", *_text(COSTS), _costs()]
+  parts += ["## Names in configs", *_text(NAMES), *_names()]
+  for cls in patterns.CATALOGUE.values():
+    parts += [f"## {cls.__name__}", *_describe(cls)]
+    shown = list(dict.fromkeys(cls.examples().small))
+    parts.append(_table([f"`{pattern}`" for pattern in shown], shown))
+  return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _contents():
+  names = ["Names in configs", *patterns.CATALOGUE]
+  anchors = (name.lower().replace(" ", "-") for name in names)
+  links = (f"[{n}](#{a})" for n, a in zip(names, anchors, strict=True))
+  return _fill(" · ".join(links))
+
+
+def _costs():
+  titles = ["pattern", *(f"{n:,} positions" for n in LENGTHS)]
+  rows = []
+  for examples in patterns.examples().values():
+    means = (
+      np.mean(np.broadcast_to(examples.num_keys(np.arange(n), n), n))
+      for n in LENGTHS
+    )
+    rows.append([f"`{examples.large}`", *(f"{mean:,.1f}" for mean in means)])
+  return tables.markdown([titles, *rows])
+
+
+def _named() -> Mapping[str, Sequence[Pattern]]:
+  """The factors of each name, in the second head."""
+  return {
+    name: patterns.factorize(name, head=1, **SETTINGS)
+    for name in patterns.FACTORIZATIONS
+  }
+
+
+def _unions() -> Mapping[Pattern, Sequence[str]]:
+  """The names by all their factors together."""
+  unions: dict[Pattern, list[str]] = {}
+  for name, factors in _named().items():
+    union = functools.reduce(Pattern.__or__, factors)
+    unions.setdefault(union, []).append(name)
+  return unions
+
+
+def _names():
+  rows = [
+    (f"`{name}`", ", ".join(f"`{factor}`" for factor in factors))
+    for name, factors in _named().items()
+  ]
+  yield tables.markdown([("name", "factors"), *rows])
+  titles = [", ".join(map("`{}`".format, names)) for names in _unions().values()]
+  yield _table(titles, list(_unions()))
+
+
+def _describe(cls):
+  """The signature and the docstring of a class, as paragraphs."""
+  yield f"`{patterns.signature(cls)}`"
+  for paragraph in inspect.cleandoc(cls.__doc__).split("\n\n"):
+    head, _, rest = paragraph.partition("\n")
+    if head == "Args:":
+      fields = re.split(r"\n(?=\S)", textwrap.dedent(rest))
+      bullets = (re.sub(r"^(\w+):", r"- `\1`:", field) for field in fields)
+      yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
+    else:
+      yield _fill(_with_links(paragraph))
+
+
+def _text(text):
+  return map(_fill, text.strip().split("\n\n"))
+
+
+def _with_links(text):
+  url = r"[arXiv \1](https://arxiv.org/abs/\1)"
+  return re.sub(r"arXiv (\d{4}\.\d{5})", url, " ".join(text.split()))
+
+
+def _fill(text, indent=""):
+  return textwrap.fill(
+    " ".join(text.split()),
+    100,
+    subsequent_indent=indent,
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
+
+
+def _table(titles, shown):
+  """Patterns side by side: titles, pictures and numbers of keys."""
+  pictures = map(_image, shown)
+  return tables.markdown([titles, [*pictures], [*map(_count, shown)]])
+
+
+def _image(pattern):
+  return f"![{pattern}]({PICTURES}/{file_name(pattern)})"
+
+
+def _count(pattern):
+  counts = pattern.matrix(POSITIONS).sum(1)
+  return f"{counts.min()} to {counts.max()}, mean {counts.mean():.1f}"

@@ -1,0 +1,55 @@
+"""The gallery of patterns shows the catalogue as it is."""
+
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+
+from sparse_transformer import patterns
+from sparse_transformer.figures import gallery
+
+DOCS = runs.REPO / "docs"
+HINT = "the catalogue has changed: make docs"
+
+
+def test_page_is_made_from_the_catalogue():
+  assert (DOCS / gallery.PAGE).read_text() == gallery.page(), HINT
+
+
+def test_each_pattern_has_a_picture_and_there_are_no_others():
+  expected = {gallery.file_name(pattern): pattern for pattern in gallery.drawn()}
+  found = {path.name for path in (DOCS / gallery.PICTURES).iterdir()}
+  assert found == set(expected), HINT
+  for name, pattern in expected.items():
+    with Image.open(DOCS / gallery.PICTURES / name) as image:
+      pixels = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(pixels, gallery.picture(pattern), HINT)
+
+
+def test_patterns_have_files_of_their_own():
+  shown = list(gallery.drawn())
+  assert len({gallery.file_name(pattern) for pattern in shown}) == len(shown)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [patterns.Strided(5, causal=False), patterns.BigBird(4)],
+  ids=str,
+)
+def test_cells_of_a_picture_are_pairs(pattern):
+  n = gallery.POSITIONS
+  matrix = gallery.picture(pattern)[-n * gallery.CELL :]
+  center = gallery.CELL // 2
+  cells = matrix[center :: gallery.CELL, center :: gallery.CELL]
+  is_drawn = (cells != 255).any(-1)
+  expected = pattern.matrix(n) | np.eye(n, dtype=bool)
+  np.testing.assert_array_equal(is_drawn, expected)
+
+
+def test_costs_on_the_page_are_those_of_the_patterns():
+  n = min(gallery.LENGTHS)
+  page = gallery.page()
+  for examples in patterns.examples().values():
+    mean = examples.large.pairs(n) / n
+    text = str(examples.large).replace("|", "\\|")
+    assert f"| `{text}` | {mean:,.1f} |" in page

@@ -4,13 +4,14 @@ BIN := .venv/bin
 RUN := runs/digits
 APART := .venv/apart
 TARGETS := .venv/targets
+DOCS := .venv/docs
 # The first Python that the compilers' version of JAX accepts: 3.12 or newer.
 NEWER = $(firstword $(foreach python, \
   python3.12 python3.13 $(PYTHON) $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3), \
   $(shell $(python) -c "import sys; sys.version_info >= (3, 12) and print('$(python)')" 2>/dev/null)))
 
-.PHONY: quickstart test soak lint package bench accelerator targets \
-  targets-test compiled
+.PHONY: quickstart test soak lint package docs tutorial bench accelerator \
+  targets targets-test compiled
 
 # Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
@@ -39,6 +40,17 @@ package:
 	$(APART)/bin/pip install --quiet --disable-pip-version-check .
 	sed -n '/^```python$$/,/^```$$/{/^```/!p;}' README.md > $(APART)/example.py
 	cd $(APART) && bin/python example.py
+
+# Makes the gallery from the catalogue of patterns, and site/ from all of docs.
+docs: .venv/installed $(DOCS)/installed
+	$(BIN)/python -m sparse_transformer.figures docs
+	$(DOCS)/bin/mkdocs build --strict
+
+# Runs the tutorial again, and stores its outputs in it.
+tutorial: .venv/installed
+	$(BIN)/pip install --quiet nbconvert ipykernel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter nbconvert --to notebook \
+	  --execute --inplace docs/tutorial.ipynb
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed
@@ -73,6 +85,11 @@ $(TARGETS)/%/installed: requirements-%.txt
 	  exit 1; }
 	$(NEWER) -m venv --clear $(TARGETS)/$*
 	$(TARGETS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(DOCS)/installed: requirements-docs.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 .venv/installed: requirements.txt requirements-dev.txt

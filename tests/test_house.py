@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.metadata
+import json
 import pathlib
 import re
 import resource
@@ -15,7 +16,9 @@ from sparse_transformer import config as config_lib, patterns, tables
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
-PAGES = (REPO / "README.md", *sorted((REPO / "docs").glob("*.md")))
+DOCS = REPO / "docs"
+PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
+NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 
 # What each package may import, besides itself. Commands may import everything.
 LEAVES = {"atomic", "tables", "machine", "rules"}
@@ -258,6 +261,10 @@ def test_public_names_have_docstrings():
 # README and docs.
 
 
+def name_of(page):
+  return str(page.relative_to(REPO))
+
+
 def lines_of(page):
   """(number, line, whether it is text, neither table nor code)."""
   in_code = False
@@ -268,7 +275,7 @@ def lines_of(page):
     yield number, line, is_text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_is_wrapped_at_100_columns(page):
   long = [
     n for n, line, is_text in lines_of(page) if is_text and len(line) > 100
@@ -276,19 +283,56 @@ def test_page_is_wrapped_at_100_columns(page):
   assert long == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def links_of(page):
+  """(path, anchor) of the links to files of the repository."""
+  text = page.read_text()
+  if page.suffix == ".ipynb":
+    cells = json.loads(text)["cells"]
+    text = "\n".join(
+      "".join(x["source"]) for x in cells if x["cell_type"] == "markdown"
+    )
+  for link in re.findall(r"\]\(([^)]*)\)", text):
+    if not link.startswith("http"):
+      path, _, anchor = link.partition("#")
+      yield (page.parent / path).resolve() if path else page, anchor
+
+
+def anchors_of(page):
+  """What links to headings end in."""
+  titles = [
+    x[1:] for _, x, is_text in lines_of(page) if is_text and x[:1] == "#"
+  ]
+  plain = (re.sub(r"[^\w\s-]", "", x.strip("# ").lower()) for x in titles)
+  return {x.replace(" ", "-") for x in plain}
+
+
+@pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page):
+  broken = [
+    f"{path.name}#{anchor}"
+    for path, anchor in links_of(page)
+    if not path.exists() or (anchor and anchor not in anchors_of(path))
+  ]
+  assert broken == []
+
+
+def test_pages_of_docs_link_up():
+  index = DOCS / "README.md"
+  pages = {*PAGES[1:], *NOTEBOOKS} - {index}
+  assert pages <= {path for path, _ in links_of(index)}, f"{index} lacks a page"
+  for page in pages:
+    assert index in [path for path, _ in links_of(page)], f"{page} lacks a link"
+    name = page.with_suffix(".md").name  # notebooks, too, are pages of the site
+    assert f": {name}" in (REPO / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_what_exists(page):
   text = page.read_text()
-  links = [
-    link.partition("#")[0]
-    for link in re.findall(r"\]\(([^)]*)\)", text)
-    if not link.startswith("http")
-  ]
-  missing = [x for x in links if x and not (page.parent / x).exists()]
   scripts = re.findall(r"python ([\w/]+\.py)", text)
   scripts += re.findall(r"\bconfigs/\w+\.py|\bbenchmarks/\w+\.py", text)
   scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
-  missing += [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
+  missing = [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
   for module in re.findall(r"python -m ([\w.]+)(?<!NAME)", text):
     path = REPO / module.replace(".", "/")
     if not (
@@ -302,7 +346,7 @@ def test_page_names_only_what_exists(page):
   assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_flags_and_fields_that_exist(page):
   code = "\n".join(
     path.read_text()
@@ -324,7 +368,7 @@ def test_page_names_only_flags_and_fields_that_exist(page):
   assert unknown == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_tests_that_exist(page):
   tests = "\n".join(p.read_text() for p in (REPO / "tests").rglob("*.py"))
   named = re.findall(r"\b(test_\w+)(?![\w./])", page.read_text())

@@ -22,7 +22,7 @@ from sparse_transformer.patterns import Pattern
 PAGE, PICTURES = "patterns.md", "figures/patterns"  # in the folder of docs
 ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
 POSITIONS = ROWS * COLUMNS
-CELL = 3  # pixels of a pair; a position of the data is as wide as all columns
+CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
 # Of the names that have factors.
@@ -128,6 +128,9 @@ def page() -> str:
     parts += [f"## {cls.__name__}", *_describe(cls)]
     shown = list(dict.fromkeys(cls.examples().small))
     parts.append(_table([f"`{pattern}`" for pattern in shown], shown))
+  parts.append(
+    "[Documentation](README.md) · next: [Architecture](architecture.md)"
+  )
   return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -173,7 +176,7 @@ def _names():
     for name, factors in _named().items()
   ]
   yield tables.markdown([("name", "factors"), *rows])
-  titles = [", ".join(map("`{}`".format, names)) for names in _unions().values()]
+  titles = ["<br>".join(map("`{}`".format, x)) for x in _unions().values()]
   yield _table(titles, list(_unions()))
 
 

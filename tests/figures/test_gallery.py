@@ -17,7 +17,9 @@ def test_page_is_made_from_the_catalogue():
 
 
 def test_each_pattern_has_a_picture_and_there_are_no_others():
-  expected = {gallery.file_name(pattern): pattern for pattern in gallery.drawn()}
+  expected = {
+    gallery.file_name(pattern): pattern for pattern in gallery.drawn()
+  }
   found = {path.name for path in (DOCS / gallery.PICTURES).iterdir()}
   assert found == set(expected), HINT
   for name, pattern in expected.items():

@@ -103,13 +103,14 @@ def picture(pattern: Pattern) -> np.ndarray:
 
 
 def _framed(cells, size, lines=False):
-  """Cells of size x size pixels, in a frame, separated by lines or not."""
-  image = cells.repeat(size, 0).repeat(size, 1)
+  """Cells of size x size pixels, with lines between them or not, in a frame."""
   line = style.rgb(style.GRID)
-  step = size if lines else len(image)
-  image[::step], image[:, ::step] = line, line
-  image[-1], image[:, -1] = line, line
-  return image
+  image = cells.repeat(size, 0).repeat(size, 1)
+  if lines:
+    image[::size], image[:, ::size] = line, line
+  frame = np.full(np.add(image.shape, (2, 2, 0)), line, np.uint8)
+  frame[1:-1, 1:-1] = image
+  return frame
 
 
 def _white(height, width):

@@ -51,6 +51,7 @@ tutorial: .venv/installed
 	$(BIN)/pip install --quiet nbconvert ipykernel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter nbconvert --to notebook \
 	  --execute --inplace docs/tutorial.ipynb
+	$(BIN)/jupyter nbconvert --coalesce-streams --inplace docs/tutorial.ipynb
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed

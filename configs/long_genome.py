@@ -1,0 +1,29 @@
+"""DNA at 8,192 bases of context on a CPU.
+
+Paper row: none; the network of long_text.py.
+
+  python -m sparse_transformer.compare --config=configs/long_genome.py \\
+    --config.data.path=ecoli-k12-mg1655.fasta.gz \\
+    --vary=attention.pattern=local,strided \\
+    --budget=steps:2000 --seeds=3 --workdir=runs/long_genome
+  python train.py --config=configs/long_genome.py --workdir=runs/strided \\
+    --config.data.path=ecoli-k12-mg1655.fasta.gz
+
+Expected: not measured yet. 112,960 parameters. Independent bases take 2 bits.
+"""
+
+from configs import long_text
+
+
+def get_config():
+  config = long_text.get_config()
+
+  config.data.name = "fasta"
+  config.data.length = 8192
+
+  config.train.steps = 2000
+  config.eval.batch_size = 2
+  config.eval.sequences = 0
+  config.eval.every = 500
+  config.checkpoint.every = 500
+  return config

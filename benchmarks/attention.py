@@ -39,7 +39,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import cases as cases_lib
 import report
 
-from sparse_transformer import machine as machine_lib
+from sparse_transformer import machine as machine_lib, version
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEERS = HERE / ".peers"
@@ -161,7 +161,7 @@ def run(ours, peers, why_no_peers, cases):
     "machine": machine(ours.about),
     "python": platform.python_version(),
     "versions": {name: p.about["versions"] for name, p in processes.items()},
-    "commit": commit(),
+    "commit": version.commit(),
     "rates": {"matmul": 0, "copy": 0, "exp": 0},
     "cases": {},
   }
@@ -195,16 +195,6 @@ def machine(about):
   on_cpu = about["backend"] == "cpu"
   name = machine_lib.cpu_name() if on_cpu else about["device"]
   return {"name": name, "cores": os.cpu_count(), "threads": about["threads"]}
-
-
-def commit():
-  """The short hash of the working tree's commit, or None."""
-  command = ["git", "describe", "--always", "--dirty"]
-  try:
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-  except OSError:
-    return None
-  return done.stdout.strip() or None
 
 
 def show(results):

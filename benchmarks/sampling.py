@@ -28,6 +28,7 @@ from sparse_transformer import (
   machine as machine_lib,
   model as model_lib,
   patterns,
+  version,
 )
 from sparse_transformer.model import kv_cache
 
@@ -146,7 +147,7 @@ def main():
   report = dict(
     machine=machine,
     jax=jax.__version__,
-    commit=bench.commit(),
+    commit=version.commit(),
     network=__doc__.split("\n\n")[2].split(":")[0],
     cases=results,
   )

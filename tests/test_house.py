@@ -21,7 +21,7 @@ PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
 NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 
 # What each package may import, besides itself. Commands may import everything.
-LEAVES = {"atomic", "tables", "machine", "rules"}
+LEAVES = {"atomic", "tables", "machine", "rules", "version"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic"},

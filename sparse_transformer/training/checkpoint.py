@@ -17,7 +17,6 @@ checkpoint is damaged.
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import logging
 import os
@@ -35,7 +34,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, config as config_lib
+from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.data import Images, Stream
 from sparse_transformer.training import loss_scale
 from sparse_transformer.training.step import State
@@ -46,11 +45,10 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # as in older versions
 
 def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
-  packages = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
   return dict(
     config=config.to_dict(),
     python=platform.python_version(),
-    versions={name: importlib.metadata.version(name) for name in packages},
+    versions=version.packages(),
     data=source.digest(),
   )
 

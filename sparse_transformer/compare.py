@@ -4,29 +4,36 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --vary=attention.pattern=dense,local,strided,fixed \\
   --budget=steps:500 --seeds=3 --workdir=runs/patterns
 
-The budget of each run is a number of steps, seconds or FLOPs of training.
-Seconds are converted to steps by the measured speed of a few steps, so that
-the learning rate decays as it should; compilation and evaluation do not count,
-and nothing else should use the machine meanwhile. On a CPU that does other
-work, too, `processor_seconds` are fairer. A comparison sets train.steps
-itself, and train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a
-tenth of the steps, unless that is what varies.
+The budget of each run is a number of steps, seconds, processor seconds (of all
+threads) or FLOPs of training. A time is converted to steps by the measured
+speed of a few steps, so that the learning rate decays as it should: once for
+each value, all of them by turns. Compilation and evaluation do not count, and
+nothing else should use the machine meanwhile. On a CPU that does other work,
+too, processor_seconds are fairer. A comparison sets train.steps itself, and
+train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a tenth of the
+steps, unless that is what varies.
+
+Values are ranked by bits on the entire validation split, of the best of each
+run's checkpoints. When all runs have ended, the best value is scored on the
+test split.
 
 Each run has its own process and its own workdir, VALUE/seedN in --workdir; the
-same command resumes a comparison that was stopped. Writes comparison.md, .json
-and .html to --workdir.
+same command resumes a comparison that was stopped. Writes comparison.md, .png,
+.html, and .json, from which the others can be made again, to --workdir.
 
 Values are separated by commas outside brackets, or by semicolons.
 """
 
-import json
 import pathlib
+import shlex
+import sys
 from collections.abc import Sequence
 
 from absl import flags
 
-from sparse_transformer import cli, machine
-from sparse_transformer.data import SPLITS
+from sparse_transformer import cli, version
+
+COMMAND = "python -m sparse_transformer.compare"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,9 +43,12 @@ def main(argv: Sequence[str]) -> None:
     checks,
     choices,
     folder,
+    record,
     results,
     runs,
+    steps,
   )
+  from sparse_transformer.comparison.plan import Plan
 
   cli.check_arguments(argv)
   args = flags.FLAGS
@@ -48,33 +58,31 @@ def main(argv: Sequence[str]) -> None:
   limit = budget.parse_budget(args.budget)
   field, values = choices.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
-  about = dict(
-    field=field,
-    choices=values,
-    budget=limit,
-    seeds=args.seeds,
-    split=args.split,
-    machine=machine.machine(),
-    config=args.config.to_dict(),
-  )
-  about = json.loads(json.dumps(about))  # as it will be read
+  plan = Plan(args.config, root, field, values, limit, args.seeds)
+  about = plan.about()
   folder.check(root, about)
-  checks.check(args.config, field, values, limit, args.split)
+  checks.check(plan)
   folder.create(root, about)
-  found = runs.run_all(
-    args.config, root, field, values, limit, args.seeds, args.split
+  steps.decide(plan)
+  found = runs.run_all(plan)
+  runs.test_best(plan, found)
+  about |= dict(
+    unit=found[0]["unit"],
+    commit=version.commit(),
+    versions=version.packages(),
+    command=shlex.join([*COMMAND.split(), *sys.argv[1:]]),
   )
-  unit = found[values[0]][0]["unit"]
-  print(results.write(root, about, results.summarize(found), unit))
+  print(results.write(root, record.make(about, found)))
   print(f"comparison in {root / 'comparison.html'}")
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
   flags.DEFINE_string(
-    "budget", "steps:500", "steps:N, seconds:N, processor_seconds:N or flops:N."
+    "budget",
+    "steps:500",
+    "steps:N, seconds:N, processor_seconds:N or flops:N.",
   )
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
-  flags.DEFINE_enum("split", "test", SPLITS, "Split to evaluate on.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run_on_config(main)

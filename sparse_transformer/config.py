@@ -152,7 +152,7 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
     )
   settings = atomic.read_json(path)
   try:
-    groups = _with_defaults(settings)
+    groups = with_defaults(settings)
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{path} cannot be read: {type(error).__name__}: {error}"
@@ -160,7 +160,7 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
   return ConfigDict(groups).lock()
 
 
-def _with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
   """A config that was read as JSON: newer fields have their defaults."""
   defaults = get_config().to_dict()
   return {
@@ -204,7 +204,7 @@ def check_saved(
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
   try:
-    before = ConfigDict(_with_defaults(saved))
+    before = ConfigDict(with_defaults(saved))
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"the config in checkpoint {path} cannot be read:"

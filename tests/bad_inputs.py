@@ -960,7 +960,7 @@ def comparisons():
     ("--seeds=-1", "seeds=-1"),
     ("--seeds=1.5", "seeds.*1.5"),
     ("--seeds=two", "seeds.*two"),
-    ("--split=tests", "tests"),
+    ("--split=test", "split"),
     ("--workdir=", "--workdir"),
     ("--workdir=/proc/nowhere", "/proc/nowhere"),
     ("more", "unexpected argument 'more'"),

@@ -1,23 +1,35 @@
 """Comparisons: budgets, choices, results, and one comparison end to end."""
 
+import itertools
 import json
 import multiprocessing
 import os
+import pathlib
 import re
+import time
 
+import comparisons
 import numpy as np
 import pytest
 import runs
+from matplotlib.text import Text
 
 from sparse_transformer.comparison import (
   budget,
   checks,
   choices,
+  curves,
+  experiments,
+  figures,
   folder,
+  plan,
+  process,
+  record,
   results,
   runs as comparison_runs,
+  steps,
 )
-from sparse_transformer.training import costs
+from sparse_transformer.training import costs, loop
 from sparse_transformer.training.experiment import Experiment
 
 # Raised by ml_collections when it loads a config file.
@@ -32,6 +44,7 @@ SCRIPT = "sparse_transformer/compare.py"
   [
     ("steps:500", ("steps", 500)),
     ("seconds:1.5", ("seconds", 1.5)),
+    ("processor_seconds:9", ("processor_seconds", 9)),
     ("flops:1e15", ("flops", 1e15)),
     ("steps:2147483647", ("steps", 2**31 - 1)),
   ],
@@ -47,7 +60,7 @@ def test_budget_is_a_kind_and_an_amount(text, expected):
   + ["seconds:1e300", "seconds:inf", "flops:inf", "seconds:-1"],
 )
 def test_anything_else_is_not_a_budget(text):
-  with pytest.raises(ValueError, match="steps:N, seconds:N or flops:N"):
+  with pytest.raises(ValueError, match="steps:N, seconds:N, "):
     budget.parse_budget(text)
 
 
@@ -154,8 +167,8 @@ def test_budget_of_no_step_or_more_than_can_be_counted_is_an_error():
 def test_warm_up_is_shortened_unless_it_is_what_varies():
   config = runs.tiny(**{"optimizer.warmup_steps": 100})
   found = [
-    choices.with_steps(config, steps, field)
-    for steps, field in (
+    choices.with_steps(config, number, field)
+    for number, field in (
       (500, "model.width"),
       (2000, "model.width"),
       (500, "optimizer.warmup_steps"),
@@ -166,6 +179,11 @@ def test_warm_up_is_shortened_unless_it_is_what_varies():
 
 
 STEPS = ("steps", 20)
+
+
+def of(config, field, values, limit, root=pathlib.Path("unused"), seeds=1):
+  """The plan of a comparison."""
+  return plan.Plan(config, root, field, values, limit, seeds)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +210,7 @@ STEPS = ("steps", 20)
 def test_impossible_run_is_found_by_the_checks(field, values, budget, message):
   config = runs.tiny(**{"attention.pattern": "dense"})
   with pytest.raises((ValueError, OSError), match=message):
-    checks.check(config, field, values.split(","), budget, "test")
+    checks.check(of(config, field, values.split(","), budget))
 
 
 def test_possible_runs_pass_the_checks():
@@ -203,7 +221,7 @@ def test_possible_runs_pass_the_checks():
     ("optimizer.warmup_steps", ["1", "1000"], ("seconds", 1.0)),
     ("optimizer.warmup_steps", ["1", "19"], STEPS),
   ):
-    checks.check(config, field, values, limit, "test")
+    checks.check(of(config, field, values, limit))
 
 
 def test_folder_of_something_else_is_an_error(tmp_path):
@@ -235,7 +253,7 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path.write_text(text)
   with pytest.raises(ValueError, match=f"{path} cannot be read .*delete it"):
     comparison_runs.run_all(
-      runs.tiny(), tmp_path, "attention.pattern", ["dense"], STEPS, 1, "test"
+      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path)
     )
 
 
@@ -244,28 +262,254 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
   def fail(*inputs):
     raise error
 
-  monkeypatch.setattr(comparison_runs, "run", fail)
   monkeypatch.setattr(os, "setpgrp", lambda: None)
   receiver, sender = multiprocessing.Pipe(duplex=False)
   with pytest.raises(SystemExit, match="1"):
-    comparison_runs._run_and_exit(sender)
+    process._call_and_exit(sender, fail)
   assert receiver.poll() and "why" in receiver.recv()
 
 
-def test_means_and_deviations_are_over_the_seeds():
-  run = dict(steps=3, seconds=2.0, tokens_per_second=5.0, flops=1e9)
-  several, single = results.summarize(
-    {
-      "a": [
-        run | dict(bits_per_dim=bits, peak_bytes=peak)
-        for bits, peak in ((1.0, 7), (2.0, 9), (6.0, 8))
-      ],
-      "b": [run | dict(bits_per_dim=1.5, peak_bytes=1, seconds=None)],
-    }
+# Steps and scores.
+
+
+def test_steps_of_a_time_are_measured_once_for_all_choices(
+  tmp_path, monkeypatch
+):
+  # More than the steps of the config, which are not used.
+  config = runs.tiny(**{"optimizer.warmup_steps": 50})
+  field = "attention.pattern"
+  names, limit = ["dense", "local", "fixed"], ("seconds", 9.0)
+  comparison = of(config, field, names, limit, tmp_path, seeds=2)
+  measured = []
+
+  def times(configs, kind):
+    for config in configs:
+      Experiment(config)  # checks its settings
+    measured.append([config.attention.pattern for config in configs])
+    return [0.5, 100.0][: len(configs)]
+
+  monkeypatch.setattr(budget, "time_per_step", times)
+  monkeypatch.setattr(process, "call", lambda task, f, *inputs: f(*inputs))
+  # Of an older version, in which each run had its own.
+  (tmp_path / "local" / "seed1").mkdir(parents=True)
+  (tmp_path / "local" / "seed1" / "steps.json").write_text("7")
+  for _ in range(2):
+    steps.decide(comparison)
+    assert measured == [["dense", "fixed"]]
+    for name, number in (("dense", 18), ("local", 7), ("fixed", 1)):
+      for seed in range(2):
+        path = comparison.workdir(name, seed) / "steps.json"
+        assert json.loads(path.read_text()) == number
+  # Others need not be measured.
+  flops = of(config, field, names, ("flops", 1e9), tmp_path / "b", seeds=2)
+  steps.decide(flops)
+  expected = [
+    budget.count_steps(flops.config_of(x), flops.budget) for x in names
+  ]
+  found = [
+    json.loads(path.read_text())
+    for name in names
+    for path in sorted((tmp_path / "b" / name).glob("*/steps.json"))
+  ]
+  assert found == [number for number in expected for _ in range(2)]
+
+
+def test_timed_steps_take_turns(monkeypatch):
+  order = []
+
+  def clocked(experiment, clock):
+    assert clock is time.process_time
+    dropout = experiment.config.model.dropout
+    for i in itertools.count():
+      order.append(dropout)
+      yield 100.0 if i < budget.WARMUP_STEPS else dropout + i
+
+  monkeypatch.setattr(budget, "_clocked", clocked)
+  configs = [runs.tiny(**{"model.dropout": x}) for x in (0.0, 0.5)]
+  middle = budget.WARMUP_STEPS + (budget.TIMED_STEPS - 1) / 2
+  times = budget.time_per_step(configs, "processor_seconds")
+  assert times == [middle, middle + 0.5]
+  assert order == [0.0, 0.5] * (len(order) // 2)
+
+
+def test_experiments_with_the_same_data_share_them():
+  first, second, other = experiments.make(
+    runs.tiny(**{"data.columns": columns, "model.width": width})
+    for columns, width in ((8, 16), (8, 32), (4, 16))
   )
-  assert several["bits_per_dim"] == 3 and several["peak_bytes"] == 9
-  assert several["deviation"] == pytest.approx(np.std([1, 2, 6], ddof=1))
-  assert single["deviation"] is None and single["seconds"] is None
+  assert first.source is second.source is not other.source
+  assert first.model.width == 16 and second.model.width == 32
+
+
+def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
+  comparison = of(
+    runs.tiny(), "attention.pattern", ["dense", "local"], STEPS, tmp_path, 3
+  )
+  called = []
+  for seed in range(3):
+    path = comparison.workdir("local", seed) / "steps.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("5")
+
+  def call(task, function, settings, folder):
+    assert function is comparison_runs.test
+    assert settings["train"]["steps"] == 5
+    called.append(folder)
+    path = pathlib.Path(folder) / "test.json"
+    path.write_text('{"bits_per_dim": 3.5, "standard_error": 0.1}')
+
+  monkeypatch.setattr(process, "call", call)
+  for _ in range(2):
+    found = [dict(run) for run in TWO]
+    comparison_runs.test_best(comparison, found)
+    # Once: what is scored is not scored again.
+    assert called == [str(comparison.workdir("local", i)) for i in range(3)]
+    tests = {(run["choice"], bool(run["test"])) for run in found}
+    assert tests == {("dense", False), ("local", True)}
+
+
+# The record, and what is made from it.
+
+
+TWO = [
+  comparisons.run(choice, seed, bits)
+  for choice, of_seeds in (("dense", (3.0, 4.0, 8.0)), ("local", (2.5, 3.0, 6)))
+  for seed, bits in enumerate(of_seeds)
+]
+
+
+def test_means_deviations_and_gaps_are_over_the_seeds():
+  best, first = comparisons.record(*TWO)["rows"]
+  assert (best["choice"], first["choice"]) == ("local", "dense")
+  assert first["gap"] is None and first["validation"]["mean"] == 5
+  deviation = np.std([3, 4, 8], ddof=1)
+  assert first["validation"]["deviation"] == pytest.approx(deviation)
+  assert best["gap"]["mean"] == pytest.approx(np.mean([-0.5, -1, -2]))
+  deviation = np.std([-0.5, -1, -2], ddof=1)
+  assert best["gap"]["deviation"] == pytest.approx(deviation)
+  assert best["peak_bytes"] == 2**20 + 2 and best["processor_seconds"] is None
+  (single,) = comparisons.record(TWO[0])["rows"]
+  assert single["validation"] == dict(mean=3, deviation=None)
+
+
+def test_bits_at_equal_amounts_are_read_off_the_curves():
+  # All have trained for 20 seconds: dense half of its steps.
+  made = comparisons.record(*TWO)
+  assert made["equal"] == {"seconds": 20}
+  best, first = made["rows"]
+  assert first["equal"]["seconds"]["mean"] == 5 + 2
+  assert best["equal"]["seconds"]["mean"] == pytest.approx(11.5 / 3)
+  # Of a budget in seconds, at equal steps; with batches of several sizes, also
+  # at equal tokens: 40 steps of 32 are 20 of 64.
+  small = [run | dict(tokens_per_step=32) for run in TWO[3:]]
+  made = comparisons.record(*TWO[:3], *small, budget=("seconds", 20))
+  assert made["equal"] == {"tokens": 40 * 32, "steps": 40}
+  assert made["rows"][1]["equal"]["tokens"]["mean"] == 5 + 2
+
+
+def test_seeds_of_different_speed_are_averaged_where_all_have_been():
+  slow = TWO[0] | dict(
+    curve=dict(steps=[10, 30], seconds=[15, 45], bits_per_dim=[6, 4])
+  )
+  x, mean, low, high = curves.over_seeds([TWO[0], slow], "seconds")
+  np.testing.assert_allclose(x, [15, 20, 30, 40])
+  np.testing.assert_allclose(low, [5.5, 5, 4, 3])
+  np.testing.assert_allclose(high, [6, 6 - 1 / 3, 5, 4 + 1 / 3])
+  np.testing.assert_allclose(mean, (low + high) / 2)
+  single = [
+    run | dict(curve=dict(steps=[i], seconds=[i], bits_per_dim=[i]))
+    for i, run in enumerate(TWO[:2])
+  ]
+  assert [len(y) for y in curves.over_seeds(single, "seconds")] == [1] * 4
+
+
+def test_curve_has_the_times_that_all_lines_have_and_is_thinned():
+  lines = [
+    dict(step=i, split="train", seconds=i / 3, bits_per_dim=1.0, nats=1.0)
+    for i in range(1, 11)
+  ]
+  lines.append(dict(step=10, split="validation", bits_per_dim=2.0))
+  assert record.curve(lines, "validation") == dict(
+    steps=[10], bits_per_dim=[2.0]
+  )
+  train = record.curve(lines, "train", 4)
+  assert train["steps"] == [1, 4, 7, 10] and "processor_seconds" not in train
+  assert train["seconds"] == [0.33, 1.33, 2.33, 3.33]
+  del lines[0]["seconds"]
+  assert "seconds" not in record.curve(lines, "train")
+
+
+def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
+  made = comparisons.record(*TWO)
+  record.write(tmp_path / "comparison.json", made)
+  found = record.read(tmp_path / "comparison.json")
+  assert found["runs"] == made["runs"] and found["rows"] == made["rows"]
+  figure = figures.draw(found)
+  figure.draw_without_rendering()
+  labels = [axis.get_xlabel() for axis in figure.axes]
+  assert labels == ["seconds of training", "steps"]
+  (tokens,) = figure.axes[1].child_axes
+  assert tokens.get_xlabel() == "tokens"
+  for axis, xs in zip(figure.axes, ([20, 40], [40, 40]), strict=True):
+    ends = [line.get_xydata()[-1].tolist() for line in axis.lines]
+    assert ends == [[40 if len(xs) else 0, 5], [xs[0], pytest.approx(11.5 / 3)]]
+    assert [text.get_text() for text in axis.texts] == ["dense", "local"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"about": {}, "rows": []}'])
+def test_other_file_is_not_a_record(text, tmp_path):
+  (tmp_path / "file").write_text(text)
+  with pytest.raises(ValueError, match="is no record of a comparison"):
+    record.read(tmp_path / "file")
+
+
+def test_time_that_not_all_runs_know_is_left_out():
+  unknown = {k: v for k, v in TWO[0]["curve"].items() if k != "seconds"}
+  made = comparisons.record(TWO[0] | dict(curve=unknown), TWO[3])
+  assert made["equal"] == {}
+  assert [axis.get_xlabel() for axis in figures.draw(made).axes] == ["steps"]
+  # Nor is time on the clock drawn where the budget is in processor time.
+  made = comparisons.record(*TWO, budget=("processor_seconds", 40))
+  assert [axis.get_xlabel() for axis in figures.draw(made).axes] == ["steps"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_labels_are_within_the_figure_and_apart(number):
+  names = ["Local(8) | " * 9 + f"Global({i})" for i in range(number)]
+  made = comparisons.record(
+    *(
+      comparisons.run(name, seed, 3 + i / 100)
+      for i, name in enumerate(names)
+      for seed in range(2)
+    )
+  )
+  figure = figures.draw(made)
+  figure.draw_without_rendering()
+  for axis in figure.axes:
+    assert len({text.get_text() for text in axis.texts}) == number
+    boxes = sorted(  # without the lines to the labels
+      (Text.get_window_extent(text) for text in axis.texts),
+      key=lambda box: box.y0,
+    )
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+    assert axis.get_window_extent().width > 2 * figure.dpi
+    for below, above in zip(boxes[:-1], boxes[1:], strict=True):
+      assert below.y1 < above.y0 + 0.2 * below.height
+
+
+def test_table_ranks_by_validation_and_shows_the_only_test():
+  tested = [
+    run | dict(test=dict(bits_per_dim=9.0, standard_error=0.1))
+    for run in TWO[3:]
+  ]
+  made = comparisons.record(*TWO[:3], *tested)
+  titles, best, first = results.table(made)
+  cells = [dict(zip(titles, row, strict=True)) for row in (best, first)]
+  assert [row["attention.pattern"] for row in cells] == ["local", "dense"]
+  assert [row["test"] for row in cells] == ["9.0000 ± 0.0000", "-"]
+  assert [row["minus dense"][:7] for row in cells] == ["-1.1667", "-"]
+  assert "at 20 seconds of training" in titles
+  assert "best on validation, local" in results.notes(made)
 
 
 def words(tmp_path, *more):
@@ -287,61 +531,80 @@ def words(tmp_path, *more):
 VARY = "--vary=attention.pattern=local,Strided(8)"
 
 
-def test_comparison_from_end_to_end(tmp_path, capfd):
-  line = words(tmp_path, VARY, "--budget=steps:6", "--seeds=1")
+def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
+  # Of a single value, as a run takes long; several are compared in a soak test.
+  vary = "--vary=attention.pattern=Strided(8)"
+  line = words(tmp_path, vary, "--budget=steps:6", "--seeds=1")
   assert runs.command(SCRIPT, *line) == 0
   root, output = tmp_path / "c", capfd.readouterr().out
   text = (root / "comparison.md").read_text()
-  assert text in output and len(text.splitlines()) == 4
-  rows = json.loads((root / "comparison.json").read_text())["rows"]
-  assert [row["choice"] for row in rows] == ["local", "Strided(8)"]
-  for row in rows:
-    assert row["steps"] == 6 and row["seeds"] == 1
-    assert 3 < row["bits_per_dim"] < 6 and row["deviation"] is None
-    assert row["peak_bytes"] > 2**20 and row["tokens_per_second"] > 0
+  assert text in output and len(text.splitlines()) == 5
+  made = record.read(root / "comparison.json")
+  (row,), (run,) = made["rows"], made["runs"]
+  assert run["choice"] == row["choice"] == "Strided(8)" and run["seed"] == 0
+  assert 3 < run["validation"]["bits_per_dim"] < 6
+  assert run["validation"]["standard_error"] > 0
+  assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
+  assert run["peak_bytes"] > 2**20 and run["tokens_per_second"] > 0
+  assert 3 < run["test"]["bits_per_dim"] == row["test"]["mean"] < 6
   page = (root / "comparison.html").read_text()
   assert "data:image/png;base64," in page and "http" not in page
   # All runs are done: nothing is trained again, and no file changes.
   before = runs.files(root)
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
+  # A result of an older version is scored again, without training.
+  workdir = root / choices.folder_name("Strided(8)") / "seed0"
+  path = workdir / "result.json"
+  result = json.loads(path.read_text())
+  old = {name: result[name] for name in comparison_runs.OLD_FIELDS}
+  path.write_text(json.dumps(old | dict(bits_per_dim=4.0, split="test")))
+  monkeypatch.setattr(loop, "train", None)
+  settings = json.loads((workdir / "config.json").read_text())
+  comparison_runs.run(settings, str(workdir))
+  assert json.loads(path.read_text()) == result
   # The folder of one comparison is not used for another.
-  other = words(tmp_path, VARY, "--budget=steps:7", "--seeds=1")
+  other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")
   assert runs.command(SCRIPT, *other) == 1
   assert "budget differ" in capfd.readouterr().err
 
 
 @pytest.mark.soak
 def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
-  line = words(tmp_path, VARY, "--budget=steps:6", "--seeds=2")
+  line = words(tmp_path, VARY, "--budget=processor_seconds:2", "--seeds=2")
+  line += ("--config.checkpoint.every=0", "--config.eval.every=10")
   assert runs.command(SCRIPT, *line) == 0
   root = tmp_path / "c"
-  for row in json.loads((root / "comparison.json").read_text())["rows"]:
-    of_choice = root / choices.folder_name(row["choice"])
-    found = [
-      json.loads((of_choice / f"seed{seed}" / "result.json").read_text())
-      for seed in range(2)
-    ]
-    bits = [result["bits_per_dim"] for result in found]
+  made = record.read(root / "comparison.json")
+  best, other = made["rows"]
+  assert best["validation"]["mean"] < other["validation"]["mean"]
+  assert best["test"] and not other["test"]
+  assert {*made["equal"]} == {"steps"}
+  for row in made["rows"]:
+    first, second = record.of_choice(made["runs"], row["choice"])
+    bits = [run["validation"]["bits_per_dim"] for run in (first, second)]
     assert row["seeds"] == 2 and bits[0] != bits[1]
-    assert row["bits_per_dim"] == pytest.approx(np.mean(bits))
-    assert row["deviation"] == pytest.approx(np.std(bits, ddof=1))
+    assert row["validation"]["mean"] == pytest.approx(np.mean(bits))
+    deviation = row["validation"]["deviation"]
+    assert deviation == pytest.approx(np.std(bits, ddof=1))
+    assert first["steps"] == second["steps"] > 1
+    assert 0.5 < first["processor_seconds"] < 8
   missing = root / "local" / "seed1" / "result.json"
   expected = json.loads(missing.read_text())
   missing.unlink()
   others = {p: p.read_bytes() for p in root.glob("*/seed*/result.json")}
   # A run that fails is one line.
-  steps = missing.with_name("steps.json")
-  text = steps.read_text()
-  steps.write_text("-1")
+  path = missing.with_name("steps.json")
+  text = path.read_text()
+  path.write_text("-1")
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 1
   (error,) = capfd.readouterr().err.splitlines()
   assert "seed1 failed: " in error and "=-1 must be an integer" in error
-  steps.write_text(text)
+  path.write_text(text)
   assert runs.command(SCRIPT, *line) == 0
   found = json.loads(missing.read_text())
-  assert found["bits_per_dim"] == expected["bits_per_dim"]
+  assert found["validation"] == expected["validation"]
   assert all(path.read_bytes() == text for path, text in others.items())
 
 

@@ -6,12 +6,12 @@ import re
 import shutil
 import subprocess
 
+import comparisons
 import pytest
 import runs
 from PIL import Image
 
 from sparse_transformer.comparison import results
-from sparse_transformer.comparison.choices import folder_name
 from sparse_transformer.config import write_config
 from sparse_transformer.figures import style
 from sparse_transformer.training import metrics, peaks
@@ -163,18 +163,16 @@ def browse(page, tmp_path, *words):
 
 def comparison_page(folder):
   """The page of a comparison of patterns, some with long names."""
-  choices = ["dense", LONG, "local"]
-  row = dict(bits_per_dim=2.5, deviation=0.25, steps=1e5, seconds=1e5)
-  row |= dict(tokens_per_second=1e6, flops=1e18, peak_bytes=2**36)
-  about = dict(field="attention.pattern", choices=choices, seeds=2)
-  about |= dict(budget=("steps", 1e5), split="test", machine="a machine")
-  about["config"] = runs.tiny(**{"data.path": "folder/" * 50}).to_dict()
-  for choice in choices:
-    (workdir := folder / folder_name(choice) / "seed0").mkdir(parents=True)
-    line = dict(step=2, split="train", bits_per_dim=2.5)
-    (workdir / "metrics.jsonl").write_text(json.dumps(line))
-  rows = [dict(choice=choice, **row) for choice in choices]
-  results.write(folder, about, rows, "bits/dim")
+  many = dict(steps=10**5, tokens_per_step=10**6, flops=1e18, peak_bytes=2**36)
+  made = comparisons.record(
+    *(
+      comparisons.run(choice, seed, 2.5 + seed, **many)
+      for choice in ("dense", LONG, "local")
+      for seed in range(2)
+    ),
+    config=runs.tiny(**{"data.path": "folder/" * 50}).to_dict(),
+  )
+  results.write(folder, made)
   return folder / "comparison.html"
 
 

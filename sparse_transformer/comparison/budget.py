@@ -1,18 +1,20 @@
-"""Training budgets: steps, time or FLOPs, converted to steps."""
+"""Training budgets: steps, times or FLOPs, converted to steps."""
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 
+from sparse_transformer.comparison import experiments
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
-# The clocks of budgets of time.
-CLOCKS = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
+# How a time is measured: that of the clock, or of all threads of the process.
+CLOCKS = {"seconds": time.perf_counter, "processor_seconds": time.process_time}
 BUDGETS = "steps", *CLOCKS, "flops"
 WARMUP_STEPS, TIMED_STEPS = 3, 10  # for measuring the speed
 
@@ -41,30 +43,37 @@ def parse_budget(text: str) -> Budget:
   if kind not in BUDGETS or not 0 < amount < limit or not whole:
     raise ValueError(
       f"--budget={text} must be steps:N, seconds:N, processor_seconds:N or"
-      f" flops:N with N above 0; steps are whole, and steps and seconds below"
+      " flops:N with N above 0; steps are whole, and steps and seconds below"
       f" {LIMIT:,}"
     )
   return kind, amount
 
 
 def count_steps(config: ConfigDict, budget: Budget) -> int:
-  """The number of training steps that a budget allows.
+  """The number of training steps that a budget of steps or FLOPs allows.
 
-  Seconds allow at least one, so that a slow choice does not end a comparison.
+  Raises:
+    ValueError: see `steps_within`.
+  """
+  kind, amount = budget
+  if kind == "steps":
+    return int(amount)
+  return steps_within(budget, flops_per_step(config))
+
+
+def steps_within(budget: Budget, of_step: float) -> int:
+  """The number of steps that a budget allows if each takes `of_step` of it.
+
+  A time allows at least one, so that a slow choice does not end a comparison.
 
   Raises:
     ValueError: if FLOPs do not allow one, or if they are more than can be
       counted.
   """
   kind, amount = budget
-  if kind == "steps":
-    return int(amount)
-  if kind == "flops":
-    of_step: float = flops_per_step(config)
-    steps = amount / of_step
-  else:
-    of_step = seconds_per_step(config, CLOCKS[kind])
-    steps = max(1, amount / of_step)
+  steps = amount / of_step
+  if kind in CLOCKS:
+    steps = max(1, steps)
   if not 1 <= steps < LIMIT:
     raise ValueError(
       f"--budget={kind}:{amount:g} allows {steps:.3g} steps of {of_step:.3g}"
@@ -83,18 +92,33 @@ def flops_per_step(config: ConfigDict) -> int:
   return flops["weights"] + flops["attention"]
 
 
-def seconds_per_step(
-  config: ConfigDict, clock: Callable[[], float] = time.perf_counter
-) -> float:
-  """Median time of a few steps, whose results are discarded."""
-  experiment = Experiment(config)
+def time_per_step(configs: Sequence[ConfigDict], kind: str) -> list[float]:
+  """Median time of a training step of each config.
+
+  The steps of the configs take turns, so that noise slows all of them alike.
+  Their results are discarded. The states of all are in memory at once.
+
+  Args:
+    configs: their data are read once if they have the same.
+    kind: one of `CLOCKS`.
+  """
+  clocked = [_clocked(x, CLOCKS[kind]) for x in experiments.make(configs)]
+  rounds = [
+    [next(times) for times in clocked]
+    for _ in range(WARMUP_STEPS + TIMED_STEPS)
+  ]
+  of_each = zip(*rounds[WARMUP_STEPS:], strict=True)
+  return [statistics.median(times) for times in of_each]
+
+
+def _clocked(experiment, clock):
+  """Trains a new state, and yields the time of each step and its batch."""
   batches = experiment.batches(experiment.source.examples("train"))
-  state = jax.jit(experiment.init)()
-  step = jax.jit(experiment.step, donate_argnums=0)
-  times = []
-  for i in range(WARMUP_STEPS + TIMED_STEPS):
-    batch = jax.device_put(batches[i], experiment.batch_sharding)
+  update = jax.jit(experiment.step, donate_argnums=0)
+  state = jax.jit(experiment.init, out_shardings=experiment.replicated)()
+  for i in itertools.count():
     start = clock()
-    state, _ = jax.block_until_ready(step(state, batch))
-    times.append(clock() - start)
-  return statistics.median(times[WARMUP_STEPS:])
+    batch = jax.device_put(batches[i], experiment.batch_sharding)
+    with jax.set_mesh(experiment.mesh):
+      state, _ = jax.block_until_ready(update(state, batch))
+    yield clock() - start

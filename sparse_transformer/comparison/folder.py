@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from sparse_transformer import atomic
+from sparse_transformer import atomic, config as config_lib
 
 NAME = "comparison-of.json"  # records what is compared
 
@@ -14,7 +14,7 @@ def check(root: pathlib.Path, about: dict[str, Any]) -> None:
 
   Args:
     root: the folder, which need not exist.
-    about: what is compared.
+    about: what is compared, see `Plan.about`.
 
   Raises:
     ValueError: the folder holds a run or another comparison.
@@ -25,18 +25,33 @@ def check(root: pathlib.Path, about: dict[str, Any]) -> None:
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
   path = root / NAME
-  if path.exists() and (old := read_json(path, "field")) != about:
-    differing = [k for k in about if about[k] != old.get(k)]
+  if not path.exists():
+    return
+  old = read_json(path, *about)
+  differing = [name for name in about if not _equal(name, old, about)]
+  if differing:
     raise ValueError(
       f"{root} holds another comparison: {', '.join(differing)} differ; use"
       " another --workdir"
     )
 
 
+def _equal(name, old, new):
+  if old[name] == new[name] or name != "config":
+    return old[name] == new[name]
+  try:  # it may be of a version with fewer fields
+    return config_lib.with_defaults(old[name]) == config_lib.with_defaults(
+      new[name]
+    )
+  except (TypeError, KeyError, AttributeError):
+    return False
+
+
 def create(root: pathlib.Path, about: dict[str, Any]) -> None:
   """Creates the folder of a comparison and records what it compares."""
   root.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  if not (root / NAME).exists():
+    atomic.write_text(root / NAME, json.dumps(about) + "\n")
 
 
 def read_json(path: pathlib.Path, *fields: str) -> Any:

@@ -1,112 +1,114 @@
-"""The results of a comparison as rows, a table and a page."""
+"""A comparison's record as a table and a page."""
 
 import json
 import pathlib
-import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sparse_transformer import tables
-from sparse_transformer.comparison.choices import folder_name
-from sparse_transformer.figures import curves, html
-from sparse_transformer.training import metrics
+from sparse_transformer.comparison import curves, figures, record as record_lib
+from sparse_transformer.comparison.record import Record
+from sparse_transformer.figures import html
 
 
-def summarize(
-  results: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[dict[str, Any]]:
-  """A row for each choice: means over runs, and the deviation of the bits."""
-  rows = []
-  for choice, runs in results.items():
-    bits = [run["bits_per_dim"] for run in runs]
-    rows.append(
-      dict(
-        choice=choice,
-        bits_per_dim=statistics.fmean(bits),
-        deviation=statistics.stdev(bits) if len(bits) > 1 else None,
-        seeds=len(runs),
-        steps=_mean(runs, "steps"),
-        seconds=_mean(runs, "seconds"),
-        tokens_per_second=_mean(runs, "tokens_per_second"),
-        flops=_mean(runs, "flops"),
-        peak_bytes=max(run["peak_bytes"] for run in runs),
-      )
-    )
-  return rows
-
-
-def _mean(runs, field):
-  values = [run[field] for run in runs if run[field] is not None]
-  return statistics.fmean(values) if values else None
-
-
-def table(
-  field: str, rows: Sequence[Mapping[str, Any]], unit: str
-) -> list[tuple[str, ...]]:
-  """The rows as cells of text; the first row contains the titles."""
+def table(record: Record) -> list[tuple[str, ...]]:
+  """The rows of a record as cells of text; the first has the titles."""
+  about, equal = record["about"], record["equal"]
+  time = curves.time_of(record)
   titles = (
-    field,
-    unit,
-    "deviation",
+    about["field"],
+    f"validation, {about['unit']}",
+    f"minus {about['choices'][0]}",
+    *(f"at {x:,.0f} {curves.LABELS[axis]}" for axis, x in equal.items()),
+    "test",
     "steps",
-    "seconds",
+    time.replace("_", " "),
     "tokens/s",
     "peak",
     "FLOPs",
   )
-  return [titles, *map(_cells, rows)]
+  return [titles, *(_cells(row, time) for row in record["rows"])]
 
 
-def _cells(row):
-  def number(field, form):
-    return "-" if row[field] is None else form.format(row[field])
+def _cells(row, time):
+  def number(name, form):
+    return "-" if row[name] is None else form.format(row[name])
 
   return (
     row["choice"],
-    number("bits_per_dim", "{:.4f}"),
-    number("deviation", "{:.4f}"),
+    _mean(row["validation"]),
+    _mean(row["gap"], "+"),
+    *map(_mean, row["equal"].values()),
+    _mean(row["test"]),
     number("steps", "{:,.0f}"),
-    number("seconds", "{:,.0f}"),
+    number(time, "{:,.0f}" if (row[time] or 0) >= 10 else "{:.2g}"),
     number("tokens_per_second", "{:,.0f}"),
     f"{row['peak_bytes'] / 2**20:,.0f} MiB",
     number("flops", "{:.3g}"),
   )
 
 
-def write(
-  root: pathlib.Path,
-  about: Mapping[str, Any],
-  rows: Sequence[Mapping[str, Any]],
-  unit: str,
-) -> str:
-  """Writes comparison.json, .md and .html, and returns the Markdown."""
-  cells = table(about["field"], rows, unit)
-  text = tables.markdown(cells)
-  (root / "comparison.json").write_text(
-    json.dumps(dict(about=about, rows=rows), indent=1) + "\n"
-  )
-  (root / "comparison.md").write_text(text)
-  (root / "comparison.html").write_text(_page(root, about, cells, unit))
+def _mean(value, sign=""):
+  """A mean with its deviation, if it has one."""
+  if value is None:
+    return "-"
+  text = f"{value['mean']:{sign}.4f}"
+  if value["deviation"] is not None:
+    text += f" ± {value['deviation']:.4f}"
   return text
 
 
-def _page(root, about, cells, unit):
+def notes(record: Record) -> str:
+  """What the numbers of the table are."""
+  about, best = record["about"], record["rows"][0]["choice"]
+  seeds = about["seeds"]
+  text = "One seed. "
+  if seeds > 1:
+    text = f"Mean and standard deviation of {seeds} seeds. "
+  text += (
+    "Validation: the entire split, scored by the best of each run's checkpoints"
+    " in float32; differences are taken seed by seed. Test: scored once, for"
+    f" the best on validation, {best}."
+  )
+  if record["equal"]:
+    text += (
+      " At equal amounts: read off the validations during training, of"
+      " eval.sequences sequences."
+    )
+  return text
+
+
+def write(root: pathlib.Path, record: Record) -> str:
+  """Writes comparison.json, .md, .png and .html; returns the Markdown."""
+  record_lib.write(root / "comparison.json", record)
+  cells = table(record)
+  text = f"{tables.markdown(cells)}\n{notes(record)}\n"
+  (root / "comparison.md").write_text(text)
+  figures.draw(record).savefig(root / "comparison.png")
+  (root / "comparison.html").write_text(_page(root, record, cells))
+  return text
+
+
+def _page(root, record, cells):
+  about = record["about"]
   kind, amount = about["budget"]
-  plural = "" if about["seeds"] == 1 else "s"
-  lines = {
-    choice: metrics.read(root / folder_name(choice) / "seed0")
-    for choice in about["choices"]
-  }
+  made = [
+    f"on {about['machine']}",
+    *(f"{name} {number}" for name, number in about["versions"].items()),
+  ]
+  if about["commit"]:
+    made.insert(1, f"commit {about['commit']}")
   return html.page(
-    f"{about['field']}, {amount:g} {kind} each",
+    f"{about['field']}, {amount:,g} {kind.replace('_', ' ')} each",
     html.table(cells),
-    html.note(
-      f"{about['split']} split, {about['seeds']} seed{plural}; on"
-      f" {about['machine']}"
+    html.note(notes(record)),
+    html.section(
+      "Curves",
+      html.picture(root / "comparison.png", "bits by time, tokens and steps"),
+      html.note(figures.caption(record)),
     ),
     html.section(
-      "Curves of the first seed",
-      html.figure(curves.bits_by_step(lines, unit), "bits by step"),
+      "Made",
+      html.preformatted(about["command"]),
+      html.note(", ".join(made)),
     ),
     html.section(
       "Config", html.preformatted(json.dumps(about["config"], indent=2))

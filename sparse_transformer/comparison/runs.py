@@ -1,11 +1,8 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
 import json
-import multiprocessing
-import os
 import pathlib
 import resource
-import signal
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,163 +11,169 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, cli
-from sparse_transformer.comparison.budget import (
-  Budget,
-  count_steps,
-  flops_per_step,
-)
-from sparse_transformer.comparison.choices import (
-  folder_name,
-  with_steps,
-  with_values,
-)
+from sparse_transformer import atomic
+from sparse_transformer.comparison import process, record, steps as steps_lib
+from sparse_transformer.comparison.budget import flops_per_step
 from sparse_transformer.comparison.folder import read_json
-from sparse_transformer.training import evaluate, loop, metrics
+from sparse_transformer.comparison.plan import Plan
+from sparse_transformer.comparison.record import Run
+from sparse_transformer.model.transformer import count_parameters
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.checkpoint import Checkpoints
+from sparse_transformer.training.evaluations import Evaluation, in_float32
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.signals import Signals, Stopped
+from sparse_transformer.training.selection import best_step
+from sparse_transformer.training.signals import Signals
 
-Result = dict[str, Any]  # the contents of a run's result.json
+# Fields of a run's result.json; those of older versions have the first alone.
+OLD_FIELDS = "steps", "tokens_per_second", "peak_bytes", "flops", "unit"
 FIELDS = (
-  "bits_per_dim",
-  "steps",
+  *OLD_FIELDS,
   "seconds",
-  "tokens_per_second",
-  "peak_bytes",
-  "flops",
-  "unit",
+  "processor_seconds",
+  "tokens_per_step",
+  "parameters",
+  "best_step",
+  "validation",
 )
 
 
-def run_all(
-  config: ConfigDict,
-  root: pathlib.Path,
-  field: str,
-  choices: Sequence[str],
-  budget: Budget,
-  seeds: int,
-  split: str,
-) -> dict[str, list[Result]]:
-  """Runs what has no result yet; returns results of each choice, by seed."""
-  results: dict[str, list[Result]] = {choice: [] for choice in choices}
-  # Seed by seed: a stopped comparison is about as far with every choice.
-  for seed in range(seeds):
-    for choice in choices:
-      workdir = root / folder_name(choice) / f"seed{seed}"
-      path = workdir / "result.json"
-      if not path.exists():
-        print(f"{field}={choice}, seed {seed}", flush=True)
-        chosen = with_values(config, **{field: choice, "train.seed": seed})
-        run_in_process(chosen, workdir, field, budget, split)
-      results[choice].append(read_json(path, *FIELDS))
-  return results
+def run_all(plan: Plan) -> list[Run]:
+  """Runs what has no result yet; returns all runs as in a record.
 
-
-def run_in_process(
-  config: ConfigDict,
-  workdir: pathlib.Path,
-  field: str,
-  budget: Budget,
-  split: str,
-) -> None:
-  """Calls `run` in a new process, to which it forwards requests to stop.
-
-  Raises:
-    Stopped: after a signal.
-    OSError: if the run failed.
+  None has been scored on the test split.
   """
-  context = multiprocessing.get_context("spawn")
-  receiver, sender = context.Pipe(duplex=False)
-  inputs = config.to_dict(), str(workdir), field, budget, split
-  process = context.Process(target=_run_and_exit, args=(sender, *inputs))
-  with Signals() as signals:
-    # Until the run handles signals itself, Ctrl-C is for this process alone.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.start()
-    signal.signal(signal.SIGINT, handler)
-    while process.is_alive() and not signals.name:
-      process.join(0.1)
-    if process.is_alive():
-      process.terminate()
-      process.join()
-  if signals.name:
-    raise Stopped(
-      f"{signals.name} in {workdir}, whose progress is saved; run the same"
-      " command to resume"
+  # Seed by seed: a stopped comparison is about as far with every choice.
+  for seed in range(plan.seeds):
+    for choice in plan.choices:
+      path = plan.workdir(choice, seed) / "result.json"
+      # Results of older versions lack fields; such runs are scored again.
+      if not path.exists() or not {*FIELDS} <= {*read_json(path, *OLD_FIELDS)}:
+        print(f"{plan.field}={choice}, seed {seed}", flush=True)
+        _call(run, plan, choice, seed)
+  return [
+    _read(plan, choice, seed)
+    for choice in plan.choices
+    for seed in range(plan.seeds)
+  ]
+
+
+def _read(plan, choice, seed):
+  """A run as in a record."""
+  workdir = plan.workdir(choice, seed)
+  result = read_json(workdir / "result.json", *FIELDS)
+  lines = metrics.read(workdir)
+  if not any(line["split"] == "validation" for line in lines):
+    raise ValueError(
+      f"{workdir / 'metrics.jsonl'} has no validation, and the run has no"
+      f" curve; delete {workdir} and run the same command to train it again"
     )
-  if process.exitcode:
-    reason = f"it ended with status {process.exitcode}"
-    if receiver.poll():
-      reason = receiver.recv()
-    raise OSError(
-      f"the run in {workdir} failed: {reason}; the others are kept; run the"
-      " same command to resume"
-    )
+  return dict(
+    choice=choice,
+    seed=seed,
+    **{name: result[name] for name in FIELDS},
+    test=None,
+    curve=record.curve(lines, "validation"),
+    train=record.curve(lines, "train", record.MAX_TRAIN),
+  )
 
 
-def _run_and_exit(sender, *inputs):
-  # In its own group, Ctrl-C cannot reach it and act as a second signal.
-  os.setpgrp()
-  try:
-    run(*inputs)
-  except Stopped:
-    sys.exit(cli.STOPPED)
-  except Exception as error:
-    if (reason := cli.describe(error)) is None:
-      raise
-    sender.send(reason)
-    sys.exit(1)
+def test_best(plan: Plan, runs: Sequence[Run]) -> None:
+  """Scores the runs with the best value on the test split, each only once.
+
+  Args:
+    plan: what is compared.
+    runs: from `run_all`; of the best, `test` is set.
+  """
+  best = record.best_choice(runs)
+  for run in runs:
+    if run["choice"] == best:
+      path = plan.workdir(best, run["seed"]) / "test.json"
+      if not path.exists():
+        print(f"{plan.field}={best}, seed {run['seed']}: test", flush=True)
+        _call(test, plan, best, run["seed"])
+      run["test"] = read_json(path, "bits_per_dim", "standard_error")
 
 
-def run(
-  settings: Mapping[str, Any],
-  folder: str,
-  field: str,
-  budget: Budget,
-  split: str,
-) -> None:
-  """Trains and evaluates one run, and writes its result.json."""
+def _call(function, plan, choice, seed):
+  workdir = plan.workdir(choice, seed)
+  config = plan.config_of(choice, seed, steps_lib.read(workdir))
+  task = f"the run in {workdir}"
+  process.call(task, function, config.to_dict(), str(workdir))
+
+
+def run(settings: Mapping[str, Any], folder: str) -> None:
+  """Trains a run and scores it on the validation split.
+
+  Writes its result.json. If there is one of an older version, the run is not
+  trained.
+
+  Args:
+    settings: its config.
+    folder: its workdir.
+  """
   workdir = pathlib.Path(folder)
   config = ConfigDict(settings).lock()
-  steps = _steps(workdir, config, budget)
-  config = with_steps(config, steps, field)
-  state = loop.train(config, workdir)
-  experiment = Experiment(config)
-  score = evaluate.bits_per_dim(
-    experiment.losses,
-    state.ema,
-    experiment.source.windows(split),
-    batch_size=config.eval.batch_size,
-    sharding=experiment.batch_sharding,
-    name=split,
-  )
-  tokens = config.train.batch_size * experiment.source.length
-  rates = [
-    line["tokens_per_second"]
-    for line in metrics.read(workdir)
-    if "tokens_per_second" in line
-  ]
-  rate = statistics.median(rates) if rates else None
-  result = score | dict(
-    steps=steps,
-    seconds=rate and steps * tokens / rate,
-    tokens_per_second=rate,
-    peak_bytes=peak_bytes(),
-    flops=steps * flops_per_step(config),
+  path = workdir / "result.json"
+  if path.exists():
+    peak = read_json(path, *OLD_FIELDS)["peak_bytes"]
+  else:
+    loop.train(config, workdir)
+    peak = peak_bytes()
+  experiment = Experiment(in_float32(config))
+  with Signals() as signals, Checkpoints(workdir) as checkpoints:
+    step, _ = best_step(experiment, checkpoints, signals=signals)
+    best = Evaluation(experiment, checkpoints, step, "validation").saved()
+  result = _speed(config, experiment, metrics.read(workdir)) | dict(
+    steps=config.train.steps,
+    flops=config.train.steps * flops_per_step(config),
+    parameters=count_parameters(experiment.model),
+    peak_bytes=peak,
+    best_step=step,
+    validation=_score(best),
     unit=experiment.source.unit,
-    split=split,
   )
-  atomic.write_text(workdir / "result.json", json.dumps(result) + "\n")
+  (workdir / "test.json").unlink(missing_ok=True)  # of another checkpoint
+  atomic.write_text(path, json.dumps(result) + "\n")
 
 
-def _steps(workdir, config, budget):
-  """The number of steps, determined once: resuming does not change it."""
-  path = workdir / "steps.json"
-  if not path.exists():
-    steps = count_steps(config, budget)
-    workdir.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(path, json.dumps(steps))
-  return read_json(path)
+def test(settings: Mapping[str, Any], folder: str) -> None:
+  """Scores the best checkpoint of a run on the test split, as test.json.
+
+  Args:
+    settings: config of the run.
+    folder: its workdir.
+  """
+  workdir = pathlib.Path(folder)
+  experiment = Experiment(in_float32(ConfigDict(settings)))
+  step = read_json(workdir / "result.json", *FIELDS)["best_step"]
+  with Signals() as signals, Checkpoints(workdir) as checkpoints:
+    state = experiment.restore(checkpoints, step)
+    evaluation = Evaluation(experiment, checkpoints, step, "test")
+    score = _score(evaluation.run(state, signals=signals))
+  atomic.write_text(workdir / "test.json", json.dumps(score) + "\n")
+
+
+def _score(result):
+  names = "bits_per_dim", "standard_error", "examples", "tokens"
+  return {name: result[name] for name in names}
+
+
+def _speed(config, experiment, lines):
+  """How long training took, as far as the metrics of the run say it."""
+  tokens = config.train.batch_size * experiment.source.length
+  rates, seconds, processor_seconds = (
+    [line[name] for line in lines if name in line]
+    for name in ("tokens_per_second", "seconds", "processor_seconds")
+  )
+  rate = statistics.median(rates) if rates else None
+  estimate = rate and config.train.steps * tokens / rate
+  return dict(
+    tokens_per_step=tokens,
+    tokens_per_second=rate,
+    seconds=seconds[-1] if seconds else estimate,
+    processor_seconds=processor_seconds[-1] if processor_seconds else None,
+  )
 
 
 def peak_bytes() -> int:

@@ -9,6 +9,17 @@ if typing.TYPE_CHECKING:
 
 DPI = 150
 DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
+# Of lines that are to be told apart, also by the color-blind: those of Okabe
+# and Ito but yellow, which is too light for text.
+COLORS = (
+  "#0072b2",
+  "#d55e00",
+  "#009e73",
+  "#cc79a7",
+  "#e69f00",
+  "#56b4e9",
+  "#333333",
+)
 
 
 def subplots(

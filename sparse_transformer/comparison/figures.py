@@ -1,0 +1,151 @@
+"""The figure of a comparison: bits against time, tokens and steps."""
+
+import typing
+
+import numpy as np
+
+from sparse_transformer.comparison import curves
+from sparse_transformer.comparison.record import Record, of_choice
+from sparse_transformer.figures import style
+
+if typing.TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.4, 3.4  # of a panel without labels, in inches
+MAX_LABEL = 26  # characters of a choice
+LETTER = 0.08  # width of one, in inches
+APART = 0.06  # of labels, relative to the height of a panel
+MARKERS = "os^Dv<>"  # at the end of a line, as a second way to tell them apart
+
+
+def draw(record: Record) -> "Figure":
+  """Validation bits during training, a line for each choice.
+
+  A line is the mean over the seeds; around it, a band from the lowest to the
+  highest. There is a panel for each of `curves.axes`; tokens are above steps
+  where all steps have equally many.
+
+  Args:
+    record: see `record`; nothing else is read.
+  """
+  names = [_shorten(choice) for choice in record["about"]["choices"]]
+  axes = curves.axes(record)
+  width = WIDTH + LETTER * max(map(len, names))
+  figure, grid = style.subplots(1, len(axes), width * len(axes), HEIGHT)
+  figure.set_layout_engine("constrained")
+  for axis, panel in zip(axes, grid[0], strict=True):
+    _draw_panel(panel, record, axis)
+  low = min(panel.get_ylim()[0] for panel in grid[0])
+  high = max(panel.get_ylim()[1] for panel in grid[0])
+  for panel in grid[0]:
+    panel.set_ylim(low, high)
+    _label_lines(panel, names)
+  if "tokens" not in axes:
+    _add_tokens(grid[0, -1], record["runs"][0]["tokens_per_step"])
+  grid[0, 0].set_ylabel(f"validation, {record['about']['unit']}")
+  return figure
+
+
+def caption(record: Record) -> str:
+  """What the lines and bands of the figure are."""
+  seeds = record["about"]["seeds"]
+  if seeds == 1:
+    return "Lines: validation during training, of one seed."
+  return (
+    f"Lines: validation during training, mean of {seeds} seeds. Bands: from the"
+    " lowest to the highest of them."
+  )
+
+
+def _draw_panel(panel, record, axis):
+  """The lines of all choices against one axis."""
+  for i, choice in enumerate(record["about"]["choices"]):
+    runs = of_choice(record["runs"], choice)
+    x, mean, low, high = curves.over_seeds(runs, axis)
+    color = style.COLORS[i % len(style.COLORS)]
+    if len(runs) > 1:
+      panel.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+    panel.plot(
+      x,
+      mean,
+      color=color,
+      lw=1.6,
+      marker=MARKERS[i % len(MARKERS)],
+      markevery=[-1],
+      ms=4.5,
+    )
+  panel.spines[["top", "right"]].set_visible(False)
+  panel.set_axisbelow(True)
+  panel.grid(color=style.GRID, lw=0.6)
+  panel.set_xlabel(curves.LABELS[axis])
+  panel.set_xlim(left=0)
+  panel.xaxis.set_major_formatter(_short if axis == "tokens" else _number)
+  panel.locator_params(axis="x", nbins=6)
+
+
+def _label_lines(panel, names):
+  """Writes the names right of the panel, each connected to its line's end."""
+  ends = [line.get_xydata()[-1] for line in panel.lines]
+  low, high = panel.get_ylim()
+  heights = _spread([y for _, y in ends], APART * (high - low))
+  for line, name, end, height in zip(
+    panel.lines, names, ends, heights, strict=True
+  ):
+    panel.annotate(
+      name,
+      end,
+      xytext=(1.02, (height - low) / (high - low)),
+      textcoords="axes fraction",
+      color=line.get_color(),
+      va="center",
+      arrowprops=dict(
+        arrowstyle="-", color=line.get_color(), lw=0.7, ls=":", shrinkB=3
+      ),
+    )
+
+
+def _spread(heights, apart):
+  """The nearest heights, by least squares, that are so far apart."""
+  order = np.argsort(heights, kind="stable")
+  steps = apart * np.arange(len(heights))
+  groups: list[list[float]] = []  # of neighbors that would overlap
+  for height in np.asarray(heights)[order] - steps:
+    groups.append([height])
+    while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
+      last = groups.pop()
+      groups[-1] += last
+  spread = np.empty(len(heights))
+  spread[order] = np.repeat([np.mean(g) for g in groups], [*map(len, groups)])
+  spread[order] += steps
+  return spread
+
+
+def _add_tokens(panel, size):
+  """A second scale above a panel of steps of `size` tokens each."""
+  above = panel.secondary_xaxis(
+    "top", functions=(lambda x: x * size, lambda x: x / size)
+  )
+  above.set_xlabel(curves.LABELS["tokens"])
+  above.xaxis.set_major_formatter(_short)
+  above.spines["top"].set_visible(False)
+  above.locator_params(axis="x", nbins=6)
+
+
+def _number(x, _):
+  """A tick of time or steps."""
+  return f"{x:,.0f}" if x % 1 == 0 else f"{x:g}"
+
+
+def _short(x, _):
+  """A tick of tokens, of which there may be billions."""
+  for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    if x >= size:
+      return f"{x / size:g}{letter}"
+  return f"{x:g}"
+
+
+def _shorten(name):
+  if len(name) <= MAX_LABEL:
+    return name
+  half = (MAX_LABEL - 3) // 2
+  return f"{name[:half]} … {name[-half:]}"

@@ -1,0 +1,171 @@
+"""The record of a comparison: all that its tables and figures are made from.
+
+comparison.json has the fields below. A field that is unknown is null; a mean is
+an object {"mean", "deviation"}, the deviation null for a single seed.
+
+about
+  field, choices, seeds    what varies, its values as given, runs of each
+  budget                   [kind, amount] of each run
+  unit                     unit of all bits: "bits/dim", "bits/byte", ...
+  config                   config of the experiment
+  machine, commit, versions, command
+                           where, and with what, the results were written
+equal                      {axis: x}, for the axes that the budget does not
+                           limit: the largest x that all runs have reached
+rows                       one for each choice, the best on validation first
+  choice, seeds
+  validation               mean bits, see the runs
+  gap                      mean difference to the first choice, seed by seed;
+                           null for the first choice
+  equal                    {axis: mean bits there, read off the curves}
+  test                     mean bits of the first row; null in all others
+  steps, seconds, processor_seconds, tokens_per_second, flops
+                           means over the seeds
+  peak_bytes, parameters   maxima over the seeds
+runs                       one for each choice and seed
+  choice, seed, unit
+  steps, tokens_per_step, flops, parameters, peak_bytes
+  seconds                  of training, without compilation, validation, saving
+  processor_seconds        the same, of processor time
+  tokens_per_second        median over the run
+  best_step                of the kept checkpoints, the best on validation
+  validation, test         its score on a whole split: {"bits_per_dim",
+                           "standard_error", "tokens", ...}; test is null
+                           except for the best choice
+  curve                    of validations during training, of as many sequences
+                           as eval.sequences says; lists of equal length:
+                           {"steps", "seconds", "processor_seconds",
+                           "bits_per_dim"}, the times only if they are known
+  train                    the same of training batches, at most MAX_TRAIN
+
+An axis is one of `curves.LABELS`.
+"""
+
+import json
+import math
+import pathlib
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparse_transformer import atomic
+from sparse_transformer.comparison import curves
+
+Record = dict[str, Any]
+Run = dict[str, Any]
+
+MAX_TRAIN = 200  # points of a curve of training
+# Columns of a curve: the field of a line of metrics, and the digits kept.
+COLUMNS = dict(
+  steps=("step", 0),
+  seconds=("seconds", 2),
+  processor_seconds=("processor_seconds", 2),
+  bits_per_dim=("bits_per_dim", 5),
+)
+
+
+def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
+  """The curve of a run.
+
+  Args:
+    lines: the lines of its metrics.
+    split: "train" or "validation".
+    most: number of points; of more, evenly spaced ones are kept, and the last.
+
+  Returns:
+    {column: values}. A time that any of the lines lacks is left out.
+  """
+  lines = [line for line in lines if line["split"] == split]
+  every = math.ceil(len(lines) / most) if most and lines else 1
+  lines = lines[::-1][::every][::-1]
+  return {
+    column: [round(line[name], digits or None) for line in lines]
+    for column, (name, digits) in COLUMNS.items()
+    if all(name in line for line in lines)
+  }
+
+
+def make(about: Mapping[str, Any], runs: Sequence[Run]) -> Record:
+  """The record of finished runs; `about` and `runs` as described above."""
+  record: Record = dict(about=dict(about), equal={}, rows=[], runs=list(runs))
+  record["equal"] = {
+    axis: curves.largest_common(runs, axis)
+    for axis in curves.axes(record)
+    if axis != about["budget"][0]
+  }
+  rows = [_row(record, choice) for choice in about["choices"]]
+  record["rows"] = sorted(rows, key=lambda row: row["validation"]["mean"])
+  return record
+
+
+def best_choice(runs: Sequence[Run]) -> str:
+  """The choice with the lowest mean bits on the validation split."""
+  choices = dict.fromkeys(run["choice"] for run in runs)
+  return min(choices, key=lambda x: _mean(_bits(of_choice(runs, x)))["mean"])
+
+
+def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
+  """The runs with a value of the field, by seed."""
+  found = [run for run in runs if run["choice"] == choice]
+  return sorted(found, key=lambda run: run["seed"])
+
+
+def _row(record, choice):
+  """The row of a choice."""
+  first = record["about"]["choices"][0]
+  runs, others = (of_choice(record["runs"], x) for x in (choice, first))
+  gaps = [x - y for x, y in zip(_bits(runs), _bits(others), strict=True)]
+  tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
+  names = "steps", "seconds", "processor_seconds", "tokens_per_second", "flops"
+  return dict(
+    choice=choice,
+    seeds=len(runs),
+    validation=_mean(_bits(runs)),
+    gap=_mean(gaps) if choice != first else None,
+    equal={
+      axis: _mean([curves.at(run, axis, x) for run in runs])
+      for axis, x in record["equal"].items()
+    },
+    test=_mean(tested) if tested else None,
+    **{name: _mean_of_known(run[name] for run in runs) for name in names},
+    peak_bytes=max(run["peak_bytes"] for run in runs),
+    parameters=max(run["parameters"] for run in runs),
+  )
+
+
+def _bits(runs):
+  return [run["validation"]["bits_per_dim"] for run in runs]
+
+
+def _mean(values):
+  deviation = statistics.stdev(values) if len(values) > 1 else None
+  return dict(mean=statistics.fmean(values), deviation=deviation)
+
+
+def _mean_of_known(values):
+  known = [value for value in values if value is not None]
+  return statistics.fmean(known) if known else None
+
+
+def read(path: pathlib.Path) -> Record:
+  """Reads a record.
+
+  Raises:
+    ValueError: it is none, or one of an older version.
+    OSError: it cannot be read.
+  """
+  record = atomic.read_json(path)
+  if not isinstance(record, dict) or not {"about", "runs"} <= record.keys():
+    raise ValueError(
+      f"{path} is no record of a comparison, or one of an older version; run"
+      " the command of the comparison again to write it"
+    )
+  return record
+
+
+def write(path: pathlib.Path, record: Record) -> None:
+  """Writes a record, its lists of numbers on one line each."""
+  text = json.dumps(record, indent=1)
+  text = re.sub(r"\[\n[^\[\]{}]*\]", lambda x: " ".join(x[0].split()), text)
+  atomic.write_text(path, text + "\n")

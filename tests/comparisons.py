@@ -1,0 +1,54 @@
+"""Records of comparisons that nothing was trained for."""
+
+from typing import Any
+
+from sparse_transformer.comparison import record as record_lib
+
+
+def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
+  """A run of a record: 4 validations in 40 steps, 10 seconds apart."""
+  speed = {"dense": 1, "local": 2}.get(choice, 3)
+  return (
+    dict(
+      choice=choice,
+      seed=seed,
+      steps=40,
+      tokens_per_step=64,
+      seconds=40 / speed,
+      processor_seconds=None,
+      tokens_per_second=64 * speed,
+      flops=1e9,
+      parameters=100,
+      peak_bytes=2**20 + seed,
+      best_step=40,
+      validation=dict(bits_per_dim=bits, standard_error=0.1, tokens=9),
+      test=None,
+      curve=dict(
+        steps=[10, 20, 30, 40],
+        seconds=[x / speed for x in (10, 20, 30, 40)],
+        bits_per_dim=[bits + x for x in (3, 2, 1, 0)],
+      ),
+      train=dict(steps=[], seconds=[], bits_per_dim=[]),
+    )
+    | changes
+  )
+
+
+def record(
+  *runs: record_lib.Run, budget: tuple = ("steps", 40), **changes: Any
+) -> record_lib.Record:
+  """A record of runs; changes are fields of `about`."""
+  names = [*dict.fromkeys(run["choice"] for run in runs)]
+  about = dict(
+    field="attention.pattern",
+    choices=names,
+    seeds=len(runs) // len(names),
+    budget=budget,
+    unit="bits/dim",
+    config={},
+    machine="a machine",
+    commit=None,
+    versions={},
+    command="python",
+  )
+  return record_lib.make(about | changes, runs)

@@ -18,7 +18,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 def main(workdir: str) -> None:
   """Copies the samples of a run, and draws its curve."""
   shutil.copy(pathlib.Path(workdir) / "samples.png", FOLDER / "samples.png")
-  figure = curves.bits_by_step({"": metrics.read(workdir)}, "bits/dim")
+  figure = curves.bits_by_step(metrics.read(workdir), "bits/dim")
   figure.savefig(FOLDER / "curve.png")
 
 

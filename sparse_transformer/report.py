@@ -101,7 +101,7 @@ def _evaluation(path):
 def _curves(unit, lines):
   if not lines:
     return html.section("Curves", html.note("No metrics yet."))
-  bits = curves.bits_by_step({"": lines}, unit)
+  bits = curves.bits_by_step(lines, unit)
   parts = [html.figure(bits, "training and validation bits by step")]
   if any("tokens_per_second" in line for line in lines):
     speed = curves.throughput_by_step(lines)

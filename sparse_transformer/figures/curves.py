@@ -1,6 +1,5 @@
 """Curves of bits and throughput by training step, and of bits by position."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,53 +11,30 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 5, 3.2  # inches
-LINE = 45  # characters of a name that fit on a line of the legend
-MAX_LINES = 3  # of a name
 BLOCKS = 64  # of positions whose means are drawn
 
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
-def bits_by_step(runs: Mapping[str, Lines], unit: str) -> "Figure":
-  """A figure with two curves for each run: training and validation.
+def bits_by_step(lines: Lines, unit: str) -> "Figure":
+  """A figure with the curves of a run: training and validation.
 
   Args:
-    runs: lines of metrics by the run's name; a single run needs no name, "".
+    lines: lines of its metrics.
     unit: unit of the bits.
   """
-  looks: dict[str, dict[str, Any]] = {
-    "train": dict(lw=0.8, alpha=0.6),
-    "validation": dict(lw=2, marker="."),
-  }
   figure, axis = _axis()
-  entries = {}  # of the legend: one for each run, its last curve
-  for i, (name, lines) in enumerate(runs.items()):
-    for split, look in looks.items():
-      steps, bits = _columns(lines, "bits_per_dim", split)
-      if len(steps):
-        label = _wrap(name) or split
-        entries[i, name or split] = _plot(
-          axis, steps, bits, color=f"C{i}", label=label, **look
-        )
+  for split, look in (
+    ("train", dict(color=style.LIGHT, lw=0.8)),
+    ("validation", dict(color=style.DARK, lw=2, marker=".")),
+  ):
+    steps, bits = _columns(lines, "bits_per_dim", split)
+    if len(steps):
+      _plot(axis, steps, bits, label=split, **look)
   axis.set(xlabel="step", ylabel=unit)
-  if "" not in runs:
-    _legend_below(figure, [*entries.values()])
-  elif entries:
+  if axis.lines:
     axis.legend(frameon=False)
   return figure
-
-
-def _legend_below(figure, lines):
-  """A legend for names that may be many, and long."""
-  height = 2 + sum(1 + line.get_label().count("\n") for line in lines)
-  figure.set_figheight(HEIGHT + 0.2 * height)
-  figure.legend(
-    handles=lines,
-    title="thin: training, thick: validation",
-    loc="outside lower left",
-    alignment="left",
-    frameon=False,
-  )
 
 
 def throughput_by_step(lines: Lines) -> "Figure":
@@ -157,11 +133,6 @@ def _columns(lines, field, split=None):
   values = np.array([line[field] for line in known], float)
   values[~np.isfinite(values)] = np.nan
   return [line["step"] for line in known], values
-
-
-def _wrap(name):
-  lines = textwrap.wrap(name, LINE, max_lines=MAX_LINES, placeholder=" ...")
-  return "\n".join(lines)
 
 
 def _mean_of_blocks(values, starts):

@@ -35,34 +35,11 @@ def of_positions(bits_L, min_context):
   return draw(curves.bits_by_position(bits_L, result))
 
 
-def test_curves_of_runs_go_through_their_points():
-  figure = curves.bits_by_step({"dense": LINES, "local": TRAIN}, "bits/dim")
-  axis = draw(figure)
-  train = [[1, 3.9], [2, 3.8]]
-  assert points(axis) == [train, [[2, 3.5]], train]
-  names = [line.get_label() for line in axis.lines]
-  assert names == ["dense", "dense", "local"]
-  (legend,) = figure.legends
-  assert [text.get_text() for text in legend.texts] == ["dense", "local"]
-
-
-def test_curves_of_one_run_are_named_after_the_splits():
-  axis = draw(curves.bits_by_step({"": LINES}, "bits/dim"))
+def test_curves_of_a_run_go_through_their_points():
+  axis = draw(curves.bits_by_step(LINES, "bits/dim"))
+  assert points(axis) == [[[1, 3.9], [2, 3.8]], [[2, 3.5]]]
   names = [text.get_text() for text in axis.get_legend().texts]
   assert names == ["train", "validation"]
-
-
-def test_legend_of_long_names_covers_no_curve():
-  names = [
-    "Local(8) | " * 9 + end for end in ("Global(1)", "Global(2)", "x" * 99)
-  ]
-  figure = curves.bits_by_step(dict.fromkeys(names, LINES), "bits/dim")
-  axis = draw(figure)
-  (legend,) = figure.legends
-  assert len(legend.texts) == 3
-  assert legend.get_window_extent().y1 < axis.get_window_extent().y0
-  assert legend.get_window_extent().x1 < figure.bbox.x1
-  assert axis.get_window_extent().height > 0.6 * curves.HEIGHT * figure.dpi
 
 
 def test_throughput_leaves_out_lines_without_it():
@@ -91,10 +68,9 @@ def test_throughput_is_below_the_top_of_the_frame(rates):
 @pytest.mark.parametrize(
   "lines", [[], TRAIN[:1], [NOT_FINITE], [*LINES, NOT_FINITE], [NOT_FINITE] * 2]
 )
-@pytest.mark.parametrize("name", ["", "dense"])
-def test_any_lines_can_be_drawn(lines, name):
+def test_any_lines_can_be_drawn(lines):
   for figure in (
-    curves.bits_by_step({name: lines}, "bits/dim"),
+    curves.bits_by_step(lines, "bits/dim"),
     curves.throughput_by_step(lines),
   ):
     assert np.isfinite(
@@ -103,7 +79,7 @@ def test_any_lines_can_be_drawn(lines, name):
 
 
 def test_a_single_point_is_visible():
-  (line,) = draw(curves.bits_by_step({"": TRAIN[:1]}, "bits/dim")).lines
+  (line,) = draw(curves.bits_by_step(TRAIN[:1], "bits/dim")).lines
   assert line.get_marker() == "."
 
 

@@ -105,7 +105,7 @@ class Checkpoints:
     return self._find("state")
 
   def validations(self) -> dict[int, float]:
-    """Returns {step: bits per dim of its last validation}, where known."""
+    """Returns {step: bits per dim on validation data}, where known."""
     found = {
       s: _read_about(self._path(s)).get("validation") for s in self.steps()
     }
@@ -143,7 +143,7 @@ class Checkpoints:
 
     Args:
       state: the training state.
-      validation: bits per dim of the last validation, if any.
+      validation: bits per dim on validation data, if known.
 
     Raises:
       OSError: this save or the previous one failed, with on_error="stop".

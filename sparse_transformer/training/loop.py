@@ -129,12 +129,14 @@ def _run(
     config.train.batch_size * model.length
   )
   monitor = Monitor(config.train, lines)
-  bits, validated = _last_validation(lines)
+  bits = None  # of the validation after the last step, if there was one
   watch = metrics.Stopwatch(**_last_times(lines))
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
-    if first > max(0, validated) and is_due(first, config.eval.every, last):
+    if first > _last_validated(lines) and is_due(
+      first, config.eval.every, last
+    ):
       # A signal had interrupted this validation.
       bits = _validate(experiment, state, writer, signals, watch)
     watch.restart()
@@ -142,6 +144,7 @@ def _run(
       signals.check()
       batch = jax.device_put(batches[step], experiment.batch_sharding)
       state, measured = update(state, batch)
+      bits = None
       signals.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
@@ -234,12 +237,10 @@ def _first_state(
   return jax.device_put(state, experiment.replicated)
 
 
-def _last_validation(lines: Sequence[Mapping]) -> tuple[float | None, int]:
-  """(bits, step) of the last validation in metrics.jsonl, else (None, -1)."""
-  for line in reversed(lines):
-    if line["split"] == "validation":
-      return line["bits_per_dim"], line["step"]
-  return None, -1
+def _last_validated(lines: Sequence[Mapping]) -> int:
+  """The step of the last validation in metrics.jsonl, else 0."""
+  steps = [line["step"] for line in lines if line["split"] == "validation"]
+  return steps[-1] if steps else 0
 
 
 def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import math
 import sys
 
-from sparse_transformer.training import evaluations
+from sparse_transformer.training import evaluations, metrics
 from sparse_transformer.training.checkpoint import Checkpoints
 from sparse_transformer.training.evaluations import Evaluation
 from sparse_transformer.training.experiment import Experiment
@@ -40,10 +40,11 @@ def best_step(
   """
   evaluations.check(experiment)
   checkpoints.check_step(None)  # there must be one
-  if not checkpoints.validations():
+  lines = metrics.read(checkpoints.workdir)
+  if not any(line["split"] == "validation" for line in lines):
     raise ValueError(
-      "the best step is chosen by validation, but no checkpoint of the run in"
-      f" {checkpoints.workdir} has one yet; name a step, or train the run to"
+      "the best step is chosen by validation, but the run in"
+      f" {checkpoints.workdir} has none yet; name a step, or train the run to"
       " its end"
     )
   bits = {}

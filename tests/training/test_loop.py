@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.training import costs, loop, metrics
+from sparse_transformer.training import checkpoint, costs, loop, metrics
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -45,6 +45,21 @@ def test_run_writes_everything_it_promises(tmp_path):
     name: training[3][name] for name in times
   }
   assert (validation["step"], validation["split"]) == (4, "validation")
+
+
+def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
+  every = {"train.steps": 6, "eval.every": 2, "checkpoint.every": 3}
+  config = runs.tiny(**every | {"checkpoint.keep": 9})
+  loop.train(config, tmp_path)
+  bits = {
+    line["step"]: line["bits_per_dim"]
+    for line in metrics.read(tmp_path)
+    if line["split"] == "validation"
+  }
+  assert set(bits) == {2, 4, 6}
+  with checkpoint.Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.steps() == [3, 6]
+    assert checkpoints.validations() == {6: bits[6]}
 
 
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, capsys):

@@ -55,8 +55,8 @@ def get_config() -> ConfigDict:
       token_std=0.013,
       position_std=0.007,
       # Of activations: float32, bfloat16, or float16, whose loss is scaled so
-      # that gradients neither underflow nor overflow. Parameters, their updates
-      # and the loss stay float32.
+      # that gradients neither underflow nor overflow. Parameters and their
+      # updates, the residual stream, norms and the loss are float32 anyway.
       dtype="float32",
       # What the backward pass recomputes, from least to most: none, attention,
       # block_but_attention, block.

@@ -18,10 +18,11 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class ResidualBlock(nnx.Module):
-  """Adds attention a and then an MLP b to the residual stream: x + a + b.
+  """What is added to the residual stream x: attention a and then an MLP b.
 
   Both branches normalize their input first; b is computed from x + a, with
-  the activation h * sigmoid(1.702 h).
+  the activation h * sigmoid(1.702 h). Products are in the dtype of x; norms and
+  sums are in float32.
 
   Source: Child et al. 2019, sections 5.1 and 5.2.
   """
@@ -52,26 +53,27 @@ class ResidualBlock(nnx.Module):
     attend: Callable[..., tuple[jax.Array, Any]],
     rngs: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Applies the block.
+    """Computes a + b.
 
     Args:
-      x_BLD: the residual stream.
+      x_BLD: the residual stream, rounded to the dtype of products and of
+        attention.
       attend: a `transformer.Attend` with all but its last three arguments
         bound: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, cache).
       rngs: two keys for dropout; None applies no dropout.
 
     Returns:
-      (the new residual stream, the cache that `attend` returned).
+      (a + b in float32 [B, L, D], the cache that `attend` returned).
     """
     rng_a, rng_b = (None, None) if rngs is None else rngs
     attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
       attention = jax.checkpoint(attention)
-    x_BLD, h_BLF, cache = attention(x_BLD)
-    return x_BLD + self._leave_mlp(h_BLF, rng_b), cache
+    a_BLD, h_BLF, cache = attention(x_BLD)
+    return a_BLD + self._leave_mlp(h_BLF, rng_b), cache
 
   def _attention(self, attend, rng, x_BLD):
-    """(x + a, what the activation of the MLP is applied to, the cache)."""
+    """(a, what the activation of the MLP is applied to, the cache)."""
     q_BLC, k_BLC, v_BLD = self._enter_attention(x_BLD)
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
     out_BLHE, cache = attend(*(x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD)))
@@ -82,14 +84,16 @@ class ResidualBlock(nnx.Module):
 
   @_recomputed
   def _enter_attention(self, x_BLD):
-    x_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
-    return _linear(x_BLD, self.query, self.key, self.value)
+    y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
+    qkv = _linear(y_BLD, self.query, self.key, self.value)
+    return [y_BLF.astype(x_BLD.dtype) for y_BLF in qkv]
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
     (a_BLD,) = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
-    x_BLD = x_BLD + self._drop(a_BLD, rng)
-    (h_BLF,) = _linear(self.mlp_norm(x_BLD).astype(x_BLD.dtype), self.mlp_in)
-    return x_BLD, h_BLF
+    a_BLD = self._drop(a_BLD, rng)
+    y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
+    (h_BLF,) = _linear(y_BLD, self.mlp_in)
+    return a_BLD, h_BLF.astype(x_BLD.dtype)
 
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
@@ -105,6 +109,9 @@ def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
 
   Biases are added in float32, so that their gradients, which are sums over all
   positions, are computed in float32, too.
+
+  Returns:
+    The outputs of the layers, in float32.
   """
   if len(layers) > 1 and x_BLD.shape[1] == 1:
     # Decoding: to put the weights side by side would cost more than it saves.
@@ -114,7 +121,7 @@ def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
   bias = jnp.concatenate([b[...] for b in biases if b is not None])
   y_BLF = x_BLD @ kernel.astype(x_BLD.dtype) + bias[None, None]
   ends = np.cumsum([layer.out_features for layer in layers])[:-1]
-  return jnp.split(y_BLF.astype(x_BLD.dtype), ends, axis=-1)
+  return jnp.split(y_BLF, ends, axis=-1)
 
 
 def _weight_init(

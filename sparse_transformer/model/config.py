@@ -29,7 +29,8 @@ class Config:
       those of the "paper", which are 2.83 times smaller.
     token_std: standard deviation of the token embedding with init="code".
     position_std: that of the sum of the position embeddings.
-    dtype: dtype of activations; parameters and logits are float32.
+    dtype: dtype of products and of attention; parameters, embeddings, the
+      residual stream, norms and logits are float32.
     remat: what the backward pass recomputes, one of `rules.REMATS`.
     backend: executor of attention, see `attention.attend`.
     tile: positions on a side of a tile of attention; 0 chooses automatically.

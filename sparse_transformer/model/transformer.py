@@ -57,7 +57,6 @@ class Transformer(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    dtype = jnp.dtype(config.dtype)
     token_std, position_std = _embedding_stds(config)
     embed = functools.partial(nnx.Embed, features=config.width, rngs=rngs)
     self.token = embed(
@@ -73,11 +72,9 @@ class Transformer(nnx.Module):
     split = nnx.split_rngs(splits=config.num_layers)
     stack = split(nnx.vmap(lambda rngs: ResidualBlock(config, rngs=rngs)))
     self.blocks = stack(rngs)
-    self.norm = nnx.LayerNorm(
-      config.width, epsilon=1e-6, dtype=dtype, rngs=rngs
-    )
+    self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)
     # Zeros: an untrained network gives every symbol the same probability.
-    # No bias, as in the paper; float32, since these are the likelihoods.
+    # No bias, as in the paper.
     self.logits = nnx.Linear(
       config.width,
       config.vocab_size,
@@ -145,10 +142,10 @@ class Transformer(nnx.Module):
   # The backward pass needs the norm's input only.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def _predict(self, x_BLD):
-    return self.logits(self.norm(x_BLD).astype(jnp.float32))
+    return self.logits(self.norm(x_BLD))
 
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
-    """Embeds symbols as x_BLD, shifted right by one after the start vector.
+    """Embeds symbols as float32 x_BLD, shifted right by one after the start.
 
     Raises:
       ValueError: if there are more tokens than positions.
@@ -160,13 +157,11 @@ class Transformer(nnx.Module):
         " the sequence or configure a longer one"
       )
     places = np.unravel_index(np.arange(n), self.config.axes)
-    # In float32: the gradient of an embedding is a sum over many positions.
     x_BLD = self.token(tokens_BL)
     for embed, place_L in zip(self.position, places, strict=True):
       x_BLD = x_BLD + embed(jnp.asarray(place_L))[None]
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
-    x_BLD = jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
-    return x_BLD.astype(self.config.dtype)
+    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
   def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
     """Embeds one position: x_B1D of position t, from the symbols at t - 1.
@@ -177,8 +172,7 @@ class Transformer(nnx.Module):
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=True):
       x_BD = x_BD + embed(place[None])
-    x_BD = jnp.where(t > 0, x_BD, self.start[...][None])
-    return x_BD[:, None].astype(self.config.dtype)
+    return jnp.where(t > 0, x_BD, self.start[...][None])[:, None]
 
   def run_blocks(
     self,
@@ -207,6 +201,7 @@ class Transformer(nnx.Module):
       return block(x_BLD, functools.partial(attend, cache, layer, index), rngs)
 
     apply = _rematerialize(apply, config.remat)
+    apply = _add_in_float32(apply, config.dtype)
 
     def apply_period(carry, inputs):
       index, inputs = inputs
@@ -239,6 +234,21 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
     static_argnums=1,
     policy=jax.checkpoint_policies.save_only_these_names(*names),
   )
+
+
+def _add_in_float32(apply: Callable, dtype: str) -> Callable:
+  """Adds what a block computes to a residual stream in float32.
+
+  The rounding errors of a stream in bfloat16 would add up over the layers. The
+  block reads a copy in `dtype`, which is also what the backward pass keeps.
+  """
+
+  def add(carry, *args):
+    x_BLD, cache = carry
+    y_BLD, cache = apply((x_BLD.astype(dtype), cache), *args)
+    return x_BLD + y_BLD, cache
+
+  return add
 
 
 def _pack(params: Any) -> tuple[Any, Callable]:

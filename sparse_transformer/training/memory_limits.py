@@ -77,8 +77,8 @@ def check_inference(
   model, room = _without_patterns(config, source), machine.device_memory()
   state = 4 * 4 * model_lib.count_parameters(model)
   _check_fits(_describe_network(model), state, room)
-  stream = model.width * costs.itemsize(model)
-  logits, mlp = 4 * model.vocab_size, model.mlp_width * costs.itemsize(model)
+  stream, logits = 4 * model.width, 4 * model.vocab_size
+  mlp = model.mlp_width * costs.itemsize(model)
   positions = model.length if cache is None else 1
   sequence = (stream + max(logits, mlp)) * positions + (cache or 0)
   _check_fits(

@@ -129,12 +129,14 @@ def test_utilization_is_that_of_all_devices_where_the_peak_is_known(
   assert costs.speed(50.0, 1e6, "bfloat16") == expected | dict(mfu=0.05)
 
 
-def test_each_additional_layer_keeps_its_input():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_additional_layer_keeps_its_input_in_the_dtype_of_products(dtype):
   """With model.remat=block that is one activation, counted to the byte."""
-  config, model = network(**{"model.num_layers": 2, "model.remat": "block"})
+  settings = {"num_layers": 2, "remat": "block", "dtype": dtype}
+  config, model = network(**{f"model.{k}": v for k, v in settings.items()})
   deep = dataclasses.replace(model, num_layers=6, patterns=model.patterns * 3)
   few, many = (costs.memory(config, m)["activations"] for m in (model, deep))
-  assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(jnp.float32).itemsize
+  assert many - few == 4 * 8 * 64 * 16 * jnp.dtype(dtype).itemsize
 
 
 def test_rematerialization_keeps_less_and_recomputes_more():

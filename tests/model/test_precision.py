@@ -1,0 +1,102 @@
+"""Tests of networks in bfloat16 and float16."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+
+from sparse_transformer import model
+from sparse_transformer.model import transformer
+from sparse_transformer.training.step import position_losses
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_residual_stream_and_logits_are_float32(dtype):
+  config = networks.config(dtype=dtype, width=32)
+  params, symbols = networks.random_params(config, 0.2), networks.tokens(config)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+  network = transformer.bind(config, params)
+  x = jax.eval_shape(
+    lambda x: network.run_blocks(network.embed(x), network.attend)[0], symbols
+  )
+  assert x.dtype == jnp.float32
+  found = networks.apply(config)(params, symbols)
+  assert found.dtype == jnp.float32
+  expected = networks.apply(networks.config(width=32))(params, symbols)
+  # 8 bits of mantissa, or 11, rounded about ten times on the way.
+  assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradient_of_an_embedding_is_summed_in_float32(dtype):
+  config = networks.config(dtype=dtype, vocab_size=2, width=4)
+  params = networks.random_params(config)
+  symbols = networks.tokens(config, batch=512)
+
+  def total(params):
+    x_BLD = transformer.bind(config, params).embed(jnp.asarray(symbols))
+    return x_BLD.sum()
+
+  found = jax.jit(jax.grad(total))(params)["token"]["embedding"]
+  # The last symbol is not embedded; each other one counts once.
+  counts = np.bincount(symbols[:, :-1].ravel(), minlength=2)[:, None]
+  np.testing.assert_array_equal(found, np.repeat(counts, 4, axis=1))
+
+
+# Deep networks.
+
+
+@functools.cache
+def deep_gradient(dtype):
+  """(logits and loss, gradients of embeddings) of a network of 48 layers."""
+  config = networks.config(
+    dtype=dtype,
+    vocab_size=32,
+    length=48,
+    shape=(4, 4, 3),
+    num_layers=48,
+    patterns=networks.assign("local", "merged", 48, window=16),
+    width=32,
+    # Much larger than what a layer adds to them, as after training.
+    token_std=0.5,
+    position_std=0.5,
+    remat="block",
+    backend="dense",
+  )
+  apply, symbols = model.make_apply(config), networks.tokens(config)
+  scale = 1024.0 if dtype == "float16" else 1.0
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def gradient(params):
+    logits = apply(params, symbols)
+    nats = position_losses(logits, symbols).mean()
+    return scale * nats, dict(logits=logits, bits=nats / np.log(2))
+
+  params = jax.jit(lambda: model.init_params(config, 0))()
+  shape = params["logits"]["kernel"].shape
+  params["logits"]["kernel"] = 0.2 * jax.random.normal(jax.random.key(1), shape)
+  grads, found = gradient(params)
+  grads = dict(token=grads["token"], position=grads["position"])
+  unscaled = jax.tree.map(lambda x: np.asarray(x) / scale, grads)
+  return jax.tree.map(np.asarray, found), unscaled
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_errors_do_not_add_up_over_the_layers(dtype):
+  (found, grads), (expected, expected_grads) = (
+    deep_gradient(name) for name in (dtype, "float32")
+  )
+
+  def error(x, expected):
+    return np.linalg.norm(x - expected) / np.linalg.norm(expected)
+
+  # Twice the machine epsilon, if the residual stream were in this dtype.
+  eps = float(jnp.finfo(dtype).eps)
+  assert error(found["logits"], expected["logits"]) < 0.2 * eps
+  assert abs(found["bits"] - expected["bits"]) < 0.03 * eps
+  errors = jax.tree.map(error, grads, expected_grads)
+  assert max(jax.tree.leaves(errors)) < 0.2 * eps

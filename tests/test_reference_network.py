@@ -1,0 +1,88 @@
+"""Tests of the network of every preset against the one in NumPy."""
+
+import importlib
+import math
+import types
+
+import jax
+import networks
+import numpy as np
+import pytest
+import reference_network as reference
+import runs
+
+from sparse_transformer import model, patterns
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import position_losses
+
+NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
+NAMES.remove("default")
+
+
+def shrink(name):
+  """(config, source) of the structure of a preset, in a small size.
+
+  Everything that counts positions is divided by the same power of two.
+  """
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.data.path = "/no/such/place"
+  source, network = Experiment(config).source, Experiment(config).model
+  attention = config.attention
+  scale = 2 ** max(0, int(math.log2(attention.stride / 8)))
+  attention.stride //= scale
+  attention.window = max(2, attention.window // scale)
+  attention.width = max(1, attention.width // scale)
+  heads = min(network.num_heads, 2 * attention.num_summaries)
+  config.model.update(
+    num_heads=heads,
+    num_layers=network.period + 1,
+    width=max(16, 4 * heads),
+    dropout=0.0,
+    dtype="float32",
+    remat="none",
+  )
+  columns, *channels = source.shape[1:]
+  shape = 6, max(2, columns // scale), *channels
+  return config, types.SimpleNamespace(
+    vocab_size=11, length=math.prod(shape), shape=shape
+  )
+
+
+def random_params(config):
+  """None is zero; the stream is so small that the epsilons of norms matter."""
+  params = networks.random_params(config)
+  blocks = params["blocks"]
+  small = {name: params[name] for name in ("token", "position", "start")}
+  added = {name: blocks[name] for name in ("out", "mlp_out")}
+  small, added = jax.tree.map(lambda x: 0.02 * x, (small, added))
+  return params | small | dict(blocks=blocks | added)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_network_of_a_preset_is_that_of_the_paper(name):
+  config, source = shrink(name)
+  network = model.configure(config, source)
+  params = random_params(network)
+  tokens = networks.tokens(network, batch=1)
+  found = networks.apply(network)(params, tokens)
+  loss = position_losses(found, tokens).mean() / np.log(2)
+
+  axes = [size for size in source.shape if size > 1]
+  expected = reference.logits(config, axes, params, tokens[0])
+  assert np.abs(expected).max() > 1
+  np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5)
+  assert abs(loss - reference.bits(expected, tokens[0])) < 1e-5
+
+
+@pytest.mark.parametrize("mode", patterns.MODES)
+@pytest.mark.parametrize("name", ["dense", "local", "strided", "fixed"])
+def test_patterns_are_those_of_the_paper(name, mode):
+  settings = dict(stride=7, window=5, width=2, num_summaries=3)
+  layers = patterns.assign(name, mode, num_layers=3, num_heads=8, **settings)
+  attention = types.SimpleNamespace(
+    pattern=name, mode=mode, cycle=(), **settings
+  )
+  for layer, heads in enumerate(layers):
+    for head, pattern in enumerate(heads):
+      expected = reference.mask(attention, layer, head, 40)
+      np.testing.assert_array_equal(pattern.matrix(40), expected)

@@ -205,7 +205,7 @@ def test_best_step_needs_a_validation(tmp_path, capfd):
     capfd.readouterr()
     assert runs.command(script, f"--workdir={tmp_path}", "--step=best") == 1
     error = capfd.readouterr().err
-    assert "no checkpoint of the run" in error and error.count("\n") == 1
+    assert "the run in" in error and error.count("\n") == 1
   shutil.rmtree(tmp_path / "checkpoints")
   assert runs.command("eval.py", f"--workdir={tmp_path}", "--step=best") == 1
   error = capfd.readouterr().err

@@ -1,0 +1,91 @@
+"""Writes the record of a trained run, for the README.
+
+python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
+
+The record has the command that trains such a run, from this config; the
+evaluations in its workdir, which eval.py writes; the validations during
+training; and the config of the run. Commit and machine are those of this
+process: write the record right after the run. Writes
+benchmarks/results/NAME.json, where NAME is that of the workdir.
+"""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from benchmarks import record
+from sparse_transformer import atomic, cli, config as config_lib
+from sparse_transformer.training import metrics
+
+TIMES = "seconds", "processor_seconds"
+
+
+def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
+  cli.require("config", "workdir")
+  args = flags.FLAGS
+  workdir = pathlib.Path(args.workdir)
+  config = config_lib.read_config(workdir)
+  preset = config_flags.get_config_filename(args["config"])
+  words = [f"--config={preset}", f"--workdir=runs/{workdir.name}"]
+  words += overrides(args.config, config)
+  content = record.about("python train.py", words) | describe(workdir, config)
+  out = args.out or record.FOLDER / f"{workdir.name}.json"
+  record.write(pathlib.Path(out), content)
+  print(f"record of {content['command']}\nin {out}")
+
+
+def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
+  """The flags that turn the preset's config into another one."""
+  for group, fields in config.items():
+    for name, value in fields.items():
+      if value != preset[group][name]:
+        if isinstance(value, tuple):
+          value = ",".join(map(str, value))
+        yield f"--config.{group}.{name}={value}"
+
+
+def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
+  """What the files of a run say about it.
+
+  Raises:
+    FileNotFoundError: it has not been evaluated.
+  """
+  paths = sorted((workdir / "evaluations").glob("*.json"))
+  if not paths:
+    raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
+  lines = metrics.read(workdir)
+  times = {name: [x[name] for x in lines if name in x] for name in TIMES}
+  fields = "step", "bits_per_dim", *TIMES
+  return dict(
+    seed=config.train.seed,
+    steps=max((line["step"] for line in lines), default=0),
+    **{name: max(values, default=None) for name, values in times.items()},
+    evaluations=[_without_lists(atomic.read_json(path)) for path in paths],
+    validation=[
+      {name: line[name] for name in fields if name in line}
+      for line in lines
+      if line["split"] == "validation"
+    ],
+    config=config.to_dict() | {"data": _without_folder(config.data.to_dict())},
+  )
+
+
+def _without_lists(evaluation):
+  """An evaluation without bits by position, and the like."""
+  numbers = (int, float, str, type(None))
+  return {k: v for k, v in evaluation.items() if isinstance(v, numbers)}
+
+
+def _without_folder(settings):
+  """The settings of data, with no path of this machine."""
+  return settings | {"path": pathlib.Path(settings["path"]).name}
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("workdir", None, "Folder of the run.")
+  flags.DEFINE_string("out", None, "File of the record.")
+  cli.run_on_config(main)

@@ -1,0 +1,76 @@
+"""Records of runs: how each was trained, and what it scored."""
+
+import json
+
+import pytest
+import runs
+
+from benchmarks import record
+from sparse_transformer import config as config_lib
+
+# Raised by ml_collections when it loads a config file.
+pytestmark = pytest.mark.filterwarnings(
+  "ignore:the load_module:DeprecationWarning"
+)
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  """The files of a run of digits with two fields changed."""
+  from configs import digits
+
+  config = digits.get_config()
+  config.attention.cycle = (1, 0, 0)
+  config.data.path = "/some/folder/file.txt"
+  folder = tmp_path / "mine"
+  config_lib.write_config(folder, config)
+  common = dict(nats_per_dim=1.0, bits_per_dim=1.5)
+  lines = [
+    dict(step=1, split="train", seconds=2.5, **common),
+    dict(step=2, split="validation", seconds=4.5, **common),
+  ]
+  text = "".join(json.dumps(line) + "\n" for line in lines)
+  (folder / "metrics.jsonl").write_text(text)
+  (folder / "evaluations").mkdir()
+  evaluation = dict(split="test", min_context=0, bits_per_dim=1.25)
+  evaluation |= dict(standard_error=None, by_position=[1.0, 1.5])
+  path = folder / "evaluations" / "test-step2.json"
+  path.write_text(json.dumps(evaluation))
+  return folder
+
+
+def command(workdir, *words):
+  config = f"--config={runs.REPO}/configs/digits.py"
+  return runs.command(
+    "benchmarks/run.py", config, f"--workdir={workdir}", *words
+  )
+
+
+def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
+  out = tmp_path / "records" / "mine.json"
+  assert command(workdir, f"--out={out}") == 0
+  found = json.loads(out.read_text())
+  assert found["command"] == (
+    "python train.py --config=digits.py --workdir=runs/mine"
+    " --config.attention.cycle=1,0,0 --config.data.path=file.txt"
+  )
+  assert found["steps"] == 2 and found["seconds"] == 4.5
+  assert found["processor_seconds"] is None
+  (evaluation,) = found["evaluations"]
+  assert evaluation["bits_per_dim"] == 1.25 and "by_position" not in evaluation
+  assert found["validation"] == [dict(step=2, bits_per_dim=1.5, seconds=4.5)]
+  assert "/some" not in out.read_text()
+
+
+def test_run_that_was_not_evaluated_is_one_clear_line(workdir, capsys):
+  (workdir / "evaluations" / "test-step2.json").unlink()
+  assert command(workdir) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "mine has no evaluations: run eval.py first" in line
+
+
+def test_command_of_a_record_has_no_folders_of_the_machine():
+  about = record.about(
+    "python -m x", ["--config=configs/a.py", "--path=/a/b/c.txt", "/d/e"]
+  )
+  assert about["command"] == "python -m x --config=configs/a.py --path=c.txt e"

@@ -11,7 +11,7 @@ NEWER = $(firstword $(foreach python, \
   $(shell $(python) -c "import sys; sys.version_info >= (3, 12) and print('$(python)')" 2>/dev/null)))
 
 .PHONY: quickstart test soak lint package docs tutorial bench accelerator \
-  targets targets-test compiled
+  targets targets-test compiled results
 
 # Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
@@ -52,6 +52,11 @@ tutorial: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter nbconvert --to notebook \
 	  --execute --inplace docs/tutorial.ipynb
 	$(BIN)/jupyter nbconvert --coalesce-streams --inplace docs/tutorial.ipynb
+
+# Makes the tables and figures of README.md and docs/ again from the records in
+# benchmarks/results; fails if they, or numbers in the text, differed.
+results: .venv/installed
+	$(BIN)/python -m benchmarks.readme
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed

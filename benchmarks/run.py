@@ -17,8 +17,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from benchmarks import record
-from sparse_transformer import atomic, cli, config as config_lib
+from sparse_transformer import atomic, cli, config as config_lib, model
 from sparse_transformer.training import metrics
+from sparse_transformer.training.experiment import Experiment
 
 TIMES = "seconds", "processor_seconds"
 
@@ -62,6 +63,7 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
   fields = "step", "bits_per_dim", *TIMES
   return dict(
     seed=config.train.seed,
+    parameters=model.count_parameters(Experiment(config).model),
     steps=max((line["step"] for line in lines), default=0),
     **{name: max(values, default=None) for name, values in times.items()},
     evaluations=[_without_lists(atomic.read_json(path)) for path in paths],

@@ -54,6 +54,7 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
     "python train.py --config=digits.py --workdir=runs/mine"
     " --config.attention.cycle=1,0,0 --config.data.path=file.txt"
   )
+  assert found["parameters"] == 1_196_416
   assert found["steps"] == 2 and found["seconds"] == 4.5
   assert found["processor_seconds"] is None
   (evaluation,) = found["evaluations"]

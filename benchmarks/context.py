@@ -1,0 +1,199 @@
+"""Scores the same symbols with more and less context, for several runs.
+
+python -m benchmarks.context --workdirs=runs/dense,runs/strided \\
+  --min_context=0,256,1024,2048 --out=runs/context.json
+
+In a window, later positions have more context, but also other content. Here
+every run scores the same symbols at each minimum context: --symbols of them,
+from the first that has the largest minimum context before it. Differences to
+the first --min_context are paired, symbol by symbol; their errors, and those of
+the bits, are over blocks of 4,096 symbols. Writes a record, and a picture with
+the same name that ends in .png.
+
+For the README, the record is benchmarks/results/context.json, or
+genome_context.json; make results draws its figure.
+"""
+
+import math
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import flags
+
+from benchmarks import blocks, record
+from benchmarks.readme import figures
+from sparse_transformer import cli, config as config_lib, data, tables
+
+if TYPE_CHECKING:
+  from sparse_transformer.training.experiment import Experiment
+
+BLOCK = 4_096  # symbols; longer ones would be few
+
+
+def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
+  args = flags.FLAGS
+  if not (args.workdirs and args.out):
+    raise ValueError("--workdirs and --out must be set; see --help")
+  if args.symbols < 1:
+    raise ValueError(f"--symbols={args.symbols} must be at least 1")
+  contexts = integers(args.min_context)
+  runs = []
+  for workdir in args.workdirs:
+    runs.append(score_run(workdir, args.split, contexts, args.symbols))
+    if runs[-1]["crc32"] != runs[0]["crc32"]:
+      raise ValueError(
+        f"{workdir} and {args.workdirs[0]} have different data; name runs whose"
+        " bits can be compared"
+      )
+    print(tables.align(table(runs[-1:])), flush=True)
+  name_apart(runs)
+  content = record.about("python -m benchmarks.context", sys.argv[1:])
+  content |= dict(split=args.split, symbols=args.symbols, block=BLOCK)
+  content |= dict(runs=runs)
+  out = pathlib.Path(args.out)
+  record.write(out, content)
+  figures.bits_by_context(content).savefig(out.with_suffix(".png"))
+
+
+def integers(words: Sequence[str]) -> list[int]:
+  """The minimum contexts, as numbers."""
+  try:
+    return [int(word) for word in words]
+  except ValueError:
+    raise ValueError(
+      f"--min_context={','.join(words)} must be integers, separated by commas"
+    ) from None
+
+
+def name_apart(runs: Sequence[dict[str, Any]]) -> None:
+  """Names runs by their patterns if these differ, else by their folders."""
+  if len({run["pattern"] for run in runs}) == len(runs):
+    for run in runs:
+      run["run"] = run["pattern"]
+
+
+def score_run(
+  workdir: str, split: str, contexts: Sequence[int], number: int
+) -> dict[str, Any]:
+  """Bits of the same symbols of a split with each minimum context.
+
+  Args:
+    workdir: folder of a run, of which the last checkpoint is scored.
+    split: one of `data.SPLITS`.
+    contexts: minimum numbers of symbols before a scored one.
+    number: how many symbols to score.
+
+  Raises:
+    ValueError: the data are images, the split is too short, or a context is too
+      long for the run's windows.
+  """
+  from sparse_transformer.training import checkpoint
+  from sparse_transformer.training.experiment import Experiment
+
+  config = config_lib.read_config(workdir)
+  config.model.dtype = "float32"  # as in other final scores
+  experiment = Experiment(config)
+  source = experiment.source
+  if not isinstance(source, data.Stream):
+    raise ValueError(f"{workdir} models images, which have no more context")
+  for context in contexts:  # finds errors before the work starts
+    source.windows(split, context)
+  first = max(contexts)
+  if first + number > (size := len(source.load()[split])):
+    raise ValueError(
+      f"{split} has {size} symbols, fewer than {first + number}: the largest"
+      " minimum context and --symbols; use smaller ones"
+    )
+  with checkpoint.Checkpoints(workdir) as checkpoints:
+    state = experiment.restore(checkpoints)
+  bits = [
+    bits_of(experiment, state.ema, split, context, range(first, first + number))
+    for context in contexts
+  ]
+  rows = []
+  for context, found in zip(contexts, bits, strict=True):
+    mean, error = blocks.mean_and_error(found, BLOCK)
+    less, its_error = blocks.mean_and_error(found - bits[0], BLOCK)
+    rows.append(
+      dict(min_context=context, bits=mean, standard_error=error)
+      | dict(difference=less, difference_error=its_error)
+    )
+  return dict(
+    run=str(pathlib.Path(*pathlib.Path(workdir).parts[-2:])),
+    pattern=config.attention.pattern,
+    length=source.length,
+    step=int(state.step),
+    unit=source.unit,
+    crc32=source.digest()["crc32"],
+    contexts=rows,
+  )
+
+
+def bits_of(
+  experiment: "Experiment",
+  params: Any,
+  split: str,
+  min_context: int,
+  places: range,
+) -> np.ndarray:
+  """Bits of the symbols at consecutive places of a split, float64."""
+  from sparse_transformer.training import evaluate
+
+  windows = experiment.source.windows(split, min_context)
+  # Every window scores its last `step` positions, the first one all.
+  step = experiment.source.length - min_context
+  start = (places.start - min_context) // step
+  stop = -(-(places.stop - min_context) // step)
+  scored = Scored()
+  evaluate.bits_per_dim(
+    experiment.losses,
+    params,
+    data.Lazy(stop - start, lambda i: windows[start + i]),
+    batch_size=experiment.config.eval.batch_size,
+    sharding=experiment.batch_sharding,
+    tally=scored,
+  )
+  bits = np.concatenate(scored.bits)
+  first = start * step + min_context if start else 0
+  return bits[places.start - first : places.stop - first]
+
+
+class Scored:
+  """The bits of all scored symbols, in order; it takes the place of a Tally."""
+
+  def __init__(self):
+    self.bits = []
+
+  def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
+    self.bits.append(nats_BL[scored_BL].astype(np.float64) / math.log(2))
+
+  def summary(self) -> dict[str, Any]:
+    return {}
+
+
+def table(runs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+  """The scores as cells of text; the first row contains the titles."""
+  number = lambda value: "-" if value is None else f"{value:.4f}"
+  return [
+    ("run", "min_context", "bits", "error", "difference", "error"),
+    *(
+      (run["run"], f"{row['min_context']:,}", *map(number, [*row.values()][1:]))
+      for run in runs
+      for row in run["contexts"]
+    ),
+  ]
+
+
+if __name__ == "__main__":
+  flags.DEFINE_list("workdirs", [], "Folders of runs on the same data.")
+  flags.DEFINE_list(
+    "min_context", ["0", "256", "1024", "2048"], "Minimum contexts to compare."
+  )
+  flags.DEFINE_integer("symbols", 65_536, "How many symbols are scored.")
+  flags.DEFINE_enum("split", "test", data.SPLITS, "Split to score.")
+  flags.DEFINE_string("out", None, "File of the record.")
+  cli.run(main)

@@ -1,0 +1,49 @@
+"""Makes the README's tables and figures again, and checks its numbers.
+
+python -m benchmarks.readme [--check]
+
+All are made of the records in benchmarks/results, and so are docs/evidence.md
+and the table of docs/accelerators.md. What differed is listed; the exit status
+is then 1. Tables and figures are corrected, unless --check is given; a number
+in the text has to be corrected by hand.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from benchmarks import record
+from benchmarks.readme import figures, page
+from sparse_transformer import atomic, cli
+
+PAGES = "README.md", "docs/accelerators.md", "docs/evidence.md"
+
+
+def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
+  is_check, problems = flags.FLAGS.check, []
+  for name in PAGES:
+    path = record.REPO / name
+    old = path.read_text() if path.exists() else ""
+    new, found = page.made(name, old)
+    problems += found
+    if not is_check and new != old:
+      atomic.write_text(path, new)
+  for name in figures.outdated():
+    problems.append(f"{name} is not of these records")
+    if not is_check:
+      figures.draw(name)
+  for problem in problems:
+    print(problem, file=sys.stderr)
+  if problems:
+    done = "nothing" if is_check else "all but the text"
+    raise ValueError(
+      f"pages and records differ in {len(problems)} places, listed above;"
+      f" {done} has been corrected"
+    )
+
+
+if __name__ == "__main__":
+  flags.DEFINE_bool("check", False, "Whether to change nothing.")
+  cli.run(main)

@@ -1,0 +1,40 @@
+"""What comparisons and baselines found: made of the records there are.
+
+A record `NAME.json` in benchmarks/results of which `comparisons` or `contexts`
+knows the name adds a section to docs/evidence.md, and a point to the README;
+without it there is none.
+"""
+
+from benchmarks.readme import baselines, comparisons, contexts, records
+from benchmarks.readme.text import wrap
+
+KINDS = comparisons, contexts, baselines
+
+
+def drawn() -> list[str]:
+  """The records of which there are figures."""
+  names = *comparisons.COMPARISONS, *contexts.CONTEXTS
+  return [name for name in names if records.exists(name)]
+
+
+def section() -> str:
+  """The part of the README: a list of points, some with a figure."""
+  points = [point for kind in KINDS for point in kind.points()]
+  return "\n".join(points).replace("\n\n\n", "\n\n") + "\n\n"
+
+
+def page() -> str:
+  """docs/evidence.md: all tables and figures, and how each was made."""
+  introduction = wrap(
+    "This page is made by `make results` of the records in"
+    " `benchmarks/results/`: do not edit it. A comparison trains the same"
+    " network with each value of a field of the config, as often as it has"
+    " seeds. Bits are those of the whole validation split, at the best of the"
+    " checkpoints kept, as mean ± standard deviation over seeds; those at an"
+    " equal step or time are read off the curves, which are of the part of the"
+    " split that is scored during training. The test split is scored for the"
+    " best choice only."
+  )
+  parts = [part for kind in KINDS for part in kind.sections()]
+  parts = [part.strip("\n") for part in ["# Evidence", introduction, *parts]]
+  return "\n\n".join(parts) + "\n"

@@ -1,0 +1,104 @@
+"""Paired scores of the same symbols with more and less context."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import runs
+
+from benchmarks import context
+from sparse_transformer.training import checkpoint, loop
+from sparse_transformer.training.experiment import Experiment
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+  """Two runs on the same text, and one on another."""
+  root = tmp_path_factory.mktemp("texts")
+  rng = np.random.default_rng(0)
+  for name in "text", "other":
+    (root / name).write_bytes(rng.integers(97, 105, size=1_000).astype("u1"))
+  for name, text, steps in (
+    ("strided", "text", 2),
+    ("initial", "text", 0),
+    ("apart", "other", 0),
+  ):
+    changes = {"train.steps": steps, "optimizer.learning_rate": 0.05}
+    config = runs.text(root / text, **changes | {"model.num_layers": 1})
+    loop.train(config, root / name)
+  return root
+
+
+@pytest.mark.parametrize("min_context, places", [(0, (40, 73)), (20, (20, 90))])
+def test_bits_are_those_of_the_window_that_scores_the_symbol(
+  texts, min_context, places
+):
+  experiment = Experiment(runs.text(texts / "text"))
+  experiment.config.model.num_layers = 1
+  with checkpoint.Checkpoints(texts / "strided") as checkpoints:
+    params = experiment.restore(checkpoints).ema
+  found = context.bits_of(
+    experiment, params, "test", min_context, range(*places)
+  )
+  data, length = experiment.source.load()["test"], experiment.source.length
+  step = length - min_context
+  for place, bits in zip(range(*places), found, strict=True):
+    start = (place - min_context) // step * step
+    tokens = data[start : start + length]
+    tokens = np.tile(np.pad(tokens, (0, length - len(tokens))), (8, 1))
+    nats = experiment.losses(params, tokens)[0, place - start]
+    assert bits == pytest.approx(float(nats) / math.log(2), abs=1e-5)
+
+
+def command(texts, *words):
+  names = ",".join(str(texts / name) for name in words[0].split(","))
+  return runs.command(
+    "benchmarks/context.py", f"--workdirs={names}", *words[1:]
+  )
+
+
+def test_record_has_differences_to_the_first_context(texts, tmp_path, capsys):
+  out = tmp_path / "record.json"
+  words = "--min_context=0,8,16", "--symbols=100", f"--out={out}"
+  assert command(texts, "strided,initial", *words) == 0
+  found = json.loads(out.read_text())
+  assert str(texts) not in out.read_text()
+  names = [f"{texts.name}/{name}" for name in ("strided", "initial")]
+  assert [run["run"] for run in found["runs"]] == names
+  assert len({row["bits"] for row in found["runs"][0]["contexts"]}) == 3
+  for run in found["runs"]:
+    first, *others = run["contexts"]
+    assert first["difference"] == 0
+    for row in others:
+      expected = row["bits"] - first["bits"]
+      assert row["difference"] == pytest.approx(expected, abs=1e-6)
+  assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (("strided", "--min_context=0,40"), "min_context=40 must be"),
+    (("strided", "--min_context=some"), "--min_context=some must be integers"),
+    (("strided", "--symbols=1000"), "test has 250 symbols, fewer than 1016"),
+    (("strided", "--symbols=0"), "--symbols=0 must be at least 1"),
+    (("strided,apart", "--symbols=50"), "different data"),
+    (("nowhere",), "nowhere is not a run"),
+  ],
+)
+def test_mistakes_are_one_clear_line(texts, words, message, tmp_path, capsys):
+  out = tmp_path / "record.json"
+  words = words[0], "--min_context=0,16", *words[1:], f"--out={out}"
+  assert command(texts, *words) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
+  assert not out.exists()
+
+
+def test_runs_are_named_by_their_patterns_if_these_differ():
+  made = [dict(run="a/seed0", pattern=x) for x in ("dense", "local", "local")]
+  context.name_apart(made)
+  assert {run["run"] for run in made} == {"a/seed0"}
+  context.name_apart(made[:2])
+  assert [run["run"] for run in made[:2]] == ["dense", "local"]

@@ -92,10 +92,10 @@ def score_run(
       long for the run's windows.
   """
   from sparse_transformer.training import checkpoint
+  from sparse_transformer.training.evaluations import in_float32
   from sparse_transformer.training.experiment import Experiment
 
-  config = config_lib.read_config(workdir)
-  config.model.dtype = "float32"  # as in other final scores
+  config = in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)
   source = experiment.source
   if not isinstance(source, data.Stream):

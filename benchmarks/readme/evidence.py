@@ -8,6 +8,7 @@ without it there is none.
 from benchmarks.readme import baselines, comparisons, contexts, records
 from benchmarks.readme.text import wrap
 
+LINK = "[Documentation](README.md)"
 KINDS = comparisons, contexts, baselines
 
 
@@ -36,5 +37,7 @@ def page() -> str:
     " best choice only."
   )
   parts = [part for kind in KINDS for part in kind.sections()]
-  parts = [part.strip("\n") for part in ["# Evidence", introduction, *parts]]
+  parts = [
+    part.strip("\n") for part in ["# Evidence", introduction, *parts, LINK]
+  ]
   return "\n\n".join(parts) + "\n"

@@ -4,20 +4,17 @@ A record is an object with the result and with `command`, `machine`, `commit`
 and `versions`. The README's numbers come from records, see `benchmarks.readme`.
 """
 
-import importlib.metadata
 import json
 import os
 import pathlib
 import re
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from sparse_transformer import atomic, machine
+from sparse_transformer import atomic, machine, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
-LIBRARIES = "jax", "flax", "numpy"
 
 
 def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -31,19 +28,9 @@ def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
   return dict(
     command=" ".join([program, *words]),
     machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
-    commit=commit(),
-    versions={name: importlib.metadata.version(name) for name in LIBRARIES},
+    commit=version.commit(),
+    versions=version.packages(),
   )
-
-
-def commit() -> str | None:
-  """The short hash of the working tree's commit, or None."""
-  command = ["git", "describe", "--always", "--dirty"]
-  try:
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
-  except OSError:
-    return None
-  return done.stdout.strip() or None
 
 
 def write(path: pathlib.Path, content: dict[str, Any]) -> None:

@@ -11,18 +11,16 @@ is run: see docs/accelerators.md for what that means.
 import argparse
 import importlib
 import itertools
-import pathlib
 
-from benchmarks import recorded
+from benchmarks import record
 from sparse_transformer import tables
 from sparse_transformer.targets import advice, catalogue, compilers, rendering
 from sparse_transformer.training.experiment import check_batch
 
-REPO = pathlib.Path(__file__).parents[1]
-RESULTS = REPO / "benchmarks" / "results" / "compiled.json"
+RESULTS = record.FOLDER / "compiled.json"
 PRESETS = sorted(
   path.stem
-  for path in (REPO / "configs").glob("*.py")
+  for path in (record.REPO / "configs").glob("*.py")
   if path.stem != "default"
 )
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
@@ -36,7 +34,7 @@ def main() -> None:
   if TARGETS[0] in args.targets:
     chosen = [x for x in VARIANTS if x.split()[0] in args.presets]
     keys += [(variant, TARGETS[0]) for variant in chosen]
-  results = recorded.record(
+  results = record.measure_missing(
     RESULTS, ("preset", "target"), keys, compile_preset, args.again
   )
   print(table(results))

@@ -11,14 +11,13 @@ docs/accelerators.md for what that means.
 
 import argparse
 import itertools
-import pathlib
 
-from benchmarks import recorded
+from benchmarks import record
 from configs import enwik8
 from sparse_transformer import tables
 from sparse_transformer.targets import catalogue, compilers
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "kernels.json"
+RESULTS = record.FOLDER / "kernels.json"
 NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
 TARGETS = "h100", "v5e", "v6e"
 PATTERNS = "fixed", "strided"
@@ -42,8 +41,8 @@ def main() -> None:
   parser.add_argument("--again", action="store_true")
   again = parser.parse_args().again
   keys = PLAIN + FUSED
-  records = recorded.record(RESULTS, NAMES, keys, compile_attention, again)
-  found = {tuple(r[name] for name in NAMES): r for r in records}
+  rows = record.measure_missing(RESULTS, NAMES, keys, compile_attention, again)
+  found = {tuple(r[name] for name in NAMES): r for r in rows}
   print(memory_table(found))
   print(launches_table(found))
 
@@ -85,11 +84,11 @@ def launches_table(found: dict) -> str:
   """Launches on a GPU by each executor."""
   rows = [("attention by", *PATTERNS)]
   for backend in ("auto", "batched", "streamed"):
-    records = [
+    programs = [
       found["h100", backend, pattern, 12_288, 64, 64] for pattern in PATTERNS
     ]
-    cells = (f"{record['launches']:,}" for record in records)
-    rows.append((f"`{records[0]['executor']}`", *cells))
+    cells = (f"{program['launches']:,}" for program in programs)
+    rows.append((f"`{programs[0]['executor']}`", *cells))
   return tables.markdown(rows)
 
 

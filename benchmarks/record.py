@@ -1,14 +1,16 @@
-"""Records of results: JSON that says how each was made, in benchmarks/results.
+"""Records of results, in benchmarks/results: JSON that says how each was made.
 
 A record is an object with the result and with `command`, `machine`, `commit`
-and `versions`. The README's numbers come from records, see `benchmarks.readme`.
+and `versions`, or a list of measurements that each say what they are of. The
+README's numbers come from records, see `benchmarks.readme`.
 """
 
 import json
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sparse_transformer import atomic, machine, version
@@ -22,18 +24,51 @@ def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
 
   Args:
     program: how the program was started: "python -m benchmarks.markov".
-    argv: its arguments. Of absolute paths, only the names are kept.
+    argv: its arguments.
   """
-  words = [re.sub(r"(^|=)/\S*/", r"\1", word) for word in argv]
   return dict(
-    command=" ".join([program, *words]),
+    command=without_folders(f"{program} {shlex.join(argv)}".strip()),
     machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
     commit=version.commit(),
     versions=version.packages(),
   )
 
 
-def write(path: pathlib.Path, content: dict[str, Any]) -> None:
+def without_folders(command: str) -> str:
+  """A command, or a path, with the names only of absolute paths."""
+  return re.sub(r"(^|[\s=,'])/[^\s,']*/", r"\1", command)
+
+
+def write(path: pathlib.Path, content: Any) -> None:
   """Writes a record, and creates its folder if needed."""
   path.parent.mkdir(parents=True, exist_ok=True)
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def measure_missing(
+  path: pathlib.Path,
+  names: tuple[str, ...],
+  keys: Iterable[tuple],
+  measure: Callable[..., dict[str, Any]],
+  again: bool = False,
+) -> list[dict[str, Any]]:
+  """Measures what a file does not have yet, so that a benchmark can resume.
+
+  Args:
+    path: a record, a list, which is written after each measurement.
+    names: the fields that tell measurements apart.
+    keys: their values in the measurements that are wanted.
+    measure: function of these values to the other fields.
+    again: whether to measure what the file has already, too.
+
+  Returns:
+    All measurements of the file, sorted by key.
+  """
+  known = atomic.read_json(path) if path.exists() else []
+  found = {tuple(row[name] for name in names): row for row in known}
+  for key in keys:
+    if again or key not in found:
+      found[key] = dict(zip(names, key, strict=True)) | measure(*key)
+      found = dict(sorted(found.items()))
+      write(path, [*found.values()])
+  return [*found.values()]

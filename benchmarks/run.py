@@ -61,6 +61,7 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
   lines = metrics.read(workdir)
   times = {name: [x[name] for x in lines if name in x] for name in TIMES}
   fields = "step", "bits_per_dim", *TIMES
+  path = record.without_folders(config.data.path)
   return dict(
     seed=config.train.seed,
     parameters=model.count_parameters(Experiment(config).model),
@@ -72,7 +73,8 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
       for line in lines
       if line["split"] == "validation"
     ],
-    config=config.to_dict() | {"data": _without_folder(config.data.to_dict())},
+    config=config.to_dict()
+    | dict(data=config.data.to_dict() | dict(path=path)),
   )
 
 
@@ -80,11 +82,6 @@ def _without_lists(evaluation):
   """An evaluation without bits by position, and the like."""
   numbers = (int, float, str, type(None))
   return {k: v for k, v in evaluation.items() if isinstance(v, numbers)}
-
-
-def _without_folder(settings):
-  """The settings of data, with no path of this machine."""
-  return settings | {"path": pathlib.Path(settings["path"]).name}
 
 
 if __name__ == "__main__":

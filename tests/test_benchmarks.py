@@ -53,8 +53,8 @@ def test_unknown_case_is_reported_in_one_line():
   assert done.stderr == "unknown case 'nothing'; known: quick\n"
 
 
-def test_recorded_results_are_measured_once_and_survive_an_error(tmp_path):
-  import recorded
+def test_measurements_are_made_once_and_survive_an_error(tmp_path):
+  from benchmarks import record
 
   path, calls = tmp_path / "results.json", []
 
@@ -64,19 +64,20 @@ def test_recorded_results_are_measured_once_and_survive_an_error(tmp_path):
       raise ValueError
     return {"length": len(name) * n}
 
-  def record(*keys, again=False):
-    return recorded.record(path, ("name", "n"), keys, measure, again)
+  def run(*keys, again=False):
+    names = "name", "n"
+    return record.measure_missing(path, names, keys, measure, again)
 
   with pytest.raises(ValueError):
-    record(("longer", 2), ("bad", 1), ("a", 3))
-  found = record(("longer", 2), ("a", 3))
+    run(("longer", 2), ("bad", 1), ("a", 3))
+  found = run(("longer", 2), ("a", 3))
   assert found == json.loads(path.read_text())
   assert found == [
     {"name": "a", "n": 3, "length": 3},
     {"name": "longer", "n": 2, "length": 12},
   ]
   assert calls == ["longer", "bad", "a"]
-  record(("a", 3), again=True)
+  run(("a", 3), again=True)
   assert calls == ["longer", "bad", "a", "a"]
 
 

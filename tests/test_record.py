@@ -2,6 +2,7 @@
 
 import json
 
+import comparisons
 import pytest
 import runs
 
@@ -71,7 +72,31 @@ def test_run_that_was_not_evaluated_is_one_clear_line(workdir, capsys):
 
 
 def test_command_of_a_record_has_no_folders_of_the_machine():
-  about = record.about(
-    "python -m x", ["--config=configs/a.py", "--path=/a/b/c.txt", "/d/e"]
+  words = [
+    "--config=configs/a.py",
+    "--path=/a/b/c.txt",
+    "--runs=/d/e,f/g",
+    "/h/",
+  ]
+  command = record.about("python -m x", [*words, "--vary=a=Local(8)"])[
+    "command"
+  ]
+  assert command == (
+    "python -m x --config=configs/a.py --path=c.txt --runs=e,f/g "
+    " '--vary=a=Local(8)'"
   )
-  assert about["command"] == "python -m x --config=configs/a.py --path=c.txt e"
+
+
+def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
+  monkeypatch.setattr(record, "FOLDER", tmp_path)
+  run = comparisons.run("dense", 0, 2.0)
+  content = comparisons.record(
+    run,
+    command="python -m x '--config.data.path=/some/a.txt' --workdir=/some/mine",
+    config={"data": {"path": "/some/a.txt"}},
+  )
+  record.write(tmp_path / "mine" / "comparison.json", content)
+  words = "benchmarks/keep.py", f"--workdir={tmp_path / 'mine'}"
+  assert runs.command(*words) == 0
+  kept = (record.FOLDER / "mine.json").read_text()
+  assert "/some" not in kept and json.loads(kept)["runs"] == content["runs"]

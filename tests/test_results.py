@@ -4,12 +4,12 @@ import json
 import re
 import shutil
 
+import comparisons
 import pytest
 import runs
 
 from benchmarks import record
-from benchmarks.readme import comparisons, figures, page, records
-from sparse_transformer.comparison import record as comparison_lib
+from benchmarks.readme import comparisons as evidence, figures, page, records
 
 SCRIPT = "benchmarks/readme/__main__.py"
 
@@ -80,6 +80,14 @@ def test_missing_record_is_one_clear_line(copy, capsys):
   assert "benchmarks/results/digits.json is missing" in lines[0]
 
 
+def test_records_name_no_folder_of_a_machine():
+  paths = sorted(record.FOLDER.glob("*.json"))
+  assert len(paths) > 9
+  for path in paths:
+    folders = re.findall(r"(?<=[\s\"'=,])/\w+/[^\s\"]*", path.read_text())
+    assert not folders, f"{path.name}: python -m benchmarks.keep"
+
+
 def test_record_that_a_page_names_must_exist(copy, capsys):
   text = "See benchmarks/results/long_ago.json.\n\n## License"
   change(copy / "README.md", "## License", text)
@@ -121,48 +129,16 @@ def test_unknown_part_of_a_page_is_an_error():
 # Evidence.
 
 
-def comparison(budget=("seconds", 600), seeds=3):
+def comparison(**changes):
   """A record of a comparison of two patterns; strided is ahead, and faster."""
-  choices = {"dense": (4.0, 100), "strided": (3.0, 300)}
   made = [
-    dict(
-      choice=choice,
-      seed=seed,
-      steps=steps,
-      tokens_per_step=4096,
-      flops=1e12,
-      parameters=141_120,
-      peak_bytes=2**30,
-      seconds=600.0,
-      processor_seconds=900.0,
-      tokens_per_second=steps * 4096 / 600,
-      best_step=steps,
-      validation=dict(bits_per_dim=bits + seed / 100),
-      test=dict(bits_per_dim=bits) if choice == "strided" else None,
-      curve=dict(
-        steps=[steps // 2, steps],
-        seconds=[300.0, 600.0],
-        bits_per_dim=[bits + 1.5, bits],
-      ),
-      train=dict(steps=[steps], bits_per_dim=[bits]),
-    )
-    for seed in range(seeds)
-    for choice, (bits, steps) in choices.items()
+    comparisons.run(choice, seed, bits + seed / 100, tokens_per_step=4096)
+    for seed in range(3)
+    for choice, bits in {"dense": 4.0, "strided": 3.0}.items()
   ]
   config = runs.tiny(**{"train.batch_size": 1}).to_dict()
-  about = dict(
-    field="attention.pattern",
-    choices=[*choices],
-    seeds=seeds,
-    budget=budget,
-    unit="bits/byte",
-    config=config,
-    machine="2 cores of a machine",
-    commit="abcdef0",
-    versions={},
-    command="python -m sparse_transformer.compare --config=configs/digits.py",
-  )
-  return comparison_lib.make(about, made)
+  about = dict(budget=("seconds", 13), unit="bits/byte", commit="abcdef0")
+  return comparisons.record(*made, **about | dict(config=config) | changes)
 
 
 def context():
@@ -192,35 +168,33 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   readme, text = (
     (copy / name).read_text() for name in ("README.md", "docs/evidence.md")
   )
-  for page_text in map(str.split, (readme, text)):
-    # At step 100, the last that dense reaches, strided has not been validated:
-    # the first of its curve is at 150, 4.5 bits.
-    assert (
-      "Bits/byte ahead of `dense` (3 seeds): `strided` 1.00 ± 0.00. At step"
-      " 100: `strided` -0.50 ± 0.00." in " ".join(page_text)
-    )
-  assert "![Patterns on text](docs/figures/long_text.png)" in readme
-  assert "`strided` 0.100 ± 0.020." in " ".join(readme.split())
+  # At 40 steps, dense has its last 4.01 bits, and strided 3.01.
   assert (
-    "| `strided` | 3.010 ± 0.010 | 1.000 ± 0.000 | 4.500 ± 0.000 | 300 | 2,048"
-    " | 3.000 ± 0.000 |" in text
-  )
+    "**Patterns on text, n = 4,096, 13 seconds each.** Bits/byte of the"
+    " validation split, mean ± standard deviation of 3 seeds: `strided` 3.01 ±"
+    " 0.01, `dense` 4.01 ± 0.01. Difference to `dense`, seed by seed:"
+    " `strided` -1.00 ± 0.00. At 40 steps: `strided` 3.01 ± 0.01, `dense` 4.01"
+    " ± 0.01."
+  ) in " ".join(readme.split())
+  assert "![Patterns on text](docs/figures/long_text.png)" in readme
+  assert "change by: `strided` -0.100 ± 0.020." in " ".join(readme.split())
+  assert "| strided | 3.0100 ± 0.0100 | -1.0000 ± 0.0000 | 3.0100 ±" in text
   assert "| `strided` | 4,096 | 3.000 | -0.100 ± 0.020 |" in text
-  assert "3 seeds; 2 cores of a machine; commit abcdef0." in text
+  assert "3 seeds; a machine; commit abcdef0." in text
   # Without the record, what it gave is an error until it is taken out.
   records.path("context").unlink()
   with pytest.raises(FileNotFoundError, match="context.json"):
     page.check_records("docs/evidence.md", text.replace("../", ""))
 
 
-def test_one_seed_and_equal_steps_have_no_deviation_and_other_columns():
-  found = comparison(budget=("steps", 300), seeds=1)
-  found["rows"].sort(key=lambda row: row["choice"])
-  (_, *titles), (_, *dense), (_, *strided) = comparisons.rows(found)
-  assert titles[2] == "at 600 s"
-  assert dense[:2] == ["4.000", ""]
-  assert strided[:2] == ["3.000", "1.000"]
-  assert "(1 seed)" in comparisons.headline(found)
+def test_headline_holds_whichever_choice_is_the_best():
+  made = [comparisons.run("dense", 0, 2.0), comparisons.run("local", 0, 2.004)]
+  found = comparisons.record(*made)
+  assert evidence.headline(found) == (
+    "Bits/dim of the validation split, 1 seed: `dense` 2.00, `local` 2.00."
+    " Difference to `dense`, seed by seed: `local` +0.00. At 20 seconds of"
+    " training: `local` 2.00, `dense` 4.00."
+  )
 
 
 def test_figure_of_another_record_is_outdated(copy):

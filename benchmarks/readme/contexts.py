@@ -43,22 +43,22 @@ def sections() -> Iterator[str]:
 
 
 def headline(found: dict[str, Any]) -> str:
-  """How many bits more context saves, for each run."""
+  """What the largest minimum context changes, for each run."""
   runs = found["runs"]
   first, last = (runs[0]["contexts"][i]["min_context"] for i in (0, -1))
-  symbols = records.SYMBOLS[runs[0]["unit"]]
-  saved = [f"`{run['run']}` {saving(run['contexts'][-1])}" for run in runs]
+  unit = runs[0]["unit"]
+  changes = (f"`{run['run']}` {change(run['contexts'][-1])}" for run in runs)
   return (
-    f"Bits that are saved, of the same {found['symbols']:,} {symbols}, by at"
-    f" least {last:,} of them before each instead of {first:,}:"
-    f" {', '.join(saved)}."
+    f"Scored with at least {last:,} {records.SYMBOLS[unit]} of context instead"
+    f" of {first:,}, the {unit} of the same {found['symbols']:,} change by:"
+    f" {', '.join(changes)}."
   )
 
 
-def saving(row: dict[str, Any]) -> str:
-  """The bits saved in a row, with the error."""
-  less = dict(mean=-row["difference"], deviation=row["difference_error"])
-  return records.with_deviation(less, 3)
+def change(row: dict[str, Any]) -> str:
+  """The paired difference in a row, with its error."""
+  mean = dict(mean=row["difference"], deviation=row["difference_error"])
+  return records.with_deviation(mean, 3, sign="+")
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -67,7 +67,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
   lines = [("run", "n", *(f"at least {x:,} before" for x in contexts))]
   for run in found["runs"]:
     first, *others = run["contexts"]
-    differences = [f"-{saving(row)}".replace("--", "+") for row in others]
-    bits = f"{first['bits']:.3f}"
-    lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *differences))
+    cells = f"`{run['run']}`", f"{run['length']:,}", f"{first['bits']:.3f}"
+    lines.append((*cells, *map(change, others)))
   return lines

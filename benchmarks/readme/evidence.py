@@ -21,20 +21,15 @@ def drawn() -> list[str]:
 def section() -> str:
   """The part of the README: a list of points, some with a figure."""
   points = [point for kind in KINDS for point in kind.points()]
-  return "\n".join(points).replace("\n\n\n", "\n\n") + "\n\n"
+  return "\n\n".join(points) + "\n\n"
 
 
 def page() -> str:
   """docs/evidence.md: all tables and figures, and how each was made."""
   introduction = wrap(
-    "This page is made by `make results` of the records in"
-    " `benchmarks/results/`: do not edit it. A comparison trains the same"
-    " network with each value of a field of the config, as often as it has"
-    " seeds. Bits are those of the whole validation split, at the best of the"
-    " checkpoints kept, as mean ± standard deviation over seeds; those at an"
-    " equal step or time are read off the curves, which are of the part of the"
-    " split that is scored during training. The test split is scored for the"
-    " best choice only."
+    "`make results` makes this page from the records in `benchmarks/results/`;"
+    " do not edit it. A comparison trains the same network with each value of"
+    " one field of the config, once per seed."
   )
   parts = [part for kind in KINDS for part in kind.sections()]
   parts = [

@@ -95,7 +95,7 @@ def figure_of(content: Mapping[str, Any]) -> "Figure":
 
 
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":
-  """Bits by minimum context, with errors of the paired differences.
+  """Paired differences of bits to the first minimum context, with errors.
 
   Args:
     content: a record of `benchmarks.context`.
@@ -111,20 +111,20 @@ def bits_by_context(content: Mapping[str, Any]) -> "Figure":
     aside = 0.06 * (i - (len(content["runs"]) - 1) / 2)
     axis.errorbar(
       np.arange(len(rows)) + aside,
-      [row["bits"] for row in rows],
+      [row["difference"] for row in rows],
       [row["difference_error"] or 0 for row in rows],
       color=style.COLORS[i % len(style.COLORS)],
       marker="osD^v"[i % 5],
       ms=4,
       lw=1.2,
       capsize=3,
-      label=run["run"],
+      label=f"{run['run']}: {rows[0]['bits']:.3f} at {rows[0]['min_context']}",
     )
   rows = content["runs"][0]["contexts"]
   axis.set_xticks(range(len(rows)), [f"{row['min_context']:,}" for row in rows])
   axis.set(
     xlabel="minimum context, symbols before each",
-    ylabel=content["runs"][0]["unit"],
+    ylabel=f"change of {content['runs'][0]['unit']}",
   )
   axis.spines[["top", "right"]].set_visible(False)
   axis.grid(color=style.GRID, lw=0.6)

@@ -71,13 +71,15 @@ def minutes(seconds: float) -> str:
   return f"{number:,} minute{'s' * (number != 1)}"
 
 
-def with_deviation(mean: dict[str, float | None], digits: int = 2) -> str:
+def with_deviation(
+  mean: dict[str, float | None], digits: int = 2, sign: str = ""
+) -> str:
   """A mean over seeds, and its deviation if it has one.
 
-  >>> with_deviation(dict(mean=1.2345, deviation=0.0123), 3)
-  '1.234 ± 0.012'
+  >>> with_deviation(dict(mean=1.2345, deviation=0.0123), 3, sign="+")
+  '+1.234 ± 0.012'
   """
-  text = f"{mean['mean']:z.{digits}f}"  # z: no -0.00
+  text = f"{mean['mean']:{sign}z.{digits}f}"  # z: no -0.00
   if mean["deviation"] is None:
     return text
   return f"{text} ± {mean['deviation']:.{digits}f}"

@@ -73,11 +73,24 @@ def test_record_that_changes_is_noticed_in_tables_and_text(copy, capsys):
   assert runs.files(copy) == before
 
 
-def test_missing_record_is_one_clear_line(copy, capsys):
-  (copy / "benchmarks" / "results" / "digits.json").unlink()
+@pytest.mark.parametrize(
+  "content, words",
+  [
+    (None, "benchmarks/results/digits.json is missing"),
+    ("{", "digits.json cannot be read"),
+    ("{}", "README.md is made from has no field 'machine'"),
+  ],
+)
+def test_missing_or_broken_record_is_one_clear_line(
+  content, words, copy, capsys
+):
+  path = copy / "benchmarks" / "results" / "digits.json"
+  path.unlink()
+  if content:
+    path.write_text(content)
   status, lines = check(capsys)
   assert status == 1 and len(lines) == 1
-  assert "benchmarks/results/digits.json is missing" in lines[0]
+  assert words in lines[0]
 
 
 def test_records_name_no_folder_of_a_machine():

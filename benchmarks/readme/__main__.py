@@ -2,7 +2,7 @@
 
 python -m benchmarks.readme [--check]
 
-All are made of the records in benchmarks/results, and so are docs/evidence.md
+All are made from the records in benchmarks/results, and so are docs/evidence.md
 and the table of docs/accelerators.md. What differed is listed; the exit status
 is then 1. Tables and figures are corrected, unless --check is given; a number
 in the text has to be corrected by hand.
@@ -26,7 +26,13 @@ def main(argv: Sequence[str]) -> None:
   for name in PAGES:
     path = record.REPO / name
     old = path.read_text() if path.exists() else ""
-    new, found = page.made(name, old)
+    try:
+      new, found = page.made(name, old)
+    except KeyError as error:
+      raise ValueError(
+        f"a record that {name} is made from has no field {error}; get it back,"
+        " or run the command that writes it again"
+      ) from error
     problems += found
     if not is_check and new != old:
       atomic.write_text(path, new)

@@ -407,6 +407,16 @@ def test_bits_at_equal_amounts_are_read_off_the_curves():
   assert made["rows"][1]["equal"]["tokens"]["mean"] == 5 + 2
 
 
+def test_curves_are_not_compared_before_their_first_validation():
+  late = dict(steps=[50, 60], seconds=[5, 6], bits_per_dim=[3, 2])
+  made = comparisons.record(
+    comparisons.run("dense", 0, 2.0),
+    comparisons.run("local", 0, 2.0, curve=late),
+    budget=("seconds", 6),
+  )
+  assert made["equal"] == {}
+
+
 def test_seeds_of_different_speed_are_averaged_where_all_have_been():
   slow = TWO[0] | dict(
     curve=dict(steps=[10, 30], seconds=[15, 45], bits_per_dim=[6, 4])

@@ -175,7 +175,7 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   assert status == 1
   for name in names:
     picture = f"docs/figures/{name}.png"
-    assert f"{picture} is not of these records" in lines
+    assert f"{picture} was made from other records" in lines
     assert (copy / picture).read_bytes().startswith(b"\x89PNG")
   assert check(capsys) == (0, [])
   readme, text = (

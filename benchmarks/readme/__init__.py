@@ -1,4 +1,4 @@
-"""Makes the README's tables and figures of records, and checks its numbers.
+"""Makes the README's tables and figures from records, and checks its numbers.
 
 `tables` and `evidence` make the parts between markers, `sentences` the pieces
 of its text that contain numbers, `figures` its figures. `page` knows where they

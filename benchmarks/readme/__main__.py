@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     if not is_check and new != old:
       atomic.write_text(path, new)
   for name in figures.outdated():
-    problems.append(f"{name} is not of these records")
+    problems.append(f"{name} was made from other records")
     if not is_check:
       figures.draw(name)
   for problem in problems:

@@ -1,6 +1,7 @@
 """Comparisons of trained networks: points of the README, and sections.
 
-Their records are the comparison.json of `sparse_transformer.compare`.
+Their records are the comparison.json of `sparse_transformer.compare`, as
+`benchmarks.keep` writes it into benchmarks/results.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What comparisons and baselines found: made of the records there are.
+"""What comparisons and baselines found: made from the records there are.
 
 A record `NAME.json` in benchmarks/results of which `comparisons` or `contexts`
 knows the name adds a section to docs/evidence.md, and a point to the README;

@@ -1,4 +1,4 @@
-"""The README's figures of records, which remember what they were made of.
+"""The README's figures, which remember the records they were made from.
 
 A figure is a PNG with the CRC-32 of its records in a text field: whether it is
 of the present records can be told without drawing it, which another version of
@@ -52,7 +52,7 @@ def digest(name: str) -> str:
 
 
 def stamp(path: pathlib.Path) -> str | None:
-  """The digest of the record that a figure was made of, if it is known."""
+  """The digest of the record that a figure was made from, if it is known."""
   from PIL import Image
 
   if not path.exists():

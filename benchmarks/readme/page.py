@@ -1,4 +1,4 @@
-"""The text of a page: its parts made of records, and all other numbers."""
+"""The text of a page: its parts made from records, and all other numbers."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -71,7 +71,7 @@ def check_records(page: str, text: str) -> None:
     if not (record.FOLDER / name).exists():
       raise FileNotFoundError(
         f"{page} names benchmarks/results/{name}, which is missing; get it"
-        " back, or take out what is made of it"
+        " back, or take out what is made from it"
       )
 
 

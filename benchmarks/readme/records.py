@@ -28,8 +28,8 @@ def read(name: str) -> Any:
   """
   if not exists(name):
     raise FileNotFoundError(
-      f"benchmarks/results/{name}.json is missing, of which README.md has"
-      " numbers"
+      f"benchmarks/results/{name}.json is missing; README.md has numbers from"
+      " it"
     )
   return atomic.read_json(path(name))
 

@@ -1,4 +1,4 @@
-"""Pieces of the README's text with numbers, made of records or known to hold.
+"""Pieces of the README's text with numbers, made from records or known to hold.
 
 Those of records must occur in it. A number outside of these, of tables and of
 code is an error: a result needs a record.
@@ -27,7 +27,7 @@ FIXED = (
 
 
 def of_records() -> list[str]:
-  """The pieces that are made of records."""
+  """The pieces that are made from records."""
   return [*quickstart(), *speed(), *compiled(), *sampling()]
 
 

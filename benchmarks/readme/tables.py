@@ -1,4 +1,4 @@
-"""The README's tables of results, made of records."""
+"""The README's tables of results, made from records."""
 
 import importlib
 import re

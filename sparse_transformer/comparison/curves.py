@@ -52,8 +52,10 @@ def at(run: Run, axis: str, x: float) -> float:
 
 
 def largest_common(runs: Iterable[Run], axis: str) -> float:
-  """The largest x that all runs have reached; 0 if one has no validation."""
-  return min(max(points(run, axis)[0], default=0) for run in runs)
+  """The largest x within the curves of all runs; 0 if there is none."""
+  known = [points(run, axis)[0] for run in runs]
+  largest = min(max(x, default=0) for x in known)
+  return largest if all(min(x) <= largest for x in known if len(x)) else 0
 
 
 def over_seeds(

@@ -11,7 +11,8 @@ about
   machine, commit, versions, command
                            where, and with what, the results were written
 equal                      {axis: x}, for the axes that the budget does not
-                           limit: the largest x that all runs have reached
+                           limit: the largest x within the curves of all runs,
+                           if there is one
 rows                       one for each choice, the best on validation first
   choice, seeds
   validation               mean bits, see the runs
@@ -90,9 +91,9 @@ def make(about: Mapping[str, Any], runs: Sequence[Run]) -> Record:
   """The record of finished runs; `about` and `runs` as described above."""
   record: Record = dict(about=dict(about), equal={}, rows=[], runs=list(runs))
   record["equal"] = {
-    axis: curves.largest_common(runs, axis)
+    axis: x
     for axis in curves.axes(record)
-    if axis != about["budget"][0]
+    if axis != about["budget"][0] and (x := curves.largest_common(runs, axis))
   }
   rows = [_row(record, choice) for choice in about["choices"]]
   record["rows"] = sorted(rows, key=lambda row: row["validation"]["mean"])

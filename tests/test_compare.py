@@ -407,14 +407,16 @@ def test_bits_at_equal_amounts_are_read_off_the_curves():
   assert made["rows"][1]["equal"]["tokens"]["mean"] == 5 + 2
 
 
-def test_curves_are_not_compared_before_their_first_validation():
-  late = dict(steps=[50, 60], seconds=[5, 6], bits_per_dim=[3, 2])
+def test_bits_before_the_first_validation_are_unknown():
+  # The fast one has ended when the slow one is validated for the first time.
+  late = dict(steps=[40], seconds=[40], bits_per_dim=[3])
+  made = comparisons.record(TWO[0] | dict(curve=late), TWO[3])
+  assert made["equal"] == {} and "at" not in results.table(made)[0][3]
   made = comparisons.record(
-    comparisons.run("dense", 0, 2.0),
-    comparisons.run("local", 0, 2.0, curve=late),
-    budget=("seconds", 6),
+    TWO[0] | dict(curve=late), TWO[3], budget=("seconds", 20)
   )
-  assert made["equal"] == {}
+  assert made["equal"] == {"steps": 40}
+  assert made["rows"][1]["equal"]["steps"]["mean"] == 3
 
 
 def test_seeds_of_different_speed_are_averaged_where_all_have_been():

@@ -51,11 +51,14 @@ def at(run: Run, axis: str, x: float) -> float:
   return float(np.interp(x, *points(run, axis)))
 
 
-def largest_common(runs: Iterable[Run], axis: str) -> float:
-  """The largest x within the curves of all runs; 0 if there is none."""
-  known = [points(run, axis)[0] for run in runs]
-  largest = min(max(x, default=0) for x in known)
-  return largest if all(min(x) <= largest for x in known if len(x)) else 0
+def largest_common(runs: Iterable[Run], axis: str) -> float | None:
+  """The largest x that all runs have reached.
+
+  None if one of them had no validation until then: its bits are unknown.
+  """
+  xs = [points(run, axis)[0] for run in runs]
+  last = min(max(x, default=0) for x in xs)
+  return last if all(len(x) and x[0] <= last for x in xs) else None
 
 
 def over_seeds(

@@ -11,8 +11,8 @@ about
   machine, commit, versions, command
                            where, and with what, the results were written
 equal                      {axis: x}, for the axes that the budget does not
-                           limit: the largest x within the curves of all runs,
-                           if there is one
+                           limit: the largest x that all runs have reached;
+                           without those where a run had no validation by then
 rows                       one for each choice, the best on validation first
   choice, seeds
   validation               mean bits, see the runs
@@ -93,7 +93,8 @@ def make(about: Mapping[str, Any], runs: Sequence[Run]) -> Record:
   record["equal"] = {
     axis: x
     for axis in curves.axes(record)
-    if axis != about["budget"][0] and (x := curves.largest_common(runs, axis))
+    if axis != about["budget"][0]
+    and (x := curves.largest_common(runs, axis)) is not None
   }
   rows = [_row(record, choice) for choice in about["choices"]]
   record["rows"] = sorted(rows, key=lambda row: row["validation"]["mean"])

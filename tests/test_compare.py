@@ -451,6 +451,22 @@ def test_curve_has_the_times_that_all_lines_have_and_is_thinned():
   assert "seconds" not in record.curve(lines, "train")
 
 
+def test_time_of_training_is_that_of_the_last_line_if_all_have_it():
+  line = dict(step=1, split="train", tokens_per_second=128.0)
+  times = dict(seconds=5.0, processor_seconds=7.0)
+  config = runs.tiny(**{"train.steps": 10})
+  experiment = Experiment(config)
+  estimate = 10 * 8 * 64 / 128
+  for lines, expected in (
+    ([line | times], (5, 7)),
+    ([line | times, dict(step=1, split="non-finite")], (5, 7)),
+    ([line, line | times], (estimate, None)),  # an older version began it
+    ([], (None, None)),
+  ):
+    found = comparison_runs._speed(config, experiment, lines)
+    assert (found["seconds"], found["processor_seconds"]) == expected
+
+
 def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   made = comparisons.record(*TWO)
   record.write(tmp_path / "comparison.json", made)
@@ -573,6 +589,16 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   path.write_text(json.dumps(old | dict(bits_per_dim=4.0, split="test")))
   monkeypatch.setattr(loop, "train", None)
   settings = json.loads((workdir / "config.json").read_text())
+  comparison_runs.run(settings, str(workdir))
+  assert json.loads(path.read_text()) == result
+  # Nor does a run whose scoring was stopped lose what its training measured.
+  path.unlink()
+  with monkeypatch.context() as patch:
+    patch.setattr(loop, "train", lambda *_: None)
+    patch.setattr(comparison_runs, "peak_bytes", lambda: result["peak_bytes"])
+    patch.delattr(comparison_runs, "best_step")
+    with pytest.raises(NameError):
+      comparison_runs.run(settings, str(workdir))
   comparison_runs.run(settings, str(workdir))
   assert json.loads(path.read_text()) == result
   # The folder of one comparison is not used for another.

@@ -25,7 +25,8 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.selection import best_step
 from sparse_transformer.training.signals import Signals
 
-# Fields of a run's result.json; those of older versions have the first alone.
+# Fields of a run's result.json. One of a run that has been trained, but not
+# scored, or one of an older version, may have the first alone.
 OLD_FIELDS = "steps", "tokens_per_second", "peak_bytes", "flops", "unit"
 FIELDS = (
   *OLD_FIELDS,
@@ -47,7 +48,7 @@ def run_all(plan: Plan) -> list[Run]:
   for seed in range(plan.seeds):
     for choice in plan.choices:
       path = plan.workdir(choice, seed) / "result.json"
-      # Results of older versions lack fields; such runs are scored again.
+      # One that lacks fields is of a run that is yet to be scored.
       if not path.exists() or not {*FIELDS} <= {*read_json(path, *OLD_FIELDS)}:
         print(f"{plan.field}={choice}, seed {seed}", flush=True)
         _call(run, plan, choice, seed)
@@ -105,7 +106,7 @@ def _call(function, plan, choice, seed):
 def run(settings: Mapping[str, Any], folder: str) -> None:
   """Trains a run and scores it on the validation split.
 
-  Writes its result.json. If there is one of an older version, the run is not
+  Writes its result.json. If there is one without a score, the run is not
   trained.
 
   Args:
@@ -121,20 +122,20 @@ def run(settings: Mapping[str, Any], folder: str) -> None:
     loop.train(config, workdir)
     peak = peak_bytes()
   experiment = Experiment(in_float32(config))
-  with Signals() as signals, Checkpoints(workdir) as checkpoints:
-    step, _ = best_step(experiment, checkpoints, signals=signals)
-    best = Evaluation(experiment, checkpoints, step, "validation").saved()
   result = _speed(config, experiment, metrics.read(workdir)) | dict(
     steps=config.train.steps,
     flops=config.train.steps * flops_per_step(config),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak,
-    best_step=step,
-    validation=_score(best),
     unit=experiment.source.unit,
   )
+  # If scoring is stopped, another process must not take its peak for this one.
+  _write(path, result)
+  with Signals() as signals, Checkpoints(workdir) as checkpoints:
+    step, _ = best_step(experiment, checkpoints, signals=signals)
+    best = Evaluation(experiment, checkpoints, step, "validation").saved()
   (workdir / "test.json").unlink(missing_ok=True)  # of another checkpoint
-  atomic.write_text(path, json.dumps(result) + "\n")
+  _write(path, result | dict(best_step=step, validation=_score(best)))
 
 
 def test(settings: Mapping[str, Any], folder: str) -> None:
@@ -151,7 +152,11 @@ def test(settings: Mapping[str, Any], folder: str) -> None:
     state = experiment.restore(checkpoints, step)
     evaluation = Evaluation(experiment, checkpoints, step, "test")
     score = _score(evaluation.run(state, signals=signals))
-  atomic.write_text(workdir / "test.json", json.dumps(score) + "\n")
+  _write(workdir / "test.json", score)
+
+
+def _write(path, result):
+  atomic.write_text(path, json.dumps(result) + "\n")
 
 
 def _score(result):
@@ -162,17 +167,23 @@ def _score(result):
 def _speed(config, experiment, lines):
   """How long training took, as far as the metrics of the run say it."""
   tokens = config.train.batch_size * experiment.source.length
-  rates, seconds, processor_seconds = (
-    [line[name] for line in lines if name in line]
-    for name in ("tokens_per_second", "seconds", "processor_seconds")
-  )
+  lines = [line for line in lines if line["split"] in metrics.NEEDED]
+  rates = [
+    line["tokens_per_second"] for line in lines if "tokens_per_second" in line
+  ]
   rate = statistics.median(rates) if rates else None
-  estimate = rate and config.train.steps * tokens / rate
+  seconds, processor_seconds = (
+    # A run that an older version began, and this one resumed, lacks the first.
+    lines[-1][name] if lines and all(name in x for x in lines) else None
+    for name in metrics.TIMES
+  )
+  if seconds is None and rate:
+    seconds = config.train.steps * tokens / rate
   return dict(
     tokens_per_step=tokens,
     tokens_per_second=rate,
-    seconds=seconds[-1] if seconds else estimate,
-    processor_seconds=processor_seconds[-1] if processor_seconds else None,
+    seconds=seconds,
+    processor_seconds=processor_seconds,
   )
 
 

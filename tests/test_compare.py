@@ -9,6 +9,8 @@ import re
 import time
 
 import comparisons
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
@@ -222,6 +224,21 @@ def test_possible_runs_pass_the_checks():
     ("optimizer.warmup_steps", ["1", "19"], STEPS),
   ):
     checks.check(of(config, field, values, limit))
+
+
+@pytest.mark.parametrize("limit", [STEPS, ("seconds", 9.0), ("flops", 1e12)])
+def test_process_that_starts_the_runs_computes_nothing_on_a_device(limit):
+  """On a GPU, JAX would take most of the memory that the runs need."""
+  comparison = of(runs.tiny(), "model.width", ["16", "32"], limit)
+  arrays = {*map(id, jax.live_arrays())}
+  with jax.transfer_guard("disallow_explicit"):
+    comparison.about()
+    checks.check(comparison)
+    if limit[0] != "seconds":
+      budget.count_steps(comparison.config_of("32"), limit)
+    assert {*map(id, jax.live_arrays())} <= arrays
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+      jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
 
 
 def test_folder_of_something_else_is_an_error(tmp_path):
@@ -478,9 +495,9 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   assert labels == ["seconds of training", "steps"]
   (tokens,) = figure.axes[1].child_axes
   assert tokens.get_xlabel() == "tokens"
-  for axis, xs in zip(figure.axes, ([20, 40], [40, 40]), strict=True):
+  for axis, x in zip(figure.axes, (20, 40), strict=True):
     ends = [line.get_xydata()[-1].tolist() for line in axis.lines]
-    assert ends == [[40 if len(xs) else 0, 5], [xs[0], pytest.approx(11.5 / 3)]]
+    assert ends == [[40, 5], [x, pytest.approx(11.5 / 3)]]
     assert [text.get_text() for text in axis.texts] == ["dense", "local"]
 
 

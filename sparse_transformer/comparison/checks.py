@@ -8,6 +8,9 @@ from sparse_transformer.training import loop
 def check(plan: Plan) -> None:
   """Checks the runs of a comparison as far as possible without training.
 
+  Computes nothing on a device: JAX would then allocate most of a GPU's memory
+  for this process, and the processes of the runs need it.
+
   Raises:
     ValueError: a run is impossible, or two choices stand for the same run.
     OSError: the data of a run cannot be read.

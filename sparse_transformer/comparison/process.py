@@ -40,16 +40,16 @@ def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
       process.join()
   if signals.name:
     raise Stopped(
-      f"{signals.name} in {task}, whose progress is saved; run the same"
-      " command to resume"
+      f"{signals.name} during {task}; what it has saved is kept; run the"
+      " same command to resume"
     )
   if process.exitcode:
     reason = f"it ended with status {process.exitcode}"
     if receiver.poll():
       reason = receiver.recv()
     raise OSError(
-      f"{task} failed: {reason}; the others are kept; run the same command to"
-      " resume"
+      f"{task} failed: {reason}; finished runs are kept; run the same command"
+      " to resume"
     )
 
 

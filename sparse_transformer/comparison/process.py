@@ -40,8 +40,8 @@ def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
       process.join()
   if signals.name:
     raise Stopped(
-      f"{signals.name} during {task}; what it has saved is kept; run the"
-      " same command to resume"
+      f"{signals.name} in {task}; what it has saved is kept; run the same"
+      " command to resume"
     )
   if process.exitcode:
     reason = f"it ended with status {process.exitcode}"

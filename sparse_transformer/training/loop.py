@@ -173,13 +173,16 @@ def _run(
         bits = _validate(experiment, state, writer, signals, watch)
       if saves:
         checkpoints.save(state, bits)
-      if validates or saves:
+      if logs or validates or saves:
         watch.restart()
 
   # -- The end.
   _act(monitor.flush(), experiment, writer)
+  watch.stop()
   if last == 0 or signals.name:
     checkpoints.save(state, bits)
+  if signals.name:
+    writer.note(int(state.step), "stopped", **watch.times())
   return state
 
 

@@ -146,8 +146,8 @@ class _Board:
 class Stopwatch:
   """Time spent on training steps, and their speed.
 
-  It runs from the start. `stop` before, and `restart` after, keep out what is
-  no training step: compilation, validation, saving.
+  It stands still until `restart`. `stop` before, and `restart` after, keep out
+  what is no training step: compilation, validation, saving.
 
   Args:
     seconds: seconds so far, of the run that is resumed.
@@ -162,14 +162,15 @@ class Stopwatch:
   def __init__(self, seconds: float = 0.0, processor_seconds: float = 0.0):
     self.seconds, self.processor_seconds = seconds, processor_seconds
     self._tokens, self._since = 0, seconds
-    self.restart()
+    self._start: tuple[float, float] | None = None  # on both clocks; None: off
+    self._pending = 0
 
   def restart(self) -> None:
-    """Drops the time and the tokens since the last call of a method."""
-    self._start, self._processor_start = (
-      time.perf_counter(),
-      time.process_time(),
-    )
+    """Runs; drops the time and the tokens since the last `restart` if it did.
+
+    Those up to the last `stop` are kept.
+    """
+    self._start = time.perf_counter(), time.process_time()
     self._pending = 0
 
   def count(self, tokens: int) -> None:
@@ -177,11 +178,13 @@ class Stopwatch:
     self._pending += tokens
 
   def stop(self) -> None:
-    """Adds the time and the tokens since the last start, and restarts."""
-    self.seconds += time.perf_counter() - self._start
-    self.processor_seconds += time.process_time() - self._processor_start
-    self._tokens += self._pending
-    self.restart()
+    """Adds the time and the tokens since `restart`, if it runs."""
+    if self._start is not None:
+      start, processor_start = self._start
+      self.seconds += time.perf_counter() - start
+      self.processor_seconds += time.process_time() - processor_start
+      self._tokens += self._pending
+      self._start = None
 
   def rate(self) -> float:
     """Tokens per second since the last call; 0 if there was no time."""

@@ -1,13 +1,21 @@
 """Tests of the training loop: complete runs of a tiny network."""
 
 import math
+import os
+import signal
 
 import jax
 import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.training import checkpoint, costs, loop, metrics
+from sparse_transformer.training import (
+  checkpoint,
+  costs,
+  loop,
+  metrics,
+  signals,
+)
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -92,6 +100,31 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, capsys):
   before = runs.files(tmp_path / "cut" / "checkpoints")
   assert_same(loop.train(config, tmp_path / "cut"), whole)
   assert runs.files(tmp_path / "cut" / "checkpoints") == before
+
+
+def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
+  tmp_path, monkeypatch
+):
+  config = runs.tiny(**{"train.steps": 6, "train.log_every": 4})
+  count = metrics.Stopwatch.count
+  counted = []
+
+  def stop_after_three(watch, tokens):
+    count(watch, tokens)
+    counted.append(tokens)
+    if len(counted) == 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(metrics.Stopwatch, "count", stop_after_three)
+  with pytest.raises(signals.Stopped, match="SIGTERM at step 3"):
+    loop.train(config, tmp_path)
+  (stopped,) = metrics.read(tmp_path)
+  assert (stopped["step"], stopped["split"]) == (3, "stopped")
+  assert stopped["seconds"] > 0
+  loop.train(config, tmp_path)
+  assert metrics.read(tmp_path)[0] == stopped
+  times = [line["seconds"] for line in metrics.read(tmp_path)]
+  assert times == sorted(times) and times[-1] > times[0]
 
 
 # Each pattern and each mode; strided and interleaved are the ones in digits.

@@ -107,6 +107,9 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
   watch = metrics.Stopwatch(seconds=1000.0, processor_seconds=2000.0)
   watch.count(999)
   wait(5)
+  watch.stop()  # it was not running
+  watch.restart()
+  wait(5)
   watch.restart()  # compilation
   watch.count(30)
   watch.count(10)
@@ -115,6 +118,7 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
   assert watch.rate() == 10
   assert watch.times() == dict(seconds=1004, processor_seconds=2006)
   wait(50)
+  watch.stop()
   watch.restart()  # validation
   watch.count(6)
   wait(1)

@@ -33,8 +33,19 @@ def make_schedule(
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """`optimizer.name` on gradients that are clipped by their global norm."""
-  make = dict(adamw=_adamw, muon=_muon)[config.optimizer.name]
+  """`optimizer.name` on gradients that are clipped by their global norm.
+
+  Raises:
+    ValueError: the warm-up does not end before the last step, or AdamW is given
+      a learning rate of Muon's Adam.
+  """
+  name, rate = config.optimizer.name, config.optimizer.adam_learning_rate
+  if rate and name != "muon":
+    raise ValueError(
+      f"optimizer.adam_learning_rate={rate} is for optimizer.name=muon, not"
+      f" {name}; set optimizer.learning_rate"
+    )
+  make = dict(adamw=_adamw, muon=_muon)[name]
   return optax.chain(
     optax.clip_by_global_norm(config.optimizer.clip_norm), make(config)
   )

@@ -146,3 +146,10 @@ def test_adam_of_muon_has_the_same_rate_unless_told():
     for x in (same, make_optimizer(other))
   ]
   jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_adamw_has_no_second_learning_rate():
+  settings = config(0, 10)
+  settings.optimizer.adam_learning_rate = 0.1
+  with pytest.raises(ValueError, match="adam_learning_rate=0.1 is for .*muon"):
+    make_optimizer(settings)

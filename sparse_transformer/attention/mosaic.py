@@ -34,6 +34,8 @@ class Mosaic(Fused):
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message."""
+    if not self.interpret and case.platform != "tpu":
+      return "it needs a TPU"
     if case.tile and case.tile not in (32, 64, *TILES):
       return (
         f"tiles must have 32 to {TILES[-1]} positions, a power of two, got"
@@ -41,8 +43,6 @@ class Mosaic(Fused):
       )
     if self.interpret:
       return None
-    if case.platform != "tpu":
-      return "it needs a TPU"
     if case.dtype not in DTYPES:
       return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
     widths = case.qk_width, case.value_width

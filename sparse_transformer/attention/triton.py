@@ -31,6 +31,8 @@ class Triton(Fused):
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message."""
+    if not self.interpret and case.platform != "cuda":
+      return "it needs an NVIDIA GPU"
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
@@ -42,8 +44,6 @@ class Triton(Fused):
       )
     if self.interpret:
       return None
-    if case.platform != "cuda":
-      return "it needs an NVIDIA GPU"
     if (capability := _compute_capability()) < MIN_CAPABILITY:
       return (
         f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"

@@ -58,7 +58,7 @@ def parts(source: data.Source) -> tuple[bytes, bytes, str]:
   """The symbols before the test split, those of it, and the unit of bits.
 
   Raises:
-    ValueError: if the data are images, of which there is no stream.
+    ValueError: if the data are images, not a stream of symbols.
   """
   if not isinstance(source, data.Stream):
     raise ValueError(

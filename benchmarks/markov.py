@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
   source = data.source(args.config.data)
   if source.unit != "bits/base":
     raise ValueError(
-      f"data.name={args.config.data.name} is no DNA; name a config of fasta"
+      f"data.name={args.config.data.name} is not DNA; use a config of fasta"
     )
   splits = source.load()
   forward = splits["train"]
@@ -123,7 +123,7 @@ class Counts:
 
 
 def _look_up(keys, values, wanted):
-  """The values at ascending keys; 0 where there is no such key."""
+  """The values at ascending keys; 0 for keys that are missing."""
   places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[places] == wanted, values[places], 0)
 

@@ -21,8 +21,6 @@ from sparse_transformer import atomic, cli, config as config_lib, model
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 
-TIMES = "seconds", "processor_seconds"
-
 
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
@@ -59,8 +57,10 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
   if not paths:
     raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
   lines = metrics.read(workdir)
-  times = {name: [x[name] for x in lines if name in x] for name in TIMES}
-  fields = "step", "bits_per_dim", *TIMES
+  times = {
+    name: [x[name] for x in lines if name in x] for name in metrics.TIMES
+  }
+  fields = "step", "bits_per_dim", *metrics.TIMES
   path = record.without_folders(config.data.path)
   return dict(
     seed=config.train.seed,

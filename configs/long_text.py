@@ -10,7 +10,9 @@ Made for comparing patterns at equal time:
   python train.py --config=configs/long_text.py --workdir=runs/strided \\
     --config.data.path=enwiki-sample.xml.bz2
 
-141,120 parameters. Expected: see the comparison in the README.
+141,120 parameters. Expected after 600 processor seconds of one core of an AMD
+EPYC, seed 0, in bits/byte of the first 65,536 bytes of the validation split:
+dense 3.96, fixed 2.79, strided 2.58, local 2.54.
 """
 
 from configs import text_small

@@ -140,7 +140,7 @@ def test_compressors_are_scored_alone_and_given_the_rest(tmp_path):
   "script, config, words",
   [
     ("compressors", "digits", "need a stream of symbols, not images"),
-    ("markov", "stdlib", "data.name=stdlib is no DNA"),
+    ("markov", "stdlib", "data.name=stdlib is not DNA"),
   ],
 )
 def test_data_of_another_kind_are_one_clear_line(

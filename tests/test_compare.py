@@ -504,7 +504,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", '{"about": {}, "rows": []}'])
 def test_other_file_is_not_a_record(text, tmp_path):
   (tmp_path / "file").write_text(text)
-  with pytest.raises(ValueError, match="is no record of a comparison"):
+  with pytest.raises(ValueError, match="is not a record of a comparison"):
     record.read(tmp_path / "file")
 
 

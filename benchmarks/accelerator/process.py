@@ -33,8 +33,8 @@ EXACT = {"determinism", "resume"}
 def run_part(part: str, settings: Settings, results: Results) -> None:
   """Runs all entries of a part.
 
-  A process that dies or takes too long is replaced by another, which goes on
-  with the next entry.
+  A process that dies or takes too long is replaced by another, which
+  continues with the next entry.
 
   Raises:
     ValueError: JAX finds no device, or a setting is invalid.

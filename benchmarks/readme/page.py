@@ -10,7 +10,7 @@ BEGIN, END = "<!-- made by make results: {} -->", "<!-- end -->"
 PART = re.compile(
   BEGIN.format(r"(\w+)") + r"\n\n(.*?)" + re.escape(END), re.DOTALL
 )
-# What is no text: code, in lines or in blocks, and addresses.
+# Not text: code, in lines or in blocks, and the targets of links.
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 # A number, but not one in a name: CIFAR-10, H100, float32.
 NUMBER = re.compile(r"(?<![\w.,])(?<![A-Za-z]-)\d(?:[\d.,]*\d)?(?:e-?\d+)?")

@@ -32,7 +32,7 @@ MAX_KEYS = 512  # keys in a step, for one query tile
 # together: each adds lines to the program, whose size must not grow with n.
 MAX_SPAN, MAX_TILES_TOGETHER = 8, 32
 # The overhead of a loop step, in units of one score of one head, and that of a
-# key tile where there is no loop: fitted to steps of 64 x 64 to 256 x 512 on 2
+# key tile outside a loop: fitted to steps of 64 x 64 to 256 x 512 on 2
 # cores, with jax 0.10.2 and 0.12.0.
 STEP_COST, TILE_COST = 10_000, 1_300
 # The most scores, over all heads, of a step that processes tiles together.

@@ -147,7 +147,7 @@ def _forward(
 
 
 def _weights(item, a, b, lse, pairs):
-  """exp(scores - lse): [this side, other side], 0 where there is no pair.
+  """exp(scores - lse): [this side, other side], 0 outside the pairs.
 
   Args:
     item: the item of a list.

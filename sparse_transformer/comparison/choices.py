@@ -21,8 +21,8 @@ def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   ('attention.pattern', ['dense', 'BigBird(8, 3)'])
 
   Raises:
-    ValueError: if there is no such field, the comparison sets it itself, or the
-      values are not distinct.
+    ValueError: if the config has no such field, the comparison sets the field
+      itself, or the values are not distinct.
   """
   field, _, values = text.partition("=")
   group, _, name = field.partition(".")

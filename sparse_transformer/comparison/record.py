@@ -160,7 +160,7 @@ def read(path: pathlib.Path) -> Record:
   record = atomic.read_json(path)
   if not isinstance(record, dict) or not {"about", "runs"} <= record.keys():
     raise ValueError(
-      f"{path} is no record of a comparison, or one of an older version; run"
+      f"{path} is not a record of a comparison, or is of an older version; run"
       " the command of the comparison again to write it"
     )
   return record

@@ -29,7 +29,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     The builder of the prepared data set.
 
   Raises:
-    ValueError: if there is no such builder, or if the archive is damaged.
+    ValueError: if the builder is unknown, or the archive is damaged.
     ConnectionError: if the archive cannot be downloaded.
     NotADirectoryError: if `data_dir` is a file.
   """

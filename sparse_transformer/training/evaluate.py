@@ -165,6 +165,7 @@ def bits_per_dim(
 
 def _mesh_of(sharding):
   """A context with the mesh of a sharding, if it has one."""
-  if isinstance(sharding, jax.sharding.NamedSharding):
-    return jax.set_mesh(sharding.mesh)  # type: ignore[arg-type]
+  mesh = getattr(sharding, "mesh", None)
+  if isinstance(mesh, jax.sharding.Mesh):
+    return jax.set_mesh(mesh)
   return contextlib.nullcontext()

@@ -1,0 +1,93 @@
+"""Groups numbers by label, in whole tiles, with shapes known at trace time.
+
+Axes: N rows that are grouped on their own, E entries of a row, V tiles.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Groups(NamedTuple):
+  """Entries in the order of their labels, each label in tiles of its own.
+
+  Attributes:
+    entries: int32 [N, V, tile], the entries in each tile, in their own order;
+      -1 where a tile has none.
+    labels: int32 [N, V], the label of each tile; `num` for tiles without
+      entries, which come last.
+    slots: int32 [N, E], the place of each entry among the V * tile places;
+      V * tile for entries that are left out.
+  """
+
+  entries: jax.Array
+  labels: jax.Array
+  slots: jax.Array
+
+
+def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
+  """Groups the entries of each row by label.
+
+  Args:
+    labels_NE: integers from 0 to `num`; entries with label `num` are left out.
+    num: number of labels.
+    tile: entries of a tile.
+
+  Returns:
+    `Groups`, with the smallest V that suffices for all labels.
+
+  >>> groups = group(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
+  >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()
+  ([[[1, -1], [0, 2], [3, -1]]], [[0, 1, 1]], [[2, 0, 3, 4]])
+  """
+  group_row = functools.partial(_group_row, num=num, tile=tile)
+  return jax.vmap(group_row)(labels_NE.astype(jnp.int32))
+
+
+def _group_row(labels_E, *, num, tile):
+  size = len(labels_E)
+  num_tiles = most_tiles(size, num, tile)
+  order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
+  sorted_E = labels_E[order_E]
+  # The sorted entries with label c are those from first[c] to last[c] - 1, and
+  # fill the tiles from start[c] to end[c] - 1.
+  bounds = _search(sorted_E, jnp.arange(num + 1), "left")
+  first, last = bounds[:-1], bounds[1:]
+  count = -(-(last - first) // tile)
+  end = jnp.cumsum(count, dtype=jnp.int32)
+  start = end - count
+
+  tiles_V = jnp.arange(num_tiles, dtype=jnp.int32)
+  labels_V = _search(end, tiles_V, "right")
+  rank_V = (tiles_V - _at(start, labels_V)) * tile + _at(first, labels_V)
+  rank_VT = rank_V[:, None] + jnp.arange(tile, dtype=jnp.int32)[None]
+  is_real = (rank_VT < _at(last, labels_V)[:, None]) & (labels_V < num)[:, None]
+  entries_VT = jnp.where(is_real, _at(order_E, rank_VT), -1)
+
+  slots_E = jnp.arange(size, dtype=jnp.int32) - _at(first, sorted_E)
+  slots_E = slots_E + _at(start, sorted_E) * tile
+  slots_E = jnp.where(sorted_E < num, slots_E, num_tiles * tile)
+  slots_E = (
+    jnp.zeros_like(slots_E).at[order_E].set(slots_E, unique_indices=True)
+  )
+  return Groups(entries_VT, labels_V, slots_E)
+
+
+def most_tiles(size: int, num: int, tile: int) -> int:
+  """The most tiles that `size` entries with `num` labels can fill.
+
+  They do when as many labels as possible have one entry more than full tiles.
+  """
+  used = min(num, size)
+  return used + (size - used) // tile
+
+
+def _search(sorted_E, values, side):
+  return jnp.searchsorted(sorted_E, values, side=side).astype(jnp.int32)
+
+
+def _at(table, places):
+  """Values of a table; those past its end are its last."""
+  return jnp.take(table, places, mode="clip")

@@ -61,6 +61,10 @@ def get_config() -> ConfigDict:
       # What the backward pass recomputes, from least to most: none, attention,
       # block_but_attention, block.
       remat="block",
+      # MLPs of a block with a mixture of experts; 0: no block has one.
+      experts=0,
+      experts_per_token=2,  # how many of them each position passes through
+      experts_every=2,  # every second block has experts, the others one MLP
     )
   )
 
@@ -79,6 +83,15 @@ def get_config() -> ConfigDict:
       num_summaries=1,  # distinct summary columns across heads
       backend="auto",  # blocked, dense
       tile=0,  # positions in a tile; 0: chosen from the pattern and the device
+    )
+  )
+
+  # Factors of the losses that are added to the nats per position in training.
+  # Each is a mean over the blocks that have it.
+  config.loss = ConfigDict(
+    dict(
+      load_balance=0.01,  # of experts, 1 if they are used evenly
+      router_z=0.001,  # of the router of experts: small logits
     )
   )
 

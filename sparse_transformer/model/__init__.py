@@ -5,8 +5,12 @@ from sparse_transformer.model.config import (
   configure as configure,
 )
 from sparse_transformer.model.transformer import (
+  Measured as Measured,
   Transformer as Transformer,
+  count_active_parameters as count_active_parameters,
   count_parameters as count_parameters,
   init_params as init_params,
   make_apply as make_apply,
+  make_predict as make_predict,
+  num_stacks as num_stacks,
 )

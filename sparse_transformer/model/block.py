@@ -1,4 +1,4 @@
-"""The residual block of the network."""
+"""The residual blocks of the network."""
 
 import functools
 import math
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from sparse_transformer.model import experts
 from sparse_transformer.model.config import Config
 
 # Marks a function that ends with a product. The backward pass needs not that
@@ -29,7 +30,7 @@ class ResidualBlock(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    width, inner = config.width, config.mlp_width
+    width = config.width
     norm = functools.partial(nnx.LayerNorm, width, epsilon=1e-5, rngs=rngs)
     linear = functools.partial(nnx.Linear, rngs=rngs)
     from_stream = _weight_init(config, width)
@@ -41,18 +42,18 @@ class ResidualBlock(nnx.Module):
       width, width, kernel_init=_weight_init(config, width, ends_branch=True)
     )
     self.mlp_norm = norm()
-    self.mlp_in = linear(width, inner, kernel_init=from_stream)
-    self.mlp_out = linear(
-      inner, width, kernel_init=_weight_init(config, inner, ends_branch=True)
-    )
+    self._init_mlp(rngs)
     self.dropout = nnx.Dropout(config.dropout)
+
+  def _init_mlp(self, rngs):
+    self.mlp_in, self.mlp_out = _make_mlp(self.config, rngs)
 
   def __call__(
     self,
     x_BLD: jax.Array,
     attend: Callable[..., tuple[jax.Array, Any]],
     rngs: jax.Array | None = None,
-  ) -> tuple[jax.Array, Any]:
+  ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
     """Computes a + b.
 
     Args:
@@ -63,17 +64,19 @@ class ResidualBlock(nnx.Module):
       rngs: two keys for dropout; None applies no dropout.
 
     Returns:
-      (a + b in float32 [B, L, D], the cache that `attend` returned).
+      (a + b in float32 [B, L, D], the cache that `attend` returned, auxiliary
+      losses and other measurements by name).
     """
     rng_a, rng_b = (None, None) if rngs is None else rngs
     attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
       attention = jax.checkpoint(attention)
     a_BLD, h_BLF, cache = attention(x_BLD)
-    return a_BLD + self._leave_mlp(h_BLF, rng_b), cache
+    b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
+    return a_BLD + b_BLD, cache, measured
 
   def _attention(self, attend, rng, x_BLD):
-    """(a, what the activation of the MLP is applied to, the cache)."""
+    """(a, what `_enter_mlp` returns, the cache)."""
     q_BLC, k_BLC, v_BLD = self._enter_attention(x_BLD)
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
     out_BLHE, cache = attend(*(x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD)))
@@ -92,16 +95,75 @@ class ResidualBlock(nnx.Module):
     (a_BLD,) = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD = self._drop(a_BLD, rng)
     y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
+    return a_BLD, self._enter_mlp(y_BLD)
+
+  def _enter_mlp(self, y_BLD):
     (h_BLF,) = _linear(y_BLD, self.mlp_in)
-    return a_BLD, h_BLF.astype(x_BLD.dtype)
+    return h_BLF.astype(y_BLD.dtype)
 
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
-    h_BLF = h_BLF * jax.nn.sigmoid(1.702 * h_BLF)
-    return self._drop(_linear(h_BLF, self.mlp_out)[0], rng)
+    """(b, what is measured)."""
+    (b_BLD,) = _linear(experts.activate(h_BLF), self.mlp_out)
+    return self._drop(b_BLD, rng), {}
 
   def _drop(self, x_BLD, rng):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
+
+
+class ExpertBlock(ResidualBlock):
+  """A residual block with a mixture of experts in place of its MLP.
+
+  The experts are MLPs, stacked along a first axis. A router, a linear layer in
+  float32, chooses `experts_per_token` of them for each position.
+  """
+
+  def _init_mlp(self, rngs):
+    config = self.config
+    self.router = nnx.Linear(
+      config.width,
+      config.experts,
+      use_bias=False,
+      precision="highest",
+      kernel_init=_weight_init(config, config.width),
+      rngs=rngs,
+    )
+    split = nnx.split_rngs(splits=config.experts)
+    make = split(nnx.vmap(functools.partial(_make_mlp, config)))
+    self.experts_in, self.experts_out = make(rngs)
+
+  def _enter_mlp(self, y_BLD):
+    return y_BLD
+
+  def _leave_mlp(self, y_BLD, rng):
+    logits_BLE = self.router(y_BLD.astype(jnp.float32))
+    chosen_BLK, factors_BLK = experts.choose(
+      logits_BLE, self.config.experts_per_token
+    )
+    weights = experts.Weights(
+      self.experts_in.kernel[...],
+      self.experts_in.bias[...],
+      self.experts_out.kernel[...],
+      self.experts_out.bias[...],
+    )
+    b_BLD = experts.mix(y_BLD, chosen_BLK, factors_BLK, weights)
+    return self._drop(b_BLD, rng), experts.measure(logits_BLE, chosen_BLK)
+
+
+def _make_mlp(config, rngs):
+  """The two layers of an MLP."""
+  width, inner = config.width, config.mlp_width
+  return (
+    nnx.Linear(
+      width, inner, kernel_init=_weight_init(config, width), rngs=rngs
+    ),
+    nnx.Linear(
+      inner,
+      width,
+      kernel_init=_weight_init(config, inner, ends_branch=True),
+      rngs=rngs,
+    ),
+  )
 
 
 def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:

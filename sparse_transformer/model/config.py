@@ -1,6 +1,7 @@
 """The typed config of a network, and how an experiment's config becomes one."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Protocol
 
@@ -34,6 +35,10 @@ class Config:
     remat: what the backward pass recomputes, one of `rules.REMATS`.
     backend: executor of attention, see `attention.attend`.
     tile: positions on a side of a tile of attention; 0 chooses automatically.
+    experts: MLPs of a block with a mixture of experts; 0 for no such blocks.
+    experts_per_token: how many of them each position passes through.
+    experts_every: blocks from one with experts to the next; those before it
+      have one MLP.
 
   Raises:
     ValueError: if a field breaks one of the `rules`, or the heads do not divide
@@ -56,6 +61,9 @@ class Config:
   remat: str
   backend: str = "auto"
   tile: int = 0
+  experts: int = 0
+  experts_per_token: int = 2
+  experts_every: int = 2
 
   def __post_init__(self) -> None:
     for field in rules.fields("model"):
@@ -67,6 +75,8 @@ class Config:
         f"model.num_heads={self.num_heads} must divide model.width="
         f"{self.width} and the width {self.qk_width} of queries and keys"
       )
+    if self.experts:
+      _check_experts(self)
 
   @property
   def qk_width(self) -> int:
@@ -78,6 +88,14 @@ class Config:
     """Inner width of the MLP, F."""
     return self.width * (2 if self.half_size else 4)
 
+  @functools.cached_property
+  def has_experts(self) -> tuple[bool, ...]:
+    """Whether each block has a mixture of experts, in order."""
+    return tuple(
+      self.experts > 0 and layer % self.experts_every == 0
+      for layer in range(1, self.num_layers + 1)
+    )
+
   @property
   def axes(self) -> tuple[int, ...]:
     """Sizes of the position-embedding axes: those of `shape` above 1."""
@@ -85,12 +103,26 @@ class Config:
 
   @property
   def period(self) -> int:
-    """The smallest number of layers after which the patterns repeat."""
-    layers = self.patterns
+    """The smallest number of layers after which patterns and MLPs repeat."""
+    layers = tuple(zip(self.patterns, self.has_experts, strict=True))
     return next(
       period
       for period in range(1, len(layers) + 1)
       if all(a == b for a, b in zip(layers, layers[period:], strict=False))
+    )
+
+
+def _check_experts(config: Config) -> None:
+  if config.experts_per_token > config.experts:
+    raise ValueError(
+      f"model.experts_per_token={config.experts_per_token} must be at most"
+      f" model.experts={config.experts}"
+    )
+  if config.experts_every > config.num_layers:
+    raise ValueError(
+      f"model.experts={config.experts}, but no block has them: set"
+      f" model.experts_every={config.experts_every} to at most"
+      f" model.num_layers={config.num_layers}"
     )
 
 

@@ -270,7 +270,7 @@ class Decoder:
 
     model = transformer.bind(self.config, params)
     x_B1D = model.embed_next(tokens_B, t)
-    logits_B1V, cache = model.run(x_B1D, attend, cache)
+    logits_B1V, cache, _ = model.run(x_B1D, attend, cache)
     return logits_B1V[:, 0], cache
 
   def num_bytes(self, batch: int) -> int:

@@ -11,8 +11,18 @@ import numpy as np
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.model.block import ResidualBlock
+from sparse_transformer.model import experts
+from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
+
+# What blocks measure: {name: [blocks that have it, ...]}. Scalars of a block
+# are auxiliary losses; longer values are for the log.
+Measured = dict[str, jax.Array]
+
+
+# The parts of the parameters that are stacked: blocks along layers; the layers
+# of experts, which are in blocks, along experts.
+STACKS = "blocks", "expert_blocks", "experts_in", "experts_out"
 
 
 class Attend(Protocol):
@@ -52,7 +62,8 @@ class Transformer(nnx.Module):
 
   The only state is the parameters. Those of the blocks are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
-  patterns other than those it was trained with.
+  patterns other than those it was trained with. Blocks with experts have a
+  stack of their own.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -69,9 +80,9 @@ class Transformer(nnx.Module):
     self.start = nnx.Param(
       token_std * jax.random.normal(rngs.params(), (config.width,))
     )
-    split = nnx.split_rngs(splits=config.num_layers)
-    stack = split(nnx.vmap(lambda rngs: ResidualBlock(config, rngs=rngs)))
-    self.blocks = stack(rngs)
+    kinds = config.has_experts
+    self.blocks = _stack(ResidualBlock, config, kinds.count(False), rngs)
+    self.expert_blocks = _stack(ExpertBlock, config, kinds.count(True), rngs)
     self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)
     # Zeros: an untrained network gives every symbol the same probability.
     # No bias, as in the paper.
@@ -95,7 +106,16 @@ class Transformer(nnx.Module):
     Returns:
       logits_BLV in float32; those of position t depend on tokens before t only.
     """
-    return self.run(self.embed(tokens_BL), self.attend, rng=rng)[0]
+    return self.predict(tokens_BL, rng=rng)[0]
+
+  def predict(
+    self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
+  ) -> tuple[jax.Array, Measured]:
+    """As `__call__`; also returns what blocks measure, for training."""
+    logits_BLV, _, measured = self.run(
+      self.embed(tokens_BL), self.attend, rng=rng
+    )
+    return logits_BLV, measured
 
   def attend(
     self,
@@ -124,7 +144,7 @@ class Transformer(nnx.Module):
     attend: Attend,
     cache: Any = None,
     rng: jax.Array | None = None,
-  ) -> tuple[jax.Array, Any]:
+  ) -> tuple[jax.Array, Any, Measured]:
     """Applies everything but the embedding.
 
     Args:
@@ -134,10 +154,11 @@ class Transformer(nnx.Module):
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      (logits_BLV in float32, the cache after the last layer).
+      (logits_BLV in float32, the cache after the last layer, what blocks
+      measure).
     """
-    x_BLD, cache = self.run_blocks(x_BLD, attend, cache, rng)
-    return self._predict(x_BLD), cache
+    x_BLD, cache, measured = self.run_blocks(x_BLD, attend, cache, rng)
+    return self._predict(x_BLD), cache, measured
 
   # The backward pass needs the norm's input only.
   @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -180,45 +201,71 @@ class Transformer(nnx.Module):
     attend: Attend,
     cache: Any = None,
     rng: jax.Array | None = None,
-  ) -> tuple[jax.Array, Any]:
-    """Applies the blocks: (the residual stream after the last, the cache).
+  ) -> tuple[jax.Array, Any, Measured]:
+    """Applies the blocks.
 
-    Scans over the periods of the patterns, so that the compiled program does
-    not grow with depth, and then applies the remaining layers.
+    Scans over the periods of patterns and MLPs, so that the compiled program
+    does not grow with depth, and then applies the remaining layers.
+
+    Returns:
+      (the residual stream after the last block, the cache, what they measure).
     """
-    config, (graph, params) = self.config, nnx.split(self.blocks)
+    config = self.config
     num_layers, period = config.num_layers, config.period
+    kinds = config.has_experts  # the blocks of either kind form a stack
     rngs = None
     if rng is not None:  # two for each layer
       rngs = jax.vmap(jax.random.split)(jax.random.split(rng, num_layers))
-    packed, unpack = _pack(params)
+    graphs, packed, unpack = {}, {}, {}
+    for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
+      if blocks is not None:
+        graphs[kind], params = nnx.split(blocks)
+        packed[kind], unpack[kind] = _pack(params)
 
     def apply(carry, layer, index, inputs):
       # The layer is taken here, so that what a rematerialized block keeps are
       # the inputs of the scan: they are not copied.
-      (x_BLD, cache), (packed, rngs) = carry, _take(inputs, layer)
-      block = nnx.merge(graph, unpack(packed))
-      return block(x_BLD, functools.partial(attend, cache, layer, index), rngs)
+      (x_BLD, cache), (packed, rngs) = carry, inputs
+      kind = kinds[layer]
+      params = unpack[kind](_take(packed[kind], kinds[:layer].count(kind)))
+      block = nnx.merge(graphs[kind], params)
+      y_BLD, cache, measured = block(
+        x_BLD,
+        functools.partial(attend, cache, layer, index),
+        _take(rngs, layer),
+      )
+      return (y_BLD, cache), measured
 
     apply = _rematerialize(apply, config.remat)
     apply = _add_in_float32(apply, config.dtype)
 
-    def apply_period(carry, inputs):
-      index, inputs = inputs
-      for layer in range(period):
-        carry = apply(carry, layer, index, inputs)
-      return carry, None
+    def apply_layers(carry, layers, index, inputs):
+      measured = []
+      for layer in layers:
+        carry, new = apply(carry, layer, index, inputs)
+        measured.append(new)
+      return carry, measured
 
-    inputs, times = (packed, rngs), num_layers // period
-    stacked = jax.tree.map(
-      lambda p: p[: times * period].reshape(-1, period, *p.shape[1:]), inputs
+    def apply_period(carry, inputs):
+      return apply_layers(carry, range(period), *inputs)
+
+    times = num_layers // period
+
+    def by_period(tree, count):
+      return jax.tree.map(
+        lambda p: p[: times * count].reshape(times, count, *p.shape[1:]), tree
+      )
+
+    periods = (
+      {k: by_period(p, kinds[:period].count(k)) for k, p in packed.items()},
+      by_period(rngs, period),
     )
-    carry, _ = jax.lax.scan(
-      apply_period, (x_BLD, cache), (jnp.arange(times), stacked)
+    carry, scanned = jax.lax.scan(
+      apply_period, (x_BLD, cache), (jnp.arange(times), periods)
     )
-    for layer in range(times * period, num_layers):
-      carry = apply(carry, layer, 0, inputs)
-    return carry
+    rest = range(times * period, num_layers)
+    (x_BLD, cache), last = apply_layers(carry, rest, 0, (packed, rngs))
+    return x_BLD, cache, _by_layer(scanned, last)
 
 
 def _rematerialize(apply: Callable, remat: str) -> Callable:
@@ -228,6 +275,7 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
   # With the outputs of attention saved, its backward pass needs only the
   # queries, keys and values, which are cheap to recompute.
   names = attention.SAVED_NAMES if remat == "block_but_attention" else ()
+  names = *names, *experts.SAVED_NAMES
   return jax.checkpoint(
     apply,
     prevent_cse=False,
@@ -245,8 +293,8 @@ def _add_in_float32(apply: Callable, dtype: str) -> Callable:
 
   def add(carry, *args):
     x_BLD, cache = carry
-    y_BLD, cache = apply((x_BLD.astype(dtype), cache), *args)
-    return x_BLD + y_BLD, cache
+    (y_BLD, cache), measured = apply((x_BLD.astype(dtype), cache), *args)
+    return (x_BLD + y_BLD, cache), measured
 
   return add
 
@@ -265,8 +313,8 @@ def _pack(params: Any) -> tuple[Any, Callable]:
     without the axis of layers).
   """
   leaves, structure = jax.tree.flatten(params)
-  is_matrix = [leaf.ndim == 3 for leaf in leaves]
-  matrices = [x for x in leaves if x.ndim == 3]
+  is_matrix = [leaf.ndim > 2 for leaf in leaves]
+  matrices = [x for x in leaves if x.ndim > 2]
   vectors = [x for x in leaves if x.ndim == 2]
   ends = np.cumsum([x.shape[1] for x in vectors])[:-1]
 
@@ -276,6 +324,23 @@ def _pack(params: Any) -> tuple[Any, Callable]:
     return jax.tree.unflatten(structure, [next(kinds[k]) for k in is_matrix])
 
   return (matrices, jnp.concatenate(vectors, axis=1)), unpack
+
+
+def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:
+  """Joins measurements in the order of layers.
+
+  Args:
+    scanned: those of each layer of the periods, stacked along the periods.
+    last: those of the layers after the last full period.
+  """
+  measured = {}
+  for name in sorted({name for layer in scanned for name in layer}):
+    of_periods = jnp.stack([x[name] for x in scanned if name in x], axis=1)
+    rest = [x[name][None] for x in last if name in x]
+    measured[name] = jnp.concatenate(
+      [of_periods.reshape(-1, *of_periods.shape[2:]), *rest]
+    )
+  return measured
 
 
 def _take(tree, i):
@@ -293,6 +358,16 @@ def stacks(config: Config) -> dict[int, int]:
   return dict.fromkeys(range(config.period), times) | dict.fromkeys(
     range(first_of_rest, config.num_layers), 1
   )
+
+
+def _stack(
+  block: type[ResidualBlock], config: Config, count: int, rngs: nnx.Rngs
+) -> ResidualBlock | None:
+  """Blocks whose parameters are stacked; None for no blocks."""
+  if not count:
+    return None
+  split = nnx.split_rngs(splits=count)
+  return split(nnx.vmap(lambda rngs: block(config, rngs=rngs)))(rngs)
 
 
 def _embedding_stds(config: Config) -> tuple[float, float]:
@@ -328,11 +403,45 @@ def make_apply(config: Config) -> Callable[..., jax.Array]:
   return apply
 
 
+def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
+  """As `make_apply`, for training: also returns what blocks measure.
+
+  Returns:
+    predict(params, tokens_BL, rng=None) -> (logits_BLV, measured).
+  """
+
+  def predict(params, tokens_BL, rng=None):
+    return bind(config, params).predict(tokens_BL, rng=rng)
+
+  return predict
+
+
 @functools.lru_cache(maxsize=64)
 def count_parameters(config: Config) -> int:
   """Counts the parameters of a network without allocating them."""
   leaves = jax.tree.leaves(nnx.state(_abstract(config)))
   return sum(math.prod(x.shape) for x in leaves)
+
+
+@functools.lru_cache(maxsize=64)
+def count_active_parameters(config: Config) -> int:
+  """Counts the parameters that a position uses: of experts, the chosen ones."""
+  params = nnx.to_pure_dict(nnx.state(_abstract(config)))
+  idle = config.experts - config.experts_per_token
+  return count_parameters(config) - sum(
+    math.prod(x.shape) * idle // config.experts
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
+    if num_stacks(path) == 2
+  )
+
+
+def num_stacks(path: tuple[Any, ...]) -> int:
+  """First axes along which a parameter is stacked: of layers, of experts.
+
+  Args:
+    path: where the parameter is, from `jax.tree_util`.
+  """
+  return len({*STACKS} & {key.key for key in path})
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,243 @@
+"""A mixture of experts: each position passes through the few MLPs it chooses.
+
+Every choice is computed, however many positions choose the same expert, so what
+a position gets depends on itself alone: neither on later positions nor on other
+sequences.
+
+S = positions of all sequences, K = choices of each, E = experts, D and F =
+widths outside and inside of them. Choices are grouped by expert in V tiles of T
+places, see `attention.grouping`. Tiles are computed one after the other, which
+also fixes the order in which the gradients of weights are summed.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_transformer.attention.grouping import Groups, group
+from sparse_transformer.attention.sharding import divide_batch
+
+# What rematerialization keeps: chosen again from recomputed probabilities,
+# which may round differently, the experts could be others.
+SAVED_NAMES = ("experts",)
+TILES = 8, 256  # the fewest and the most places of a tile
+
+
+class Weights(NamedTuple):
+  """The weights of all experts, in float32."""
+
+  kernel_in: jax.Array  # [E, D, F]
+  bias_in: jax.Array  # [E, F]
+  kernel_out: jax.Array  # [E, F, D]
+  bias_out: jax.Array  # [E, D]
+
+
+def activate(h: jax.Array) -> jax.Array:
+  """The activation of all MLPs."""
+  return h * jax.nn.sigmoid(1.702 * h)
+
+
+def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+  """The experts of each position, and the factors of their outputs.
+
+  Factors are probabilities among all experts: with probabilities among the
+  chosen ones, a single choice would give the router no gradient.
+
+  Args:
+    logits_BLE: float32, from the router.
+    num: experts of a position, K.
+
+  Returns:
+    (int32 chosen_BLK, float32 factors_BLK).
+  """
+  p_BLE = jax.nn.softmax(logits_BLE)
+  chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)[1]
+  chosen_BLK = checkpoint_name(chosen_BLK, *SAVED_NAMES)
+  return chosen_BLK, jnp.take_along_axis(p_BLE, chosen_BLK, axis=-1)
+
+
+def measure(
+  logits_BLE: jax.Array, chosen_BLK: jax.Array
+) -> dict[str, jax.Array]:
+  """Auxiliary losses of a router, and how it uses the experts.
+
+  Returns:
+    `load_balance`: E times the sum over experts of their share of the choices
+      times their mean probability; 1 if either is uniform.
+    `router_z`: the mean of the squared log-sum-exp of the logits.
+    `expert_load`: [E], the choices of each expert, relative to their mean.
+
+  Source: Fedus et al. 2021, arXiv 2101.03961, section 2.2; Zoph et al. 2022,
+  arXiv 2202.08906, section 3.3.
+  """
+  num_experts = logits_BLE.shape[-1]
+  p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
+  is_chosen = jax.nn.one_hot(chosen_BLK, num_experts)
+  load_E = num_experts * is_chosen.mean((0, 1, 2))
+  return dict(
+    load_balance=(load_E * p_E).sum(),
+    router_z=(jax.nn.logsumexp(logits_BLE, axis=-1) ** 2).mean(),
+    expert_load=load_E,
+  )
+
+
+def mix(
+  x_BLD: jax.Array,
+  chosen_BLK: jax.Array,
+  factors_BLK: jax.Array,
+  weights: Weights,
+) -> jax.Array:
+  """The sum of what the chosen experts return, times their factors.
+
+  Products are in the dtype of x, sums in float32. On automatic axes of the
+  mesh in context, each device computes its own sequences.
+
+  Returns:
+    float32 [B, L, D].
+  """
+  arrays = x_BLD, chosen_BLK, factors_BLK
+  (out_BLD,) = divide_batch(_mix_sequences, weights, *arrays)
+  return out_BLD
+
+
+def _mix_sequences(weights, x_BLD, chosen_BLK, factors_BLK):
+  """`mix` on one device."""
+  weights = Weights(*weights)
+  num_choices, num_experts = chosen_BLK.size, len(weights.kernel_in)
+  tile = _tile(num_choices, num_experts)
+  groups = group(chosen_BLK.reshape(1, -1), num_experts, tile)
+  groups = jax.tree.map(lambda x: x[0], groups)
+  x_SD = x_BLD.reshape(-1, x_BLD.shape[-1])
+  factors_SK = factors_BLK.reshape(len(x_SD), -1)
+  return (_mix_groups(x_SD, factors_SK, groups, weights).reshape(x_BLD.shape),)
+
+
+def _tile(num_choices: int, num_experts: int) -> int:
+  """Places of a tile: a power of two, with four tiles for each expert.
+
+  Larger ones waste more places, half a tile of each expert on average; smaller
+  ones read weights more often.
+  """
+  mean = max(1, num_choices // (4 * num_experts))
+  smallest, largest = TILES
+  return min(max(smallest, 1 << (mean.bit_length() - 1)), largest)
+
+
+@jax.custom_vjp
+def _mix_groups(x_SD, factors_SK, groups, weights):
+  """`mix` of flat arrays, with the choices S * K + k in groups."""
+  return _forward(x_SD, factors_SK, groups, weights)[0]
+
+
+def _forward(x_SD, factors_SK, groups, weights):
+  tokens_VT, factors_VT = _fill(factors_SK, groups)
+  rounded = _rounded(weights, x_SD.dtype)
+
+  def compute(v, results):
+    expert = _take(rounded, groups.labels[v])
+    h_TF = _product(x_SD[tokens_VT[v]], expert.kernel_in)
+    h_TF = (h_TF + expert.bias_in[None]).astype(x_SD.dtype)
+    y_TD = _product(activate(h_TF), expert.kernel_out) + expert.bias_out[None]
+    new = factors_VT[v][:, None] * y_TD, h_TF
+    return _put(results, v, new)
+
+  d, f = weights.kernel_in.shape[1:]
+  results = (
+    jnp.zeros((*tokens_VT.shape, d)),
+    jnp.zeros((*tokens_VT.shape, f), x_SD.dtype),
+  )
+  y_VTD, h_VTF = lax.fori_loop(0, _used(groups, weights), compute, results)
+  out_SD = _sum_choices(y_VTD, groups, factors_SK.shape)
+  return out_SD, (x_SD, factors_SK, groups, weights, h_VTF)
+
+
+def _backward(saved, dout_SD):
+  x_SD, factors_SK, groups, weights, h_VTF = saved
+  tokens_VT, factors_VT = _fill(factors_SK, groups)
+  dtype = x_SD.dtype
+  rounded = _rounded(weights, dtype)
+
+  def compute(v, carry):
+    results, grads = carry
+    label, factors_T1 = groups.labels[v], factors_VT[v][:, None]
+    expert = _take(rounded, label)
+    x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
+    a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
+    # Of what the expert returns, before it is multiplied by its factor.
+    da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
+    dfactors_T = (a_TF * da_TF).sum(1) + dout_TD @ expert.bias_out
+    dy_TD = factors_T1 * dout_TD
+    (dh_TF,) = activate_vjp((factors_T1 * da_TF).astype(dtype))
+    dx_TD = _product(dh_TF, expert.kernel_in.T)
+    new = Weights(
+      kernel_in=_product(x_TD.T, dh_TF),
+      bias_in=dh_TF.sum(0, dtype=jnp.float32),
+      kernel_out=_product(a_TF.T, dy_TD.astype(dtype)),
+      bias_out=dy_TD.sum(0),
+    )
+    grads = jax.tree.map(lambda g, x: g.at[label].add(x), grads, new)
+    return _put(results, v, (dx_TD, dfactors_T)), grads
+
+  results = (
+    jnp.zeros((*tokens_VT.shape, x_SD.shape[1])),
+    jnp.zeros(tokens_VT.shape),
+  )
+  carry = results, jax.tree.map(jnp.zeros_like, weights)
+  carry = lax.fori_loop(0, _used(groups, weights), compute, carry)
+  (dx_VTD, dfactors_VT), grads = carry
+  dx_SD = _sum_choices(dx_VTD, groups, factors_SK.shape).astype(dtype)
+  dfactors_SK = dfactors_VT.reshape(-1)[groups.slots].reshape(factors_SK.shape)
+  no_grads = jax.tree.map(
+    lambda x: np.zeros(x.shape, jax.dtypes.float0), groups
+  )
+  return dx_SD, dfactors_SK, no_grads, grads
+
+
+_mix_groups.defvjp(_forward, _backward)
+
+
+def _fill(factors_SK: jax.Array, groups: Groups) -> tuple[jax.Array, jax.Array]:
+  """(tokens_VT, factors_VT): the positions in the tiles, and their factors.
+
+  Empty places have any position, with factor 0: nothing reads their results,
+  and they add nothing to gradients.
+  """
+  entries_VT = jnp.maximum(groups.entries, 0)
+  factors_VT = factors_SK.reshape(-1)[entries_VT]
+  factors_VT = jnp.where(groups.entries < 0, 0, factors_VT)
+  return entries_VT // factors_SK.shape[1], factors_VT
+
+
+def _used(groups, weights):
+  """Number of tiles with entries, which are the first ones."""
+  return (groups.labels < len(weights.kernel_in)).sum(dtype=jnp.int32)
+
+
+def _sum_choices(y_VTD, groups, shape):
+  """Sums the results of the choices of each position: [S, D]."""
+  y_SKD = y_VTD.reshape(-1, y_VTD.shape[-1])[groups.slots.reshape(shape)]
+  return y_SKD.sum(1)
+
+
+def _rounded(weights, dtype):
+  """Weights with kernels in the dtype of products; biases stay float32."""
+  return weights._replace(
+    kernel_in=weights.kernel_in.astype(dtype),
+    kernel_out=weights.kernel_out.astype(dtype),
+  )
+
+
+def _product(x, y):
+  return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+
+
+def _put(arrays, i, values):
+  return jax.tree.map(lambda x, y: x.at[i].set(y), arrays, values)
+
+
+def _take(arrays, i):
+  return jax.tree.map(lambda x: x[i], arrays)

@@ -1,0 +1,227 @@
+"""Tests of networks that have blocks with experts between dense ones."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+from flax import nnx
+from jax.extend import core
+
+from sparse_transformer import attention, model, rules
+from sparse_transformer.model import kv_cache, transformer
+from sparse_transformer.model.block import ExpertBlock, ResidualBlock
+
+
+def config(**changes):
+  """Two dense blocks and two with experts, in turn, and one more dense."""
+  settings = dict(
+    num_layers=5,
+    experts=4,
+    backend="dense",
+    patterns=networks.assign(num_layers=5, cycle=(1, 0, 0, 0)),
+  )
+  return networks.config(**settings | changes)
+
+
+def params_of(config, std=0.3):
+  """Random parameters with which all experts are used."""
+  params = networks.random_params(config, std)
+  for name in {"blocks", "expert_blocks"} & params.keys():
+    norm = params[name]["mlp_norm"]
+    norm["scale"] = norm["scale"] + 1
+  return params
+
+
+def test_dense_and_expert_blocks_alternate():
+  kinds = lambda **changes: config(**changes).has_experts
+  assert kinds() == (False, True, False, True, False)
+  assert kinds(experts=0) == (False,) * 5
+  assert kinds(experts_every=3) == (False, False, True, False, False)
+  assert kinds(experts_every=1) == (True,) * 5
+  assert config().period == 4  # of the patterns; a multiple of that of blocks
+  same = config(patterns=networks.assign("local", num_layers=5))
+  assert same.period == 2
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    dict(experts_every=1),
+    pytest.param(dict(experts_every=3), marks=pytest.mark.soak),
+  ],
+)
+def test_scan_over_periods_applies_the_blocks_in_turn(changes):
+  network = config(**changes)
+  params, symbols = params_of(network), networks.tokens(network)
+  blocks = [
+    (name, nnx.graphdef(kind(network, rngs=nnx.Rngs(0))))
+    for name, kind in (
+      ("blocks", ResidualBlock),
+      ("expert_blocks", ExpertBlock),
+    )
+  ]
+
+  @jax.jit
+  def in_turn(params):
+    bound = transformer.bind(network, params)
+    x, seen, balance = bound.embed(symbols), [0, 0], []
+    for heads, has in zip(network.patterns, network.has_experts, strict=True):
+      name, block = blocks[has]
+      one = jax.tree.map(lambda p, has=has: p[seen[has]], params[name])
+      seen[has] += 1
+      attend = lambda *qkv, heads=heads: (
+        attention.attend(*qkv, heads, backend="dense"),
+        None,
+      )
+      y, _, measured = nnx.merge(block, one)(x, attend)
+      x = x + y
+      balance += [measured["load_balance"]] if has else []
+    return bound.logits(bound.norm(x)), balance
+
+  logits, measured = jax.jit(model.make_predict(network))(params, symbols)
+  expected, balance = in_turn(params)
+  np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(measured["load_balance"], balance, rtol=1e-5)
+  count = sum(network.has_experts)
+  assert measured["expert_load"].shape == (count, 4)
+  np.testing.assert_allclose(measured["expert_load"].sum(1), 4, rtol=1e-5)
+  np.testing.assert_array_equal(
+    networks.apply(network)(params, symbols), logits
+  )
+
+
+def test_parameters_are_counted_all_and_of_the_chosen_experts():
+  network = config()
+  dense = dataclasses.replace(network, experts=0)
+  total, without = map(model.count_parameters, (network, dense))
+  # Widths 8 and 32: an MLP; the router of 4 experts.
+  mlp, router = 2 * 8 * 32 + 32 + 8, 8 * 4
+  assert total == without + 2 * (3 * mlp + router)
+  assert model.count_active_parameters(network) == without + 2 * (mlp + router)
+  assert model.count_active_parameters(dense) == without
+
+
+# What a position depends on.
+
+
+def test_symbol_changes_nothing_before_it_and_no_other_sequence():
+  network = config()
+  params, symbols = params_of(network), networks.tokens(network, batch=3)
+  predict = jax.jit(model.make_predict(network))
+  logits, measured = predict(params, symbols)
+  # Several experts: not everything takes the same way.
+  assert (measured["expert_load"] > 0).sum(1).min() > 2
+  random = np.random.RandomState(0)
+  for t in (0, 1, 7, 13, 19):
+    changed = symbols.copy()
+    changed[:, t:] = random.randint(0, 7, (3, networks.LENGTH - t))
+    found = predict(params, changed)[0]
+    np.testing.assert_array_equal(found[:, : t + 1], logits[:, : t + 1])
+  for row in range(3):
+    changed = symbols.copy()
+    changed[np.arange(3) != row] = random.randint(0, 7, (2, networks.LENGTH))
+    found = predict(params, changed)[0]
+    np.testing.assert_array_equal(found[row], logits[row])
+
+
+@pytest.mark.parametrize("start", [7, pytest.param(0, marks=pytest.mark.soak)])
+def test_steps_give_the_logits_of_a_full_pass(start):
+  network = config(experts_per_token=1)
+  decoder, params = kv_cache.Decoder(network), params_of(network)
+  symbols = networks.tokens(network)
+  expected = networks.apply(network)(params, symbols)
+  cache = jax.jit(decoder.prefill)(params, symbols[:, :start])
+  tables = decoder.tables(start, network.length)
+
+  @jax.jit
+  def steps(cache):
+    def step(cache, inputs):
+      logits, cache = decoder.step(params, cache, *inputs)
+      return cache, logits
+
+    before = jnp.roll(symbols, 1, axis=1).T[start:]
+    places = jnp.arange(start, network.length)
+    inputs = before, places, tables
+    return jax.lax.scan(step, cache, inputs)[1].swapaxes(0, 1)
+
+  found = steps(cache)
+  np.testing.assert_allclose(found, expected[:, start:], rtol=2e-4, atol=2e-4)
+
+
+# Rematerialization.
+
+
+def gradient(remat, dtype="float32"):
+  network = config(remat=remat, dropout=0.2, dtype=dtype)
+  predict, symbols = model.make_predict(network), networks.tokens(network)
+
+  def loss(params):
+    logits, measured = predict(params, symbols, jax.random.key(1))
+    losses = measured["load_balance"].sum() + measured["router_z"].sum()
+    return (logits**2).mean() + losses
+
+  return jax.grad(loss), params_of(network)
+
+
+@pytest.mark.soak
+def test_rematerialization_changes_no_gradient():
+  expected = None
+  for remat in rules.REMATS:
+    function, params = gradient(remat)
+    found = jax.jit(function)(params)
+    expected = expected or found
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+      found,
+      expected,
+    )
+
+
+def count(jaxpr, name):
+  """Equations of a primitive, including those of nested programs."""
+  inner = [
+    x
+    for eqn in jaxpr.eqns
+    for x in jax.tree.leaves(
+      list(eqn.params.values()),
+      is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr),
+    )
+    if isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+  ]
+  return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(
+    count(getattr(x, "jaxpr", x), name) for x in inner
+  )
+
+
+@pytest.mark.parametrize("remat", rules.REMATS)
+def test_backward_pass_does_not_choose_again(remat):
+  function, params = gradient(remat)
+  program = jax.make_jaxpr(function)(params).jaxpr
+  # Two blocks with experts in a period of four layers.
+  assert count(program, "top_k") == 2
+
+
+# Bad values.
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      dict(experts=2, experts_per_token=3),
+      "per_token=3 .* at most .*experts=2",
+    ),
+    (dict(experts_every=6), "no block has them: .*every=6 .*num_layers=5"),
+    (dict(experts=-1), "experts=-1 must be"),
+    (dict(experts_per_token=0), "experts_per_token=0 must be"),
+    (dict(experts_every=0), "experts_every=0 must be"),
+  ],
+)
+def test_experts_that_do_not_fit_are_rejected(changes, message):
+  with pytest.raises(ValueError, match=message):
+    config(**changes)

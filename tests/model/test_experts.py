@@ -1,0 +1,207 @@
+"""Tests of model/experts.py: exact, independent, deterministic, no leaks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.model import experts
+
+BATCH, LENGTH, WIDTH, INNER, NUM = 2, 45, 6, 10, 5
+
+
+def inputs(num=NUM, dtype="float32", skew=0.0, seed=0):
+  """(x_BLD, router, weights); with skew, most choose the first experts."""
+  random = np.random.RandomState(seed)
+  x_BLD = jnp.asarray(random.randn(BATCH, LENGTH, WIDTH), dtype)
+  router = 0.5 * random.randn(WIDTH, num)
+  weights = experts.Weights(
+    random.randn(num, WIDTH, INNER) / np.sqrt(WIDTH),
+    random.randn(num, INNER),
+    random.randn(num, INNER, WIDTH) / np.sqrt(INNER),
+    random.randn(num, WIDTH),
+  )
+  weights = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), weights)
+  bias = -skew * np.arange(num)
+  return x_BLD, (jnp.asarray(router, jnp.float32), jnp.float32(bias)), weights
+
+
+def logits_of(x_BLD, router):
+  kernel, bias = router
+  return x_BLD.astype(jnp.float32) @ kernel + bias[None, None]
+
+
+def mixed(x_BLD, router, weights, k):
+  chosen_BLK, factors_BLK = experts.choose(logits_of(x_BLD, router), k)
+  return experts.mix(x_BLD, chosen_BLK, factors_BLK, weights)
+
+
+def all_experts(x_BLD, weights):
+  """What each expert returns for each position: [B, L, E, D]."""
+  h = jnp.einsum("bld,edf->blef", x_BLD, weights.kernel_in)
+  h = h + weights.bias_in[None, None]
+  h = h * jax.nn.sigmoid(1.702 * h)
+  y = jnp.einsum("blef,efd->bled", h, weights.kernel_out)
+  return y + weights.bias_out[None, None]
+
+
+def combined(x_BLD, weights, factors_BLE):
+  """All experts, dense, times factors that may be 0."""
+  return (all_experts(x_BLD, weights) * factors_BLE[..., None]).sum(2)
+
+
+def dense(x_BLD, router, weights, k):
+  """Softmax over all experts, and the k largest of it."""
+  p_BLE = jax.nn.softmax(logits_of(x_BLD, router))
+  smallest = jnp.sort(p_BLE, axis=-1)[..., -k, None]
+  return combined(x_BLD, weights, jnp.where(p_BLE >= smallest, p_BLE, 0))
+
+
+def with_gradients(function, k):
+  cotangent = jnp.cos(jnp.arange(BATCH * LENGTH * WIDTH, dtype=jnp.float32))
+
+  def run(*args):
+    out, pullback = jax.vjp(functools.partial(function, k=k), *args)
+    return out, pullback(cotangent.reshape(out.shape))
+
+  return jax.jit(run)
+
+
+@pytest.mark.parametrize(
+  "num, k, skew", [(5, 2, 0.0), (5, 1, 0.0), (7, 3, 3.0)]
+)
+def test_result_and_gradients_are_those_of_all_experts_dense(num, k, skew):
+  args = inputs(num, skew=skew)  # with skew, some experts are never chosen
+  found, expected = (with_gradients(f, k)(*args) for f in (mixed, dense))
+  for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    scale = np.abs(y).max()
+    np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 * max(1, scale))
+
+
+def test_result_in_bfloat16_is_that_in_float32_within_its_rounding():
+  x_BLD, *parameters = inputs(dtype="bfloat16")
+  run = jax.jit(functools.partial(mixed, k=2))
+  found = run(x_BLD, *parameters)
+  assert found.dtype == jnp.float32
+  expected = run(x_BLD.astype(jnp.float32), *parameters)
+  assert 0 < np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_one_expert_of_many_still_teaches_the_router():
+  x_BLD, router, weights = inputs()
+  total = lambda router: mixed(x_BLD, router, weights, 1).sum()
+  grads = jax.jit(jax.grad(total))(router)
+  assert all(np.abs(g).min() > 0 for g in grads)
+
+
+@pytest.mark.parametrize(
+  "choices, num, tile",
+  [(8192, 8, 256), (360, 5, 16), (2, 8, 8), (10**6, 4, 256)],
+)
+def test_experts_have_about_four_tiles_within_limits(choices, num, tile):
+  assert experts._tile(choices, num) == tile
+
+
+# Losses.
+
+
+def test_losses_are_those_of_the_definitions():
+  logits = np.random.RandomState(0).randn(2, 9, 4).astype(np.float32)
+  chosen, _ = experts.choose(jnp.asarray(logits), 2)
+  found = experts.measure(jnp.asarray(logits), chosen)
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  np.testing.assert_array_equal(chosen, np.argsort(-p, axis=-1)[..., :2])
+  share = np.bincount(np.ravel(chosen), minlength=4) / chosen.size
+  balance = 4 * (share * p.mean((0, 1))).sum()
+  z = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
+  np.testing.assert_allclose(found["load_balance"], balance, rtol=1e-5)
+  np.testing.assert_allclose(found["router_z"], z, rtol=1e-5)
+  np.testing.assert_allclose(found["expert_load"], 4 * share, rtol=1e-6)
+
+
+def test_balance_is_1_if_even_and_grows_to_the_number_of_experts():
+  even = np.tile(20 * np.eye(4, dtype=np.float32), (2, 3, 1))  # in turn
+  alone = np.float32(20) * (np.arange(4) == 1) * np.ones((2, 12, 1))
+
+  @jax.jit
+  def balance(logits_BLE):
+    chosen_BLK, _ = experts.choose(logits_BLE, 1)
+    return experts.measure(logits_BLE, chosen_BLK)["load_balance"]
+
+  assert balance(even) == pytest.approx(1, rel=1e-5)
+  assert balance(alone) == pytest.approx(4, rel=1e-5)
+
+
+# What a position depends on: probes, and variants that they must catch.
+
+
+def with_capacity(x_BLD, router, weights, order):
+  """Experts that take only so many choices, the first ones in some order.
+
+  Orders: of "position"; all first choices before the second ones ("choice",
+  GShard's); by "score"; of position, but over the "batch".
+  """
+  chosen, factors = experts.choose(logits_of(x_BLD, router), 2)
+  b, place, k = jnp.indices(chosen.shape)
+  first = dict(
+    position=2 * place + k,
+    choice=LENGTH * k + place,
+    score=-factors,
+    batch=2 * (LENGTH * b + place) + k,
+  )[order].ravel()
+  queue = (chosen + NUM * b * (order != "batch")).ravel()
+  is_before = first[:, None] > first[None]
+  is_before &= queue[:, None] == queue[None]
+  capacity = 2 * LENGTH // NUM * (BATCH if order == "batch" else 1)
+  is_kept = (is_before.sum(1) < capacity).reshape(chosen.shape)
+  factors = jnp.where(is_kept, factors, 0)[..., None]
+  factors_BLE = (jax.nn.one_hot(chosen, NUM) * factors).sum(2)
+  return combined(x_BLD, weights, factors_BLE)
+
+
+def by_experts(x_BLD, router, weights):
+  """Each expert chooses its positions."""
+  p_BLE = jax.nn.softmax(logits_of(x_BLD, router))
+  smallest = jnp.sort(p_BLE, axis=1)[:, -2 * LENGTH // NUM, None]
+  return combined(x_BLD, weights, jnp.where(p_BLE >= smallest, p_BLE, 0))
+
+
+VARIANTS = {
+  "ours": functools.partial(mixed, k=2),
+  "by experts": by_experts,
+  **{
+    f"capacity by {order}": functools.partial(with_capacity, order=order)
+    for order in ("position", "choice", "score", "batch")
+  },
+}
+T = 31  # no multiple of a tile
+
+
+@pytest.mark.parametrize(
+  "name, by_future, by_others",
+  [
+    ("ours", False, False),
+    ("capacity by position", False, False),
+    ("capacity by choice", True, False),
+    ("capacity by score", True, False),
+    ("capacity by batch", False, True),
+    ("by experts", True, False),
+  ],
+)
+def test_probes_find_what_depends_on_others(name, by_future, by_others):
+  x_BLD, router, weights = inputs(skew=0.5)
+  other_BLD = inputs(seed=1)[0]
+  run = jax.jit(lambda x: VARIANTS[name](x, router, weights))
+  out_BLD = run(x_BLD)
+  future = run(jnp.concatenate([x_BLD[:, :T], other_BLD[:, T:]], axis=1))
+  others = [run(x_BLD.at[i].set(other_BLD[i])) for i in range(BATCH)]
+  assert (future[:, :T] != out_BLD[:, :T]).any() == by_future
+  found = [
+    (others[i] != out_BLD)[np.arange(BATCH) != i].any() for i in range(BATCH)
+  ]
+  assert any(found) == by_others
+  # No gradient shows any of it.
+  gradient = jax.jit(jax.grad(lambda x: run(x)[:, :T].sum()))
+  assert (gradient(x_BLD)[:, T:] == 0).all()

@@ -79,7 +79,7 @@ class Experiment:
     return step_lib.train_step(
       state,
       tokens_BL,
-      apply=self.apply,
+      predict=model_lib.make_predict(self.model),
       optimizer=self.optimizer,
       config=self.config,
     )

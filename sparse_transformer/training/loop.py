@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -222,7 +223,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   _, measured = jax.jit(experiment.step)(state, batch)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():
-    print(f"  {name} {float(value):.6g}")
+    if value.ndim == 0:
+      print(f"  {name} {float(value):.6g}")
   losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
   numbers = _example_numbers(experiment, step)
   for number, loss in zip(numbers, losses, strict=True):
@@ -254,11 +256,16 @@ def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:
   return {}
 
 
-def _finite(measured: Mapping[str, jax.Array]) -> dict[str, float] | None:
+def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:
   """The values to log for a training step; None if one is non-finite."""
-  values = {name: float(value) for name, value in measured.items()}
-  if not all(map(math.isfinite, values.values())):
+  arrays = {name: np.float64(value) for name, value in measured.items()}
+  if not all(np.isfinite(x).all() for x in arrays.values()):
     return None  # the monitor has logged it, or the loss scale is too large
+  values = {
+    # Digits of more numbers than one would fill the line.
+    name: x.round(4).tolist() if x.ndim else float(x)
+    for name, x in arrays.items()
+  }
   return values | dict(bits_per_dim=values["nats"] / math.log(2))
 
 

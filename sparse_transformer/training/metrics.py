@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tqdm
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
@@ -81,14 +82,23 @@ class Writer:
     line = json.dumps({"step": step, "split": split, **values})
     self._attempt(self._append, line)
 
-  def write(self, step: int, split: str, **values: float) -> None:
-    """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal."""
+  def write(self, step: int, split: str, **values: Any) -> None:
+    """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
+
+    Those that are nested lists of numbers have a curve for each number in
+    TensorBoard; the terminal shows their extremes.
+    """
     self.note(step, split, **values)
     if self._board:
-      self._attempt(self._board.write, step, split, values)
+      scalars = {
+        "/".join([name, *map(str, index)]): value
+        for name, numbers in values.items()
+        for index, value in np.ndenumerate(numbers)
+      }
+      self._attempt(self._board.write, step, split, scalars)
     hidden = {"model_flops_per_second", *TIMES}
     text = "  ".join(
-      f"{name} {value:.5g}"
+      f"{name} {_extremes(value)}"
       for name, value in values.items()
       if name not in hidden
     )
@@ -106,6 +116,13 @@ class Writer:
       if self._on_error == "stop":
         raise OSError(line) from error
       print(f"continuing without them: {line}", file=sys.stderr)
+
+
+def _extremes(value: Any) -> str:
+  """A number, or the smallest and the largest of several."""
+  if isinstance(value, list):
+    return f"{np.min(value):.3g} to {np.max(value):.3g}"
+  return f"{value:.5g}"
 
 
 class _Board:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer.training import loss_scale
@@ -71,7 +72,11 @@ class Monitor:
     if self._pending is None:
       return None
     (step, measured), self._pending = self._pending, None
-    values = {name: float(value) for name, value in measured.items()}
+    values = {
+      name: float(value)
+      for name, value in measured.items()
+      if np.ndim(value) == 0
+    }
     for name in ("nats", *values):  # the loss first
       if not (math.isfinite(values[name]) or loss_scale.may_overflow(values)):
         return self._nonfinite(step, name, values[name])

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from sparse_transformer import model as model_lib
+
 
 def make_schedule(
   config: ConfigDict, peak: float | None = None
@@ -91,11 +93,12 @@ def _muon(config):
 
 def _block_matrices(params):
   """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
-  axes = optax.contrib.MuonDimensionNumbers(1, 2)
 
   def of(path, x):
-    is_stacked = path[0] == jax.tree_util.DictKey("blocks")
-    return axes if is_stacked and jnp.ndim(x) == 3 else None
+    first = model_lib.num_stacks(path)
+    if not first or jnp.ndim(x) - first != 2:
+      return None
+    return optax.contrib.MuonDimensionNumbers(first, first + 1)
 
   return jax.tree_util.tree_map_with_path(of, params)
 
@@ -115,15 +118,14 @@ def learning_rate(
 def decays(params: dict) -> dict:
   """Which parameters decay: matrices, but not biases, gains or start vector.
 
-  As in the released code, these are tensors of two or more dimensions. The axis
-  of layers along which the parameters of the blocks are stacked does not count.
+  As in the released code, these are tensors of two or more dimensions. The axes
+  of layers and of experts along which parameters are stacked do not count.
 
   Returns:
     A bool for each array, in the structure of `params`.
   """
 
   def is_matrix(path, x):
-    is_stacked = path[0] == jax.tree_util.DictKey("blocks")
-    return jnp.ndim(x) - is_stacked >= 2
+    return jnp.ndim(x) - model_lib.num_stacks(path) >= 2
 
   return jax.tree_util.tree_map_with_path(is_matrix, params)

@@ -63,7 +63,7 @@ def train_step(
   state: State,
   tokens_BL: jax.Array,
   *,
-  apply: Callable[..., jax.Array],
+  predict: Callable[..., tuple[jax.Array, model_lib.Measured]],
   optimizer: optax.GradientTransformation,
   config: ConfigDict,
 ) -> tuple[State, dict[str, jax.Array]]:
@@ -77,7 +77,8 @@ def train_step(
   Args:
     state: the state before the step.
     tokens_BL: uint8 or int32; `config.train.accumulation` divides B.
-    apply: (params, tokens_BL, rng) -> logits_BLV, from `model.make_apply`.
+    predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
+      `model.make_predict`.
     optimizer: from `make_optimizer`.
     config: the experiment's config.
 
@@ -86,7 +87,7 @@ def train_step(
     `gradient_norm` before clipping, and `learning_rate`; with loss scaling
     also the `loss_scale` of this step, and `skipped_steps` so far.
   """
-  nats, grads = _accumulate(state, tokens_BL, apply, config.train)
+  (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   # At first the average follows closely, so that the initial weights do not
@@ -99,6 +100,7 @@ def train_step(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
     learning_rate=learning_rate(config, state.opt_state),
+    **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.
   is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
@@ -115,8 +117,13 @@ def train_step(
   return State(state.step + 1, params, opt_state, ema, scaling), metrics
 
 
-def _accumulate(state, tokens_BL, apply, settings):
-  """Mean loss and gradient of a batch, one micro-batch at a time."""
+def _accumulate(state, tokens_BL, predict, config):
+  """Means over a batch, one micro-batch at a time.
+
+  Returns:
+    ((nats, what blocks measure), the gradient of the sum of all losses).
+  """
+  settings = config.train
   micro, (b, n) = settings.accumulation, tokens_BL.shape
   # Neighbors are assigned to different micro-batches: with the batch sharded
   # across devices, each micro-batch is then still on all of them.
@@ -125,19 +132,42 @@ def _accumulate(state, tokens_BL, apply, settings):
   scale = state.loss_scale.scale if state.loss_scale else 1.0
 
   def loss(params, tokens_BL, rng):
-    losses_BL = position_losses(apply(params, tokens_BL, rng), tokens_BL)
-    return losses_BL.mean() * scale
+    logits_BLV, measured = predict(params, tokens_BL, rng)
+    nats = position_losses(logits_BLV, tokens_BL).mean()
+    total = nats + auxiliary_loss(measured, config.loss)
+    return total * scale, (nats, measured)
 
   def gradient(tokens_BL, rng):
-    return jax.value_and_grad(loss)(state.params, tokens_BL, rng)
+    return jax.grad(loss, has_aux=True)(state.params, tokens_BL, rng)
 
   def add(total, inputs):
     return jax.tree.map(jnp.add, total, gradient(*inputs)), None
 
   rngs = jax.random.split(rng, micro)
+  first = tokens_ABL[0], rngs[0]
   if micro == 1:  # without a second copy of the gradients
-    total = gradient(tokens_BL, rngs[0])
+    total = gradient(*first)
   else:
-    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+    shapes = jax.eval_shape(gradient, *first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, (tokens_ABL, rngs))
-  return jax.tree.map(lambda x: x / (micro * scale), total)
+  grads, means = total
+  return (
+    jax.tree.map(lambda x: x / micro, means),
+    jax.tree.map(lambda x: x / (micro * scale), grads),
+  )
+
+
+def auxiliary_loss(
+  measured: model_lib.Measured, factors: ConfigDict
+) -> jax.Array | float:
+  """The sum of the auxiliary losses times their factors.
+
+  Args:
+    measured: what blocks measure; each loss is a mean over the blocks that have
+      it, and whatever else was measured is ignored.
+    factors: group `loss` of the experiment's config.
+  """
+  return sum(
+    factors[name] * x.mean() for name, x in measured.items() if x.ndim == 1
+  )

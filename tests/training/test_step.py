@@ -55,7 +55,10 @@ def stepper(apply=table, **changes):
   config = runs.tiny(**changes)
   optimizer = make_optimizer(config)
   step = functools.partial(
-    step_lib.train_step, apply=apply, optimizer=optimizer, config=config
+    step_lib.train_step,
+    predict=lambda *args: (apply(*args), {}),
+    optimizer=optimizer,
+    config=config,
   )
   return config, optimizer, jax.jit(step)
 

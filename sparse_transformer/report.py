@@ -41,7 +41,7 @@ def make(workdir: pathlib.Path, config: ConfigDict) -> str:
 
 
 def _summary(name, experiment, lines):
-  from sparse_transformer.model.transformer import count_parameters
+  from sparse_transformer import model as model_lib
 
   config, source = experiment.config, experiment.source
   network = experiment.model
@@ -50,7 +50,8 @@ def _summary(name, experiment, lines):
     ("run", name),
     ("data", f"{config.data.name}, {source.length:,} positions"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
-    ("parameters", f"{count_parameters(network):,}"),
+    ("parameters", f"{model_lib.count_parameters(network):,}"),
+    *_experts(network, lines),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,} of {config.train.steps:,}"),
   ]
@@ -63,6 +64,21 @@ def _summary(name, experiment, lines):
   if used := [line["mfu"] for line in lines if "mfu" in line]:
     rows.append(("model-FLOPs utilization", f"{100 * used[-1]:.1f} %"))
   return html.table(rows)
+
+
+def _experts(network, lines):
+  """Rows on the experts of a network, if it has any."""
+  from sparse_transformer import model as model_lib
+
+  if not network.experts:
+    return
+  active = model_lib.count_active_parameters(network)
+  number = f"{network.experts_per_token} of {network.experts}"
+  yield "experts", f"{number} for each token, {active:,} active parameters"
+  loads = [line["expert_load"] for line in lines if "expert_load" in line]
+  for block, load in enumerate(loads[-1] if loads else ()):
+    shares = " ".join(f"{x:.2f}" for x in load)
+    yield f"last load, block {block} with experts", f"{shares} of the mean"
 
 
 def _evaluations(workdir):

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +36,34 @@ from sparse_transformer.training.step import (
 REPEATED: dict[str, tuple[str, ...]] = {
   "none": ("out",),
   "attention": ("qkv", "attention", "out"),
-  "block_but_attention": ("qkv", "out", "mlp_in"),
-  "block": ("qkv", "attention", "out", "mlp_in"),
+  "block_but_attention": ("qkv", "out", "router", "mlp_in"),
+  "block": ("qkv", "attention", "out", "router", "mlp_in"),
 }
+
+
+class Matmul(NamedTuple):
+  """A product with weights.
+
+  Attributes:
+    inputs, outputs: the sizes of its matrix.
+    matrices: number of matrices, one for each expert.
+    used: how many of them each token is multiplied by.
+  """
+
+  inputs: int
+  outputs: int
+  matrices: int = 1
+  used: int = 1
+
+  @property
+  def flops(self) -> int:
+    """FLOPs of a token."""
+    return 2 * self.inputs * self.outputs * self.used
+
+  def moved(self, tokens: int) -> int:
+    """Numbers that are read and written: operands and results."""
+    of_tokens = tokens * self.used * (self.inputs + self.outputs)
+    return of_tokens + self.inputs * self.outputs * self.matrices
 
 
 def widths(model: model_lib.Config) -> tuple[int, int]:
@@ -95,13 +121,14 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
 
   The backward pass counts as twice the forward pass. What it recomputes does
   not count, neither for rematerialization nor the scores of attention.
-  Attention counts by the pairs of its patterns.
+  Attention counts by the pairs of its patterns, and experts by how many of them
+  a position passes through.
 
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
   """
   batch = config.train.batch_size
   attention = 6 * sum(widths(model)) * count_pairs(model)
-  return batch * (6 * _num_weights(model) * model.length + attention)
+  return batch * (3 * _weight_flops(model) * model.length + attention)
 
 
 def speed(
@@ -143,7 +170,7 @@ def step(
   tokens = batch * model.length
   state = _abstract_state(config, model)
   flops = dict(
-    weights=6 * _num_weights(model) * tokens,
+    weights=3 * _weight_flops(model) * tokens,
     attention=pairs * batch * flops_per_pair(model),
     recomputed=_recomputed_flops(model, batch, pairs),
   )
@@ -206,28 +233,38 @@ def itemsize(model: model_lib.Config) -> int:
   return jnp.dtype(model.dtype).itemsize
 
 
-def matmuls(model: model_lib.Config) -> dict[str, tuple[int, int]]:
-  """(inputs, outputs) of each product with weights in a block."""
-  return dict(
-    qkv=(model.width, 2 * model.qk_width + model.width),
-    out=(model.width, model.width),
-    mlp_in=(model.width, model.mlp_width),
-    mlp_out=(model.mlp_width, model.width),
+def matmuls(model: model_lib.Config, experts: bool) -> dict[str, Matmul]:
+  """Each product with weights in a block, with experts or with one MLP."""
+  width, inner = model.width, model.mlp_width
+  number = (model.experts, model.experts_per_token) if experts else ()
+  products = dict(
+    qkv=Matmul(width, 2 * model.qk_width + width),
+    out=Matmul(width, width),
+    mlp_in=Matmul(width, inner, *number),
+    mlp_out=Matmul(inner, width, *number),
   )
+  router = dict(router=Matmul(width, model.experts)) if experts else {}
+  return products | router
 
 
-def _num_weights(model: model_lib.Config) -> int:
-  """Number of weights that each token is multiplied by."""
-  of_block = sum(math.prod(sizes) for sizes in matmuls(model).values())
-  return model.num_layers * of_block + model.width * model.vocab_size
+def _all_matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
+  """(name, product) for each product with weights in each block."""
+  for experts in model.has_experts:
+    yield from matmuls(model, experts).items()
+
+
+def _weight_flops(model: model_lib.Config) -> int:
+  """FLOPs of a token's products with weights, in a forward pass."""
+  of_blocks = sum(product.flops for _, product in _all_matmuls(model))
+  return of_blocks + Matmul(model.width, model.vocab_size).flops
 
 
 def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
   """FLOPs of the forward pass that the backward pass repeats."""
-  repeated, sizes = REPEATED[model.remat], matmuls(model)
-  weights = sum(math.prod(sizes[name]) for name in repeated if name in sizes)
-  attention = pairs * sum(widths(model)) * ("attention" in repeated)
-  return 2 * batch * (weights * model.num_layers * model.length + attention)
+  repeated = REPEATED[model.remat]
+  weights = sum(p.flops for name, p in _all_matmuls(model) if name in repeated)
+  attention = 2 * pairs * sum(widths(model)) * ("attention" in repeated)
+  return batch * (weights * model.length + attention)
 
 
 def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
@@ -236,16 +273,13 @@ def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
   Each runs three times, forward and for both gradients, and once more if it is
   recomputed.
   """
-
-  def moved(inputs, outputs):
-    return tokens * inputs + inputs * outputs + tokens * outputs
-
-  of_block = sum(
-    moved(*sizes) * (3 + (name in REPEATED[model.remat]))
-    for name, sizes in matmuls(model).items()
+  repeated = REPEATED[model.remat]
+  of_blocks = sum(
+    product.moved(tokens) * (3 + (name in repeated))
+    for name, product in _all_matmuls(model)
   )
-  logits = 3 * moved(model.width, model.vocab_size)  # in float32
-  return of_block * model.num_layers * itemsize(model) + logits * 4
+  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
+  return of_blocks * itemsize(model) + logits * 4
 
 
 def num_sequences(config: ConfigDict) -> int:

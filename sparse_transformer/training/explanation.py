@@ -55,6 +55,8 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     dtype=model.dtype,
     remat=model.remat,
     parameters=model_lib.count_parameters(model),
+    active_parameters=model_lib.count_active_parameters(model),
+    experts=explain_experts(model),
     attention=attention,
     total=total,
     reach=explain_reach(model),
@@ -155,6 +157,16 @@ def explain_reach(model: model_lib.Config) -> Report:
   )
 
 
+def explain_experts(model: model_lib.Config) -> Report | None:
+  """Which blocks have experts, and how many; None if none has."""
+  blocks = [block for block, has in enumerate(model.has_experts) if has]
+  if not blocks:
+    return None
+  return dict(
+    blocks=blocks, number=model.experts, per_token=model.experts_per_token
+  )
+
+
 def explain_cache(
   model: model_lib.Config, attention: Sequence[Report]
 ) -> Report | None:
@@ -193,7 +205,7 @@ def render(report: Report) -> str:
     f"{report['positions']:,} positions ({shape}) of {report['vocab_size']}"
     f" symbols; {report['num_layers']} layers of {report['num_heads']} heads,"
     f" width {report['width']}, {report['dtype']};"
-    f" {report['parameters']:,} parameters"
+    f" {report['parameters']:,} parameters{_active(report)}"
   )
   parts = (
     title,
@@ -202,6 +214,18 @@ def render(report: Report) -> str:
     tables.align(_remat_rows(report), right_from=1),
   )
   return "\n\n".join(parts)
+
+
+def _active(report: Report) -> str:
+  """What the parameters of experts add to the title."""
+  experts = report["experts"]
+  if experts is None:
+    return ""
+  return (
+    f", {report['active_parameters']:,} for each token: blocks"
+    f" {_ranges(experts['blocks'])} have {experts['number']} experts, of which"
+    f" {experts['per_token']} for each token"
+  )
 
 
 COLUMNS = (

@@ -176,6 +176,7 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
 def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
   """A config that was read as JSON: newer fields have their defaults."""
   defaults = get_config().to_dict()
+  settings = {"loss": {}} | settings  # a newer group
   return {
     group: defaults.get(group, {}) | _with_tuples(settings[group])
     for group in (*GROUPS, *settings)

@@ -147,7 +147,7 @@ def _forward(x_SD, factors_SK, groups, weights):
 
   d, f = weights.kernel_in.shape[1:]
   results = (
-    jnp.zeros((*tokens_VT.shape, d)),
+    jnp.zeros((*tokens_VT.shape, d), jnp.float32),
     jnp.zeros((*tokens_VT.shape, f), x_SD.dtype),
   )
   y_VTD, h_VTF = lax.fori_loop(0, _used(groups, weights), compute, results)
@@ -182,10 +182,8 @@ def _backward(saved, dout_SD):
     grads = jax.tree.map(lambda g, x: g.at[label].add(x), grads, new)
     return _put(results, v, (dx_TD, dfactors_T)), grads
 
-  results = (
-    jnp.zeros((*tokens_VT.shape, x_SD.shape[1])),
-    jnp.zeros(tokens_VT.shape),
-  )
+  shapes = (*tokens_VT.shape, x_SD.shape[1]), tokens_VT.shape
+  results = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
   carry = results, jax.tree.map(jnp.zeros_like, weights)
   carry = lax.fori_loop(0, _used(groups, weights), compute, carry)
   (dx_VTD, dfactors_VT), grads = carry

@@ -33,6 +33,14 @@ OVERRIDES: dict[str, tuple] = {
     *("float64", "int8", "Float32"),
   ),
   "model.remat": (("all", "all.*none, attention"), "True"),
+  "model.experts": (
+    ("1", "experts_per_token=2 must be at most model.experts=1"),
+    *("-1", "1.5", "1000000000", "many"),
+  ),
+  "model.experts_per_token": ("0", "-1", "1.5"),
+  "model.experts_every": ("0", "-1", "1.5"),
+  "loss.load_balance": ("-1.0", "nan", "inf", "much"),
+  "loss.router_z": ("-1.0", "nan", "inf"),
   "attention.mode": (
     ("mixed", "'mixed'.*interleaved, merged, heads"),
     ("", "attention.mode"),

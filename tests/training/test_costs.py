@@ -100,6 +100,28 @@ def test_every_weight_takes_6_flops_per_token(half_size):
   assert flops["total"] == flops["weights"] + flops["recomputed"]
 
 
+def test_experts_cost_as_many_flops_as_tokens_pass_through():
+  (config, model), (_, dense) = (
+    network(**{"model.experts": experts}) for experts in (4, 0)
+  )
+  assert model.has_experts == (False, True, False)
+  costs_of = lambda model: costs.step(config, model, 0)
+  more = model_lib.count_active_parameters(model)
+  more -= model_lib.count_parameters(dense) + 64 + 16  # biases of an MLP
+  assert more == 2 * 16 * 64 + 16 * 4  # a second MLP, and the router
+  flops, of_dense = (costs_of(m)["flops"]["weights"] for m in (model, dense))
+  assert flops - of_dense == 6 * more * 8 * 64
+  moved, of_dense = (costs_of(m)["bytes"]["weights"] for m in (model, dense))
+  # Twice the rows of tokens, four matrices in place of one; forward, backward
+  # and, before the activation, again.
+  tokens, sizes = 8 * 64, 16 + 64
+  mlp = (tokens * sizes + 3 * 16 * 64) * (3 + 4)
+  router = (tokens * (16 + 4) + 16 * 4) * 4
+  assert moved - of_dense == 4 * (mlp + router)
+  memory = costs.memory(config, model)
+  assert memory["parameters"] == 4 * model_lib.count_parameters(model)
+
+
 def test_model_flops_count_what_is_needed_and_no_more():
   config, model = network(
     **{"model.remat": "block", "attention.pattern": "dense"}

@@ -8,6 +8,7 @@ import runs
 
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
+  decays,
   learning_rate,
   make_optimizer,
   make_schedule,
@@ -63,6 +64,15 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
     np.testing.assert_allclose(update, -0.01 * 0.5 * decays, rtol=1e-6)
   assert seen == {"kernel", "embedding", "bias", "scale", "start"}
   assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
+
+
+def test_biases_of_experts_do_not_decay_but_their_weights_do():
+  settings = runs.tiny(**{"model.experts": 4})
+  shapes = jax.eval_shape(Experiment(settings).init).params
+  assert shapes["expert_blocks"]["experts_in"]["bias"].ndim == 3
+  for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):
+    name = jax.tree_util.keystr(path[-1:], simple=True)
+    assert value == (name in ("kernel", "embedding"))
 
 
 MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}
@@ -133,6 +143,25 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else():
       np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-5)
     assert len(orthogonal) == 6  # query, key, value, out, mlp_in, mlp_out
   assert learning_rate(settings, state) == make_schedule(settings)(3)
+
+
+def test_muon_orthogonalizes_each_matrix_of_each_expert():
+  settings = config(0, 10)
+  settings.update_from_flattened_dict(MUON)
+  settings.optimizer.clip_norm = np.inf
+  optimizer, random = make_optimizer(settings), np.random.RandomState(0)
+  kernel, gradient = random.randn(2, 2, 3, 4, 6)  # layers, experts, D, F
+  tree = lambda x: {"expert_blocks": {"experts_in": {"kernel": np.float32(x)}}}
+  params = tree(kernel)
+  state = optimizer.init(params)
+  found, _ = jax.jit(optimizer.update)(tree(gradient), state, params)
+  ahead = nesterov(0.05 * gradient, gradient, 0.95, 0)
+  expected = np.stack(
+    [[orthogonalized(x) for x in experts] for experts in ahead]
+  )
+  expected = -0.01 * (0.2 * np.sqrt(6) * expected + 0.1 * kernel)
+  (found,) = jax.tree.leaves(found)
+  np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-5)
 
 
 def test_adam_of_muon_has_the_same_rate_unless_told():

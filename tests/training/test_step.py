@@ -50,13 +50,13 @@ def tokens(batch, length=7, size=5, seed=0):
   return np.random.RandomState(seed).randint(0, size, shape).astype(np.uint8)
 
 
-def stepper(apply=table, **changes):
-  """(config, optimizer, jitted step) for a network."""
+def stepper(apply=table, measure=lambda params: {}, **changes):
+  """(config, optimizer, jitted step) for a network and what it measures."""
   config = runs.tiny(**changes)
   optimizer = make_optimizer(config)
   step = functools.partial(
     step_lib.train_step,
-    predict=lambda *args: (apply(*args), {}),
+    predict=lambda *args: (apply(*args), measure(args[0])),
     optimizer=optimizer,
     config=config,
   )
@@ -240,6 +240,41 @@ def test_initial_state_can_be_donated(trained):
   state = trained[3][0]
   places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
   assert len(set(places)) == len(places)
+
+
+# Auxiliary losses.
+
+
+def measure(params):
+  """Losses of two blocks, and something that is no loss."""
+  return dict(
+    load_balance=jnp.stack([(params["table"] ** 2).sum(), params["bias"][0]]),
+    router_z=(params["bias"][1:3] ** 2),
+    expert_load=jnp.arange(6.0).reshape(2, 3),
+  )
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_gradient_is_that_of_all_losses_and_nats_are_nats(accumulation):
+  factors = {"loss.load_balance": 0.5, "loss.router_z": 3.0}
+  _, optimizer, step = stepper(
+    measure=measure, **{"train.accumulation": accumulation} | factors
+  )
+  state, batch = table_state(optimizer), tokens(8)
+
+  def total(params):
+    found = measure(params)
+    losses = 0.5 * found["load_balance"].mean() + 3 * found["router_z"].mean()
+    return mean_loss(params, batch) + losses
+
+  _, measured = step(state, batch)
+  norm = optax.tree.norm(jax.grad(total)(state.params))
+  assert measured["gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
+  nats = float(mean_loss(state.params, batch))
+  assert measured["nats"] == pytest.approx(nats, rel=1e-6)
+  for name, values in measure(state.params).items():
+    expected = values.mean(0) if values.ndim == 1 else values
+    np.testing.assert_allclose(measured[name], expected, rtol=1e-6)
 
 
 # Devices.

@@ -1,0 +1,64 @@
+"""Tests of runs whose networks have experts."""
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from sparse_transformer import report
+from sparse_transformer.training import explanation, loop, metrics
+from sparse_transformer.training.experiment import Experiment
+
+EXPERTS = {"model.experts": 4, "model.num_layers": 4}
+
+
+def test_run_logs_losses_and_the_load_of_each_expert(tmp_path, capsys):
+  config = runs.tiny(**EXPERTS, **{"train.steps": 2})
+  loop.train(config, tmp_path)
+  lines = metrics.read(tmp_path)
+  for line in lines:
+    if line["split"] != "train":
+      assert "load_balance" not in line
+      continue
+    assert 0.9 < line["load_balance"] < 4
+    assert line["router_z"] > 0
+    loads = np.array(line["expert_load"])
+    assert loads.shape == (2, 4)  # blocks 1 and 3
+    np.testing.assert_allclose(loads.sum(1), 4, atol=1e-3)
+  assert "expert_load" in capsys.readouterr().out
+  rows = dict(report._experts(Experiment(config).model, lines))
+  assert "2 of 4 for each token" in rows["experts"]
+  assert len(rows) == 3
+
+
+def test_explain_reports_all_and_active_parameters():
+  config = runs.tiny(**EXPERTS)
+  network = Experiment(config).model
+  result = explanation.explain(config, network)
+  assert result["experts"] == dict(blocks=[1, 3], number=4, per_token=2)
+  idle = 2 * 2 * (2 * 16 * 64 + 64 + 16)  # experts in blocks
+  assert result["parameters"] - result["active_parameters"] == idle
+  text = explanation.render(result)
+  assert f"{result['active_parameters']:,} for each token: blocks 1, 3" in text
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [0, 1])
+def test_balance_loss_keeps_the_load_within_a_factor_of_3(seed):
+  config = runs.tiny(
+    **EXPERTS,
+    **{"model.width": 32, "train.steps": 500, "train.seed": seed},
+    **{"optimizer.learning_rate": 3e-3},
+  )
+  experiment = Experiment(config)
+  batches = experiment.batches(experiment.source.examples("train"))
+  step, state = jax.jit(experiment.step, donate_argnums=0), experiment.init()
+  losses, loads = [], []
+  for i in range(500):
+    state, measured = step(state, batches[i])
+    losses.append(float(measured["nats"]))
+    loads.append(np.asarray(measured["expert_load"]))
+  assert np.isfinite(losses).all()
+  assert np.mean(losses[-50:]) < 0.8 * np.mean(losses[:50])
+  load = np.mean(loads[-50:], axis=0)
+  assert load.min() > 1 / 3 and load.max() < 3

@@ -102,7 +102,8 @@ def test_every_weight_takes_6_flops_per_token(half_size):
 
 def test_experts_cost_as_many_flops_as_tokens_pass_through():
   (config, model), (_, dense) = (
-    network(**{"model.experts": experts}) for experts in (4, 0)
+    network(**{"model.experts": experts, "model.remat": "block"})
+    for experts in (4, 0)
   )
   assert model.has_experts == (False, True, False)
   costs_of = lambda model: costs.step(config, model, 0)

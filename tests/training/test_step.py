@@ -306,15 +306,20 @@ for x in jax.tree.leaves(state):
 
 
 @pytest.mark.parametrize(
-  "backend", ["auto", pytest.param("interpreted", marks=pytest.mark.soak)]
+  "backend, more",
+  [
+    ("auto", {}),
+    pytest.param("interpreted", {"model.width": 32}, marks=pytest.mark.soak),
+    pytest.param("auto", {"model.experts": 4}, marks=pytest.mark.soak),
+  ],
 )
-def test_run_on_four_devices_equals_the_run_on_one(backend, tmp_path):
+def test_run_on_four_devices_equals_the_run_on_one(backend, more, tmp_path):
   changes = {"train.accumulation": 2, "model.dropout": 0.1, "train.steps": 3}
-  width = {"model.width": 32} if backend == "interpreted" else {}
+  changes |= more
   process = subprocess.Popen(
     [
       *(sys.executable, "-c", DEVICES, backend, tmp_path / "4"),
-      *(json.dumps(changes | width), runs.REPO, runs.REPO / "tests"),
+      *(json.dumps(changes), runs.REPO, runs.REPO / "tests"),
     ],
     env={
       **os.environ,
@@ -325,11 +330,13 @@ def test_run_on_four_devices_equals_the_run_on_one(backend, tmp_path):
     stderr=subprocess.PIPE,
     text=True,
   )
-  loop.train(runs.tiny(**changes | width), tmp_path / "1")
+  loop.train(runs.tiny(**changes), tmp_path / "1")
   _, stderr = process.communicate(timeout=240)
   assert process.returncode == 0, stderr
   expected, found = map(runs.without_speed, (tmp_path / "1", tmp_path / "4"))
   assert len(expected) == 4  # 3 steps and a validation
   for line, other in zip(expected, found, strict=True):
     assert other.pop("split") == line.pop("split")
+    loads = (np.array(x.pop("expert_load", [])) for x in (line, other))
+    np.testing.assert_array_equal(*loads)
     assert other == pytest.approx(line, rel=1e-5)

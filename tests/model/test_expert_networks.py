@@ -51,7 +51,7 @@ def test_dense_and_expert_blocks_alternate():
   "changes",
   [
     {},
-    dict(experts_every=1),
+    dict(experts_every=1, num_layers=2, patterns=networks.assign()),
     pytest.param(dict(experts_every=3), marks=pytest.mark.soak),
   ],
 )
@@ -131,7 +131,9 @@ def test_symbol_changes_nothing_before_it_and_no_other_sequence():
 
 @pytest.mark.parametrize("start", [7, pytest.param(0, marks=pytest.mark.soak)])
 def test_steps_give_the_logits_of_a_full_pass(start):
-  network = config(experts_per_token=1)
+  network = config(
+    experts_per_token=1, num_layers=2, patterns=networks.assign()
+  )
   decoder, params = kv_cache.Decoder(network), params_of(network)
   symbols = networks.tokens(network)
   expected = networks.apply(network)(params, symbols)

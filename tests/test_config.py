@@ -23,11 +23,11 @@ def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
       assert type(found[group][name]) is type(value), name
 
 
-def test_field_that_an_old_config_lacks_has_its_default(tmp_path):
+def test_what_an_old_config_lacks_has_its_default(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
   path = tmp_path / "config.json"
   settings = json.loads(path.read_text())
-  del settings["train"]["spike"]
+  del settings["train"]["spike"], settings["loss"]
   path.write_text(json.dumps(settings))
   assert config_lib.read_config(tmp_path).to_dict() == runs.tiny().to_dict()
 

@@ -70,9 +70,15 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
     assert checkpoints.validations() == {6: bits[6]}
 
 
-def test_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+  "experts", [0, pytest.param(4, marks=pytest.mark.soak)]
+)
+def test_resumed_run_equals_an_uninterrupted_one(
+  experts, tmp_path, monkeypatch, capsys
+):
   config = runs.tiny(
     **{
+      "model.experts": experts,
       "model.dropout": 0.3,
       "train.accumulation": 2,
       "train.steps": 5,

@@ -20,9 +20,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.patterns import Layout, Pattern
 
-# What the backward pass needs besides queries, keys and values. These names
-# can be given to `jax.checkpoint_policies.save_only_these_names`.
-SAVED_NAMES = "attention_out", "attention_lse"
+# What the backward pass needs besides queries, keys and values: the results,
+# and the labels by which patterns followed the content. These names can be
+# given to `jax.checkpoint_policies.save_only_these_names`.
+SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
 
 DTYPES = "bfloat16", "float16", "float32", "float64"
 
@@ -276,5 +277,5 @@ def name_saved(
   out_BLHE: jax.Array, lse_BLH: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """The same arrays under `SAVED_NAMES`, for rematerialization."""
-  out_name, lse_name = SAVED_NAMES
+  out_name, lse_name, _ = SAVED_NAMES
   return checkpoint_name(out_BLHE, out_name), checkpoint_name(lse_BLH, lse_name)

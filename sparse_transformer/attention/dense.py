@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparse_transformer.attention import selection
 from sparse_transformer.attention.contract import Case, name_saved
 from sparse_transformer.patterns import Pattern
 
@@ -27,10 +28,11 @@ def attend(
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
+  directions: selection.Directions,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head."""
   n, dtype = q_BLHK.shape[1], jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = np.stack([pattern.matrix(n) for pattern in patterns])[None]
+  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
   scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
   scores_BHLM = jnp.where(

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import jax
 import numpy as np
 
-from sparse_transformer.attention import dense, merged, registry
+from sparse_transformer.attention import dense, merged, registry, selection
 from sparse_transformer.attention.contract import check_arrays, make_case
 from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern, shorten
@@ -22,6 +22,7 @@ def attend(
   *,
   backend: str = ...,
   tile: int = ...,
+  directions: selection.Directions | None = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -35,6 +36,7 @@ def attend(
   *,
   backend: str = ...,
   tile: int = ...,
+  directions: selection.Directions | None = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -47,6 +49,7 @@ def attend(
   *,
   backend: str = "auto",
   tile: int = 0,
+  directions: selection.Directions | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
@@ -74,6 +77,11 @@ def attend(
       executor that suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
     tile: positions on a side of a tile; 0 chooses automatically.
+    directions: what patterns that follow the content project queries on, by
+      pattern, each [heads, directions, K], or [1, directions, K] for all heads
+      (see `patterns.content`): centroids for `Routing`, which has none of its
+      own, random vectors for `LSH`, which draws them from its seed. They get
+      no gradients.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -94,12 +102,18 @@ def attend(
   tile = _check_tile(tile)
   case = make_case(q_BLHK, v_BMHE, tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
+  directions = directions or {}
+  selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
   if choices == (("default", "dense"),):
-    attention = functools.partial(dense.attend, patterns=heads)
+    attention = functools.partial(
+      dense.attend, patterns=heads, directions=directions
+    )
     out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE)
   else:
-    out, lse = merged.attend(q_BLHK, k_BMHK, v_BMHE, heads, tile, choices)
+    out, lse = merged.attend(
+      q_BLHK, k_BMHK, v_BMHE, heads, tile, choices, directions
+    )
   return (out, lse) if return_lse else out
 
 

@@ -9,7 +9,7 @@ nothing of size n x keys is stored.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import gathered, registry, selection
 from sparse_transformer.attention.contract import (
   Case,
   Executor,
@@ -38,6 +38,7 @@ def attend(
   patterns: tuple[Pattern, ...],
   tile: int,
   choices: tuple[tuple[str, str], ...],
+  directions: selection.Directions,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
@@ -46,9 +47,20 @@ def attend(
     patterns: one per head.
     tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
+    directions: as in `attention.attend`.
   """
-  work = _Work(choices, patterns, tile)
-  return _attend_on_any_mesh(q_BLHK, k_BMHK, v_BMHE, (), work)
+  contents = tuple(directions)
+
+  def attention(q_BLHK, k_BLHK, v_BLHE, directions):
+    known = dict(zip(contents, directions, strict=True))
+    bound = selection.bind(patterns, q_BLHK, k_BLHK, known)
+    given = bound, selection.lay_out(bound, tile)
+    work = _Work(choices, patterns, tile)
+    return _attend(q_BLHK, k_BLHK, v_BLHE, given, work)
+
+  return on_any_mesh(
+    attention, q_BLHK, k_BMHK, v_BMHE, tuple(directions.values())
+  )
 
 
 def attend_planned(
@@ -87,15 +99,20 @@ def attend_planned(
           f"a plan for {len(order.places)} positions, but there are {n}"
         )
   work = _Work((("default", executor),), heads=tuple(heads))
-  return _attend_on_any_mesh(q_BLHK, k_BMHK, v_BMHE, plans, work)
+
+  def attention(*inputs):
+    return _attend(*inputs, work)
+
+  return on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, plans)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
   """What runs; static.
 
-  Plans that are arguments have `heads`; the others follow from `patterns`, and
-  their tables are constants.
+  Plans that are arguments have `heads`; the others follow from `patterns`.
+  Their tables are constants, except those of parts that follow the content,
+  which are arguments, too.
   """
 
   choices: tuple[tuple[str, str], ...]
@@ -104,18 +121,27 @@ class _Work:
   heads: tuple[Heads, ...] = ()
 
   def plans(
-    self, given: tuple[Plan, ...], executor: Executor, case: Case
-  ) -> Sequence[tuple[Plan, Heads]]:
-    if self.patterns:
-      return executor.plans(self.patterns, case, self.tile)
-    return list(zip(given, self.heads, strict=True))
+    self, given: tuple[Any, ...], executor: Executor, platform: str, case: Case
+  ) -> list[tuple[Any, Plan, Heads]]:
+    """All plans, each with its executor and heads.
 
-
-def _attend_on_any_mesh(q_BLHK, k_BLHK, v_BLHE, given, work):
-  def attention(*inputs):
-    return _attend(*inputs, work)
-
-  return on_any_mesh(attention, q_BLHK, k_BLHK, v_BLHE, given)
+    Args:
+      given: plans, or what `patterns` are bound to and their tables.
+      executor: runs all plans but those that follow the content.
+      platform: what it was chosen for.
+      case: what is run.
+    """
+    if not self.patterns:
+      pairs = zip(given, self.heads, strict=True)
+      return [(executor, plan, heads) for plan, heads in pairs]
+    static = selection.static_parts(self.patterns)
+    known = executor.plans(static, case, self.tile) if static else ()
+    found = selection.plans(self.patterns, *given, case.length)
+    at_run_time = gathered.on(platform)
+    return [
+      *((executor, plan, heads) for plan, heads in known),
+      *((at_run_time, plan, heads) for plan, heads in found),
+    ]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -145,37 +171,31 @@ _attend.defvjp(_forward, _backward)
 def _by_platform(
   function: Callable, work: _Work, given: tuple, *arrays: jax.Array
 ) -> Any:
-  """function(executor, plans, *arrays), with the executor of the platform.
+  """function(plans, *arrays), with the plans for the platform.
 
   The platform is known only when the program is lowered, after tracing.
   """
 
-  def branch(name):
+  def branch(platform, name):
     executor = registry.EXECUTORS[name]
 
     def run(given, *arrays):
-      plans = work.plans(given, executor, make_case(arrays[0], arrays[2]))
-      return function(executor, plans, *arrays)
+      case = make_case(arrays[0], arrays[2])
+      return function(work.plans(given, executor, platform, case), *arrays)
 
     return run
 
-  (_, default), *others = work.choices
-  branches = {name: branch(name) for _, name in work.choices}
-  if not others:
-    return branches[default](given, *arrays)
-  return lax.platform_dependent(
-    given,
-    *arrays,
-    default=branches[default],
-    **{platform: branches[name] for platform, name in others},
-  )
+  branches = {platform: branch(platform, x) for platform, x in work.choices}
+  if len(branches) == 1:
+    return branches["default"](given, *arrays)
+  return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _forward_on(executor, plans, q_BLHK, k_BLHK, v_BLHE):
+def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE):
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
   lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
-  for i, (plan, heads) in enumerate(plans):
+  for i, (executor, plan, heads) in enumerate(plans):
     if i:
       q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
     new = executor.forward(
@@ -193,7 +213,6 @@ def _forward_on(executor, plans, q_BLHK, k_BLHK, v_BLHE):
 
 
 def _backward_on(
-  executor,
   plans,
   q_BLHK,
   k_BLHK,
@@ -211,7 +230,7 @@ def _backward_on(
   of_keys = k_BLHK, v_BLHE
   inputs = q_BLHK, k_BLHK, v_BLHE
   grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
-  for i, (plan, heads) in enumerate(plans):
+  for i, (executor, plan, heads) in enumerate(plans):
     if i:
       of_queries, grads = _in_turn(of_queries, grads)
     new = executor.backward(

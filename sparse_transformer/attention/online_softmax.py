@@ -1,8 +1,7 @@
 """Attention of tiles of queries to tiles of keys, shared by the executors.
 
 The leading axes of tiles are A (tiles computed together), B (batch) and H
-(heads): queries are [A, B, H, T, K], scores [A, B, H, T, S]; positions are
-[A, T] and [A, S], -1 for padding.
+(heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T, S].
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
@@ -20,18 +19,29 @@ from sparse_transformer.patterns import Pattern
 Running = tuple[jax.Array, jax.Array, jax.Array]
 
 
+def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
+  """Which pairs of a pattern are in tiles: booleans [..., T, S].
+
+  Args:
+    pattern: its mask decides.
+    q_at, k_at: positions [..., T] and [..., S], -1 for padding.
+  """
+  q_at, k_at = q_at[..., None], k_at[..., None, :]
+  return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
+
+
 def softmax_of_tile(
-  pattern: Pattern, query: tuple[Any, ...], key: tuple[Any, ...]
+  mask: jax.Array, q: jax.Array, key: tuple[jax.Array, jax.Array]
 ) -> Running:
   """The running softmax over one tile of keys.
 
   Args:
-    pattern: its mask, at the positions, is applied to the scores.
-    query: (scaled queries, positions).
-    key: (keys, values, positions).
+    mask: which scores count.
+    q: scaled queries.
+    key: (keys, values).
   """
-  (q, q_at), (k, v, k_at) = query, key
-  s = _masked_scores(pattern, q, k, q_at, k_at)
+  k, v = key
+  s = _masked_scores(mask, q, k)
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
   out = dot("abhts,abhse->abhte", p.astype(v.dtype), v)
@@ -55,28 +65,25 @@ def finish(
 
 
 def weights_and_gradients(
-  pattern: Pattern, query: tuple[Any, ...], key: tuple[Any, ...]
+  mask: jax.Array, query: tuple[Any, ...], key: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
   Args:
-    pattern: its mask, at the positions, is applied to the scores.
-    query: (scaled queries, dout, lse, delta, positions); the last axis of lse
-      and delta has size 1.
-    key: (keys, values, positions).
+    mask: which scores count.
+    query: (scaled queries, dout, lse, delta); the last axis of lse and delta
+      has size 1.
+    key: (keys, values).
   """
-  (q, dout, lse, delta, q_at), (k, v, k_at) = query, key
-  p = jnp.exp(_masked_scores(pattern, q, k, q_at, k_at) - lse)
+  (q, dout, lse, delta), (k, v) = query, key
+  p = jnp.exp(_masked_scores(mask, q, k) - lse)
   ds = p * (dot("abhte,abhse->abhts", dout, v) - delta)
   return p.astype(q.dtype), ds.astype(q.dtype)
 
 
-def _masked_scores(pattern, q, k, q_at, k_at):
-  """The scores, -inf outside the pattern."""
-  q_at, k_at = q_at[:, :, None], k_at[:, None]
-  mask = pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
-  s = dot("abhtk,abhsk->abhts", q, k)
-  return jnp.where(mask[:, None, None], s, -jnp.inf)
+def _masked_scores(mask, q, k):
+  """The scores, -inf where the mask is not."""
+  return jnp.where(mask, dot("abhtk,abhsk->abhts", q, k), -jnp.inf)
 
 
 def _finite(max_):

@@ -136,15 +136,12 @@ def forward(
   def body(i, carry):
     rows = _rows(plan, i, group)
     q = _take(q_BLHK, rows, tile) * online_softmax.scale(q_BLHK)
-    query = q, _positions(plan.queries.positions, rows, tile)
+    q_at = _positions(plan.queries.positions, rows, tile)
 
     def process(j):
       cols = _cols(plan, j, group)
       key = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      positions = _positions(plan.keys.positions, cols, tile)
-      return online_softmax.softmax_of_tile(
-        plan.pattern, query, (*key, positions)
-      )
+      return online_softmax.softmax_of_tile(_mask(plan, q_at, cols), q, key)
 
     if plan.tables.single:
       state = process(i)
@@ -186,8 +183,7 @@ def backward(
     rows = _rows(plan, i, group)
     q, dout = _take(q_BLHK, rows, tile) * scale, _take(dout_BLHE, rows, tile)
     lse, delta = (_take(x, rows, tile)[..., None] for x in (lse_BLH, delta_BLH))
-    positions = _positions(plan.queries.positions, rows, tile)
-    query = q, dout, lse, delta, positions
+    q_at = _positions(plan.queries.positions, rows, tile)
     # Transposed here, while small: a product with its left side transposed
     # runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
@@ -198,8 +194,9 @@ def backward(
       dq, dk_BLHK, dv_BLHE = carry
       cols = _cols(plan, j, group)
       k, v = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      key = k, v, _positions(plan.keys.positions, cols, tile)
-      p, ds = online_softmax.weights_and_gradients(plan.pattern, query, key)
+      p, ds = online_softmax.weights_and_gradients(
+        _mask(plan, q_at, cols), (q, dout, lse, delta), (k, v)
+      )
       dv = online_softmax.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       dk = online_softmax.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
       dq = dq + online_softmax.dot("abhts,abhsk->abhtk", ds, k)
@@ -249,6 +246,12 @@ def _cols(plan, j, group):
   """The key tiles of the j-th group of steps: [A, C]."""
   cols = jnp.asarray(plan.tables.cols)
   return lax.dynamic_slice_in_dim(cols, j * group, group)
+
+
+def _mask(plan, q_at, cols):
+  """The pairs of tiles of queries and of keys, bool [A, 1, 1, T, S]."""
+  k_at = _positions(plan.keys.positions, cols, plan.tile)
+  return online_softmax.pairs(plan.pattern, q_at, k_at)[:, None, None]
 
 
 def _positions(positions, tiles_AC, tile):

@@ -39,6 +39,11 @@ from sparse_transformer.patterns.base import (
 )
 from sparse_transformer.patterns.catalogue import *  # noqa: F403
 from sparse_transformer.patterns.checks import shorten as shorten
+from sparse_transformer.patterns.content import (
+  LSH as LSH,
+  Routing as Routing,
+  TopBlocks as TopBlocks,
+)
 from sparse_transformer.patterns.layout import Layout as Layout
 from sparse_transformer.patterns.named import (
   FACTORIZATIONS as FACTORIZATIONS,
@@ -49,6 +54,7 @@ from sparse_transformer.patterns.named import (
 )
 from sparse_transformer.patterns.registry import (
   CATALOGUE as CATALOGUE,
+  CONTENT as CONTENT,
   examples as examples,
   register as register,
   signature as signature,

@@ -1,7 +1,7 @@
 """Patterns: sets of pairs (query, key), their definition and their algebra."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -50,6 +50,23 @@ class Pattern:
   def parts(self) -> tuple["Pattern", ...]:
     """Disjoint patterns whose union is this one, each with its own orders."""
     return (self,)
+
+  def contents(self) -> tuple["Pattern", ...]:
+    """The patterns of `content` that this one is made of; none if static."""
+    return ()
+
+  def support(self) -> "Pattern":
+    """A static pattern that has all its pairs, whatever the content."""
+    return self
+
+  def split(self) -> tuple["Pattern | None", tuple["Pattern", ...]]:
+    """Its static part, and disjoint parts that follow the content."""
+    return self, ()
+
+  def bind(self, sets: Mapping["Pattern", "Pattern"]) -> "Pattern":
+    """This pattern with its `contents` replaced by what they were bound to."""
+    del sets
+    return self
 
   def check(self, n: int) -> None:
     """Checks that the pattern is well defined for n positions.
@@ -166,9 +183,26 @@ class _Combination(Pattern):
 
   operator: ClassVar[str]
 
+  def contents(self) -> tuple[Pattern, ...]:
+    both = self.left.contents() + self.right.contents()
+    return tuple(dict.fromkeys(both))
+
+  def support(self) -> Pattern:
+    if not self.contents():
+      return self
+    sides = self.left.support(), self.right.support()
+    return dataclasses.replace(self, left=sides[0], right=sides[1])
+
+  def bind(self, sets: Mapping[Pattern, Pattern]) -> Pattern:
+    if not self.contents():
+      return self
+    sides = self.left.bind(sets), self.right.bind(sets)
+    return dataclasses.replace(self, left=sides[0], right=sides[1])
+
   def check(self, n: int) -> None:
     self.left.check(n)
     self.right.check(n)
+    self.split()
 
   def __str__(self) -> str:
     sides = (self.left, self.right)
@@ -195,6 +229,15 @@ class Union(_Combination):
       return (self,)
     return left + tuple(part - self.left for part in right)
 
+  def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
+    if not self.contents():
+      return self, ()
+    (static, of_left), (other, of_right) = self.left.split(), self.right.split()
+    if other is not None:  # static pairs come first
+      of_left = tuple(part - other for part in of_left)
+      static = other if static is None else static | other
+    return static, of_left + tuple(part - self.left for part in of_right)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Restriction(_Combination):
@@ -219,6 +262,19 @@ class Intersection(_Restriction):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.left.mask(q, k) & self.right.mask(q, k)
 
+  def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
+    if not self.contents():
+      return self, ()
+    static, content = self.left.split()
+    content = tuple(part & self.right for part in content)
+    if static is None:
+      return None, content
+    if not self.right.contents():
+      return static & self.right, content
+    # What follows the content comes first: it decides the order of positions.
+    static, others = (self.right & static).split()
+    return static, content + others
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference(_Restriction):
@@ -228,6 +284,26 @@ class Difference(_Restriction):
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     return self.left.mask(q, k) & ~self.right.mask(q, k)
+
+  def support(self) -> Pattern:
+    if self.right.contents():
+      return self.left.support()
+    return super().support()
+
+  def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
+    if not self.contents():
+      return self, ()
+    static, content = self.left.split()
+    content = tuple(part - self.right for part in content)
+    if static is None:
+      return None, content
+    if self.right.contents():
+      raise ValueError(
+        f"{checks.shorten(self)} takes pairs that follow the content from"
+        f" {checks.shorten(static)}, which does not; only a pattern that"
+        " follows the content can lose such pairs"
+      )
+    return static - self.right, content
 
 
 def _is_natural(pattern: Pattern) -> bool:

@@ -23,7 +23,11 @@ from sparse_transformer.patterns.catalogue import (
   Summary,
 )
 from sparse_transformer.patterns.checks import shorten
-from sparse_transformer.patterns.registry import CATALOGUE, signature
+from sparse_transformer.patterns.registry import (
+  CATALOGUE,
+  CONTENT,
+  signature,
+)
 
 FACTORIZATIONS = (
   "dense",
@@ -239,8 +243,8 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
     case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
       sides = _evaluate(left, text), _evaluate(right, text)
       return _OPERATORS[type(op)](*sides)
-    case ast.Call(ast.Name(name)) if name in CATALOGUE:
-      return _call(CATALOGUE[name], node, text)
+    case ast.Call(ast.Name(name)) if name in CATALOGUE | CONTENT:
+      return _call((CATALOGUE | CONTENT)[name], node, text)
   raise _unknown(_source(node, text))
 
 
@@ -277,5 +281,5 @@ def _unknown(name: str) -> ValueError:
   return ValueError(
     f"unknown attention.pattern {shorten(name)!r}; known:"
     f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
-    f" {', '.join(CATALOGUE)}"
+    f" {', '.join(CATALOGUE | CONTENT)}"
   )

@@ -6,12 +6,15 @@ from typing import TypeVar
 from sparse_transformer.patterns.base import Examples, Pattern
 
 CATALOGUE: dict[str, type[Pattern]] = {}
+# Those whose pairs follow the content, which only expressions have in common
+# with the others.
+CONTENT: dict[str, type[Pattern]] = {}
 
 _Class = TypeVar("_Class", bound=type[Pattern])
 
 
 def register(cls: _Class) -> _Class:
-  """Adds a class of patterns to `CATALOGUE`; a decorator.
+  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`; a decorator.
 
   Its name can then be used in expressions (`parse`), and everything derived
   from the catalogue includes it: tests, benchmarks and the README's table.
@@ -21,7 +24,9 @@ def register(cls: _Class) -> _Class:
   Raises:
     ValueError: another class has that name.
   """
-  known = CATALOGUE.get(cls.__name__, cls)
+  is_static = cls.contents is Pattern.contents
+  catalogue = CATALOGUE if is_static else CONTENT
+  known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
   if (known.__module__, known.__qualname__) != (
     cls.__module__,
     cls.__qualname__,
@@ -30,7 +35,7 @@ def register(cls: _Class) -> _Class:
       f"a pattern {cls.__name__} already exists in {known.__module__}; "
       "choose another name"
     )
-  CATALOGUE[cls.__name__] = cls
+  catalogue[cls.__name__] = cls
   return cls
 
 

@@ -1,0 +1,408 @@
+"""Runs sets of pairs whose tiles are found at run time, in plain XLA.
+
+Tiles of queries are gathered by position. Each tile has its keys in one step,
+so that its softmax needs no loop, and several tiles are processed together. A
+tile of positions that are `Near` in an order has the tiles before it as keys;
+one of queries that have `Chosen` the same block has that block.
+
+Nothing here depends on timing: no two sums go to the same place in one step.
+
+Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
+tile; P places in the order of keys; R places of a query.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.contract import Plan, make_order
+from sparse_transformer.attention.grouping import group
+from sparse_transformer.attention.online_softmax import dot
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.content import Chosen, Near
+
+TILE = 64  # positions
+# Scores of a step, of all heads: on CPUs, they should stay in cache.
+SCORES = {"cpu": 300_000, "default": 2**25}
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["queries", "keys", "blocks", "places"],
+  meta_fields=["span", "num_blocks"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The tables of one set.
+
+  Attributes:
+    queries: int32 [B, H, V, T], the position at each place, -1 for none.
+    keys: int32 [B, H, P], the same of keys, in whole tiles.
+    blocks: int32 [B, H, V], the tile of keys of each tile of queries, out of
+      range for none; None where tile v has those from v to v + span - 1.
+    places: int32 [B, H, L, R], the places of each query, V * T for none.
+    span: tiles of keys of a tile of queries.
+    num_blocks: tiles of keys, if `blocks` are given.
+  """
+
+  queries: jax.Array
+  keys: jax.Array
+  blocks: jax.Array | None
+  places: jax.Array
+  span: int = 1
+  num_blocks: int = 0
+
+
+for bound, arrays in ((Near, 3), (Chosen, 1)):
+  fields = [field.name for field in dataclasses.fields(bound)]
+  jax.tree_util.register_dataclass(bound, fields[:arrays], fields[arrays:])
+
+
+def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
+  """The tables of a set; `tile` positions on a side, 0 for the default."""
+  if isinstance(pairs, Near):
+    return _lay_out_near(pairs, tile or TILE)
+  return _lay_out_chosen(pairs, tile or TILE)
+
+
+def _lay_out_near(pairs, tile):
+  b, h, n = pairs.order.shape
+  tile = min(tile, n)
+  span = 1 + -(-pairs.reach // tile)
+  span = min(span, -(-n // tile))
+  behind, ahead = (span - 1) * tile, -n % tile
+  keys = jnp.pad(
+    pairs.order, ((0, 0), (0, 0), (behind, ahead)), constant_values=-1
+  )
+  places = jnp.put_along_axis(
+    jnp.zeros_like(pairs.order),
+    pairs.order,
+    jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), pairs.order.shape),
+    axis=-1,
+    inplace=False,
+  )
+  queries = keys[..., behind:].reshape(b, h, -1, tile)
+  return Tables(queries, keys, None, places[..., None], span)
+
+
+def _lay_out_chosen(pairs, tile):
+  b, h, n, num = pairs.blocks.shape
+  tile, num_blocks = min(tile, n), -(-n // pairs.size)
+  labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
+  groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
+  entries = groups.entries.reshape(b, h, -1, tile)
+  at = jnp.arange(num_blocks * pairs.size, dtype=jnp.int32)
+  return Tables(
+    jnp.where(entries < 0, -1, entries // num),
+    jnp.broadcast_to(jnp.where(at < n, at, -1), (b, h, len(at))),
+    groups.labels.reshape(b, h, -1),
+    groups.slots.reshape(b, h, n, num),
+    num_blocks=num_blocks,
+  )
+
+
+def pairs_of(part: Pattern) -> Near | Chosen:
+  """The set that a bound part takes its pairs from."""
+  return part if isinstance(part, Near | Chosen) else pairs_of(part.left)
+
+
+def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
+  """The plan of a bound part, with the tables of the set it takes pairs from."""
+  everywhere = make_order(np.arange(n), n)
+  tile = tables.queries.shape[-1]
+  return Plan(_condition(part), tile, everywhere, everywhere, tables)
+
+
+def _condition(part):
+  """What decides about the pairs of the tiles that a part is run in."""
+  if isinstance(part, Near | Chosen):
+    return part.within_tiles()
+  return dataclasses.replace(part, left=_condition(part.left))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+  """Runs plans of `make_plan`.
+
+  Attributes:
+    scores: how many scores a step computes, of all sequences and heads.
+  """
+
+  scores: int
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    steps = self._steps(plan.tables)
+    scale = online_softmax.scale(q_BLHK)
+    arrays = tuple(steps.arrange(x) for x in (k_BLHK, v_BLHE))
+
+    def step(i, carry):
+      q_at, k_at = steps.positions(i)
+      mask = online_softmax.pairs(plan.pattern, q_at, k_at)
+      k, v = (steps.keys(x, i) for x in arrays)
+      q = _rows(q_BLHK, q_at) * scale
+      out, lse = online_softmax.finish(
+        *online_softmax.softmax_of_tile(mask, q, (k, v))
+      )
+      new = out, lse[..., 0]
+      return tuple(steps.put(x, y, i) for x, y in zip(carry, new, strict=True))
+
+    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+    out = steps.empty(v_BLHE, dtype)
+    out, lse = lax.fori_loop(0, steps.num, step, (out, out[..., 0]))
+    return _merge(out, lse, plan.tables.places)
+
+  def backward(
+    self,
+    plan: Plan,
+    q_BLHK: jax.Array,
+    dout_BLHE: jax.Array,
+    lse_BLH: jax.Array,
+    delta_BLH: jax.Array,
+    k_BLHK: jax.Array,
+    v_BLHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
+    steps = self._steps(plan.tables)
+    scale = online_softmax.scale(q_BLHK)
+    arrays = tuple(steps.arrange(x) for x in (k_BLHK, v_BLHE))
+
+    def step(i, carry):
+      dq_BHPK, dk_BHPK, dv_BHPE = carry
+      q_at, k_at = steps.positions(i)
+      mask = online_softmax.pairs(plan.pattern, q_at, k_at)
+      k, v = (steps.keys(x, i) for x in arrays)
+      q, dout = _rows(q_BLHK, q_at) * scale, _rows(dout_BLHE, q_at)
+      lse, delta = (_rows(x, q_at)[..., None] for x in (lse_BLH, delta_BLH))
+      # Transposed here, while small: a product with its left side transposed
+      # runs at half the rate.
+      q_T, dout_T = lax.optimization_barrier(
+        (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
+      )
+      p, ds = online_softmax.weights_and_gradients(
+        mask, (q, dout, lse, delta), (k, v)
+      )
+      dq = dot("bhats,bhask->bhatk", ds, k) * scale
+      dk = dot("bhakt,bhats->bhaks", q_T, ds).swapaxes(-1, -2)
+      dv = dot("bhaet,bhats->bhaes", dout_T, p).swapaxes(-1, -2)
+      return (
+        steps.put(dq_BHPK, dq, i),
+        steps.add(dk_BHPK, dk, i),
+        steps.add(dv_BHPE, dv, i),
+      )
+
+    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+    zeros = (
+      steps.empty(q_BLHK, dtype),
+      *(jnp.zeros_like(x, dtype) for x in arrays),
+    )
+    dq, dk, dv = lax.fori_loop(0, steps.num, step, zeros)
+    return (
+      _sum(dq, plan.tables.places),
+      steps.restore(dk, q_BLHK.shape[1]),
+      steps.restore(dv, q_BLHK.shape[1]),
+    )
+
+  def _steps(self, tables):
+    """The steps that process the tables."""
+    b, h, num_tiles, tile = tables.queries.shape
+    num_keys = tables.span * tile
+    kind: type[_Steps] = _Windows
+    if tables.blocks is not None:
+      kind = _Blocks
+      num_keys = tables.keys.shape[-1] // tables.num_blocks
+    most = max(1, self.scores // (b * h * tile * num_keys))
+    num_steps = -(-num_tiles // most)
+    size = -(-num_tiles // num_steps)
+    return kind(tables, num_steps, size)
+
+
+def on(platform: str) -> Gathered:
+  """The executor for a platform."""
+  return Gathered(SCORES.get(platform, SCORES["default"]))
+
+
+class _Steps:
+  """Tables, cut into steps of some tiles of queries each."""
+
+  def __init__(self, tables, num, size):
+    tile = tables.queries.shape[-1]
+    self.tables, self.num, self.size, self.tile = tables, num, size, tile
+    self.queries = self._pad(tables.queries, num * size, -1)
+
+  def _pad(self, x_BHV, size, fill):
+    """x with `size` along V."""
+    pads = [(0, 0)] * x_BHV.ndim
+    pads[2] = 0, size - x_BHV.shape[2]
+    return jnp.pad(x_BHV, pads, constant_values=fill)
+
+  def _now(self, x_BHV, i):
+    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
+
+  def positions(self, i):
+    """Positions of the queries [B, H, A, T] and keys [B, H, A, S] of a step."""
+    return self._now(self.queries, i), self.key_positions(i)
+
+  def empty(self, x_BLH, dtype):
+    """Room for a result of every place of queries: [B, H, V * T, ...]."""
+    b, _, h, *widths = x_BLH.shape
+    num_places = self.num * self.size * self.tile
+    return jnp.zeros_like(x_BLH, dtype, (b, h, num_places, *widths))
+
+  def put(self, x_BHP, new_BHAT, i):
+    """x with the results of a step."""
+    b, h, a, t, *widths = new_BHAT.shape
+    new_BHP = new_BHAT.reshape(b, h, a * t, *widths)
+    return lax.dynamic_update_slice_in_dim(x_BHP, new_BHP, i * a * t, 2)
+
+
+class _Windows(_Steps):
+  """Steps in which each tile of queries has the keys of a window."""
+
+  def __init__(self, tables, num, size):
+    super().__init__(tables, num, size)
+    self.at = self._pad(
+      tables.keys, (num * size + tables.span - 1) * self.tile, -1
+    )
+
+  def arrange(self, x_BLH):
+    return _rows(x_BLH, self.at)
+
+  def key_positions(self, i):
+    return self.keys(self.at, i)
+
+  def keys(self, x_BHP, i):
+    tiles = self._tiles(x_BHP, i)
+    windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
+    return jnp.concatenate(windows, 3)
+
+  def _tiles(self, x_BHP, i):
+    """The tiles of all windows of a step: [B, H, A + span - 1, T, ...]."""
+    num = self.size + self.tables.span - 1
+    x = lax.dynamic_slice_in_dim(
+      x_BHP, i * self.size * self.tile, num * self.tile, 2
+    )
+    return x.reshape(*x.shape[:2], num, self.tile, *x.shape[3:])
+
+  def add(self, x_BHP, new_BHAS, i):
+    tiles = self._tiles(x_BHP, i)
+    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
+      tiles = tiles.at[:, :, c : c + self.size].add(new)
+    b, h, num, tile, *widths = tiles.shape
+    return lax.dynamic_update_slice_in_dim(
+      x_BHP,
+      tiles.reshape(b, h, num * tile, *widths),
+      i * self.size * self.tile,
+      2,
+    )
+
+  def restore(self, x_BHP, n):
+    del n
+    behind = (self.tables.span - 1) * self.tile
+    return _sum(x_BHP, self.tables.places + behind)
+
+
+class _Blocks(_Steps):
+  """Steps in which each tile of queries has one block of keys."""
+
+  def __init__(self, tables, num, size):
+    super().__init__(tables, num, size)
+    self.blocks = self._pad(tables.blocks, num * size, tables.num_blocks)
+    b, h, _ = tables.keys.shape
+    self.at = tables.keys.reshape(b, h, tables.num_blocks, -1)
+
+  def arrange(self, x_BLH):
+    return _rows(x_BLH, self.at)
+
+  def key_positions(self, i):
+    return self.keys(self.at, i)
+
+  def keys(self, x_BHM, i):
+    return _of_lanes(
+      lambda x_M, at: x_M.at[at].get(mode="clip"),
+      x_BHM,
+      self._now(self.blocks, i),
+    )
+
+  def add(self, x_BHM, new_BHAS, i):
+    """Adds what a step computed for blocks, each of which is written once."""
+    at = self._now(self.blocks, i)
+    # The tiles of a block are next to each other: sums of 1, 2, 4, ... of them
+    # that end at each tile.
+    length = 1
+    while length < self.size:
+      same = at[..., length:] == at[..., :-length]
+      before = jnp.where(same[..., None, None], new_BHAS[:, :, :-length], 0)
+      new_BHAS = new_BHAS.at[:, :, length:].add(before)
+      length *= 2
+    is_last = jnp.pad(
+      at[..., 1:] != at[..., :-1],
+      ((0, 0), (0, 0), (0, 1)),
+      constant_values=True,
+    )
+    nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
+    return _of_lanes(
+      lambda x_M, at, new: x_M.at[at].add(
+        new, mode="drop", unique_indices=True
+      ),
+      x_BHM,
+      jnp.where(is_last & (at < self.tables.num_blocks), at, nowhere),
+      new_BHAS,
+    )
+
+  def restore(self, x_BHM, n):
+    b, h, m, s, width = x_BHM.shape
+    return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+
+
+def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
+  """function(*arrays) for each sequence and head, their first two axes."""
+  return jax.vmap(jax.vmap(function))(*arrays)
+
+
+def _rows(x_BLH, at):
+  """Rows [B, H, ...] of x at positions [B, H, ...], some row for -1."""
+
+  def of_head(x_L, at):
+    return x_L.at[at.clip(0)].get(mode="clip")
+
+  return jax.vmap(jax.vmap(of_head, (1, 0)))(x_BLH, at)
+
+
+def _merge(out_BHPE, lse_BHP, places_BHLR):
+  """(out_BLHE, lse_BLH), with the results at the places of each query merged."""
+
+  def of_head(out_PE, lse_P, places_LR):
+    lse_LR = lse_P.at[places_LR].get(mode="fill", fill_value=-jnp.inf)
+    lse_L = jax.nn.logsumexp(lse_LR, -1)
+    shift_L = jnp.where(jnp.isfinite(lse_L), lse_L, 0)
+    weights_LR = jnp.exp(lse_LR - shift_L[:, None])
+    parts = (
+      weight_L[:, None] * out_PE.at[places_L].get(mode="fill", fill_value=0)
+      for weight_L, places_L in zip(weights_LR.T, places_LR.T, strict=True)
+    )
+    return functools.reduce(jnp.add, parts), lse_L
+
+  each = jax.vmap(of_head, out_axes=1)
+  return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
+
+
+def _sum(x_BHPK, places_BHLR):
+  """x_BLHK: the sum over the places of each position."""
+
+  def of_head(x_PK, places_LR):
+    parts = (
+      x_PK.at[places_L].get(mode="fill", fill_value=0)
+      for places_L in places_LR.T
+    )
+    return functools.reduce(jnp.add, parts)
+
+  return jax.vmap(jax.vmap(of_head, out_axes=1))(x_BHPK, places_BHLR)

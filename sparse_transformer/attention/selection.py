@@ -1,0 +1,206 @@
+"""Which pairs the patterns that follow the content have, for given arrays.
+
+Heads with the same pattern are bound together. What a pattern decides are the
+integer labels of positions; they are named, so that rematerialization can keep
+them instead of deciding again, perhaps otherwise.
+"""
+
+import functools
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_transformer.attention import gathered
+from sparse_transformer.attention.contract import SAVED_NAMES, Heads, Plan
+from sparse_transformer.patterns import Pattern, shorten
+
+LABELS_NAME = SAVED_NAMES[-1]
+
+Directions = Mapping[Pattern, jax.Array]
+
+
+def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, np.ndarray]:
+  """The distinct patterns that follow the content, with their heads."""
+  heads: dict[Pattern, list[int]] = {}
+  for head, pattern in enumerate(patterns):
+    if pattern.contents():
+      heads.setdefault(pattern, []).append(head)
+  return {pattern: np.array(found) for pattern, found in heads.items()}
+
+
+def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+  """The static part of each head's pattern; () if no head has one."""
+  parts = [pattern.split()[0] for pattern in patterns]
+  known = next((part for part in parts if part is not None), None)
+  if known is None:
+    return ()
+  return tuple(known - known if part is None else part for part in parts)
+
+
+def bind(
+  patterns: tuple[Pattern, ...],
+  q_BLHK: jax.Array,
+  k_BLHK: jax.Array,
+  directions: Directions,
+) -> tuple[Any, ...]:
+  """What the patterns that follow the content are bound to.
+
+  Args:
+    patterns: one per head.
+    q_BLHK, k_BLHK: queries and keys.
+    directions: as in `attention.attend`.
+
+  Returns:
+    For each pattern of `with_content`, in order, and each of its `contents`,
+    the sets whose union it is.
+  """
+  q_BLHK, k_BLHK = (
+    lax.stop_gradient(x).astype(jnp.float32) for x in (q_BLHK, k_BLHK)
+  )
+  return tuple(
+    tuple(
+      _sets(
+        content, q_BLHK[:, :, heads], k_BLHK[:, :, heads], directions, heads
+      )
+      for content in pattern.contents()
+    )
+    for pattern, heads in with_content(patterns).items()
+  )
+
+
+def _sets(content, q_BLHK, k_BLHK, directions, heads):
+  given = directions.get(content)
+  if given is None:
+    given = content.directions(q_BLHK.shape[-1])
+  elif len(given) > 1:
+    given = given[heads]
+  if given is not None:
+    given = lax.stop_gradient(jnp.asarray(given)).astype(jnp.float32)
+  labels = content.labels(q_BLHK, k_BLHK, given)
+  return content.sets(checkpoint_name(labels, LABELS_NAME))
+
+
+def check_directions(
+  patterns: tuple[Pattern, ...], directions: Directions, width: int
+) -> None:
+  """Checks that all patterns have the directions that they need.
+
+  Args:
+    patterns: one per head.
+    directions: as in `attention.attend`.
+    width: of a head's queries and keys, K.
+
+  Raises:
+    ValueError: some are missing, superfluous or have another shape.
+  """
+  contents = {c for pattern in patterns for c in pattern.contents()}
+  for pattern in directions.keys() - contents:
+    raise ValueError(
+      f"directions of {shorten(pattern)}, which no head's pattern contains"
+    )
+  for content in contents:
+    shape = len(patterns), content.num_directions, width
+    given = directions.get(content)
+    if given is None:
+      if content.num_directions and content.directions(width) is None:
+        raise ValueError(
+          f"{shorten(content)} needs its directions, an array {list(shape)} of"
+          " [heads, directions, width]: pass"
+          " attend(..., directions={pattern: array})"
+        )
+    elif np.shape(given) not in (shape, (1, *shape[1:])):
+      raise ValueError(
+        f"directions of {shorten(content)} must be {list(shape)}, or the same"
+        f" with 1 head, got {list(np.shape(given))}"
+      )
+
+
+def lay_out(bound: tuple[Any, ...], tile: int) -> tuple[Any, ...]:
+  """The tables of all sets of `bind`, with their structure."""
+  return jax.tree.map(
+    lambda pairs: gathered.lay_out(pairs, tile), bound, is_leaf=_is_set
+  )
+
+
+def plans(
+  patterns: tuple[Pattern, ...],
+  bound: tuple[Any, ...],
+  tables: tuple[Any, ...],
+  n: int,
+) -> Iterator[tuple[Plan, Heads]]:
+  """The plans of all parts that follow the content, each with its heads.
+
+  Args:
+    patterns: one per head.
+    bound: from `bind`.
+    tables: from `lay_out`.
+    n: number of positions.
+  """
+  items = zip(with_content(patterns).items(), bound, tables, strict=True)
+  for (pattern, heads), sets, tables_of_sets in items:
+    table_of = {
+      id(pairs): table
+      for pairs, table in zip(
+        jax.tree.leaves(sets, is_leaf=_is_set),
+        jax.tree.leaves(tables_of_sets, is_leaf=_is_table),
+        strict=True,
+      )
+    }
+    everyone = len(heads) == len(patterns)
+    for content in pattern.split()[1]:
+      for part in content.bind(_unions(pattern, sets)).parts():
+        pairs = gathered.pairs_of(part)
+        plan = gathered.make_plan(part, table_of[id(pairs)], n)
+        yield plan, None if everyone else tuple(map(int, heads))
+
+
+def _unions(pattern, sets):
+  """What each of a pattern's `contents` stands for."""
+  unions = (functools.reduce(operator.or_, x) for x in sets)
+  return dict(zip(pattern.contents(), unions, strict=True))
+
+
+def _is_set(x):
+  return isinstance(x, Pattern)
+
+
+def _is_table(x):
+  return isinstance(x, gathered.Tables)
+
+
+def realise(
+  patterns: tuple[Pattern, ...],
+  q_BLHK: jax.Array,
+  k_BLHK: jax.Array,
+  directions: Directions,
+) -> jax.Array:
+  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
+
+  Args:
+    patterns: one per head.
+    q_BLHK, k_BLHK: queries and keys.
+    directions: as in `attention.attend`.
+  """
+  n = q_BLHK.shape[1]
+  if not with_content(patterns):
+    return np.stack([pattern.matrix(n) for pattern in patterns])[None]
+  masks = {
+    head: pattern.matrix(n)[None]
+    for head, pattern in enumerate(patterns)
+    if not pattern.contents()
+  }
+  bound = bind(patterns, q_BLHK, k_BLHK, directions)
+  i = np.arange(n)
+  for (pattern, heads), sets in zip(
+    with_content(patterns).items(), bound, strict=True
+  ):
+    mask_BHLM = pattern.bind(_unions(pattern, sets)).mask(i[:, None], i[None])
+    masks |= {head: mask_BHLM[:, j] for j, head in enumerate(heads.tolist())}
+  each = [masks[head] for head in range(len(patterns))]
+  return jnp.stack(jnp.broadcast_arrays(*each), axis=1)

@@ -1,0 +1,415 @@
+"""Patterns that follow the content: which keys a query has is found at run time.
+
+Such a pattern gives each position of each head a few integer labels, from the
+queries and keys, and turns them into sets of pairs of two kinds: positions
+that are `Near` in an order, and blocks of keys that are `Chosen`. These are
+patterns, too: their `mask` is the definition, and | & - keep their meaning.
+
+All are causal in the strict sense: which keys a query has depends only on
+queries and keys up to its own position. A gradient cannot show this, since a
+choice has none; changing the later positions does.
+
+Axes: B batch, H heads, L positions, K width of queries and keys, R rounds,
+C chosen blocks, D directions. This module loads JAX only where it runs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparse_transformer.patterns import intervals
+from sparse_transformer.patterns.base import (
+  Booleans,
+  Integers,
+  Pattern,
+  check_fields,
+)
+from sparse_transformer.patterns.catalogue import Causal, Full
+from sparse_transformer.patterns.checks import shorten
+from sparse_transformer.patterns.registry import register
+
+Array = Any  # of JAX
+
+
+@dataclasses.dataclass(frozen=True)
+class Content(Pattern):
+  """A pattern whose pairs follow from queries and keys.
+
+  Attributes:
+    shares: whether it is meant for keys that are the queries at unit length.
+  """
+
+  shares: ClassVar[bool] = False
+
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    raise ValueError(
+      f"{shorten(self)} has no pairs before it is bound to queries and keys;"
+      " its support() has all that it may have"
+    )
+
+  def contents(self) -> tuple[Pattern, ...]:
+    return (self,)
+
+  def support(self) -> Pattern:
+    return Causal()
+
+  def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
+    return None, (self,)
+
+  def bind(self, sets: Mapping[Pattern, Pattern]) -> Pattern:
+    return sets[self]
+
+  def check(self, n: int) -> None:
+    self.support().check(n)
+
+  def most_keys(self, n: int) -> int:
+    """The most keys that one of n queries can have."""
+    return n
+
+  @property
+  def num_directions(self) -> int:
+    """How many directions `labels` projects queries on, D."""
+    return 0
+
+  def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
+    """The directions [1, D, K] of a layer; None where they are parameters."""
+    del width, layer
+    return None
+
+  def labels(
+    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+  ) -> Array:
+    """The labels that decide which pairs are in the set.
+
+    The labels of a position may depend only on queries and keys up to there.
+
+    Args:
+      q_BLHK, k_BLHK: queries and keys, rounded to float32, without gradients.
+      directions_HDK: for each head, or for all of them if H = 1.
+
+    Returns:
+      int32 [B, H, L, labels].
+    """
+    raise NotImplementedError
+
+  def sets(self, labels_BHLC: Array) -> tuple["Near | Chosen", ...]:
+    """The sets whose union is this pattern, which may overlap."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Bound(Pattern):
+  """A set of pairs that is found at run time.
+
+  In its mask, positions of 3 or more axes have those of batch and heads first;
+  others are the same for all heads.
+  """
+
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("the order is found at run time")
+
+  def within_tiles(self) -> Pattern:
+    """What decides about the pairs of the tiles that this set is run in."""
+    return self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Near(_Bound):
+  """Pairs whose coordinates, found at run time, differ by less than `window`.
+
+  Attributes:
+    order: int32 [B, H, L], positions, in whose order pairs fill tiles.
+    as_query: int32 [B, H, L], the coordinate of each position as a query.
+    as_key: int32 [B, H, L], the coordinate of each position as a key.
+    window: a pair has 0 <= as_query[q] - as_key[k] < window.
+    reach: how many places before its query in `order` a key may be.
+  """
+
+  order: Array
+  as_query: Array
+  as_key: Array
+  window: int
+  reach: int
+
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    distance = _look_up(self.as_query, q) - _look_up(self.as_key, k)
+    return (distance >= 0) & (distance < self.window)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chosen(_Bound):
+  """Blocks of keys that each query chose.
+
+  Attributes:
+    blocks: int32 [B, H, L, C], those of each query, -1 for none.
+    size: positions in a block.
+  """
+
+  blocks: Array
+  size: int
+
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    blocks = _look_up(self.blocks, q)
+    return (blocks == (k // self.size)[..., None]).any(-1)
+
+  def within_tiles(self) -> Pattern:
+    return Full()  # a tile has one block, and the queries that chose it
+
+
+def _look_up(x_BHL: Array, positions: Integers) -> Array:
+  """The rows of x at positions, some row for negative ones."""
+  import jax
+  import jax.numpy as jnp
+
+  at = jnp.asarray(positions)
+  at = at.reshape((1,) * (4 - at.ndim) + at.shape)
+  index = at.clip(0).reshape(*at.shape[:2], -1, *(1,) * (x_BHL.ndim - 3))
+  found = jnp.take_along_axis(x_BHL, index, axis=2)
+  found = found.reshape(*found.shape[:2], *at.shape[2:], *x_BHL.shape[3:])
+  # Otherwise the compiler looks up once for each pair.
+  return jax.lax.optimization_barrier(found)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class LSH(Content):
+  """The last `window` earlier positions in the query's bucket of any round.
+
+  A hash puts each query into one of `buckets` in each round: the largest of
+  its products with `buckets // 2` random vectors and with their negatives. A
+  query without earlier positions in its buckets attends to itself.
+
+  Source: Kitaev et al. 2020, arXiv 2001.04451. They attend within chunks of
+  the sorted sequence, whose borders depend on how many later positions the
+  buckets before hold. Here the keys of a query depend on its past only.
+
+  Attributes:
+    window: keys in a round.
+    buckets: number of buckets, even.
+    rounds: number of hashes.
+    seed: of the random vectors.
+  """
+
+  window: int
+  buckets: int
+  rounds: int = 1
+  seed: int = 0
+
+  shares = True
+
+  def __post_init__(self) -> None:
+    check_fields(self, "window", "buckets", "rounds")
+    check_fields(self, "seed", minimum=0)
+    if self.buckets % 2:
+      raise ValueError(
+        f"{shorten(self)}: buckets must be even, since each random vector"
+        " makes two"
+      )
+
+  def check(self, n: int) -> None:
+    super().check(n)
+    _check_coordinates(self, n, self.buckets)
+
+  def most_keys(self, n: int) -> int:
+    return max(1, min(n - 1, self.rounds * self.window))
+
+  @property
+  def num_directions(self) -> int:
+    return self.rounds * self.buckets // 2
+
+  def directions(self, width: int, layer: int = 0) -> np.ndarray:
+    """The random vectors of a layer, float32 [1, D, K]; the same everywhere."""
+    random = np.random.RandomState([self.seed, layer])
+    shape = 1, self.num_directions, width
+    return random.standard_normal(shape).astype(np.float32)
+
+  def labels(
+    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+  ) -> Array:
+    """The bucket of each query in each round."""
+    import jax.numpy as jnp
+
+    del k_BLHK
+    products_BHLD = _project(q_BLHK, directions_HDK)
+    b, h, n, _ = products_BHLD.shape
+    half = self.buckets // 2
+    products = products_BHLD.reshape(b, h, n, self.rounds, half)
+    largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
+    product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
+    return jnp.where(product < 0, largest + half, largest)
+
+  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
+    """Those of each round."""
+    rounds = [
+      _sort(labels_BHLC[..., r], self.window) for r in range(self.rounds)
+    ]
+    is_first = functools.reduce(lambda x, y: x & y, (x[2] for x in rounds))
+    # One less as a query than as a key: the query itself is out of reach,
+    # except in the first round if it has no earlier position in any.
+    queries = [keys - 1 for _, keys, _ in rounds]
+    queries[0] = queries[0] + is_first
+    return tuple(
+      Near(order, query, keys, self.window, reach=self.window)
+      for (order, keys, _), query in zip(rounds, queries, strict=True)
+    )
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Routing(Content):
+  """The last `window` positions in the query's cluster, itself included.
+
+  A query is in the cluster whose centroid is nearest to it by angle.
+
+  Source: Roy et al. 2020, arXiv 2003.05997. They let a cluster take the
+  positions nearest to its centroid, earlier and later ones. Here the keys of
+  a query depend on its past only.
+
+  Attributes:
+    clusters: number of clusters. Their centroids are parameters, the
+      directions of `labels`.
+    window: keys.
+  """
+
+  clusters: int
+  window: int
+
+  shares = True
+
+  def __post_init__(self) -> None:
+    check_fields(self, "clusters", "window")
+
+  def check(self, n: int) -> None:
+    super().check(n)
+    _check_coordinates(self, n, self.clusters)
+
+  def most_keys(self, n: int) -> int:
+    return min(n, self.window)
+
+  @property
+  def num_directions(self) -> int:
+    return self.clusters
+
+  def labels(
+    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+  ) -> Array:
+    """The cluster of each query."""
+    import jax.numpy as jnp
+
+    del k_BLHK
+    lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
+    centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
+    products_BHLD = _project(q_BLHK, centroids_HDK)
+    return products_BHLD.argmax(-1).astype(jnp.int32)[..., None]
+
+  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
+    order, coordinates, _ = _sort(labels_BHLC[..., 0], self.window)
+    reach = self.window - 1
+    return (Near(order, coordinates, coordinates, self.window, reach),)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class TopBlocks(Content):
+  """The `num` best of the past blocks of `size` keys, chosen by each query.
+
+  The score of a block is the product of the query with the mean of its keys.
+  The query's own block is not complete, and never chosen: use it in union with
+  `Block(size)` or `Local`.
+
+  Source: Lu et al. 2025, arXiv 2502.13189, whose top k of blocks are those of
+  `Block(size) | TopBlocks(size, k - 1)`.
+
+  Attributes:
+    size: keys in a block.
+    num: blocks.
+  """
+
+  size: int
+  num: int
+
+  def __post_init__(self) -> None:
+    check_fields(self, "size", "num")
+
+  def most_keys(self, n: int) -> int:
+    return self.size * min(self.num, max(0, n - 1) // self.size)
+
+  def labels(
+    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+  ) -> Array:
+    """The blocks of each query, -1 for none."""
+    import jax
+    import jax.numpy as jnp
+
+    del directions_HDK
+    b, n, h, width = q_BLHK.shape
+    num_blocks = (n - 1) // self.size  # of those that a query may choose
+    if not num_blocks:
+      return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, n, 1))
+    keys = k_BLHK[:, : num_blocks * self.size]
+    keys = keys.reshape(b, num_blocks, self.size, h, width)
+    means_BHDK = keys.mean(2).swapaxes(1, 2)
+    scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
+    is_past = jnp.arange(num_blocks) < jnp.arange(n)[:, None] // self.size
+    scores_BHLD = jnp.where(is_past, scores_BHLD, -jnp.inf)
+    best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))
+    return jnp.where(best == -jnp.inf, -1, blocks).astype(jnp.int32)
+
+  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
+    return (Chosen(labels_BHLC, self.size),)
+
+
+def _products(spec: str, x: Array, y: Array) -> Array:
+  """An einsum as exact as the device can: its results are compared."""
+  import jax.numpy as jnp
+
+  return jnp.einsum(spec, x, y, precision="highest")
+
+
+def _project(q_BLHK: Array, directions_HDK: Array) -> Array:
+  """The products [B, H, L, D] of queries and directions."""
+  if directions_HDK.shape[0] == 1:
+    return _products("blhk,dk->bhld", q_BLHK, directions_HDK[0])
+  return _products("blhk,hdk->bhld", q_BLHK, directions_HDK)
+
+
+def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
+  """Sorts positions by label.
+
+  Args:
+    labels_BHL: int32, from 0.
+    window: how much the coordinates of different labels are apart, at least.
+
+  Returns:
+    (order, coordinates, is_first), each [B, H, L]: the positions by label and
+    position; coordinates of positions, which increase along the order, by 1
+    between neighbours with the same label; whether a position is the first
+    with its label.
+  """
+  import jax.numpy as jnp
+
+  n = labels_BHL.shape[-1]
+  ids = jnp.sort(labels_BHL * n + jnp.arange(n, dtype=jnp.int32))
+  order, label = ids % n, ids // n
+  before = jnp.concatenate([label[..., :1] - 1, label[..., :-1]], -1)
+  places = jnp.put_along_axis(
+    jnp.zeros_like(order),
+    order,
+    jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), order.shape),
+    axis=-1,
+    inplace=False,
+  )
+  is_first = jnp.take_along_axis(label != before, places, -1)
+  return order, places + labels_BHL * (window + 1), is_first
+
+
+def _check_coordinates(pattern: Any, n: int, num_labels: int) -> None:
+  largest = num_labels * max(n, pattern.window + 1) + n
+  if largest >= intervals.LIMIT:
+    raise ValueError(
+      f"{shorten(pattern)}: coordinates of {n} positions with {num_labels}"
+      f" labels reach {largest:,}, but they must fit in 32 bits"
+    )

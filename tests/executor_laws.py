@@ -26,12 +26,17 @@ ANYWHERE = tuple(
 
 def reference(q, k, v, dout, dlse, heads):
   """(out, lse, dq, dk, dv) in float64; lse of rows without keys is 0."""
+  mask = np.stack([pattern.matrix(q.shape[1]) for pattern in heads])
+  return reference_of_mask(mask, q, k, v, dout, dlse)
+
+
+def reference_of_mask(mask, q, k, v, dout, dlse):
+  """The same, over the pairs of a mask [..., H, n, n]."""
   q, k, v, dout, dlse = (
     np.asarray(x).astype(np.float64).swapaxes(1, 2)
     for x in (q, k, v, dout, dlse)
   )
-  n, scale = q.shape[2], 1 / np.sqrt(q.shape[3])
-  mask = np.stack([pattern.matrix(n) for pattern in heads])
+  scale = 1 / np.sqrt(q.shape[3])
   s = np.where(mask, q @ k.swapaxes(2, 3) * scale, -np.inf)
   empty = ~mask.any(-1, keepdims=True)
   e = np.exp(s - np.where(empty, 0, s.max(-1, keepdims=True)))
@@ -46,9 +51,9 @@ def reference(q, k, v, dout, dlse, heads):
   return [x.swapaxes(1, 2) for x in results]
 
 
-def random_inputs(n, heads, k=8, e=12, batch=2, dtype=jnp.float32):
+def random_inputs(n, heads, k=8, e=12, batch=2, dtype=jnp.float32, seed=0):
   """q, k, v and the cotangents of out and lse."""
-  keys = jax.random.split(jax.random.key(n), 5)
+  keys = jax.random.split(jax.random.key(n + seed), 5)
   shapes = [(batch, n, heads, width) for width in (k, k, e, e)]
   shapes.append((batch, n, heads))
   *arrays, dlse = (

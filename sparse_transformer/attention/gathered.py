@@ -11,9 +11,11 @@ Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places in the order of keys; R places of a query.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,7 @@ from sparse_transformer.patterns.content import Chosen, Near
 
 TILE = 64  # positions
 # Scores of a step, of all heads: on CPUs, they should stay in cache.
-SCORES = {"cpu": 300_000, "default": 2**25}
+CPU_SCORES, SCORES = 300_000, 2**25
 
 
 @functools.partial(
@@ -107,13 +109,15 @@ def _lay_out_chosen(pairs, tile):
   )
 
 
-def pairs_of(part: Pattern) -> Near | Chosen:
+def pairs_of(part: Any) -> Near | Chosen:
   """The set that a bound part takes its pairs from."""
-  return part if isinstance(part, Near | Chosen) else pairs_of(part.left)
+  while not isinstance(part, Near | Chosen):
+    part = part.left
+  return part
 
 
 def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
-  """The plan of a bound part, with the tables of the set it takes pairs from."""
+  """The plan of a bound part, with the tables of its `pairs_of`."""
   everywhere = make_order(np.arange(n), n)
   tile = tables.queries.shape[-1]
   return Plan(_condition(part), tile, everywhere, everywhere, tables)
@@ -132,9 +136,12 @@ class Gathered:
 
   Attributes:
     scores: how many scores a step computes, of all sequences and heads.
+    in_order: whether the device adds one after another what goes to the same
+      place; otherwise such sums are computed first.
   """
 
   scores: int
+  in_order: bool
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
@@ -222,34 +229,49 @@ class Gathered:
     most = max(1, self.scores // (b * h * tile * num_keys))
     num_steps = -(-num_tiles // most)
     size = -(-num_tiles // num_steps)
-    return kind(tables, num_steps, size)
+    return kind(tables, num_steps, size, self.in_order)
 
 
 def on(platform: str) -> Gathered:
   """The executor for a platform."""
-  return Gathered(SCORES.get(platform, SCORES["default"]))
+  is_cpu = platform == "cpu"
+  return Gathered(CPU_SCORES if is_cpu else SCORES, in_order=is_cpu)
 
 
-class _Steps:
+class _Steps(abc.ABC):
   """Tables, cut into steps of some tiles of queries each."""
 
-  def __init__(self, tables, num, size):
+  at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
+
+  def __init__(self, tables, num, size, in_order):
+    self.in_order = in_order
     tile = tables.queries.shape[-1]
     self.tables, self.num, self.size, self.tile = tables, num, size, tile
-    self.queries = self._pad(tables.queries, num * size, -1)
-
-  def _pad(self, x_BHV, size, fill):
-    """x with `size` along V."""
-    pads = [(0, 0)] * x_BHV.ndim
-    pads[2] = 0, size - x_BHV.shape[2]
-    return jnp.pad(x_BHV, pads, constant_values=fill)
+    missing = num * size - tables.queries.shape[2]
+    self.queries = _pad_tiles(tables.queries, 0, missing, -1)
 
   def _now(self, x_BHV, i):
     return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
 
+  @abc.abstractmethod
+  def keys(self, x, i):
+    """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
+
+  @abc.abstractmethod
+  def add(self, x, new_BHAS, i):
+    """x, in the order of keys, with what a step computed added to it."""
+
+  @abc.abstractmethod
+  def restore(self, x, n):
+    """Undoes `arrange`: [B, L, H, ...]."""
+
   def positions(self, i):
     """Positions of the queries [B, H, A, T] and keys [B, H, A, S] of a step."""
-    return self._now(self.queries, i), self.key_positions(i)
+    return self._now(self.queries, i), self.keys(self.at, i)
+
+  def arrange(self, x_BLH):
+    """x in the order of keys."""
+    return _rows(x_BLH, self.at)
 
   def empty(self, x_BLH, dtype):
     """Room for a result of every place of queries: [B, H, V * T, ...]."""
@@ -267,17 +289,11 @@ class _Steps:
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, tables, num, size):
-    super().__init__(tables, num, size)
-    self.at = self._pad(
-      tables.keys, (num * size + tables.span - 1) * self.tile, -1
-    )
-
-  def arrange(self, x_BLH):
-    return _rows(x_BLH, self.at)
-
-  def key_positions(self, i):
-    return self.keys(self.at, i)
+  def __init__(self, tables, num, size, in_order):
+    super().__init__(tables, num, size, in_order)
+    num_places = (num * size + tables.span - 1) * self.tile
+    missing = num_places - tables.keys.shape[2]
+    self.at = _pad_tiles(tables.keys, 0, missing, -1)
 
   def keys(self, x_BHP, i):
     tiles = self._tiles(x_BHP, i)
@@ -293,9 +309,9 @@ class _Windows(_Steps):
     return x.reshape(*x.shape[:2], num, self.tile, *x.shape[3:])
 
   def add(self, x_BHP, new_BHAS, i):
-    tiles = self._tiles(x_BHP, i)
-    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
-      tiles = tiles.at[:, :, c : c + self.size].add(new)
+    tiles, span = self._tiles(x_BHP, i), self.tables.span
+    for c, new in enumerate(jnp.split(new_BHAS, span, 3)):
+      tiles = tiles + _pad_tiles(new, c, span - 1 - c)
     b, h, num, tile, *widths = tiles.shape
     return lax.dynamic_update_slice_in_dim(
       x_BHP,
@@ -313,17 +329,12 @@ class _Windows(_Steps):
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, tables, num, size):
-    super().__init__(tables, num, size)
-    self.blocks = self._pad(tables.blocks, num * size, tables.num_blocks)
+  def __init__(self, tables, num, size, in_order):
+    super().__init__(tables, num, size, in_order)
+    missing = num * size - tables.blocks.shape[2]
+    self.blocks = _pad_tiles(tables.blocks, 0, missing, tables.num_blocks)
     b, h, _ = tables.keys.shape
     self.at = tables.keys.reshape(b, h, tables.num_blocks, -1)
-
-  def arrange(self, x_BLH):
-    return _rows(x_BLH, self.at)
-
-  def key_positions(self, i):
-    return self.keys(self.at, i)
 
   def keys(self, x_BHM, i):
     return _of_lanes(
@@ -333,34 +344,44 @@ class _Blocks(_Steps):
     )
 
   def add(self, x_BHM, new_BHAS, i):
-    """Adds what a step computed for blocks, each of which is written once."""
     at = self._now(self.blocks, i)
-    # The tiles of a block are next to each other: sums of 1, 2, 4, ... of them
-    # that end at each tile.
+    if not self.in_order:
+      at, new_BHAS = self._sum_runs(at, new_BHAS)
+    return _of_lanes(
+      lambda x_M, at, new: x_M.at[at].add(
+        new, mode="drop", unique_indices=not self.in_order
+      ),
+      x_BHM,
+      at,
+      new_BHAS,
+    )
+
+  def _sum_runs(self, at, new_BHAS):
+    """Each block once, with the sum over all its tiles in a step.
+
+    The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
+    tiles end up at the last one, and all others nowhere.
+    """
     length = 1
     while length < self.size:
       same = at[..., length:] == at[..., :-length]
       before = jnp.where(same[..., None, None], new_BHAS[:, :, :-length], 0)
-      new_BHAS = new_BHAS.at[:, :, length:].add(before)
+      new_BHAS = new_BHAS + _pad_tiles(before, length)
       length *= 2
-    is_last = jnp.pad(
-      at[..., 1:] != at[..., :-1],
-      ((0, 0), (0, 0), (0, 1)),
-      constant_values=True,
-    )
+    is_last = _pad_tiles(at[..., 1:] != at[..., :-1], 0, 1, True)
+    is_block = is_last & (at < self.tables.num_blocks)
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
-    return _of_lanes(
-      lambda x_M, at, new: x_M.at[at].add(
-        new, mode="drop", unique_indices=True
-      ),
-      x_BHM,
-      jnp.where(is_last & (at < self.tables.num_blocks), at, nowhere),
-      new_BHAS,
-    )
+    return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
   def restore(self, x_BHM, n):
     b, h, m, s, width = x_BHM.shape
     return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+
+
+def _pad_tiles(x_BHV, before, after=0, fill=0):
+  """x with more along its third axis."""
+  pads = [(0, 0), (0, 0), (before, after), *[(0, 0)] * (x_BHV.ndim - 3)]
+  return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
 def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
@@ -378,7 +399,7 @@ def _rows(x_BLH, at):
 
 
 def _merge(out_BHPE, lse_BHP, places_BHLR):
-  """(out_BLHE, lse_BLH), with the results at the places of each query merged."""
+  """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
   def of_head(out_PE, lse_P, places_LR):
     lse_LR = lse_P.at[places_LR].get(mode="fill", fill_value=-jnp.inf)

@@ -136,7 +136,8 @@ class _Work:
       return [(executor, plan, heads) for plan, heads in pairs]
     static = selection.static_parts(self.patterns)
     known = executor.plans(static, case, self.tile) if static else ()
-    found = selection.plans(self.patterns, *given, case.length)
+    bound, tables = given
+    found = selection.plans(self.patterns, bound, tables, case.length)
     at_run_time = gathered.on(platform)
     return [
       *((executor, plan, heads) for plan, heads in known),

@@ -128,13 +128,30 @@ def lay_out(bound: tuple[Any, ...], tile: int) -> tuple[Any, ...]:
   )
 
 
+def parts(
+  patterns: tuple[Pattern, ...], bound: tuple[Any, ...]
+) -> Iterator[tuple[Pattern, Heads]]:
+  """The disjoint parts that follow the content, bound, each with its heads.
+
+  Args:
+    patterns: one per head.
+    bound: from `bind`.
+  """
+  items = zip(with_content(patterns).items(), bound, strict=True)
+  for (pattern, heads), sets in items:
+    everyone = len(heads) == len(patterns)
+    for part in pattern.split()[1]:
+      for piece in part.bind(_unions(pattern, sets)).parts():
+        yield piece, None if everyone else tuple(map(int, heads))
+
+
 def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
   tables: tuple[Any, ...],
   n: int,
-) -> Iterator[tuple[Plan, Heads]]:
-  """The plans of all parts that follow the content, each with its heads.
+) -> list[tuple[Plan, Heads]]:
+  """The plans of `parts`, each with its heads.
 
   Args:
     patterns: one per head.
@@ -142,22 +159,16 @@ def plans(
     tables: from `lay_out`.
     n: number of positions.
   """
-  items = zip(with_content(patterns).items(), bound, tables, strict=True)
-  for (pattern, heads), sets, tables_of_sets in items:
-    table_of = {
-      id(pairs): table
-      for pairs, table in zip(
-        jax.tree.leaves(sets, is_leaf=_is_set),
-        jax.tree.leaves(tables_of_sets, is_leaf=_is_table),
-        strict=True,
-      )
-    }
-    everyone = len(heads) == len(patterns)
-    for content in pattern.split()[1]:
-      for part in content.bind(_unions(pattern, sets)).parts():
-        pairs = gathered.pairs_of(part)
-        plan = gathered.make_plan(part, table_of[id(pairs)], n)
-        yield plan, None if everyone else tuple(map(int, heads))
+  leaves = zip(
+    jax.tree.leaves(bound, is_leaf=_is_set),
+    jax.tree.leaves(tables, is_leaf=_is_table),
+    strict=True,
+  )
+  table_of = {id(pairs): table for pairs, table in leaves}
+  return [
+    (gathered.make_plan(part, table_of[id(gathered.pairs_of(part))], n), heads)
+    for part, heads in parts(patterns, bound)
+  ]
 
 
 def _unions(pattern, sets):
@@ -179,7 +190,7 @@ def realise(
   q_BLHK: jax.Array,
   k_BLHK: jax.Array,
   directions: Directions,
-) -> jax.Array:
+) -> jax.Array | np.ndarray:
   """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
 
   Args:
@@ -196,11 +207,11 @@ def realise(
     if not pattern.contents()
   }
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
-  i = np.arange(n)
+  i = np.arange(n).reshape(1, 1, n, 1)
   for (pattern, heads), sets in zip(
     with_content(patterns).items(), bound, strict=True
   ):
-    mask_BHLM = pattern.bind(_unions(pattern, sets)).mask(i[:, None], i[None])
+    mask_BHLM = pattern.bind(_unions(pattern, sets)).mask(i, i.swapaxes(2, 3))
     masks |= {head: mask_BHLM[:, j] for j, head in enumerate(heads.tolist())}
   each = [masks[head] for head in range(len(patterns))]
   return jnp.stack(jnp.broadcast_arrays(*each), axis=1)

@@ -51,8 +51,8 @@ class Pattern:
     """Disjoint patterns whose union is this one, each with its own orders."""
     return (self,)
 
-  def contents(self) -> tuple["Pattern", ...]:
-    """The patterns of `content` that this one is made of; none if static."""
+  def contents(self) -> tuple[Any, ...]:
+    """The `content.Content` that this pattern is made of; none if static."""
     return ()
 
   def support(self) -> "Pattern":
@@ -183,7 +183,7 @@ class _Combination(Pattern):
 
   operator: ClassVar[str]
 
-  def contents(self) -> tuple[Pattern, ...]:
+  def contents(self) -> tuple[Any, ...]:
     both = self.left.contents() + self.right.contents()
     return tuple(dict.fromkeys(both))
 

@@ -1,4 +1,4 @@
-"""Patterns that follow the content: which keys a query has is found at run time.
+"""Patterns that follow the content: a query's keys are found at run time.
 
 Such a pattern gives each position of each head a few integer labels, from the
 queries and keys, and turns them into sets of pairs of two kinds: positions
@@ -50,7 +50,7 @@ class Content(Pattern):
       " its support() has all that it may have"
     )
 
-  def contents(self) -> tuple[Pattern, ...]:
+  def contents(self) -> tuple[Any, ...]:
     return (self,)
 
   def support(self) -> Pattern:
@@ -104,7 +104,7 @@ class Content(Pattern):
 class _Bound(Pattern):
   """A set of pairs that is found at run time.
 
-  In its mask, positions of 3 or more axes have those of batch and heads first;
+  In its mask, positions of 4 or more axes have those of batch and heads first;
   others are the same for all heads.
   """
 
@@ -153,7 +153,7 @@ class Chosen(_Bound):
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     blocks = _look_up(self.blocks, q)
-    return (blocks == (k // self.size)[..., None]).any(-1)
+    return (blocks == _with_lanes(k // self.size)[..., None]).any(-1)
 
   def within_tiles(self) -> Pattern:
     return Full()  # a tile has one block, and the queries that chose it
@@ -164,13 +164,20 @@ def _look_up(x_BHL: Array, positions: Integers) -> Array:
   import jax
   import jax.numpy as jnp
 
-  at = jnp.asarray(positions)
-  at = at.reshape((1,) * (4 - at.ndim) + at.shape)
+  at = _with_lanes(positions)
   index = at.clip(0).reshape(*at.shape[:2], -1, *(1,) * (x_BHL.ndim - 3))
   found = jnp.take_along_axis(x_BHL, index, axis=2)
   found = found.reshape(*found.shape[:2], *at.shape[2:], *x_BHL.shape[3:])
   # Otherwise the compiler looks up once for each pair.
   return jax.lax.optimization_barrier(found)
+
+
+def _with_lanes(positions: Integers) -> Array:
+  """Positions with axes of batch and heads."""
+  import jax.numpy as jnp
+
+  at = jnp.asarray(positions)
+  return at.reshape((1,) * (4 - at.ndim) + at.shape)
 
 
 @register
@@ -300,6 +307,7 @@ class Routing(Content):
     import jax.numpy as jnp
 
     del k_BLHK
+    assert directions_HDK is not None
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
     products_BHLD = _project(q_BLHK, centroids_HDK)
@@ -353,8 +361,9 @@ class TopBlocks(Content):
     keys = keys.reshape(b, num_blocks, self.size, h, width)
     means_BHDK = keys.mean(2).swapaxes(1, 2)
     scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
-    is_past = jnp.arange(num_blocks) < jnp.arange(n)[:, None] // self.size
-    scores_BHLD = jnp.where(is_past, scores_BHLD, -jnp.inf)
+    own_L1 = jnp.arange(n)[:, None] // self.size
+    is_past_LD = jnp.arange(num_blocks)[None] < own_L1
+    scores_BHLD = jnp.where(is_past_LD[None, None], scores_BHLD, -jnp.inf)
     best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))
     return jnp.where(best == -jnp.inf, -1, blocks).astype(jnp.int32)
 
@@ -392,15 +401,12 @@ def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
   import jax.numpy as jnp
 
   n = labels_BHL.shape[-1]
-  ids = jnp.sort(labels_BHL * n + jnp.arange(n, dtype=jnp.int32))
+  i = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), labels_BHL.shape)
+  ids = jnp.sort(labels_BHL * n + i)
   order, label = ids % n, ids // n
   before = jnp.concatenate([label[..., :1] - 1, label[..., :-1]], -1)
   places = jnp.put_along_axis(
-    jnp.zeros_like(order),
-    order,
-    jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), order.shape),
-    axis=-1,
-    inplace=False,
+    jnp.zeros_like(order), order, i, axis=-1, inplace=False
   )
   is_first = jnp.take_along_axis(label != before, places, -1)
   return order, places + labels_BHL * (window + 1), is_first

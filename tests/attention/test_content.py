@@ -1,0 +1,281 @@
+"""Attention with patterns that follow the content, and their probes for leaks.
+
+A choice has no gradient: only other arrays at later positions show whether the
+keys of earlier ones depend on them.
+"""
+
+import functools
+
+import content
+import executor_laws as laws
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.attention import SAVED_NAMES, attend, selection
+from sparse_transformer.patterns import (
+  LSH,
+  Block,
+  Local,
+  Routing,
+  Strided,
+  TopBlocks,
+)
+
+ROUTING = Routing(5, 11)
+ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
+UNIONS = (
+  Local(7) | LSH(9, 6, 3),
+  Block(8) | TopBlocks(8, 3),
+  ROUTING | Strided(9),
+)
+ALGEBRA = (
+  Strided(5) | TopBlocks(6, 2) | LSH(3, 4, 2),
+  Local(9),
+  (LSH(5, 4) - ROUTING) & Local(30),
+)
+WIDTH = 8  # of queries and keys
+
+
+def centroids_of(pattern, num_heads=3):
+  """Centroids [H, clusters, K] of a `Routing`."""
+  shape = num_heads, pattern.clusters, WIDTH
+  return jax.random.normal(jax.random.key(7), shape)
+
+
+def directions_of(heads):
+  return {
+    c: centroids_of(c, len(heads))
+    for pattern in heads
+    for c in pattern.contents()
+    if isinstance(c, Routing)
+  }
+
+
+@functools.partial(jax.jit, static_argnames="heads")
+def realise(q, k, heads):
+  return selection.realise(heads, q, k, directions_of(heads))
+
+
+@functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
+def run(*inputs, heads, backend="auto", tile=16):
+  attention = functools.partial(
+    attend,
+    patterns=heads,
+    backend=backend,
+    tile=tile,
+    directions=directions_of(heads),
+    return_lse=True,
+  )
+  return laws.with_gradients(attention, *inputs)
+
+
+@pytest.mark.parametrize("heads, n", [(ALONE, 50), (ALGEBRA, 53)])
+def test_realised_pairs_are_those_of_the_definition(heads, n):
+  q, k, *_ = laws.random_inputs(n, 3)
+  found = np.asarray(realise(q, k, heads))
+  for h, pattern in enumerate(heads):
+    of_head = q[:, :, h : h + 1], k[:, :, h : h + 1]
+    centroids = centroids_of(ROUTING)[h : h + 1]
+    expected = content.by_definition(pattern, *of_head, centroids)
+    np.testing.assert_array_equal(
+      found[:, h], np.broadcast_to(expected[:, 0], found[:, h].shape)
+    )
+    assert not (found[:, h] & ~pattern.support().matrix(n)).any()
+    for c in pattern.contents():
+      if c is pattern:
+        assert found[:, h].sum(-1).max() <= c.most_keys(n)
+
+
+@pytest.mark.parametrize(
+  "heads, n, backend, tile",
+  [
+    (ALONE, 50, "auto", 16),
+    (UNIONS, 77, "batched", 8),  # as on accelerators
+    (ALGEBRA, 53, "auto", 0),
+  ],
+)
+def test_attention_is_that_over_the_realised_pairs(heads, n, backend, tile):
+  inputs = laws.random_inputs(n, 3)
+  mask = np.asarray(realise(*inputs[:2], heads))
+  found = run(*inputs, heads=heads, backend=backend, tile=tile)
+  laws.assert_close(found, laws.reference_of_mask(mask, *inputs))
+
+
+def test_sequence_of_one_position():
+  inputs = laws.random_inputs(1, 3)
+  out, lse, *_ = run(*inputs, heads=ALONE)
+  np.testing.assert_allclose(out[:, :, :2], inputs[2][:, :, :2], rtol=1e-6)
+  assert (np.asarray(out)[:, :, 2] == 0).all()  # it has no past block
+
+
+def test_parts_are_disjoint_and_complete():
+  q, k, *_ = laws.random_inputs(53, 3)
+  i = np.arange(53).reshape(1, 1, 53, 1)
+
+  @jax.jit
+  def masks_of_parts(q, k):
+    bound = selection.bind(ALGEBRA, q, k, directions_of(ALGEBRA))
+    parts = selection.parts(ALGEBRA, bound)
+    return [(part.mask(i, i.swapaxes(2, 3)), heads) for part, heads in parts]
+
+  total = np.zeros((2, 3, 53, 53), int)
+  for mask, heads in masks_of_parts(q, k):
+    total[:, heads] += np.asarray(mask)
+  for head, pattern in enumerate(ALGEBRA):
+    static, _ = pattern.split()
+    if static is not None:
+      total[:, head] += static.matrix(53)
+  np.testing.assert_array_equal(total, realise(q, k, ALGEBRA))
+
+
+def test_pairs_of_a_prefix_are_those_of_the_whole():
+  q, k, *_ = laws.random_inputs(77, 3)
+  whole = np.asarray(realise(q, k, UNIONS))
+  for t in (13, 50):
+    part = realise(q[:, :t], k[:, :t], UNIONS)
+    np.testing.assert_array_equal(part, whole[:, :, :t, :t])
+
+
+def test_outputs_depend_on_no_later_position_and_no_other_sequence():
+  t, inputs = 45, laws.random_inputs(77, 3)
+  others = laws.random_inputs(77, 3, seed=1)
+  run_unions = functools.partial(run, heads=UNIONS, backend="batched", tile=8)
+  before = run_unions(*inputs)
+  later = [
+    x.at[:, t:].set(y[:, t:]) for x, y in zip(inputs, others, strict=True)
+  ]
+  for x, y in zip(before[:2], run_unions(*later)[:2], strict=True):
+    np.testing.assert_allclose(x[:, :t], y[:, :t], atol=1e-6)
+  batch = [x.at[1].set(y[1]) for x, y in zip(inputs, others, strict=True)]
+  for x, y in zip(before, run_unions(*batch), strict=True):
+    np.testing.assert_array_equal(x[0], y[0])
+
+
+def test_values_have_gradients_within_the_realised_pairs_only():
+  q, k, v, dout, dlse = laws.random_inputs(77, 3)
+  mask = np.asarray(realise(q, k, UNIONS))
+  for t in (0, 31, 76):
+    only = jnp.zeros_like(dout).at[:, t].set(dout[:, t])
+    zeros = jnp.zeros_like(dlse)
+    *_, dv = run(q, k, v, only, zeros, heads=UNIONS, backend="batched", tile=8)
+    found = (np.asarray(dv) != 0).any(-1).swapaxes(1, 2)
+    np.testing.assert_array_equal(found, mask[:, :, t])
+
+
+# Leaks: keys of the past that change with the future.
+
+T, N = 120, 256  # not at a border of blocks or chunks
+OURS = LSH(16, 32, 4), LSH(48, 8), Routing(8, 32), TopBlocks(16, 3)
+
+
+def skewed_pair(skew):
+  """Vectors [B, n, H, K] around a common one, and others from T on."""
+  random = np.random.RandomState(0)
+  common = random.standard_normal((1, 1, 4, WIDTH))
+  shape = 2, N, 4, WIDTH
+  first = random.standard_normal(shape) + skew * common
+  signs = np.sign(random.standard_normal((2, N, 1, 1)))
+  second = random.standard_normal(shape) + skew * common * signs
+  second[:, :T] = first[:, :T]
+  return [
+    3 * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (first, second)
+  ]
+
+
+def changed(mask, other):
+  """The share of the rows before T that differ."""
+  differs = np.asarray(mask) != np.asarray(other)
+  return differs[..., :T, :].any(-1).mean((0, 2))
+
+
+@pytest.mark.parametrize("leaking", content.LEAKING)
+def test_probe_finds_patterns_that_leak(leaking):
+  shares = [
+    changed(*(leaking(x, x) for x in skewed_pair(skew))).mean()
+    for skew in (0, 1)
+  ]
+  assert max(shares) > 0.01, shares
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+def test_no_pattern_leaks(skew):
+  masks = [
+    realise(x, x, OURS)
+    for x in map(
+      functools.partial(jnp.asarray, dtype=jnp.float32), skewed_pair(skew)
+    )
+  ]
+  np.testing.assert_array_equal(changed(*masks), 0)
+
+
+def test_lsh_lies_within_the_chunks_of_reformer():
+  vectors = skewed_pair(0)[0]
+  for buckets in (8, 32):
+    pattern = LSH(32, buckets)
+    ours = content.by_definition(pattern, vectors, vectors)
+    chunks = content.reformer_chunks(vectors, vectors, pattern)
+    assert not (ours & ~chunks).any()
+    labels = content.lsh_labels(pattern, vectors.swapaxes(1, 2))[..., 0]
+    if max(np.bincount(x).max() for x in labels.reshape(-1, N)) <= 32:
+      others = ~np.eye(N, dtype=bool)
+      np.testing.assert_array_equal(ours & others, chunks & others)
+
+
+# Programs.
+
+
+def equations(jaxpr):
+  """All equations of a program, those of its loops included."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jax.extend.core.jaxprs_in_params(equation.params):
+      yield from equations(inner)
+
+
+def gradient_program(pattern, policy=None):
+  def loss(q, k, v):
+    return attend(q, k, v, pattern, backend="batched").sum()
+
+  if policy:
+    loss = jax.checkpoint(loss, policy=policy)
+  q, k, v, *_ = laws.random_inputs(40, 3)
+  program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, v)
+  return list(equations(program.jaxpr))
+
+
+def count(program, primitive):
+  return sum(str(e.primitive) == primitive for e in program)
+
+
+@pytest.mark.parametrize(
+  "pattern, primitive", [(TopBlocks(8, 3), "top_k"), (LSH(8, 4), "argmax")]
+)
+def test_rematerialization_does_not_choose_again(pattern, primitive):
+  names = jax.checkpoint_policies.save_only_these_names
+  assert count(gradient_program(pattern), primitive) == 1
+  assert count(gradient_program(pattern, names(*SAVED_NAMES)), primitive) == 1
+  assert count(gradient_program(pattern, names()), primitive) == 2
+
+
+@pytest.mark.parametrize("pattern", [TopBlocks(8, 3), LSH(8, 4, 2)])
+def test_no_two_sums_go_to_the_same_place(pattern):
+  program = gradient_program(pattern)
+  added = [e for e in program if str(e.primitive) == "scatter-add"]
+  assert added and all(e.params["unique_indices"] for e in added)
+
+
+@pytest.mark.parametrize(
+  "patterns, directions, words",
+  [
+    (ROUTING, None, r"Routing\(5, 11\) needs its directions.*\[3, 5, 8\]"),
+    (Local(3), {ROUTING: np.ones((3, 5, 8))}, "no head's pattern contains"),
+    (ROUTING, {ROUTING: np.ones((2, 5, 8))}, r"must be \[3, 5, 8\].*\[2, 5, 8"),
+  ],
+)
+def test_wrong_directions_are_rejected(patterns, directions, words):
+  q, k, v, *_ = laws.random_inputs(9, 3)
+  with pytest.raises(ValueError, match=words):
+    attend(q, k, v, patterns, directions=directions)

@@ -1,0 +1,156 @@
+"""Patterns that follow the content, before they are bound."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sparse_transformer import patterns
+from sparse_transformer.patterns import (
+  LSH,
+  Block,
+  Causal,
+  Local,
+  Pattern,
+  Routing,
+  Strided,
+  TopBlocks,
+)
+
+ALL = LSH(64, 192, rounds=4, seed=3), Routing(64, 128), TopBlocks(64, 8)
+
+
+@pytest.mark.parametrize("pattern", ALL, ids=str)
+def test_expressions_know_them(pattern):
+  assert patterns.parse(str(pattern)) == ((pattern,),)
+  union = Local(64) | pattern
+  assert patterns.parse(str(union)) == ((union,),)
+  assert type(pattern).__name__ in patterns.CONTENT
+  pattern.check(4096)
+  union.check(4096)
+
+
+@pytest.mark.parametrize("pattern", ALL, ids=str)
+def test_pairs_are_unknown_before_run_time(pattern):
+  with pytest.raises(ValueError, match="no pairs before it is bound"):
+    pattern.matrix(9)
+  with pytest.raises(ValueError, match="no pairs before it is bound"):
+    (Local(3) | pattern).matrix(9)
+  assert pattern.support() == Causal()
+
+
+A, B, LOCAL, STRIDED = LSH(4, 6), TopBlocks(4, 2), Local(5), Strided(3)
+
+
+@pytest.mark.parametrize(
+  "pattern, static, content",
+  [
+    (LOCAL | A, LOCAL, [A - LOCAL]),
+    (A | LOCAL, LOCAL, [A - LOCAL]),
+    (A | B, None, [A, B - A]),
+    (A & LOCAL, None, [A & LOCAL]),
+    (LOCAL & A, None, [A & LOCAL]),
+    (A - LOCAL, None, [A - LOCAL]),
+    (A - B, None, [A - B]),
+    (
+      LOCAL | A | STRIDED,
+      LOCAL | STRIDED,
+      [A - LOCAL - STRIDED],
+    ),
+    (
+      (LOCAL | A) & STRIDED,
+      LOCAL & STRIDED,
+      [(A - LOCAL) & STRIDED],
+    ),
+    (
+      LOCAL & (STRIDED | A),
+      STRIDED & LOCAL,
+      [(A - STRIDED) & LOCAL],
+    ),
+    (
+      (LOCAL | A) & B,
+      None,
+      [(A - LOCAL) & B, B & LOCAL],
+    ),
+  ],
+  ids=str,
+)
+def test_static_pairs_are_split_off(pattern, static, content):
+  assert pattern.split() == (static, tuple(content))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Known(Pattern):
+  """A pattern with given pairs, in place of one that follows the content."""
+
+  pairs_of: np.ndarray
+
+  def mask(self, q, k):
+    return self.pairs_of[q, k]
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    LOCAL | A | STRIDED | B,
+    (A | LOCAL) & (B | STRIDED),
+    (LOCAL & (A | STRIDED)) | (B - A),
+    ((A | LOCAL) - STRIDED) | (B & A),
+  ],
+  ids=str,
+)
+def test_split_has_each_pair_once(pattern):
+  n = 24
+  i = np.arange(n)
+  random = np.random.RandomState(0)
+  sets = {c: Known(random.rand(n, n) < 0.5) for c in (A, B)}
+  static, content = pattern.split()
+  parts = [*content] if static is None else [static, *content]
+  masks = [part.bind(sets).mask(i[:, None], i) for part in parts]
+  total = np.sum([mask.astype(int) for mask in masks], axis=0)
+  np.testing.assert_array_equal(total, pattern.bind(sets).mask(i[:, None], i))
+  sets = {c: Known(np.tri(n, dtype=bool)) for c in (A, B)}
+  bound = pattern.bind(sets).mask(i[:, None], i)
+  assert not (bound & ~pattern.support().matrix(n)).any()
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("Causal() - LSH(8, 4)", r"LSH\(8, 4\) takes pairs.*from Causal\(\)"),
+    ("(Local(3) | LSH(8, 4)) - TopBlocks(4, 2)", r"from Local\(3\)"),
+    ("LSH(8, 5)", "buckets must be even"),
+    ("LSH(0, 4)", "window must be at least 1"),
+    ("LSH(8, 4, rounds=0)", "rounds must be at least 1"),
+    ("LSH(8, 4, seed=-1)", "seed must be at least 0"),
+    ("Routing(0, 4)", "clusters must be at least 1"),
+    ("Routing(4, 4, causal=False)", r"expected Routing\(clusters, window\)"),
+    ("TopBlocks(4, 1.5)", "num must be an integer"),
+    ("LSH(8, 4000000)", "must fit in 32 bits"),
+  ],
+)
+def test_what_cannot_be_is_rejected(text, words):
+  with pytest.raises(ValueError, match=words):
+    patterns.parse(text)[0][0].check(1000)
+
+
+def test_directions_of_lsh_are_its_own_in_each_layer():
+  pattern = LSH(8, 4, rounds=3)
+  shape = 1, pattern.num_directions, 5
+  assert pattern.directions(5).shape == shape == (1, 6, 5)
+  draws = [
+    p.directions(5, layer)
+    for p in (pattern, dataclasses.replace(pattern, seed=1))
+    for layer in (0, 1)
+  ]
+  assert len({draw.tobytes() for draw in draws}) == 4
+  np.testing.assert_array_equal(draws[0], pattern.directions(5))
+  assert Routing(8, 4).directions(5) is None  # they are parameters
+  assert TopBlocks(8, 4).num_directions == 0
+
+
+def test_most_keys_of_short_sequences():
+  assert [LSH(8, 4, 2).most_keys(n) for n in (1, 9, 99)] == [1, 8, 16]
+  assert [Routing(4, 8).most_keys(n) for n in (1, 9)] == [1, 8]
+  assert [TopBlocks(8, 2).most_keys(n) for n in (8, 9, 99)] == [0, 8, 16]
+  assert (Block(8) | TopBlocks(8, 2)).contents() == (TopBlocks(8, 2),)

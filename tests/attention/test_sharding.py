@@ -20,13 +20,20 @@ from jax.sharding import (
 
 from sparse_transformer.attention import attend, merged, registry
 from sparse_transformer.attention.triton import Triton
-from sparse_transformer.patterns import Causal, Local, Strided
+from sparse_transformer.patterns import (
+  LSH,
+  Causal,
+  Local,
+  Strided,
+  TopBlocks,
+)
 
 EXECUTORS = laws.ANYWHERE
 BACKENDS = "auto", "dense"  # "auto" traces every executor
 N, TILE = 40, 16
 TWO_PARTS = Local(5) | Strided(7)
 BY_HEAD = Local(5), Strided(7), Local(5), Causal()
+AT_RUN_TIME = Local(5) | LSH(4, 6, 2) | TopBlocks(6, 2)
 BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
 
 
@@ -72,7 +79,8 @@ def types(function, axis_type, *specs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-  "spec, patterns", [(BATCH, BY_HEAD), (BOTH, TWO_PARTS)]
+  "spec, patterns",
+  [(BATCH, BY_HEAD), (BOTH, TWO_PARTS), (BOTH, AT_RUN_TIME)],
 )
 def test_attend_runs_within_shard_map(spec, patterns, backend):
   run = functools.partial(results, patterns, backend, shard_map(spec))
@@ -89,6 +97,7 @@ def test_attend_runs_within_shard_map(spec, patterns, backend):
     (HEADS, BY_HEAD),
     (BOTH, TWO_PARTS),
     (P(None, "x"), TWO_PARTS),
+    (P("x", "y"), AT_RUN_TIME),
   ],
 )
 def test_results_are_sharded_as_the_queries_on_explicit_axes(

@@ -27,7 +27,7 @@ from sparse_transformer.patterns import (
 ROUTING = Routing(5, 11)
 ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
 UNIONS = (
-  Local(7) | LSH(9, 6, 3),
+  Local(7) | LSH(9, 6, 2),
   Block(8) | TopBlocks(8, 3),
   ROUTING | Strided(9),
 )
@@ -94,7 +94,7 @@ def test_realised_pairs_are_those_of_the_definition(heads, n):
   [
     (ALONE, 50, "auto", 16),
     (UNIONS, 77, "batched", 8),  # as on accelerators
-    (ALGEBRA, 53, "auto", 0),
+    pytest.param(ALGEBRA, 53, "auto", 0, marks=pytest.mark.soak),
   ],
 )
 def test_attention_is_that_over_the_realised_pairs(heads, n, backend, tile):
@@ -105,9 +105,11 @@ def test_attention_is_that_over_the_realised_pairs(heads, n, backend, tile):
 
 
 def test_sequence_of_one_position():
-  inputs = laws.random_inputs(1, 3)
-  out, lse, *_ = run(*inputs, heads=ALONE)
-  np.testing.assert_allclose(out[:, :, :2], inputs[2][:, :, :2], rtol=1e-6)
+  q, k, v, *_ = laws.random_inputs(1, 3)
+  out = jax.jit(
+    functools.partial(attend, patterns=ALONE, directions=directions_of(ALONE))
+  )(q, k, v)
+  np.testing.assert_allclose(out[:, :, :2], v[:, :, :2], rtol=1e-6)
   assert (np.asarray(out)[:, :, 2] == 0).all()  # it has no past block
 
 

@@ -102,7 +102,8 @@ class Plan:
 
   Attributes:
     pattern: a `Pattern` whose `mask`, on original positions, is applied in
-      partial tiles; None if the tables hold the pairs of partial tiles.
+      partial tiles, bound to arrays if it follows the content; None if the
+      tables hold the pairs of partial tiles.
     tile: positions on a side of a tile.
     queries, keys: the orders in which queries and keys are cut into tiles.
     tables: a pytree of the executor's own: which tiles it processes, and when.
@@ -113,6 +114,11 @@ class Plan:
   queries: Order
   keys: Order
   tables: Any
+
+
+def index_of(heads: Heads) -> slice | np.ndarray:
+  """An index of heads; a slice for all of them, so that nothing is copied."""
+  return slice(None) if heads is None else np.array(heads)
 
 
 class Unsupported(NotImplementedError, ValueError):

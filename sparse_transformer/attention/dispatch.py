@@ -1,6 +1,5 @@
 """`attend`: the entry point to attention."""
 
-import functools
 from collections.abc import Sequence
 from typing import Literal, overload
 
@@ -105,15 +104,16 @@ def attend(
   directions = directions or {}
   selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
-  if choices == (("default", "dense"),):
-    attention = functools.partial(
-      dense.attend, patterns=heads, directions=directions
-    )
-    out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE)
-  else:
-    out, lse = merged.attend(
-      q_BLHK, k_BMHK, v_BMHE, heads, tile, choices, directions
-    )
+
+  def attention(q_BLHK, k_BMHK, v_BMHE, arrays):
+    arrays = dict(zip(directions, arrays, strict=True))
+    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays
+    if choices == (("default", "dense"),):
+      return dense.attend(*inputs)
+    return merged.attend(*inputs, tile, choices)
+
+  arrays = tuple(directions.values())
+  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays)
   return (out, lse) if return_lse else out
 
 

@@ -61,9 +61,11 @@ class Tables:
   num_blocks: int = 0
 
 
-for bound, arrays in ((Near, 3), (Chosen, 1)):
-  fields = [field.name for field in dataclasses.fields(bound)]
-  jax.tree_util.register_dataclass(bound, fields[:arrays], fields[arrays:])
+# Here, since patterns load no JAX.
+jax.tree_util.register_dataclass(
+  Near, ["order", "as_query", "as_key"], ["window", "reach"]
+)
+jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 
 def lay_out(pairs: Near | Chosen, tile: int) -> Tables:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import gathered, registry, selection
@@ -24,6 +23,7 @@ from sparse_transformer.attention.contract import (
   Heads,
   Plan,
   check_arrays,
+  index_of,
   make_case,
   name_saved,
 )
@@ -36,31 +36,23 @@ def attend(
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
+  directions: selection.Directions,
   tile: int,
   choices: tuple[tuple[str, str], ...],
-  directions: selection.Directions,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
   Args:
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     patterns: one per head.
+    directions: as in `attention.attend`, {} for none.
     tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
-    directions: as in `attention.attend`.
   """
-  contents = tuple(directions)
-
-  def attention(q_BLHK, k_BLHK, v_BLHE, directions):
-    known = dict(zip(contents, directions, strict=True))
-    bound = selection.bind(patterns, q_BLHK, k_BLHK, known)
-    given = bound, selection.lay_out(bound, tile)
-    work = _Work(choices, patterns, tile)
-    return _attend(q_BLHK, k_BLHK, v_BLHE, given, work)
-
-  return on_any_mesh(
-    attention, q_BLHK, k_BMHK, v_BMHE, tuple(directions.values())
-  )
+  bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
+  given = bound, selection.lay_out(bound, tile)
+  work = _Work(choices, patterns, tile)
+  return _attend(q_BLHK, k_BMHK, v_BMHE, given, work)
 
 
 def attend_planned(
@@ -208,8 +200,8 @@ def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE):
     new = tuple(plan.queries.restore(x) for x in new)
     old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
     out, lse = new if i == 0 else merge(old, new)
-    out_BLHE = out_BLHE.at[:, :, _index(heads)].set(out)
-    lse_BLH = lse_BLH.at[:, :, _index(heads)].set(lse)
+    out_BLHE = out_BLHE.at[:, :, index_of(heads)].set(out)
+    lse_BLH = lse_BLH.at[:, :, index_of(heads)].set(lse)
   return out_BLHE, lse_BLH
 
 
@@ -241,7 +233,7 @@ def _backward_on(
     )
     orders = plan.queries, plan.keys, plan.keys
     for j, order in enumerate(orders):
-      grads[j] = grads[j].at[:, :, _index(heads)].add(order.restore(new[j]))
+      grads[j] = grads[j].at[:, :, index_of(heads)].add(order.restore(new[j]))
   return tuple(grads)
 
 
@@ -270,10 +262,5 @@ def _in_turn(*arrays):
   return lax.optimization_barrier(arrays)
 
 
-def _index(heads):
-  """An index of heads; a slice for all of them, so that nothing is copied."""
-  return slice(None) if heads is None else np.array(heads)
-
-
 def _take_heads(x_BLH, heads):
-  return x_BLH[:, :, _index(heads)]
+  return x_BLH[:, :, index_of(heads)]

@@ -17,7 +17,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention import gathered
-from sparse_transformer.attention.contract import SAVED_NAMES, Heads, Plan
+from sparse_transformer.attention.contract import (
+  SAVED_NAMES,
+  Heads,
+  Plan,
+  index_of,
+)
 from sparse_transformer.patterns import Pattern, shorten
 
 LABELS_NAME = SAVED_NAMES[-1]
@@ -25,13 +30,17 @@ LABELS_NAME = SAVED_NAMES[-1]
 Directions = Mapping[Pattern, jax.Array]
 
 
-def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, np.ndarray]:
+def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
   """The distinct patterns that follow the content, with their heads."""
   heads: dict[Pattern, list[int]] = {}
   for head, pattern in enumerate(patterns):
     if pattern.contents():
       heads.setdefault(pattern, []).append(head)
-  return {pattern: np.array(found) for pattern, found in heads.items()}
+  everyone = list(range(len(patterns)))
+  return {
+    pattern: None if found == everyone else tuple(found)
+    for pattern, found in heads.items()
+  }
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
@@ -63,23 +72,23 @@ def bind(
   q_BLHK, k_BLHK = (
     lax.stop_gradient(x).astype(jnp.float32) for x in (q_BLHK, k_BLHK)
   )
+
+  def sets_of(content, heads):
+    q, k = (x[:, :, index_of(heads)] for x in (q_BLHK, k_BLHK))
+    given = directions.get(content)
+    if given is not None and len(given) > 1:
+      given = given[index_of(heads)]
+    return _sets(content, q, k, given)
+
   return tuple(
-    tuple(
-      _sets(
-        content, q_BLHK[:, :, heads], k_BLHK[:, :, heads], directions, heads
-      )
-      for content in pattern.contents()
-    )
+    tuple(sets_of(content, heads) for content in pattern.contents())
     for pattern, heads in with_content(patterns).items()
   )
 
 
-def _sets(content, q_BLHK, k_BLHK, directions, heads):
-  given = directions.get(content)
+def _sets(content, q_BLHK, k_BLHK, given):
   if given is None:
     given = content.directions(q_BLHK.shape[-1])
-  elif len(given) > 1:
-    given = given[heads]
   if given is not None:
     given = lax.stop_gradient(jnp.asarray(given)).astype(jnp.float32)
   labels = content.labels(q_BLHK, k_BLHK, given)
@@ -139,10 +148,9 @@ def parts(
   """
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
-    everyone = len(heads) == len(patterns)
     for part in pattern.split()[1]:
       for piece in part.bind(_unions(pattern, sets)).parts():
-        yield piece, None if everyone else tuple(map(int, heads))
+        yield piece, heads
 
 
 def plans(
@@ -201,17 +209,13 @@ def realise(
   n = q_BLHK.shape[1]
   if not with_content(patterns):
     return np.stack([pattern.matrix(n) for pattern in patterns])[None]
-  masks = {
-    head: pattern.matrix(n)[None]
-    for head, pattern in enumerate(patterns)
-    if not pattern.contents()
-  }
+  masks = [pattern.support().matrix(n)[None] for pattern in patterns]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
+  items = zip(with_content(patterns).items(), bound, strict=True)
   i = np.arange(n).reshape(1, 1, n, 1)
-  for (pattern, heads), sets in zip(
-    with_content(patterns).items(), bound, strict=True
-  ):
-    mask_BHLM = pattern.bind(_unions(pattern, sets)).mask(i, i.swapaxes(2, 3))
-    masks |= {head: mask_BHLM[:, j] for j, head in enumerate(heads.tolist())}
-  each = [masks[head] for head in range(len(patterns))]
-  return jnp.stack(jnp.broadcast_arrays(*each), axis=1)
+  for (pattern, heads), sets in items:
+    known = pattern.bind(_unions(pattern, sets))
+    mask_BHLM = known.mask(i, i.swapaxes(2, 3))
+    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
+      masks[head] = mask_BHLM[:, j]
+  return jnp.stack(jnp.broadcast_arrays(*masks), axis=1)

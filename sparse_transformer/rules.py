@@ -147,6 +147,7 @@ RULES: dict[str, Rule] = {
   "attention.tile": integer(0),
   "loss.load_balance": NOT_NEGATIVE,
   "loss.router_z": NOT_NEGATIVE,
+  "loss.codebook": NOT_NEGATIVE,
   "optimizer.name": name("adamw", "muon"),
   "optimizer.learning_rate": NOT_NEGATIVE,
   "optimizer.adam_learning_rate": NOT_NEGATIVE,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer.model import experts
+from sparse_transformer.model import content, experts
 from sparse_transformer.model.config import Config
 
 # Marks a function that ends with a product. The backward pass needs not that
@@ -59,31 +59,33 @@ class ResidualBlock(nnx.Module):
     Args:
       x_BLD: the residual stream, rounded to the dtype of products and of
         attention.
-      attend: a `transformer.Attend` with all but its last three arguments
-        bound: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, cache).
+      attend: attention: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, whatever else
+        it returns).
       rngs: two keys for dropout; None applies no dropout.
 
     Returns:
-      (a + b in float32 [B, L, D], the cache that `attend` returned, auxiliary
-      losses and other measurements by name).
+      (a + b in float32 [B, L, D], what else `attend` returned, auxiliary losses
+      and other measurements of the MLP by name).
     """
     rng_a, rng_b = (None, None) if rngs is None else rngs
     attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
-      attention = jax.checkpoint(attention)
-    a_BLD, h_BLF, cache = attention(x_BLD)
+      names = jax.checkpoint_policies.save_only_these_names
+      attention = jax.checkpoint(attention, policy=names(*content.SAVED_NAMES))
+    a_BLD, h_BLF, others = attention(x_BLD)
     b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
-    return a_BLD + b_BLD, cache, measured
+    return a_BLD + b_BLD, others, measured
 
   def _attention(self, attend, rng, x_BLD):
-    """(a, what `_enter_mlp` returns, the cache)."""
+    """(a, what `_enter_mlp` returns, what else `attend` returns)."""
     q_BLC, k_BLC, v_BLD = self._enter_attention(x_BLD)
     heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    out_BLHE, cache = attend(*(x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD)))
+    inputs = (x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD))
+    out_BLHE, others = attend(*inputs)
     leave = self._leave_attention
     if self.config.remat == "none":  # the others recompute all of it
       leave = _recomputed(leave)
-    return *leave(x_BLD, out_BLHE, rng), cache
+    return *leave(x_BLD, out_BLHE, rng), others
 
   @_recomputed
   def _enter_attention(self, x_BLD):

@@ -197,6 +197,13 @@ def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
   of a sequence meaningless.
   """
   name = patterns_lib.shorten(pattern)
+  for content in pattern.contents():
+    if not content.most_keys(length):
+      raise ValueError(
+        f"attention.pattern {name}: {patterns_lib.shorten(content)} can have no"
+        f" pairs among {length} positions"
+      )
+  pattern = pattern.support()
   if not patterns_lib.has_pairs(pattern, length):
     raise ValueError(
       f"attention.pattern {name} has no pairs: none of the {length} queries"

@@ -207,7 +207,7 @@ class Decoder:
     """Computes the cache after a prompt, all its positions at once."""
     batch, stop = tokens_BL.shape
 
-    def attend(cache, layer, index, q_BLHK, k_BLHK, v_BLHE):
+    def attend(cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE):
       def fill(slots, x_BLH, pattern, heads):
         # Slots that hold no key get an arbitrary one: no row reads them.
         held = self.plans[pattern].held(stop)
@@ -219,7 +219,8 @@ class Decoder:
         for (k, v), group in zip(cache[layer], self._groups(layer), strict=True)
       ]
       cache = cache | {layer: filled}
-      return model.attend(cache, layer, index, q_BLHK, k_BLHK, v_BLHE)
+      inputs = q_BLHK, k_BLHK, v_BLHE
+      return model.attend(cache, layer, index, directions, *inputs)
 
     if not stop:
       return self.init(batch)
@@ -248,7 +249,8 @@ class Decoder:
     """
     place = {pattern: i for i, pattern in enumerate(self.plans)}
 
-    def attend(cache, layer, index, q_B1HK, k_B1HK, v_B1HE):
+    def attend(cache, layer, index, directions, q_B1HK, k_B1HK, v_B1HE):
+      del directions
       outs, groups = [], []
       for slots, (pattern, heads) in zip(
         cache[layer], self._groups(layer), strict=True

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.model import experts
+from sparse_transformer.model import content, experts
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
 
@@ -20,9 +20,9 @@ from sparse_transformer.model.config import Config
 Measured = dict[str, jax.Array]
 
 
-# The parts of the parameters that are stacked: blocks along layers; the layers
-# of experts, which are in blocks, along experts.
-STACKS = "blocks", "expert_blocks", "experts_in", "experts_out"
+# The parts of the parameters that are stacked: blocks and centroids along
+# layers; the layers of experts, which are in blocks, along experts.
+STACKS = "blocks", "expert_blocks", "centroids", "experts_in", "experts_out"
 
 
 class Attend(Protocol):
@@ -33,6 +33,7 @@ class Attend(Protocol):
     cache: Any,
     layer: int,
     index: jax.Array | int,
+    directions: content.Directions,
     q_BLHK: jax.Array,
     k_BLHK: jax.Array,
     v_BLHE: jax.Array,
@@ -47,8 +48,11 @@ class Attend(Protocol):
       layer: the first layer of the stack, which determines the patterns.
       index: the position in the stack; traced, since stacks of several layers
         are scanned.
+      directions: those of this layer, for each of its patterns that follow the
+        content and have any, see `attention.attend`.
       q_BLHK: queries of all heads.
-      k_BLHK: keys of the same positions.
+      k_BLHK: keys of the same positions; in heads whose pattern follows the
+        content and `shares`, the queries at unit length.
       v_BLHE: values of the same positions.
 
     Returns:
@@ -93,6 +97,8 @@ class Transformer(nnx.Module):
       kernel_init=nnx.initializers.zeros,
       rngs=rngs,
     )
+    # Drawn last: whether there are any changes no other parameter.
+    self.centroids = _params(content.init_centroids(config, rngs.params()))
 
   def __call__(
     self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
@@ -122,6 +128,7 @@ class Transformer(nnx.Module):
     cache: Any,
     layer: int,
     index: jax.Array | int,
+    directions: content.Directions,
     q_BLHK: jax.Array,
     k_BLHK: jax.Array,
     v_BLHE: jax.Array,
@@ -135,6 +142,7 @@ class Transformer(nnx.Module):
       self.config.patterns[layer],
       backend=self.config.backend,
       tile=self.config.tile,
+      directions=directions,
     )
     return out_BLHE, cache
 
@@ -216,6 +224,9 @@ class Transformer(nnx.Module):
     rngs = None
     if rng is not None:  # two for each layer
       rngs = jax.vmap(jax.random.split)(jax.random.split(rng, num_layers))
+    centroids = {
+      int(num): param[...] for num, param in (self.centroids or {}).items()
+    }
     graphs, packed, unpack = {}, {}, {}
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
@@ -225,16 +236,24 @@ class Transformer(nnx.Module):
     def apply(carry, layer, index, inputs):
       # The layer is taken here, so that what a rematerialized block keeps are
       # the inputs of the scan: they are not copied.
-      (x_BLD, cache), (packed, rngs) = carry, inputs
+      (x_BLD, cache), (packed, centroids, rngs) = carry, inputs
       kind = kinds[layer]
       params = unpack[kind](_take(packed[kind], kinds[:layer].count(kind)))
       block = nnx.merge(graphs[kind], params)
-      y_BLD, cache, measured = block(
-        x_BLD,
-        functools.partial(attend, cache, layer, index),
-        _take(rngs, layer),
+      directions = self._directions(layer, index, _take(centroids, layer))
+
+      def attend_heads(q_BLHK, k_BLHK, v_BLHE):
+        heads = config.patterns[layer]
+        k_BLHK = content.share(heads, q_BLHK, k_BLHK)
+        out_BLHE, new = attend(
+          cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
+        )
+        return out_BLHE, (new, content.measure(heads, q_BLHK, directions))
+
+      y_BLD, (cache, of_heads), of_mlp = block(
+        x_BLD, attend_heads, _take(rngs, layer)
       )
-      return (y_BLD, cache), measured
+      return (y_BLD, cache), of_heads | of_mlp
 
     apply = _rematerialize(apply, config.remat)
     apply = _add_in_float32(apply, config.dtype)
@@ -258,14 +277,25 @@ class Transformer(nnx.Module):
 
     periods = (
       {k: by_period(p, kinds[:period].count(k)) for k, p in packed.items()},
+      by_period(centroids, period),
       by_period(rngs, period),
     )
     carry, scanned = jax.lax.scan(
       apply_period, (x_BLD, cache), (jnp.arange(times), periods)
     )
     rest = range(times * period, num_layers)
-    (x_BLD, cache), last = apply_layers(carry, rest, 0, (packed, rngs))
+    inputs = packed, centroids, rngs
+    (x_BLD, cache), last = apply_layers(carry, rest, 0, inputs)
     return x_BLD, cache, _by_layer(scanned, last)
+
+  def _directions(self, layer, index, centroids):
+    """The directions of a layer, see `Attend`."""
+    config = self.config
+    layers = layer + config.period * np.arange(stacks(config)[layer])
+    width = config.qk_width // config.num_heads
+    return content.directions(
+      config.patterns[layer], layers.tolist(), index, centroids, width
+    )
 
 
 def _rematerialize(apply: Callable, remat: str) -> Callable:
@@ -275,7 +305,7 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
   # With the outputs of attention saved, its backward pass needs only the
   # queries, keys and values, which are cheap to recompute.
   names = attention.SAVED_NAMES if remat == "block_but_attention" else ()
-  names = *names, *experts.SAVED_NAMES
+  names = *names, *content.SAVED_NAMES, *experts.SAVED_NAMES
   return jax.checkpoint(
     apply,
     prevent_cse=False,
@@ -368,6 +398,13 @@ def _stack(
     return None
   split = nnx.split_rngs(splits=count)
   return split(nnx.vmap(lambda rngs: block(config, rngs=rngs)))(rngs)
+
+
+def _params(arrays: dict[int, jax.Array]) -> nnx.Dict | None:
+  """Parameters by name; None for none."""
+  if not arrays:
+    return None
+  return nnx.Dict({str(name): nnx.Param(x) for name, x in arrays.items()})
 
 
 def _embedding_stds(config: Config) -> tuple[float, float]:

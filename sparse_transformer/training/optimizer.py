@@ -118,14 +118,15 @@ def learning_rate(
 def decays(params: dict) -> dict:
   """Which parameters decay: matrices, but not biases, gains or start vector.
 
-  As in the released code, these are tensors of two or more dimensions. The axes
-  of layers and of experts along which parameters are stacked do not count.
+  As in the released code, these are tensors of two dimensions. The axes of
+  layers and of experts along which parameters are stacked do not count.
+  Centroids, which have three, are directions: their length does not matter.
 
   Returns:
     A bool for each array, in the structure of `params`.
   """
 
   def is_matrix(path, x):
-    return jnp.ndim(x) - model_lib.num_stacks(path) >= 2
+    return jnp.ndim(x) - model_lib.num_stacks(path) == 2
 
   return jax.tree_util.tree_map_with_path(is_matrix, params)

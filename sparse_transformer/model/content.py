@@ -1,0 +1,127 @@
+"""What patterns that follow the content need from the network.
+
+They project queries on directions: random vectors of each layer, or centroids
+of clusters, which are parameters. Some take the queries as keys.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_transformer.attention.selection import LABELS_NAME
+from sparse_transformer.model.config import Config
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.content import Content
+
+# What rematerialization keeps: labels that follow from recomputed queries,
+# which may round differently, could be others.
+SAVED_NAMES = LABELS_NAME, "codebook"
+
+# {pattern: [heads or 1, directions, K]} of a layer.
+Directions = Mapping[Pattern, jax.Array]
+# {number of clusters: [layers, heads, clusters, K]}; one layer has no first
+# axis. Patterns with the same number of clusters share them.
+Centroids = Mapping[int, jax.Array]
+
+
+def init_centroids(config: Config, rng: jax.Array) -> dict[int, jax.Array]:
+  """Draws the centroids of all layers and heads, of about unit length."""
+  contents = {c for heads in config.patterns for c in _contents(heads)}
+  width = config.qk_width // config.num_heads
+  of_layers = config.num_layers, config.num_heads
+  return {
+    num: jax.random.normal(
+      jax.random.fold_in(rng, num), (*of_layers, num, width)
+    )
+    / np.sqrt(width)
+    for num in sorted(c.num_directions for c in contents if has_centroids(c))
+  }
+
+
+def has_centroids(content: Content) -> bool:
+  """Whether a pattern's directions are parameters."""
+  return content.num_directions > 0 and content.directions(1) is None
+
+
+def directions(
+  heads: Sequence[Pattern],
+  layers: Sequence[int],
+  index: jax.Array | int,
+  centroids: Centroids,
+  width: int,
+) -> Directions:
+  """The directions of a layer.
+
+  Args:
+    heads: the patterns of its heads.
+    layers: the layers of its stack, see `transformer.stacks`.
+    index: which of them it is; may be traced.
+    centroids: those of the layer.
+    width: of a head's queries, K.
+
+  Returns:
+    Those of each of its patterns that follow the content and have any.
+  """
+
+  def of(content):
+    if has_centroids(content):
+      return centroids[content.num_directions]
+    drawn = np.stack([content.directions(width, layer) for layer in layers])
+    return jnp.asarray(drawn)[index]
+
+  return {c: of(c) for c in _contents(heads) if c.num_directions}
+
+
+def share(
+  heads: Sequence[Pattern], q_BLHK: jax.Array, k_BLHK: jax.Array
+) -> jax.Array:
+  """The keys; in heads whose pattern `shares`, the queries at unit length."""
+  shares = [any(c.shares for c in pattern.contents()) for pattern in heads]
+  if not any(shares):
+    return k_BLHK
+  unit_BLHK = _unit(q_BLHK.astype(jnp.float32)).astype(k_BLHK.dtype)
+  if all(shares):
+    return unit_BLHK
+  return jnp.where(np.array(shares)[None, None, :, None], unit_BLHK, k_BLHK)
+
+
+def measure(
+  heads: Sequence[Pattern], q_BLHK: jax.Array, directions: Directions
+) -> dict[str, jax.Array]:
+  """The auxiliary loss of the centroids of a layer, if it has any.
+
+  Returns:
+    `codebook`: the mean of 1 minus the cosine of the angle between a query and
+      the centroid of its cluster. Queries get no gradient: the centroids move
+      to them.
+  """
+  losses = []
+  q_BLHK = lax.stop_gradient(q_BLHK).astype(jnp.float32)
+  b, n = q_BLHK.shape[:2]
+  for content in filter(has_centroids, _contents(heads)):
+    using = np.array([content in pattern.contents() for pattern in heads])
+    q, centroids_HCK = q_BLHK[:, :, using], directions[content][using]
+    labels_BHL = content.labels(q, q, lax.stop_gradient(centroids_HCK))[..., 0]
+    # Sums by cluster, not centroids by position: their gradient needs no
+    # scatter, whose order of additions GPUs do not fix.
+    is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)
+    sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q))
+    sums_HCK = checkpoint_name(sums_HCK, SAVED_NAMES[1])
+    cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2)) / (b * n)
+    losses.append(1 - cosines_H)
+  return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
+
+
+def _contents(heads: Sequence[Pattern]) -> list[Content]:
+  """The patterns that follow the content in those of heads."""
+  return list(dict.fromkeys(c for pattern in heads for c in pattern.contents()))
+
+
+def _unit(x: jax.Array) -> jax.Array:
+  """Vectors at unit length; zeros stay zeros."""
+  squares = (x**2).sum(-1, keepdims=True)
+  return x * lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -354,10 +354,32 @@ def _load(path: pathlib.Path, like: State) -> State:
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"
     ) from error
+  _check_centroids(path, saved, expected)
   raise ValueError(
     f"checkpoint {path} is from another network: the shapes of"
     f" {', '.join(differing[:3])} differ; omit overrides of the model"
   )
+
+
+def _check_centroids(
+  path: pathlib.Path,
+  saved: dict[str, tuple[int, ...]],
+  expected: dict[str, tuple[int, ...]],
+) -> None:
+  """Raises ValueError if patterns need other centroids than there are."""
+  of_saved, of_network = (
+    {name.rpartition(".")[2] for name in shapes if ".centroids." in name}
+    for shapes in (saved, expected)
+  )
+  if of_saved != of_network:
+    there, here = (
+      ", ".join(sorted(x, key=int)) or "no" for x in (of_saved, of_network)
+    )
+    raise ValueError(
+      f"checkpoint {path} has centroids of {there} clusters, but"
+      f" attention.pattern needs those of {here} clusters: use Routing patterns"
+      " with the numbers of clusters that it was trained with"
+    )
 
 
 def _verify(path: pathlib.Path) -> None:

@@ -35,6 +35,7 @@ OTHER_TYPES: dict[str, tuple[str, ...]] = {
   "model.experts_every": ("None", "(1,)"),
   "loss.load_balance": ("None", "'0.01'"),
   "loss.router_z": ("None", "True"),
+  "loss.codebook": ("None", "True"),
   "attention.pattern": ("None", "7", "['dense']"),
   "attention.mode": ("None", "['heads']"),
   "attention.cycle": ("None", "0", "'01'"),

@@ -41,6 +41,7 @@ OVERRIDES: dict[str, tuple] = {
   "model.experts_every": ("0", "-1", "1.5"),
   "loss.load_balance": ("-1.0", "nan", "inf", "much"),
   "loss.router_z": ("-1.0", "nan", "inf"),
+  "loss.codebook": ("-1.0", "nan", "inf"),
   "attention.mode": (
     ("mixed", "'mixed'.*interleaved, merged, heads"),
     ("", "attention.mode"),

@@ -60,6 +60,11 @@ def test_invalid_network_is_rejected(changes, words):
       "Local.1. - Local.2. has no pairs",
     ),
     (dict(pattern="Dilated(99999, 99999)"), "Dilated.* fit in 32 bits"),
+    (
+      dict(pattern="Local(8) | TopBlocks(64, 2)"),
+      r"TopBlocks\(64, 2\) can have no pairs among 64 positions",
+    ),
+    (dict(pattern="LSH(8, 4) | Full()"), "see the later key .* & Causal"),
   ],
 )
 def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):

@@ -71,20 +71,26 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "experts", [0, pytest.param(4, marks=pytest.mark.soak)]
+  "more",
+  [
+    {},
+    pytest.param({"model.experts": 4}, marks=pytest.mark.soak),
+    pytest.param(
+      {"attention.pattern": runs.CONTENT, "model.experts": 4},
+      marks=pytest.mark.soak,
+    ),
+  ],
 )
 def test_resumed_run_equals_an_uninterrupted_one(
-  experts, tmp_path, monkeypatch, capsys
+  more, tmp_path, monkeypatch, capsys
 ):
-  config = runs.tiny(
-    **{
-      "model.experts": experts,
-      "model.dropout": 0.3,
-      "train.accumulation": 2,
-      "train.steps": 5,
-      "checkpoint.every": 2,
-    }
-  )
+  settings = {
+    "model.dropout": 0.3,
+    "train.accumulation": 2,
+    "train.steps": 5,
+    "checkpoint.every": 2,
+  }
+  config = runs.tiny(**settings | more)
   whole = loop.train(config, tmp_path / "whole")
 
   def interrupted(writer, step, *args, **kwargs):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import runs
 
+from sparse_transformer.training import optimizer as optimizer_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
   decays,
@@ -73,6 +74,14 @@ def test_biases_of_experts_do_not_decay_but_their_weights_do():
   for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):
     name = jax.tree_util.keystr(path[-1:], simple=True)
     assert value == (name in ("kernel", "embedding"))
+
+
+def test_centroids_neither_decay_nor_are_orthogonalized():
+  settings = runs.tiny(**{"attention.pattern": "Routing(4, 8)"})
+  params = jax.eval_shape(Experiment(settings).init).params
+  assert params["centroids"]["4"].ndim == 4  # layers, heads, clusters, width
+  assert not decays(params)["centroids"]["4"]
+  assert optimizer_lib._block_matrices(params)["centroids"]["4"] is None
 
 
 MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}

@@ -311,6 +311,9 @@ for x in jax.tree.leaves(state):
     ("auto", {}),
     pytest.param("interpreted", {"model.width": 32}, marks=pytest.mark.soak),
     pytest.param("auto", {"model.experts": 4}, marks=pytest.mark.soak),
+    pytest.param(
+      "auto", {"attention.pattern": runs.CONTENT}, marks=pytest.mark.soak
+    ),
   ],
 )
 def test_run_on_four_devices_equals_the_run_on_one(backend, more, tmp_path):

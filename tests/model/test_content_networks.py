@@ -1,0 +1,200 @@
+"""Tests of networks whose patterns follow the content, some with experts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+from jax.extend import core
+
+from sparse_transformer import model, rules
+from sparse_transformer.model import content, transformer
+from sparse_transformer.patterns import LSH, Block, Local, Routing, TopBlocks
+
+LENGTH = 53
+HASHED, ROUTED = LSH(5, 4, 2), Routing(3, 7)
+HEADS = (HASHED, ROUTED), (Block(8) | TopBlocks(8, 2),) * 2
+
+
+def config(**changes):
+  """Four layers of two heads; every second one has experts."""
+  settings = dict(
+    length=LENGTH,
+    shape=(LENGTH, 1),
+    width=16,
+    num_layers=4,
+    experts=4,
+    patterns=HEADS * 2,
+  )
+  return networks.config(**settings | changes)
+
+
+def params_of(config, skew=0.0):
+  """Random parameters; with skew, most queries point to one side."""
+  params = networks.random_params(config, 0.3)
+  for name in {"blocks", "expert_blocks"} & params.keys():
+    for norm in ("attention_norm", "mlp_norm"):
+      params[name][norm]["scale"] += 1
+    params[name]["query"]["bias"] += skew
+  return params
+
+
+# What each layer is given.
+
+MIXED = (HASHED, ROUTED), (Local(2) | ROUTED, Local(4))
+
+
+def record(cache, layer, index, directions, q, k, v):
+  """An `Attend` that stores what it is given at its layer's place."""
+  given = dict(q=q, k=k, routed=directions[ROUTED])
+  given |= {"hashed": directions[HASHED]} if HASHED in directions else {}
+  place = layer + len(MIXED) * index
+  stored = {name: cache[name].at[place].set(x) for name, x in given.items()}
+  return v, cache | stored
+
+
+def test_layers_have_directions_keys_and_a_loss_of_their_own():
+  # Two periods of two layers, and one more.
+  network = config(num_layers=5, experts=0, patterns=(MIXED * 3)[:5])
+  params, symbols = params_of(network), networks.tokens(network)
+  shapes = dict(
+    q=(2, LENGTH, 2, 8), k=(2, LENGTH, 2, 8), hashed=(1, 4, 8), routed=(2, 3, 8)
+  )
+  empty = {name: jnp.zeros((5, *shape)) for name, shape in shapes.items()}
+
+  @jax.jit
+  def run(params, cache):
+    bound = transformer.bind(network, params)
+    return bound.run_blocks(bound.embed(symbols), record, cache)[1:]
+
+  given, measured = run(params, empty)
+  centroids = params["centroids"]["3"]
+  np.testing.assert_array_equal(given["routed"], centroids)
+  for layer in range(5):
+    drawn = HASHED.directions(8, layer) * (layer % 2 == 0)
+    np.testing.assert_array_equal(given["hashed"][layer], drawn)
+    q, k = (np.float64(given[name][layer]) for name in "qk")
+    unit = q / np.linalg.norm(q, axis=-1, keepdims=True)
+    shares = [True, layer % 2 == 0]
+    assert np.isclose(k, unit, atol=1e-6).all((0, 1, 3)).tolist() == shares
+    head = [1, 0][layer % 2]
+    c = np.float64(centroids[layer, head])
+    c = c / np.linalg.norm(c, axis=-1, keepdims=True)
+    loss = 1 - (unit[:, :, head] @ c.T).max(-1).mean()
+    np.testing.assert_allclose(measured["codebook"][layer], loss, rtol=1e-5)
+
+
+def test_only_centroids_get_a_gradient_of_their_loss():
+  random = np.random.RandomState(0)
+  q, centroids = random.randn(2, 9, 2, 8), random.randn(2, 3, 8)
+
+  def loss(q, centroids):
+    return content.measure(HEADS[0], q, {ROUTED: centroids})["codebook"]
+
+  of_q, of_centroids = jax.jit(jax.grad(loss, (0, 1)))(q, centroids)
+  assert not of_q.any()
+  # Those of the head that routes, at right angles to them.
+  assert not of_centroids[0].any() and of_centroids[1].any(-1).all()
+  np.testing.assert_allclose((of_centroids * centroids).sum(-1), 0, atol=1e-7)
+
+
+def test_centroids_change_no_other_parameter():
+  with_centroids, without = (
+    model.init_params(config(experts=0, num_layers=1, patterns=heads), seed=0)
+    for heads in (HEADS[:1], HEADS[1:])
+  )
+  centroids = with_centroids.pop("centroids")
+  assert jax.tree.map(jnp.shape, centroids) == {"3": (1, 2, 3, 8)}
+  lengths = np.linalg.norm(centroids["3"], axis=-1)
+  assert 0.7 < lengths.mean() < 1.4
+  jax.tree.map(np.testing.assert_array_equal, with_centroids, without)
+
+
+# What a position depends on.
+
+
+@functools.cache
+def predict(config):
+  return jax.jit(model.make_predict(config))
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
+  network = config()
+  params, symbols = params_of(network, skew), networks.tokens(network)
+  run, random = predict(network), np.random.RandomState(0)
+  logits, _ = run(params, symbols)
+  for t in (1, 13, 31, 45):
+    changed = symbols.copy()
+    changed[:, t:] = random.randint(0, 7, changed[:, t:].shape)
+    difference = np.abs(run(params, changed)[0] - logits)
+    assert difference[:, : t + 1].max() < 1e-5
+    assert difference[:, t + 1 :].max() > 0.1
+  changed = symbols.copy()
+  changed[1] = random.randint(0, 7, LENGTH)
+  np.testing.assert_array_equal(run(params, changed)[0][0], logits[0])
+
+
+@pytest.mark.soak
+def test_prefix_has_the_logits_of_the_whole():
+  network = config()
+  params, symbols = params_of(network), networks.tokens(network)
+  logits, _ = predict(network)(params, symbols)
+  found, _ = predict(network)(params, symbols[:, :29])
+  np.testing.assert_allclose(found, logits[:, :29], rtol=1e-4, atol=1e-5)
+
+
+# Rematerialization.
+
+
+def gradient(remat, patterns=HEADS, **changes):
+  network = config(num_layers=2, patterns=patterns, remat=remat, **changes)
+  symbols = networks.tokens(network)
+
+  def loss(params):
+    logits, measured = model.make_predict(network)(params, symbols)
+    return (logits**2).mean() + sum(
+      x.sum() for x in measured.values() if x.ndim == 1
+    )
+
+  return jax.grad(loss), params_of(network)
+
+
+def also_in_soak(*modes):
+  return [pytest.param(mode, marks=pytest.mark.soak) for mode in modes]
+
+
+@pytest.mark.parametrize(
+  "remat",
+  ["attention", "block", *also_in_soak("none", "block_but_attention")],
+)
+def test_backward_pass_does_not_choose_again(remat):
+  patterns = (LSH(5, 4), ROUTED), (TopBlocks(8, 2),) * 2
+  function, params = gradient(remat, patterns, experts=0)
+  program = jax.make_jaxpr(function)(params).jaxpr
+  names = [str(e.primitive) for e in equations(program)]
+  assert names.count("top_k") == 1
+  assert names.count("argmax") == 3  # LSH, Routing and the loss of centroids
+
+
+def equations(jaxpr):
+  """All equations of a program, those of its loops included."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in core.jaxprs_in_params(equation.params):
+      yield from equations(inner)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rematerialization_changes_no_gradient(dtype):
+  expected = None
+  for remat in rules.REMATS:
+    function, params = gradient(remat, dtype=dtype)
+    found = jax.jit(function)(params)
+    expected = expected or found
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+      tolerance = 1e-6 if dtype == "float32" else 0.02
+      np.testing.assert_allclose(x, y, atol=tolerance * np.abs(y).max())

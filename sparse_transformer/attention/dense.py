@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import selection
+from sparse_transformer.attention import selection, spans as spans_lib
 from sparse_transformer.attention.contract import Case, name_saved
 from sparse_transformer.patterns import Pattern
 
@@ -29,10 +29,11 @@ def attend(
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
+  spans_H: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head."""
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions)
+  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions, spans_H)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
   scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
   scores_BHLM = jnp.where(
@@ -42,6 +43,8 @@ def attend(
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
+  if spans_H is not None:
+    weights_BHLM *= spans_lib.weights(patterns, spans_H, q_BLHK.shape[1])
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0
   weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)

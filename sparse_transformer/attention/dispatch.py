@@ -6,7 +6,13 @@ from typing import Literal, overload
 import jax
 import numpy as np
 
-from sparse_transformer.attention import dense, merged, registry, selection
+from sparse_transformer.attention import (
+  dense,
+  merged,
+  registry,
+  selection,
+  spans as spans_lib,
+)
 from sparse_transformer.attention.contract import check_arrays, make_case
 from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern, shorten
@@ -22,6 +28,7 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
+  spans: jax.Array | None = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -36,6 +43,7 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
+  spans: jax.Array | None = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -49,6 +57,7 @@ def attend(
   backend: str = "auto",
   tile: int = 0,
   directions: selection.Directions | None = None,
+  spans: jax.Array | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
@@ -81,6 +90,8 @@ def attend(
       (see `patterns.content`): centroids for `Routing`, which has none of its
       own, random vectors for `LSH`, which draws them from its seed. They get
       no gradients.
+    spans: how far back `AdaptiveSpan` reaches in each head, in positions: a
+      float array [heads], or [1] for all heads. They get gradients.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -102,18 +113,20 @@ def attend(
   case = make_case(q_BLHK, v_BMHE, tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   directions = directions or {}
+  spans_lib.check_spans(heads, spans)
   selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
 
-  def attention(q_BLHK, k_BMHK, v_BMHE, arrays):
+  def attention(q_BLHK, k_BMHK, v_BMHE, arrays, spans):
     arrays = dict(zip(directions, arrays, strict=True))
-    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays
+    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays, spans
     if choices == (("default", "dense"),):
       return dense.attend(*inputs)
     return merged.attend(*inputs, tile, choices)
 
   arrays = tuple(directions.values())
-  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays)
+  spans = spans_lib.of_heads(spans, q_BLHK)
+  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays, spans)
   return (out, lse) if return_lse else out
 
 

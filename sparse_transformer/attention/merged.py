@@ -16,7 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparse_transformer.attention import gathered, registry, selection
+from sparse_transformer.attention import (
+  gathered,
+  registry,
+  selection,
+  spanned,
+)
 from sparse_transformer.attention.contract import (
   Case,
   Executor,
@@ -37,6 +42,7 @@ def attend(
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
+  spans_H: jax.Array | None,
   tile: int,
   choices: tuple[tuple[str, str], ...],
 ) -> tuple[jax.Array, jax.Array]:
@@ -46,13 +52,14 @@ def attend(
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     patterns: one per head.
     directions: as in `attention.attend`, {} for none.
+    spans_H: as in `attention.attend`, one per head.
     tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
   """
   bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
   given = bound, selection.lay_out(bound, tile)
   work = _Work(choices, patterns, tile)
-  return _attend(q_BLHK, k_BMHK, v_BMHE, given, work)
+  return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
 
 
 def attend_planned(
@@ -92,8 +99,8 @@ def attend_planned(
         )
   work = _Work((("default", executor),), heads=tuple(heads))
 
-  def attention(*inputs):
-    return _attend(*inputs, work)
+  def attention(q_BLHK, k_BMHK, v_BMHE, plans):
+    return _attend(q_BLHK, k_BMHK, v_BMHE, None, plans, work)
 
   return on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, plans)
 
@@ -113,12 +120,18 @@ class _Work:
   heads: tuple[Heads, ...] = ()
 
   def plans(
-    self, given: tuple[Any, ...], executor: Executor, platform: str, case: Case
+    self,
+    given: tuple[Any, ...],
+    spans_H: jax.Array | None,
+    executor: Executor,
+    platform: str,
+    case: Case,
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
     Args:
       given: plans, or what `patterns` are bound to and their tables.
+      spans_H: of the heads whose patterns have one.
       executor: runs all plans but those that follow the content.
       platform: what it was chosen for.
       case: what is run.
@@ -130,20 +143,22 @@ class _Work:
     known = executor.plans(static, case, self.tile) if static else ()
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
-    at_run_time = gathered.on(platform)
+    at_run_time, by_span = gathered.on(platform), spanned.on(platform)
+    spans = by_span.plans(self.patterns, spans_H, case.length, self.tile)
     return [
       *((executor, plan, heads) for plan, heads in known),
       *((at_run_time, plan, heads) for plan, heads in found),
+      *((by_span, plan, heads) for plan, heads in spans),
     ]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(q_BLHK, k_BLHK, v_BLHE, given, work):
-  return _forward(q_BLHK, k_BLHK, v_BLHE, given, work)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
+  return _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work)[0]
 
 
-def _forward(q_BLHK, k_BLHK, v_BLHE, given, work):
-  arrays = q_BLHK, k_BLHK, v_BLHE
+def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
+  arrays = q_BLHK, k_BLHK, v_BLHE, spans_H
   out_BLHE, lse_BLH = _by_platform(_forward_on, work, given, *arrays)
   out_BLHE, lse_BLH = name_saved(out_BLHE.astype(v_BLHE.dtype), lse_BLH)
   return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
@@ -154,7 +169,7 @@ def _backward(work, saved, cotangents):
   grads = _by_platform(
     _backward_on, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
   )
-  grads = (g.astype(x.dtype) for g, x in zip(grads, arrays, strict=True))
+  grads = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, tuple(arrays))
   return *grads, None  # the tables of plans are integers
 
 
@@ -173,8 +188,10 @@ def _by_platform(
     executor = registry.EXECUTORS[name]
 
     def run(given, *arrays):
-      case = make_case(arrays[0], arrays[2])
-      return function(work.plans(given, executor, platform, case), *arrays)
+      q_BLHK, _, v_BLHE, spans_H = arrays[:4]
+      case = make_case(q_BLHK, v_BLHE)
+      plans = work.plans(given, spans_H, executor, platform, case)
+      return function(plans, *arrays)
 
     return run
 
@@ -184,7 +201,8 @@ def _by_platform(
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE):
+def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
+  del spans_H  # the plans have them
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
   lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
@@ -210,6 +228,7 @@ def _backward_on(
   q_BLHK,
   k_BLHK,
   v_BLHE,
+  spans_H,
   out_BLHE,
   lse_BLH,
   dout_BLHE,
@@ -223,6 +242,7 @@ def _backward_on(
   of_keys = k_BLHK, v_BLHE
   inputs = q_BLHK, k_BLHK, v_BLHE
   grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
+  dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       of_queries, grads = _in_turn(of_queries, grads)
@@ -234,7 +254,9 @@ def _backward_on(
     orders = plan.queries, plan.keys, plan.keys
     for j, order in enumerate(orders):
       grads[j] = grads[j].at[:, :, index_of(heads)].add(order.restore(new[j]))
-  return tuple(grads)
+    for dspans in new[3:]:
+      dspans_H = dspans_H.at[index_of(heads)].add(dspans)
+  return *grads, dspans_H
 
 
 Softmax = tuple[jax.Array, jax.Array]

@@ -31,7 +31,10 @@ def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
 
 
 def softmax_of_tile(
-  mask: jax.Array, q: jax.Array, key: tuple[jax.Array, jax.Array]
+  mask: jax.Array,
+  q: jax.Array,
+  key: tuple[jax.Array, jax.Array],
+  bias: jax.Array | int = 0,
 ) -> Running:
   """The running softmax over one tile of keys.
 
@@ -39,9 +42,10 @@ def softmax_of_tile(
     mask: which scores count.
     q: scaled queries.
     key: (keys, values).
+    bias: is added to the scores.
   """
   k, v = key
-  s = _masked_scores(mask, q, k)
+  s = _masked_scores(mask, q, k) + bias
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
   out = dot("abhts,abhse->abhte", p.astype(v.dtype), v)

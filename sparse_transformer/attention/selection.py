@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention import gathered
+from sparse_transformer.attention import gathered, spans as spans_lib
 from sparse_transformer.attention.contract import (
   SAVED_NAMES,
   Heads,
@@ -34,7 +34,7 @@ def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
   """The distinct patterns that follow the content, with their heads."""
   heads: dict[Pattern, list[int]] = {}
   for head, pattern in enumerate(patterns):
-    if pattern.contents():
+    if pattern.contents() and spans_lib.span_of(pattern) is None:
       heads.setdefault(pattern, []).append(head)
   everyone = list(range(len(patterns)))
   return {
@@ -198,6 +198,7 @@ def realise(
   q_BLHK: jax.Array,
   k_BLHK: jax.Array,
   directions: Directions,
+  spans_H: jax.Array | None = None,
 ) -> jax.Array | np.ndarray:
   """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
 
@@ -205,11 +206,16 @@ def realise(
     patterns: one per head.
     q_BLHK, k_BLHK: queries and keys.
     directions: as in `attention.attend`.
+    spans_H: of `AdaptiveSpan`, one per head; None for their supports.
   """
   n = q_BLHK.shape[1]
-  if not with_content(patterns):
-    return np.stack([pattern.matrix(n) for pattern in patterns])[None]
   masks = [pattern.support().matrix(n)[None] for pattern in patterns]
+  if spans_H is not None:
+    weights_HLM = spans_lib.weights(patterns, spans_H, n)
+    masks = [x & (w != 0) for x, w in zip(masks, weights_HLM, strict=True)]
+  if not with_content(patterns):
+    stack = np.stack if spans_H is None else jnp.stack
+    return stack(masks, axis=1)
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   i = np.arange(n).reshape(1, 1, n, 1)

@@ -60,3 +60,4 @@ from sparse_transformer.patterns.registry import (
   signature as signature,
   table as table,
 )
+from sparse_transformer.patterns.span import AdaptiveSpan as AdaptiveSpan

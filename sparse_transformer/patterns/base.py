@@ -203,6 +203,8 @@ class _Combination(Pattern):
     self.left.check(n)
     self.right.check(n)
     self.split()
+    for content in self.contents():
+      content.check_within(self)
 
   def __str__(self) -> str:
     sides = (self.left, self.right)

@@ -65,6 +65,14 @@ class Content(Pattern):
   def check(self, n: int) -> None:
     self.support().check(n)
 
+  def check_within(self, pattern: Pattern) -> None:
+    """Checks that a combination may contain this pattern.
+
+    Raises:
+      ValueError: it may not.
+    """
+    del pattern
+
   def most_keys(self, n: int) -> int:
     """The most keys that one of n queries can have."""
     return n

@@ -30,14 +30,14 @@ def reference(q, k, v, dout, dlse, heads):
   return reference_of_mask(mask, q, k, v, dout, dlse)
 
 
-def reference_of_mask(mask, q, k, v, dout, dlse):
-  """The same, over the pairs of a mask [..., H, n, n]."""
+def reference_of_mask(mask, q, k, v, dout, dlse, bias=0):
+  """The same, over the pairs of a mask [..., H, n, n], with biased scores."""
   q, k, v, dout, dlse = (
     np.asarray(x).astype(np.float64).swapaxes(1, 2)
     for x in (q, k, v, dout, dlse)
   )
   scale = 1 / np.sqrt(q.shape[3])
-  s = np.where(mask, q @ k.swapaxes(2, 3) * scale, -np.inf)
+  s = np.where(mask, q @ k.swapaxes(2, 3) * scale + bias, -np.inf)
   empty = ~mask.any(-1, keepdims=True)
   e = np.exp(s - np.where(empty, 0, s.max(-1, keepdims=True)))
   total = e.sum(-1, keepdims=True) + empty

@@ -44,7 +44,8 @@ def attend(
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
   if spans_H is not None:
-    weights_BHLM *= spans_lib.weights(patterns, spans_H, q_BLHK.shape[1])
+    weights_HLM = spans_lib.weights(patterns, spans_H, q_BLHK.shape[1])
+    weights_BHLM = weights_BHLM * weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0
   weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)

@@ -212,7 +212,8 @@ def realise(
   masks = [pattern.support().matrix(n)[None] for pattern in patterns]
   if spans_H is not None:
     weights_HLM = spans_lib.weights(patterns, spans_H, n)
-    masks = [x & (w != 0) for x, w in zip(masks, weights_HLM, strict=True)]
+    pairs = zip(masks, weights_HLM, strict=True)
+    masks = [mask & (m != 0)[None] for mask, m in pairs]
   if not with_content(patterns):
     stack = np.stack if spans_H is None else jnp.stack
     return stack(masks, axis=1)

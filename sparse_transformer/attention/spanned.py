@@ -201,7 +201,7 @@ class Spanned:
 def on(platform: str) -> Spanned:
   """The executor for a platform."""
   if platform == "cpu":  # where the scores of a step should stay in cache
-    return Spanned(tile=64, scores=300_000, together=False)
+    return Spanned(tile=128, scores=131_072, together=False)
   return Spanned(tile=128, scores=2**25, together=True)
 
 
@@ -222,29 +222,31 @@ class _Walk:
     return jnp.clip(ago, 0, jnp.minimum(self.most, (i + 1) * self.size - 1)) + 1
 
   def weights(self, spans_G, i, ago):
-    """Of a step: which keys there are, the weights [G, 1, T, S] of pairs."""
+    """Of a step: which keys there are, and the weights of pairs.
+
+    Returns:
+      Arrays that broadcast to [B, G, A, T, S].
+    """
     distance = self._distance(ago)
-    m = spans_lib.weights_of(
-      self.pattern, spans_G[:, None, None, None], distance
-    )
+    m = spans_lib.weights_of(self.pattern, _by_head(spans_G), distance)
     m = jnp.where(self.pattern.support().mask(distance, 0), m, 0)
-    tiles = (i * self.size + jnp.arange(self.size))[:, None, None]
+    tiles = (i * self.size + jnp.arange(self.size)).reshape(1, 1, -1, 1, 1)
     mask = tiles >= ago
     if self.condition is not None:
-      places = jnp.arange(self.tile)
-      q_at = tiles * self.tile + places[:, None]
+      places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
+      q_at = tiles * self.tile + places.swapaxes(3, 4)
       k_at = (tiles - ago) * self.tile + places
       mask &= self.condition.mask(q_at, k_at)
     return mask, m
 
   def slopes(self, spans_G, ago):
     """The derivatives of the weights of a step by the spans."""
-    spans = spans_G[:, None, None, None]
-    return spans_lib.slopes_of(self.pattern, spans, self._distance(ago))
+    distance = self._distance(ago)
+    return spans_lib.slopes_of(self.pattern, _by_head(spans_G), distance)
 
   def _distance(self, ago):
-    places = jnp.arange(self.tile)
-    return ago * self.tile + places[:, None] - places
+    places = np.arange(self.tile)
+    return ago * self.tile + (places[:, None] - places)[None, None, None]
 
   def pad(self, x_BLH, before=0):
     """x by head: [groups of heads, B, G, P, ...]."""
@@ -288,3 +290,7 @@ class _Walk:
   def _put(self, x_BGP, new, first):
     new = new.reshape(*new.shape[:2], -1, *new.shape[4:])
     return lax.dynamic_update_slice_in_dim(x_BGP, new, first * self.tile, 2)
+
+
+def _by_head(spans_G):
+  return spans_G.reshape(1, -1, 1, 1, 1)

@@ -1,0 +1,247 @@
+"""Attention with learned spans, against the published formula."""
+
+import functools
+
+import executor_laws as laws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+
+from sparse_transformer.attention import attend, online_softmax
+from sparse_transformer.patterns import (
+  AdaptiveSpan,
+  Difference,
+  Intersection,
+  Local,
+  Strided,
+  Union,
+)
+
+SPAN = AdaptiveSpan(60, 16)
+ALONE = (SPAN,) * 3
+MIXED = (
+  Strided(5) | AdaptiveSpan(20, 1),
+  Local(4),
+  (SPAN - Local(2)) & Local(50),
+)
+
+
+def weights_of(pattern, span, n):
+  """The weights [n, n] of pairs, those of static patterns 0 and 1."""
+  match pattern:
+    case Union(left, right):
+      return np.maximum(*(weights_of(p, span, n) for p in (left, right)))
+    case Intersection(left, right):
+      return np.minimum(*(weights_of(p, span, n) for p in (left, right)))
+    case Difference(left, right):
+      return np.minimum(weights_of(left, span, n), 1 - right.matrix(n))
+    case AdaptiveSpan(_, ramp):
+      distance = np.arange(n)[:, None] - np.arange(n)
+      m = np.clip((ramp + span - distance) / ramp, 0, 1)
+      return np.where(distance >= 0, m, 0)
+  return 1.0 * pattern.matrix(n)
+
+
+def reference(inputs, heads, spans):
+  """(out, lse, dq, dk, dv, dspans) in float64."""
+  n = inputs[0].shape[1]
+  pairs = zip(heads, spans, strict=True)
+  m = np.stack([weights_of(pattern, span, n) for pattern, span in pairs])
+  bias = np.log(np.where(m > 0, m, 1))
+  results = laws.reference_of_mask(m > 0, *inputs, bias)
+  q, k, v, dout, dlse = (np.asarray(x, np.float64) for x in inputs)
+  out, lse = results[:2]
+  s = np.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])
+  dp = np.einsum("blhe,bmhe->bhlm", dout, v)
+  delta = (dout * out).sum(-1) - dlse
+  on_ramp = (m > 0) & (m < 1)
+  lse, delta = (x.swapaxes(1, 2)[..., None] for x in (lse, delta))
+  dm = np.where(
+    on_ramp, np.exp(np.where(on_ramp, s - lse, 0)) * (dp - delta), 0
+  )
+  slopes = [sum(1 / c.ramp for c in p.contents()) for p in heads]
+  return *results, dm.sum((0, 2, 3)) * slopes
+
+
+def with_gradients(attention, spans, q, k, v, dout, dlse):
+  """(out, lse, dq, dk, dv, dspans) of a function of all four."""
+
+  def finite(*inputs):
+    out, lse = attention(*inputs)
+    return out, jnp.where(jnp.isfinite(lse), lse, 0)
+
+  result, vjp = jax.vjp(finite, q, k, v, spans)
+  return *result, *vjp((dout, dlse))
+
+
+@functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
+def run(spans, *inputs, heads, backend="auto", tile=16):
+  def attention(q, k, v, spans):
+    return attend(
+      q,
+      k,
+      v,
+      heads,
+      spans=spans,
+      backend=backend,
+      tile=tile,
+      return_lse=True,
+    )
+
+  return with_gradients(attention, spans, *inputs)
+
+
+def assert_close(found, expected, tolerance=2e-5):
+  laws.assert_close(found[:5], expected[:5], tolerance)
+  error = np.abs(np.asarray(found[5]) - expected[5]).max()
+  assert error <= tolerance * max(np.abs(expected[5]).max(), 1), error
+
+
+# "batched" runs as on accelerators: all heads together.
+@pytest.mark.parametrize(
+  "heads, n, backend",
+  [
+    (ALONE, 77, "auto"),
+    (ALONE, 77, "batched"),
+    (MIXED, 50, "streamed"),
+    (MIXED, 50, "dense"),
+    pytest.param(MIXED, 50, "batched", marks=pytest.mark.soak),
+  ],
+)
+def test_attention_is_that_of_the_formula(heads, n, backend):
+  inputs = laws.random_inputs(n, 3)
+  # Within bounds, at 0 and at the longest; where weights reach 0 and 1 at whole
+  # distances, and where they do not.
+  for spans in ([3.3, 17.8, 41.5], [0.0, 60.0, 7.0], [20.0, 0.4, 0.0]):
+    expected = reference(inputs, heads, np.minimum(spans, 60))
+    spans = jnp.array(spans, jnp.float32)
+    found = run(spans, *inputs, heads=heads, backend=backend)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(31, marks=pytest.mark.soak)])
+def test_tiles_are_chosen_and_one_span_serves_all_heads(n):
+  inputs = laws.random_inputs(n, 2)
+  found = run(jnp.array([9.6]), *inputs, heads=(SPAN,) * 2, tile=0)
+  expected = reference(inputs, (SPAN,) * 2, [9.6, 9.6])
+  assert_close(found, (*expected[:5], expected[5].sum()))
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+def test_gradients_are_those_of_the_formula_in_float64(backend):
+  def formula(q, k, v, spans):
+    distance = np.arange(23)[:, None] - np.arange(23)
+    distance = distance[None, None]
+    m = jnp.clip((16 + spans.reshape(1, 3, 1, 1) - distance) / 16, 0, 1)
+    m = jnp.where(distance >= 0, m, 0)
+    s = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])
+    total = (m * jnp.exp(s)).sum(-1, keepdims=True)
+    out = jnp.einsum("bhlm,bmhe->blhe", m * jnp.exp(s) / total, v)
+    return out, jnp.log(total[..., 0]).swapaxes(1, 2)
+
+  with jax.enable_x64(True):
+    inputs = laws.random_inputs(23, 3, dtype=jnp.float64)
+    spans = jnp.array([0.25, 5.5, 19.1])
+    found = run(spans, *inputs, heads=ALONE, backend=backend, tile=8)
+    expected = jax.jit(functools.partial(with_gradients, formula))(
+      spans, *inputs
+    )
+    for x, y in zip(found, expected, strict=True):
+      assert x.dtype == jnp.float64
+      np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["auto", "batched"])
+def test_one_program_processes_fewer_tiles_as_spans_shrink(
+  backend, monkeypatch
+):
+  steps, softmax_of_tile = [], online_softmax.softmax_of_tile
+
+  def counted(*args):
+    jax.debug.callback(lambda: steps.append(1))
+    return softmax_of_tile(*args)
+
+  monkeypatch.setattr(online_softmax, "softmax_of_tile", counted)
+  q, k, v, *_ = laws.random_inputs(128, 2, batch=1)
+  heads = (AdaptiveSpan(128, 8),) * 2
+
+  @jax.jit
+  def program(spans):
+    return attend(q, k, v, heads, spans=spans, backend=backend, tile=16)
+
+  def count(*spans):
+    steps.clear()
+    jax.block_until_ready(program(jnp.array(spans)))
+    jax.effects_barrier()
+    return len(steps)
+
+  # A tile of keys reaches 16 positions back, the ramp 7 further than the span.
+  by_head = 8, 3, 2  # of one head with a span of 128, 20 and 0
+  both = {"auto": sum, "batched": max}[backend]
+  assert count(128.0, 128.0) == both([8, 8])
+  assert count(0.0, 128.0) == both([by_head[2], by_head[0]])
+  assert count(20.0, 0.0) == both(by_head[1:])
+  assert count(0.0, 0.0) == both([2, 2])
+  assert program._cache_size() == 1
+
+
+def test_runs_in_bfloat16():
+  spans = jnp.array([3.3, 17.8, 41.5])
+  inputs = laws.random_inputs(40, 3, dtype=jnp.bfloat16)
+  found = run(spans, *inputs, heads=ALONE)
+  assert found[0].dtype == jnp.bfloat16 and found[5].dtype == jnp.float32
+  assert_close(found, reference(inputs, ALONE, spans), 2e-2)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_program_is_lowered_for_accelerators(platform):
+  inputs = laws.random_inputs(40, 3)
+  traced = run.trace(jnp.zeros(3), *inputs, heads=MIXED)
+  assert traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Explicit, AxisType.Auto])
+def test_spans_have_gradients_on_any_mesh(axis_type):
+  def wrapped(attention):
+    if axis_type == AxisType.Explicit:
+      return attention
+    spec = P("x", None, "y")
+    return jax.shard_map(
+      attention, in_specs=(spec, spec, spec, P("y")), out_specs=spec
+    )
+
+  def attention(q, k, v, spans):
+    out = attend(q, k, v, Strided(5) | SPAN, spans=spans, tile=16)
+    return out, out[..., 0]
+
+  mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+  inputs = jax.eval_shape(lambda: laws.random_inputs(40, 4, batch=4))
+  with jax.sharding.use_abstract_mesh(mesh):
+
+    def on_devices(x, *spec):
+      sharding = jax.sharding.NamedSharding(mesh, P(*spec))
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    arrays = [on_devices(x, "x", None, "y") for x in inputs]
+    spans = on_devices(jax.ShapeDtypeStruct((4,), jnp.float32), "y")
+    found = jax.eval_shape(
+      functools.partial(with_gradients, wrapped(attention)), spans, *arrays
+    )
+  assert found[5].shape == (4,)
+
+
+@pytest.mark.parametrize(
+  "pattern, spans, words",
+  [
+    (SPAN, None, "needs the spans"),
+    (Local(3) | SPAN, jnp.ones((3,)), "must be .2., one per head"),
+    (SPAN, jnp.ones((2,), int), "floating-point"),
+    (Local(3), jnp.ones((2,)), "no head's pattern"),
+  ],
+)
+def test_spans_are_checked(pattern, spans, words):
+  q, k, v, *_ = laws.random_inputs(9, 2)
+  with pytest.raises(ValueError, match=words):
+    attend(q, k, v, pattern, spans=spans)

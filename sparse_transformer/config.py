@@ -93,6 +93,7 @@ def get_config() -> ConfigDict:
       load_balance=0.01,  # of experts, 1 if they are used evenly
       router_z=0.001,  # of the router of experts: small logits
       codebook=0.01,  # of Routing: centroids near to the queries
+      span=1e-6,  # of AdaptiveSpan: the mean span of heads, in positions
     )
   )
 

@@ -32,7 +32,7 @@ def make(workdir: pathlib.Path, config: ConfigDict) -> str:
   sections = (
     _summary(name, experiment, lines),
     _evaluations(workdir),
-    _curves(experiment.source.unit, lines),
+    _curves(experiment.source.unit, experiment.model, lines),
     _patterns(workdir),
     _samples(workdir),
     _config(config),
@@ -52,6 +52,7 @@ def _summary(name, experiment, lines):
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     *_experts(network, lines),
+    *_spans(network, lines),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,} of {config.train.steps:,}"),
   ]
@@ -79,6 +80,22 @@ def _experts(network, lines):
   for block, load in enumerate(loads[-1] if loads else ()):
     shares = " ".join(f"{x:.2f}" for x in load)
     yield f"last load, block {block} with experts", f"{shares} of the mean"
+
+
+def _spans(network, lines):
+  """Rows on the learned spans of a network, if it has any."""
+  for layer, spans in _last_spans(network, lines).items():
+    text = " ".join(f"{x:.1f}" for x in spans)
+    yield f"last spans, layer {layer}", f"{text} positions"
+
+
+def _last_spans(network, lines):
+  """{layer: the spans of its heads} at the last step that was logged."""
+  from sparse_transformer.model.spans import any_span
+
+  logged = [line["spans"] for line in lines if "spans" in line]
+  layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]
+  return dict(zip(layers, logged[-1], strict=True)) if logged else {}
 
 
 def _evaluations(workdir):
@@ -114,7 +131,7 @@ def _evaluation(path):
     ) from None
 
 
-def _curves(unit, lines):
+def _curves(unit, network, lines):
   if not lines:
     return html.section("Curves", html.note("No metrics yet."))
   bits = curves.bits_by_step(lines, unit)
@@ -125,6 +142,9 @@ def _curves(unit, lines):
   if any("mfu" in line for line in lines):
     used = curves.utilization_by_step(lines)
     parts.append(html.figure(used, "model-FLOPs utilization"))
+  if spans := _last_spans(network, lines):
+    figure = curves.spans_by_layer(spans)
+    parts.append(html.figure(figure, "learned spans by layer and head"))
   return html.section("Curves", *parts)
 
 

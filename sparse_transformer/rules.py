@@ -148,6 +148,7 @@ RULES: dict[str, Rule] = {
   "loss.load_balance": NOT_NEGATIVE,
   "loss.router_z": NOT_NEGATIVE,
   "loss.codebook": NOT_NEGATIVE,
+  "loss.span": NOT_NEGATIVE,
   "optimizer.name": name("adamw", "muon"),
   "optimizer.learning_rate": NOT_NEGATIVE,
   "optimizer.adam_learning_rate": NOT_NEGATIVE,

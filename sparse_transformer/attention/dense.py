@@ -29,11 +29,10 @@ def attend(
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
-  spans_H: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head."""
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions, spans_H)
+  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
   scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
   scores_BHLM = jnp.where(
@@ -43,6 +42,7 @@ def attend(
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
+  spans_H = spans_lib.of_heads(patterns, directions, dtype)
   if spans_H is not None:
     weights_HLM = spans_lib.weights(patterns, spans_H, q_BLHK.shape[1])
     weights_BHLM = weights_BHLM * weights_HLM[None]

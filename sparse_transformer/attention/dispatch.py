@@ -6,13 +6,7 @@ from typing import Literal, overload
 import jax
 import numpy as np
 
-from sparse_transformer.attention import (
-  dense,
-  merged,
-  registry,
-  selection,
-  spans as spans_lib,
-)
+from sparse_transformer.attention import dense, merged, registry, selection
 from sparse_transformer.attention.contract import check_arrays, make_case
 from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern, shorten
@@ -28,7 +22,6 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
-  spans: jax.Array | None = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -43,7 +36,6 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
-  spans: jax.Array | None = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -57,7 +49,6 @@ def attend(
   backend: str = "auto",
   tile: int = 0,
   directions: selection.Directions | None = None,
-  spans: jax.Array | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
@@ -89,9 +80,8 @@ def attend(
       pattern, each [heads, directions, K], or [1, directions, K] for all heads
       (see `patterns.content`): centroids for `Routing`, which has none of its
       own, random vectors for `LSH`, which draws them from its seed. They get
-      no gradients.
-    spans: how far back `AdaptiveSpan` reaches in each head, in positions: a
-      float array [heads], or [1] for all heads. They get gradients.
+      no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
+      [heads] or [1], which get gradients.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -113,20 +103,18 @@ def attend(
   case = make_case(q_BLHK, v_BMHE, tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   directions = directions or {}
-  spans_lib.check_spans(heads, spans)
   selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
 
-  def attention(q_BLHK, k_BMHK, v_BMHE, arrays, spans):
+  def attention(q_BLHK, k_BMHK, v_BMHE, arrays):
     arrays = dict(zip(directions, arrays, strict=True))
-    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays, spans
+    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays
     if choices == (("default", "dense"),):
       return dense.attend(*inputs)
     return merged.attend(*inputs, tile, choices)
 
   arrays = tuple(directions.values())
-  spans = spans_lib.of_heads(spans, q_BLHK)
-  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays, spans)
+  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays)
   return (out, lse) if return_lse else out
 
 

@@ -21,6 +21,7 @@ from sparse_transformer.attention import (
   registry,
   selection,
   spanned,
+  spans as spans_lib,
 )
 from sparse_transformer.attention.contract import (
   Case,
@@ -42,7 +43,6 @@ def attend(
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
-  spans_H: jax.Array | None,
   tile: int,
   choices: tuple[tuple[str, str], ...],
 ) -> tuple[jax.Array, jax.Array]:
@@ -52,12 +52,13 @@ def attend(
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     patterns: one per head.
     directions: as in `attention.attend`, {} for none.
-    spans_H: as in `attention.attend`, one per head.
     tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
   """
   bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
   given = bound, selection.lay_out(bound, tile)
+  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+  spans_H = spans_lib.of_heads(patterns, directions, dtype)
   work = _Work(choices, patterns, tile)
   return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
 

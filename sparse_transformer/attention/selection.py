@@ -23,7 +23,7 @@ from sparse_transformer.attention.contract import (
   Plan,
   index_of,
 )
-from sparse_transformer.patterns import Pattern, shorten
+from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
 
 LABELS_NAME = SAVED_NAMES[-1]
 
@@ -114,20 +114,27 @@ def check_directions(
       f"directions of {shorten(pattern)}, which no head's pattern contains"
     )
   for content in contents:
-    shape = len(patterns), content.num_directions, width
+    shape, what = _directions_of(content, len(patterns), width)
     given = directions.get(content)
     if given is None:
-      if content.num_directions and content.directions(width) is None:
+      if what and content.directions(width) is None:
         raise ValueError(
-          f"{shorten(content)} needs its directions, an array {list(shape)} of"
-          " [heads, directions, width]: pass"
+          f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
           " attend(..., directions={pattern: array})"
         )
     elif np.shape(given) not in (shape, (1, *shape[1:])):
       raise ValueError(
-        f"directions of {shorten(content)} must be {list(shape)}, or the same"
+        f"{what} of {shorten(content)} must be {list(shape)}, or the same"
         f" with 1 head, got {list(np.shape(given))}"
       )
+
+
+def _directions_of(content, num_heads, width):
+  """The shape and the name of what a pattern takes, no name for nothing."""
+  if isinstance(content, AdaptiveSpan):
+    return (num_heads,), "spans in positions, one per head"
+  shape = num_heads, content.num_directions, width
+  return shape, "directions" if content.num_directions else ""
 
 
 def lay_out(bound: tuple[Any, ...], tile: int) -> tuple[Any, ...]:
@@ -198,7 +205,6 @@ def realise(
   q_BLHK: jax.Array,
   k_BLHK: jax.Array,
   directions: Directions,
-  spans_H: jax.Array | None = None,
 ) -> jax.Array | np.ndarray:
   """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
 
@@ -206,10 +212,10 @@ def realise(
     patterns: one per head.
     q_BLHK, k_BLHK: queries and keys.
     directions: as in `attention.attend`.
-    spans_H: of `AdaptiveSpan`, one per head; None for their supports.
   """
   n = q_BLHK.shape[1]
   masks = [pattern.support().matrix(n)[None] for pattern in patterns]
+  spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)
   if spans_H is not None:
     weights_HLM = spans_lib.weights(patterns, spans_H, n)
     pairs = zip(masks, weights_HLM, strict=True)

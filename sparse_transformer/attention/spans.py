@@ -1,7 +1,6 @@
 """The spans of heads: the weights of pairs, and the parts that have them."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,43 +17,29 @@ def span_of(pattern: Pattern) -> AdaptiveSpan | None:
   return next(found, None)
 
 
-def check_spans(patterns: Sequence[Pattern], spans: Any) -> None:
-  """Checks that heads whose patterns need spans have them.
+def of_heads(
+  patterns: Sequence[Pattern],
+  directions: Mapping[Pattern, jax.Array],
+  dtype: jnp.dtype,
+) -> jax.Array | None:
+  """The spans [H] of heads, 0 for those without; None if none has any.
 
   Args:
     patterns: one per head.
-    spans: as in `attention.attend`.
-
-  Raises:
-    ValueError: they are missing, superfluous, or of another shape or dtype.
+    directions: as in `attention.attend`.
+    dtype: of the result.
   """
-  needed = next((p for p in patterns if span_of(p) is not None), None)
-  num = len(patterns)
-  if needed is None:
-    if spans is not None:
-      raise ValueError("spans are given, but no head's pattern has any")
-  elif spans is None:
-    raise ValueError(
-      f"{needed} needs the spans of its heads, an array [{num}] in positions:"
-      " pass attend(..., spans=array)"
-    )
-  elif np.shape(spans) not in ((num,), (1,)):
-    raise ValueError(
-      f"spans must be [{num}], one per head, or [1] for all, got"
-      f" {list(np.shape(spans))}"
-    )
-  elif not jnp.issubdtype(jnp.result_type(spans), jnp.floating):
-    raise ValueError(
-      f"spans must be floating-point numbers, got {jnp.result_type(spans)}"
-    )
-
-
-def of_heads(spans: jax.Array | None, q_BLHK: jax.Array) -> jax.Array | None:
-  """The spans, one per head, in float32 or wider."""
-  if spans is None:
+  spans = [span_of(pattern) for pattern in patterns]
+  if all(span is None for span in spans):
     return None
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  return jnp.broadcast_to(jnp.asarray(spans, dtype), q_BLHK.shape[2:3])
+
+  def of_head(head, span):
+    if span is None:
+      return jnp.zeros((), dtype)
+    given = jnp.asarray(directions[span], dtype)
+    return given[head if len(given) > 1 else 0]
+
+  return jnp.stack([of_head(*item) for item in enumerate(spans)])
 
 
 def parts(patterns: tuple[Pattern, ...]) -> list[tuple[Pattern, Heads]]:

@@ -47,6 +47,24 @@ def utilization_by_step(lines: Lines) -> "Figure":
   return _speed_by_step(lines, "mfu", "model-FLOPs utilization")
 
 
+def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
+  """A figure of learned spans, with a point for each head.
+
+  Args:
+    spans: {layer: those of its heads, in positions}.
+  """
+  figure, axis = _axis()
+  layers, spans_LH = list(spans), np.array(list(spans.values()))
+  axis.plot(layers, spans_LH, "o", ms=4, alpha=0.6, color=style.LIGHT)
+  axis.plot(
+    layers, spans_LH.mean(1), "_", ms=14, color=style.DARK, label="mean"
+  )
+  axis.set(xlabel="layer", ylabel="span in positions", xticks=layers)
+  axis.set_ylim(bottom=0)
+  axis.legend(frameon=False)
+  return figure
+
+
 def _speed_by_step(lines, field, label):
   figure, axis = _axis()
   steps, values = _columns(lines, field)

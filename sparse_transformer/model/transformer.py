@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.model import content, experts
+from sparse_transformer.model import content, experts, spans as spans_lib
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
 
@@ -20,9 +20,16 @@ from sparse_transformer.model.config import Config
 Measured = dict[str, jax.Array]
 
 
-# The parts of the parameters that are stacked: blocks and centroids along
+# The parts of the parameters that are stacked: blocks, centroids, spans along
 # layers; the layers of experts, which are in blocks, along experts.
-STACKS = "blocks", "expert_blocks", "centroids", "experts_in", "experts_out"
+STACKS = (
+  "blocks",
+  "expert_blocks",
+  "centroids",
+  spans_lib.NAME,
+  "experts_in",
+  "experts_out",
+)
 
 
 class Attend(Protocol):
@@ -49,7 +56,8 @@ class Attend(Protocol):
       index: the position in the stack; traced, since stacks of several layers
         are scanned.
       directions: those of this layer, for each of its patterns that follow the
-        content and have any, see `attention.attend`.
+        content and have any, or the spans of its heads; see
+        `attention.attend`.
       q_BLHK: queries of all heads.
       k_BLHK: keys of the same positions; in heads whose pattern follows the
         content and `shares`, the queries at unit length.
@@ -99,6 +107,8 @@ class Transformer(nnx.Module):
     )
     # Drawn last: whether there are any changes no other parameter.
     self.centroids = _params(content.init_centroids(config, rngs.params()))
+    spans = spans_lib.init(config)
+    self.spans = None if spans is None else nnx.Param(spans)
 
   def __call__(
     self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
@@ -227,6 +237,7 @@ class Transformer(nnx.Module):
     centroids = {
       int(num): param[...] for num, param in (self.centroids or {}).items()
     }
+    spans = None if self.spans is None else self.spans[...]
     graphs, packed, unpack = {}, {}, {}
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
@@ -236,19 +247,23 @@ class Transformer(nnx.Module):
     def apply(carry, layer, index, inputs):
       # The layer is taken here, so that what a rematerialized block keeps are
       # the inputs of the scan: they are not copied.
-      (x_BLD, cache), (packed, centroids, rngs) = carry, inputs
+      (x_BLD, cache), (packed, centroids, spans, rngs) = carry, inputs
       kind = kinds[layer]
       params = unpack[kind](_take(packed[kind], kinds[:layer].count(kind)))
       block = nnx.merge(graphs[kind], params)
-      directions = self._directions(layer, index, _take(centroids, layer))
+      heads = config.patterns[layer]
+      spans = spans_lib.by_pattern(heads, _take(spans, layer))
+      directions = spans | self._directions(
+        layer, index, _take(centroids, layer)
+      )
 
       def attend_heads(q_BLHK, k_BLHK, v_BLHE):
-        heads = config.patterns[layer]
         k_BLHK = content.share(heads, q_BLHK, k_BLHK)
         out_BLHE, new = attend(
           cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
         )
-        return out_BLHE, (new, content.measure(heads, q_BLHK, directions))
+        of_content = content.measure(heads, q_BLHK, directions)
+        return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
 
       y_BLD, (cache, of_heads), of_mlp = block(
         x_BLD, attend_heads, _take(rngs, layer)
@@ -278,13 +293,14 @@ class Transformer(nnx.Module):
     periods = (
       {k: by_period(p, kinds[:period].count(k)) for k, p in packed.items()},
       by_period(centroids, period),
+      by_period(spans, period),
       by_period(rngs, period),
     )
     carry, scanned = jax.lax.scan(
       apply_period, (x_BLD, cache), (jnp.arange(times), periods)
     )
     rest = range(times * period, num_layers)
-    inputs = packed, centroids, rngs
+    inputs = packed, centroids, spans, rngs
     (x_BLD, cache), last = apply_layers(carry, rest, 0, inputs)
     return x_BLD, cache, _by_layer(scanned, last)
 

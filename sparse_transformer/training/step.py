@@ -90,6 +90,7 @@ def train_step(
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
+  params = model_lib.clip_spans(params)
   # At first the average follows closely, so that the initial weights do not
   # hold short runs back (the schedule of tf.train.ExponentialMovingAverage).
   decay = jnp.minimum(

@@ -65,6 +65,10 @@ def reference(inputs, heads, spans):
   return *results, dm.sum((0, 2, 3)) * slopes
 
 
+def by_pattern(heads, spans):
+  return {c: spans for pattern in heads for c in pattern.contents()}
+
+
 def with_gradients(attention, spans, q, k, v, dout, dlse):
   """(out, lse, dq, dk, dv, dspans) of a function of all four."""
 
@@ -84,7 +88,7 @@ def run(spans, *inputs, heads, backend="auto", tile=16):
       k,
       v,
       heads,
-      spans=spans,
+      directions=by_pattern(heads, spans),
       backend=backend,
       tile=tile,
       return_lse=True,
@@ -169,7 +173,8 @@ def test_one_program_processes_fewer_tiles_as_spans_shrink(
 
   @jax.jit
   def program(spans):
-    return attend(q, k, v, heads, spans=spans, backend=backend, tile=16)
+    given = by_pattern(heads, spans)
+    return attend(q, k, v, heads, backend=backend, tile=16, directions=given)
 
   def count(*spans):
     steps.clear()
@@ -213,7 +218,8 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
     )
 
   def attention(q, k, v, spans):
-    out = attend(q, k, v, Strided(5) | SPAN, spans=spans, tile=16)
+    given = {SPAN: spans}
+    out = attend(q, k, v, Strided(5) | SPAN, directions=given, tile=16)
     return out, out[..., 0]
 
   mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=(axis_type,) * 2)
@@ -233,15 +239,14 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
 
 
 @pytest.mark.parametrize(
-  "pattern, spans, words",
+  "pattern, directions, words",
   [
-    (SPAN, None, "needs the spans"),
-    (Local(3) | SPAN, jnp.ones((3,)), "must be .2., one per head"),
-    (SPAN, jnp.ones((2,), int), "floating-point"),
-    (Local(3), jnp.ones((2,)), "no head's pattern"),
+    (SPAN, {}, "needs its spans in positions, one per head, an array .2."),
+    (Local(3) | SPAN, {SPAN: jnp.ones(3)}, "must be .2., .* got .3."),
+    (Local(3), {SPAN: jnp.ones(2)}, "no head's pattern contains"),
   ],
 )
-def test_spans_are_checked(pattern, spans, words):
+def test_spans_are_checked(pattern, directions, words):
   q, k, v, *_ = laws.random_inputs(9, 2)
   with pytest.raises(ValueError, match=words):
-    attend(q, k, v, pattern, spans=spans)
+    attend(q, k, v, pattern, directions=directions)

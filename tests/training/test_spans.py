@@ -1,0 +1,92 @@
+"""Networks and runs with learned spans."""
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import runs
+
+from sparse_transformer import model, report
+from sparse_transformer.figures import curves
+from sparse_transformer.model import spans as spans_lib
+from sparse_transformer.patterns import AdaptiveSpan, Local
+from sparse_transformer.training import loop, optimizer
+from sparse_transformer.training.experiment import Experiment
+
+SPAN = AdaptiveSpan(10, 4)
+# Of three layers; the second has no spans, the last one in its first head only.
+PATTERNS = ((SPAN, Local(3) | SPAN), (Local(5),) * 2, (SPAN, Local(2)))
+
+
+def network(**changes):
+  settings = dict(num_layers=3, patterns=PATTERNS)
+  return networks.config(**settings | changes)
+
+
+def gradient_of_spans(config):
+  """(what the network measures, the gradient of a loss by the spans)."""
+  params, tokens = networks.random_params(config), networks.tokens(config)
+  spans = jnp.array([[0.35, 0.52], [0.71, 0.13], [0.94, 0.22]])
+
+  def loss(spans):
+    inputs = params | {"spans": spans}, tokens
+    logits, measured = model.make_predict(config)(*inputs)
+    return jnp.sin(logits).mean() + 0.1 * measured["span"].mean(), measured
+
+  (_, measured), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+    spans
+  )
+  return measured, np.asarray(gradient)
+
+
+def test_heads_of_layers_have_spans_of_their_own():
+  measured, expected = gradient_of_spans(network(backend="dense"))
+  np.testing.assert_allclose(measured["spans"], [[3.5, 5.2], [9.4, 0]], 1e-6)
+  np.testing.assert_allclose(measured["span"], [4.35, 9.4], 1e-6)
+  assert ((expected != 0) == [[True, True], [False, False], [True, False]]).all()
+  blocked = network(backend="auto", remat="block_but_attention")
+  _, found = gradient_of_spans(blocked)
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_parameters_only_where_a_pattern_needs_them():
+  config = network()
+  np.testing.assert_array_equal(spans_lib.init(config), np.zeros((3, 2)))
+  params = jax.eval_shape(lambda: model.init_params(config, 0))
+  assert params["spans"].shape == (3, 2)
+  assert not optimizer.decays(params)["spans"]
+  assert optimizer._block_matrices(params)["spans"] is None
+  without = network(patterns=(PATTERNS[1],) * 3)
+  assert "spans" not in jax.eval_shape(lambda: model.init_params(without, 0))
+  assert model.clip_spans({"start": 2}) == {"start": 2}
+  clipped = model.clip_spans({"spans": jnp.array([-0.1, 0.5, 1.2])})
+  np.testing.assert_array_equal(clipped["spans"], np.float32([0, 0.5, 1]))
+
+
+def test_penalty_shortens_spans_within_bounds():
+  config = runs.tiny(
+    **{
+      "attention.pattern": "(Local(3) | AdaptiveSpan(40, 8), Local(9)),",
+      "optimizer.learning_rate": 0.3,
+      "loss.span": 10.0,
+    }
+  )
+  experiment, lines = Experiment(config), []
+  batches = experiment.batches(experiment.source.examples("train"))
+  state, step = experiment.init(), jax.jit(experiment.step)
+  state.params["spans"] = jnp.full((2, 2), 0.5)
+  for i in range(3):
+    state, measured = step(state, batches[i])
+    lines.append(loop._finite(measured))
+  # The first update of the warm-up is 0; the next are of the learning rate.
+  expected = [[[20, 0]] * 2, [[20, 0]] * 2, [[8, 0]] * 2]
+  found = [line["spans"] for line in lines]
+  np.testing.assert_allclose(found, expected, atol=0.1)
+  np.testing.assert_allclose([x["span"] for x in lines], [20, 20, 8], atol=0.1)
+  np.testing.assert_array_equal(state.params["spans"], [[0, 0.5]] * 2)
+
+  rows = dict(report._spans(experiment.model, lines))
+  assert [*rows] == ["last spans, layer 0", "last spans, layer 1"]
+  assert rows["last spans, layer 1"].endswith(" 0.0 positions")
+  figure = curves.spans_by_layer(report._last_spans(experiment.model, lines))
+  assert len(figure.axes[0].lines) == 3  # two heads and the mean

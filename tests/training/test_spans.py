@@ -43,8 +43,10 @@ def test_heads_of_layers_have_spans_of_their_own():
   measured, expected = gradient_of_spans(network(backend="dense"))
   np.testing.assert_allclose(measured["spans"], [[3.5, 5.2], [9.4, 0]], 1e-6)
   np.testing.assert_allclose(measured["span"], [4.35, 9.4], 1e-6)
-  assert ((expected != 0) == [[True, True], [False, False], [True, False]]).all()
-  blocked = network(backend="auto", remat="block_but_attention")
+  assert (
+    (expected != 0) == [[True, True], [False, False], [True, False]]
+  ).all()
+  blocked = network(backend="streamed", remat="block_but_attention")
   _, found = gradient_of_spans(blocked)
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
@@ -67,6 +69,7 @@ def test_penalty_shortens_spans_within_bounds():
   config = runs.tiny(
     **{
       "attention.pattern": "(Local(3) | AdaptiveSpan(40, 8), Local(9)),",
+      "attention.backend": "dense",
       "optimizer.learning_rate": 0.3,
       "loss.span": 10.0,
     }

@@ -145,7 +145,9 @@ class _Work:
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
     at_run_time, by_span = gathered.on(platform), spanned.on(platform)
-    spans = by_span.plans(self.patterns, spans_H, case.length, self.tile)
+    spans = []
+    if spans_H is not None:
+      spans = by_span.plans(self.patterns, spans_H, case.length, self.tile)
     return [
       *((executor, plan, heads) for plan, heads in known),
       *((at_run_time, plan, heads) for plan, heads in found),

@@ -61,7 +61,7 @@ class Spanned:
   def plans(
     self,
     patterns: tuple[Pattern, ...],
-    spans_H: jax.Array | None,
+    spans_H: jax.Array,
     n: int,
     tile: int = 0,
   ) -> list[tuple[Plan, Heads]]:
@@ -69,7 +69,7 @@ class Spanned:
 
     Args:
       patterns: one per head.
-      spans_H: in positions; None if no pattern has any.
+      spans_H: in positions.
       n: number of positions.
       tile: positions on a side of a tile; 0 for the default.
     """
@@ -77,7 +77,7 @@ class Spanned:
     tile = min(tile or self.tile, n)
 
     def plan(part, heads):
-      span = spans_lib.span_of(part)
+      (span,) = part.contents()
       condition = None if part == span else part.support()
       of_heads = spans_H if heads is None else spans_H[np.array(heads)]
       tables = Tables(of_heads, span)

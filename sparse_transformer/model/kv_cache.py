@@ -5,7 +5,8 @@ position to that of the last query that attends to it; then the slot is free
 for another key. A step reads only the keys of its own row of the pattern. Both
 follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
-every stride-th.
+every stride-th. Where pairs follow the content, a key is kept for as long as
+any query might attend to it, and `content_cache` finds those of a step.
 
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
@@ -18,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.model import transformer
+from sparse_transformer.model import content_cache, transformer
 from sparse_transformer.model.config import Config
-from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns import Causal, Pattern, analysis
 
-# {first layer of a stack: [(k, v) of each group of heads]}, see `Decoder.init`.
-Cache = dict[int, list[tuple[jax.Array, jax.Array]]]
+# {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
+Cache = dict[int, list[tuple[jax.Array, ...]]]
 # For each pattern (slots, reads), see `Decoder.tables`.
 Tables = list[tuple[np.ndarray, np.ndarray]]
 
@@ -33,11 +34,11 @@ class CachePlan:
   """Where the keys of one causal pattern are kept over n steps.
 
   Args:
-    pattern: the pattern.
+    pattern: the pattern, or its static part.
     slots: int32 [n], the slot of each key; `size` for keys without a reader.
-    last: int [n], the last query that attends to each key, -1 for none.
+    last: int [n], the last query that may attend to each key, -1 for none.
     size: number of slots.
-    width: the largest number of keys of a query.
+    width: the largest number of keys of a query in `pattern`.
   """
 
   pattern: Pattern
@@ -103,13 +104,25 @@ class CachePlan:
       read: a row of `reads`.
 
     Returns:
-      (k_BHRK, v_BHRE, booleans [R]: which of them are keys of the row).
+      (k_BHRK, v_BHRE, booleans [1, 1, R]: which of them are keys of the row).
     """
     if self.is_wide:
       k, v = (x[index] for x in slots)
-      return k, v, read
+      return k, v, read[None, None]
     k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
-    return k, v, read < self.size
+    return k, v, (read < self.size)[None, None]
+
+  def take_keys(
+    self,
+    slots: tuple[jax.Array, jax.Array],
+    index: jax.Array | int,
+    keys_BHR: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Takes some keys of each head: (k_BHRK, v_BHRE), any for negative ones."""
+    at_BHR = jnp.asarray(self.slots)[keys_BHR.clip(0)]
+    b, h, _ = np.ogrid[tuple(map(slice, keys_BHR.shape))]
+    k, v = (x[index, b, h, at_BHR] for x in slots)
+    return k, v
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,15 +136,19 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
   Raises:
     ValueError: if the pattern is not causal.
   """
-  if not analysis.is_causal(pattern, n):
+  kept = pattern.support()
+  if not analysis.is_causal(kept, n):
     raise ValueError(
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
       " step; use a causal pattern"
     )
-  last = analysis.last_readers(pattern, n)
+  last = analysis.last_readers(kept, n)
   slots, size = _assign_slots(last)
-  width = int(analysis.keys_per_query(pattern, n).max())
-  return CachePlan(pattern, slots, last, size, width)
+  static = pattern.split()[0]
+  if static is None:
+    static = Causal() - Causal()
+  width = int(analysis.keys_per_query(static, n).max())
+  return CachePlan(static, slots, last, size, width)
 
 
 def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
@@ -183,23 +200,26 @@ class Decoder:
     """Makes the empty cache.
 
     Returns:
-      {first layer of a stack: [(k, v) of each group of heads]}, see
+      {first layer of a stack: [(k, v, ...) of each group of heads]}, see
       `transformer.stacks`. k is [layers of the stack, B, heads of the group,
-      S + 1, K]; the last slot takes the keys without a reader.
+      S + 1, K]; the last slot takes the keys without a reader. Others are the
+      states of `content_cache`, if the pattern follows the content.
     """
     config = self.config
     widths = config.qk_width, config.width
 
-    def cache(count, pattern, heads, width):
-      size, width = self.plans[pattern].size + 1, width // config.num_heads
-      shape = count, batch, len(heads), size, width
-      return jnp.zeros(shape, config.dtype)
+    def cache(layers, pattern, heads):
+      size = self.plans[pattern].size + 1
+      kept = layers, batch, len(heads)
+      k, v = (
+        jnp.zeros((*kept, size, width // config.num_heads), config.dtype)
+        for width in widths
+      )
+      states = content_cache.init(pattern, config.length, *kept, k.shape[-1])
+      return k, v, *states
 
     return {
-      layer: [
-        tuple(cache(count, *group, width) for width in widths)
-        for group in self._groups(layer)
-      ]
+      layer: [cache(count, *group) for group in self._groups(layer)]
       for layer, count in transformer.stacks(config).items()
     }
 
@@ -208,18 +228,20 @@ class Decoder:
     batch, stop = tokens_BL.shape
 
     def attend(cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE):
-      def fill(slots, x_BLH, pattern, heads):
+      inputs = q_BLHK, k_BLHK, v_BLHE
+
+      def fill(kept, pattern, heads):
         # Slots that hold no key get an arbitrary one: no row reads them.
         held = self.plans[pattern].held(stop)
-        x_BSH = jnp.take(x_BLH[:, :, heads], held, axis=1, mode="clip")
-        return slots.at[index].set(x_BSH.swapaxes(1, 2))
+        q, k, v = (x[:, :, heads] for x in inputs)
+        slots = (jnp.take(x, held, axis=1, mode="clip") for x in (k, v))
+        given = content_cache.of_heads(directions, heads)
+        states = content_cache.fill(pattern, self.config.length, q, k, given)
+        new = *(x_BSH.swapaxes(1, 2) for x_BSH in slots), *states
+        return tuple(x.at[index].set(y) for x, y in zip(kept, new, strict=True))
 
-      filled = [
-        (fill(k, k_BLHK, *group), fill(v, v_BLHE, *group))
-        for (k, v), group in zip(cache[layer], self._groups(layer), strict=True)
-      ]
-      cache = cache | {layer: filled}
-      inputs = q_BLHK, k_BLHK, v_BLHE
+      groups = zip(cache[layer], self._groups(layer), strict=True)
+      cache = cache | {layer: [fill(kept, *group) for kept, group in groups]}
       return model.attend(cache, layer, index, directions, *inputs)
 
     if not stop:
@@ -250,21 +272,26 @@ class Decoder:
     place = {pattern: i for i, pattern in enumerate(self.plans)}
 
     def attend(cache, layer, index, directions, q_B1HK, k_B1HK, v_B1HE):
-      del directions
       outs, groups = [], []
-      for slots, (pattern, heads) in zip(
+      for kept, (pattern, heads) in zip(
         cache[layer], self._groups(layer), strict=True
       ):
+        plan = self.plans[pattern]
         slot, read = table[place[pattern]]
-        q, *new = (x[:, 0, heads] for x in (q_B1HK, k_B1HK, v_B1HE))
+        q, k, v = (x[:, :, heads] for x in (q_B1HK, k_B1HK, v_B1HE))
         slots = tuple(
-          s.at[index, :, :, slot].set(x)
-          for s, x in zip(slots, new, strict=True)
+          s.at[index, :, :, slot].set(x[:, 0])
+          for s, x in zip(kept[:2], (k, v), strict=True)
         )
-        outs.append(
-          _attend_row(q, *self.plans[pattern].take(slots, index, read))
-        )
-        groups.append(slots)
+        keys, states = [plan.take(slots, index, read)], kept[2:]
+        if states:
+          given = content_cache.of_heads(directions, heads)
+          states, found, real = content_cache.step(
+            pattern, self.config.length, states, index, q, k, t, given
+          )
+          keys.append((*plan.take_keys(slots, index, found), real))
+        outs.append(_attend_row(q[:, 0], keys))
+        groups.append((*slots, *states))
       # The outputs are sorted by group: restore the order of the heads.
       order = np.concatenate([heads for _, heads in self._groups(layer)])
       out_BHE = jnp.concatenate(outs, axis=1)[:, np.argsort(order)]
@@ -290,16 +317,31 @@ class Decoder:
 
 
 def _attend_row(
-  q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, real_R: jax.Array
+  q_BHK: jax.Array, keys: list[tuple[jax.Array, jax.Array, jax.Array]]
 ) -> jax.Array:
-  """Attention of one query per head: out_BHE, 0 where a row has no keys."""
+  """Attention of one query per head: out_BHE, 0 where a row has no keys.
+
+  Args:
+    q_BHK: the queries.
+    keys: lists (k_BHRK, v_BHRE, booleans [B or 1, H or 1, R]: which of them
+      are keys of the row).
+  """
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])
-  s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(dtype))
-  s_BHR = jnp.where(real_R[None, None], s_BHR, -jnp.inf)
+  s_BHR = jnp.concatenate([_scores(q_BHK, k, real) for k, _, real in keys], -1)
   max_BH1 = s_BHR.max(-1, keepdims=True, initial=jnp.finfo(dtype).min)
   p_BHR = jnp.exp(s_BHR - max_BH1)
   sum_BH1 = p_BHR.sum(-1, keepdims=True)
-  out_BHE = jnp.einsum("bhr,bhre->bhe", p_BHR, v_BHRE.astype(dtype))
+  ends = np.cumsum([k.shape[2] for k, *_ in keys])[:-1]
+  out_BHE = sum(
+    jnp.einsum("bhr,bhre->bhe", p, v_BHRE.astype(dtype))
+    for p, (_, v_BHRE, _) in zip(jnp.split(p_BHR, ends, -1), keys, strict=True)
+  )
   out_BHE = out_BHE / jnp.where(sum_BH1 == 0, 1, sum_BH1)
-  return out_BHE.astype(v_BHRE.dtype)
+  return out_BHE.astype(keys[0][1].dtype)
+
+
+def _scores(q_BHK, k_BHRK, real):
+  """Products [B, H, R], -inf where there is no key."""
+  s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(q_BHK.dtype))
+  return jnp.where(real, s_BHR, -jnp.inf)

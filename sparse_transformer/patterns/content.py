@@ -357,7 +357,6 @@ class TopBlocks(Content):
     self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
   ) -> Array:
     """The blocks of each query, -1 for none."""
-    import jax
     import jax.numpy as jnp
 
     del directions_HDK
@@ -368,8 +367,24 @@ class TopBlocks(Content):
     keys = k_BLHK[:, : num_blocks * self.size]
     keys = keys.reshape(b, num_blocks, self.size, h, width)
     means_BHDK = keys.mean(2).swapaxes(1, 2)
+    return self.choose(q_BLHK, means_BHDK, jnp.arange(n))
+
+  def choose(
+    self, q_BLHK: Array, means_BHDK: Array, positions_L: Array
+  ) -> Array:
+    """The blocks of queries at some positions: int32 [B, H, L, blocks].
+
+    Args:
+      q_BLHK: the queries.
+      means_BHDK: the mean of the keys of each block from the first one on.
+      positions_L: where the queries are.
+    """
+    import jax
+    import jax.numpy as jnp
+
     scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
-    own_L1 = jnp.arange(n)[:, None] // self.size
+    num_blocks = means_BHDK.shape[2]
+    own_L1 = positions_L[:, None] // self.size
     is_past_LD = jnp.arange(num_blocks)[None] < own_L1
     scores_BHLD = jnp.where(is_past_LD[None, None], scores_BHLD, -jnp.inf)
     best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))

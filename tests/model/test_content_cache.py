@@ -1,0 +1,197 @@
+"""Decoding with patterns that follow the content."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+
+from sparse_transformer.attention import selection
+from sparse_transformer.model import content_cache, kv_cache, sampling
+from sparse_transformer.patterns import (
+  LSH,
+  Block,
+  Local,
+  Routing,
+  Strided,
+  TopBlocks,
+)
+from sparse_transformer.patterns.content import Content
+
+# The keys that steps find.
+
+BATCH, HEADS, WIDTH = 2, 3, 8
+ROUTING = Routing(5, 11)
+ALGEBRA = (
+  Strided(5) | TopBlocks(6, 2) | LSH(3, 4, 3),  # keys in several rounds
+  (Local(9) | LSH(60, 4, 2)) & (TopBlocks(6, 3) | Strided(4)),
+  (LSH(5, 4) - ROUTING) & Local(30),  # whose slots are used again
+)
+
+
+def directions_of(pattern):
+  """Those of all heads, or of each."""
+
+  def of(content):
+    drawn = content.directions(WIDTH)
+    if drawn is not None:
+      return jnp.asarray(drawn)
+    shape = HEADS, content.num_directions, WIDTH
+    return jax.random.normal(jax.random.key(7), shape)
+
+  return {c: of(c) for c in pattern.contents() if c.num_directions}
+
+
+def check_keys(pattern, n, starts):
+  """After prompts, steps find the keys of one pass that are not static."""
+  given = directions_of(pattern)
+  shape = 2, BATCH, n, HEADS, WIDTH
+  q, k = jax.random.normal(jax.random.key(n), shape)
+  heads = (pattern,) * HEADS
+  realise = functools.partial(selection.realise, heads, directions=given)
+  expected = np.array(jax.jit(realise)(q, k))
+  static = pattern.split()[0]
+  if static is not None:
+    expected &= ~static.matrix(n)
+
+  of_pattern = dict(pattern=pattern, n=n, directions=given)
+  fill, step = (
+    jax.jit(functools.partial(f, **of_pattern))
+    for f in (content_cache.fill, content_cache.step)
+  )
+  for start in starts:
+    # Of the second of two layers.
+    states = content_cache.init(pattern, n, 2, BATCH, HEADS, WIDTH)
+    if start:
+      filled = fill(q_BLHK=q[:, :start], k_BLHK=k[:, :start])
+      states = [x.at[1].set(y) for x, y in zip(states, filled, strict=True)]
+    for t in range(start, n):
+      row = dict(q_B1HK=q[:, t : t + 1], k_B1HK=k[:, t : t + 1])
+      states, *found = step(stacks=states, index=1, t=t, **row)
+      keys, real = map(np.asarray, found)
+      found = np.zeros((BATCH, HEADS, n), int)
+      np.add.at(found, (*np.nonzero(real)[:2], keys[real]), 1)
+      np.testing.assert_array_equal(found, expected[:, :, t], f"{start=} {t=}")
+  return keys.shape[-1]
+
+
+@pytest.mark.parametrize(
+  "pattern, start", [(LSH(8, 4, 2), 49), (ROUTING, 1), (TopBlocks(8, 3), 17)]
+)
+def test_steps_find_the_keys_of_one_pass(pattern, start):
+  num_keys = check_keys(pattern, 50, (0, start))
+  assert num_keys == pattern.most_keys(50)  # what a step reads
+
+
+@pytest.mark.parametrize("pattern", ALGEBRA, ids=str)
+def test_steps_find_the_keys_of_combinations(pattern):
+  check_keys(pattern, 53, (23,))
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_steps_of_short_sequences(n):
+  check_keys(LSH(8, 2) | TopBlocks(7, 2), n, (n - 1, 0))
+
+
+def test_states_are_small_beside_keys_and_values():
+  def size(pattern):
+    kept = content_cache.init, pattern, 12_288, 1, 1, 1, 64
+    (state,) = jax.eval_shape(functools.partial(*kept))
+    return state.shape, state.size * state.dtype.itemsize
+
+  # All keys and values are 6 MiB.
+  assert size(LSH(64, 192, 4)) == ((1, 1, 1, 4, 192, 64), 192 * 2**10)
+  assert size(Routing(64, 128)) == ((1, 1, 1, 1, 64, 128), 32 * 2**10)
+  assert size(TopBlocks(64, 8)) == ((1, 1, 1, 191, 64), 191 * 2**8)
+
+
+def test_patterns_of_others_need_a_pass_for_each_position():
+  @dataclasses.dataclass(frozen=True)
+  class Other(Content):
+    pass
+
+  with pytest.raises(ValueError, match="sample without a cache"):
+    content_cache.state_of(Other(), 10)
+
+
+# Networks.
+
+LENGTH = 37
+LAYERS = (
+  (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
+  (Routing(3, 9) | Local(3), Routing(3, 9) | Local(3), LSH(9, 6)),
+)
+
+
+@functools.cache
+def decode():
+  """(network, parameters, a jitted step) of networks with LAYERS, twice."""
+  config = networks.config(
+    vocab_size=11,
+    length=LENGTH,
+    shape=(LENGTH,),
+    patterns=LAYERS * 2,
+    num_layers=4,
+    num_heads=3,
+    width=24,
+    half_size=True,
+    backend="dense",
+  )
+  decoder = kv_cache.Decoder(config)
+  params = networks.random_params(config, std=0.4)
+  return config, decoder, params, jax.jit(decoder.step)
+
+
+def logits_of_steps(tokens, start=0):
+  """The logits [B, L, V] from position `start` on."""
+  _, decoder, params, step = decode()
+  cache = jax.jit(decoder.prefill)(params, tokens[:, :start])
+  logits = []
+  for t in range(start, LENGTH):
+    table = jax.tree.map(lambda x: x[0], decoder.tables(t, t + 1))
+    new, cache = step(params, cache, tokens[:, t - 1], t, table)
+    logits.append(new)
+  return np.stack(logits, 1)
+
+
+@pytest.mark.parametrize(
+  "start",
+  [0, 18, *(pytest.param(t, marks=pytest.mark.soak) for t in (1, LENGTH - 1))],
+)
+def test_steps_give_the_logits_of_one_pass(start):
+  config, _, params, _ = decode()
+  tokens = networks.tokens(config, seed=1)
+  expected = np.asarray(networks.apply(config)(params, tokens))
+  assert np.abs(expected).max() > 1
+  found = logits_of_steps(tokens, start)
+  np.testing.assert_allclose(found, expected[:, start:], atol=2e-4, rtol=2e-4)
+
+
+def test_steps_are_exact_and_independent_of_the_batch():
+  config, *_ = decode()
+  tokens, others = (networks.tokens(config, seed=seed) for seed in (1, 2))
+  first, again = logits_of_steps(tokens), logits_of_steps(tokens)
+  np.testing.assert_array_equal(first, again)
+  others[0] = tokens[0]
+  beside = logits_of_steps(others)
+  np.testing.assert_array_equal(beside[0], first[0])
+  assert (beside[1] != first[1]).any()
+
+
+def test_samples_continue_a_prompt_by_the_most_probable_symbols():
+  config, decoder, params, _ = decode()
+  prompts = networks.tokens(config)[:, :18].astype(np.uint8)
+  drawn, _ = sampling.sample(
+    decoder,
+    params,
+    sampling.Sampler(temperature=0),
+    num=2,
+    length=LENGTH,
+    prompts=prompts,
+  )
+  logits = networks.apply(config)(params, drawn)
+  np.testing.assert_array_equal(drawn[:, :18], prompts)
+  np.testing.assert_array_equal(drawn[:, 18:], logits.argmax(-1)[:, 18:])

@@ -122,14 +122,14 @@ def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
   """The plan of a bound part, with the tables of its `pairs_of`."""
   everywhere = make_order(np.arange(n), n)
   tile = tables.queries.shape[-1]
-  return Plan(_condition(part), tile, everywhere, everywhere, tables)
+  return Plan(condition(part), tile, everywhere, everywhere, tables)
 
 
-def _condition(part):
+def condition(part: Any) -> Pattern:
   """What decides about the pairs of the tiles that a part is run in."""
   if isinstance(part, Near | Chosen):
     return part.within_tiles()
-  return dataclasses.replace(part, left=_condition(part.left))
+  return dataclasses.replace(part, left=condition(part.left))
 
 
 @dataclasses.dataclass(frozen=True)

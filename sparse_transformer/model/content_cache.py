@@ -2,9 +2,9 @@
 
 What is kept says which keys the next query can have. LSH and Routing keep the
 last `window` positions of each bucket; TopBlocks the sum of the keys of each
-block. A step turns this into the pairs of one query. They take the place of
-those of a whole sequence: the code that combines patterns, and counts no pair
-twice, is the same.
+block; AdaptiveSpan nothing. A step turns this into the pairs of one query. They
+take the place of those of a whole sequence: the code that combines patterns,
+and counts no pair twice, is the same.
 
 Axes: as in `patterns.content`, with G buckets or clusters, W positions kept of
 each, S blocks of keys.
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import gathered, selection
-from sparse_transformer.patterns import Pattern, shorten
+from sparse_transformer.attention import gathered, selection, spans
+from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
 from sparse_transformer.patterns.content import (
   LSH,
   Chosen,
@@ -28,19 +28,26 @@ from sparse_transformer.patterns.content import (
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row(Chosen):
-  """Blocks of keys of one query of each head, int32 [B, H, 1, C]."""
+  """Blocks of keys of one query of each head, int32 [B, H, 1, C].
+
+  Attributes:
+    bias: what is added to the scores of their keys, [B, H, C * size] or alike.
+  """
+
+  bias: jax.Array | float = 0.0
 
   def mask(self, q, k):
     del q  # there is one only
     return super().mask(0, k)
 
   @property
-  def keys(self) -> jax.Array:
-    """The positions [B, H, 1, C * size], negative ones for none."""
+  def positions(self) -> jax.Array:
+    """Those of the keys [B, H, 1, C * size], negative ones for none."""
     within = np.arange(self.size, dtype=np.int32)[None, None, None, None]
-    keys = self.blocks[..., None] * self.size + within
-    return keys.reshape(*self.blocks.shape[:3], -1)
+    found = self.blocks[..., None] * self.size + within
+    return found.reshape(*self.blocks.shape[:3], -1)
 
 
 class State(Protocol):
@@ -54,7 +61,7 @@ class State(Protocol):
     ...
 
   def fill(
-    self, q_BLHK: jax.Array, k_BLHK: jax.Array, directions_HDK: jax.Array | None
+    self, q_BLHK: jax.Array, k_BLHK: jax.Array, directions: jax.Array | None
   ) -> jax.Array:
     """The state after the positions of a prompt."""
     ...
@@ -66,7 +73,7 @@ class State(Protocol):
     q_B1HK: jax.Array,
     k_B1HK: jax.Array,
     t: jax.Array,
-    directions_HDK: jax.Array | None,
+    directions: jax.Array | None,
   ) -> tuple[jax.Array, tuple[Row, ...]]:
     """Takes position t in.
 
@@ -75,7 +82,7 @@ class State(Protocol):
       index: the layer in the stack.
       q_B1HK, k_B1HK: the query and the key at t.
       t: the position.
-      directions_HDK: those of the layer.
+      directions: those of the layer.
 
     Returns:
       (the states with that of this layer after t, the sets whose union are the
@@ -103,7 +110,7 @@ class Buckets(State):
     del width
     return jnp.full((layers, batch, heads, *self.shape), -1, jnp.int32)
 
-  def fill(self, q_BLHK, k_BLHK, directions_HDK):
+  def fill(self, q_BLHK, k_BLHK, directions):
     _, num, window = self.shape
 
     def of_round(labels_L):
@@ -114,12 +121,12 @@ class Buckets(State):
       last_GW = jnp.take(order_L, places_GW, mode="clip")
       return jnp.where(places_GW >= edges[:-1, None], last_GW, -1)
 
-    labels_BHLR = self.pattern.labels(q_BLHK, k_BLHK, directions_HDK)
+    labels_BHLR = self.pattern.labels(q_BLHK, k_BLHK, directions)
     of_head = jax.vmap(of_round, in_axes=1)
     return jax.vmap(jax.vmap(of_head))(labels_BHLR)
 
-  def step(self, stack, index, q_B1HK, k_B1HK, t, directions_HDK):
-    labels_BHR = self.pattern.labels(q_B1HK, k_B1HK, directions_HDK)[:, :, 0]
+  def step(self, stack, index, q_B1HK, k_B1HK, t, directions):
+    labels_BHR = self.pattern.labels(q_B1HK, k_B1HK, directions)[:, :, 0]
     b, h, r = np.ogrid[tuple(map(slice, labels_BHR.shape))]
     bucket = index, b, h, r, labels_BHR
     last_BHRW = stack[bucket]
@@ -149,8 +156,8 @@ class BlockSums(State):
     shape = layers, batch, heads, self.num_blocks, width
     return jnp.zeros(shape, jnp.float32)
 
-  def fill(self, q_BLHK, k_BLHK, directions_HDK):
-    del q_BLHK, directions_HDK
+  def fill(self, q_BLHK, k_BLHK, directions):
+    del q_BLHK, directions
     b, n, h, width = k_BLHK.shape
     num, size = self.num_blocks, self.pattern.size
     missing = max(0, num * size - n)
@@ -158,13 +165,36 @@ class BlockSums(State):
     blocks = k_BLHK[:, : num * size].reshape(b, num, size, h, width)
     return blocks.sum(2).swapaxes(1, 2)
 
-  def step(self, stack, index, q_B1HK, k_B1HK, t, directions_HDK):
-    del directions_HDK
+  def step(self, stack, index, q_B1HK, k_B1HK, t, directions):
+    del directions
     size = self.pattern.size
     # Nothing is added past the end, where blocks are never chosen.
     stack = stack.at[index, :, :, t // size].add(k_B1HK[:, 0], mode="drop")
     blocks = self.pattern.choose(q_B1HK, stack[index] / size, t[None])
     return stack, (Row(blocks, size),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Last(State):
+  """Nothing: the keys are the last ones. Their weights follow from the span."""
+
+  pattern: AdaptiveSpan
+  n: int
+
+  def init(self, layers, batch, heads, width):
+    return ()
+
+  def fill(self, q_BLHK, k_BLHK, directions):
+    return ()
+
+  def step(self, stack, index, q_B1HK, k_B1HK, t, directions):
+    b, _, h, _ = q_B1HK.shape
+    num_keys = self.pattern.most_keys(self.n)
+    distance = np.arange(num_keys, dtype=np.int32)[None, None]
+    keys = jnp.broadcast_to((t - distance)[:, :, None], (b, h, 1, num_keys))
+    spans_1H1 = directions[None, :, None]
+    weights = spans.weights_of(self.pattern, spans_1H1, distance)
+    return stack, (Row(keys, 1, jnp.log(weights)),)
 
 
 def state_of(content: Content, n: int) -> State:
@@ -174,6 +204,8 @@ def state_of(content: Content, n: int) -> State:
       return Buckets(content, n)
     case TopBlocks():
       return BlockSums(content, n)
+    case AdaptiveSpan():
+      return Last(content, n)
   raise ValueError(
     f"{shorten(content)} cannot be decoded step by step: what it needs to keep"
     " is not known; sample without a cache"
@@ -198,10 +230,8 @@ def init(
     layers, batch, heads: of a stack of layers.
     width: of keys, K.
   """
-  return [
-    state_of(content, n).init(layers, batch, heads, width)
-    for content in pattern.contents()
-  ]
+  shape = layers, batch, heads, width
+  return [state_of(content, n).init(*shape) for content in pattern.contents()]
 
 
 def fill(
@@ -248,9 +278,9 @@ def step(
     directions: as in `attention.attend`.
 
   Returns:
-    (the states after t in this layer, positions [B, H, R], booleans [B, H, R]:
-    which of them are keys beside those of the static part of the pattern). No
-    key is there twice.
+    (the states after t in this layer, positions [B, H, R] of keys beside those
+    of the static part of the pattern, what is added to their scores [B, H, R]:
+    -inf where there is no key). No key is there twice.
   """
   q_B1HK, k_B1HK = (x.astype(jnp.float32) for x in (q_B1HK, k_B1HK))
   t = jnp.asarray(t, jnp.int32)
@@ -262,9 +292,12 @@ def step(
     )
     new.append(stack)
     sets.append(rows)
-  keys, real = [], []
-  for part, _ in selection.parts((pattern,), (tuple(sets),)):
-    k_BH1R = gathered.pairs_of(part).keys
+  keys, biases = [], []
+  for part in selection.parts_of(pattern, tuple(sets)):
+    row = gathered.pairs_of(part)
+    assert isinstance(row, Row)
+    k_BH1R = row.positions
+    real_BH1R = (k_BH1R >= 0) & gathered.condition(part).mask(t, k_BH1R)
     keys.append(k_BH1R[:, :, 0])
-    real.append(((k_BH1R >= 0) & part.mask(t, k_BH1R))[:, :, 0])
-  return new, jnp.concatenate(keys, -1), jnp.concatenate(real, -1)
+    biases.append(jnp.where(real_BH1R[:, :, 0], row.bias, -jnp.inf))
+  return new, jnp.concatenate(keys, -1), jnp.concatenate(biases, -1)

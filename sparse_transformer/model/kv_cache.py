@@ -21,7 +21,8 @@ import numpy as np
 
 from sparse_transformer.model import content_cache, transformer
 from sparse_transformer.model.config import Config
-from sparse_transformer.patterns import Causal, Pattern, analysis
+from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns.catalogue import Causal
 
 # {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
 Cache = dict[int, list[tuple[jax.Array, ...]]]
@@ -104,13 +105,16 @@ class CachePlan:
       read: a row of `reads`.
 
     Returns:
-      (k_BHRK, v_BHRE, booleans [1, 1, R]: which of them are keys of the row).
+      (k_BHRK, v_BHRE, what is added to scores [1, 1, R]: 0 for the keys of
+      the row, -inf for others).
     """
     if self.is_wide:
+      real = read
       k, v = (x[index] for x in slots)
-      return k, v, read[None, None]
-    k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
-    return k, v, (read < self.size)[None, None]
+    else:
+      real = read < self.size
+      k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
+    return k, v, jnp.where(real, 0.0, -jnp.inf)[None, None]
 
   def take_keys(
     self,
@@ -238,7 +242,7 @@ class Decoder:
         given = content_cache.of_heads(directions, heads)
         states = content_cache.fill(pattern, self.config.length, q, k, given)
         new = *(x_BSH.swapaxes(1, 2) for x_BSH in slots), *states
-        return tuple(x.at[index].set(y) for x, y in zip(kept, new, strict=True))
+        return jax.tree.map(lambda x, y: x.at[index].set(y), kept, new)
 
       groups = zip(cache[layer], self._groups(layer), strict=True)
       cache = cache | {layer: [fill(kept, *group) for kept, group in groups]}
@@ -286,10 +290,10 @@ class Decoder:
         keys, states = [plan.take(slots, index, read)], kept[2:]
         if states:
           given = content_cache.of_heads(directions, heads)
-          states, found, real = content_cache.step(
+          states, found, bias = content_cache.step(
             pattern, self.config.length, states, index, q, k, t, given
           )
-          keys.append((*plan.take_keys(slots, index, found), real))
+          keys.append((*plan.take_keys(slots, index, found), bias))
         outs.append(_attend_row(q[:, 0], keys))
         groups.append((*slots, *states))
       # The outputs are sorted by group: restore the order of the heads.
@@ -323,12 +327,12 @@ def _attend_row(
 
   Args:
     q_BHK: the queries.
-    keys: lists (k_BHRK, v_BHRE, booleans [B or 1, H or 1, R]: which of them
-      are keys of the row).
+    keys: lists (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]:
+      -inf for what is no key of the row).
   """
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])
-  s_BHR = jnp.concatenate([_scores(q_BHK, k, real) for k, _, real in keys], -1)
+  s_BHR = jnp.concatenate([_scores(q_BHK, k, bias) for k, _, bias in keys], -1)
   max_BH1 = s_BHR.max(-1, keepdims=True, initial=jnp.finfo(dtype).min)
   p_BHR = jnp.exp(s_BHR - max_BH1)
   sum_BH1 = p_BHR.sum(-1, keepdims=True)
@@ -341,7 +345,6 @@ def _attend_row(
   return out_BHE.astype(keys[0][1].dtype)
 
 
-def _scores(q_BHK, k_BHRK, real):
-  """Products [B, H, R], -inf where there is no key."""
+def _scores(q_BHK, k_BHRK, bias):
   s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(q_BHK.dtype))
-  return jnp.where(real, s_BHR, -jnp.inf)
+  return s_BHR + bias

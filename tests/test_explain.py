@@ -122,6 +122,33 @@ def test_network_that_is_not_causal_has_no_cache():
   assert "never reaches" in explanation.render(result)
 
 
+CONTENT = (
+  "Local(8) | LSH(8, 4, rounds=2)",
+  "Block(8) | TopBlocks(8, 3)",
+  "Routing(clusters=4, window=16)",
+)
+
+
+def test_patterns_that_follow_the_content():
+  union, blocks, routing = (patterns.parse(text)[0][0] for text in CONTENT)
+  result = report(runs.tiny(), (union, blocks), (routing, routing))
+  rows = {row["pattern"]: row for row in result["attention"]}
+  assert {row["keys_min"] for row in rows.values()} == {None}
+  row = rows[str(blocks)]
+  assert row["pairs"] == 64 * 4.5 + 64 * 8 * (0 + 1 + 2 + 3 * 5) / 8
+  assert (row["keys_max"], row["executor"]) == (8 + 24, "streamed, gathered")
+  assert row["computed"] % 64 == 0 and row["computed"] > 64**2
+  assert rows[str(routing)]["computed"] == 64**2
+  assert result["cache"] is None
+  # Static pairs connect what is in a block; with any of the past, all is.
+  assert result["reach"]["missing"] == [8, 0]
+  assert result["reach"]["may_see"] == 1
+  text = explanation.render(result)
+  assert "~" in text and "drawn evenly at random" in text
+  lines = [line.split()[:5] for line in text.splitlines()]
+  assert ["may", "see", "everything", "after", "1"] in lines
+
+
 def test_dense_backend_computes_the_full_square():
   config = runs.tiny(**{"attention.backend": "dense"})
   assert report(config)["attention"][0]["computed"] == 64**2

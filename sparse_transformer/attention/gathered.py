@@ -75,6 +75,14 @@ def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
   return _lay_out_chosen(pairs, tile or TILE)
 
 
+def count_scores(tables: Tables) -> int:
+  """How many scores of each sequence and head are computed for a set."""
+  _, _, num_tiles, tile = tables.queries.shape
+  if tables.blocks is None:
+    return num_tiles * tile * tables.span * tile
+  return num_tiles * tile * tables.keys.shape[-1] // tables.num_blocks
+
+
 def _lay_out_near(pairs, tile):
   b, h, n = pairs.order.shape
   tile = min(tile, n)

@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sparse_transformer.attention import gathered, spans as spans_lib
 from sparse_transformer.attention.contract import (
   SAVED_NAMES,
+  Case,
   Heads,
   Plan,
   index_of,
@@ -194,6 +195,39 @@ def plans(
     (gathered.make_plan(part, table_of[id(gathered.pairs_of(part))], n), heads)
     for part, heads in parts(patterns, bound)
   ]
+
+
+def count_scores(pattern: Pattern, case: Case) -> list[tuple[int, int]]:
+  """What is computed for the parts of a pattern that follow the content.
+
+  Shapes are known before run time, whatever the content.
+
+  Args:
+    pattern: of one head.
+    case: what is run.
+
+  Returns:
+    (tile, number of scores) of each part, for one sequence and head.
+  """
+  found = []
+
+  def lay_out_parts(q_BLHK, directions):
+    bound = bind((pattern,), q_BLHK, q_BLHK, directions)
+    tables = lay_out(bound, case.tile)
+    for plan, _ in plans((pattern,), bound, tables, case.length):
+      found.append((plan.tile, gathered.count_scores(plan.tables)))
+
+  def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+  width = case.qk_width
+  directions = {
+    content: array(1, content.num_directions, width)
+    for content in pattern.contents()
+    if content.num_directions
+  }
+  jax.eval_shape(lay_out_parts, array(1, case.length, 1, width), directions)
+  return found
 
 
 def _unions(pattern, sets):

@@ -20,7 +20,8 @@ MAX_PANELS = 12  # patterns in one picture
 PANEL = 2.4  # side of a panel in inches
 LINE = 28  # characters of a title that fit on a line above a panel
 MAX_LINES = 8  # of them for one pattern
-KEY, QUERY = 1, 2  # values of a cell; 0: not attended to
+# Values of a cell; 0: not attended to; MAYBE: that depends on the content.
+KEY, QUERY, MAYBE = 1, 2, 3
 PALEST = 0.5  # fraction of its color that a lone key keeps among joined cells
 
 Layers = Sequence[Sequence[Pattern]]  # the heads of each layer
@@ -100,8 +101,10 @@ def panels(
     top.set_title(title, fontsize="medium", color=style.DARK)
     _show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
     _show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
+    notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
-      bottom.set_xlabel(f"the first {MAX_LENGTH:,} of {length:,}")
+      notes.append(f"the first {MAX_LENGTH:,} of {length:,}")
+    bottom.set_xlabel("\n".join(notes))
   for axis, label in zip(
     axes[:, 0],
     ("keys of one query,\nin the data", "keys of all queries,\none per row"),
@@ -136,7 +139,7 @@ def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
   """RGB image of what a query in the lower half sees, in `rows` rows."""
   query = min(length - 1, int(length * 0.71))
   cells = np.zeros(rows * -(-length // rows), np.uint8)
-  cells[pattern.keys(query, length)] = KEY
+  cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
   height, width = rows, len(cells) // rows
   return paint(
@@ -155,21 +158,33 @@ def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
   strips = []
   for start in range(0, n, size):
     q = i[start : start + size, None]
-    cells = np.where(pattern.mask(q, i), KEY, 0)
+    cells = _cells(pattern, q, i)
     strips.append(paint(np.where(q == i, QUERY, cells), size, size))
   return np.concatenate(strips)
+
+
+def _cells(pattern, q, k):
+  """The values of pairs: KEY, MAYBE or 0."""
+  if not pattern.contents():
+    return np.where(pattern.mask(q, k), KEY, 0)
+  cells = np.where(pattern.support().mask(q, k), MAYBE, 0)
+  static, _ = pattern.split()
+  return cells if static is None else np.where(static.mask(q, k), KEY, cells)
 
 
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
   A pixel is paler the fewer of its cells are keys; one that contains a query
-  has the color of a query.
+  has the color of a query, and one that only may contain keys that of these.
   """
-  nothing, key, query = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
-  share = _pool(cells > 0, height, width)[..., None]
+  colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
+  nothing, key, query, maybe = map(style.rgb, colors)
+  share = _pool((cells > 0) & (cells != MAYBE), height, width)[..., None]
   shade = np.where(share > 0, PALEST + (1 - PALEST) * share, 0)
   painted = nothing + (key - nothing) * shade
+  has_maybe = _pool(cells == MAYBE, height, width)[..., None] > 0
+  painted = np.where(has_maybe & (share == 0), maybe, painted)
   has_query = _pool(cells == QUERY, height, width)[..., None] > 0
   return np.where(has_query, query, painted).round().astype(np.uint8)
 

@@ -34,11 +34,13 @@ from sparse_transformer.patterns.base import (
 )
 from sparse_transformer.patterns.catalogue import Causal
 from sparse_transformer.patterns.checks import orders
+from sparse_transformer.patterns.content import Content
 
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
 CHUNK = 2**22  # values at a time
+MIN_ROWS = 16  # queries whose expected keys are counted
 
 # The patterns of a network by layer and head, as `assign` returns them.
 Layers: TypeAlias = Sequence[Sequence[Pattern]]
@@ -114,8 +116,12 @@ def _by_row(
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Whether any of n queries attends to a key; stops at the first it finds."""
+  """Whether any of n queries attends to a key; stops at the first it finds.
+
+  Of a pattern that follows the content: whether any may.
+  """
   pattern.check(n)
+  pattern = pattern.support()
   some = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some, np.arange(n))):
     return True
@@ -127,8 +133,9 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
-  """Whether no query attends to a later key."""
+  """Whether no query attends to a later key, whatever the content."""
   pattern.check(n)
+  pattern = pattern.support()
   # Combinations of causal patterns need no search.
   match pattern:
     case Union(left, right) if is_causal(left, n) and is_causal(right, n):
@@ -144,7 +151,7 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
   """The (query, key) of the first key that an earlier query sees, or None."""
   if is_causal(pattern, n):
     return None
-  late = pattern - Causal()
+  late = pattern.support() - Causal()
   # The key is the last position of the shortest sequence that has a pair.
   k = bisect.bisect_left(
     range(n), True, key=lambda last: has_pairs(late, last + 1)
@@ -166,6 +173,59 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
       np.add.at(found.reshape(-1, TILE), rows, pairs.sum(-1))
     counts[packed.query_order] += found[:n]
   return counts
+
+
+@functools.lru_cache(maxsize=64)
+def count_pairs(pattern: Pattern, n: int) -> int:
+  """The number of pairs; of those that follow the content, the expected one.
+
+  That is if labels are even (see `Content.chances`), within a few percent:
+  long sequences are counted at some queries.
+  """
+  static, parts = pattern.split()
+  known = 0 if static is None else static.pairs(n)
+  rows = min(n, max(MIN_ROWS, CHUNK // n))
+  # One query of each piece of the sequence, at a random place.
+  borders = np.arange(rows + 1) * n // rows
+  some = np.random.RandomState(0).randint(borders[:-1], borders[1:])
+  keys = np.arange(n)
+  found = sum(
+    np.broadcast_to(_chances(part, q, keys, n), n).sum() * width
+    for part in parts
+    for q, width in zip(some, np.diff(borders), strict=True)
+  )
+  return known + round(float(found))
+
+
+def _chances(
+  pattern: Pattern, q: np.ndarray, k: np.ndarray, n: int
+) -> np.ndarray:
+  """How likely pairs are, as if sets were independent of each other."""
+  if not isinstance(pattern, Union | Intersection | Difference):
+    if isinstance(pattern, Content):
+      return pattern.chances(q, k, n)
+    return pattern.mask(q, k) * 1.0
+  left, right = (_chances(p, q, k, n) for p in (pattern.left, pattern.right))
+  match pattern:
+    case Union():
+      return 1 - (1 - left) * (1 - right)
+    case Intersection():
+      return left * right
+  return left * (1 - right)
+
+
+def most_keys(pattern: Pattern, n: int) -> int:
+  """The most keys that one of n queries may have, whatever the content."""
+  match pattern:
+    case Content():
+      return pattern.most_keys(n)
+    case Union(left, right) if pattern.contents():
+      return min(n, most_keys(left, n) + most_keys(right, n))
+    case Intersection(left, right) if pattern.contents():
+      return min(most_keys(left, n), most_keys(right, n))
+    case Difference(left, _) if pattern.contents():
+      return most_keys(left, n)
+  return int(keys_per_query(pattern, n).max())
 
 
 def area(pattern: Pattern, n: int) -> int:

@@ -77,6 +77,21 @@ class Content(Pattern):
     """The most keys that one of n queries can have."""
     return n
 
+  def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    """How likely each pair is if labels are even: drawn at random.
+
+    Real ones are not even: they differ in how many positions they have, and
+    neighbors are alike. This is what can be expected before they are known.
+
+    Args:
+      q, k: positions of queries and of keys, of shapes that broadcast.
+      n: number of positions.
+
+    Returns:
+      Numbers from 0 to 1, of the broadcast shape.
+    """
+    raise NotImplementedError
+
   @property
   def num_directions(self) -> int:
     """How many directions `labels` projects queries on, D."""
@@ -231,6 +246,12 @@ class LSH(Content):
   def most_keys(self, n: int) -> int:
     return max(1, min(n - 1, self.rounds * self.window))
 
+  def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    in_round = _chances_by_distance(self.buckets, self.window, n)[q - k]
+    in_any = 1 - (1 - in_round) ** self.rounds
+    alone = (1 - 1 / self.buckets) ** (self.rounds * q)
+    return np.where(q > k, in_any, np.where(q == k, alone, 0))
+
   @property
   def num_directions(self) -> int:
     return self.rounds * self.buckets // 2
@@ -304,6 +325,11 @@ class Routing(Content):
   def most_keys(self, n: int) -> int:
     return min(n, self.window)
 
+  def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    # The query is one of the keys.
+    others = _chances_by_distance(self.clusters, self.window - 1, n)[q - k]
+    return np.where(q > k, others, q == k)
+
   @property
   def num_directions(self) -> int:
     return self.clusters
@@ -353,6 +379,12 @@ class TopBlocks(Content):
   def most_keys(self, n: int) -> int:
     return self.size * min(self.num, max(0, n - 1) // self.size)
 
+  def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    past = q // self.size
+    return np.where(
+      k // self.size < past, np.minimum(self.num, past) / np.maximum(past, 1), 0
+    )
+
   def labels(
     self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
   ) -> Array:
@@ -392,6 +424,31 @@ class TopBlocks(Content):
 
   def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
     return (Chosen(labels_BHLC, self.size),)
+
+
+@functools.lru_cache(maxsize=16)
+def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
+  """How likely a key is among the last `window` earlier ones with its label.
+
+  Labels are drawn from `num`, for the query, too.
+
+  Returns:
+    float64 [n], by the key's distance from the query; 0 at distance 0.
+  """
+  distance = np.arange(n)
+  if num == 1 or not window:
+    return ((distance > 0) & (distance <= window)).astype(float)
+  # Where the first of these keys is has a negative binomial distribution.
+  d = distance[window:]
+  log_factorial = np.cumsum(np.log(np.maximum(distance, 1)))
+  log_ways = log_factorial[d - 1] - log_factorial[d - window]
+  log_ways = log_ways - log_factorial[window - 1 : window]
+  first = np.zeros(n)
+  first[d] = np.exp(
+    log_ways - window * np.log(num) + (d - window) * np.log1p(-1 / num)
+  )
+  is_out = np.cumsum(first) - first  # all of them are nearer than this key
+  return np.where(distance > 0, (1 - is_out).clip(0) / num, 0)
 
 
 def _products(spec: str, x: Array, y: Array) -> Array:

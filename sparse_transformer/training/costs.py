@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib, rules
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training.optimizer import make_optimizer
 from sparse_transformer.training.peaks import peak_flops
@@ -101,9 +102,15 @@ def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
 
 
 def count_pairs(model: model_lib.Config) -> int:
-  """Number of pairs of one sequence, in all heads of all layers."""
+  """Number of pairs of one sequence, in all heads of all layers.
+
+  Of pairs that follow the content, the expected number.
+  """
   heads = collections.Counter(itertools.chain(*model.patterns))
-  return sum(n * pattern.pairs(model.length) for pattern, n in heads.items())
+  return sum(
+    n * analysis.count_pairs(pattern, model.length)
+    for pattern, n in heads.items()
+  )
 
 
 def flops_per_pair(model: model_lib.Config) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import registry, selection
+from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.patterns import (
   MAX_PANELS,
   places,
@@ -102,9 +103,11 @@ def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
 
   pairs, computed = total("pairs"), total("computed")
   queries = model.length * model.num_layers * model.num_heads
+  fewest = [row["keys_min"] for row in attention]
   return dict(
     pairs=pairs,
-    keys_min=min(row["keys_min"] for row in attention),
+    follows_content=any(row["follows_content"] for row in attention),
+    keys_min=None if None in fewest else min(fewest),
     keys_mean=pairs / queries,
     keys_max=max(row["keys_max"] for row in attention),
     computed=computed,
@@ -117,44 +120,82 @@ def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
 def _measure(
   pattern: Pattern, config: ConfigDict, model: model_lib.Config
 ) -> Report:
-  """The costs of one head with a pattern."""
-  n, keys = model.length, analysis.keys_per_query(pattern, model.length)
-  pairs = int(keys.sum())
+  """The costs of one head with a pattern.
+
+  If it follows the content, `pairs` is the number to expect, and the smallest
+  number of keys is not known.
+  """
+  n = model.length
+  pairs = analysis.count_pairs(pattern, n)
+  most = analysis.most_keys(pattern, n)
+  fewest, cache, causal = None, None, analysis.is_causal(pattern, n)
+  if not pattern.contents():
+    fewest = int(analysis.keys_per_query(pattern, n).min())
+    cache = analysis.cache_size(pattern, n) if causal else None
   case = costs.attention_case(config, model, registry.current_platform())
-  tiles = [
-    registry.tiling(model.backend, case, part, model.tile)
-    for part in pattern.parts()
-  ]
-  computed = sum(tile**2 * count for _, tile, count in tiles)
-  causal = analysis.is_causal(pattern, n)
+  tiles = list(_tiles(pattern, case, model.backend))
+  computed = sum(scores for *_, scores in tiles)
   return dict(
     pattern=str(pattern),
+    follows_content=bool(pattern.contents()),
     executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
     pairs=pairs,
-    keys_min=int(keys.min()),
+    keys_min=fewest,
     keys_mean=pairs / n,
-    keys_max=int(keys.max()),
-    tile=sorted({tile for _, tile, count in tiles if count}),
+    keys_max=most,
+    tile=sorted({tile for _, tile, scores in tiles if scores}),
     computed=computed,
     fill=pairs / max(1, computed),
     waste=computed / max(1, pairs),
     causal=causal,
-    cache=analysis.cache_size(pattern, n) if causal else None,
+    cache=cache,
   )
+
+
+def _tiles(
+  pattern: Pattern, case: Case, backend: str
+) -> Iterator[tuple[str, int, int]]:
+  """(executor, tile, computed scores) of each part that is run."""
+  static, others = pattern.split()
+  if others and registry.resolve(backend, case) == "dense":
+    yield "dense", case.length, case.length**2
+    return
+  for part in () if static is None else static.parts():
+    name, tile, count = registry.tiling(backend, case, part, case.tile)
+    yield name, tile, tile**2 * count
+  for tile, scores in selection.count_scores(pattern, case) if others else ():
+    yield "gathered", tile, scores
 
 
 # What positions see, and decoding.
 
 
 def explain_reach(model: model_lib.Config) -> Report:
-  """After how many layers all positions see what they should, if ever."""
-  reach = analysis.measure_reach(model.patterns, model.length)
+  """After how many layers all positions see what they should, if ever.
+
+  This counts static pairs only; `may_see` is the number of layers with all that
+  patterns may have that follow the content, None if there are no such patterns.
+  """
+  layers = model.patterns
+  static = tuple(tuple(map(_static_part, heads)) for heads in layers)
+  support = tuple(tuple(p.support() for p in heads) for heads in layers)
+  reach = analysis.measure_reach(static, model.length)
+  may_see = None
+  if support != layers:
+    may_see = analysis.measure_reach(support, model.length).layers
   return dict(
     layers=reach.layers,
     missing=reach.missing and list(reach.missing),
     positions_checked=reach.positions,
     inputs_checked=reach.inputs,
+    may_see=may_see,
   )
+
+
+def _static_part(pattern: Pattern) -> Pattern:
+  """The pairs that do not follow the content; there may be none."""
+  static = pattern.split()[0]
+  return pattern.support() - pattern.support() if static is None else static
 
 
 def explain_experts(model: model_lib.Config) -> Report | None:
@@ -172,9 +213,10 @@ def explain_cache(
 ) -> Report | None:
   """The size of the cache for decoding one sequence.
 
-  None if queries attend to later keys: such a network cannot decode.
+  None if queries attend to later keys: such a network cannot decode. None, too,
+  if keys follow the content.
   """
-  if not all(row["causal"] for row in attention):
+  if any(row["cache"] is None for row in attention):
     return None
   size = sum(costs.widths(model)) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
@@ -209,7 +251,7 @@ def render(report: Report) -> str:
   )
   parts = (
     title,
-    tables.align(_attention_rows(report), right_from=3) + NOTE,
+    tables.align(_attention_rows(report), right_from=3) + _note(report),
     tables.align(_summary_rows(report)),
     tables.align(_remat_rows(report), right_from=1),
   )
@@ -245,6 +287,14 @@ COLUMNS = (
 NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
 1 is the best possible."""
+EXPECTED = """
+~: expected, since pairs follow the content: if labels, such as the buckets of
+LSH, were drawn evenly at random. Uneven ones have more keys, up to the max.
+What is computed, and its time and memory, do not depend on the content."""
+
+
+def _note(report: Report) -> str:
+  return NOTE + (EXPECTED if report["total"]["follows_content"] else "")
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
@@ -263,15 +313,17 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
 
 
 def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
+  about = "~" if row["follows_content"] else ""
+  fewest = row["keys_min"]
   return (
-    f"{row['pairs']:,}",
-    f"{row['keys_min']:,}",
-    f"{row['keys_mean']:,.1f}",
+    f"{about}{row['pairs']:,}",
+    "?" if fewest is None else f"{fewest:,}",
+    f"{about}{row['keys_mean']:,.1f}",
     f"{row['keys_max']:,}",
     executor,
     tile,
-    f"{row['waste']:.2f}",
-    _flops(row["flops"]),
+    f"{about}{row['waste']:.2f}",
+    about + _flops(row["flops"]),
   )
 
 
@@ -279,7 +331,12 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   """(name, value, description) rows on the network, a step and decoding."""
   step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
   flops, traffic = step["flops"], step["bytes"]
-  yield "sees", _seen(report["reach"]), _checked(report)
+  layers = report["reach"]["may_see"]
+  sees = "sees" if layers is None else "always sees"
+  yield sees, _seen(report["reach"]), _checked(report)
+  if layers is not None:
+    what = "with all pairs that patterns may have that follow the content"
+    yield "may see", _everything(layers), what
   yield ("",)
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
   yield "FLOPs", _flops(flops["total"]), what
@@ -309,7 +366,9 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "  copies", _bytes(memory["copies"]), f"of weights, {what}"
   yield "  layer", _bytes(memory["layer"]), "activations recomputed for one"
   yield ("",)
-  if cache is None:
+  if cache is None and report["total"]["follows_content"]:
+    yield "cache", "?", "what is kept to decode follows the content"
+  elif cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
@@ -327,8 +386,11 @@ def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
 def _seen(reach: Report) -> str:
   if reach["missing"]:
     return "not everything"
-  plural = "s" if reach["layers"] != 1 else ""
-  return f"everything after {reach['layers']} layer{plural}"
+  return _everything(reach["layers"])
+
+
+def _everything(layers: int) -> str:
+  return f"everything after {layers} layer{'s' if layers != 1 else ''}"
 
 
 def _checked(report: Report) -> str:

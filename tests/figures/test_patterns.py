@@ -75,6 +75,20 @@ def test_joined_cells_show_the_fraction_of_keys():
   np.testing.assert_array_equal(painted, [[KEY, WHITE], [pale, QUERY]])
 
 
+def test_pairs_that_follow_the_content_have_a_color_of_their_own():
+  local = patterns.Local(5)
+  pattern, n = local | (patterns.LSH(8, 4) & patterns.Local(20)), 64
+  painted = pictures.image_of_matrix(pattern, n)
+  i = np.arange(n)
+  expected = np.where(local.matrix(n)[..., None], KEY, WHITE)
+  maybe = patterns.Local(20).matrix(n) & ~local.matrix(n)
+  expected[maybe] = style.rgb(style.PALE)
+  expected[i, i] = QUERY
+  np.testing.assert_array_equal(painted, expected)
+  row = pictures.image_of_query(pattern, n, 1)[0]
+  np.testing.assert_array_equal(row, expected[int(n * 0.71)])
+
+
 @pytest.mark.parametrize("mode", patterns.MODES)
 def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
   layers = patterns.assign(

@@ -1,7 +1,10 @@
 """Patterns that follow the content, before they are bound."""
 
 import dataclasses
+import functools
+import operator
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +18,7 @@ from sparse_transformer.patterns import (
   Routing,
   Strided,
   TopBlocks,
+  analysis,
 )
 
 ALL = LSH(64, 192, rounds=4, seed=3), Routing(64, 128), TopBlocks(64, 8)
@@ -154,3 +158,75 @@ def test_most_keys_of_short_sequences():
   assert [Routing(4, 8).most_keys(n) for n in (1, 9)] == [1, 8]
   assert [TopBlocks(8, 2).most_keys(n) for n in (8, 9, 99)] == [0, 8, 16]
   assert (Block(8) | TopBlocks(8, 2)).contents() == (TopBlocks(8, 2),)
+
+
+# What is known before run time.
+
+N = 40
+
+
+def random_masks(pattern):
+  """Masks [many, n, n] with labels drawn evenly at random."""
+  random = np.random.RandomState(0)
+
+  def draw(content):
+    shape = 1, 1000, N
+    match content:
+      case LSH():
+        labels = random.randint(0, content.buckets, (*shape, content.rounds))
+      case Routing():
+        labels = random.randint(0, content.clusters, (*shape, 1))
+      case TopBlocks():
+        blocks = random.rand(*shape, -(-N // content.size)).argsort(-1)
+        is_past = blocks < np.arange(N)[:, None] // content.size
+        labels = np.where(is_past, blocks, -1)
+        labels = np.take_along_axis(labels, (~is_past).argsort(-1), -1)
+        labels = labels[..., : content.num]
+    sets = content.sets(jnp.asarray(labels, jnp.int32))
+    return functools.reduce(operator.or_, sets)
+
+  bound = pattern.bind({c: draw(c) for c in pattern.contents()})
+  i = np.arange(N).reshape(1, 1, N, 1)
+  return np.asarray(bound.mask(i, i.swapaxes(2, 3)))[0]
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    LSH(3, 6, 2),
+    Routing(3, 4),
+    Routing(1, 4),
+    TopBlocks(6, 2),
+    LOCAL | LSH(3, 6),
+    (Strided(3) | Routing(3, 4)) & TopBlocks(6, 2),
+    (LSH(3, 6) - LOCAL) | Block(7),
+  ],
+  ids=str,
+)
+def test_expected_pairs_are_those_of_even_labels(pattern):
+  masks = random_masks(pattern)
+  counts = masks.sum(-1)
+  mean = counts.mean(0).sum()
+  assert analysis.count_pairs(pattern, N) == pytest.approx(mean, rel=0.02)
+  assert counts.max() <= analysis.most_keys(pattern, N)
+  if pattern in pattern.contents():
+    i = np.arange(N)
+    chances = pattern.chances(i[:, None], i, N)
+    np.testing.assert_allclose(masks.mean(0), chances, atol=0.06)
+
+
+def test_expected_pairs_of_long_sequences_are_counted_at_some_queries():
+  pattern = Block(64) | TopBlocks(64, 8)
+  n = 2**15
+  past = np.minimum(8, np.arange(n) // 64)
+  expected = int(past.sum()) * 64 + Block(64).pairs(n)
+  assert analysis.count_pairs(pattern, n) == pytest.approx(expected, rel=0.01)
+  assert analysis.count_pairs(Strided(7), n) == Strided(7).pairs(n)
+
+
+def test_leaks_are_those_of_the_support():
+  assert patterns.has_pairs(LSH(8, 4), 9)
+  assert patterns.first_leak(Local(3) | LSH(8, 4), 9) is None
+  around = Local(3, causal=False) | LSH(8, 4)
+  assert patterns.first_leak(around, 9) == (0, 1)
+  assert patterns.first_leak(around & Causal(), 9) is None

@@ -120,6 +120,32 @@ def _parse_on_workdir(argv):
   return flags.FLAGS(argv)
 
 
+def run_on_either(main: Callable[[Sequence[str]], Any]) -> NoReturn:
+  """`run_on_workdir` if --workdir is given, otherwise `run_on_config`."""
+  run(main, parse=_parse_on_either)
+
+
+def _parse_on_either(argv):
+  is_workdir = re.compile(r"--?workdir(=.*)?", re.DOTALL).fullmatch
+  if any(map(is_workdir, argv[1:])):
+    return _parse_on_workdir(argv)
+  flags.DEFINE_string("workdir", None, "Folder of a run, in place of --config.")
+  _list_in_help("workdir")
+  return _parse_on_config(argv)
+
+
+def parse_step(word: str | None) -> int | None:
+  """The step that --step names; None for the last, and for the best.
+
+  Raises:
+    ValueError: it is none of these.
+  """
+  try:
+    return None if word in (None, "best") else int(word)
+  except ValueError:
+    raise ValueError(f"--step={word} must be an integer, or best") from None
+
+
 def _list_in_help(name):
   """Lists a flag of this module among those of the command."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])

@@ -12,6 +12,14 @@ python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 Instead compiles the training step, or with --part=attention only its attention,
 for devices that are not here: whether it compiles and fits, what it launches,
 and what to change if it does not fit. --target=list lists the devices.
+
+With --workdir in place of --config, all this is about the config of a run.
+
+python -m sparse_transformer.explain --workdir=runs/digits --example=3
+
+Instead draws what the heads of a trained run attend to on an example of the
+test split, into the folder attention of the workdir, and prints the pairs and
+the entropy of each head.
 """
 
 import json
@@ -27,10 +35,12 @@ from sparse_transformer import cli
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
-  if args.target is None:
+  _check_together(args)
+  if args.example is not None:
+    cli.require("workdir")
+    _draw_heads(args)
+  elif args.target is None:
     cli.require("config")
-    if args["part"].present:
-      raise ValueError("--part is a part of what --target compiles; name one")
     _explain(args)
   elif args.target == "list":
     from sparse_transformer.targets import catalogue
@@ -41,6 +51,65 @@ def main(argv: Sequence[str]) -> None:
     _compile(args)
 
 
+def _check_together(args):
+  """Checks that no flag lacks the one that it belongs to."""
+  if args["part"].present and args.target is None:
+    raise ValueError("--part is a part of what --target compiles; name one")
+  if args.example is None:
+    for name in ("step", "temperature"):
+      if args[name].present:
+        raise ValueError(f"--{name} is about an --example; name one")
+  elif args.workdir is None:
+    raise ValueError("--example is one of a run's data; name its --workdir")
+  elif args.target is not None:
+    raise ValueError("--example and --target cannot be combined; set only one")
+
+
+def _draw_heads(args):
+  """Prints what heads attend to on an example, and draws it."""
+  from sparse_transformer.training import (
+    evaluations,
+    heads,
+    memory_limits,
+    selection,
+    signals as signals_lib,
+  )
+  from sparse_transformer.training.checkpoint import Checkpoints
+  from sparse_transformer.training.experiment import Experiment
+
+  step = cli.parse_step(args.step)
+  config = args.config
+  if "model.dtype" not in config_flags.get_override_values(args["config"]):
+    config = evaluations.in_float32(config)
+  experiment = Experiment(config)
+  examples = experiment.source.examples("test")
+  if args.example >= len(examples):
+    raise ValueError(
+      f"--example={args.example} must be less than {len(examples)}, the number"
+      " of examples in the test split"
+    )
+  memory_limits.check_inference(config, experiment.source, 1, name="--example")
+  with signals_lib.Signals() as signals, Checkpoints(args.workdir) as saved:
+    if args.step == "best":
+      step, _ = selection.best_step(experiment, saved, signals=signals)
+    state = experiment.restore(saved, step)
+  folder = args.out or str(pathlib.Path(args.workdir) / "attention")
+  about = f"step {int(state.step)}, test example {args.example}"
+  report = heads.explain(
+    experiment.model,
+    state.ema,
+    examples[args.example],
+    args.temperature,
+    folder,
+    f"{about},\ntemperature {args.temperature:g}",
+  )
+  report |= dict(step=int(state.step), example=args.example)
+  if args.json:
+    print(json.dumps(report))
+  else:
+    print(f"{about}\n\n{heads.render(report)}\n\npictures in {folder}")
+
+
 def _explain(args):
   """Prints the tables, and draws the patterns."""
   from sparse_transformer.training import cautions, explanation
@@ -49,7 +118,11 @@ def _explain(args):
   model = Experiment(args.config).model
   cautions.report(args.config)
   report = explanation.explain(args.config, model)
-  name = pathlib.Path(config_flags.get_config_filename(args["config"])).stem
+  if args.workdir is None:
+    path = config_flags.get_config_filename(args["config"])
+    name = pathlib.Path(path).stem
+  else:
+    name = pathlib.Path(args.workdir).resolve().name
   folder = args.out or f"explain/{name}"
   report["pictures"] = explanation.draw(folder, model)
   if args.json:
@@ -80,7 +153,10 @@ def _compile(args):
 
 if __name__ == "__main__":
   flags.DEFINE_string(
-    "out", None, "Folder of the pictures; default: explain/<config>."
+    "out",
+    None,
+    "Folder of the pictures; default: explain/<config>, and for --example the"
+    " folder attention in the workdir.",
   )
   flags.DEFINE_bool("json", False, "Prints one JSON object instead of tables.")
   flags.DEFINE_string(
@@ -96,4 +172,22 @@ if __name__ == "__main__":
     "What to compile for the target: the training step or, by itself, the"
     " attention of each distinct layer.",
   )
-  cli.run_on_config(main)
+  flags.DEFINE_integer(
+    "example",
+    None,
+    "Draws what heads of a run attend to on this example of the test split,"
+    " counted from 0.",
+    lower_bound=0,
+  )
+  flags.DEFINE_string(
+    "step",
+    None,
+    "Step of the checkpoint; or best, as in eval.py; default: last.",
+  )
+  flags.DEFINE_float(
+    "temperature",
+    1.0,
+    "Divides the scores before their softmax, in what is drawn only.",
+    lower_bound=1e-6,
+  )
+  cli.run_on_either(main)

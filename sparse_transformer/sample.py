@@ -98,18 +98,10 @@ def save(
   return [path]
 
 
-def _parse_step(word: str | None) -> int | None:
-  """The step that --step names; None for the last, and for the best."""
-  try:
-    return None if word in (None, "best") else int(word)
-  except ValueError:
-    raise ValueError(f"--step={word} must be an integer, or best") from None
-
-
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
-  step = _parse_step(args.step)
+  step = cli.parse_step(args.step)
   from sparse_transformer.model import kv_cache, sampling
   from sparse_transformer.training import (
     checkpoint,

@@ -244,6 +244,31 @@ def _is_table(x):
   return isinstance(x, gathered.Tables)
 
 
+def bind_heads(
+  patterns: tuple[Pattern, ...],
+  q_BLHK: jax.Array,
+  k_BLHK: jax.Array,
+  directions: Directions,
+) -> list[Pattern]:
+  """The pattern of each head, bound to its queries and keys if need be.
+
+  Positions in the mask of one that is bound have axes of batch and heads.
+
+  Args:
+    patterns: one per head.
+    q_BLHK, k_BLHK: queries and keys.
+    directions: as in `attention.attend`.
+  """
+  found = list(patterns)
+  bound = bind(patterns, q_BLHK, k_BLHK, directions)
+  items = zip(with_content(patterns).items(), bound, strict=True)
+  for (pattern, heads), sets in items:
+    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
+      own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
+      found[head] = pattern.bind(_unions(pattern, own))
+  return found
+
+
 def realise(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,

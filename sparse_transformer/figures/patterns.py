@@ -3,7 +3,7 @@
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def panels(
   position; below is the pattern as a matrix of queries (rows) and keys, of
   which at most the first 4,096 positions are drawn.
   """
-  titles = [_wrap(title) for title in titles]
+  titles = [wrap(title) for title in titles]
   above = 0.2 * (1 + max(title.count("\n") for title in titles))
   figure, axes = style.subplots(
     2, len(patterns), PANEL * len(patterns), 2 * PANEL + above
@@ -99,8 +99,8 @@ def panels(
   for column, title, pattern in zip(axes.T, titles, patterns, strict=True):
     top, bottom = column
     top.set_title(title, fontsize="medium", color=style.DARK)
-    _show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
-    _show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
+    show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
+    show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
       notes.append(f"the first {MAX_LENGTH:,} of {length:,}")
@@ -117,14 +117,16 @@ def panels(
   return figure
 
 
-def _wrap(title):
+def wrap(title: str) -> str:
+  """Breaks the lines of a title that is above a panel."""
   return "\n".join(
     textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
     for line in title.splitlines()
   )
 
 
-def _show(axis, image, aspect="equal"):
+def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
+  """Shows an image in a panel, its cells outlined if they are few."""
   axis.imshow(image, aspect=aspect, interpolation="nearest")
   axis.set(xticks=[], yticks=[])
   axis.spines[:].set_color(style.GRID)

@@ -9,7 +9,7 @@ if typing.TYPE_CHECKING:
 
 DPI = 150
 DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
-PALE = "#fbeac0"  # yellow
+PALE, PALER = "#fbeac0", "#dbe8f5"  # yellow, blue
 # Of lines that are to be told apart, also by the color-blind: those of Okabe
 # and Ito but yellow, which is too light for text.
 COLORS = (

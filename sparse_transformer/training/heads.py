@@ -1,0 +1,276 @@
+"""What the heads of a trained network attend to, on a given example.
+
+The queries and keys of all drawn layers are collected in one pass of the
+network. Then the pairs of each head, static or bound to these queries and
+keys, are weighted a few queries at a time.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer import atomic, model as model_lib, tables
+from sparse_transformer.attention import selection
+from sparse_transformer.figures import heads as pictures
+from sparse_transformer.figures.patterns import MAX_LENGTH
+from sparse_transformer.model import content, transformer
+from sparse_transformer.patterns import Pattern
+
+MAX_LAYERS = 8  # that are drawn
+CHUNK = 2**22  # pairs at a time
+
+Report = dict[str, Any]
+# {layer: (q_BLHK, k_BLHK)}
+Collected = dict[int, tuple[jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """What one head attends to.
+
+  Attributes:
+    pattern: its pattern, which may follow the content.
+    pairs: number of pairs.
+    keys_max: the most keys of a query.
+    entropy: of the weights of a query, in bits; the mean over all queries that
+      have keys.
+    query: float32 [L], the weights of one query, -1 where it has no pair.
+    weights: float32 [cells, cells], joined pairs: the share of the weight of
+      their queries that is on these keys; -1 for cells without pairs.
+  """
+
+  pattern: Pattern
+  pairs: int
+  keys_max: int
+  entropy: float
+  query: np.ndarray
+  weights: np.ndarray
+
+
+def collect(
+  model: model_lib.Config, params: Any, tokens_L: np.ndarray
+) -> Collected:
+  """The queries and keys of layers, at most `MAX_LAYERS` of them.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    tokens_L: symbols; at most as many as the network has positions.
+  """
+  chosen = np.linspace(0, model.num_layers - 1, MAX_LAYERS).round().astype(int)
+  if model.num_layers <= MAX_LAYERS:
+    chosen = np.arange(model.num_layers)
+  shape = 1, len(tokens_L), model.num_heads, model.qk_width // model.num_heads
+  sizes = transformer.stacks(model)
+
+  @jax.jit
+  def run(params, tokens_BL):
+    network = transformer.bind(model, params)
+
+    def attend(cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE):
+      stack = layer + model.period * np.arange(sizes[layer])
+      now = {
+        int(number): jax.tree.map(
+          functools.partial(jnp.where, index == place),
+          (q_BLHK, k_BLHK),
+          cache[number],
+        )
+        for place, number in enumerate(stack)
+        if number in cache
+      }
+      inputs = q_BLHK, k_BLHK, v_BLHE
+      out_BLHE, _ = network.attend(None, layer, index, directions, *inputs)
+      return out_BLHE, cache | now
+
+    empty = jnp.zeros(shape, model.dtype)
+    cache = {int(number): (empty, empty) for number in chosen}
+    return network.run_blocks(network.embed(tokens_BL), attend, cache)[1]
+
+  return run(params, tokens_L[None])
+
+
+def weigh(
+  model: model_lib.Config,
+  params: Any,
+  collected: Collected,
+  temperature: float = 1.0,
+) -> Iterator[tuple[int, list[Head]]]:
+  """The heads of each collected layer.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    collected: from `collect`.
+    temperature: divides the scores before their softmax.
+
+  Yields:
+    (layer, its heads).
+  """
+  centroids = transformer.bind(model, params).centroids or {}
+  for layer, (q_BLHK, k_BLHK) in collected.items():
+    patterns = model.patterns[layer]
+    directions = content.directions(
+      patterns,
+      [layer],
+      0,
+      {int(number): x[...][layer] for number, x in centroids.items()},
+      q_BLHK.shape[-1],
+    )
+    bound = selection.bind_heads(patterns, q_BLHK, k_BLHK, directions)
+    scale = temperature * math.sqrt(q_BLHK.shape[-1])
+    q_HLK, k_HLK = (
+      np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
+    )
+    yield (
+      layer,
+      [
+        _weigh(pattern, known, q_LK / scale, k_LK)
+        for pattern, known, q_LK, k_LK in zip(
+          patterns, bound, q_HLK, k_HLK, strict=True
+        )
+      ],
+    )
+
+
+def _weigh(
+  pattern: Pattern, known: Pattern, q_LK: np.ndarray, k_LK: np.ndarray
+) -> Head:
+  """A head, whose pattern is bound to its queries and keys: `known`."""
+  n, size = len(q_LK), pictures.cell_size(len(q_LK))
+  shown, i = pictures.shown_query(n), np.arange(n)
+  counts, entropies, strips = [], [], []
+  step = size * max(1, CHUNK // (n * size))
+  for start in range(0, n, step):
+    rows = i[start : start + step]
+    mask_RM = np.asarray(known.mask(rows[None, None, :, None], i))
+    mask_RM = np.broadcast_to(mask_RM, (1, 1, len(rows), n))[0, 0]
+    scores_RM = np.where(mask_RM, q_LK[rows] @ k_LK.T, -np.inf)
+    largest_R1 = scores_RM.max(1, keepdims=True)
+    scores_RM -= np.where(np.isfinite(largest_R1), largest_R1, 0)
+    weights_RM = np.exp(scores_RM)
+    sums_R1 = weights_RM.sum(1, keepdims=True)
+    weights_RM /= np.maximum(sums_R1, 1)
+    # With p = exp(s) / z: -log p = log z - s.
+    nats = np.log(np.maximum(sums_R1, 1)) - np.where(mask_RM, scores_RM, 0)
+    counts.append(mask_RM.sum(1))
+    entropies.append((weights_RM * nats).sum(1) / math.log(2))
+    strips.append(pictures.join(weights_RM, mask_RM, size))
+    if shown in rows:
+      query = np.where(mask_RM, weights_RM, -1)[shown - start]
+  keys, bits = np.concatenate(counts), np.concatenate(entropies)
+  return Head(
+    pattern,
+    pairs=int(keys.sum()),
+    keys_max=int(keys.max()),
+    entropy=float(bits[keys > 0].mean()) if keys.any() else 0.0,
+    query=query,
+    weights=np.concatenate(strips),
+  )
+
+
+def explain(
+  model: model_lib.Config,
+  params: Any,
+  tokens_L: np.ndarray,
+  temperature: float,
+  folder: str | os.PathLike,
+  title: str,
+) -> Report:
+  """Draws the heads of a network on an example.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    tokens_L: the example's symbols.
+    temperature: divides the scores before their softmax.
+    folder: where the pictures go, one for each layer, and the report as
+      attention.json.
+    title: what the pictures say of the example.
+
+  Returns:
+    As JSON values: the number of `positions` that were used, the `layers`
+    drawn, what was measured of each of their `heads`, and the `pictures`.
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  for old in folder.glob("layer_*.png"):
+    old.unlink()
+  n = min(len(tokens_L), MAX_LENGTH)
+  if n < len(tokens_L):
+    title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
+  rows, paths = [], []
+  collected = collect(model, params, tokens_L[:n])
+  for layer, heads in weigh(model, params, collected, temperature):
+    titles = [f"head {i}: {h.pattern}" for i, h in enumerate(heads)]
+    paths.append(folder / f"layer_{layer}.png")
+    pictures.save_heads(
+      paths[-1],
+      f"layer {layer} of {model.num_layers}, {title}",
+      titles,
+      [(head.query, head.weights) for head in heads],
+      model.shape,
+    )
+    rows += [
+      dict(
+        layer=layer,
+        head=i,
+        pattern=str(head.pattern),
+        pairs=head.pairs,
+        keys_mean=head.pairs / n,
+        keys_max=head.keys_max,
+        entropy=head.entropy,
+      )
+      for i, head in enumerate(heads)
+    ]
+  report = dict(
+    positions=n,
+    length=len(tokens_L),
+    num_layers=model.num_layers,
+    temperature=temperature,
+    heads=rows,
+    pictures=[str(path) for path in paths],
+  )
+  atomic.write_text(folder / "attention.json", json.dumps(report) + "\n")
+  return report
+
+
+COLUMNS = "layer", "head", "pattern", "pairs", "keys: mean", "max", "entropy"
+
+
+def render(report: Report) -> str:
+  """The report as text."""
+  lines: list[Sequence[str]] = [COLUMNS]
+  for row in report["heads"]:
+    lines.append(
+      (
+        str(row["layer"]),
+        str(row["head"]),
+        row["pattern"],
+        f"{row['pairs']:,}",
+        f"{row['keys_mean']:,.1f}",
+        f"{row['keys_max']:,}",
+        f"{row['entropy']:.2f}",
+      )
+    )
+  drawn = len(report["pictures"])
+  notes = [
+    "entropy: of a query's weights, in bits, at temperature"
+    f" {report['temperature']:g}; the mean over queries"
+  ]
+  if drawn < report["num_layers"]:
+    notes.append(f"{drawn} of {report['num_layers']} layers are drawn")
+  if report["positions"] < report["length"]:
+    notes.append(
+      f"the first {report['positions']:,} of {report['length']:,} positions"
+      " are drawn; no later one changes their keys"
+    )
+  return "\n".join([tables.align(lines, right_from=3), *notes])

@@ -3,8 +3,9 @@
 python -m sparse_transformer.report --workdir=runs/digits
 
 Writes report.html into the workdir: results, curves, throughput, patterns,
-samples, bits by position, config. It shows what is in the workdir: `eval.py`
-and `python -m sparse_transformer.sample` add to that.
+heads, samples, bits by position, config. It shows what is in the workdir:
+`eval.py` and `python -m sparse_transformer.sample` add to that, and so does
+`python -m sparse_transformer.explain` with --example.
 """
 
 import json
@@ -34,6 +35,7 @@ def make(workdir: pathlib.Path, config: ConfigDict) -> str:
     _evaluations(workdir),
     _curves(experiment.source.unit, experiment.model, lines),
     _patterns(workdir),
+    _heads(workdir),
     _samples(workdir),
     _config(config),
   )
@@ -153,6 +155,16 @@ def _patterns(workdir):
   if path.exists():
     return html.section("Patterns", html.picture(path, "attention patterns"))
   return None
+
+
+def _heads(workdir):
+  """The pictures of `explain --workdir --example`, in the order of layers."""
+  paths = list((workdir / "attention").glob("layer_*.png"))
+  paths.sort(key=lambda path: (len(path.name), path.name))
+  if not paths:
+    return None
+  shown = [html.picture(path, f"heads, {path.stem}") for path in paths]
+  return html.section("Heads on an example", *shown)
 
 
 def _samples(workdir):

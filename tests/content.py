@@ -60,10 +60,10 @@ def lsh_labels(pattern, q):
 
 
 def routing_labels(q, centroids):
-  """The cluster [B, H, n] whose centroid is at the smallest angle."""
-  c = np.asarray(centroids, np.float64)
-  c = c / np.linalg.norm(c, axis=-1, keepdims=True)
-  return (q @ c.swapaxes(1, 2)).argmax(-1)
+  """The cluster [B, H, n] whose centroid is nearest, both at unit length."""
+  c = np.asarray(centroids, np.float64)[:, None]
+  q, c = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, c))
+  return np.linalg.norm(q[:, :, :, None] - c, axis=-1).argmin(-1)
 
 
 def in_last(labels, window, with_self=True):
@@ -97,6 +97,54 @@ def of_blocks(is_chosen, size):
   """The pairs of chosen blocks, [B, H, n, n]."""
   n = is_chosen.shape[2]
   return np.repeat(is_chosen, size, -1)[..., :n]
+
+
+# As the papers define them.
+
+
+def moba(q, k, size, top_k):
+  """Mixture of block attention, Lu et al. 2025, section 2.2.
+
+  A query scores each block by its product with the mean key. Later blocks have
+  the score -inf, and its own always counts among the `top_k`, up to itself.
+  """
+  n, mask = (
+    q.shape[1],
+    np.zeros((*q.swapaxes(1, 2).shape[:3], q.shape[1]), bool),
+  )
+  starts = np.arange(0, n, size)
+  for b, t, h in np.ndindex(q.shape[:3]):
+    scores = np.array(
+      [q[b, t, h] @ k[b, s : s + size, h].mean(0) for s in starts]
+    )
+    scores[starts > t] = -np.inf
+    scores[t // size] = np.inf
+    for block in np.argsort(-scores)[:top_k]:
+      if scores[block] > -np.inf:
+        mask[b, h, t, starts[block] : min(starts[block] + size, t + 1)] = True
+  return mask
+
+
+def reformer(q, pattern):
+  """One round of LSH attention, Kitaev et al. 2020, section 2.
+
+  Positions are sorted by bucket and then by position, and cut into chunks. A
+  query attends to those in its bucket, up to itself, in its chunk and the one
+  before; to itself only if there is no other.
+  """
+  labels = lsh_labels(pattern, q.swapaxes(1, 2))[..., 0]
+  mask = np.zeros((*labels.shape, labels.shape[-1]), bool)
+  for b, h in np.ndindex(labels.shape[:2]):
+    order = sorted(range(labels.shape[2]), key=lambda i: (labels[b, h, i], i))
+    chunk = {i: place // pattern.window for place, i in enumerate(order)}
+    for i in order:
+      keys = [
+        j
+        for j in range(i)
+        if labels[b, h, j] == labels[b, h, i] and chunk[i] - chunk[j] in (0, 1)
+      ]
+      mask[b, h, i, keys or [i]] = True
+  return mask
 
 
 # Forms that leak the future, which the probes must find.

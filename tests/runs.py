@@ -6,11 +6,14 @@ import sys
 from typing import Any
 
 import grain  # noqa: F401  defines its flags now, not within a command
+import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from configs import digits
-from sparse_transformer.training import metrics
+from sparse_transformer import config as config_lib
+from sparse_transformer.training import checkpoint, metrics
+from sparse_transformer.training.experiment import Experiment
 
 REPO = pathlib.Path(__file__).parents[1]
 # Patterns of two layers that follow the content.
@@ -48,6 +51,16 @@ def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
     "data.fractions": (0.5, 0.25, 0.25),
   }
   return tiny(**settings | changes)
+
+
+def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
+  """Makes a run that is at its start, with what commands on a run read."""
+  experiment = Experiment(config)
+  config_lib.write_config(workdir, config)
+  about = checkpoint.about(config, experiment.source)
+  with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
+    checkpoints.save(jax.jit(experiment.init)())
+  return workdir
 
 
 def command(script: str, *words: Any) -> int:

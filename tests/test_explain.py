@@ -11,6 +11,7 @@ from PIL import Image
 
 from configs import cifar10, digits, enwik8, stdlib
 from sparse_transformer import patterns
+from sparse_transformer.patterns import analysis
 from sparse_transformer.training import explanation
 from sparse_transformer.training.experiment import Experiment
 
@@ -223,3 +224,85 @@ def test_masks_that_do_not_fit_in_memory_are_an_error():
   config.data.length, config.attention.backend = 2**20, "dense"
   with pytest.raises(NotImplementedError, match="attention.backend=blocked"):
     report(config)
+
+
+# Heads of a run.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """The workdir of a run with patterns that follow the content."""
+  pattern = "(Local(4) | LSH(8, 4), Block(8) | TopBlocks(8, 3)), Strided(8)"
+  config = runs.tiny(**{"attention.pattern": pattern})
+  return runs.untrained(tmp_path_factory.mktemp("run"), config)
+
+
+def heads(capsys, *words):
+  assert runs.command(SCRIPT, *words, "--example=3", "--json") == 0
+  return json.loads(capsys.readouterr().out)
+
+
+def test_heads_of_a_run_are_drawn_on_an_example(run, capsys):
+  word = f"--workdir={run}"
+  result = heads(capsys, word)
+  rows = result["heads"]
+  assert [(row["layer"], row["head"]) for row in rows] == [
+    (0, 0),
+    (0, 1),
+    (1, 0),
+    (1, 1),
+  ]
+  blocks, strided = patterns.parse("Block(8) | TopBlocks(8, 3), Strided(8)")
+  assert rows[1]["pairs"] == analysis.count_pairs(blocks[0], 64)
+  assert rows[2]["pairs"] == rows[3]["pairs"] == strided[0].pairs(64)
+  assert result["pictures"] == [
+    str(run / "attention" / f"layer_{layer}.png") for layer in (0, 1)
+  ]
+  saved = json.loads((run / "attention" / "attention.json").read_text())
+  assert saved == {key: result[key] for key in saved}
+  sharp = heads(capsys, word, "--temperature=0.1", f"--out={run / 'sharp'}")
+  for row, other in zip(rows, sharp["heads"], strict=True):
+    assert other["pairs"] == row["pairs"]
+    assert 0 < other["entropy"] < row["entropy"]
+  assert runs.command(SCRIPT, word, "--example=3") == 0
+  out = capsys.readouterr().out
+  assert str(blocks[0]) in out and "entropy" in out
+  assert runs.command("sparse_transformer/report.py", word) == 0
+  page = (run / "report.html").read_text()
+  assert "heads, layer_0" in page and "heads, layer_1" in page
+
+
+def test_config_of_a_run_is_explained(run, capsys, tmp_path):
+  words = f"--workdir={run}", "--json", f"--out={tmp_path}"
+  assert runs.command(SCRIPT, *words) == 0
+  result = json.loads(capsys.readouterr().out)
+  assert result["total"]["follows_content"]
+  assert (tmp_path / "patterns.png").is_file()
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["--example=360"], "--example=360 must be less than 360"),
+    (["--example=-1"], "--example=-1"),
+    (["--step=3"], "--step is about an --example"),
+    (["--temperature=2"], "--temperature is about an --example"),
+    (["--example=1", "--temperature=0"], "--temperature=0"),
+    (["--example=1", "--step=worst"], "--step=worst must be an integer"),
+    (["--example=1", "--step=7"], "7"),
+    (["--example=1", "--target=h100"], "cannot be combined"),
+  ],
+)
+def test_mistake_about_heads_is_reported_in_one_line(
+  words, message, run, capsys
+):
+  before = sorted(run.iterdir())
+  assert runs.command(SCRIPT, f"--workdir={run}", *words) == 1
+  out, err = capsys.readouterr()
+  assert message in err and err.count("\n") == 1 and not out
+  assert sorted(run.iterdir()) == before
+
+
+def test_example_needs_a_run(capsys):
+  assert runs.command(SCRIPT, DIGITS, "--example=1") == 1
+  assert "name its --workdir" in capsys.readouterr().err

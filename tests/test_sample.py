@@ -2,34 +2,21 @@
 
 import os
 
-import jax
 import numpy as np
 import pytest
 import runs
 import scipy.io.wavfile
 from PIL import Image
 
-from sparse_transformer import config as config_lib, data, sample
+from sparse_transformer import data, sample
 from sparse_transformer.data import codecs
-from sparse_transformer.training import checkpoint
-from sparse_transformer.training.experiment import Experiment
-
-
-def make_run(workdir, config):
-  """An untrained run, with what the command reads."""
-  experiment = Experiment(config)
-  config_lib.write_config(workdir, config)
-  about = checkpoint.about(config, experiment.source)
-  with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
-    checkpoints.save(jax.jit(experiment.init)())
-  return workdir
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
   """The workdir of a run on images of 8 x 8."""
   config = runs.tiny(**{"model.num_layers": 1})
-  return make_run(tmp_path_factory.mktemp("images"), config)
+  return runs.untrained(tmp_path_factory.mktemp("images"), config)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +25,7 @@ def text(tmp_path_factory):
   folder = tmp_path_factory.mktemp("text")
   (folder / "text").write_bytes(b"some text " * 50)
   config = runs.text(folder / "text", **{"model.num_layers": 1})
-  return make_run(folder / "run", config)
+  return runs.untrained(folder / "run", config)
 
 
 def command(workdir, *words):

@@ -4,8 +4,10 @@ The pictures are pixels without text, so that the same catalogue gives the same
 files wherever they are drawn.
 """
 
+import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -25,8 +27,31 @@ POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
+# Of the given input of patterns that follow the content.
+REGIONS, WIDTH, NOISE = 5, 8, 0.3
+# What is shown of these patterns, by class: small ones and one for long
+# sequences.
+OF_CONTENT = {
+  "LSH": (
+    "LSH(12, 8)",
+    "Local(6) | LSH(6, 8, rounds=2)",
+    "LSH(64, 192, rounds=4)",
+  ),
+  "Routing": (
+    "Routing(5, 12)",
+    "Local(6) | Routing(5, 6)",
+    "Routing(64, 128)",
+  ),
+  "TopBlocks": (
+    "TopBlocks(6, 3)",
+    "Block(6) | TopBlocks(6, 3)",
+    "TopBlocks(64, 8)",
+  ),
+}
 # Of the names that have factors.
 SETTINGS = dict(stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2)
+
+FOLLOWING = "Patterns that follow the content"
 
 INTRODUCTION = f"""
 Every pattern of the catalogue, `sparse_transformer/patterns/catalogue.py`, with
@@ -48,7 +73,40 @@ network.
 COSTS = """
 The mean number of keys of a query, with settings for long sequences. Times the
 number of positions, it is the number of pairs, to which the FLOPs of attention
-are proportional.
+are proportional. Those of patterns that follow the content are expected, as if
+buckets and clusters were even.
+"""
+
+RUN_TIME = f"""
+Patterns that follow the content find the keys of a query at run time, from
+queries and keys. `sparse_transformer/patterns/content.py` defines them. Before
+that, only their `support` is known, which has all the pairs that they may have,
+and how many keys a query has at most.
+
+The pictures show them for a given input of {REGIONS} regions, in which
+positions have similar vectors: both queries and keys. A query mostly finds keys
+in its own region.
+
+**None of them sees the future.** Which keys a query has depends only on queries
+and keys up to its own position. That is not so in the forms that were published
+for LSH and for routing. Reformer cuts the sorted sequence into chunks, and
+where a chunk begins depends on how many later positions sort before it. A
+routing transformer lets each cluster take the positions nearest to its
+centroid, so that a later position can take the place of an earlier one. Block
+attention leaks, too, if a block of queries chooses by their mean, or if the
+query's own block competes by the mean of its keys. No gradient shows such a
+leak, since a choice has none. It shows if all later positions are changed:
+`tests/attention/test_content.py` does so, and finds each of these leaks in
+plain forms of them, and none here. That is why an `LSH` query has the last
+positions of its bucket in place of those of its chunk.
+
+`| & -` combine them with other patterns. No pair counts twice. Static patterns
+cannot lose pairs to them: `Causal() - LSH(64, 192)` is an error. What is
+computed, and its time and memory, do not depend on the content: the number of
+pairs does. `python -m sparse_transformer.explain --workdir=runs/NAME
+--example=0` draws what the heads of a trained run attend to. Sequence
+parallelism, which divides the positions of a sequence among devices, is not
+supported with them.
 """
 
 NAMES = f"""
@@ -74,7 +132,54 @@ def write(folder: str | os.PathLike) -> None:
 def drawn() -> Iterator[Pattern]:
   """All patterns on the page, each once."""
   shown = [*(p for e in patterns.examples().values() for p in e.small)]
-  yield from dict.fromkeys([*shown, *_unions()])
+  content = itertools.chain(*map(_small, OF_CONTENT))
+  yield from dict.fromkeys([*shown, *_unions(), *content])
+
+
+def _small(name):
+  """The small examples of a pattern that follows the content."""
+  return [patterns.parse(text)[0][0] for text in OF_CONTENT[name][:-1]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Realised(Pattern):
+  """The pairs that a pattern has for the given input."""
+
+  pairs_of: np.ndarray
+
+  def mask(self, q, k):
+    return self.pairs_of[q, k]
+
+
+@functools.lru_cache(maxsize=64)
+def realise(pattern: Pattern) -> Pattern:
+  """The pattern with the pairs that it has for the given input."""
+  if not pattern.contents():
+    return pattern
+  vectors, centers = given_input()
+  q_BLHK = vectors[None, :, None]
+
+  def sets(content):
+    directions = content.directions(WIDTH)
+    if directions is None:
+      directions = centers[None, : content.num_directions]
+    labels = content.labels(q_BLHK, q_BLHK, directions)
+    return functools.reduce(Pattern.__or__, content.sets(labels))
+
+  bound = pattern.bind({c: sets(c) for c in pattern.contents()})
+  i = np.arange(POSITIONS).reshape(1, 1, -1, 1)
+  return _Realised(np.asarray(bound.mask(i, i.swapaxes(2, 3)))[0, 0])
+
+
+def given_input() -> tuple[np.ndarray, np.ndarray]:
+  """Vectors [positions, K] in regions, and those of the regions themselves."""
+  random = np.random.RandomState(6)  # several positions of each region
+  places = random.rand(REGIONS, 2) * (ROWS, COLUMNS)
+  at = np.stack(np.divmod(np.arange(POSITIONS), COLUMNS), axis=1)
+  region = np.linalg.norm(at[:, None] - places, axis=-1).argmin(1)
+  centers = random.standard_normal((REGIONS, WIDTH)).astype(np.float32)
+  noise = random.standard_normal((POSITIONS, WIDTH))
+  return (centers[region] + NOISE * noise).astype(np.float32), centers
 
 
 def file_name(pattern: Pattern) -> str:
@@ -95,6 +200,7 @@ def save(path: str | os.PathLike, image: np.ndarray) -> None:
 
 def picture(pattern: Pattern) -> np.ndarray:
   """RGB image: the keys of one query in the data above, all pairs below."""
+  pattern = realise(pattern)
   above = image_of_query(pattern, POSITIONS, ROWS)
   below = image_of_matrix(pattern, POSITIONS)
   above = _framed(above, CELL * POSITIONS // COLUMNS, lines=True)
@@ -129,6 +235,11 @@ def page() -> str:
     parts += [f"## {cls.__name__}", *_describe(cls)]
     shown = list(dict.fromkeys(cls.examples().small))
     parts.append(_table([f"`{pattern}`" for pattern in shown], shown))
+  parts += [f"## {FOLLOWING}", *_text(RUN_TIME)]
+  for name, cls in patterns.CONTENT.items():
+    parts += [f"### {name}", *_describe(cls)]
+    shown = _small(name)
+    parts.append(_table([f"`{p}`" for p in shown], shown))
   parts.append(
     "[Documentation](README.md) · next: [Architecture](architecture.md)"
   )
@@ -136,7 +247,7 @@ def page() -> str:
 
 
 def _contents():
-  names = ["Names in configs", *patterns.CATALOGUE]
+  names = ["Names in configs", *patterns.CATALOGUE, FOLLOWING]
   anchors = (name.lower().replace(" ", "-") for name in names)
   links = (f"[{n}](#{a})" for n, a in zip(names, anchors, strict=True))
   return _fill(" · ".join(links))
@@ -151,6 +262,10 @@ def _costs():
       for n in LENGTHS
     )
     rows.append([f"`{examples.large}`", *(f"{mean:,.1f}" for mean in means)])
+  for *_, text in OF_CONTENT.values():
+    ((large,),) = patterns.parse(text)
+    means = (patterns.analysis.count_pairs(large, n) / n for n in LENGTHS)
+    rows.append([f"`{large}`", *(f"about {mean:,.0f}" for mean in means)])
   return tables.markdown([titles, *rows])
 
 
@@ -186,7 +301,7 @@ def _describe(cls):
   yield f"`{patterns.signature(cls)}`"
   for paragraph in inspect.cleandoc(cls.__doc__).split("\n\n"):
     head, _, rest = paragraph.partition("\n")
-    if head == "Args:":
+    if head in ("Args:", "Attributes:"):
       fields = re.split(r"\n(?=\S)", textwrap.dedent(rest))
       bullets = (re.sub(r"^(\w+):", r"- `\1`:", field) for field in fields)
       yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
@@ -224,5 +339,6 @@ def _image(pattern):
 
 
 def _count(pattern):
-  counts = pattern.matrix(POSITIONS).sum(1)
+  i = np.arange(POSITIONS)
+  counts = realise(pattern).mask(i[:, None], i).sum(1)
   return f"{counts.min()} to {counts.max()}, mean {counts.mean():.1f}"

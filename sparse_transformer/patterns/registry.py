@@ -1,6 +1,7 @@
 """The registry of patterns that expressions, tests and tables draw on."""
 
 import inspect
+from collections.abc import Mapping
 from typing import TypeVar
 
 from sparse_transformer.patterns.base import Examples, Pattern
@@ -44,13 +45,15 @@ def examples() -> dict[str, Examples]:
   return {name: cls.examples() for name, cls in CATALOGUE.items()}
 
 
-def table() -> list[tuple[str, str]]:
+def table(
+  catalogue: Mapping[str, type[Pattern]] = CATALOGUE,
+) -> list[tuple[str, str]]:
   """(signature, first line of the docstring) of all registered classes.
 
   >>> print(*table()[2], sep=": ")
   Local(window, causal=True): The last `window` keys, the query itself included.
   """
-  return [(signature(cls), _summary(cls)) for cls in CATALOGUE.values()]
+  return [(signature(cls), _summary(cls)) for cls in catalogue.values()]
 
 
 def signature(cls: type[Pattern]) -> str:

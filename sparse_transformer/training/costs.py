@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -320,12 +321,16 @@ def _kept(model: model_lib.Config) -> tuple[int, int]:
     The latter are copies of weights, such as a scan over layers makes, but
     neither the parameters themselves nor constants of the program.
   """
-  # What a layer keeps is the same for all executors and all patterns, of which
-  # only the period matters: use those that are planned fastest.
-  period = model.period
+
+  # What a layer keeps is the same for all executors and all static patterns, of
+  # which only the period matters: use those that are planned fastest.
+  def stand_in(layer, pattern):
+    static = Block(1 + layer % model.period)
+    return functools.reduce(operator.or_, pattern.contents(), static)
+
   heads = [
-    (Block(1 + layer % period),) * model.num_heads
-    for layer in range(model.num_layers)
+    tuple(stand_in(layer, pattern) for pattern in of_layer)
+    for layer, of_layer in enumerate(model.patterns)
   ]
   backend = "dense" if model.backend == "dense" else "batched"
   return _trace_kept(

@@ -215,15 +215,26 @@ def test_no_pattern_leaks(skew):
 
 def test_lsh_lies_within_the_chunks_of_reformer():
   vectors = skewed_pair(0)[0]
+  largest = {}
   for buckets in (8, 32):
     pattern = LSH(32, buckets)
     ours = content.by_definition(pattern, vectors, vectors)
-    chunks = content.reformer_chunks(vectors, vectors, pattern)
-    assert not (ours & ~chunks).any()
+    theirs = content.reformer(vectors, pattern)
+    assert not (ours & ~theirs).any()
     labels = content.lsh_labels(pattern, vectors.swapaxes(1, 2))[..., 0]
-    if max(np.bincount(x).max() for x in labels.reshape(-1, N)) <= 32:
-      others = ~np.eye(N, dtype=bool)
-      np.testing.assert_array_equal(ours & others, chunks & others)
+    counts = [np.bincount(x).max() for x in labels.reshape(-1, N)]
+    largest[buckets] = max(counts)
+    if max(counts) <= 32:  # no bucket exceeds a chunk
+      np.testing.assert_array_equal(ours, theirs)
+  assert largest[8] > 32 >= largest[32]
+
+
+def test_top_blocks_with_the_own_block_are_those_of_moba():
+  q, k, *_ = laws.random_inputs(77, 3)
+  pattern = Block(8) | TopBlocks(8, 3)
+  found = realise(q, k, (pattern,) * 3)
+  expected = content.moba(np.asarray(q), np.asarray(k), 8, top_k=4)
+  np.testing.assert_array_equal(found, expected)
 
 
 # Programs.

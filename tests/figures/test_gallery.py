@@ -1,5 +1,6 @@
 """The gallery of patterns shows the catalogue as it is."""
 
+import content
 import numpy as np
 import pytest
 import runs
@@ -54,3 +55,15 @@ def test_costs_on_the_page_are_those_of_the_patterns():
     mean = examples.large.pairs(n) / n
     text = str(examples.large).replace("|", "\\|")
     assert f"| `{text}` | {mean:,.1f} |" in page
+
+
+def test_patterns_that_follow_the_content_are_drawn_for_the_given_input():
+  assert set(gallery.OF_CONTENT) == set(patterns.CONTENT)
+  vectors, centers = gallery.given_input()
+  q = vectors[None, :, None]
+  i = np.arange(gallery.POSITIONS)
+  for name in gallery.OF_CONTENT:
+    for pattern in gallery._small(name):
+      found = gallery.realise(pattern).mask(i[:, None], i)
+      expected = content.by_definition(pattern, q, q, centers[None])
+      np.testing.assert_array_equal(found, expected[0, 0])

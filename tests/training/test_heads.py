@@ -1,0 +1,92 @@
+"""What is drawn of trained heads is what the network computes."""
+
+import jax
+import networks
+import numpy as np
+import pytest
+from flax import nnx
+
+from sparse_transformer import attention
+from sparse_transformer.attention import selection
+from sparse_transformer.figures import heads as pictures
+from sparse_transformer.model import transformer
+from sparse_transformer.model.block import ResidualBlock
+from sparse_transformer.patterns import (
+  LSH,
+  Block,
+  Local,
+  Routing,
+  Strided,
+  TopBlocks,
+)
+from sparse_transformer.training import heads
+
+
+def test_queries_and_keys_are_those_of_each_layer():
+  # Two periods and one layer more.
+  patterns = ((Local(3), Strided(4)), (Strided(4), Local(5)))
+  network = networks.config(
+    num_layers=5, patterns=(patterns * 3)[:5], backend="dense"
+  )
+  params = networks.random_params(network, 0.3)
+  tokens_BL = networks.tokens(network, batch=1)
+  graph = nnx.graphdef(ResidualBlock(network, rngs=nnx.Rngs(0)))
+
+  @jax.jit
+  def in_turn(params):
+    x_BLD = transformer.bind(network, params).embed(tokens_BL)
+    found = []
+    for layer, of_layer in enumerate(network.patterns):
+      one = jax.tree.map(lambda p, i=layer: p[i], params["blocks"])
+
+      def attend(q, k, v, of_layer=of_layer):
+        found.append((q, k))
+        return attention.attend(q, k, v, of_layer, backend="dense"), None
+
+      x_BLD = x_BLD + nnx.merge(graph, one)(x_BLD, attend)[0]
+    return found
+
+  collected = heads.collect(network, params, tokens_BL[0])
+  assert list(collected) == [0, 1, 2, 3, 4]
+  for found, expected in zip(collected.values(), in_turn(params), strict=True):
+    for x, y in zip(found, expected, strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cells", [7, 256])
+def test_weights_are_those_of_the_realised_pairs(cells, monkeypatch):
+  monkeypatch.setattr(pictures, "MAX_CELLS", cells)
+  monkeypatch.setattr(heads, "CHUNK", 8 * 20)  # queries of a few pixels
+  of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
+  network = networks.config(
+    num_layers=1, num_heads=4, width=16, patterns=(of_layer,)
+  )
+  params = networks.random_params(network, 0.3)
+  n, random = 20, np.random.RandomState(0)
+  q, k = random.standard_normal((2, 1, n, 4, 4)).astype(np.float32)
+  ((layer, found),) = heads.weigh(network, params, {0: (q, k)}, 0.5)
+  centroids = params["centroids"]["3"][0]
+  directions = {of_layer[2]: centroids}
+  mask = np.asarray(selection.realise(of_layer, q, k, directions))[0]
+  scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
+  weights = np.exp(scores) * mask
+  weights /= weights.sum(-1, keepdims=True)
+  entropy = -(weights * np.log2(np.where(mask, weights, 1))).sum(-1).mean(-1)
+  size = -(-n // cells)
+  starts = np.arange(0, n, size)
+  for h, head in enumerate(found):
+    assert head.pattern == of_layer[h]
+    assert head.pairs == mask[h].sum()
+    assert head.keys_max == mask[h].sum(-1).max()
+    assert head.entropy == pytest.approx(entropy[h], rel=1e-4)
+    query = int(n * 0.71)
+    expected = np.where(mask[h, query], weights[h, query], -1)
+    np.testing.assert_allclose(head.query, expected, atol=1e-6)
+    joined = np.add.reduceat(weights[h], starts, 0)
+    joined = np.add.reduceat(joined, starts, 1)
+    joined /= np.diff(starts, append=n)[:, None]
+    is_empty = ~np.logical_or.reduceat(
+      np.logical_or.reduceat(mask[h], starts, 0), starts, 1
+    )
+    joined[is_empty] = -1
+    np.testing.assert_allclose(head.weights, joined, atol=1e-6)

@@ -115,7 +115,7 @@ def weigh(
   Yields:
     (layer, its heads).
   """
-  centroids = transformer.bind(model, params).centroids or {}
+  centroids: Any = transformer.bind(model, params).centroids or {}
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
     directions = content.directions(

@@ -88,10 +88,11 @@ def _draw_heads(args):
       f"--example={args.example} must be less than {len(examples)}, the number"
       " of examples in the test split"
     )
-  memory_limits.check_inference(config, experiment.source, 1, name="--example")
+  memory_limits.check_inference(config, experiment.source, 1, name="batch")
   with signals_lib.Signals() as signals, Checkpoints(args.workdir) as saved:
     if args.step == "best":
-      step, _ = selection.best_step(experiment, saved, signals=signals)
+      scored = Experiment(evaluations.in_float32(args.config))
+      step, _ = selection.best_step(scored, saved, signals=signals)
     state = experiment.restore(saved, step)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   about = f"step {int(state.step)}, test example {args.example}"

@@ -37,7 +37,9 @@ FLAGS = {
   "-m sparse_transformer.sample": (
     "[no]cache given num prompt seed step temperature top_k top_p workdir"
   ),
-  "-m sparse_transformer.explain": "config [no]json out part target",
+  "-m sparse_transformer.explain": (
+    "config example [no]json out part step target temperature workdir"
+  ),
   "-m sparse_transformer.compare": "budget config seeds vary workdir",
   "-m sparse_transformer.report": "workdir",
   "-m sparse_transformer.data": "data_dir",

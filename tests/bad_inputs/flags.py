@@ -65,6 +65,7 @@ def flags():
   yield Bad(EXPLAIN, (), "--config is missing")
   for script in EVAL, SAMPLE, REPORT:
     yield Bad(script, (), "--workdir is missing")
+  for script in EVAL, SAMPLE, REPORT, EXPLAIN:
     yield Bad(script, ("--workdir=",), "--workdir|run")
     yield Bad(script, ("--workdir=nowhere",), "nowhere is not a run.*train.py")
     yield Bad(script, (f"--workdir={LONG}",), "long|not a run")

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention.selection import LABELS_NAME
+from sparse_transformer.attention.contract import index_of
+from sparse_transformer.attention.selection import LABELS_NAME, with_content
 from sparse_transformer.model.config import Config
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Content
@@ -99,21 +100,33 @@ def measure(
       the centroid of its cluster. Queries get no gradient: the centroids move
       to them.
   """
-  losses = []
   q_BLHK = lax.stop_gradient(q_BLHK).astype(jnp.float32)
-  b, n = q_BLHK.shape[:2]
-  for content in filter(has_centroids, _contents(heads)):
-    using = np.array([content in pattern.contents() for pattern in heads])
-    q, centroids_HCK = q_BLHK[:, :, using], directions[content][using]
-    labels_BHL = content.labels(q, q, lax.stop_gradient(centroids_HCK))[..., 0]
-    # Sums by cluster, not centroids by position: their gradient needs no
-    # scatter, whose order of additions GPUs do not fix.
-    is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)
-    sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q))
-    sums_HCK = checkpoint_name(sums_HCK, SAVED_NAMES[1])
-    cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2)) / (b * n)
-    losses.append(1 - cosines_H)
+  losses = [
+    _codebook(
+      content,
+      q_BLHK[:, :, index_of(using)],
+      directions[content][index_of(using)],
+    )
+    for pattern, using in with_content(tuple(heads)).items()
+    for content in filter(has_centroids, pattern.contents())
+  ]
   return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
+
+
+def _codebook(
+  content: Content, q_BLHK: jax.Array, centroids_HCK: jax.Array
+) -> jax.Array:
+  """The loss of each head."""
+  # As in attention, so that the compiler finds them once.
+  given = lax.stop_gradient(centroids_HCK)
+  labels_BHL = content.labels(q_BLHK, q_BLHK, given)[..., 0]
+  # Sums by cluster, not centroids by position: their gradient needs no
+  # scatter, whose order of additions GPUs do not fix.
+  is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)
+  sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q_BLHK))
+  sums_HCK = checkpoint_name(sums_HCK, SAVED_NAMES[1])
+  cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2))
+  return 1 - cosines_H / (q_BLHK.shape[0] * q_BLHK.shape[1])
 
 
 def _contents(heads: Sequence[Pattern]) -> list[Content]:

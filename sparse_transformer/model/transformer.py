@@ -75,7 +75,8 @@ class Transformer(nnx.Module):
   The only state is the parameters. Those of the blocks are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
   patterns other than those it was trained with. Blocks with experts have a
-  stack of their own.
+  stack of their own. `Routing` patterns need centroids: all layers and heads
+  have some for each number of clusters that occurs.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparse_transformer.patterns import (
   LSH,
+  AdaptiveSpan,
   Difference,
   Intersection,
   Routing,
@@ -46,6 +47,10 @@ def by_definition(pattern, q, k, centroids=None):
     case Routing():
       labels = routing_labels(q, centroids)
       return in_last(labels[..., None], pattern.window).any(-1)
+    case AdaptiveSpan(longest, ramp):  # with a span of half the longest
+      distance = np.arange(q.shape[2])[:, None] - np.arange(q.shape[2])
+      weight = np.clip((ramp + longest / 2 - distance) / ramp, 0, 1)
+      return ((weight > 0) & (distance >= 0))[None, None]
     case TopBlocks():
       scores, is_past = block_scores(q, k, pattern.size)
       return of_blocks(chosen(scores, is_past, pattern.num), pattern.size)

@@ -16,7 +16,11 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention import gathered, spans as spans_lib
+from sparse_transformer.attention import (
+  gathered,
+  spanned,
+  spans as spans_lib,
+)
 from sparse_transformer.attention.contract import (
   SAVED_NAMES,
   Case,
@@ -197,25 +201,29 @@ def plans(
   ]
 
 
-def count_scores(pattern: Pattern, case: Case) -> list[tuple[int, int]]:
+def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   """What is computed for the parts of a pattern that follow the content.
 
-  Shapes are known before run time, whatever the content.
+  Shapes are known before run time, whatever the content. Spans are not: what
+  is computed is at most that of the longest.
 
   Args:
     pattern: of one head.
     case: what is run.
 
   Returns:
-    (tile, number of scores) of each part, for one sequence and head.
+    (executor, tile, number of scores) of each part, for one sequence and head.
   """
+  if spans_lib.span_of(pattern) is not None:
+    return spanned.on(case.platform).count_scores(pattern, case)
   found = []
 
   def lay_out_parts(q_BLHK, directions):
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
     tables = lay_out(bound, case.tile)
     for plan, _ in plans((pattern,), bound, tables, case.length):
-      found.append((plan.tile, gathered.count_scores(plan.tables)))
+      scores = gathered.count_scores(plan.tables)
+      found.append(("gathered", plan.tile, scores))
 
   def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -252,14 +260,18 @@ def bind_heads(
 ) -> list[Pattern]:
   """The pattern of each head, bound to its queries and keys if need be.
 
-  Positions in the mask of one that is bound have axes of batch and heads.
+  Positions in the mask of one that is bound have axes of batch and heads. One
+  with a span becomes its support.
 
   Args:
     patterns: one per head.
     q_BLHK, k_BLHK: queries and keys.
     directions: as in `attention.attend`.
   """
-  found = list(patterns)
+  found = [
+    pattern if spans_lib.span_of(pattern) is None else pattern.support()
+    for pattern in patterns
+  ]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:

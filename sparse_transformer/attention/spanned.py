@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax, spans as spans_lib
-from sparse_transformer.attention.contract import Heads, Plan, make_order
+from sparse_transformer.attention.contract import Case, Heads, Plan, make_order
 from sparse_transformer.attention.online_softmax import dot
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
@@ -89,7 +89,7 @@ class Spanned:
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    walk = self._walk(plan, q_BLHK)
+    walk = self._walk(plan, *q_BLHK.shape[:3])
     scale = online_softmax.scale(q_BLHK)
     dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
 
@@ -129,7 +129,7 @@ class Spanned:
     v_BLHE: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """(dq, dk, dv, dspans_H), with weights relative to `lse_BLH`."""
-    walk = self._walk(plan, q_BLHK)
+    walk = self._walk(plan, *q_BLHK.shape[:3])
     scale = online_softmax.scale(q_BLHK)
     dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
 
@@ -189,8 +189,25 @@ class Spanned:
     dk, dv = (x[:, :, :, walk.before :] for x in (dk, dv))
     return *map(walk.restore, (dq, dk, dv)), dspans.reshape(-1)
 
-  def _walk(self, plan, q_BLHK):
-    b, n, h, _ = q_BLHK.shape
+  def count_scores(
+    self, pattern: Pattern, case: Case
+  ) -> list[tuple[str, int, int]]:
+    """(executor, tile, number of scores) of each part, with the longest spans.
+
+    For one sequence and head of the pattern.
+    """
+    found = []
+    spans_H = np.zeros(case.num_heads, np.float32)
+    heads = (pattern,) * case.num_heads
+    for plan, _ in self.plans(heads, spans_H, case.length, case.tile):
+      walk = self._walk(plan, case.batch, case.length, case.num_heads)
+      last = (np.arange(walk.num) + 1) * walk.size - 1
+      steps = (np.minimum(walk.most, last) + 1).sum()
+      scores = int(steps) * walk.size * walk.tile**2
+      found.append(("spanned", walk.tile, scores))
+    return found
+
+  def _walk(self, plan, b, n, h):
     group = h if self.together else 1
     num_tiles = -(-n // plan.tile)
     most = max(1, self.scores // (b * group * plan.tile**2))

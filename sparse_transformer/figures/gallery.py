@@ -47,6 +47,11 @@ OF_CONTENT = {
     "Block(6) | TopBlocks(6, 3)",
     "TopBlocks(64, 8)",
   ),
+  "AdaptiveSpan": (
+    "AdaptiveSpan(24, ramp=8)",
+    "Strided(12) | AdaptiveSpan(12, ramp=4)",
+    "AdaptiveSpan(1024)",
+  ),
 }
 # Of the names that have factors.
 SETTINGS = dict(stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2)
@@ -74,7 +79,7 @@ COSTS = """
 The mean number of keys of a query, with settings for long sequences. Times the
 number of positions, it is the number of pairs, to which the FLOPs of attention
 are proportional. Those of patterns that follow the content are expected, as if
-buckets and clusters were even.
+buckets and clusters were even, and learned spans the longest.
 """
 
 RUN_TIME = f"""
@@ -85,7 +90,7 @@ and how many keys a query has at most.
 
 The pictures show them for a given input of {REGIONS} regions, in which
 positions have similar vectors: both queries and keys. A query mostly finds keys
-in its own region.
+in its own region. A learned span is half of the longest one.
 
 **None of them sees the future.** Which keys a query has depends only on queries
 and keys up to its own position. That is not so in the forms that were published
@@ -103,10 +108,10 @@ positions of its bucket in place of those of its chunk.
 `| & -` combine them with other patterns. No pair counts twice. Static patterns
 cannot lose pairs to them: `Causal() - LSH(64, 192)` is an error. What is
 computed, and its time and memory, do not depend on the content: the number of
-pairs does. `python -m sparse_transformer.explain --workdir=runs/NAME
---example=0` draws what the heads of a trained run attend to. Sequence
-parallelism, which divides the positions of a sequence among devices, is not
-supported with them.
+pairs does. Only learned spans change what is computed, which shrinks with them.
+`python -m sparse_transformer.explain --workdir=runs/NAME --example=0` draws
+what the heads of a trained run attend to. Sequence parallelism, which divides
+the positions of a sequence among devices, is not supported with them.
 """
 
 NAMES = f"""
@@ -160,6 +165,8 @@ def realise(pattern: Pattern) -> Pattern:
   q_BLHK = vectors[None, :, None]
 
   def sets(content):
+    if isinstance(content, patterns.AdaptiveSpan):
+      return patterns.Local(content.max // 2 + content.ramp)
     directions = content.directions(WIDTH)
     if directions is None:
       directions = centers[None, : content.num_directions]

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from sparse_transformer.patterns.base import Difference, Pattern, check_fields
 from sparse_transformer.patterns.catalogue import Local
 from sparse_transformer.patterns.checks import shorten
@@ -44,6 +46,11 @@ class AdaptiveSpan(Content):
 
   def most_keys(self, n: int) -> int:
     return min(n, self.max + self.ramp)
+
+  def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    """1 for all pairs of the longest span."""
+    del n
+    return self.support().mask(q, k) * 1.0
 
   def check_within(self, pattern: Any) -> None:
     if pattern.contents() != (self,):

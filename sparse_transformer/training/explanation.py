@@ -163,8 +163,8 @@ def _tiles(
   for part in () if static is None else static.parts():
     name, tile, count = registry.tiling(backend, case, part, case.tile)
     yield name, tile, tile**2 * count
-  for tile, scores in selection.count_scores(pattern, case) if others else ():
-    yield "gathered", tile, scores
+  if others:
+    yield from selection.count_scores(pattern, case)
 
 
 # What positions see, and decoding.
@@ -290,7 +290,8 @@ computed / needed: pairs in the computed tiles, divided by those of the pattern;
 EXPECTED = """
 ~: expected, since pairs follow the content: if labels, such as the buckets of
 LSH, were drawn evenly at random. Uneven ones have more keys, up to the max.
-What is computed, and its time and memory, do not depend on the content."""
+What is computed, and its time and memory, do not depend on the content. Learned
+spans count as the longest: what is computed shrinks with them."""
 
 
 def _note(report: Report) -> str:

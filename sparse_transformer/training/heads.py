@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer import atomic, model as model_lib, tables
-from sparse_transformer.attention import selection
+from sparse_transformer.attention import selection, spans as spans_lib
 from sparse_transformer.figures import heads as pictures
 from sparse_transformer.figures.patterns import MAX_LENGTH
-from sparse_transformer.model import content, transformer
+from sparse_transformer.model import content, spans as model_spans, transformer
 from sparse_transformer.patterns import Pattern
 
 MAX_LAYERS = 8  # that are drawn
@@ -115,7 +115,8 @@ def weigh(
   Yields:
     (layer, its heads).
   """
-  centroids: Any = transformer.bind(model, params).centroids or {}
+  network = transformer.bind(model, params)
+  centroids: Any = network.centroids or {}
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
     directions = content.directions(
@@ -126,6 +127,7 @@ def weigh(
       q_BLHK.shape[-1],
     )
     bound = selection.bind_heads(patterns, q_BLHK, k_BLHK, directions)
+    biases = _biases(network, layer, q_BLHK.shape[1])
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
@@ -133,16 +135,32 @@ def weigh(
     yield (
       layer,
       [
-        _weigh(pattern, known, q_LK / scale, k_LK)
-        for pattern, known, q_LK, k_LK in zip(
-          patterns, bound, q_HLK, k_HLK, strict=True
+        _weigh(pattern, known, q_LK / scale, k_LK, bias_LM)
+        for pattern, known, q_LK, k_LK, bias_LM in zip(
+          patterns, bound, q_HLK, k_HLK, biases, strict=True
         )
       ],
     )
 
 
+def _biases(network, layer, n):
+  """Of each head, what is added to its scores: log of the weights of spans."""
+  patterns = network.config.patterns[layer]
+  if not model_spans.any_span(patterns):
+    return [None] * len(patterns)
+  spans = model_spans.by_pattern(patterns, network.spans[...][layer])
+  spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)
+  weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, n))
+  with np.errstate(divide="ignore"):  # -inf is no pair
+    return np.log(weights_HLM)
+
+
 def _weigh(
-  pattern: Pattern, known: Pattern, q_LK: np.ndarray, k_LK: np.ndarray
+  pattern: Pattern,
+  known: Pattern,
+  q_LK: np.ndarray,
+  k_LK: np.ndarray,
+  bias_LM: np.ndarray | None,
 ) -> Head:
   """A head, whose pattern is bound to its queries and keys: `known`."""
   n, size = len(q_LK), pictures.cell_size(len(q_LK))
@@ -153,7 +171,11 @@ def _weigh(
     rows = i[start : start + step]
     mask_RM = np.asarray(known.mask(rows[None, None, :, None], i))
     mask_RM = np.broadcast_to(mask_RM, (1, 1, len(rows), n))[0, 0]
-    scores_RM = np.where(mask_RM, q_LK[rows] @ k_LK.T, -np.inf)
+    scores_RM = q_LK[rows] @ k_LK.T
+    if bias_LM is not None:
+      scores_RM += bias_LM[rows]
+      mask_RM = mask_RM & (bias_LM[rows] > -np.inf)
+    scores_RM = np.where(mask_RM, scores_RM, -np.inf)
     largest_R1 = scores_RM.max(1, keepdims=True)
     scores_RM -= np.where(np.isfinite(largest_R1), largest_R1, 0)
     weights_RM = np.exp(scores_RM)

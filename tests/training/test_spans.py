@@ -10,7 +10,7 @@ from sparse_transformer import model, report
 from sparse_transformer.figures import curves
 from sparse_transformer.model import spans as spans_lib
 from sparse_transformer.patterns import AdaptiveSpan, Local
-from sparse_transformer.training import loop, optimizer
+from sparse_transformer.training import explanation, heads, loop, optimizer
 from sparse_transformer.training.experiment import Experiment
 
 SPAN = AdaptiveSpan(10, 4)
@@ -93,3 +93,32 @@ def test_penalty_shortens_spans_within_bounds():
   assert rows["last spans, layer 1"].endswith(" 0.0 positions")
   figure = curves.spans_by_layer(report._last_spans(experiment.model, lines))
   assert len(figure.axes[0].lines) == 3  # two heads and the mean
+
+
+def test_drawn_weights_have_ramps():
+  config = network(num_layers=1, patterns=(PATTERNS[0],))
+  params = networks.random_params(config)
+  params["spans"] = jnp.array([[0.31, 0.52]])
+  q, k = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
+  ((_, drawn),) = heads.weigh(config, params, {0: (q, k)})
+  distance = np.arange(20)[:, None] - np.arange(20)
+  for h, (head, span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):
+    m = np.clip((4 + span - distance) / 4, 0, 1) * (distance >= 0)
+    if h == 1:  # with the pairs of Local(3)
+      m = np.maximum(m, Local(3).matrix(20))
+    p = m * np.exp(q[0, :, h] @ k[0, :, h].T / 2)
+    p /= p.sum(1, keepdims=True)
+    bits = -(p * np.log2(np.where(p > 0, p, 1))).sum(1).mean()
+    np.testing.assert_allclose(head.entropy, bits, rtol=1e-4)
+    assert head.pairs == (m > 0).sum()
+
+
+def test_explain_counts_the_longest_spans():
+  settings = {"attention.pattern": "Local(3) | AdaptiveSpan(40, 8)"}
+  config = runs.tiny(**settings)
+  result = explanation.explain(config, Experiment(config).model)
+  (row,) = result["attention"]
+  n, keys = 64, 48
+  assert row["pairs"] == sum(min(i + 1, keys) for i in range(n))
+  assert row["keys_max"] <= keys + 3
+  assert "shrinks with them" in explanation.render(result)

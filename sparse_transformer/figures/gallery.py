@@ -20,6 +20,7 @@ from sparse_transformer import patterns, tables
 from sparse_transformer.figures import style
 from sparse_transformer.figures.patterns import image_of_matrix, image_of_query
 from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.catalogue import Local
 
 PAGE, PICTURES = "patterns.md", "figures/patterns"  # in the folder of docs
 ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
@@ -166,7 +167,7 @@ def realise(pattern: Pattern) -> Pattern:
 
   def sets(content):
     if isinstance(content, patterns.AdaptiveSpan):
-      return patterns.Local(content.max // 2 + content.ramp)
+      return Local(content.max // 2 + content.ramp)
     directions = content.directions(WIDTH)
     if directions is None:
       directions = centers[None, : content.num_directions]

@@ -21,10 +21,11 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-  """The workdir of a run on windows of 32 bytes."""
+  """The workdir of a run on windows of 32 bytes, with all kinds of patterns."""
   folder = tmp_path_factory.mktemp("text")
   (folder / "text").write_bytes(b"some text " * 50)
-  config = runs.text(folder / "text", **{"model.num_layers": 1})
+  pattern = {"attention.pattern": "Block(8) | TopBlocks(8, 2) | LSH(4, 4)"}
+  config = runs.text(folder / "text", **{"model.num_layers": 1} | pattern)
   return runs.untrained(folder / "run", config)
 
 

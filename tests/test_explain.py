@@ -140,7 +140,11 @@ def test_patterns_that_follow_the_content():
   assert (row["keys_max"], row["executor"]) == (8 + 24, "streamed, gathered")
   assert row["computed"] % 64 == 0 and row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2
-  assert result["cache"] is None
+  # All keys, positions of buckets, sums of blocks, positions of clusters.
+  width = 8
+  states = 2 * 4 * 8 + 7 * width + 2 * 4 * 16
+  cache = result["cache"]
+  assert cache["bytes"] == cache["full_bytes"] + 4 * states
   # Static pairs connect what is in a block; with any of the past, all is.
   assert result["reach"]["missing"] == [8, 0]
   assert result["reach"]["may_see"] == 1

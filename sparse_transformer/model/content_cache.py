@@ -234,6 +234,12 @@ def init(
   return [state_of(content, n).init(*shape) for content in pattern.contents()]
 
 
+def num_bytes(pattern: Pattern, n: int, width: int) -> int:
+  """The size of the states of one head of one layer, beside keys and values."""
+  states = jax.eval_shape(lambda: init(pattern, n, 1, 1, 1, width))
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
+
+
 def fill(
   pattern: Pattern,
   n: int,

@@ -22,6 +22,7 @@ from sparse_transformer.figures.patterns import (
   places,
   save_patterns,
 )
+from sparse_transformer.model import content_cache
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import check_batch
@@ -128,10 +129,11 @@ def _measure(
   n = model.length
   pairs = analysis.count_pairs(pattern, n)
   most = analysis.most_keys(pattern, n)
-  fewest, cache, causal = None, None, analysis.is_causal(pattern, n)
+  causal = analysis.is_causal(pattern, n)
+  cache = analysis.cache_size(pattern.support(), n) if causal else None
+  fewest = None
   if not pattern.contents():
     fewest = int(analysis.keys_per_query(pattern, n).min())
-    cache = analysis.cache_size(pattern, n) if causal else None
   case = costs.attention_case(config, model, registry.current_platform())
   tiles = list(_tiles(pattern, case, model.backend))
   computed = sum(scores for *_, scores in tiles)
@@ -213,15 +215,18 @@ def explain_cache(
 ) -> Report | None:
   """The size of the cache for decoding one sequence.
 
-  None if queries attend to later keys: such a network cannot decode. None, too,
-  if keys follow the content.
+  None if queries attend to later keys: such a network cannot decode.
   """
   if any(row["cache"] is None for row in attention):
     return None
   size = sum(costs.widths(model)) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
-  return dict(keys=keys, bytes=keys * size, full_bytes=every * size)
+  states = sum(
+    content_cache.num_bytes(pattern, model.length, costs.widths(model)[0])
+    for pattern in itertools.chain(*model.patterns)
+  )
+  return dict(keys=keys, bytes=keys * size + states, full_bytes=every * size)
 
 
 # Pictures and tables.
@@ -367,9 +372,7 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "  copies", _bytes(memory["copies"]), f"of weights, {what}"
   yield "  layer", _bytes(memory["layer"]), "activations recomputed for one"
   yield ("",)
-  if cache is None and report["total"]["follows_content"]:
-    yield "cache", "?", "what is kept to decode follows the content"
-  elif cache is None:
+  if cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"

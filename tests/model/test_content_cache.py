@@ -106,14 +106,13 @@ def test_steps_of_short_sequences(n):
 
 def test_states_are_small_beside_keys_and_values():
   def size(pattern):
-    kept = content_cache.init, pattern, 12_288, 1, 1, 1, 64
-    (state,) = jax.eval_shape(functools.partial(*kept))
-    return state.shape, state.size * state.dtype.itemsize
+    return content_cache.num_bytes(pattern, 12_288, 64)
 
   # All keys and values are 6 MiB.
-  assert size(LSH(64, 192, 4)) == ((1, 1, 1, 4, 192, 64), 192 * 2**10)
-  assert size(Routing(64, 128)) == ((1, 1, 1, 1, 64, 128), 32 * 2**10)
-  assert size(TopBlocks(64, 8)) == ((1, 1, 1, 191, 64), 191 * 2**8)
+  assert size(LSH(64, 192, 4)) == 4 * 192 * 64 * 4
+  assert size(Routing(64, 128) | Local(128)) == 64 * 128 * 4
+  assert size(TopBlocks(64, 8)) == 191 * 64 * 4
+  assert size(AdaptiveSpan(1024)) == 0
 
 
 def test_patterns_of_others_need_a_pass_for_each_position():

@@ -29,7 +29,7 @@ from sparse_transformer.patterns.content import (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row(Chosen):
+class _Row(Chosen):
   """Blocks of keys of one query of each head, int32 [B, H, 1, C].
 
   Attributes:
@@ -50,7 +50,7 @@ class Row(Chosen):
     return found.reshape(*self.blocks.shape[:3], -1)
 
 
-class State(Protocol):
+class _State(Protocol):
   """What is kept for one pattern that follows the content.
 
   Queries and keys are in float32, as in `Content.labels`.
@@ -74,7 +74,7 @@ class State(Protocol):
     k_B1HK: jax.Array,
     t: jax.Array,
     directions: jax.Array | None,
-  ) -> tuple[jax.Array, tuple[Row, ...]]:
+  ) -> tuple[jax.Array, tuple[_Row, ...]]:
     """Takes position t in.
 
     Args:
@@ -92,7 +92,7 @@ class State(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Buckets(State):
+class _Buckets(_State):
   """The last positions of each bucket: int32 [B, H, R, G, W], -1 for none."""
 
   pattern: LSH | Routing
@@ -137,12 +137,12 @@ class Buckets(State):
       # The query attends to itself only where it has no other key.
       is_alone = (last_BHRW < 0).all((2, 3), keepdims=True)
       keys = jnp.where(is_alone & (r[..., None] == 0), keys, last_BHRW)
-    rows = tuple(Row(x[:, :, None], 1) for x in jnp.moveaxis(keys, 2, 0))
+    rows = tuple(_Row(x[:, :, None], 1) for x in jnp.moveaxis(keys, 2, 0))
     return stack.at[(*bucket, place_BHR)].set(t), rows
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockSums(State):
+class _BlockSums(_State):
   """The sum of the keys of each block that may be chosen: [B, H, S, K]."""
 
   pattern: TopBlocks
@@ -171,11 +171,11 @@ class BlockSums(State):
     # Nothing is added past the end, where blocks are never chosen.
     stack = stack.at[index, :, :, t // size].add(k_B1HK[:, 0], mode="drop")
     blocks = self.pattern.choose(q_B1HK, stack[index] / size, t[None])
-    return stack, (Row(blocks, size),)
+    return stack, (_Row(blocks, size),)
 
 
 @dataclasses.dataclass(frozen=True)
-class Last(State):
+class _Last(_State):
   """Nothing: the keys are the last ones. Their weights follow from the span."""
 
   pattern: AdaptiveSpan
@@ -194,18 +194,18 @@ class Last(State):
     keys = jnp.broadcast_to((t - distance)[:, :, None], (b, h, 1, num_keys))
     spans_1H1 = directions[None, :, None]
     weights = spans.weights_of(self.pattern, spans_1H1, distance)
-    return stack, (Row(keys, 1, jnp.log(weights)),)
+    return stack, (_Row(keys, 1, jnp.log(weights)),)
 
 
-def state_of(content: Content, n: int) -> State:
+def _state_of(content: Content, n: int) -> _State:
   """What is kept for a pattern in sequences of n positions."""
   match content:
     case LSH() | Routing():
-      return Buckets(content, n)
+      return _Buckets(content, n)
     case TopBlocks():
-      return BlockSums(content, n)
+      return _BlockSums(content, n)
     case AdaptiveSpan():
-      return Last(content, n)
+      return _Last(content, n)
   raise ValueError(
     f"{shorten(content)} cannot be decoded step by step: what it needs to keep"
     " is not known; sample without a cache"
@@ -231,7 +231,7 @@ def init(
     width: of keys, K.
   """
   shape = layers, batch, heads, width
-  return [state_of(content, n).init(*shape) for content in pattern.contents()]
+  return [_state_of(content, n).init(*shape) for content in pattern.contents()]
 
 
 def num_bytes(pattern: Pattern, n: int, width: int) -> int:
@@ -257,7 +257,7 @@ def fill(
   """
   q_BLHK, k_BLHK = (x.astype(jnp.float32) for x in (q_BLHK, k_BLHK))
   return [
-    state_of(content, n).fill(q_BLHK, k_BLHK, directions.get(content))
+    _state_of(content, n).fill(q_BLHK, k_BLHK, directions.get(content))
     for content in pattern.contents()
   ]
 
@@ -293,7 +293,7 @@ def step(
   new, sets = [], []
   for content, stack in zip(pattern.contents(), stacks, strict=True):
     given = directions.get(content)
-    stack, rows = state_of(content, n).step(
+    stack, rows = _state_of(content, n).step(
       stack, index, q_B1HK, k_B1HK, t, given
     )
     new.append(stack)
@@ -301,7 +301,7 @@ def step(
   keys, biases = [], []
   for part in selection.parts_of(pattern, tuple(sets)):
     row = gathered.pairs_of(part)
-    assert isinstance(row, Row)
+    assert isinstance(row, _Row)
     k_BH1R = row.positions
     real_BH1R = (k_BH1R >= 0) & gathered.condition(part).mask(t, k_BH1R)
     keys.append(k_BH1R[:, :, 0])

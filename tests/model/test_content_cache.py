@@ -121,7 +121,7 @@ def test_patterns_of_others_need_a_pass_for_each_position():
     pass
 
   with pytest.raises(ValueError, match="sample without a cache"):
-    content_cache.state_of(Other(), 10)
+    content_cache.init(Other(), 10, 1, 1, 1, 8)
 
 
 # Networks.

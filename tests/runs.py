@@ -1,5 +1,6 @@
 """Helpers for several test files: tiny configs, commands in this process."""
 
+import os
 import pathlib
 import runpy
 import sys
@@ -24,7 +25,7 @@ def tiny(**changes: Any) -> ConfigDict:
   """Digits with a network that trains in seconds; changes are "group.field"."""
   config = digits.get_config()
   settings = {
-    "model.num_layers": 2,
+    "model.num_layers": 1,
     "model.num_heads": 2,
     "model.width": 16,
     "model.dropout": 0.0,
@@ -61,6 +62,12 @@ def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
   with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
     checkpoints.save(jax.jit(experiment.init)())
   return workdir
+
+
+def flags_of_devices(number: int) -> str:
+  """The variable XLA_FLAGS of a process with several devices."""
+  more = f"--xla_force_host_platform_device_count={number}"
+  return f"{os.environ.get('XLA_FLAGS', '')} {more}"
 
 
 def command(script: str, *words: Any) -> int:

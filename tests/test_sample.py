@@ -15,7 +15,7 @@ from sparse_transformer.data import codecs
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
   """The workdir of a run on images of 8 x 8."""
-  config = runs.tiny(**{"model.num_layers": 1})
+  config = runs.tiny()
   return runs.untrained(tmp_path_factory.mktemp("images"), config)
 
 
@@ -25,7 +25,7 @@ def text(tmp_path_factory):
   folder = tmp_path_factory.mktemp("text")
   (folder / "text").write_bytes(b"some text " * 50)
   pattern = {"attention.pattern": "Block(8) | TopBlocks(8, 2) | LSH(4, 4)"}
-  config = runs.text(folder / "text", **{"model.num_layers": 1} | pattern)
+  config = runs.text(folder / "text", **pattern)
   return runs.untrained(folder / "run", config)
 
 

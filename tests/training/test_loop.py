@@ -82,6 +82,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
   more, tmp_path, monkeypatch, capsys
 ):
   settings = {
+    "model.num_layers": 2,
     "model.dropout": 0.3,
     "train.accumulation": 2,
     "train.steps": 5,

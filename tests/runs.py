@@ -1,5 +1,6 @@
 """Helpers for several test files: tiny configs, commands in this process."""
 
+import os
 import pathlib
 import runpy
 import sys
@@ -19,7 +20,7 @@ def tiny(**changes: Any) -> ConfigDict:
   """Digits with a network that trains in seconds; changes are "group.field"."""
   config = digits.get_config()
   settings = {
-    "model.num_layers": 2,
+    "model.num_layers": 1,
     "model.num_heads": 2,
     "model.width": 16,
     "model.dropout": 0.0,
@@ -46,6 +47,12 @@ def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
     "data.fractions": (0.5, 0.25, 0.25),
   }
   return tiny(**settings | changes)
+
+
+def flags_of_devices(number: int) -> str:
+  """The variable XLA_FLAGS of a process with several devices."""
+  more = f"--xla_force_host_platform_device_count={number}"
+  return f"{os.environ.get('XLA_FLAGS', '')} {more}"
 
 
 def command(script: str, *words: Any) -> int:

@@ -25,7 +25,7 @@ def texts(tmp_path_factory):
     ("apart", "other", 0),
   ):
     changes = {"train.steps": steps, "optimizer.learning_rate": 0.05}
-    config = runs.text(root / text, **changes | {"model.num_layers": 1})
+    config = runs.text(root / text, **changes)
     loop.train(config, root / name)
   return root
 
@@ -35,7 +35,6 @@ def test_bits_are_those_of_the_window_that_scores_the_symbol(
   texts, min_context, places
 ):
   experiment = Experiment(runs.text(texts / "text"))
-  experiment.config.model.num_layers = 1
   with checkpoint.Checkpoints(texts / "strided") as checkpoints:
     params = experiment.restore(checkpoints).ema
   found = context.bits_of(

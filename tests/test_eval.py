@@ -1,5 +1,6 @@
 """Tests of the command eval.py on runs of a tiny network."""
 
+import dataclasses
 import json
 import math
 import os
@@ -33,6 +34,20 @@ def workdir(tmp_path_factory):
   config = runs.text(folder / "text", **{"checkpoint.keep": 5})
   loop.train(config, folder / "run")
   return folder / "run"
+
+
+def random_run(config, workdir):
+  """A run of no steps, with random parameters."""
+  config.train.steps = 0
+  initial = loop.train(config, workdir)
+  shutil.rmtree(workdir / "checkpoints")
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype),
+    initial.params,
+  )
+  with checkpoint.Checkpoints(workdir, keep=1) as checkpoints:
+    checkpoints.save(dataclasses.replace(initial, params=params, ema=params))
 
 
 def lines(capfd, workdir, *words):
@@ -82,8 +97,7 @@ def test_contexts_share_one_compilation_and_a_table(
 
 
 def test_scores_are_float32_unless_asked(tmp_path, capfd):
-  changes = {"model.dtype": "float16", "model.num_layers": 1}
-  loop.train(runs.tiny(**changes), tmp_path)
+  random_run(runs.tiny(**{"model.dtype": "float16"}), tmp_path)
   (found,) = lines(capfd, tmp_path)
   (other,) = lines(capfd, tmp_path, "--config.model.dtype=float16")
   assert (found["dtype"], other["dtype"]) == ("float32", "float16")
@@ -138,7 +152,6 @@ def overfitted(tmp_path_factory):
   (folder / "coins").write_bytes(coins)
   settings = {
     "data.fractions": (0.1, 0.45, 0.45),
-    "model.num_layers": 1,
     "optimizer.learning_rate": 0.01,
     "optimizer.ema_decay": 0.5,
     "train.steps": 60,
@@ -309,12 +322,12 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   source = data.Images((2, 2, 3), 17, lambda: dict.fromkeys(SPLITS, images))
   monkeypatch.setattr(Experiment, "source", source)
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
-  loop.train(config, tmp_path)
+  random_run(config, tmp_path)
   (result,) = scoring.score_run(
     config,
     tmp_path,
     split="test",
-    steps=[4],
+    steps=[0],
     contexts=[0],
     weights="params",
   )

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 SCRIPT = "sparse_transformer/explain.py"
 DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+TWO_LAYERS = runs.tiny(**{"model.num_layers": 2})
 
 
 def report(config, *layers):
@@ -97,7 +98,7 @@ def test_a_million_positions(pattern):
 
 def test_pattern_of_a_user():
   thirds, local = catalogue.Thirds(), patterns.Local(4)
-  result = report(runs.tiny(), (thirds, local), (thirds, thirds - thirds))
+  result = report(TWO_LAYERS, (thirds, local), (thirds, thirds - thirds))
   rows = result["attention"]
   names = [(row["pattern"], row["heads"]) for row in rows]
   assert names[:2] == [(str(thirds), [0]), (str(local), [1])]
@@ -110,14 +111,14 @@ def test_pattern_of_a_user():
 
 def test_pair_that_no_path_connects_is_named():
   thirds = catalogue.Thirds()
-  result = report(runs.tiny(), *((thirds,) * 2,) * 2)
+  result = report(TWO_LAYERS, *((thirds,) * 2,) * 2)
   seen = patterns.reach(((thirds,),) * 2, 64)
   missing = np.argwhere(~seen & np.tri(64, dtype=bool))
   assert result["reach"]["missing"] == missing[0].tolist()
 
 
 def test_network_that_is_not_causal_has_no_cache():
-  result = report(runs.tiny(), *((catalogue.Around(),) * 2,) * 2)
+  result = report(TWO_LAYERS, *((catalogue.Around(),) * 2,) * 2)
   assert result["cache"] is None and result["reach"]["layers"] is None
   assert "never reaches" in explanation.render(result)
 

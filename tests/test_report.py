@@ -52,7 +52,7 @@ addEventListener("load", () => {
 def workdir(tmp_path_factory):
   """A run with samples and an evaluation."""
   folder = tmp_path_factory.mktemp("runs") / "a run & <script>"
-  small = {"model.num_layers": 1, "eval.batch_size": 64, "eval.every": 2}
+  small = {"eval.batch_size": 64, "eval.every": 2}
   train(runs.tiny(**small), folder)
   word = f"--workdir={folder}"
   assert runs.command("eval.py", word) == 0
@@ -79,7 +79,7 @@ def test_utilization_is_logged_shown_and_reported(
   tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setitem(peaks.PEAKS, "cpu", dict(float32=1e12))
-  train(runs.tiny(**{"train.steps": 2, "model.num_layers": 1}), tmp_path)
+  train(runs.tiny(**{"train.steps": 2}), tmp_path)
   *_, line = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
   assert line["mfu"] == pytest.approx(line["model_flops_per_second"] / 1e12)
   assert f"mfu {line['mfu']:.5g}" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_utilization_is_logged_shown_and_reported(
 def test_page_shows_sampled_text_without_control_characters(tmp_path):
   path = tmp_path / "text"
   path.write_bytes(b"some <b>text</b> " * 50)
-  config = runs.text(path, **{"train.steps": 0, "model.num_layers": 1})
+  config = runs.text(path, **{"train.steps": 0})
   train(config, tmp_path / "run")
   (tmp_path / "run" / "samples.txt").write_bytes(b"<i>\x00\xff</i>")
   assert runs.command(SCRIPT, f"--workdir={tmp_path / 'run'}") == 0

@@ -28,7 +28,7 @@ def make_run(workdir, config):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
   """The workdir of a run on images of 8 x 8."""
-  config = runs.tiny(**{"model.num_layers": 1})
+  config = runs.tiny()
   return make_run(tmp_path_factory.mktemp("images"), config)
 
 
@@ -37,7 +37,7 @@ def text(tmp_path_factory):
   """The workdir of a run on windows of 32 bytes."""
   folder = tmp_path_factory.mktemp("text")
   (folder / "text").write_bytes(b"some text " * 50)
-  config = runs.text(folder / "text", **{"model.num_layers": 1})
+  config = runs.text(folder / "text")
   return make_run(folder / "run", config)
 
 

@@ -10,6 +10,7 @@ import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import pytest
+import runs
 from jax import lax
 from jax.sharding import (
   AbstractMesh,
@@ -150,7 +151,7 @@ def test_results_on_four_devices_are_those_of_the_definition(backend, way):
     env={
       **os.environ,
       "PYTHONPATH": os.pathsep.join(map(str, path)),
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+      "XLA_FLAGS": runs.flags_of_devices(4),
       "JAX_PLATFORMS": "cpu",
     },
     check=True,

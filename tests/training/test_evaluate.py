@@ -241,7 +241,6 @@ def test_batch_size_changes_nothing_on_real_images(tmp_path):
     **{
       "data.name": "cifar10",
       "data.path": str(CIFAR10),
-      "model.num_layers": 1,
       "model.num_heads": 1,
       "attention.stride": 96,
       "attention.window": 96,

@@ -34,7 +34,6 @@ from sparse_transformer.training import (
 from sparse_transformer.training.experiment import Experiment
 
 SETTINGS = {
-  "model.num_layers": 3,
   "model.dropout": 0.2,
   "train.accumulation": 2,
   "train.steps": 24,
@@ -324,14 +323,19 @@ def test_checkpoint_describes_its_run(whole):
 @pytest.fixture
 def spoil(monkeypatch):
   """Puts symbols that do not exist into the batches of some steps."""
-  plain = Experiment.step
+  plain = Experiment.batches
 
   def spoil(*steps):
-    def step(self, state, tokens_BL):
-      bad = jnp.isin(state.step + 1, jnp.asarray(steps))
-      return plain(self, state, jnp.where(bad, jnp.uint8(200), tokens_BL))
+    def batches(self, examples):
+      of_run = plain(self, examples)
+      if isinstance(examples, range):  # the numbers of examples
+        return of_run
+      return data.Lazy(
+        self.config.train.steps,
+        lambda i: np.full_like(of_run[i], 200) if i + 1 in steps else of_run[i],
+      )
 
-    monkeypatch.setattr(Experiment, "step", step)
+    monkeypatch.setattr(Experiment, "batches", batches)
     return monkeypatch
 
   return spoil
@@ -355,7 +359,8 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
 
 def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
   settings = {"train.nonfinite": "skip", "train.max_skipped": 2}
-  config = runs.tiny(**{"train.steps": 9, "checkpoint.every": 7} | settings)
+  settings |= {"train.log_every": 1, "eval.every": 0, "checkpoint.every": 7}
+  config = runs.tiny(**SETTINGS | settings)
   spoil(2, 4, 5, 7, 8, 9)
   with pytest.raises(FloatingPointError, match="step 9, after 2 batches"):
     loop.train(config, tmp_path)
@@ -385,9 +390,9 @@ def test_nonfinite_step_leaves_the_state_unchanged(metric, spoil, monkeypatch):
     spoil(1)
   else:
     monkeypatch.setattr(step_lib, "position_losses", losses)
-  experiment = Experiment(runs.tiny())
+  experiment = Experiment(runs.tiny(**SETTINGS))
   state = jax.jit(experiment.init)()
-  batch = data.batches(experiment.source.examples("train"), 8, 0)[0]
+  batch = experiment.batches(experiment.source.examples("train"))[0]
   new, measured = jax.jit(experiment.step)(state, batch)
   assert np.isnan(measured[metric]) and int(new.step) == 1
   assert metric == "nats" or np.isfinite(measured["nats"])
@@ -619,8 +624,8 @@ def test_run_resumes_with_a_different_number_of_devices(tmp_path):
   found = {}
   for devices in (1, 2, 4, 8):
     folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
-    flag = f"--xla_force_host_platform_device_count={devices}"
-    finish(start("train.py", *words(folder, **changes), XLA_FLAGS=flag))
+    flags = runs.flags_of_devices(devices)
+    finish(start("train.py", *words(folder, **changes), XLA_FLAGS=flags))
     found[devices] = [line["nats"] for line in of_split(folder, "train")]
   for nats in found.values():
     np.testing.assert_allclose(nats, found[1], atol=1e-5)
@@ -651,7 +656,7 @@ def measure(self, done, measured):
 
 monitor.Monitor.watch = measure
 loop.train(runs.tiny(**{
-  "model.num_layers": 1, "train.steps": steps, "train.log_every": 100,
+  "train.steps": steps, "train.log_every": 100,
   "eval.every": 1000, "checkpoint.every": 1000,
 }), sys.argv[1])
 # The first saves and validations fill caches that the next ones reuse.

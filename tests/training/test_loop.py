@@ -73,6 +73,7 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, capsys):
   config = runs.tiny(
     **{
+      "model.num_layers": 2,
       "model.dropout": 0.3,
       "train.accumulation": 2,
       "train.steps": 5,

@@ -103,10 +103,10 @@ TEXT = {"data.name": "bytes", "data.path": "unused"}
 def test_run_larger_than_the_memory_is_rejected_at_once(changes, words):
   config = runs.tiny(**changes)
   source = Experiment(config).source
-  start = time.perf_counter()
+  start = time.process_time()
   with pytest.raises(ValueError) as error:
     memory_limits.check_training(config, source)
-  assert time.perf_counter() - start < 0.5
+  assert time.process_time() - start < 0.5
   message = str(error.value)
   assert re.search(r"needs at least [\d,.]+ GiB of memory, but", message)
   assert "\n" not in message and all(word in message for word in words)

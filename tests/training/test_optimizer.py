@@ -17,7 +17,7 @@ from sparse_transformer.training.optimizer import (
 def config(warmup, steps):
   return runs.tiny(
     **{"optimizer.warmup_steps": warmup, "train.steps": steps}
-    | {"optimizer.learning_rate": 0.01}
+    | {"optimizer.learning_rate": 0.01, "model.num_layers": 2}
   )
 
 

@@ -166,6 +166,7 @@ def test_random_numbers_depend_only_on_seed_and_step():
 # The network of digits.
 
 SETTINGS = {
+  "model.num_layers": 2,  # with a pattern each
   "train.steps": 60,
   "train.batch_size": 16,
   "optimizer.learning_rate": 0.01,
@@ -280,7 +281,7 @@ def test_run_on_four_devices_equals_the_run_on_one(backend, tmp_path):
     ],
     env={
       **os.environ,
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+      "XLA_FLAGS": runs.flags_of_devices(4),
       "JAX_PLATFORMS": "cpu",
     },
     stdout=subprocess.DEVNULL,

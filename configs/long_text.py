@@ -11,8 +11,8 @@ Made for comparing patterns at equal time:
     --config.data.path=enwiki-sample.xml.bz2
 
 141,120 parameters. Expected after 600 processor seconds of one core of an AMD
-EPYC, seed 0, in bits/byte of the first 65,536 bytes of the validation split:
-dense 3.96, fixed 2.79, strided 2.58, local 2.54.
+EPYC, 3 seeds, in bits/byte of the validation split: local 2.34, strided 2.39,
+fixed 2.56, dense 3.78.
 """
 
 from configs import text_small

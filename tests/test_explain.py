@@ -133,7 +133,7 @@ CONTENT = (
 
 def test_patterns_that_follow_the_content():
   union, blocks, routing = (patterns.parse(text)[0][0] for text in CONTENT)
-  result = report(runs.tiny(), (union, blocks), (routing, routing))
+  result = report(TWO_LAYERS, (union, blocks), (routing, routing))
   rows = {row["pattern"]: row for row in result["attention"]}
   assert {row["keys_min"] for row in rows.values()} == {None}
   row = rows[str(blocks)]

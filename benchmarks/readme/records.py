@@ -55,10 +55,13 @@ def test_bits(run: dict[str, Any]) -> float:
 
 
 def time_of(run: dict[str, Any]) -> str:
-  """The training time of a run, in minutes."""
-  if run["seconds"] is None:
-    return f"{minutes(run['processor_seconds'])} of processor time"
-  return minutes(run["seconds"])
+  """The training time of a run, in minutes.
+
+  That of processors, if known: it depends less on what else they did.
+  """
+  if run.get("processor_seconds") is None:
+    return minutes(run["seconds"])
+  return f"{minutes(run['processor_seconds'])} of processor time"
 
 
 def minutes(seconds: float) -> str:

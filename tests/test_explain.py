@@ -238,7 +238,8 @@ def test_masks_that_do_not_fit_in_memory_are_an_error():
 def run(tmp_path_factory):
   """The workdir of a run with patterns that follow the content."""
   pattern = "(Local(4) | LSH(8, 4), Block(8) | TopBlocks(8, 3)), Strided(8)"
-  config = runs.tiny(**{"attention.pattern": pattern})
+  changes = {"attention.pattern": pattern, "model.num_layers": 2}
+  config = runs.tiny(**changes)
   return runs.untrained(tmp_path_factory.mktemp("run"), config)
 
 
@@ -288,7 +289,7 @@ def test_config_of_a_run_is_explained(run, capsys, tmp_path):
 @pytest.mark.parametrize(
   "words, message",
   [
-    (["--example=360"], "--example=360 must be less than 360"),
+    (["--example=200"], "--example=200 must be less than 200"),
     (["--example=-1"], "--example=-1"),
     (["--step=3"], "--step is about an --example"),
     (["--temperature=2"], "--temperature is about an --example"),

@@ -82,7 +82,8 @@ def slopes_of(
 def _room(pattern, spans, distance):
   """What is left of the ramp at a distance, in positions."""
   left = spans + pattern.ramp - distance
-  return lax.clamp(jnp.zeros((), left.dtype), left, 1.0 * pattern.ramp)
+  first, last = (jnp.asarray(end, left.dtype) for end in (0, pattern.ramp))
+  return lax.clamp(first, left, last)
 
 
 def weights(

@@ -25,7 +25,9 @@ SHOWN = {
 def main(argv: Sequence[str]) -> None:
   """Writes all that is made from patterns into the folder of docs."""
   if len(argv) != 2 or not pathlib.Path(argv[1]).is_dir():
-    raise ValueError("give one argument: the folder of the docs")
+    raise ValueError(
+      f"arguments {argv[1:]}: give one, the folder of the docs, which exists"
+    )
   folder = pathlib.Path(argv[1])
   titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
   # Each has one factor, the same in all heads.

@@ -42,6 +42,7 @@ OVERRIDES: dict[str, tuple] = {
   "loss.load_balance": ("-1.0", "nan", "inf", "much"),
   "loss.router_z": ("-1.0", "nan", "inf"),
   "loss.codebook": ("-1.0", "nan", "inf"),
+  "loss.span": ("-1.0", "nan", "inf"),
   "attention.mode": (
     ("mixed", "'mixed'.*interleaved, merged, heads"),
     ("", "attention.mode"),

@@ -172,6 +172,5 @@ def flags():
     (("a.xyz",), "xyz"),
     (("--out=a.png",), "out"),
     (("",), "argument|file"),
-    ((".",), "argument|file"),
   ):
     yield Bad(FIGURES, words, message)

@@ -68,7 +68,7 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
 
 
 def test_biases_of_experts_do_not_decay_but_their_weights_do():
-  settings = runs.tiny(**{"model.experts": 4})
+  settings = runs.tiny(**{"model.experts": 4, "model.num_layers": 2})
   shapes = jax.eval_shape(Experiment(settings).init).params
   assert shapes["expert_blocks"]["experts_in"]["bias"].ndim == 3
   for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):

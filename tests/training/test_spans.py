@@ -70,6 +70,7 @@ def test_penalty_shortens_spans_within_bounds():
     **{
       "attention.pattern": "(Local(3) | AdaptiveSpan(40, 8), Local(9)),",
       "attention.backend": "dense",
+      "model.num_layers": 2,
       "optimizer.learning_rate": 0.3,
       "loss.span": 10.0,
     }

@@ -8,7 +8,8 @@ context of 1,024 bytes, trained by Muon.
   python eval.py --workdir=runs/text_medium --step=best --min_context=512
 
 Expected: 1.89 bits/byte of the test split with at least 512 bytes before each,
-1.91 without, after 6,858 processor seconds of an AMD EPYC. 1,332,320 parameters.
+1.91 without, after 6,858 processor seconds of an AMD EPYC. 1,332,320
+parameters.
 """
 
 from configs import text_small

@@ -197,7 +197,7 @@ class Spanned:
     For one sequence and head of the pattern.
     """
     found = []
-    spans_H = np.zeros(case.num_heads, np.float32)
+    spans_H = jnp.zeros(case.num_heads)
     heads = (pattern,) * case.num_heads
     for plan, _ in self.plans(heads, spans_H, case.length, case.tile):
       walk = self._walk(plan, case.batch, case.length, case.num_heads)

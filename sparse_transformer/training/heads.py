@@ -150,6 +150,7 @@ def _biases(network, layer, n):
     return [None] * len(patterns)
   spans = model_spans.by_pattern(patterns, network.spans[...][layer])
   spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)
+  assert spans_H is not None
   weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, n))
   with np.errstate(divide="ignore"):  # -inf is no pair
     return np.log(weights_HLM)

@@ -36,6 +36,7 @@ OTHER_TYPES: dict[str, tuple[str, ...]] = {
   "loss.load_balance": ("None", "'0.01'"),
   "loss.router_z": ("None", "True"),
   "loss.codebook": ("None", "True"),
+  "loss.span": ("None", "True"),
   "attention.pattern": ("None", "7", "['dense']"),
   "attention.mode": ("None", "['heads']"),
   "attention.cycle": ("None", "0", "'01'"),

@@ -1,4 +1,4 @@
-"""Text on a CPU with a mixture of experts: text_small.py, 8 MLPs, 2 a byte.
+"""Text on a CPU with a mixture of experts: text_small.py with 8 experts.
 
 Paper row: none; every second block has 8 experts, each as wide as the MLP of
 the others, and each byte passes through two of them.

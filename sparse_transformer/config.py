@@ -64,7 +64,7 @@ def get_config() -> ConfigDict:
       # MLPs of a block with a mixture of experts; 0: no block has one.
       experts=0,
       experts_per_token=2,  # how many of them each position passes through
-      experts_every=2,  # every second block has experts, the others one MLP
+      experts_every=2,  # every n-th block has experts, the others one MLP
     )
   )
 
@@ -92,7 +92,7 @@ def get_config() -> ConfigDict:
     dict(
       load_balance=0.01,  # of experts, 1 if they are used evenly
       router_z=0.001,  # of the router of experts: small logits
-      codebook=0.01,  # of Routing: centroids near to the queries
+      codebook=0.01,  # of Routing: centroids near the queries
       span=1e-6,  # of AdaptiveSpan: the mean span of heads, in positions
     )
   )

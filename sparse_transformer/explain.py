@@ -23,6 +23,7 @@ the entropy of each head.
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -77,6 +78,8 @@ def _draw_heads(args):
   from sparse_transformer.training.checkpoint import Checkpoints
   from sparse_transformer.training.experiment import Experiment
 
+  if not math.isfinite(args.temperature):
+    raise ValueError(f"--temperature={args.temperature} must be finite")
   step = cli.parse_step(args.step)
   config = args.config
   if "model.dtype" not in config_flags.get_override_values(args["config"]):
@@ -103,8 +106,9 @@ def _draw_heads(args):
     args.temperature,
     folder,
     f"{about},\ntemperature {args.temperature:g}",
+    step=int(state.step),
+    example=args.example,
   )
-  report |= dict(step=int(state.step), example=args.example)
   if args.json:
     print(json.dumps(report))
   else:

@@ -79,9 +79,10 @@ def _experts(network, lines):
   number = f"{network.experts_per_token} of {network.experts}"
   yield "experts", f"{number} for each token, {active:,} active parameters"
   loads = [line["expert_load"] for line in lines if "expert_load" in line]
-  for block, load in enumerate(loads[-1] if loads else ()):
+  blocks = [i for i, has in enumerate(network.has_experts) if has]
+  for block, load in zip(blocks, loads[-1] if loads else (), strict=False):
     shares = " ".join(f"{x:.2f}" for x in load)
-    yield f"last load, block {block} with experts", f"{shares} of the mean"
+    yield f"last load, block {block}", f"{shares} of the mean"
 
 
 def _spans(network, lines):

@@ -294,6 +294,7 @@ def test_config_of_a_run_is_explained(run, capsys, tmp_path):
     (["--step=3"], "--step is about an --example"),
     (["--temperature=2"], "--temperature is about an --example"),
     (["--example=1", "--temperature=0"], "--temperature=0"),
+    (["--example=1", "--temperature=nan"], "--temperature=nan"),
     (["--example=1", "--step=worst"], "--step=worst must be an integer"),
     (["--example=1", "--step=7"], "7"),
     (["--example=1", "--target=h100"], "cannot be combined"),

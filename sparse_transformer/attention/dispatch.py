@@ -102,7 +102,7 @@ def attend(
   tile = _check_tile(tile)
   case = make_case(q_BLHK, v_BMHE, tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
-  directions = directions or {}
+  directions = {} if directions is None else directions
   selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
 

@@ -5,7 +5,8 @@ so that its softmax needs no loop, and several tiles are processed together. A
 tile of positions that are `Near` in an order has the tiles before it as keys;
 one of queries that have `Chosen` the same block has that block.
 
-Nothing here depends on timing: no two sums go to the same place in one step.
+Nothing here depends on timing: what goes to the same place is added in a fixed
+order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places in the order of keys; R places of a query.
@@ -105,11 +106,12 @@ def _lay_out_near(pairs, tile):
 
 def _lay_out_chosen(pairs, tile):
   b, h, n, num = pairs.blocks.shape
-  tile, num_blocks = min(tile, n), -(-n // pairs.size)
+  tile, size = min(tile, n), min(pairs.size, n)
+  num_blocks = -(-n // size)
   labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
   groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
   entries = groups.entries.reshape(b, h, -1, tile)
-  at = jnp.arange(num_blocks * pairs.size, dtype=jnp.int32)
+  at = jnp.arange(num_blocks * size, dtype=jnp.int32)
   return Tables(
     jnp.where(entries < 0, -1, entries // num),
     jnp.broadcast_to(jnp.where(at < n, at, -1), (b, h, len(at))),
@@ -204,9 +206,10 @@ class Gathered:
       q_T, dout_T = lax.optimization_barrier(
         (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
       )
-      p, ds = online_softmax.weights_and_gradients(
+      weights = online_softmax.weights_and_gradients(
         mask, (q, dout, lse, delta), (k, v)
       )
+      p, ds = (x.astype(q.dtype) for x in weights)
       dq = dot("bhats,bhask->bhatk", ds, k) * scale
       dk = dot("bhakt,bhats->bhaks", q_T, ds).swapaxes(-1, -2)
       dv = dot("bhaet,bhats->bhaes", dout_T, p).swapaxes(-1, -2)

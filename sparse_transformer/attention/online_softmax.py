@@ -73,6 +73,8 @@ def weights_and_gradients(
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
+  Both in float32 or wider: round them for products.
+
   Args:
     mask: which scores count.
     query: (scaled queries, dout, lse, delta); the last axis of lse and delta
@@ -82,7 +84,7 @@ def weights_and_gradients(
   (q, dout, lse, delta), (k, v) = query, key
   p = jnp.exp(_masked_scores(mask, q, k) - lse)
   ds = p * (dot("abhte,abhse->abhts", dout, v) - delta)
-  return p.astype(q.dtype), ds.astype(q.dtype)
+  return p, ds
 
 
 def _masked_scores(mask, q, k):

@@ -113,14 +113,22 @@ def check_directions(
   Raises:
     ValueError: some are missing, superfluous or have another shape.
   """
-  contents = {c for pattern in patterns for c in pattern.contents()}
-  for pattern in directions.keys() - contents:
+  if not isinstance(directions, Mapping):
     raise ValueError(
-      f"directions of {shorten(pattern)}, which no head's pattern contains"
+      f"directions must be a mapping {{pattern: array}}, got {type(directions)}"
     )
+  contents = dict.fromkeys(c for p in patterns for c in p.contents())
+  for pattern in directions:
+    if pattern not in contents:
+      raise ValueError(
+        f"directions of {shorten(pattern)}, which no head's pattern contains;"
+        f" they contain {', '.join(map(shorten, contents)) or 'none'}"
+      )
   for content in contents:
     shape, what = _directions_of(content, len(patterns), width)
     given = directions.get(content)
+    if given is not None and not what:
+      raise ValueError(f"{shorten(content)} takes no directions; leave it out")
     if given is None:
       if what and content.directions(width) is None:
         raise ValueError(

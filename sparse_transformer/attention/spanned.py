@@ -149,11 +149,11 @@ class Spanned:
           dq, dk_BGP, dv_BGP, dspans = carry
           k, v = walk.keys(k_BGP, i, ago), walk.keys(v_BGP, i, ago)
           mask, m = walk.weights(spans, i, ago)
-          # Without the ramp, which is 0 at its end.
+          # Without the ramp, which is 0 at its end: e may be above 1.
           e, de = online_softmax.weights_and_gradients(
             mask & (m != 0), (q, dout, lse, delta), (k, v)
           )
-          p, ds = (m * e).astype(e.dtype), (m * de).astype(de.dtype)
+          p, ds = (m * e).astype(q.dtype), (m * de).astype(q.dtype)
           slopes = walk.slopes(spans, ago)
           dv = dot("bgaet,bgats->bgaes", dout_T, p).swapaxes(-1, -2)
           dk = dot("bgakt,bgats->bgaks", q_T, ds).swapaxes(-1, -2)

@@ -19,7 +19,6 @@ from sparse_transformer.model.config import Config
 # are auxiliary losses; longer values are for the log.
 Measured = dict[str, jax.Array]
 
-
 # The parts of the parameters that are stacked: blocks, centroids, spans along
 # layers; the layers of experts, which are in blocks, along experts.
 STACKS = (
@@ -74,9 +73,10 @@ class Transformer(nnx.Module):
 
   The only state is the parameters. Those of the blocks are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
-  patterns other than those it was trained with. Blocks with experts have a
-  stack of their own. `Routing` patterns need centroids: all layers and heads
-  have some for each number of clusters that occurs.
+  patterns other than those it was trained with, except those with parameters
+  of their own: `Routing` has centroids, for all layers and heads and each
+  number of clusters that occurs, and `AdaptiveSpan` has spans. Blocks with
+  experts have a stack of their own.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):

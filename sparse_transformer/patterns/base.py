@@ -301,8 +301,8 @@ class Difference(_Restriction):
       return None, content
     if self.right.contents():
       raise ValueError(
-        f"{checks.shorten(self)} takes pairs that follow the content from"
-        f" {checks.shorten(static)}, which does not; only a pattern that"
+        f"{checks.shorten(self)} subtracts pairs that follow the content from"
+        f" {checks.shorten(static)}, which is static: only a pattern that"
         " follows the content can lose such pairs"
       )
     return static - self.right, content

@@ -128,8 +128,11 @@ class _Bound(Pattern):
   """A set of pairs that is found at run time.
 
   In its mask, positions of 4 or more axes have those of batch and heads first;
-  others are the same for all heads.
+  others are the same for all heads. It equals only itself.
   """
+
+  __eq__ = object.__eq__
+  __hash__ = object.__hash__
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     raise NotImplementedError("the order is found at run time")
@@ -475,7 +478,7 @@ def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
   Returns:
     (order, coordinates, is_first), each [B, H, L]: the positions by label and
     position; coordinates of positions, which increase along the order, by 1
-    between neighbours with the same label; whether a position is the first
+    between neighbors with the same label; whether a position is the first
     with its label.
   """
   import jax.numpy as jnp
@@ -497,5 +500,6 @@ def _check_coordinates(pattern: Any, n: int, num_labels: int) -> None:
   if largest >= intervals.LIMIT:
     raise ValueError(
       f"{shorten(pattern)}: coordinates of {n} positions with {num_labels}"
-      f" labels reach {largest:,}, but they must fit in 32 bits"
+      f" labels reach {largest:,}, but they must fit in 32 bits: use fewer"
+      " labels or a smaller window"
     )

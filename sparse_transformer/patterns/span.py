@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from sparse_transformer.patterns.base import Difference, Pattern, check_fields
+from sparse_transformer.patterns.base import (
+  Difference,
+  Pattern,
+  Union,
+  check_fields,
+)
 from sparse_transformer.patterns.catalogue import Local
 from sparse_transformer.patterns.checks import shorten
 from sparse_transformer.patterns.content import Content
@@ -39,7 +44,7 @@ class AdaptiveSpan(Content):
 
   def __post_init__(self) -> None:
     check_fields(self, "max", "ramp")
-    check_fields(self.support(), "window")
+    check_fields(self.support(), "window")  # their sum
 
   def support(self) -> Pattern:
     return Local(self.max + self.ramp)
@@ -57,6 +62,15 @@ class AdaptiveSpan(Content):
       raise ValueError(
         f"{shorten(pattern)}: a head can combine {shorten(self)} with static"
         " patterns only"
+      )
+    if (
+      isinstance(pattern, Union)
+      and pattern.left.contents()
+      and (pattern.right.contents())
+    ):
+      raise ValueError(
+        f"{shorten(pattern)} has {shorten(self)} on both sides of |; write it"
+        " once, as in AdaptiveSpan(...) & (A | B)"
       )
     if isinstance(pattern, Difference) and pattern.right.contents():
       raise ValueError(

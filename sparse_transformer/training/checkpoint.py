@@ -355,6 +355,11 @@ def _load(path: pathlib.Path, like: State) -> State:
       f" {_first_line(error)}"
     ) from error
   _check_centroids(path, saved, expected)
+  if any("spans" in name.split(".") for name in differing):
+    raise ValueError(
+      f"checkpoint {path} and attention.pattern differ in learned spans: use"
+      " AdaptiveSpan if and only if it was trained with it"
+    )
   raise ValueError(
     f"checkpoint {path} is from another network: the shapes of"
     f" {', '.join(differing[:3])} differ; omit overrides of the model"

@@ -21,7 +21,7 @@ import numpy as np
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention import selection, spans as spans_lib
 from sparse_transformer.figures import heads as pictures
-from sparse_transformer.figures.patterns import MAX_LENGTH
+from sparse_transformer.figures.patterns import MAX_LENGTH, MAX_PANELS
 from sparse_transformer.model import content, spans as model_spans, transformer
 from sparse_transformer.patterns import Pattern
 
@@ -207,6 +207,7 @@ def explain(
   temperature: float,
   folder: str | os.PathLike,
   title: str,
+  **about: int,
 ) -> Report:
   """Draws the heads of a network on an example.
 
@@ -218,15 +219,14 @@ def explain(
     folder: where the pictures go, one for each layer, and the report as
       attention.json.
     title: what the pictures say of the example.
+    **about: what the report says of it, such as its number.
 
   Returns:
-    As JSON values: the number of `positions` that were used, the `layers`
-    drawn, what was measured of each of their `heads`, and the `pictures`.
+    As JSON values: `about`, the number of `positions` that were used, what was
+    measured of each of the `heads`, and the `pictures`.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  for old in folder.glob("layer_*.png"):
-    old.unlink()
   n = min(len(tokens_L), MAX_LENGTH)
   if n < len(tokens_L):
     title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
@@ -254,7 +254,7 @@ def explain(
       )
       for i, head in enumerate(heads)
     ]
-  report = dict(
+  report = about | dict(
     positions=n,
     length=len(tokens_L),
     num_layers=model.num_layers,
@@ -289,6 +289,9 @@ def render(report: Report) -> str:
     "entropy: of a query's weights, in bits, at temperature"
     f" {report['temperature']:g}; the mean over queries"
   ]
+  heads = 1 + max(row["head"] for row in report["heads"])
+  if heads > MAX_PANELS:
+    notes.append(f"the first {MAX_PANELS} of {heads} heads are drawn")
   if drawn < report["num_layers"]:
     notes.append(f"{drawn} of {report['num_layers']} layers are drawn")
   if report["positions"] < report["length"]:

@@ -85,7 +85,8 @@ def train_step(
   Returns:
     The new state, and scalars: `nats`, the mean loss per position,
     `gradient_norm` before clipping, and `learning_rate`; with loss scaling
-    also the `loss_scale` of this step, and `skipped_steps` so far.
+    also the `loss_scale` of this step, and `skipped_steps` so far; auxiliary
+    losses, and arrays of what blocks measure, such as `expert_load`.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

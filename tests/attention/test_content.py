@@ -14,7 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import SAVED_NAMES, attend, selection
+from sparse_transformer.attention import (
+  SAVED_NAMES,
+  attend,
+  gathered,
+  selection,
+)
 from sparse_transformer.patterns import (
   LSH,
   Block,
@@ -23,6 +28,7 @@ from sparse_transformer.patterns import (
   Strided,
   TopBlocks,
 )
+from sparse_transformer.patterns.content import Chosen
 
 ROUTING = Routing(5, 11)
 ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
@@ -292,3 +298,16 @@ def test_wrong_directions_are_rejected(patterns, directions, words):
   q, k, v, *_ = laws.random_inputs(9, 3)
   with pytest.raises(ValueError, match=words):
     attend(q, k, v, patterns, directions=directions)
+
+
+@pytest.mark.parametrize("size", [3, 50, 10**6])
+def test_tables_of_blocks_do_not_grow_beyond_the_positions(size):
+  blocks = jnp.full((1, 1, 50, 1), -1, jnp.int32)
+  tables = gathered.lay_out(Chosen(blocks, size), tile=16)
+  assert tables.keys.shape[-1] <= 50 + size % 50
+
+
+def test_bound_sets_equal_only_themselves():
+  blocks = jnp.full((1, 1, 5, 1), -1, jnp.int32)
+  one, other = Chosen(blocks, 2), Chosen(blocks, 2)
+  assert one == one and one != other and len({one, other}) == 2

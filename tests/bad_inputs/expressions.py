@@ -118,7 +118,10 @@ PATTERNS: tuple[tuple[str, str], ...] = (
   ("TopBlocks(8, 0)", "num must be at least 1"),
   ("TopBlocks(64, 2)", r"TopBlocks\(64, 2\) can have no pairs among 64"),
   ("Local(3) | TopBlocks(64, 2)", r"TopBlocks\(64, 2\) can have no pairs"),
-  ("Local(9) - LSH(4, 8)", "takes pairs that follow the content from Local"),
+  (
+    "Local(9) - LSH(4, 8)",
+    "subtracts pairs that follow the content from Local",
+  ),
   ("Routing(4, 8) | Full()", "later key.*& Causal"),
   # Not causal, or empty.
   ("Full()", r"Full\(\).*later key.*& Causal\(\)"),

@@ -121,7 +121,7 @@ def test_split_has_each_pair_once(pattern):
 @pytest.mark.parametrize(
   "text, words",
   [
-    ("Causal() - LSH(8, 4)", r"LSH\(8, 4\) takes pairs.*from Causal\(\)"),
+    ("Causal() - LSH(8, 4)", r"LSH\(8, 4\) subtracts pairs.*from Causal\(\)"),
     ("(Local(3) | LSH(8, 4)) - TopBlocks(4, 2)", r"from Local\(3\)"),
     ("LSH(8, 5)", "buckets must be even"),
     ("LSH(0, 4)", "window must be at least 1"),

@@ -44,6 +44,8 @@ def test_their_support_is_local():
     ("AdaptiveSpan(9) | AdaptiveSpan(8)", "with static patterns only"),
     ("Local(2) | LSH(4, 6) | AdaptiveSpan(8)", "with static patterns only"),
     ("AdaptiveSpan(8) | TopBlocks(8, 2)", "with static patterns only"),
+    ("AdaptiveSpan(8) | AdaptiveSpan(8)", "on both sides"),
+    ("Local(2) | AdaptiveSpan(8) | AdaptiveSpan(8)", "on both sides"),
   ],
 )
 def test_what_cannot_be_is_rejected(text, words):

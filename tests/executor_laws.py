@@ -24,6 +24,14 @@ ANYWHERE = tuple(
 )
 
 
+def settings_for(backend):
+  """For parts that follow the content: "batched" runs them as on accelerators.
+
+  Other backends run them as on this platform.
+  """
+  return registry.targeting("tpu" if backend == "batched" else "")
+
+
 def reference(q, k, v, dout, dlse, heads):
   """(out, lse, dq, dk, dv) in float64; lse of rows without keys is 0."""
   mask = np.stack([pattern.matrix(q.shape[1]) for pattern in heads])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import catalogue
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
@@ -12,6 +13,7 @@ from PIL import Image
 from configs import cifar10, digits, enwik8, stdlib
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
+from sparse_transformer.patterns.content import Content
 from sparse_transformer.training import explanation
 from sparse_transformer.training.experiment import Experiment
 
@@ -153,6 +155,27 @@ def test_patterns_that_follow_the_content():
   assert "~" in text and "drawn evenly at random" in text
   lines = [line.split()[:5] for line in text.splitlines()]
   assert ["may", "see", "everything", "after", "1"] in lines
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCluster(Content):
+  """A pattern of a user: the last 16 keys, by way of a single cluster."""
+
+  def chances(self, q, k, n):
+    return 1.0 * ((q >= k) & (q - k < 16))
+
+  def labels(self, q_BLHK, k_BLHK, directions_HDK):
+    return jnp.zeros((*q_BLHK.shape[:3], 1), jnp.int32).swapaxes(1, 2)
+
+  def sets(self, labels_BHLC):
+    return patterns.Routing(1, 16).sets(labels_BHLC)
+
+
+def test_what_a_pattern_of_a_user_keeps_for_decoding_is_not_known():
+  result = report(TWO_LAYERS, *[(OneCluster(), patterns.Local(4))] * 2)
+  assert all(row["causal"] for row in result["attention"])
+  assert result["cache"] is None
+  assert "sample --nocache" in explanation.render(result)
 
 
 def test_dense_backend_computes_the_full_square():

@@ -355,6 +355,8 @@ def test_page_names_only_flags_and_fields_that_exist(page):
   )
   code += (REPO / "train.py").read_text() + (REPO / "eval.py").read_text()
   known = set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code))
+  negated = re.findall(r'DEFINE_bool\(\s*"(\w+)"', code)
+  known |= {f"no{flag}" for flag in negated}
   known |= set(re.findall(r'add_argument\(\s*"--([\w-]+)"', code)) | {"help"}
   config = config_lib.get_config()
   unknown = []

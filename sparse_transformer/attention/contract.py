@@ -163,11 +163,12 @@ class Executor(Protocol):
     delta_BLH: jax.Array,
     k_BMHK: jax.Array,
     v_BMHE: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan.
+  ) -> tuple[jax.Array, ...]:
+    """(dq_BLHK, dk_BMHK, dv_BMHE, ...) of the pairs of a plan.
 
     With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). `lse`
-    is finite, and is that of all parts together.
+    is finite, and is that of all parts together. Further results are the
+    gradients of what the tables of a plan were made from, such as spans.
     """
 
 
@@ -240,16 +241,27 @@ def heads_of_parts(
   patterns: tuple[Pattern, ...], n: int
 ) -> tuple[tuple[Pattern, Heads], ...]:
   """Each distinct part that has pairs, with the heads that use it."""
+  by_part = group_heads([pattern.parts() for pattern in patterns])
+  return tuple(item for item in by_part.items() if item[0].pairs(n))
+
+
+def group_heads(
+  patterns_H: Sequence[Sequence[Pattern]],
+) -> dict[Pattern, Heads]:
+  """Each distinct pattern, with the heads that have it.
+
+  Args:
+    patterns_H: any number of patterns of each head.
+  """
   heads: dict[Pattern, list[int]] = {}
-  for head, pattern in enumerate(patterns):
-    for part in pattern.parts():
-      heads.setdefault(part, []).append(head)
-  everyone = list(range(len(patterns)))
-  return tuple(
-    (part, None if h == everyone else tuple(h))
-    for part, h in heads.items()
-    if part.pairs(n)
-  )
+  for head, patterns in enumerate(patterns_H):
+    for pattern in patterns:
+      heads.setdefault(pattern, []).append(head)
+  everyone = list(range(len(patterns_H)))
+  return {
+    pattern: None if found == everyone else tuple(found)
+    for pattern, found in heads.items()
+  }
 
 
 def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:

@@ -32,7 +32,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head."""
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = selection.realise(patterns, q_BLHK, k_BMHK, directions)
+  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMHK, directions)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
   scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
   scores_BHLM = jnp.where(

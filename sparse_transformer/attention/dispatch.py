@@ -109,7 +109,7 @@ def attend(
   def attention(q_BLHK, k_BMHK, v_BMHE, arrays):
     arrays = dict(zip(directions, arrays, strict=True))
     inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays
-    if choices == (("default", "dense"),):
+    if choices[0][1] == "dense":
       return dense.attend(*inputs)
     return merged.attend(*inputs, tile, choices)
 

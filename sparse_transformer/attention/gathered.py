@@ -49,7 +49,8 @@ class Tables:
     keys: int32 [B, H, P], the same of keys, in whole tiles.
     blocks: int32 [B, H, V], the tile of keys of each tile of queries, out of
       range for none; None where tile v has those from v to v + span - 1.
-    places: int32 [B, H, L, R], the places of each query, V * T for none.
+    places: int32 [B, H, L, R], the places of each query, V * T for none,
+      which is padding or out of range.
     span: tiles of keys of a tile of queries.
     num_blocks: tiles of keys, if `blocks` are given.
   """
@@ -201,11 +202,7 @@ class Gathered:
       k, v = (steps.keys(x, i) for x in arrays)
       q, dout = _rows(q_BLHK, q_at) * scale, _rows(dout_BLHE, q_at)
       lse, delta = (_rows(x, q_at)[..., None] for x in (lse_BLH, delta_BLH))
-      # Transposed here, while small: a product with its left side transposed
-      # runs at half the rate.
-      q_T, dout_T = lax.optimization_barrier(
-        (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
-      )
+      q_T, dout_T = online_softmax.transpose_first(q, dout)
       weights = online_softmax.weights_and_gradients(
         mask, (q, dout, lse, delta), (k, v)
       )

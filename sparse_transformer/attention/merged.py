@@ -200,7 +200,8 @@ def _by_platform(
 
   branches = {platform: branch(platform, x) for platform, x in work.choices}
   if len(branches) == 1:
-    return branches["default"](given, *arrays)
+    (only,) = branches.values()
+    return only(given, *arrays)
   return lax.platform_dependent(given, *arrays, **branches)
 
 

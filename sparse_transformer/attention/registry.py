@@ -147,7 +147,8 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
 
   Returns:
     Pairs (platform, name). The first is ("default", name) and applies to all
-    platforms that are not listed.
+    platforms that are not listed; for a named backend, which runs on all, it
+    is the only one and has the current platform.
 
   Raises the errors of `resolve`; for a named backend, if no platform can run
   the case.
@@ -158,10 +159,11 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
 
   if backend not in CHOOSING:
     # The platform is known only when the program is lowered.
+    here = current_platform()
     for platform in PLATFORMS:
       with contextlib.suppress(Unsupported):
-        return (("default", on(platform)),)
-    return (("default", on(current_platform())),)
+        return ((here, on(platform)),)
+    return ((here, on(here)),)
   default = on("")
   names = {platform: on(platform) for platform in ("cpu", current_platform())}
   others = ((p, name) for p, name in names.items() if name != default)

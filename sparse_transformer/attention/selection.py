@@ -26,6 +26,7 @@ from sparse_transformer.attention.contract import (
   Case,
   Heads,
   Plan,
+  group_heads,
   index_of,
 )
 from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
@@ -37,24 +38,18 @@ Directions = Mapping[Pattern, jax.Array]
 
 def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
   """The distinct patterns that follow the content, with their heads."""
-  heads: dict[Pattern, list[int]] = {}
-  for head, pattern in enumerate(patterns):
-    if pattern.contents() and spans_lib.span_of(pattern) is None:
-      heads.setdefault(pattern, []).append(head)
-  everyone = list(range(len(patterns)))
-  return {
-    pattern: None if found == everyone else tuple(found)
-    for pattern, found in heads.items()
-  }
+
+  def follows(pattern):
+    return pattern.contents() and spans_lib.span_of(pattern) is None
+
+  return group_heads([(p,) if follows(p) else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
   """The static part of each head's pattern; () if no head has one."""
-  parts = [pattern.split()[0] for pattern in patterns]
-  known = next((part for part in parts if part is not None), None)
-  if known is None:
+  if all(pattern.split()[0] is None for pattern in patterns):
     return ()
-  return tuple(known - known if part is None else part for part in parts)
+  return tuple(pattern.static_part() for pattern in patterns)
 
 
 def bind(
@@ -202,9 +197,9 @@ def plans(
     jax.tree.leaves(tables, is_leaf=_is_table),
     strict=True,
   )
-  table_of = {id(pairs): table for pairs, table in leaves}
+  table_of = dict(leaves)
   return [
-    (gathered.make_plan(part, table_of[id(gathered.pairs_of(part))], n), heads)
+    (gathered.make_plan(part, table_of[gathered.pairs_of(part)], n), heads)
     for part, heads in parts(patterns, bound)
   ]
 
@@ -289,7 +284,7 @@ def bind_heads(
   return found
 
 
-def realise(
+def realize(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,
   k_BLHK: jax.Array,
@@ -303,21 +298,16 @@ def realise(
     directions: as in `attention.attend`.
   """
   n = q_BLHK.shape[1]
-  masks = [pattern.support().matrix(n)[None] for pattern in patterns]
+  i = np.arange(n).reshape(1, 1, n, 1)
+  bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)
+  masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in bound]
   spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)
   if spans_H is not None:
     weights_HLM = spans_lib.weights(patterns, spans_H, n)
     pairs = zip(masks, weights_HLM, strict=True)
-    masks = [mask & (m != 0)[None] for mask, m in pairs]
-  if not with_content(patterns):
-    stack = np.stack if spans_H is None else jnp.stack
-    return stack(masks, axis=1)
-  bound = bind(patterns, q_BLHK, k_BLHK, directions)
-  items = zip(with_content(patterns).items(), bound, strict=True)
-  i = np.arange(n).reshape(1, 1, n, 1)
-  for (pattern, heads), sets in items:
-    known = pattern.bind(_unions(pattern, sets))
-    mask_BHLM = known.mask(i, i.swapaxes(2, 3))
-    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
-      masks[head] = mask_BHLM[:, j]
-  return jnp.stack(jnp.broadcast_arrays(*masks), axis=1)
+    masks = [mask & (weights != 0)[None, None] for mask, weights in pairs]
+  is_known = all(isinstance(mask, np.ndarray) for mask in masks)
+  arrays = np if is_known else jnp
+  everything = np.ones((1, 1, n, n), bool)
+  *masks, _ = arrays.broadcast_arrays(*masks, everything)
+  return arrays.concatenate(masks, axis=1)

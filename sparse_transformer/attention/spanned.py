@@ -20,7 +20,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax, spans as spans_lib
-from sparse_transformer.attention.contract import Case, Heads, Plan, make_order
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Plan,
+  index_of,
+  make_order,
+)
 from sparse_transformer.attention.online_softmax import dot
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
@@ -79,11 +85,11 @@ class Spanned:
     def plan(part, heads):
       (span,) = part.contents()
       condition = None if part == span else part.support()
-      of_heads = spans_H if heads is None else spans_H[np.array(heads)]
-      tables = Tables(of_heads, span)
+      tables = Tables(spans_H[index_of(heads)], span)
       return Plan(condition, tile, everywhere, everywhere, tables)
 
-    return [(plan(*part), part[1]) for part in spans_lib.parts(patterns)]
+    by_part = spans_lib.parts(patterns)
+    return [(plan(*item), item[1]) for item in by_part.items()]
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
@@ -139,11 +145,7 @@ class Spanned:
       def rows(i, carry):
         dq_BGP, *others = carry
         q, dout, lse, delta = (walk.queries(x, i) for x in of_queries)
-        # Transposed here, while small: a product with its left side
-        # transposed runs at half the rate.
-        q_T, dout_T = lax.optimization_barrier(
-          (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
-        )
+        q_T, dout_T = online_softmax.transpose_first(q, dout)
 
         def step(ago, carry):
           dq, dk_BGP, dv_BGP, dspans = carry

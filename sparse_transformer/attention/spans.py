@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import Heads
+from sparse_transformer.attention.contract import Heads, group_heads
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 
@@ -42,18 +42,13 @@ def of_heads(
   return jnp.stack([of_head(*item) for item in enumerate(spans)])
 
 
-def parts(patterns: tuple[Pattern, ...]) -> list[tuple[Pattern, Heads]]:
+def parts(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
   """The parts of heads' patterns that have spans, each with its heads."""
-  heads: dict[Pattern, list[int]] = {}
-  for head, pattern in enumerate(patterns):
-    if span_of(pattern) is not None:
-      for part in pattern.split()[1]:
-        heads.setdefault(part, []).append(head)
-  everyone = list(range(len(patterns)))
-  return [
-    (part, None if found == everyone else tuple(found))
-    for part, found in heads.items()
-  ]
+
+  def of_head(pattern):
+    return () if span_of(pattern) is None else pattern.split()[1]
+
+  return group_heads([of_head(pattern) for pattern in patterns])
 
 
 def weights_of(

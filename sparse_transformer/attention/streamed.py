@@ -184,11 +184,7 @@ def backward(
     q, dout = _take(q_BLHK, rows, tile) * scale, _take(dout_BLHE, rows, tile)
     lse, delta = (_take(x, rows, tile)[..., None] for x in (lse_BLH, delta_BLH))
     q_at = _positions(plan.queries.positions, rows, tile)
-    # Transposed here, while small: a product with its left side transposed
-    # runs at half the rate.
-    q_T, dout_T = lax.optimization_barrier(
-      (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
-    )
+    q_T, dout_T = online_softmax.transpose_first(q, dout)
 
     def process(j, carry):
       dq, dk_BLHK, dv_BLHE = carry

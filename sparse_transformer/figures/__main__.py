@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
   """Writes all that is made from patterns into the folder of docs."""
   if len(argv) != 2 or not argv[1] or not pathlib.Path(argv[1]).is_dir():
     raise ValueError(
-      f"arguments {argv[1:]}: give one, the folder of the docs, which exists"
+      f"expected one argument, an existing folder of docs, got {argv[1:]}"
     )
   folder = pathlib.Path(argv[1])
   titles = [f"{name}\n{text}" for name, text in SHOWN.items()]

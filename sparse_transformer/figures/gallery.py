@@ -84,10 +84,11 @@ buckets and clusters were even, and learned spans the longest.
 """
 
 RUN_TIME = f"""
-Patterns that follow the content find the keys of a query at run time, from
-queries and keys. `sparse_transformer/patterns/content.py` defines them. Before
-that, only their `support` is known, which has all the pairs that they may have,
-and how many keys a query has at most.
+Which keys a query has follows at run time: from queries and keys
+(`sparse_transformer/patterns/content.py`) or, for `AdaptiveSpan`, from a
+learned span (`sparse_transformer/patterns/span.py`). Before that, only their
+`support` is known, which has all the pairs that they may have, and how many
+keys a query has at most.
 
 The pictures show them for a given input of {REGIONS} regions, in which
 positions have similar vectors: both queries and keys. A query mostly finds keys
@@ -111,8 +112,7 @@ cannot lose pairs to them: `Causal() - LSH(64, 192)` is an error. What is
 computed, and its time and memory, do not depend on the content: the number of
 pairs does. Only learned spans change what is computed, which shrinks with them.
 `python -m sparse_transformer.explain --workdir=runs/NAME --example=0` draws
-what the heads of a trained run attend to. Sequence parallelism, which divides
-the positions of a sequence among devices, is not supported with them.
+what the heads of a trained run attend to.
 """
 
 NAMES = f"""
@@ -148,7 +148,7 @@ def _small(name):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Realised(Pattern):
+class _Realized(Pattern):
   """The pairs that a pattern has for the given input."""
 
   pairs_of: np.ndarray
@@ -158,7 +158,7 @@ class _Realised(Pattern):
 
 
 @functools.lru_cache(maxsize=64)
-def realise(pattern: Pattern) -> Pattern:
+def realize(pattern: Pattern) -> Pattern:
   """The pattern with the pairs that it has for the given input."""
   if not pattern.contents():
     return pattern
@@ -176,7 +176,7 @@ def realise(pattern: Pattern) -> Pattern:
 
   bound = pattern.bind({c: sets(c) for c in pattern.contents()})
   i = np.arange(POSITIONS).reshape(1, 1, -1, 1)
-  return _Realised(np.asarray(bound.mask(i, i.swapaxes(2, 3)))[0, 0])
+  return _Realized(np.asarray(bound.mask(i, i.swapaxes(2, 3)))[0, 0])
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +208,7 @@ def save(path: str | os.PathLike, image: np.ndarray) -> None:
 
 def picture(pattern: Pattern) -> np.ndarray:
   """RGB image: the keys of one query in the data above, all pairs below."""
-  pattern = realise(pattern)
+  pattern = realize(pattern)
   above = image_of_query(pattern, POSITIONS, ROWS)
   below = image_of_matrix(pattern, POSITIONS)
   above = _framed(above, CELL * POSITIONS // COLUMNS, lines=True)
@@ -348,5 +348,5 @@ def _image(pattern):
 
 def _count(pattern):
   i = np.arange(POSITIONS)
-  counts = realise(pattern).mask(i[:, None], i).sum(1)
+  counts = realize(pattern).mask(i[:, None], i).sum(1)
   return f"{counts.min()} to {counts.max()}, mean {counts.mean():.1f}"

@@ -207,12 +207,18 @@ def _state_of(content: Content, n: int) -> _State:
     case AdaptiveSpan():
       return _Last(content, n)
   raise ValueError(
-    f"{shorten(content)} cannot be decoded step by step: what it needs to keep"
-    " is not known; sample without a cache"
+    f"{shorten(content)} cannot be decoded with a cache: `content_cache` does"
+    " not define what to keep for it; sample with --nocache"
   )
 
 
-def of_heads(
+def can_decode(pattern: Pattern) -> bool:
+  """Whether it is known what to keep for all that a pattern contains."""
+  known = LSH | Routing | TopBlocks | AdaptiveSpan
+  return all(isinstance(content, known) for content in pattern.contents())
+
+
+def take_heads(
   directions: selection.Directions, heads: np.ndarray
 ) -> selection.Directions:
   """The directions of some heads."""

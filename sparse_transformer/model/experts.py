@@ -24,7 +24,7 @@ from sparse_transformer.attention.sharding import divide_batch
 # What rematerialization keeps: chosen again from recomputed probabilities,
 # which may round differently, the experts could be others.
 SAVED_NAMES = ("experts",)
-TILES = 8, 256  # the fewest and the most places of a tile
+TILES = 8, 256  # the smallest and the largest tile, in places
 
 
 class Weights(NamedTuple):

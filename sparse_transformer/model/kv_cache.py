@@ -22,7 +22,6 @@ import numpy as np
 from sparse_transformer.model import content_cache, transformer
 from sparse_transformer.model.config import Config
 from sparse_transformer.patterns import Pattern, analysis
-from sparse_transformer.patterns.catalogue import Causal
 
 # {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
 Cache = dict[int, list[tuple[jax.Array, ...]]]
@@ -148,9 +147,7 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
     )
   last = analysis.last_readers(kept, n)
   slots, size = _assign_slots(last)
-  static = pattern.split()[0]
-  if static is None:
-    static = Causal() - Causal()
+  static = pattern.static_part()
   width = int(analysis.keys_per_query(static, n).max())
   return CachePlan(static, slots, last, size, width)
 
@@ -239,7 +236,7 @@ class Decoder:
         held = self.plans[pattern].held(stop)
         q, k, v = (x[:, :, heads] for x in inputs)
         slots = (jnp.take(x, held, axis=1, mode="clip") for x in (k, v))
-        given = content_cache.of_heads(directions, heads)
+        given = content_cache.take_heads(directions, heads)
         states = content_cache.fill(pattern, self.config.length, q, k, given)
         new = *(x_BSH.swapaxes(1, 2) for x_BSH in slots), *states
         return jax.tree.map(lambda x, y: x.at[index].set(y), kept, new)
@@ -289,7 +286,7 @@ class Decoder:
         )
         keys, states = [plan.take(slots, index, read)], kept[2:]
         if states:
-          given = content_cache.of_heads(directions, heads)
+          given = content_cache.take_heads(directions, heads)
           states, found, bias = content_cache.step(
             pattern, self.config.length, states, index, q, k, t, given
           )

@@ -5,14 +5,14 @@ brought back into [0, 1] after each update, as in the code of Sukhbaatar et al.
 2019. The forward pass does not clip it: at a bound it still has its gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from sparse_transformer.attention.spans import of_heads, span_of
 from sparse_transformer.model.config import Config
-from sparse_transformer.patterns import AdaptiveSpan, Pattern
+from sparse_transformer.patterns import Pattern
 
 NAME = "spans"  # of the parameter
 
@@ -35,7 +35,8 @@ def by_pattern(
   """The spans [heads] in positions, for each pattern that needs them."""
   if shares_H is None:
     return {}
-  return {span: span.max * shares_H for span in _patterns(heads)}
+  spans = map(span_of, heads)
+  return {span: span.max * shares_H for span in spans if span is not None}
 
 
 def measure(
@@ -59,9 +60,3 @@ def clip_spans(params: dict) -> dict:
   if NAME not in params:
     return params
   return params | {NAME: jnp.clip(params[NAME], 0, 1)}
-
-
-def _patterns(heads: Sequence[Pattern]) -> Iterator[AdaptiveSpan]:
-  for pattern in heads:
-    if (span := span_of(pattern)) is not None:
-      yield span

@@ -63,6 +63,11 @@ class Pattern:
     """Its static part, and disjoint parts that follow the content."""
     return self, ()
 
+  def static_part(self) -> "Pattern":
+    """Its static part, which may be without pairs."""
+    static, _ = self.split()
+    return self.support() - self.support() if static is None else static
+
   def bind(self, sets: Mapping["Pattern", "Pattern"]) -> "Pattern":
     """This pattern with its `contents` replaced by what they were bound to."""
     del sets

@@ -179,7 +179,7 @@ def explain_reach(model: model_lib.Config) -> Report:
   patterns may have that follow the content, None if there are no such patterns.
   """
   layers = model.patterns
-  static = tuple(tuple(map(_static_part, heads)) for heads in layers)
+  static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
   support = tuple(tuple(p.support() for p in heads) for heads in layers)
   reach = analysis.measure_reach(static, model.length)
   may_see = None
@@ -192,12 +192,6 @@ def explain_reach(model: model_lib.Config) -> Report:
     inputs_checked=reach.inputs,
     may_see=may_see,
   )
-
-
-def _static_part(pattern: Pattern) -> Pattern:
-  """The pairs that do not follow the content; there may be none."""
-  static = pattern.split()[0]
-  return pattern.support() - pattern.support() if static is None else static
 
 
 def explain_experts(model: model_lib.Config) -> Report | None:
@@ -215,9 +209,13 @@ def explain_cache(
 ) -> Report | None:
   """The size of the cache for decoding one sequence.
 
-  None if queries attend to later keys: such a network cannot decode.
+  None if there is none: queries attend to later keys, or a pattern of the
+  user's own follows the content and `content_cache` does not know it.
   """
+  patterns = set(itertools.chain(*model.patterns))
   if any(row["cache"] is None for row in attention):
+    return None
+  if not all(map(content_cache.can_decode, patterns)):
     return None
   size = sum(costs.widths(model)) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
@@ -341,7 +339,7 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   sees = "sees" if layers is None else "always sees"
   yield sees, _seen(report["reach"]), _checked(report)
   if layers is not None:
-    what = "with all pairs that patterns may have that follow the content"
+    what = "if patterns that follow the content had all pairs they may have"
     yield "may see", _everything(layers), what
   yield ("",)
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
@@ -372,8 +370,10 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "  copies", _bytes(memory["copies"]), f"of weights, {what}"
   yield "  layer", _bytes(memory["layer"]), "activations recomputed for one"
   yield ("",)
-  if cache is None:
+  if not all(row["causal"] for row in report["attention"]):
     yield "cache", "none", "cannot decode: queries attend to later keys"
+  elif cache is None:
+    yield "cache", "none", "a pattern does not define one: use sample --nocache"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what

@@ -61,8 +61,8 @@ def directions_of(heads):
 
 
 @functools.partial(jax.jit, static_argnames="heads")
-def realise(q, k, heads):
-  return selection.realise(heads, q, k, directions_of(heads))
+def realize(q, k, heads):
+  return selection.realize(heads, q, k, directions_of(heads))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
@@ -75,13 +75,14 @@ def run(*inputs, heads, backend="auto", tile=16):
     directions=directions_of(heads),
     return_lse=True,
   )
-  return laws.with_gradients(attention, *inputs)
+  with laws.settings_for(backend):
+    return laws.with_gradients(attention, *inputs)
 
 
 @pytest.mark.parametrize("heads, n", [(ALONE, 50), (ALGEBRA, 53)])
-def test_realised_pairs_are_those_of_the_definition(heads, n):
+def test_realized_pairs_are_those_of_the_definition(heads, n):
   q, k, *_ = laws.random_inputs(n, 3)
-  found = np.asarray(realise(q, k, heads))
+  found = np.asarray(realize(q, k, heads))
   for h, pattern in enumerate(heads):
     of_head = q[:, :, h : h + 1], k[:, :, h : h + 1]
     centroids = centroids_of(ROUTING)[h : h + 1]
@@ -99,13 +100,13 @@ def test_realised_pairs_are_those_of_the_definition(heads, n):
   "heads, n, backend, tile",
   [
     (ALONE, 50, "auto", 16),
-    (UNIONS, 77, "batched", 8),  # as on accelerators
+    (UNIONS, 77, "batched", 8),
     pytest.param(ALGEBRA, 53, "auto", 0, marks=pytest.mark.soak),
   ],
 )
-def test_attention_is_that_over_the_realised_pairs(heads, n, backend, tile):
+def test_attention_is_that_over_the_realized_pairs(heads, n, backend, tile):
   inputs = laws.random_inputs(n, 3)
-  mask = np.asarray(realise(*inputs[:2], heads))
+  mask = np.asarray(realize(*inputs[:2], heads))
   found = run(*inputs, heads=heads, backend=backend, tile=tile)
   laws.assert_close(found, laws.reference_of_mask(mask, *inputs))
 
@@ -136,14 +137,14 @@ def test_parts_are_disjoint_and_complete():
     static, _ = pattern.split()
     if static is not None:
       total[:, head] += static.matrix(53)
-  np.testing.assert_array_equal(total, realise(q, k, ALGEBRA))
+  np.testing.assert_array_equal(total, realize(q, k, ALGEBRA))
 
 
 def test_pairs_of_a_prefix_are_those_of_the_whole():
   q, k, *_ = laws.random_inputs(77, 3)
-  whole = np.asarray(realise(q, k, UNIONS))
+  whole = np.asarray(realize(q, k, UNIONS))
   for t in (13, 50):
-    part = realise(q[:, :t], k[:, :t], UNIONS)
+    part = realize(q[:, :t], k[:, :t], UNIONS)
     np.testing.assert_array_equal(part, whole[:, :, :t, :t])
 
 
@@ -162,9 +163,9 @@ def test_outputs_depend_on_no_later_position_and_no_other_sequence():
     np.testing.assert_array_equal(x[0], y[0])
 
 
-def test_values_have_gradients_within_the_realised_pairs_only():
+def test_values_have_gradients_within_the_realized_pairs_only():
   q, k, v, dout, dlse = laws.random_inputs(77, 3)
-  mask = np.asarray(realise(q, k, UNIONS))
+  mask = np.asarray(realize(q, k, UNIONS))
   for t in (0, 31, 76):
     only = jnp.zeros_like(dout).at[:, t].set(dout[:, t])
     zeros = jnp.zeros_like(dlse)
@@ -211,7 +212,7 @@ def test_probe_finds_patterns_that_leak(leaking):
 @pytest.mark.parametrize("skew", [0, 1])
 def test_no_pattern_leaks(skew):
   masks = [
-    realise(x, x, OURS)
+    realize(x, x, OURS)
     for x in map(
       functools.partial(jnp.asarray, dtype=jnp.float32), skewed_pair(skew)
     )
@@ -238,7 +239,7 @@ def test_lsh_lies_within_the_chunks_of_reformer():
 def test_top_blocks_with_the_own_block_are_those_of_moba():
   q, k, *_ = laws.random_inputs(77, 3)
   pattern = Block(8) | TopBlocks(8, 3)
-  found = realise(q, k, (pattern,) * 3)
+  found = realize(q, k, (pattern,) * 3)
   expected = content.moba(np.asarray(q), np.asarray(k), 8, top_k=4)
   np.testing.assert_array_equal(found, expected)
 
@@ -256,7 +257,8 @@ def equations(jaxpr):
 
 def gradient_program(pattern, policy=None):
   def loss(q, k, v):
-    return attend(q, k, v, pattern, backend="batched").sum()
+    with laws.settings_for("batched"):
+      return attend(q, k, v, pattern, backend="batched").sum()
 
   if policy:
     loss = jax.checkpoint(loss, policy=policy)

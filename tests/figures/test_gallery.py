@@ -64,6 +64,6 @@ def test_patterns_that_follow_the_content_are_drawn_for_the_given_input():
   i = np.arange(gallery.POSITIONS)
   for name in gallery.OF_CONTENT:
     for pattern in gallery._small(name):
-      found = gallery.realise(pattern).mask(i[:, None], i)
+      found = gallery.realize(pattern).mask(i[:, None], i)
       expected = content.by_definition(pattern, q, q, centers[None])
       np.testing.assert_array_equal(found, expected[0, 0])

@@ -58,8 +58,8 @@ def check_keys(pattern, n, starts):
   shape = 2, BATCH, n, HEADS, WIDTH
   q, k = jax.random.normal(jax.random.key(n), shape)
   heads = (pattern,) * HEADS
-  realise = functools.partial(selection.realise, heads, directions=given)
-  expected = np.asarray(jax.jit(realise)(q, k))
+  realize = functools.partial(selection.realize, heads, directions=given)
+  expected = np.asarray(jax.jit(realize)(q, k))
   static = pattern.split()[0]
   if static is not None:
     expected = expected & ~static.matrix(n)
@@ -120,7 +120,8 @@ def test_patterns_of_others_need_a_pass_for_each_position():
   class Other(Content):
     pass
 
-  with pytest.raises(ValueError, match="sample without a cache"):
+  assert not content_cache.can_decode(Other() | Local(3))
+  with pytest.raises(ValueError, match="sample with --nocache"):
     content_cache.init(Other(), 10, 1, 1, 1, 8)
 
 

@@ -54,7 +54,7 @@ def test_queries_and_keys_are_those_of_each_layer():
 
 
 @pytest.mark.parametrize("cells", [7, 256])
-def test_weights_are_those_of_the_realised_pairs(cells, monkeypatch):
+def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   monkeypatch.setattr(pictures, "MAX_CELLS", cells)
   monkeypatch.setattr(heads, "CHUNK", 8 * 20)  # queries of a few pixels
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_realised_pairs(cells, monkeypatch):
   ((layer, found),) = heads.weigh(network, params, {0: (q, k)}, 0.5)
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
-  mask = np.asarray(selection.realise(of_layer, q, k, directions))[0]
+  mask = np.asarray(selection.realize(of_layer, q, k, directions))[0]
   scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
   weights = np.exp(scores) * mask
   weights /= weights.sum(-1, keepdims=True)

@@ -32,7 +32,7 @@ from sparse_transformer.patterns.content import Chosen, Near
 
 TILE = 64  # positions
 # Scores of a step, of all heads: on CPUs, they should stay in cache.
-CPU_SCORES, SCORES = 300_000, 2**25
+CPU_SCORES, SCORES = 75_000, 2**25
 
 
 @functools.partial(
@@ -162,15 +162,15 @@ class Gathered:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
     steps = self._steps(plan.tables)
     scale = online_softmax.scale(q_BLHK)
-    arrays = tuple(steps.arrange(x) for x in (k_BLHK, v_BLHE))
+    arrays = steps.arrange(k_BLHK, v_BLHE)
 
     def step(i, carry):
       q_at, k_at = steps.positions(i)
       mask = online_softmax.pairs(plan.pattern, q_at, k_at)
       k, v = (steps.keys(x, i) for x in arrays)
-      q = _rows(q_BLHK, q_at) * scale
+      (q,) = _rows(q_at, q_BLHK)
       out, lse = online_softmax.finish(
-        *online_softmax.softmax_of_tile(mask, q, (k, v))
+        *online_softmax.softmax_of_tile(mask, q * scale, (k, v))
       )
       new = out, lse[..., 0]
       return tuple(steps.put(x, y, i) for x, y in zip(carry, new, strict=True))
@@ -193,15 +193,17 @@ class Gathered:
     """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
     steps = self._steps(plan.tables)
     scale = online_softmax.scale(q_BLHK)
-    arrays = tuple(steps.arrange(x) for x in (k_BLHK, v_BLHE))
+    arrays = steps.arrange(k_BLHK, v_BLHE)
+
+    sums = lse_BLH[..., None], delta_BLH[..., None]
 
     def step(i, carry):
       dq_BHPK, dk_BHPK, dv_BHPE = carry
       q_at, k_at = steps.positions(i)
       mask = online_softmax.pairs(plan.pattern, q_at, k_at)
       k, v = (steps.keys(x, i) for x in arrays)
-      q, dout = _rows(q_BLHK, q_at) * scale, _rows(dout_BLHE, q_at)
-      lse, delta = (_rows(x, q_at)[..., None] for x in (lse_BLH, delta_BLH))
+      q, dout, lse, delta = _rows(q_at, q_BLHK, dout_BLHE, *sums)
+      q = q * scale
       q_T, dout_T = online_softmax.transpose_first(q, dout)
       weights = online_softmax.weights_and_gradients(
         mask, (q, dout, lse, delta), (k, v)
@@ -222,11 +224,8 @@ class Gathered:
       *(jnp.zeros_like(x, dtype) for x in arrays),
     )
     dq, dk, dv = lax.fori_loop(0, steps.num, step, zeros)
-    return (
-      _sum(dq, plan.tables.places),
-      steps.restore(dk, q_BLHK.shape[1]),
-      steps.restore(dv, q_BLHK.shape[1]),
-    )
+    (dq,) = _sum(plan.tables.places, dq)
+    return dq, *steps.restore(q_BLHK.shape[1], dk, dv)
 
   def _steps(self, tables):
     """The steps that process the tables."""
@@ -272,16 +271,16 @@ class _Steps(abc.ABC):
     """x, in the order of keys, with what a step computed added to it."""
 
   @abc.abstractmethod
-  def restore(self, x, n):
-    """Undoes `arrange`: [B, L, H, ...]."""
+  def restore(self, n, *arrays):
+    """Undoes `arrange`, of n positions: [B, L, H, ...]."""
 
   def positions(self, i):
     """Positions of the queries [B, H, A, T] and keys [B, H, A, S] of a step."""
     return self._now(self.queries, i), self.keys(self.at, i)
 
-  def arrange(self, x_BLH):
-    """x in the order of keys."""
-    return _rows(x_BLH, self.at)
+  def arrange(self, *arrays):
+    """Arrays [B, L, H, ...] in the order of keys."""
+    return _rows(self.at, *arrays)
 
   def empty(self, x_BLH, dtype):
     """Room for a result of every place of queries: [B, H, V * T, ...]."""
@@ -330,10 +329,10 @@ class _Windows(_Steps):
       2,
     )
 
-  def restore(self, x_BHP, n):
+  def restore(self, n, *arrays):
     del n
     behind = (self.tables.span - 1) * self.tile
-    return _sum(x_BHP, self.tables.places + behind)
+    return _sum(self.tables.places + behind, *arrays)
 
 
 class _Blocks(_Steps):
@@ -383,9 +382,12 @@ class _Blocks(_Steps):
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
-  def restore(self, x_BHM, n):
-    b, h, m, s, width = x_BHM.shape
-    return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+  def restore(self, n, *arrays):
+    def of_array(x_BHM):
+      b, h, m, s, width = x_BHM.shape
+      return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+
+    return tuple(map(of_array, arrays))
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
@@ -399,13 +401,35 @@ def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(function))(*arrays)
 
 
-def _rows(x_BLH, at):
-  """Rows [B, H, ...] of x at positions [B, H, ...], some row for -1."""
+def _rows(at, *arrays):
+  """Rows [B, H, ..., K] of arrays [B, L, H, K], at positions [B, H, ...].
+
+  Some row for -1.
+  """
 
   def of_head(x_L, at):
     return x_L.at[at.clip(0)].get(mode="clip")
 
-  return jax.vmap(jax.vmap(of_head, (1, 0)))(x_BLH, at)
+  of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
+  return _side_by_side(lambda x_BLH: of_lanes(x_BLH, at), arrays)
+
+
+def _side_by_side(function: Callable, arrays: tuple) -> tuple:
+  """function of each array, of those with the same dtype at once.
+
+  Where a row is takes longer to find than the row to read.
+
+  Args:
+    function: keeps the last axis.
+    arrays: [..., K], which differ in K.
+  """
+  results: dict[int, jax.Array] = {}
+  for dtype in dict.fromkeys(x.dtype for x in arrays):
+    chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+    ends = np.cumsum([arrays[i].shape[-1] for i in chosen])[:-1]
+    found = function(jnp.concatenate([arrays[i] for i in chosen], -1))
+    results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))
+  return tuple(results[i] for i in range(len(arrays)))
 
 
 def _merge(out_BHPE, lse_BHP, places_BHLR):
@@ -426,8 +450,8 @@ def _merge(out_BHPE, lse_BHP, places_BHLR):
   return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
 
 
-def _sum(x_BHPK, places_BHLR):
-  """x_BLHK: the sum over the places of each position."""
+def _sum(places_BHLR, *arrays):
+  """Arrays [B, L, H, K]: the sums over the places of each position."""
 
   def of_head(x_PK, places_LR):
     parts = (
@@ -436,4 +460,5 @@ def _sum(x_BHPK, places_BHLR):
     )
     return functools.reduce(jnp.add, parts)
 
-  return jax.vmap(jax.vmap(of_head, out_axes=1))(x_BHPK, places_BHLR)
+  of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
+  return _side_by_side(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)

@@ -49,8 +49,7 @@ def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
 def _group_row(labels_E, *, num, tile):
   size = len(labels_E)
   num_tiles = most_tiles(size, num, tile)
-  order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
-  sorted_E = labels_E[order_E]
+  sorted_E, order_E = _sort(labels_E, num)
   # The sorted entries with label c are those from first[c] to last[c] - 1, and
   # fill the tiles from start[c] to end[c] - 1.
   bounds = _search(sorted_E, jnp.arange(num + 1), "left")
@@ -82,6 +81,17 @@ def most_tiles(size: int, num: int, tile: int) -> int:
   """
   used = min(num, size)
   return used + (size - used) // tile
+
+
+def _sort(labels_E, num):
+  """(the sorted labels, the entries in this order)."""
+  size = len(labels_E)
+  if (num + 1) * size > 2**31:
+    order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
+    return labels_E[order_E], order_E
+  # Several times faster than with two operands.
+  ids = jnp.sort(labels_E * size + jnp.arange(size, dtype=jnp.int32))
+  return ids // size, ids % size
 
 
 def _search(sorted_E, values, side):

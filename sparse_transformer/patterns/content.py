@@ -15,7 +15,7 @@ C chosen blocks, D directions. This module loads JAX only where it runs.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from sparse_transformer.patterns.checks import shorten
 from sparse_transformer.patterns.registry import register
 
 Array = Any  # of JAX
+PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,13 +273,15 @@ class LSH(Content):
     import jax.numpy as jnp
 
     del k_BLHK
-    products_BHLD = _project(q_BLHK, directions_HDK)
-    b, h, n, _ = products_BHLD.shape
     half = self.buckets // 2
-    products = products_BHLD.reshape(b, h, n, self.rounds, half)
-    largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
-    product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
-    return jnp.where(product < 0, largest + half, largest)
+
+    def hash_(products_BHD):
+      products = products_BHD.reshape(*products_BHD.shape[:2], -1, half)
+      largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
+      product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
+      return jnp.where(product < 0, largest + half, largest)
+
+    return _choose(q_BLHK, directions_HDK, hash_)
 
   def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
     """Those of each round."""
@@ -347,8 +350,11 @@ class Routing(Content):
     assert directions_HDK is not None
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
-    products_BHLD = _project(q_BLHK, centroids_HDK)
-    return products_BHLD.argmax(-1).astype(jnp.int32)[..., None]
+
+    def nearest(products_BHD):
+      return products_BHD.argmax(-1, keepdims=True).astype(jnp.int32)
+
+    return _choose(q_BLHK, centroids_HDK, nearest)
 
   def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
     order, coordinates, _ = _sort(labels_BHLC[..., 0], self.window)
@@ -461,11 +467,30 @@ def _products(spec: str, x: Array, y: Array) -> Array:
   return jnp.einsum(spec, x, y, precision="highest")
 
 
-def _project(q_BLHK: Array, directions_HDK: Array) -> Array:
-  """The products [B, H, L, D] of queries and directions."""
-  if directions_HDK.shape[0] == 1:
-    return _products("blhk,dk->bhld", q_BLHK, directions_HDK[0])
-  return _products("blhk,hdk->bhld", q_BLHK, directions_HDK)
+def _choose(
+  q_BLHK: Array, directions_HDK: Array, choice: Callable[[Array], Array]
+) -> Array:
+  """What each query chooses by its products with directions: [B, H, L, C].
+
+  Some positions at a time: there are far more products than choices.
+
+  Args:
+    q_BLHK: the queries.
+    directions_HDK: for each head, or for all of them if H = 1.
+    choice: function of the products [B, H, D] of a position.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  def of_position(q_BHK):
+    if directions_HDK.shape[0] == 1:
+      return choice(_products("bhk,dk->bhd", q_BHK, directions_HDK[0]))
+    return choice(_products("bhk,hdk->bhd", q_BHK, directions_HDK))
+
+  b, _, h, _ = q_BLHK.shape
+  most = max(1, PRODUCTS // (b * h * directions_HDK.shape[1]))
+  found = jax.lax.map(of_position, q_BLHK.swapaxes(0, 1), batch_size=most)
+  return jnp.moveaxis(found, 0, 2)
 
 
 def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:

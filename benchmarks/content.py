@@ -1,0 +1,112 @@
+"""Measures attention that follows the content, and with learned spans.
+
+  python -m benchmarks.content [--length=N] [--rounds=N] [--only=TEXT] [--out=F]
+
+Batch 1, 4 heads of 64, float32, forward and backward, all gradients. The cases
+take turns; times are medians of processor times, and ratios are to `Causal()`
+of the same round. `AdaptiveSpan` is compiled once, and run with several spans.
+"""
+
+import argparse
+import functools
+import pathlib
+import statistics
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import record
+from sparse_transformer import patterns
+from sparse_transformer.attention import attend
+from sparse_transformer.patterns import AdaptiveSpan, Routing
+
+HEADS, WIDTH, RAMP = 4, 64, 32
+FOLLOWING = (
+  "Causal()",
+  "Local(128)",
+  "LSH(64, 192)",
+  "LSH(64, 192, 4)",
+  "Routing(64, 128)",
+  "TopBlocks(64, 8)",
+  "Block(64) | TopBlocks(64, 8)",
+)
+SPANS = 0, 64, 1024, 4096
+
+
+@functools.cache
+def step(pattern):
+  """A compiled function of (q, k, v, directions, dout): the gradients."""
+
+  def loss(q, k, v, directions, dout):
+    out = attend(q, k, v, pattern, directions=directions)
+    return (out * dout).sum()
+
+  return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+
+
+def cases(n):
+  """(name, compiled function, directions)."""
+  for text in FOLLOWING:
+    pattern = patterns.parse(text)[0][0]
+    directions = {
+      content: jax.random.normal(
+        jax.random.key(1), (HEADS, content.num_directions, WIDTH)
+      )
+      for content in pattern.contents()
+      if isinstance(content, Routing)
+    }
+    yield text, step(pattern), directions
+  adaptive = AdaptiveSpan(n, RAMP)
+  for span in (*SPANS, n):
+    spans = jnp.full(HEADS, min(span, n), jnp.float32)
+    yield f"{adaptive}, spans of {span:,}", step(adaptive), {adaptive: spans}
+
+
+def milliseconds(function, arrays):
+  """Processor time of one run."""
+  start = time.process_time()
+  jax.block_until_ready(function(*arrays))
+  return 1e3 * (time.process_time() - start)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--length", type=int, default=12_288)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--only", default="", help="cases with this text")
+  parser.add_argument(
+    "--out", type=pathlib.Path, default=record.FOLDER / "content.json"
+  )
+  args = parser.parse_args()
+  keys = jax.random.split(jax.random.key(0), 4)
+  shape = 1, args.length, HEADS, WIDTH
+  q, k, v, dout = (jax.random.normal(key, shape) for key in keys)
+  first, *others = cases(args.length)
+  chosen = [first, *(case for case in others if args.only in case[0])]
+  times = {name: [] for name, *_ in chosen}
+  for i in range(-1, args.rounds):  # the first time, they are compiled
+    for name, function, directions in chosen:
+      time_ms = milliseconds(function, (q, k, v, directions, dout))
+      if i >= 0:
+        times[name].append(time_ms)
+  rows = [row(name, found, times[first[0]]) for name, found in times.items()]
+  for x in rows:
+    print(f"{x['case']}: {x['milliseconds']:.0f} ms, {x['speed_up']:.1f}")
+  content = record.about("python -m benchmarks.content", sys.argv[1:])
+  record.write(args.out, content | dict(length=args.length, rows=rows))
+
+
+def row(name, times, of_causal):
+  """What the record says about a case."""
+  ratios = [y / x for x, y in zip(times, of_causal, strict=True)]
+  return dict(
+    case=name,
+    milliseconds=round(statistics.median(times), 1),
+    speed_up=round(statistics.median(ratios), 2),
+  )
+
+
+if __name__ == "__main__":
+  main()

@@ -13,6 +13,7 @@ from sparse_transformer import tables
 # By record: what the scores are of.
 CONTEXTS = {
   "context": "Context in text",
+  "longer_context": "Context in longer text",
   "genome_context": "Context in DNA",
 }
 

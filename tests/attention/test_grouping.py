@@ -33,8 +33,11 @@ def cases():
 CASES = {name: case for name, *case in cases()}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_labels_fill_tiles_of_their_own_in_order(name):
+@pytest.mark.parametrize(
+  "name, limit", [*((name, 2**31) for name in CASES), ("random", 299)]
+)
+def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
+  monkeypatch.setattr(grouping, "LIMIT", limit)
   labels_NE, num, tile = CASES[name]
   size = labels_NE.shape[1]
   found = jax.jit(functools.partial(grouping.group, num=num, tile=tile))(

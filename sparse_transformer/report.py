@@ -44,6 +44,7 @@ def make(workdir: pathlib.Path, config: ConfigDict) -> str:
 
 def _summary(name, experiment, lines):
   from sparse_transformer import model as model_lib
+  from sparse_transformer.training import costs
 
   config, source = experiment.config, experiment.source
   network = experiment.model
@@ -55,6 +56,7 @@ def _summary(name, experiment, lines):
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     *_experts(network, lines),
     *_spans(network, lines),
+    ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,} of {config.train.steps:,}"),
   ]

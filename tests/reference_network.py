@@ -1,11 +1,16 @@
 """The network in float64 NumPy, as slow and plain as it can be.
 
 Written from Child et al. 2019 and from what the released code does where the
-paper is silent or misprinted; it shares no code with the library, only the
-names of its parameters and settings.
+paper is silent or misprinted, and for what is not in it from the papers that
+are named; it shares no code with the library, only the names of its parameters
+and settings.
 """
 
 import numpy as np
+
+# How much better a choice must be than the next: far more than what float32
+# rounds. A tie would be decided by rounding.
+MARGIN = 1e-4
 
 
 def mask(attention, layer, head, n):
@@ -58,17 +63,26 @@ def logits(config, shape, params, tokens):
     tokens: integers [n].
   """
   x = embed(params, shape, tokens)
+  of_kind = {"blocks": 0, "expert_blocks": 0}  # blocks so far
   for layer in range(config.model.num_layers):
+    kind = "blocks"
+    if config.model.experts and (layer + 1) % config.model.experts_every == 0:
+      kind = "expert_blocks"
     p = {
-      part: {name: np.float64(w[layer]) for name, w in weights.items()}
-      for part, weights in params["blocks"].items()
+      part: {name: np.float64(w[of_kind[kind]]) for name, w in weights.items()}
+      for part, weights in params[kind].items()
     }
-    masks = [
-      mask(config.attention, layer, head, len(tokens))
-      for head in range(config.model.num_heads)
-    ]
-    a = attend(p, norm(x, p["attention_norm"], 1e-5), masks)
-    b = feed_forward(p, norm(x + a, p["mlp_norm"], 1e-5))
+    of_kind[kind] += 1
+    centroids = {
+      int(num): np.float64(c[layer])
+      for num, c in params.get("centroids", {}).items()
+    }
+    a = attend(p, norm(x, p["attention_norm"], 1e-5), config, layer, centroids)
+    y = norm(x + a, p["mlp_norm"], 1e-5)
+    if kind == "blocks":
+      b = feed_forward(y, p["mlp_in"], p["mlp_out"])
+    else:
+      b = mixture(p, y, config.model.experts_per_token)
     x = x + (a + b)
   return norm(x, params["norm"], 1e-6) @ np.float64(params["logits"]["kernel"])
 
@@ -105,14 +119,23 @@ def linear(x, p):
   return x @ p["kernel"] + p["bias"]
 
 
-def attend(p, x, masks):
+def attend(p, x, config, layer, centroids):
   """Section 4.2: heads side by side, then one output matrix."""
+  num_heads, settings = config.model.num_heads, config.attention
   q, k, v = (
-    np.split(linear(x, p[name]), len(masks), axis=1)
+    np.split(linear(x, p[name]), num_heads, axis=1)
     for name in ("query", "key", "value")
   )
   out = [np.zeros_like(values) for values in v]
-  for head, allowed in enumerate(masks):
+  for head in range(num_heads):
+    if "(" in settings.pattern:  # an expression
+      if "LSH" in settings.pattern or "Routing" in settings.pattern:
+        k[head] = unit(q[head])
+      of_head = {num: c[head] for num, c in centroids.items()}
+      names = content(q[head], k[head], layer, of_head)
+      allowed = eval(settings.pattern, names)
+    else:
+      allowed = mask(settings, layer, head, len(x))
     for i in range(len(x)):
       keys = np.flatnonzero(allowed[i])
       if len(keys):  # else: nothing
@@ -122,7 +145,85 @@ def attend(p, x, masks):
   return linear(np.concatenate(out, axis=1), p["out"])
 
 
-def feed_forward(p, x):
+def content(q, k, layer, centroids):
+  """Functions that give the masks [n, n] of the patterns in expressions.
+
+  Args:
+    q, k: queries and keys [n, K] of a head.
+    layer: numbered from 0.
+    centroids: those of the head, by number of clusters.
+  """
+  i, j = np.arange(len(q))[:, None], np.arange(len(q))[None, :]
+
+  def last(labels, window, past):
+    """The last keys with the query's label."""
+    same = (labels == labels.T) & past
+    return same & (same[:, ::-1].cumsum(1)[:, ::-1] <= window)
+
+  def lsh(window, buckets, rounds):
+    """Kitaev et al. 2020, section 2, where a query sees its past only."""
+    random = np.random.RandomState([0, layer])
+    vectors = random.standard_normal((rounds, buckets // 2, q.shape[1]))
+    found = np.zeros((len(q), len(q)), bool)
+    for r in np.float32(vectors):
+      products = np.concatenate([q @ r.T, -q @ r.T], axis=1)
+      found |= last(best(products, 1), window, j < i)
+    return found | (i == j) & ~found.any(1, keepdims=True)
+
+  def routing(clusters, window):
+    """Roy et al. 2020, where a query sees its past only."""
+    cosines = unit(q) @ unit(centroids[clusters]).T
+    return last(best(cosines, 1), window, j <= i)
+
+  def top_blocks(size, num):
+    """Lu et al. 2025, section 2.2, without a query's own block."""
+    found = np.zeros((len(q), len(q)), bool)
+    for t in range(size, len(q)):
+      past = t // size
+      means = k[: past * size].reshape(past, size, -1).mean(1)
+      for block in best((means @ q[t])[None], num)[0]:
+        found[t, block * size : (block + 1) * size] = True
+    return found
+
+  return dict(
+    Local=lambda window: (i - j < window) & (j <= i),
+    Block=lambda size: (i // size == j // size) & (j <= i),
+    LSH=lsh,
+    Routing=routing,
+    TopBlocks=top_blocks,
+  )
+
+
+def best(scores, num):
+  """Where the largest numbers of each row are, which must not be close."""
+  order = np.argsort(-scores, axis=1)
+  if num < scores.shape[1]:
+    ranked = np.take_along_axis(scores, order, axis=1)
+    margin = (ranked[:, num - 1] - ranked[:, num]).min()
+    assert margin > MARGIN, f"a tie, within {margin}: take other parameters"
+  return order[:, :num]
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def feed_forward(x, p_in, p_out):
   """Section 5.2."""
-  h = linear(x, p["mlp_in"])
-  return linear(h / (1 + np.exp(-1.702 * h)), p["mlp_out"])
+  h = linear(x, p_in)
+  return linear(h / (1 + np.exp(-1.702 * h)), p_out)
+
+
+def mixture(p, x, num):
+  """Fedus et al. 2021, equations 1 and 2, with the `num` best experts."""
+  scores = np.exp(x @ p["router"]["kernel"])
+  probabilities = scores / scores.sum(1, keepdims=True)
+  out = np.zeros_like(x)
+  for t, chosen in enumerate(best(probabilities, num)):
+    for e in chosen:
+      expert = (
+        {name: w[e] for name, w in p[part].items()}
+        for part in ("experts_in", "experts_out")
+      )
+      out[t] += probabilities[t, e] * feed_forward(x[t], *expert)
+  return out

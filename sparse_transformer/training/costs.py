@@ -139,6 +139,12 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
   return batch * (3 * _weight_flops(model) * model.length + attention)
 
 
+def flops_per_token(config: ConfigDict, model: model_lib.Config) -> float:
+  """`model_flops` of a token; the same for any batch."""
+  tokens = config.train.batch_size * model.length
+  return model_flops(config, model) / tokens
+
+
 def speed(
   tokens_per_second: float, flops_per_token: float, dtype: str
 ) -> dict[str, float]:
@@ -149,7 +155,7 @@ def speed(
 
   Args:
     tokens_per_second: total over all devices.
-    flops_per_token: FLOPs of the model per token, see `model_flops`.
+    flops_per_token: see the function.
     dtype: dtype of activations, `model.dtype`.
   """
   if not tokens_per_second:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, model as model_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
@@ -126,9 +126,15 @@ def _run(
   first, last = int(state.step), config.train.steps
   batches = experiment.batches(experiment.source.examples("train"))
   update = jax.jit(experiment.step, donate_argnums=0)
-  flops_per_token = costs.model_flops(config, model) / (
-    config.train.batch_size * model.length
-  )
+  flops_per_token = costs.flops_per_token(config, model)
+  if model.experts and not any(line["split"] == "network" for line in lines):
+    writer.note(
+      first,
+      "network",
+      parameters=model_lib.count_parameters(model),
+      active_parameters=model_lib.count_active_parameters(model),
+      flops_per_token=flops_per_token,
+    )
   monitor = Monitor(config.train, lines)
   bits = None  # of the validation after the last step, if there was one
   watch = metrics.Stopwatch(**_last_times(lines))

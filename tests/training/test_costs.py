@@ -133,6 +133,8 @@ def test_model_flops_count_what_is_needed_and_no_more():
   # PaLM, appendix B: 12 L H Q T per token, here with half of T.
   expected = weights + 12 * 3 * 2 * 8 * (64 + 1) / 2 * 64 * 8
   assert costs.model_flops(config, model) == expected
+  tokens = config.train.batch_size * model.length
+  assert costs.flops_per_token(config, model) == expected / tokens
   for remat in rules.REMATS:
     way = dataclasses.replace(model, remat=remat)
     assert costs.model_flops(config, way) == expected

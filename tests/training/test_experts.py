@@ -6,7 +6,8 @@ import pytest
 import runs
 
 from sparse_transformer import report
-from sparse_transformer.training import explanation, loop, metrics
+from sparse_transformer.model import count_active_parameters, count_parameters
+from sparse_transformer.training import costs, explanation, loop, metrics
 from sparse_transformer.training.experiment import Experiment
 
 EXPERTS = {"model.experts": 4, "model.num_layers": 4}
@@ -15,7 +16,15 @@ EXPERTS = {"model.experts": 4, "model.num_layers": 4}
 def test_run_logs_losses_and_the_load_of_each_expert(tmp_path, capsys):
   config = runs.tiny(**EXPERTS, **{"train.steps": 2})
   loop.train(config, tmp_path)
-  lines = metrics.read(tmp_path)
+  network, *lines = metrics.read(tmp_path)
+  model = Experiment(config).model
+  assert network == dict(
+    step=0,
+    split="network",
+    parameters=count_parameters(model),
+    active_parameters=count_active_parameters(model),
+    flops_per_token=costs.flops_per_token(config, model),
+  )
   for line in lines:
     if line["split"] != "train":
       assert "load_balance" not in line
@@ -26,7 +35,7 @@ def test_run_logs_losses_and_the_load_of_each_expert(tmp_path, capsys):
     assert loads.shape == (2, 4)  # blocks 1 and 3
     np.testing.assert_allclose(loads.sum(1), 4, atol=1e-3)
   assert "expert_load" in capsys.readouterr().out
-  rows = dict(report._experts(Experiment(config).model, lines))
+  rows = dict(report._experts(model, lines))
   assert "2 of 4 for each token" in rows["experts"]
   assert len(rows) == 3
 

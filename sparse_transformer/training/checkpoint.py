@@ -3,7 +3,8 @@
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
   state/      the arrays of the training state, written by Orbax
-  about/      the config, versions, data digest and validation loss, as JSON
+  about/      the config, versions, data digest, validation loss and digests of
+              the arrays, as JSON
   files.json  {file name: CRC-32} of all files in the two
 
 A checkpoint has this name only while it is complete: it is written under
@@ -11,7 +12,8 @@ another, and gets the other again before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged.
+checkpoint is damaged: neither an error on devices that cannot restore it, nor
+arrays with other digests than those that were saved.
 """
 
 import concurrent.futures
@@ -36,7 +38,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.data import Images, Stream
-from sparse_transformer.training import loss_scale
+from sparse_transformer.training import digest, loss_scale
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
@@ -155,7 +157,11 @@ class Checkpoints:
       # `device_get` does not copy.
       copy = np.array if jax.default_backend() == "cpu" else np.asarray
       tree = jax.tree.map(copy, jax.device_get(_as_tree(state)))
-      about = self._about | dict(validation=validation)
+      digests = digest.of_arrays(_as_tree(state))
+      about = self._about | dict(
+        validation=validation,
+        digests=dict(version=digest.VERSION, arrays=digests),
+      )
       self._saving = self._thread.submit(self._write, step, tree, about)
 
   def finish(self) -> None:
@@ -175,7 +181,9 @@ class Checkpoints:
     """Returns the verified state at a step, by default the last one.
 
     Args:
-      like: a state with the same shapes (`jax.eval_shape` of `init_state`).
+      like: the shapes of the state, with their shardings if it is restored on
+        several devices: those of `Experiment.like`. They need not be those of
+        the mesh that it was saved on.
       step: one of `steps()`.
 
     Raises:
@@ -332,13 +340,15 @@ def _load(path: pathlib.Path, like: State) -> State:
   Raises:
     ValueError: it is from another network, or Orbax cannot read it.
   """
-  tree = _as_tree(like)
+  tree, whole = _as_tree(like), like.step.sharding
   try:
     with _orbax() as orbax:
       metadata = orbax.metadata(path / "state").item_metadata
       # Evaluation may use another dtype than training, and no loss scale.
       if "loss_scale" in metadata.tree:
-        tree["loss_scale"] = jax.eval_shape(lambda: loss_scale.init("float16"))
+        tree["loss_scale"] = _placed(
+          jax.eval_shape(lambda: loss_scale.init("float16")), whole
+        )
       else:
         tree.pop("loss_scale", None)
       saved, expected = _shapes(metadata.tree), _shapes(tree)
@@ -348,22 +358,45 @@ def _load(path: pathlib.Path, like: State) -> State:
         args = ocp.args.StandardRestore(tree)
         found = orbax.restore(path / "state", args=args)
         found = jax.tree.map(jnp.asarray, found)
-        return State(**found)
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"
     ) from error
-  _check_centroids(path, saved, expected)
-  if any("spans" in name.split(".") for name in differing):
+  if differing:
+    _check_centroids(path, saved, expected)
+    if any("spans" in name.split(".") for name in differing):
+      raise ValueError(
+        f"checkpoint {path} and attention.pattern differ in learned spans: use"
+        " AdaptiveSpan if and only if it was trained with it"
+      )
     raise ValueError(
-      f"checkpoint {path} and attention.pattern differ in learned spans: use"
-      " AdaptiveSpan if and only if it was trained with it"
+      f"checkpoint {path} is from another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; omit overrides of the model"
     )
-  raise ValueError(
-    f"checkpoint {path} is from another network: the shapes of"
-    f" {', '.join(differing[:3])} differ; omit overrides of the model"
+  _check_digests(path, found)
+  return State(**found)
+
+
+def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+  """Shapes with a sharding."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
+
+
+def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
+  """Raises ValueError if arrays are not those that were saved, bit for bit."""
+  saved = _read_about(path).get("digests", {})
+  if saved.get("version") != digest.VERSION:
+    return  # an older format; its files have been verified
+  found = digest.of_arrays(tree)
+  if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
+    raise ValueError(
+      f"checkpoint {path} has intact files, but {', '.join(other[:3])} are"
+      f" restored on {jax.device_count()} devices with other bits than were"
+      " saved; restore it on other devices, as nothing was renamed"
+    )
 
 
 def _check_centroids(

@@ -23,15 +23,12 @@ from sparse_transformer.training import (
   costs,
   evaluate,
   memory_limits,
+  mesh,
   metrics,
   signals as signals_lib,
   workdir as workdir_lib,
 )
-from sparse_transformer.training.experiment import (
-  Experiment,
-  check_batch,
-  check_eval_batch,
-)
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.monitor import Monitor, Verdict
 from sparse_transformer.training.step import State
 
@@ -105,12 +102,13 @@ def check(experiment: Experiment) -> None:
     OSError: the data cannot be read.
   """
   config, source = experiment.config, experiment.source
-  check_batch(config)
-  check_eval_batch(config)
+  sizes = experiment.mesh.shape
+  mesh.check_batch(config, sizes)
+  mesh.check_eval_batch(config, sizes)
   memory_limits.check_training(config, source)
-  shapes = jax.eval_shape(experiment.init)
+  mesh.check_network(experiment.model, sizes)
   batches = experiment.batches(source.examples("train"))
-  jax.eval_shape(experiment.losses, shapes.params, batches[0])
+  jax.eval_shape(experiment.losses, experiment.like.params, batches[0])
 
 
 def _run(
@@ -125,7 +123,6 @@ def _run(
   config, model = experiment.config, experiment.model
   first, last = int(state.step), config.train.steps
   batches = experiment.batches(experiment.source.examples("train"))
-  update = jax.jit(experiment.step, donate_argnums=0)
   flops_per_token = costs.model_flops(config, model) / (
     config.train.batch_size * model.length
   )
@@ -144,7 +141,7 @@ def _run(
     for step in range(first, last):
       signals.check()
       batch = jax.device_put(batches[step], experiment.batch_sharding)
-      state, measured = update(state, batch)
+      state, measured = experiment.update(state, batch)
       bits = None
       signals.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
@@ -203,7 +200,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     FileNotFoundError: there is no run.
   """
   experiment = Experiment(config)
-  check_batch(config)
+  mesh.check_batch(config, experiment.mesh.shape)
+  mesh.check_network(experiment.model, experiment.mesh.shape)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
   if not 1 <= step <= config.train.steps:
@@ -217,15 +215,17 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     state = (
       experiment.restore(checkpoints, before[-1])
       if before
-      else jax.jit(experiment.init)()
+      else experiment.first_state()
     )
   batch = experiment.batches(examples)[step - 1]
-  _, measured = jax.jit(experiment.step)(state, batch)
+  batch = jax.device_put(batch, experiment.batch_sharding)
+  with jax.set_mesh(experiment.mesh):
+    _, measured = jax.jit(experiment.step)(state, batch)
+    losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")
-  losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
   numbers = _example_numbers(experiment, step)
   for number, loss in zip(numbers, losses, strict=True):
     print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
@@ -235,11 +235,11 @@ def _first_state(
   experiment: Experiment, checkpoints: checkpoint.Checkpoints
 ) -> State:
   """The state of the last good checkpoint, else the initial state."""
-  state = checkpoints.restore_last(jax.eval_shape(experiment.init))
+  state = checkpoints.restore_last(experiment.like)
   if state is None:
-    return jax.jit(experiment.init, out_shardings=experiment.replicated)()
+    return experiment.first_state()
   print(f"resumes from step {int(state.step)}", flush=True)
-  return jax.device_put(state, experiment.replicated)
+  return state
 
 
 def _last_validated(lines: Sequence[Mapping]) -> int:

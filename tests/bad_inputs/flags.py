@@ -160,7 +160,7 @@ def flags():
     ("--target=h1000", "unknown target 'h1000'; known: .*h100"),
     ("--target=h100:8", "slices x hosts x GPUs, such as h100:1x1x8"),
     ("--target=v5e:0x1", "topology of v5e is X x Y"),
-    ("--target=v5e:8x8", "batch_size=16.*multiple of 64 devices"),
+    ("--target=v5e:8x8", "batch_size=16.*multiple of mesh.data=64"),
     ("--part=attention", "--part.*--target"),
     ("--part=layer", "part.*layer"),
   ):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sparse_transformer.attention import selection, spread
+from sparse_transformer.attention import spread
 from sparse_transformer.attention.contract import Case, Executor
 from sparse_transformer.patterns import Pattern, shorten
 
@@ -63,8 +63,9 @@ def traffic(
     num_devices: that positions are split over.
     tile: positions on a side of a tile; 0 chooses automatically.
   """
-  if content := selection.with_content(patterns):
-    return [_of_content(next(iter(content)), case, num_devices, tile)]
+  for pattern in patterns:
+    if pattern.contents():
+      return [_of_content(pattern, case, num_devices, tile)]
   decisions = spread.decide(executor, patterns, case, tile, num_devices)
   return [_of_part(x, case, num_devices) for x in decisions]
 

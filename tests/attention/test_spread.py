@@ -29,7 +29,6 @@ from sparse_transformer.patterns import (
   LSH,
   Block,
   Causal,
-  Global,
   Local,
   Strided,
   Summary,

@@ -268,7 +268,7 @@ def _differences(
   before: ConfigDict, after: ConfigDict
 ) -> dict[str, tuple[Any, Any]]:
   """{"group.field": (old, new)} for the fields that differ."""
-  old, new = _flatten(before), _flatten(after)
+  old, new = flatten(before), flatten(after)
   return {
     name: (old.get(name), new.get(name))
     for name in sorted(old.keys() | new.keys())
@@ -276,7 +276,7 @@ def _differences(
   }
 
 
-def _flatten(config: ConfigDict) -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
   """{"group.field": value}, with lists for tuples as in JSON."""
   return {
     f"{group}.{name}": list(value) if isinstance(value, tuple) else value

@@ -22,6 +22,7 @@ from sparse_transformer.training import checkpoint, costs
 from sparse_transformer.training.experiment import Experiment
 
 TINY = {
+  "model.num_layers": 2,
   "model.num_heads": 4,
   "model.width": 32,
   "model.dropout": 0.1,

@@ -10,7 +10,6 @@ Vectors and embeddings are whole on every device: they are small, and embeddings
 that are split by width make the compiler move activations.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,37 +83,14 @@ def positions(batch: int, length: int) -> PartitionSpec:
   )
 
 
-def divide_heads(
-  attend: Callable[..., jax.Array],
-  q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
-  v_BLHE: jax.Array,
-  *of_heads: jax.Array,
-) -> jax.Array:
-  """Runs attention, each device with its own sequences and heads.
+def heads(batch: int, length: int) -> PartitionSpec | None:
+  """How queries, keys and values [B, L, H, ...] are split.
 
-  Devices along `sequence` compute the same.
-
-  Args:
-    attend: a function of the other arguments to out_BLHE.
-    q_BLHK, k_BLHK, v_BLHE: queries, keys and values of all heads.
-    *of_heads: arrays with a first axis of heads, or of one for all of them.
+  None where one device has them all. See `attention.attend`.
   """
-  inputs = q_BLHK, k_BLHK, v_BLHE, *of_heads
   if size(*AXES) == 1:
-    return attend(*inputs)
-  sequences, _ = positions(*q_BLHK.shape[:2])
-  heads = PartitionSpec(sequences, None, "tensor")
-  return jax.shard_map(
-    attend,
-    in_specs=(
-      *(heads, heads, heads),
-      *(PartitionSpec("tensor" if len(x) > 1 else None) for x in of_heads),
-    ),
-    out_specs=heads,
-    # The carry of a loop would have to vary over devices from its start.
-    check_vma=False,
-  )(*inputs)
+    return None
+  return PartitionSpec(*positions(batch, length), "tensor")
 
 
 def size(*axes: str) -> int:

@@ -151,21 +151,17 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """An `Attend` over whole sequences; returns the cache unchanged."""
     del index  # layers of one stack have the same patterns
-
-    def attend(q_BLHK, k_BLHK, v_BLHE, *arrays):
-      return attention.attend(
-        q_BLHK,
-        k_BLHK,
-        v_BLHE,
-        # The heads of any device have the patterns of the first ones.
-        self.config.patterns[layer][: q_BLHK.shape[2]],
-        backend=self.config.backend,
-        tile=self.config.tile,
-        directions=dict(zip(directions, arrays, strict=True)),
-      )
-
-    inputs = q_BLHK, k_BLHK, v_BLHE, *directions.values()
-    return sharding.divide_heads(attend, *inputs), cache
+    out_BLHE = attention.attend(
+      q_BLHK,
+      k_BLHK,
+      v_BLHE,
+      self.config.patterns[layer],
+      backend=self.config.backend,
+      tile=self.config.tile,
+      directions=directions,
+      spec=sharding.heads(*q_BLHK.shape[:2]),
+    )
+    return out_BLHE, cache
 
   def run(
     self,

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+
+from sparse_transformer.training import processes
 
 VERSION = 1  # of the formula
 
@@ -16,7 +17,7 @@ def of_arrays(tree: Any) -> dict[str, str]:
   Each device sums over its own part, and only the sums leave it.
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  sums = np.asarray(_sums([x for _, x in leaves]))
+  sums = processes.fetch(_sums([x for _, x in leaves]))
   return {
     jax.tree_util.keystr(path, simple=True, separator="."): f"{a:08x}{b:08x}"
     for (path, _), (a, b) in zip(leaves, sums, strict=True)

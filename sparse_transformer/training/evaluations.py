@@ -86,11 +86,12 @@ def score(
     return evaluate.bits_per_dim(
       experiment.losses,
       params,
-      signals.checked(windows) if signals else windows,
+      windows,
       batch_size=experiment.config.eval.batch_size,
       sharding=experiment.batch_sharding,
       name=split,
       tally=tally or new_tally(experiment.source),
+      check_stop=signals.check if signals else None,
     )
 
 

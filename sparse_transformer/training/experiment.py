@@ -19,6 +19,7 @@ from sparse_transformer.training import (
   costs,
   evaluate,
   mesh as mesh_lib,
+  rows,
   step as step_lib,
 )
 from sparse_transformer.training.optimizer import make_optimizer
@@ -122,6 +123,17 @@ class Experiment:
     """
     settings = self.config.train
     return data.batches(examples, settings.batch_size, settings.seed)
+
+  def batch(self, examples: Sequence, numbers: np.ndarray) -> jax.Array:
+    """Some examples on the devices: uint8 [B, L].
+
+    Args:
+      examples: of the training split; each process reads only its own.
+      numbers: which of them, [B].
+    """
+    shape = len(numbers), self.model.length
+    read = lambda i: examples[int(numbers[i])]
+    return rows.place(read, shape, self.batch_sharding)
 
   def restore(
     self, checkpoints: Checkpoints, step: int | None = None

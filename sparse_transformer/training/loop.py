@@ -1,12 +1,13 @@
 """The training loop of a run."""
 
 import contextlib
+import functools
 import math
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from sparse_transformer import config as config_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
+from sparse_transformer.model import Config
 from sparse_transformer.training import (
   cautions,
   checkpoint,
@@ -25,6 +27,7 @@ from sparse_transformer.training import (
   memory_limits,
   mesh,
   metrics,
+  processes,
   signals as signals_lib,
   workdir as workdir_lib,
 )
@@ -48,42 +51,36 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
-  experiment = Experiment(config)
-  check(experiment)
-  config_lib.check_config(workdir, config)
-  cautions.report(config)
-  source, model = experiment.source, experiment.model
-
+  experiment = processes.together(functools.partial(_checked, config))
   workdir = pathlib.Path(workdir)
+  processes.decide(lambda: config_lib.check_config(workdir, config))
+  if processes.is_first():
+    cautions.report(config)
+  model = experiment.model
+
   with (
-    workdir_lib.hold(workdir),
+    _hold(workdir),
     # Until the first step is done, there is nothing to save.
     signals_lib.Signals(expendable=True) as signals,
     checkpoint.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
       keep_best=config.checkpoint.keep_best,
-      about=checkpoint.about(config, source),
+      about=_same_everywhere(experiment),
       on_error=config.checkpoint.on_error,
     ) as checkpoints,
   ):
     state = _first_state(experiment, checkpoints)
-    config_lib.write_config(workdir, config, int(state.step))
-    save_patterns(
-      workdir / "patterns.png", model.patterns, model.shape, model.length
-    )
+    step = int(state.step)
+    processes.decide(lambda: _describe(workdir, config, model, step))
     with metrics.Writer(
       workdir,
-      step=int(state.step),
+      step=step,
       steps=config.train.steps,
       on_error=config.checkpoint.on_error,
+      silent=not processes.is_first(),
     ) as writer:
-      lines = metrics.read(workdir)
-      case = costs.attention_case(config, model, registry.current_platform())
-      print(
-        f"attention by {registry.explain_choice(model.backend, case)}",
-        flush=True,
-      )
+      lines = processes.decide(lambda: metrics.read(workdir))
       state = _run(experiment, state, lines, writer, checkpoints, signals)
     checkpoints.finish()
     if signals.name:
@@ -92,6 +89,51 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
         " same command again to resume"
       )
   return state
+
+
+def _checked(config: ConfigDict) -> Experiment:
+  """The experiment of a config, see `check`."""
+  experiment = Experiment(config)
+  check(experiment)
+  return experiment
+
+
+@contextlib.contextmanager
+def _hold(workdir: pathlib.Path) -> Iterator[None]:
+  """Holds the workdir, in the first process, while all of them use it."""
+  with contextlib.ExitStack() as stack:
+    held = workdir_lib.hold(workdir)
+    processes.decide(lambda: stack.enter_context(held))
+    processes.together(lambda: workdir_lib.check_held(workdir))
+    yield
+
+
+def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
+  """The description of the run for its checkpoints.
+
+  Raises:
+    ValueError: other processes have another config, other data or packages.
+  """
+  config, source = experiment.config, experiment.source
+  about = processes.together(lambda: checkpoint.about(config, source))
+  fields = config_lib.flatten(config)
+  fields.pop("data.path")  # of each host's own copy
+  data = {f"data ({name})": value for name, value in about["data"].items()}
+  processes.check_same(fields | data | about["versions"])
+  return about
+
+
+def _describe(
+  workdir: pathlib.Path, config: ConfigDict, model: Config, step: int
+) -> None:
+  """Writes the config and a picture of the patterns."""
+  config_lib.write_config(workdir, config, step)
+  save_patterns(
+    workdir / "patterns.png", model.patterns, model.shape, model.length
+  )
+  case = costs.attention_case(config, model, registry.current_platform())
+  chosen = registry.explain_choice(model.backend, case)
+  print(f"attention by {chosen}", flush=True)
 
 
 def check(experiment: Experiment) -> None:
@@ -122,7 +164,9 @@ def _run(
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
   first, last = int(state.step), config.train.steps
-  batches = experiment.batches(experiment.source.examples("train"))
+  examples = experiment.source.examples("train")
+  numbers = experiment.batches(range(len(examples)))
+  stops = processes.Stops(signals)
   flops_per_token = costs.model_flops(config, model) / (
     config.train.batch_size * model.length
   )
@@ -136,11 +180,11 @@ def _run(
       first, config.eval.every, last
     ):
       # A signal had interrupted this validation.
-      bits = _validate(experiment, state, writer, signals, watch)
+      bits = _validate(experiment, state, writer, stops, watch)
     watch.restart()
     for step in range(first, last):
-      signals.check()
-      batch = jax.device_put(batches[step], experiment.batch_sharding)
+      stops.check()
+      batch = experiment.batch(examples, numbers[step])
       state, measured = experiment.update(state, batch)
       bits = None
       signals.expendable = False
@@ -168,7 +212,7 @@ def _run(
         writer.write(done, "train", **values, **speed, **watch.times())
         monitor.logged(values["nats"])
       if validates:
-        bits = _validate(experiment, state, writer, signals, watch)
+        bits = _validate(experiment, state, writer, stops, watch)
       if saves:
         checkpoints.save(state, bits)
       if logs or validates or saves:
@@ -209,7 +253,6 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       f"step {step} cannot be replayed: the run has steps 1 to"
       f" {config.train.steps}"
     )
-  examples = experiment.source.examples("train")
   with checkpoint.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
     state = (
@@ -217,8 +260,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       if before
       else experiment.first_state()
     )
-  batch = experiment.batches(examples)[step - 1]
-  batch = jax.device_put(batch, experiment.batch_sharding)
+  examples, numbers = _examples(experiment, step)
+  batch = experiment.batch(examples, numbers)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.step)(state, batch)
     losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
@@ -226,7 +269,6 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   for name, value in measured.items():
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")
-  numbers = _example_numbers(experiment, step)
   for number, loss in zip(numbers, losses, strict=True):
     print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
 
@@ -238,7 +280,8 @@ def _first_state(
   state = checkpoints.restore_last(experiment.like)
   if state is None:
     return experiment.first_state()
-  print(f"resumes from step {int(state.step)}", flush=True)
+  if processes.is_first():
+    print(f"resumes from step {int(state.step)}", flush=True)
   return state
 
 
@@ -273,7 +316,7 @@ def _validate(
   experiment: Experiment,
   state: State,
   writer: metrics.Writer,
-  signals: signals_lib.Signals,
+  stops: processes.Stops,
   watch: metrics.Stopwatch,
 ) -> float:
   """Logs and returns bits per dim of the averaged weights on validation data.
@@ -288,10 +331,11 @@ def _validate(
   result = evaluate.bits_per_dim(
     experiment.losses,
     state.ema,
-    signals.checked(Lazy(num, windows.__getitem__)),
+    Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",
+    check_stop=stops.check,
   )
   bits = result["bits_per_dim"]
   if not math.isfinite(bits):
@@ -309,7 +353,8 @@ def _act(
   """Logs a verdict of the monitor, and ends the run if the verdict says so."""
   if verdict is None:
     return
-  step, examples = verdict.step, _example_numbers(experiment, verdict.step)
+  step = verdict.step
+  examples = _examples(experiment, step)[1].tolist()
   if verdict.split:
     writer.note(step, verdict.split, **verdict.values, examples=examples)
   if verdict.stop:
@@ -321,7 +366,7 @@ def _act(
     )
 
 
-def _example_numbers(experiment: Experiment, step: int) -> list[int]:
-  """The training examples in the batch of a step, by number."""
-  numbers = range(len(experiment.source.examples("train")))
-  return experiment.batches(numbers)[step - 1].tolist()
+def _examples(experiment: Experiment, step: int) -> tuple[Sequence, np.ndarray]:
+  """(training examples, the numbers of those in the batch of a step)."""
+  examples = experiment.source.examples("train")
+  return examples, experiment.batches(range(len(examples)))[step - 1]

@@ -38,6 +38,7 @@ class Writer:
     steps: total number of steps.
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
+    silent: whether to write nothing, as another process does.
   """
 
   def __init__(
@@ -47,17 +48,20 @@ class Writer:
     step: int,
     steps: int,
     on_error: str = "stop",
+    silent: bool = False,
   ):
     self._path = pathlib.Path(workdir) / "metrics.jsonl"
     self._on_error = on_error
-    self._attempt(_truncate, self._path, step)
-    self._file = self._path.open("a")
-    self._board = self._attempt(_Board, workdir, step)
+    self._file, self._board = None, None
+    if not silent:
+      self._attempt(_truncate, self._path, step)
+      self._file = self._path.open("a")
+      self._board = self._attempt(_Board, workdir, step)
     self._bar = tqdm.tqdm(
       initial=step,
       total=steps,
       unit="step",
-      disable=not sys.stderr.isatty(),
+      disable=silent or not sys.stderr.isatty(),
       dynamic_ncols=True,
     )
 
@@ -79,6 +83,8 @@ class Writer:
 
   def note(self, step: int, split: str, **values: Any) -> None:
     """Appends JSON values to `metrics.jsonl` only."""
+    if not self._file:
+      return
     line = json.dumps({"step": step, "split": split, **values})
     self._attempt(self._append, line)
 
@@ -88,6 +94,8 @@ class Writer:
     Those that are nested lists of numbers have a curve for each number in
     TensorBoard; the terminal shows their extremes.
     """
+    if not self._file:
+      return
     self.note(step, split, **values)
     if self._board:
       scalars = {

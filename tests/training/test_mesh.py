@@ -108,7 +108,8 @@ def test_batch_that_micro_batches_do_not_divide_is_rejected():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_all_matrices_of_blocks_are_split_and_nothing_else(optimizer):
-  changes = {"model.experts": 4, "optimizer.name": optimizer}
+  changes = {"model.num_layers": 2, "model.experts": 4}
+  changes |= {"optimizer.name": optimizer}
   state = jax.eval_shape(Experiment(runs.tiny(**changes)).init)
   split = {}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
@@ -151,7 +152,7 @@ def test_explain_divides_memory_by_the_axes_that_split_it():
   for axis in ("data", "sequence"):
     assert memory[axis]["parameters"] == one["parameters"]
     assert 4 * memory[axis]["activations"] == one["activations"]
-  split = 2 * (4 * 16 * 16 + 2 * 16 * 64) * 4  # bytes of all matrices
+  split = (4 * 16 * 16 + 2 * 16 * 64) * 4  # bytes of all matrices
   for axis in ("fsdp", "tensor"):
     for part, copies in (("parameters", 1), ("average", 1), ("optimizer", 2)):
       less = one[part] - memory[axis][part]
@@ -201,7 +202,7 @@ def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
     **{"model.num_layers": 1, "attention.mode": "merged"},
   )
   weights = one["bytes"]["parameters"]
-  assert fsdp["bytes"]["parameters"] < weights / 4  # embeddings are whole
+  assert fsdp["bytes"]["parameters"] < weights / 3  # embeddings are whole
   # Weights are gathered, and their gradients added up. Activations, which have
   # an axis of 64 positions, stay where they are.
   kinds, shapes = zip(*fsdp["exchanged"], strict=True)

@@ -24,7 +24,7 @@ from sparse_transformer.figures.patterns import (
 )
 from sparse_transformer.model import content_cache
 from sparse_transformer.patterns import Pattern, analysis
-from sparse_transformer.training import costs, mesh
+from sparse_transformer.training import costs, exchanged, mesh
 
 MAX_ROWS = 40  # of the attention table; the JSON has all of them
 
@@ -66,6 +66,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     step=costs.step(config, model, pairs),
     mesh=dict(sizes),
     memory=costs.memory(config, model),
+    exchanged=exchanged.of_network(config, model, sizes),
     rematerialisation=costs.rematerialization(config, model, pairs),
     cache=explain_cache(model, attention),
   )
@@ -256,12 +257,14 @@ def render(report: Report) -> str:
     f" width {report['width']}, {report['dtype']};"
     f" {report['parameters']:,} parameters{_active(report)}"
   )
-  parts = (
+  parts = [
     title,
     tables.align(_attention_rows(report), right_from=3) + _note(report),
     tables.align(_summary_rows(report)),
     tables.align(_remat_rows(report), right_from=1),
-  )
+  ]
+  if sent := report["exchanged"]:
+    parts.append(tables.align(exchanged.table(sent), right_from=5))
   return "\n\n".join(parts)
 
 

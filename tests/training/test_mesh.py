@@ -186,11 +186,9 @@ def train_on(*meshes, steps=20, **changes):
     # Each step has its own dropout and examples, so that all differ.
     np.testing.assert_allclose(result["nats"], one["nats"], atol=1e-5)
     assert result["bytes"] == result["explained"]
-  # The next step after each of the states, on each mesh.
-  losses = np.reshape(found["restored"], (len(meshes) + 1, -1))
-  for after_same_state in losses:
-    np.testing.assert_allclose(after_same_state, losses[0, 0], atol=1e-4)
-    np.testing.assert_allclose(after_same_state, after_same_state[0], atol=1e-5)
+  # The next step after each of the states, on another mesh.
+  losses = found["restored"]
+  np.testing.assert_allclose(losses, losses[0], atol=1e-4)
   return one, others
 
 

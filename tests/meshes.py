@@ -1,4 +1,5 @@
-"""Trains a tiny network on meshes of 8 devices: python tests/meshes.py JSON.
+"""Trains a tiny network on meshes of 8 devices: python tests/meshes.py JSON, with
+XLA_FLAGS=--xla_force_host_platform_device_count=8.
 
 The argument has `meshes`, a list of {axis: size}, `changes` of the config, and
 the number of `steps`. Prints as JSON, for one device and then for each mesh,
@@ -13,8 +14,6 @@ import re
 import sys
 import tempfile
 
-flags = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 import jax
 import numpy as np
 import runs

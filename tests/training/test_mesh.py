@@ -174,6 +174,7 @@ def train_on(*meshes, steps=20, **changes):
     env={
       **os.environ,
       "PYTHONPATH": str(runs.REPO),
+      "XLA_FLAGS": runs.flags_of_devices(8),
       "JAX_PLATFORMS": "cpu",
     },
     capture_output=True,
@@ -222,3 +223,13 @@ def test_all_meshes_train_as_one_device(more):
     dict(data=1, fsdp=2, sequence=2, tensor=2),
     **more,
   )
+
+
+@pytest.mark.soak
+def test_patterns_that_need_whole_heads_train_as_on_one_device():
+  train_on(
+    dict(data=2, sequence=4),
+    dict(data=1, fsdp=2, sequence=2, tensor=2),
+    **{"attention.pattern": "LSH(8, 4), AdaptiveSpan(32)"},
+  )
+

@@ -1,5 +1,6 @@
-"""Trains a tiny network on meshes of 8 devices: python tests/meshes.py JSON, with
-XLA_FLAGS=--xla_force_host_platform_device_count=8.
+"""Trains a tiny network on meshes of 8 devices: python tests/meshes.py JSON.
+
+Needs XLA_FLAGS=--xla_force_host_platform_device_count=8.
 
 The argument has `meshes`, a list of {axis: size}, `changes` of the config, and
 the number of `steps`. Prints as JSON, for one device and then for each mesh,

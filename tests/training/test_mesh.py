@@ -232,4 +232,3 @@ def test_patterns_that_need_whole_heads_train_as_on_one_device():
     dict(data=1, fsdp=2, sequence=2, tensor=2),
     **{"attention.pattern": "LSH(8, 4), AdaptiveSpan(32)"},
   )
-

@@ -156,31 +156,30 @@ def bits_per_dim(
     if check_stop:
       check_stop()
     num = min(batch_size, len(windows) - start)
-    read = functools.cache(_padded(windows, start))
-    tokens_BL, scored_BL = (
-      rows.place(lambda i, x=x, read=read: read(i)[x], shape, sharding)
-      for x in range(2)
-    )
+    tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
     with _mesh_of(sharding):
       nats_BL = losses(params, tokens_BL)
-    nats_BL, scored_BL = map(processes.fetch, (nats_BL, scored_BL))
-    tally.add(nats_BL[:num], scored_BL[:num])
+    nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
+    tally.add(nats, scored)
     if name:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
 
 
-def _padded(windows, start):
-  """The windows from one on, and after the last one some that do not count."""
+def _place(windows, start, shape, sharding):
+  """(tokens, which are scored) of a batch of windows; none after the last."""
 
+  @functools.cache
   def read(i):
     if start + i < len(windows):
       return windows[start + i]
-    tokens_L, scored_L = windows[0]
-    return np.zeros_like(tokens_L), np.zeros_like(scored_L)
+    return [np.zeros_like(x) for x in windows[0]]
 
-  return read
+  return (
+    rows.place(lambda i: read(i)[0], shape, sharding),
+    rows.place(lambda i: read(i)[1], shape, sharding),
+  )
 
 
 def _mesh_of(sharding):

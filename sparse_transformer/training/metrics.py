@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import tqdm
@@ -52,7 +52,8 @@ class Writer:
   ):
     self._path = pathlib.Path(workdir) / "metrics.jsonl"
     self._on_error = on_error
-    self._file, self._board = None, None
+    self._file: TextIO | None = None
+    self._board: Any = None
     if not silent:
       self._attempt(_truncate, self._path, step)
       self._file = self._path.open("a")
@@ -86,7 +87,7 @@ class Writer:
     if not self._file:
       return
     line = json.dumps({"step": step, "split": split, **values})
-    self._attempt(self._append, line)
+    self._attempt(_append, self._file, line)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
@@ -112,10 +113,6 @@ class Writer:
     )
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
-  def _append(self, line: str) -> None:
-    self._file.write(line + "\n")
-    self._file.flush()
-
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
     try:
       return write(*args, **kwargs)
@@ -124,6 +121,11 @@ class Writer:
       if self._on_error == "stop":
         raise OSError(line) from error
       print(f"continuing without them: {line}", file=sys.stderr)
+
+
+def _append(file: TextIO, line: str) -> None:
+  file.write(line + "\n")
+  file.flush()
 
 
 def _extremes(value: Any) -> str:

@@ -142,14 +142,16 @@ def _one_line_of_the_runtime(coordinator, seconds):
   late = f"{name}: {_lost('it is silent or has ended')}"
   sys.stderr.flush()
   kept = os.dup(2)
+  reader, writer = os.pipe()
   with subprocess.Popen(
     [sys.executable, "-c", _REPORT, early, late],
-    stdin=subprocess.PIPE,
+    stdin=reader,
     stderr=kept,
     start_new_session=True,
-  ) as child:
-    os.dup2(child.stdin.fileno(), 2)
-    child.stdin.close()
+  ):
+    os.dup2(writer, 2)
+    os.close(writer)
+    os.close(reader)
     try:
       yield
     finally:
@@ -319,7 +321,7 @@ class Stops:
   def _sent(self):
     """The largest number of a signal, as it will be known."""
     name = self._signals.name
-    number = np.int32([signal.Signals[name] if name else 0])
+    number = np.array([signal.Signals[name] if name else 0], np.int32)
     split, largest = _over_all_devices()
     num = jax.device_count()
     return largest(

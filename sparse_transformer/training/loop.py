@@ -81,11 +81,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       silent=not processes.is_first(),
     ) as writer:
       lines = processes.decide(lambda: metrics.read(workdir))
-      state = _run(experiment, state, lines, writer, checkpoints, signals)
+      stops = processes.Stops(signals)
+      state = _run(experiment, state, lines, writer, checkpoints, stops)
     checkpoints.finish()
-    if signals.name:
+    if stops.name:
       raise signals_lib.Stopped(
-        f"{signals.name} at step {int(state.step)}, which is saved; run the"
+        f"{stops.name} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
   return state
@@ -159,14 +160,13 @@ def _run(
   lines: Sequence[Mapping],
   writer: metrics.Writer,
   checkpoints: checkpoint.Checkpoints,
-  signals: signals_lib.Signals,
+  stops: processes.Stops,
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
   first, last = int(state.step), config.train.steps
   examples = experiment.source.examples("train")
   numbers = experiment.batches(range(len(examples)))
-  stops = processes.Stops(signals)
   flops_per_token = costs.model_flops(config, model) / (
     config.train.batch_size * model.length
   )
@@ -187,7 +187,7 @@ def _run(
       batch = experiment.batch(examples, numbers[step])
       state, measured = experiment.update(state, batch)
       bits = None
-      signals.expendable = False
+      stops.signals.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
@@ -221,9 +221,9 @@ def _run(
   # -- The end.
   _act(monitor.flush(), experiment, writer)
   watch.stop()
-  if last == 0 or signals.name:
+  if last == 0 or stops.name:
     checkpoints.save(state, bits)
-  if signals.name:
+  if stops.name:
     writer.note(int(state.step), "stopped", **watch.times())
   return state
 

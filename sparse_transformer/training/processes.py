@@ -297,13 +297,19 @@ class Stops:
   Each process gives its signal to a sum over all of them, and reads the
   result of the one before: nothing waits.
 
-  Args:
+  Attributes:
     signals: those of this process.
   """
 
   def __init__(self, signals: Signals):
-    self._signals = signals
+    self.signals = signals
     self._last: jax.Array | None = None
+    self._agreed: str | None = None
+
+  @property
+  def name(self) -> str | None:
+    """The signal that all processes stop for; None if there is none."""
+    return self._agreed if are_several() else self.signals.name
 
   def check(self) -> None:
     """Raises Stopped if any process caught a signal.
@@ -311,16 +317,15 @@ class Stops:
     All processes must call it equally often.
     """
     if not are_several():
-      return self._signals.check()
+      return self.signals.check()
     last, self._last = self._last, self._sent()
     if last is not None and (number := int(last)):
-      name = signal.Signals(number).name
-      self._signals.name = self._signals.name or name
-      raise Stopped(name)
+      self._agreed = signal.Signals(number).name
+      raise Stopped(self._agreed)
 
   def _sent(self):
     """The largest number of a signal, as it will be known."""
-    name = self._signals.name
+    name = self.signals.name
     number = np.array([signal.Signals[name] if name else 0], np.int32)
     split, largest = _over_all_devices()
     num = jax.device_count()

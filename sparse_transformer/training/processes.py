@@ -134,10 +134,10 @@ def _lost(reason):
 def _one_line_of_the_runtime(coordinator, seconds):
   """Shortens what the runtime prints before it ends the process."""
   name = os.path.basename(sys.argv[0])
+  place = f" at --coordinator={coordinator}" if coordinator else ""
   early = (
-    f"{name}: no connection to all processes at"
-    f" --coordinator={coordinator} within {seconds} s; check that all of them"
-    " run, with the same address and number of processes"
+    f"{name}: no connection to all processes{place} within {seconds} s; check"
+    " that all of them run, with the same address and number of processes"
   )
   late = f"{name}: {_lost('it is silent or has ended')}"
   sys.stderr.flush()

@@ -7,8 +7,13 @@ Restarted with the same workdir, it resumes from the last checkpoint. SIGTERM
 and SIGINT make it save a checkpoint and exit with status 130; a second signal
 ends it at once. --replay=STEP recomputes the batch of a step, from the last
 checkpoint before it, and writes nothing.
+
+Several processes, each with devices of its own, train together: start each with
+the same command and --coordinator, --num_processes and --process_id; or, where
+the cluster says these, with --distributed=auto. See docs/scaling.md.
 """
 
+import os
 from collections.abc import Sequence
 
 from absl import flags
@@ -19,18 +24,57 @@ from sparse_transformer import cli
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   cli.require("config", "workdir")
+  args = flags.FLAGS
+  given = args.coordinator, args.num_processes, args.process_id
+  is_alone = given == (None,) * 3 and args.distributed is None
+  if not is_alone:
+    # Of the runtime's reports, only the last one; read when JAX is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  from sparse_transformer.training import processes
   from sparse_transformer.training.loop import replay, train
 
-  args = flags.FLAGS
-  if args.replay is None:
+  if args.replay is not None:
+    if not is_alone:
+      raise ValueError("--replay runs in one process: omit --coordinator etc.")
+    replay(args.config, args.workdir, args.replay)
+  elif is_alone:
     train(args.config, args.workdir)
   else:
-    replay(args.config, args.workdir, args.replay)
+    with processes.joined(
+      *given,
+      connect_seconds=args.connect_seconds,
+      heartbeat_seconds=args.heartbeat_seconds,
+    ):
+      train(args.config, args.workdir)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
   flags.DEFINE_integer(
     "replay", None, "Step whose batch to recompute.", lower_bound=1
+  )
+  flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT where the first process listens."
+  )
+  flags.DEFINE_integer(
+    "num_processes", None, "How many processes train together.", lower_bound=1
+  )
+  flags.DEFINE_integer(
+    "process_id", None, "Which of them this is, from 0.", lower_bound=0
+  )
+  flags.DEFINE_enum(
+    "distributed", None, ["auto"], "Finds these three out: on Slurm, TPU pods."
+  )
+  flags.DEFINE_integer(
+    "connect_seconds",
+    300,
+    "How long processes wait for each other.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    "heartbeat_seconds",
+    100,
+    "After which a silent process counts as lost.",
+    lower_bound=1,
   )
   cli.run_on_config(main)

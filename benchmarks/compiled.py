@@ -15,7 +15,7 @@ import itertools
 from benchmarks import record
 from sparse_transformer import tables
 from sparse_transformer.targets import advice, catalogue, compilers, rendering
-from sparse_transformer.training.experiment import check_batch
+from sparse_transformer.training import mesh
 
 RESULTS = record.FOLDER / "compiled.json"
 PRESETS = sorted(
@@ -65,7 +65,7 @@ def compile_preset(preset: str, name: str) -> dict:
   changes = {}
   if train.batch_size < target.num_devices:
     train.batch_size = changes["train.batch_size"] = target.num_devices
-  check_batch(config, target.num_devices)
+  mesh.check_batch(config, mesh.sizes(config, target.num_devices))
   report = compilers.compile_for(target, config) | dict(changes=changes)
   if any(map(rendering.needed_more, report["programs"])):
     report["advice"] = advice.advise(target, config, report)

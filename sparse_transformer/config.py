@@ -22,6 +22,7 @@ FREE_FIELDS = (
   "train.spike",
   "eval.",
   "checkpoint.",
+  "mesh.",
 )
 
 
@@ -146,6 +147,16 @@ def get_config() -> ConfigDict:
     )
   )
 
+  # Devices along each axis; -1: those that are left.
+  config.mesh = ConfigDict(
+    dict(
+      data=-1,  # split the batch
+      fsdp=1,  # split the batch, the weights and the optimizer's state
+      sequence=1,  # split positions
+      tensor=1,  # split heads and MLPs
+    )
+  )
+
   return config
 
 
@@ -178,7 +189,7 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
 def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
   """A config that was read as JSON: newer fields have their defaults."""
   defaults = get_config().to_dict()
-  settings = {"loss": {}} | settings  # a newer group
+  settings = {"loss": {}, "mesh": {}} | settings  # newer groups
   return {
     group: defaults.get(group, {}) | _with_tuples(settings[group])
     for group in (*GROUPS, *settings)
@@ -257,7 +268,7 @@ def _differences(
   before: ConfigDict, after: ConfigDict
 ) -> dict[str, tuple[Any, Any]]:
   """{"group.field": (old, new)} for the fields that differ."""
-  old, new = _flatten(before), _flatten(after)
+  old, new = flatten(before), flatten(after)
   return {
     name: (old.get(name), new.get(name))
     for name in sorted(old.keys() | new.keys())
@@ -265,7 +276,7 @@ def _differences(
   }
 
 
-def _flatten(config: ConfigDict) -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
   """{"group.field": value}, with lists for tuples as in JSON."""
   return {
     f"{group}.{name}": list(value) if isinstance(value, tuple) else value

@@ -145,11 +145,13 @@ def _compile(args):
     compilers,
     rendering,
   )
-  from sparse_transformer.training.experiment import Experiment, check_batch
+  from sparse_transformer.training import mesh
+  from sparse_transformer.training.experiment import Experiment
 
   target = catalogue.parse(args.target)
   Experiment(args.config)  # checks the config
-  check_batch(args.config, target.num_devices)
+  sizes = mesh.sizes(args.config, target.num_devices)
+  mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
   if any(map(rendering.needed_more, report["programs"])):
     report["advice"] = advice.advise(target, args.config, report)

@@ -115,6 +115,10 @@ SWITCH = Rule("True or False", lambda value: isinstance(value, bool))
 AMOUNT = integer(1, below=10_001)
 POSITIVE, NOT_NEGATIVE = number(above=0), number(at_least=0)
 FRACTION = number(at_least=0, below=1)
+DEVICES = Rule(
+  "an integer at least 1, or -1 for all devices that are left",
+  lambda value: integer(-1).accepts(value) and value != 0,
+)
 
 RULES: dict[str, Rule] = {
   "data.name": TEXT,
@@ -175,6 +179,9 @@ RULES: dict[str, Rule] = {
   "checkpoint.keep": integer(1),
   "checkpoint.keep_best": integer(0),
   "checkpoint.on_error": name("stop", "continue"),
+  **dict.fromkeys(
+    ("mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor"), DEVICES
+  ),
 }
 
 

@@ -102,11 +102,14 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   step = cli.parse_step(args.step)
+  import jax
+
   from sparse_transformer.model import kv_cache, sampling
   from sparse_transformer.training import (
     checkpoint,
     evaluations,
     memory_limits,
+    mesh,
     selection,
     signals as signals_lib,
   )
@@ -126,9 +129,11 @@ def main(argv: Sequence[str]) -> None:
     args.config, source, args.num, name="--num", cache=cache
   )
   prompts = make_prompts(source, args.num, args.given, args.prompt)
+  mesh.check_network(experiment.model, experiment.mesh.shape)
   with (
     signals_lib.Signals() as signals,
     checkpoint.Checkpoints(args.workdir) as checkpoints,
+    jax.set_mesh(experiment.mesh),
   ):
     if args.step == "best":
       scored = Experiment(evaluations.in_float32(args.config))

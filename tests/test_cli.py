@@ -32,7 +32,10 @@ COMPARE = "sparse_transformer/compare.py"
 REPORT = "sparse_transformer/report.py"
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
-  "train.py": "config replay workdir",
+  "train.py": (
+    "config connect_seconds coordinator distributed heartbeat_seconds"
+    " num_processes process_id replay workdir"
+  ),
   "eval.py": "min_context split step weights workdir",
   "-m sparse_transformer.sample": (
     "[no]cache given num prompt seed step temperature top_k top_p workdir"

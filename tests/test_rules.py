@@ -56,6 +56,8 @@ def test_value_of_a_wrong_type_or_size_is_rejected(field):
   for value in WRONG[type(FIELDS[field])]:
     if value == math.inf and "infinite" in rules.RULES[field].text:
       continue  # switches a limit off
+    if value == -1 and "-1 for" in rules.RULES[field].text:
+      continue  # the devices that are left
     message = error(field, value)
     assert message.startswith(f"{field}="), value
     assert message.endswith(f" must be {rules.RULES[field].text}"), value

@@ -65,7 +65,7 @@ def steps(name: str, small: bool, record) -> dict:
   del record
   experiment = training.cut(small)[name]
   first, second = (
-    training.advance(experiment, training.first_state(experiment), STEPS)
+    training.advance(experiment, experiment.first_state(), STEPS)
     for _ in range(2)
   )
   return {"steps": STEPS} | training.difference(first, second)

@@ -12,8 +12,7 @@ import jax
 from benchmarks.accelerator import timing, training
 from benchmarks.accelerator.parts import Settings
 from sparse_transformer import machine, rules
-from sparse_transformer.training import costs
-from sparse_transformer.training.experiment import check_batch
+from sparse_transformer.training import costs, mesh
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 # The paper's networks, which are also run with every `model.remat`.
@@ -47,7 +46,7 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
     changes = changes | {"model.remat": remat}
   experiment = training.load(name, **changes)
   config, model = experiment.config, experiment.model
-  check_batch(config)
+  mesh.check_batch(config, experiment.mesh.shape)
   with jax.set_mesh(experiment.mesh):
     update, compile_seconds = _compile(experiment)
   found = {
@@ -77,16 +76,9 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
 def _compile(experiment):
   """(the compiled step, seconds that it took)."""
   start = time.perf_counter()
-  place = lambda sharding: (
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-  )
-  state = jax.eval_shape(experiment.init)
-  state = jax.tree.map(place(experiment.replicated), state)
-  tokens = place(experiment.batch_sharding)(
-    training.random_tokens(experiment, 0)
-  )
-  step = jax.jit(experiment.step, donate_argnums=0)
-  return step.lower(state, tokens).compile(), time.perf_counter() - start
+  tokens = training.random_tokens(experiment, 0)
+  lowered = experiment.update.lower(experiment.like, tokens)
+  return lowered.compile(), time.perf_counter() - start
 
 
 def _planned(analysis):
@@ -101,7 +93,7 @@ def _planned(analysis):
 
 def _time_steps(experiment, update):
   """Seconds of a step, which waits for the one before it only."""
-  state = training.first_state(experiment)
+  state = experiment.first_state()
   batch = training.random_tokens(experiment, 0)
 
   def run(steps):

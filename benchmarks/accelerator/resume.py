@@ -3,8 +3,6 @@
 import functools
 import tempfile
 
-import jax
-
 from benchmarks.accelerator.parts import Settings
 
 STEPS = 20
@@ -26,13 +24,13 @@ def check(experiment, record) -> dict:
   from sparse_transformer.training.checkpoint import Checkpoints
 
   del record
-  start = functools.partial(training.first_state, experiment)
-  expected = training.advance(experiment, start(), STEPS)
+  expected = training.advance(experiment, experiment.first_state(), STEPS)
   with tempfile.TemporaryDirectory() as folder:
     with Checkpoints(folder, keep=1) as checkpoints:
-      checkpoints.save(training.advance(experiment, start(), STEPS // 2))
+      checkpoints.save(
+        training.advance(experiment, experiment.first_state(), STEPS // 2)
+      )
       checkpoints.finish()
-      halfway = checkpoints.restore(jax.eval_shape(experiment.init))
-  halfway = jax.device_put(halfway, experiment.replicated)
+      halfway = experiment.restore(checkpoints)
   resumed = training.advance(experiment, halfway, STEPS)
   return {"steps": STEPS} | training.difference(expected, resumed)

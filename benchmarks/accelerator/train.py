@@ -51,12 +51,11 @@ def train(name: str, changes: dict, minutes: float, path: str, record) -> dict:
   fitted = {"train.steps": steps, "optimizer.warmup_steps": steps // 20}
   experiment = training.load(name, **changes | fitted)
   found = {"steps": steps, "minutes": minutes, "curve": []}
-  state, start = training.first_state(experiment), time.perf_counter()
-  update = jax.jit(experiment.step, donate_argnums=0)
+  state, start = experiment.first_state(), time.perf_counter()
   every = max(1, steps // POINTS)
   for step in range(steps):
     with jax.set_mesh(experiment.mesh):
-      state, measured = update(state, batches(step))
+      state, measured = experiment.update(state, batches(step))
     if (step + 1) % every == 0:
       found["curve"].append(
         {
@@ -107,13 +106,12 @@ def _batch(experiment, examples, step):
 
 def _seconds_per_step(experiment, batch):
   """Seconds of a step, after one that compiles."""
-  state = training.first_state(experiment)
-  update = jax.jit(experiment.step, donate_argnums=0)
+  state = experiment.first_state()
   for steps in (2, 10):
     start = time.perf_counter()
     with jax.set_mesh(experiment.mesh):
       for _ in range(steps):
-        state, _ = update(state, batch)
+        state, _ = experiment.update(state, batch)
     jax.block_until_ready(state)
   return (time.perf_counter() - start) / 10
 

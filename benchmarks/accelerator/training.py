@@ -39,11 +39,6 @@ def cut(small: bool) -> dict:
   return found
 
 
-def first_state(experiment: Experiment):
-  """The state before the first step, on all devices."""
-  return jax.jit(experiment.init, out_shardings=experiment.replicated)()
-
-
 def random_tokens(experiment: Experiment, step: int) -> jax.Array:
   """A batch that depends on the step alone."""
   model, settings = experiment.model, experiment.config.train
@@ -56,10 +51,9 @@ def random_tokens(experiment: Experiment, step: int) -> jax.Array:
 def advance(experiment: Experiment, state, last: int):
   """The state at step `last`; compiles again, as a resumed run does."""
   jax.clear_caches()
-  update = jax.jit(experiment.step, donate_argnums=0)
   with jax.set_mesh(experiment.mesh):
     for step in range(int(state.step), last):
-      state, _ = update(state, random_tokens(experiment, step))
+      state, _ = experiment.update(state, random_tokens(experiment, step))
   return state
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compiled as benchmark
+from benchmarks import compiled as benchmark, spread as spread_benchmark
 from benchmarks.readme import evidence, records
 from sparse_transformer import tables
 from sparse_transformer.targets import rendering
@@ -175,6 +175,11 @@ def all_compiled() -> str:
   return benchmark.table(records.read("compiled")) + "\n"
 
 
+def spread() -> str:
+  """What devices send each other if positions are split over them."""
+  return spread_benchmark.table(records.read("spread")) + "\n"
+
+
 # By page: its parts between markers.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
   "README.md": {
@@ -187,4 +192,5 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "sampling": sampling,
   },
   "docs/accelerators.md": {"compiled": all_compiled},
+  "docs/scaling.md": {"spread": spread},
 }

@@ -15,7 +15,7 @@ dk and dv.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jax import lax
 from sparse_transformer.attention import contract, online_softmax, worklists
 from sparse_transformer.attention.contract import Case, Heads, Plan, Table
 from sparse_transformer.attention.online_softmax import dot
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Layout, Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
 # The scores that a step computes at a time, for each position and head.
@@ -127,17 +127,46 @@ def _plan(patterns, n, tile):
   heads = _groups(patterns)
   distinct = tuple(patterns[first] for first in heads[:, 0])
   work = worklists.make_work(distinct, n, tile)
-  places = np.zeros((2, len(patterns)), np.int32)
-  places[:, heads] = np.indices(heads.shape)
-  tables = Tables(
-    heads,
-    places,
-    work.queries,
-    work.keys,
-    _sweep_of(work.by_query, work.queries, n, len(heads)),
-    _sweep_of(work.by_key, work.keys, n, len(heads)),
-  )
+  (tables,) = _tables_of([work], n, n, heads)
   return worklists.plan_of(tables, n, tile)
+
+
+def shares(
+  part: Pattern, layouts: Sequence[Layout], num_heads: int
+) -> list[Tables]:
+  """The tables with which devices share a part, all of the same shapes."""
+  first = layouts[0]
+  return _tables_of(
+    worklists.make_shares(part, layouts, num_heads=1),
+    len(first.query_order),
+    len(first.key_order),
+    _groups((part,) * num_heads),
+  )
+
+
+def _tables_of(
+  works: Sequence[worklists.Work],
+  num_queries: int,
+  num_keys: int,
+  heads: np.ndarray,
+) -> list[Tables]:
+  """Tables of the same shapes, for works with the same masks.
+
+  Args:
+    works: their heads are groups of heads.
+    num_queries, num_keys: rows of queries and of keys.
+    heads: int [groups, members].
+  """
+  places = np.zeros((2, heads.size), np.int32)
+  places[:, heads] = np.indices(heads.shape)
+  by_query = _sweeps_of(
+    [(w.by_query, w.queries) for w in works], num_queries, len(heads)
+  )
+  by_key = _sweeps_of([(w.by_key, w.keys) for w in works], num_keys, len(heads))
+  return [
+    Tables(heads, places, w.queries, w.keys, *sweeps)
+    for w, *sweeps in zip(works, by_query, by_key, strict=True)
+  ]
 
 
 def _groups(patterns):
@@ -149,19 +178,43 @@ def _groups(patterns):
   return np.concatenate([*heads.values()]).reshape(-1, size).astype(np.int32)
 
 
-def _sweep_of(lists, positions, n, num_groups):
-  items = np.asarray(lists.items)
-  items = items[items[:, 2] < items[:, 4]]  # the others have no pairs
-  tile = positions.shape[1]
+def _sweeps_of(sides, n, num_groups):
+  """The sweeps of several (lists, positions), of the same shapes."""
+  items = [np.asarray(lists.items) for lists, _ in sides]
+  items = [x[x[:, 2] < x[:, 4]] for x in items]  # the others have no pairs
+  # Lists are longest first: at each place, the longest of all sides.
+  counts = np.zeros(max(map(len, items)), int)
+  for x in items:
+    counts[: len(x)] = np.maximum(counts[: len(x)], x[:, 4] - x[:, 2])
+  tile = sides[0][1].shape[1]
   room = num_groups * -(-n // tile) * max(1, SCORES // tile)  # tiles of a step
+  cuts = [*_cut(counts, room)]
+  return [
+    _sweep_of(lists, at, x, [(a, b, counts[a]) for a, b in cuts], n, num_groups)
+    for (lists, at), x in zip(sides, items, strict=True)
+  ]
+
+
+def _sweep_of(lists, positions, items, cuts, n, num_groups):
+  """The sweep of one side.
+
+  Args:
+    lists, positions: the side.
+    items: those of the lists that have pairs.
+    cuts: which items run together, and their longest: (first, last, span).
+    n: number of rows.
+    num_groups: groups of heads.
+  """
+  tile = positions.shape[1]
+  room = num_groups * -(-n // tile) * max(1, SCORES // tile)
   rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
   loops, lane = [], 0
-  for first, last in _cut(items[:, 4] - items[:, 2], room):
+  for first, last, span in cuts:
     groups, tiles, _, _, _, slots = items[first:last].T
-    results = tile * (lane + np.arange(last - first))[:, None]
+    results = tile * (lane + np.arange(len(tiles)))[:, None]
     here = slots[:, None], positions[tiles], groups[:, None]
     rows[here] = results + np.arange(tile)
-    loops.append(_loop(lists, items[first:last], room))
+    loops.append(_loop(lists, items[first:last], last - first, span, room))
     lane += loops[-1].tiles.size
   words = np.asarray(lists.masks)
   every = np.full_like(words[:1], -1)
@@ -201,11 +254,10 @@ def _num_steps(size, span, room):
   return -(-size // max(1, room // span))
 
 
-def _loop(lists, items, room):
-  """A loop over items, the first of which is the longest."""
-  span = items[0, 4] - items[0, 2]
-  num_steps = _num_steps(len(items), span, room)
-  num_lanes = -(-len(items) // num_steps)
+def _loop(lists, items, size, span, room):
+  """A loop over items: room for so many, each of at most `span` tiles."""
+  num_steps = _num_steps(size, span, room)
+  num_lanes = -(-size // num_steps)
   index = items[:, 2, None] + np.arange(span)
   is_partial, is_real = index < items[:, 3, None], index < items[:, 4, None]
   found = np.asarray(lists.others)[np.where(is_real, index, 0)]

@@ -78,17 +78,35 @@ class Order:
   places: Table
   is_natural: bool
 
-  def arrange(self, x_BL: jax.Array) -> jax.Array:
-    """x in this order; padded places hold some finite value of x."""
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays [B, L, ...] in this order; padded places hold finite values."""
     if self.is_natural:
-      return x_BL
-    return jnp.take(x_BL, self.positions.clip(0), axis=1)
+      return arrays
+    at = self.positions.clip(0)
+    return tuple(jnp.take(x_BL, at, axis=1) for x_BL in arrays)
 
-  def restore(self, x_BL: jax.Array) -> jax.Array:
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Undoes `arrange`; a position without a place gets 0."""
     if self.is_natural:
-      return x_BL
-    return jnp.take(x_BL, self.places, axis=1, mode="fill", fill_value=0)
+      return arrays
+    return tuple(
+      jnp.take(x_BL, self.places, axis=1, mode="fill", fill_value=0)
+      for x_BL in arrays
+    )
+
+
+class Arrangement(Protocol):
+  """An order of positions: `Order`, or one of those in `exchange`."""
+
+  @property
+  def positions(self) -> Table:
+    """int32 [places], the position at each place, -1 for padding."""
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays [B, L, ...] in this order; padded places hold finite values."""
+
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `arrange`; a position without a place gets 0."""
 
 
 @functools.partial(
@@ -111,8 +129,8 @@ class Plan:
 
   pattern: Any
   tile: int
-  queries: Order
-  keys: Order
+  queries: Arrangement
+  keys: Arrangement
   tables: Any
 
 
@@ -143,6 +161,20 @@ class Executor(Protocol):
       patterns: one per head.
       case: what is run.
       tile: positions on a side of a tile; 0 chooses automatically.
+    """
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+  ) -> list[Any]:
+    """The tables with which devices share a part, all of the same shapes.
+
+    An executor without this method cannot run if positions are split.
+
+    Args:
+      part: one of a pattern's parts.
+      layouts: the tiles of each device, of places of its own: positions in
+        `query_order` and `key_order` are -1 for padding, and fill whole tiles.
+      num_heads: heads, all of which have this part.
     """
 
   def forward(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sparse_transformer.attention import selection, spans as spans_lib
 from sparse_transformer.attention.contract import Case, name_saved
@@ -29,8 +30,23 @@ def attend(
   v_BMHE: jax.Array,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
+  axes: tuple[str, ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of attention with one pattern per head."""
+  """(out_BLHE, lse_BLH) of attention with one pattern per head.
+
+  If positions are split over mesh axes, each device computes those of all.
+  """
+  if axes:
+    own, first = q_BLHK.shape[1], lax.axis_index(axes) * q_BLHK.shape[1]
+    q_BLHK, k_BMHK, v_BMHE = (
+      lax.all_gather(x, axes, axis=1, tiled=True)
+      for x in (q_BLHK, k_BMHK, v_BMHE)
+    )
+    out_BLHE, lse_BLH = attend(q_BLHK, k_BMHK, v_BMHE, patterns, directions)
+    return (
+      lax.dynamic_slice_in_dim(out_BLHE, first, own, 1),
+      lax.dynamic_slice_in_dim(lse_BLH, first, own, 1),
+    )
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   mask_BHLM = selection.realize(patterns, q_BLHK, k_BMHK, directions)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)

@@ -1,14 +1,21 @@
 """`attend`: the entry point to attention."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention import dense, merged, registry, selection
+from sparse_transformer.attention import (
+  dense,
+  merged,
+  registry,
+  selection,
+  sharding,
+)
 from sparse_transformer.attention.contract import check_arrays, make_case
-from sparse_transformer.attention.sharding import on_any_mesh
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -22,6 +29,7 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
+  spec: PartitionSpec | None = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -36,6 +44,7 @@ def attend(
   backend: str = ...,
   tile: int = ...,
   directions: selection.Directions | None = ...,
+  spec: PartitionSpec | None = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -49,6 +58,7 @@ def attend(
   backend: str = "auto",
   tile: int = 0,
   directions: selection.Directions | None = None,
+  spec: PartitionSpec | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
@@ -57,13 +67,11 @@ def attend(
   keys, E = width of its values. Scores and softmax are in float32 or wider. A
   query without keys gets output 0 and log-sum-exp -inf, and zero gradients.
 
-  Runs within `jax.shard_map`, each device on its own sequences and heads, and
-  on a mesh with axes of any type, which may also divide positions. On explicit
-  axes, results are sharded over batch, positions and heads as the queries are.
-  Devices exchange nothing if sequences are divided or, in plain JAX, heads that
-  have one pattern. On automatic axes, the kernels for GPUs and TPUs divide only
-  sequences, and need the mesh in context (`jax.set_mesh`). Gradients are in
-  reverse mode; only "dense" has forward mode.
+  On a mesh, each device runs on its own sequences, positions and heads, within
+  `jax.shard_map`. Devices exchange nothing if only sequences and heads are
+  split. If positions are, they send each other no more than they need, see
+  `attention.spread`. Devices whose heads would have different patterns run all
+  heads instead. Gradients are in reverse mode; only "dense" has forward mode.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -82,6 +90,11 @@ def attend(
       own, random vectors for `LSH`, which draws them from its seed. They get
       no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
       [heads] or [1], which get gradients.
+    spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
+      sequences, of positions and of heads. Within `jax.shard_map`, it is needed
+      if positions are split, and q, k and v are what a device has. By default,
+      on explicit axes the queries' type says it; automatic axes split sequences
+      where they divide them.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
@@ -98,23 +111,38 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
+  arrays = q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
+  split = sharding.split_of(q_BLHK, spec)
   tile = _check_tile(tile)
   case = make_case(q_BLHK, v_BMHE, tile)
+  length = case.length * sharding.num_devices(q_BLHK, split.within)
+  case = dataclasses.replace(case, length=length)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   directions = {} if directions is None else directions
   selection.check_directions(heads, directions, case.qk_width)
   choices = registry.choose(backend, case)
+  shards = sharding.num_devices(q_BLHK, split.heads)
+  own = heads[: len(heads) // shards]
+  if own * shards != heads:
+    own, split = heads, split._replace(heads=())
+  axes = split.within or split.positions
 
-  def attention(q_BLHK, k_BMHK, v_BMHE, arrays):
-    arrays = dict(zip(directions, arrays, strict=True))
-    inputs = q_BLHK, k_BMHK, v_BMHE, heads, arrays
+  def attention(q_BLHK, k_BMHK, v_BMHE, given):
+    inputs = (
+      q_BLHK,
+      k_BMHK,
+      v_BMHE,
+      own,
+      dict(zip(directions, given, strict=True)),
+    )
     if choices[0][1] == "dense":
-      return dense.attend(*inputs)
-    return merged.attend(*inputs, tile, choices)
+      return dense.attend(*inputs, axes)
+    return merged.attend(*inputs, tile, choices, axes)
 
-  arrays = tuple(directions.values())
-  out, lse = on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, arrays)
+  given = tuple(directions.values())
+  by_head = PartitionSpec(split.heads or None)
+  specs = tuple(by_head if len(x) > 1 else PartitionSpec() for x in given)
+  out, lse = sharding.on_any_mesh(attention, split, arrays, given, specs)
   return (out, lse) if return_lse else out
 
 

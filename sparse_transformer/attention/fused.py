@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from sparse_transformer.attention import worklists
 from sparse_transformer.attention.contract import Plan, Table
-from sparse_transformer.attention.sharding import divide_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +36,12 @@ class Fused(abc.ABC):
     self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    launch = self.kernels().forward
-
-    def run(tables, *arrays):
-      out, lse = launch(tables, *arrays, interpret=self.interpret)
-      written = tables.by_query.written
-      return worklists.merge_slots(
-        _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
-      )
-
-    return divide_batch(run, plan.tables, q_BLHK, k_BMHK, v_BMHE)
+    tables, launch = plan.tables, self.kernels().forward
+    out, lse = launch(tables, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret)
+    written = tables.by_query.written
+    return worklists.merge_slots(
+      _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
+    )
 
   def backward(
     self,
@@ -59,18 +54,14 @@ class Fused(abc.ABC):
     v_BMHE: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
-    launch = self.kernels().backward
-
-    def run(tables, *arrays):
-      slots = launch(tables, *arrays, interpret=self.interpret)
-      lists = tables.by_query, tables.by_key, tables.by_key
-      return tuple(
-        _written_or(0, x, side.written).sum(0)
-        for x, side in zip(slots, lists, strict=True)
-      )
-
-    of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH
-    return divide_batch(run, plan.tables, *of_queries, k_BMHK, v_BMHE)
+    tables, launch = plan.tables, self.kernels().backward
+    arrays = q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BMHK, v_BMHE
+    dq, dk, dv = launch(tables, *arrays, interpret=self.interpret)
+    return (
+      _written_or(0, dq, tables.by_query.written).sum(0),
+      _written_or(0, dk, tables.by_key.written).sum(0),
+      _written_or(0, dv, tables.by_key.written).sum(0),
+    )
 
 
 def _written_or(

@@ -9,31 +9,36 @@ nothing of size n x keys is stored.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
+  exchange,
   gathered,
   registry,
   selection,
+  sharding,
   spanned,
   spans as spans_lib,
+  spread,
 )
 from sparse_transformer.attention.contract import (
   Case,
   Executor,
   Heads,
+  Order,
   Plan,
   check_arrays,
   index_of,
   make_case,
   name_saved,
 )
-from sparse_transformer.attention.sharding import on_any_mesh
+from sparse_transformer.attention.exchange import Axes
 from sparse_transformer.patterns import Pattern
 
 
@@ -45,6 +50,7 @@ def attend(
   directions: selection.Directions,
   tile: int,
   choices: tuple[tuple[str, str], ...],
+  axes: Axes = (),
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
@@ -54,12 +60,22 @@ def attend(
     directions: as in `attention.attend`, {} for none.
     tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
+    axes: mesh axes that positions are split over, within `jax.shard_map`.
+
+  Raises:
+    ValueError: the patterns cannot run if positions are split.
   """
+  if axes and any(pattern.contents() for pattern in patterns):
+    few, own = spread.of_own_heads(patterns, directions, axes)
+    q, k, v = exchange.to_heads(axes, q_BLHK, k_BMHK, v_BMHE)
+    out, lse = attend(q, k, v, few, own, tile, choices)
+    out, lse = exchange.to_positions(axes, out, lse)
+    return out, lse
   bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
   given = bound, selection.lay_out(bound, tile)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
-  work = _Work(choices, patterns, tile)
+  work = _Work(choices, patterns, tile, axes=axes)
   return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
 
 
@@ -94,16 +110,17 @@ def attend_planned(
   n = q_BLHK.shape[1]
   for plan in plans:
     for order in (plan.queries, plan.keys):
-      if order.places.shape != (n,):
-        raise ValueError(
-          f"a plan for {len(order.places)} positions, but there are {n}"
-        )
+      if not isinstance(order, Order) or order.places.shape != (n,):
+        raise ValueError(f"a plan whose orders are not of all {n} positions")
   work = _Work((("default", executor),), heads=tuple(heads))
 
   def attention(q_BLHK, k_BMHK, v_BMHE, plans):
     return _attend(q_BLHK, k_BMHK, v_BMHE, None, plans, work)
 
-  return on_any_mesh(attention, q_BLHK, k_BMHK, v_BMHE, plans)
+  arrays = q_BLHK, k_BMHK, v_BMHE
+  split = sharding.split_of(q_BLHK, None)._replace(positions=(), heads=())
+  specs = PartitionSpec()
+  return sharding.on_any_mesh(attention, split, arrays, plans, specs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +136,7 @@ class _Work:
   patterns: tuple[Pattern, ...] = ()
   tile: int = 0
   heads: tuple[Heads, ...] = ()
+  axes: Axes = ()
 
   def plans(
     self,
@@ -141,7 +159,11 @@ class _Work:
       pairs = zip(given, self.heads, strict=True)
       return [(executor, plan, heads) for plan, heads in pairs]
     static = selection.static_parts(self.patterns)
-    known = executor.plans(static, case, self.tile) if static else ()
+    known: Sequence[tuple[Plan, Heads]] = ()
+    if self.axes:
+      known = spread.plans(executor, static, case, self.tile, self.axes)
+    elif static:
+      known = executor.plans(static, case, self.tile)
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
     at_run_time, by_span = gathered.on(platform), spanned.on(platform)
@@ -215,11 +237,10 @@ def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
       q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
     new = executor.forward(
       plan,
-      plan.queries.arrange(_take_heads(q_BLHK, heads)),
-      plan.keys.arrange(_take_heads(k_BLHK, heads)),
-      plan.keys.arrange(_take_heads(v_BLHE, heads)),
+      *plan.queries.arrange(_take_heads(q_BLHK, heads)),
+      *plan.keys.arrange(*(_take_heads(x, heads) for x in (k_BLHK, v_BLHE))),
     )
-    new = tuple(plan.queries.restore(x) for x in new)
+    new = plan.queries.restore(*new)
     old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
     out, lse = new if i == 0 else merge(old, new)
     out_BLHE = out_BLHE.at[:, :, index_of(heads)].set(out)
@@ -250,15 +271,17 @@ def _backward_on(
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       of_queries, grads = _in_turn(of_queries, grads)
-    new = executor.backward(
+    dq, dk, dv, *rest = executor.backward(
       plan,
-      *(plan.queries.arrange(_take_heads(x, heads)) for x in of_queries),
-      *(plan.keys.arrange(_take_heads(x, heads)) for x in of_keys),
+      *plan.queries.arrange(*(_take_heads(x, heads) for x in of_queries)),
+      *plan.keys.arrange(*(_take_heads(x, heads) for x in of_keys)),
     )
-    orders = plan.queries, plan.keys, plan.keys
-    for j, order in enumerate(orders):
-      grads[j] = grads[j].at[:, :, index_of(heads)].add(order.restore(new[j]))
-    for dspans in new[3:]:
+    new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
+    grads = [
+      total.at[:, :, index_of(heads)].add(x)
+      for total, x in zip(grads, new, strict=True)
+    ]
+    for dspans in rest:
       dspans_H = dspans_H.at[index_of(heads)].add(dspans)
   return *grads, dspans_H
 

@@ -6,6 +6,7 @@ compiled for TPUs, but never run on one: only Pallas' interpreter has run them.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from sparse_transformer.attention import mosaic_tables, worklists
@@ -16,7 +17,7 @@ from sparse_transformer.attention.contract import (
   heads_of_parts,
 )
 from sparse_transformer.attention.fused import Fused
-from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns import Layout, Pattern, analysis
 
 TILES = 128, 256, 512  # positions; with 1,024, VMEM may not suffice
 WIDEST = 256
@@ -66,6 +67,12 @@ class Mosaic(Fused):
     tile = worklists.check_tile(tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
     return [(worklists.plan_of(tables, n, tile), None)]
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+  ) -> list[mosaic_tables.Tables]:
+    """The tables with which devices share a part, all of the same shapes."""
+    return mosaic_tables.make_shares(part, layouts, num_heads, MOST_STEPS)
 
   def kernels(self) -> Any:
     """The module with the kernels."""

@@ -10,6 +10,7 @@ step processes is in tables in scalar memory.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 from sparse_transformer.attention import worklists
 from sparse_transformer.attention.contract import Order, Table, make_order
 from sparse_transformer.attention.worklists import Lists
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Layout, Pattern
 
 # Codes of a step: the first or last of its item; its tile is partial or full,
 # or there is none. The bits from `SHIFT` on are the number of its mask.
@@ -79,7 +80,7 @@ class Side:
       if len(group.heads) < num_heads:
         x_BLhK = jnp.stack([x_BLHK[:, :, h] for h in group.heads], 2)
       # Rows of all heads at once are long, and few.
-      rows = group.order.arrange(x_BLhK.reshape(batch, n, -1))
+      (rows,) = group.order.arrange(x_BLhK.reshape(batch, n, -1))
       tiles = rows.reshape(batch, -1, self.tile, len(group.heads), width)
       found.append(
         tiles.transpose(0, 3, 1, 4, 2).reshape(batch, -1, width, self.tile)
@@ -101,7 +102,7 @@ class Side:
         x = blocks[:, first : first + count]
         x = x.reshape(batch, len(group.heads), -1, width, tile)
         rows = x.transpose(0, 2, 4, 1, 3).reshape(batch, -1, x.shape[1] * width)
-        rows = group.order.restore(rows)
+        (rows,) = group.order.restore(rows)
         x_BLhK = rows.reshape(*rows.shape[:2], -1, width)
         if set(chosen) == {number} and len(group.heads) == len(chosen):
           return x_BLhK
@@ -198,15 +199,39 @@ def make_tables(
   of_queries, of_keys = np.asarray(work.queries), np.asarray(work.keys)
   queries = _number(of_queries, n, _uses(*lists, len(of_queries)))
   keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys)))
-  # Bits over keys, for both launches.
-  masks = np.ascontiguousarray(np.swapaxes(work.by_query.masks, 1, 2))
-  return Tables(
-    queries.side,
-    keys.side,
-    masks,
-    _make_launch(work.by_query, queries, keys, most_steps),
-    _make_launch(work.by_key, keys, queries, most_steps),
+  (tables,) = _tables_of([work], queries, keys, most_steps)
+  return tables
+
+
+def make_shares(
+  part: Pattern, layouts: Sequence[Layout], num_heads: int, most_steps: int
+) -> list[Tables]:
+  """The tables with which devices share a part, all of the same shapes.
+
+  Args:
+    part, layouts, num_heads: see `contract.Executor.shares`.
+    most_steps: the most steps of one grid.
+  """
+  works = worklists.make_shares(part, layouts, num_heads)
+  queries, keys = (
+    _number(tiles, tiles.size, np.ones((num_heads, len(tiles)), bool))
+    for tiles in map(np.asarray, (works[0].queries, works[0].keys))
   )
+  return _tables_of(works, queries, keys, most_steps)
+
+
+def _tables_of(works, queries, keys, most_steps):
+  """Tables of the same shapes, for works with the same blocks and masks."""
+  by_query = _make_launches(
+    [w.by_query for w in works], queries, keys, most_steps
+  )
+  by_key = _make_launches([w.by_key for w in works], keys, queries, most_steps)
+  # Bits over keys, for both launches.
+  masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
+  return [
+    Tables(queries.side, keys.side, masks, *launches)
+    for launches in zip(by_query, by_key, strict=True)
+  ]
 
 
 def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -278,13 +303,32 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
   return _Numbered(Side(tuple(found), tile), blocks, groups)
 
 
-def _make_launch(
-  lists: Lists, mine: _Numbered, others: _Numbered, most_steps: int
-) -> Launch:
-  """The work of one kernel, whose items are tiles of `mine`."""
-  head, tile, _, middle, _, slot = np.asarray(lists.items).T
+def _make_launches(
+  lists: Sequence[Lists],
+  mine: _Numbered,
+  others: _Numbered,
+  most_steps: int,
+) -> list[Launch]:
+  """The work of one kernel, whose items are tiles of `mine`, by each list."""
+  steps = [_steps_of(x, mine, others) for x in lists]
+  cut = _cut(steps, mine.side.num_blocks, most_steps)
+  return [
+    Launch(pieces, x.written, _groups_of_slots(x, mine))
+    for x, pieces in zip(lists, cut, strict=True)
+  ]
+
+
+def _groups_of_slots(lists, mine):
+  """See `Launch.groups`."""
+  head, tile, _, _, _, slot = np.asarray(lists.items).T
   groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
   groups[slot, head] = mine.groups[tile]
+  return tuple(map(tuple, groups.tolist()))
+
+
+def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
+  """The items, others and codes of all steps: int32 [3, steps]."""
+  head, tile, _, middle, _, _ = np.asarray(lists.items).T
   item, at, exists = _spread(lists)
   # Lists are longest first, for machines that run several items at a time.
   order = np.argsort(mine.blocks[head, tile][item], kind="stable")
@@ -297,12 +341,7 @@ def _make_launch(
   other = _last_of(others.blocks[head[item], other], exists)
   codes |= _last_of(mask, is_partial) << SHIFT
   number = mine.blocks[head[item], tile[item]]
-  steps = np.stack([number, other, codes]).astype(np.int32)
-  return Launch(
-    _cut(steps, mine.side.num_blocks, most_steps),
-    lists.written,
-    tuple(map(tuple, groups.tolist())),
-  )
+  return np.stack([number, other, codes]).astype(np.int32)
 
 
 def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
@@ -315,19 +354,46 @@ def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
 
 
 def _cut(
-  steps: np.ndarray, num_blocks: int, most_steps: int
-) -> tuple[Steps, ...]:
-  """`Steps` of at most so many, cut between items."""
-  items, starts = steps[0], [0]
-  while starts[-1] + most_steps < len(items):
-    # Back to the first step of an item.
-    stop = int(np.searchsorted(items, items[starts[-1] + most_steps]))
-    if stop == starts[-1]:
-      raise ValueError(f"an item has more than {most_steps} tiles")
-    starts.append(stop)
-  firsts = [0, *(int(items[start]) for start in starts[1:]), num_blocks]
-  pieces = np.split(steps, starts[1:], axis=1)
-  return tuple(
-    Steps(piece[0], piece[1], piece[2], first, after - first)
-    for piece, first, after in zip(pieces, firsts, firsts[1:], strict=False)
+  all_steps: Sequence[np.ndarray], num_blocks: int, most_steps: int
+) -> list[tuple[Steps, ...]]:
+  """`Steps` of at most so many, cut between items, for each device.
+
+  Devices have equally many: some get steps that do nothing.
+  """
+  starts = np.stack(
+    [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]
   )
+  firsts = [0]
+  while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
+    sizes = (starts - starts[:, firsts[-1], None]).max(0)
+    # The last item at which no device has too many.
+    first = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+    if first == firsts[-1]:
+      raise ValueError(f"an item has more than {most_steps} tiles")
+    firsts.append(first)
+  firsts.append(num_blocks)
+  found = []
+  for steps, bounds in zip(all_steps, starts[:, firsts], strict=True):
+    pieces = np.split(steps, bounds[1:-1], axis=1)
+    sizes = np.diff(starts[:, firsts]).max(0)
+    found.append(
+      tuple(
+        _as_steps(_pad_steps(piece, size), first, after - first)
+        for piece, size, first, after in zip(
+          pieces, sizes, firsts, firsts[1:], strict=False
+        )
+      )
+    )
+  return found
+
+
+def _as_steps(steps, first, num_blocks):
+  items, others, codes = steps
+  return Steps(items, others, codes, first, num_blocks)
+
+
+def _pad_steps(steps, size):
+  """Steps [3, steps], with more that repeat the last, but do nothing."""
+  padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
+  padded[2, steps.shape[1] :] &= -1 << SHIFT
+  return padded

@@ -1,51 +1,159 @@
-"""Attention on several devices: `jax.shard_map`, and mesh axes of any type.
+"""Attention on several devices: within `jax.shard_map`, on any mesh.
 
-On automatic axes, JAX's compiler divides the work of executors in plain JAX;
-kernels use `divide_batch`, which needs the mesh in context (`jax.set_mesh`).
+How queries, keys and values are split over the axes of a mesh is known from a
+spec, from their types on explicit axes, and otherwise chosen. Each device then
+runs on its own sequences, positions and heads.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+Axes = tuple[str, ...]
 Results = tuple[jax.Array, jax.Array]
+
+
+class Split(NamedTuple):
+  """The axes of the mesh that split arrays [B, L, H, ...].
+
+  Attributes:
+    sequences, positions, heads: the axes that `jax.shard_map` is to divide.
+    within: axes that have already divided the positions, as the caller is
+      within `jax.shard_map`.
+  """
+
+  sequences: Axes = ()
+  positions: Axes = ()
+  heads: Axes = ()
+  within: Axes = ()
+
+  @property
+  def spec(self) -> PartitionSpec:
+    """The spec of arrays [B, L, H, ...]."""
+    return PartitionSpec(*(axes or None for axes in self[:3]))
+
+
+def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
+  """How queries are split over the mesh in context.
+
+  Args:
+    q_BLHK: queries.
+    spec: see `attention.attend`.
+
+  Raises:
+    ValueError: the spec does not fit the mesh or the array.
+  """
+  mesh = mesh_of(q_BLHK)
+
+  def entries_of(spec):
+    several = [tuple(a for a in _axes(x) if mesh.shape[a] > 1) for x in spec]
+    return several + [()] * (3 - len(several))
+
+  if spec is None:
+    entries = entries_of(jax.typeof(q_BLHK).sharding.spec[:3])
+    sequences, positions, heads = entries
+    sequences = _add_axes(sequences, mesh, len(q_BLHK))
+    return Split(sequences, positions, heads)
+  if len(spec) > 3 or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
+    raise ValueError(
+      f"{spec=} must say which axes split sequences, positions and heads, of a"
+      f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
+    )
+  manual = {*mesh.manual_axes}
+  entries = entries_of(spec)
+  within = tuple(a for a in entries[1] if a in manual)
+  rest = [tuple(a for a in axes if a not in manual) for axes in entries]
+  if within and rest[1]:
+    raise ValueError(f"{spec=}: only some axes of positions are manual")
+  for size, axes, name in zip(
+    q_BLHK.shape, rest, ("sequences", "positions", "heads"), strict=False
+  ):
+    if size % _size(mesh, axes):
+      raise ValueError(
+        f"{size} {name} cannot be split over {_size(mesh, axes)} devices"
+        f" ({', '.join(axes)}); they must be a multiple"
+      )
+  sequences, positions, heads = rest
+  return Split(sequences, positions, heads, within)
+
+
+def mesh_of(x: jax.Array) -> Any:
+  """The abstract mesh that an array is on, or the one in context."""
+  mesh = jax.typeof(x).sharding.mesh
+  return mesh if mesh.explicit_axes else jax.sharding.get_abstract_mesh()
+
+
+def num_devices(x: jax.Array, axes: Axes) -> int:
+  """Devices along axes of the mesh."""
+  return _size(mesh_of(x), axes)
 
 
 def on_any_mesh(
   attention: Callable[..., Results],
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  *tables: Any,
+  split: Split,
+  arrays: Sequence[jax.Array],
+  tables: Any = (),
+  specs: Any = (),
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
-    attention: a function (q_BLHK, k_BMHK, v_BMHE, *tables) of arrays, to
-      (out_BLHE, lse_BLH).
-    q_BLHK, k_BMHK, v_BMHE, *tables: its arguments.
+    attention: a function (*arrays, tables), of what a device has, to (out_BLHE,
+      lse_BLH).
+    split: how arrays are split.
+    arrays: [B, L, H, ...].
+    tables: a pytree of other arrays.
+    specs: their specs; a prefix of the pytree.
 
   Returns:
-    (out_BLHE, lse_BLH); on explicit axes, sharded over B, L and H as the
-    queries are.
+    (out_BLHE, lse_BLH); on explicit axes, split as the first array is.
   """
-  inputs = q_BLHK, k_BMHK, v_BMHE, *tables
-  queries = jax.typeof(q_BLHK).sharding
-  meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(inputs))
-  mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
-  if mesh is not None:
-    # Loops over tiles have no single sharding: leave it to the compiler.
-    attention = jax.sharding.auto_axes(
-      attention,
-      axes=mesh.explicit_axes,
-      out_sharding=NamedSharding(mesh, PartitionSpec(*queries.spec[:3])),
-    )
-  return attention(*_varying_alike(inputs))
+  mesh = mesh_of(arrays[0])
+  free = {*mesh.auto_axes, *mesh.explicit_axes}
+  if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
+    *arrays, tables = _varying_alike((*arrays, tables))
+    return attention(*arrays, tables)
+  inputs, in_specs = (*arrays, tables), (*[split.spec] * len(arrays), specs)
+  queries = jax.typeof(arrays[0]).sharding
+  if mesh.explicit_axes:
+    inputs = _reshard(mesh, inputs, in_specs)
+  in_context = not jax.sharding.get_abstract_mesh().empty
+  results = jax.shard_map(
+    attention,
+    mesh=None if in_context else mesh,
+    in_specs=in_specs,
+    out_specs=split.spec,
+    axis_names=free,
+    # Loops start from arrays that do not vary over devices, and interpreted
+    # kernels do not say how their results vary.
+    check_vma=False,
+  )(*jax.tree.map(jnp.asarray, inputs))
+  if mesh.explicit_axes:
+    on = jax.sharding.NamedSharding(mesh, PartitionSpec(*queries.spec[:3]))
+    results = jax.tree.map(lambda x: jax.sharding.reshard(x, on), results)
+  return results
+
+
+def _reshard(mesh, inputs, specs):
+  """Inputs whose types say what `jax.shard_map` is told."""
+  explicit = {*mesh.explicit_axes}
+
+  def of(spec):
+    axes = (tuple(a for a in _axes(x) if a in explicit) for x in spec)
+    return PartitionSpec(*(x or None for x in axes))
+
+  def reshard(spec, tree):
+    on = jax.sharding.NamedSharding(mesh, of(spec))
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, on), tree)
+
+  return jax.tree.map(
+    reshard, specs, inputs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+  )
 
 
 def _varying_alike(inputs: Any) -> Any:
@@ -64,15 +172,32 @@ def _varying_alike(inputs: Any) -> Any:
   )
 
 
+def _axes(entry):
+  """The axes in an entry of a spec."""
+  if entry is None:
+    return ()
+  return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _size(mesh, axes):
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def _add_axes(axes, mesh, batch):
+  """With the automatic axes that divide the batch."""
+  for axis in mesh.auto_axes:
+    size = _size(mesh, (*axes, axis))
+    if mesh.shape[axis] > 1 and batch % size == 0:
+      axes = (*axes, axis)
+  return axes
+
+
 def divide_batch(
   kernel: Callable[..., tuple[jax.Array, ...]], tables: Any, *arrays: jax.Array
 ) -> Any:
-  """Runs a kernel, each device of the mesh in context on its own sequences.
+  """Runs a function, each device of the mesh in context on its own sequences.
 
   Along axes that do not divide the batch, all devices run the same.
-
-  On automatic axes, the compiler cannot divide a kernel: it would gather its
-  arguments, and run it on all of them on every device.
 
   Args:
     kernel: a function (tables, *arrays) to a tuple of arrays; the first axis of
@@ -81,20 +206,13 @@ def divide_batch(
     *arrays: arrays [B, ...].
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes: list[str] = []
-  for axis in mesh.auto_axes:
-    size = math.prod(mesh.shape[a] for a in [*axes, axis])
-    if size > 1 and len(arrays[0]) % size == 0:
-      axes.append(axis)
-  if mesh.empty or mesh.size == 1 or not mesh.auto_axes:
+  if not mesh.auto_axes or mesh.size == 1:
     return kernel(tables, *arrays)
-  divided = PartitionSpec(tuple(axes))
+  divided = PartitionSpec(_add_axes((), mesh, len(arrays[0])) or None)
   return jax.shard_map(
     kernel,
     in_specs=(PartitionSpec(), *[divided] * len(arrays)),
     out_specs=divided,
     axis_names={*mesh.auto_axes},
-    # Pallas' interpreter, which reads arrays that vary over devices at indices
-    # that do not, fails this check. Compiled kernels pass it.
     check_vma=False,
   )(jax.tree.map(jnp.asarray, tables), *arrays)

@@ -9,6 +9,7 @@ products leave cores idle.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from sparse_transformer.attention.contract import (
   Table,
   make_plan,
 )
-from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns import Layout, Pattern, analysis
 
 TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
 MAX_LAID_OUT = 2**20  # tiles; sizes with more are not tried, except the largest
@@ -77,19 +78,61 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
   """The cheapest plan of a part; `tile` 0 chooses the tile, too."""
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
-  rows, start, counts = np.unique(
-    layout.rows, return_index=True, return_counts=True
-  )
-  # The tiles of each row in order, `span` per step.
-  place = np.arange(len(layout.cols)) - np.repeat(start, counts)
-  first = np.append(0, np.cumsum(-(-counts // span)))
-  cols = np.full((first[-1], span), -1, np.int32)
-  step = np.repeat(first[:-1], counts) + place // span
-  cols[step, place % span] = layout.cols
-  steps = Steps(
-    rows.astype(np.int32), first.astype(np.int32), cols, len(cols) == len(rows)
-  )
+  (steps,) = _steps_of([layout], span)
   return make_plan(layout, part, n, steps)
+
+
+def shares(
+  part: Pattern, layouts: Sequence[Layout], num_heads: int
+) -> list[Steps]:
+  """The tables with which devices share a part, all of the same shapes."""
+  del part, num_heads
+  counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
+  _, span = _best_span(np.concatenate(counts), layouts[0].tile)
+  return _steps_of(layouts, span)
+
+
+def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
+  """The tables of layouts, of the same shapes, with `span` tiles in a step."""
+  rows = _rows_of(layouts)
+  counts = [
+    np.bincount(x.rows, minlength=len(x.query_order))[r]
+    for x, r in zip(layouts, rows, strict=True)
+  ]
+  num_steps = [-(-c // span) for c in counts]
+  single = max(map(np.max, num_steps)) <= 1
+  if single:  # also of rows without tiles
+    num_steps = [np.ones_like(x) for x in num_steps]
+  most = max(map(np.sum, num_steps))
+  found = []
+  for layout, row, count, steps in zip(
+    layouts, rows, counts, num_steps, strict=True
+  ):
+    # The tiles of each row in order, `span` per step.
+    first = np.append(0, np.cumsum(steps))
+    order = np.argsort(row, kind="stable")
+    start = np.cumsum(count[order]) - count[order]
+    place = np.arange(len(layout.cols)) - np.repeat(start, count[order])
+    step = np.repeat(first[:-1][order], count[order]) + place // span
+    cols = np.full((most, span), -1, np.int32)
+    cols[step, place % span] = layout.cols
+    found.append(Steps(row, first.astype(np.int32), cols, single))
+  return found
+
+
+def _rows_of(layouts):
+  """The query tiles that have steps, int32; as many in each layout.
+
+  Where there are fewer, tiles that have none are among them.
+  """
+  rows = [np.unique(layout.rows) for layout in layouts]
+  most = max(map(len, rows))
+  found = []
+  for layout, used in zip(layouts, rows, strict=True):
+    every = np.arange(-(-len(layout.query_order) // layout.tile))
+    others = np.setdiff1d(every, used)[: most - len(used)]
+    found.append(np.append(used, others).astype(np.int32))
+  return found
 
 
 def plans(
@@ -118,12 +161,21 @@ def _cheapest(part, n, sizes):
   costs = {}
   for size in sizes:
     _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
-    for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
-      num_steps = int((-(-counts // span)).sum())
-      is_single = num_steps == len(counts)
-      extra = TILE_COST * span if is_single else STEP_COST
-      costs[size, span] = num_steps * (size**2 * span + extra)
+    cost, span = _best_span(counts, size)
+    costs[size, span] = cost
   return min(costs, key=costs.__getitem__)
+
+
+def _best_span(counts, size):
+  """The lowest cost of rows with so many tiles, and the span that has it."""
+  costs = {}
+  for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
+    num_steps = int((-(-counts // span)).sum())
+    is_single = num_steps == len(counts)
+    extra = TILE_COST * span if is_single else STEP_COST
+    costs[span] = num_steps * (size**2 * span + extra)
+  span = min(costs, key=costs.__getitem__)
+  return costs[span], span
 
 
 def forward(

@@ -5,6 +5,7 @@ heads and all parts of the patterns; see `triton_kernels`.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax
 from sparse_transformer.attention import worklists
 from sparse_transformer.attention.contract import Case, Heads, Plan
 from sparse_transformer.attention.fused import Fused
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Layout, Pattern
 
 # Positions on a side of a tile, by dtype. With larger ones, the backward pass
 # spills registers; with float32, also with wider queries and keys.
@@ -76,6 +77,12 @@ class Triton(Fused):
       piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
       work = worklists.make_work(patterns, n, tile, piece)
     return [(worklists.plan_of(work, n, tile), None)]
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+  ) -> list[worklists.Work]:
+    """The tables with which devices share a part, all of the same shapes."""
+    return worklists.pad(worklists.make_shares(part, layouts, num_heads))
 
   def kernels(self) -> Any:
     """The module with the kernels."""

@@ -26,7 +26,7 @@ from sparse_transformer.attention.contract import (
   heads_of_parts,
   make_order,
 )
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Layout, Pattern
 
 CHUNK = 2**22  # pairs evaluated at a time
 ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
@@ -135,6 +135,90 @@ def make_work(
   turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
   by_key = make(turned, keys.tiles(), masks.packed(turned=True), longest)
   return Work(queries.tiles(), keys.tiles(), by_query, by_key)
+
+
+def make_shares(
+  part: Pattern, layouts: Sequence[Layout], num_heads: int
+) -> list[Work]:
+  """The work of devices that share a part; all have the same masks.
+
+  Rows are read and written by place, not by position.
+
+  Args:
+    part: one of a pattern's parts.
+    layouts: the tiles of each device, see `contract.Executor.shares`.
+    num_heads: heads, all of which have this part.
+  """
+  tile = layouts[0].tile
+  masks, parts = _Masks(tile), []
+  for layout in layouts:
+    partial = np.flatnonzero(layout.pairs < tile**2)
+    numbers = np.full(len(layout.rows), -1)
+    numbers[partial] = masks.add(
+      part,
+      layout.query_order.reshape(-1, tile)[layout.rows[partial]],
+      layout.key_order.reshape(-1, tile)[layout.cols[partial]],
+    )
+    heads = tuple(range(num_heads))
+    parts.append(_Part(heads, layout.rows, layout.cols, numbers))
+  by_query, by_key = masks.packed(), masks.packed(turned=True)
+
+  def work(layout, part):
+    num_queries, num_keys = len(layout.query_order), len(layout.key_order)
+    queries, keys = (
+      np.arange(size, dtype=np.int32).reshape(-1, tile)
+      for size in (num_queries, num_keys)
+    )
+    turned = dataclasses.replace(part, rows=part.cols, cols=part.rows)
+    lists = (
+      _make_lists([x] * bool(len(x.rows)), *rest, num_heads=num_heads, n=n)
+      for x, n, *rest in (
+        (part, num_queries, queries, by_query),
+        (turned, num_keys, keys, by_key),
+      )
+    )
+    return Work(queries, keys, *lists)
+
+  return [*map(work, layouts, parts)]
+
+
+def pad(works: Sequence[Work]) -> list[Work]:
+  """The same work, in lists of the same lengths.
+
+  Items are added that process nothing, and write to a tile without positions.
+  """
+  with_empty = [
+    dataclasses.replace(
+      work,
+      queries=np.pad(work.queries, ((0, 1), (0, 0)), constant_values=-1),
+      keys=np.pad(work.keys, ((0, 1), (0, 0)), constant_values=-1),
+    )
+    for work in works
+  ]
+  by_query = _pad_lists([w.by_query for w in works], len(works[0].queries))
+  by_key = _pad_lists([w.by_key for w in works], len(works[0].keys))
+  return [
+    dataclasses.replace(work, by_query=q, by_key=k)
+    for work, q, k in zip(with_empty, by_query, by_key, strict=True)
+  ]
+
+
+def _pad_lists(lists, empty):
+  num_items, num_others = (
+    max(len(getattr(x, name)) for x in lists) for name in ("items", "others")
+  )
+  idle = np.array([0, empty, 0, 0, 0, 0], np.int32)
+
+  def fill(items):
+    return np.concatenate([items, np.tile(idle, (num_items - len(items), 1))])
+
+  def fill_others(others):
+    return np.pad(others, ((0, num_others - len(others)), (0, 0)))
+
+  return [
+    dataclasses.replace(x, items=fill(x.items), others=fill_others(x.others))
+    for x in lists
+  ]
 
 
 def merge_slots(

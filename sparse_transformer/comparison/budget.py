@@ -114,11 +114,10 @@ def time_per_step(configs: Sequence[ConfigDict], kind: str) -> list[float]:
 def _clocked(experiment, clock):
   """Trains a new state, and yields the time of each step and its batch."""
   batches = experiment.batches(experiment.source.examples("train"))
-  update = jax.jit(experiment.step, donate_argnums=0)
-  state = jax.jit(experiment.init, out_shardings=experiment.replicated)()
+  state = experiment.first_state()
   for i in itertools.count():
     start = clock()
     batch = jax.device_put(batches[i], experiment.batch_sharding)
     with jax.set_mesh(experiment.mesh):
-      state, _ = jax.block_until_ready(update(state, batch))
+      state, _ = jax.block_until_ready(experiment.update(state, batch))
     yield clock() - start

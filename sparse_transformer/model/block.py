@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer.model import content, experts
+from sparse_transformer.model import content, experts, sharding
 from sparse_transformer.model.config import Config
 
 # Marks a function that ends with a product. The backward pass needs not that
@@ -180,12 +180,23 @@ def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
   if len(layers) > 1 and x_BLD.shape[1] == 1:
     # Decoding: to put the weights side by side would cost more than it saves.
     return [_linear(x_BLD, layer)[0] for layer in layers]
-  kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
+  # Side by side are the parts of one device, which would otherwise exchange
+  # them with others.
+  parts = sharding.size("tensor") if len(layers) > 1 else 1
+
+  def join(arrays):
+    of_parts = [x.reshape(*x.shape[:-1], parts, -1) for x in arrays]
+    joined = jnp.concatenate(of_parts, axis=-1)
+    return joined.reshape(*joined.shape[:-2], -1)
+
+  kernel = join([layer.kernel[...] for layer in layers])
   biases = [layer.bias for layer in layers]
-  bias = jnp.concatenate([b[...] for b in biases if b is not None])
+  bias = join([b[...] for b in biases if b is not None])
   y_BLF = x_BLD @ kernel.astype(x_BLD.dtype) + bias[None, None]
-  ends = np.cumsum([layer.out_features for layer in layers])[:-1]
-  return jnp.split(y_BLF, ends, axis=-1)
+  y_BLPF = y_BLF.reshape(*x_BLD.shape[:2], parts, -1)
+  ends = np.cumsum([layer.out_features // parts for layer in layers])[:-1]
+  split = jnp.split(y_BLPF, ends, axis=-1)
+  return [y.reshape(*x_BLD.shape[:2], -1) for y in split]
 
 
 def _weight_init(

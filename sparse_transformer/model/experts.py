@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention.grouping import Groups, group
-from sparse_transformer.attention.sharding import divide_batch
+from sparse_transformer.model import sharding
 
 # What rematerialization keeps: chosen again from recomputed probabilities,
 # which may round differently, the experts could be others.
@@ -93,27 +94,49 @@ def mix(
 ) -> jax.Array:
   """The sum of what the chosen experts return, times their factors.
 
-  Products are in the dtype of x, sums in float32. On automatic axes of the
-  mesh in context, each device computes its own sequences.
+  Products are in the dtype of x, sums in float32. On a mesh, each device
+  computes its own positions, with its own part of each expert's inner width.
 
   Returns:
     float32 [B, L, D].
   """
   arrays = x_BLD, chosen_BLK, factors_BLK
-  (out_BLD,) = divide_batch(_mix_sequences, weights, *arrays)
-  return out_BLD
+  if sharding.size(*sharding.AXES) == 1:
+    return _mix_positions(*arrays, weights)
+  positions = sharding.positions(*chosen_BLK.shape[:2])
+  of_weights = (
+    PartitionSpec(None, None, "tensor"),
+    PartitionSpec(None, "tensor"),
+    PartitionSpec(None, "tensor"),
+    PartitionSpec(),
+  )
+
+  def mix_part(x_BLD, chosen_BLK, factors_BLK, *weights):
+    weights = Weights(*weights)
+    is_first = lax.axis_index("tensor") == 0  # only one adds the bias
+    bias_out = jnp.where(is_first, weights.bias_out, 0)
+    weights = weights._replace(bias_out=bias_out)
+    part_BLD = _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights)
+    return lax.psum(part_BLD, "tensor")
+
+  return jax.shard_map(
+    mix_part,
+    in_specs=(*[positions] * len(arrays), *of_weights),
+    out_specs=positions,
+    # The carry of a loop would have to vary over devices from its start.
+    check_vma=False,
+  )(*arrays, *weights)
 
 
-def _mix_sequences(weights, x_BLD, chosen_BLK, factors_BLK):
+def _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights):
   """`mix` on one device."""
-  weights = Weights(*weights)
   num_choices, num_experts = chosen_BLK.size, len(weights.kernel_in)
   tile = _tile(num_choices, num_experts)
   groups = group(chosen_BLK.reshape(1, -1), num_experts, tile)
   groups = jax.tree.map(lambda x: x[0], groups)
   x_SD = x_BLD.reshape(-1, x_BLD.shape[-1])
   factors_SK = factors_BLK.reshape(len(x_SD), -1)
-  return (_mix_groups(x_SD, factors_SK, groups, weights).reshape(x_BLD.shape),)
+  return _mix_groups(x_SD, factors_SK, groups, weights).reshape(x_BLD.shape)
 
 
 def _tile(num_choices: int, num_experts: int) -> int:

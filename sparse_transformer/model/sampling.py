@@ -222,7 +222,9 @@ def _chunks(
     return *jax.tree.map(_pad, rows), np.int32(first), np.int32(count)
 
   draw = functools.partial(_draw_chunk, decoder, sampler)
-  jitted = jax.jit(draw, donate_argnums=1)
+  # Each chunk gets the state as the one before it has left it.
+  shardings = jax.tree.map(lambda x: x.sharding, state)
+  jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))
   compiled = jitted.lower(params, state, last_B, *chunk(1)).compile()
   count = 1
   while first < length:

@@ -11,7 +11,12 @@ import numpy as np
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.model import content, experts, spans as spans_lib
+from sparse_transformer.model import (
+  content,
+  experts,
+  sharding,
+  spans as spans_lib,
+)
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
 
@@ -154,6 +159,7 @@ class Transformer(nnx.Module):
       backend=self.config.backend,
       tile=self.config.tile,
       directions=directions,
+      spec=sharding.heads(*q_BLHK.shape[:2]),
     )
     return out_BLHE, cache
 
@@ -176,6 +182,7 @@ class Transformer(nnx.Module):
       (logits_BLV in float32, the cache after the last layer, what blocks
       measure).
     """
+    x_BLD = sharding.split_stream(x_BLD)
     x_BLD, cache, measured = self.run_blocks(x_BLD, attend, cache, rng)
     return self._predict(x_BLD), cache, measured
 
@@ -341,7 +348,7 @@ def _add_in_float32(apply: Callable, dtype: str) -> Callable:
   def add(carry, *args):
     x_BLD, cache = carry
     (y_BLD, cache), measured = apply((x_BLD.astype(dtype), cache), *args)
-    return (x_BLD + y_BLD, cache), measured
+    return (sharding.split_stream(x_BLD + y_BLD), cache), measured
 
   return add
 
@@ -367,7 +374,8 @@ def _pack(params: Any) -> tuple[Any, Callable]:
 
   def unpack(packed):
     matrices, vectors = packed
-    kinds = iter(jnp.split(vectors, ends, axis=-1)), iter(matrices)
+    vectors = map(sharding.keep_whole, jnp.split(vectors, ends, axis=-1))
+    kinds = iter(vectors), iter(matrices)
     return jax.tree.unflatten(structure, [next(kinds[k]) for k in is_matrix])
 
   return (matrices, jnp.concatenate(vectors, axis=1)), unpack

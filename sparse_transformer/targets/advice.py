@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from sparse_transformer.targets import catalogue
 from sparse_transformer.targets.catalogue import Target
 from sparse_transformer.targets.compilers import compile_for
+from sparse_transformer.training import mesh
 
 MARGIN = 0.95  # of the memory that an estimate may take
 
@@ -56,10 +57,11 @@ def _attempts(
     yield target, changes | {"train.accumulation": micro}
   while larger := catalogue.larger(target):
     target = larger
-    if not config.train.batch_size % (
-      target.num_devices * config.train.accumulation
-    ):
-      yield target, dict(changes)
+    try:
+      mesh.check_batch(config, mesh.sizes(config, target.num_devices))
+    except ValueError:
+      continue
+    yield target, dict(changes)
 
 
 def _accumulations(
@@ -67,7 +69,8 @@ def _accumulations(
 ) -> list[int]:
   """The numbers of micro-batches to try: the estimate, and the largest."""
   now = config.train.accumulation
-  most = config.train.batch_size // target.num_devices
+  sizes = mesh.sizes(config, target.num_devices)
+  most = config.train.batch_size // mesh.num_shards(sizes)
   possible = [micro for micro in range(now + 1, most + 1) if not most % micro]
   needed, fixed = _needed(report)
   enough = [

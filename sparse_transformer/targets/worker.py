@@ -26,8 +26,8 @@ from ml_collections import ConfigDict
 from sparse_transformer import attention
 from sparse_transformer.attention import registry
 from sparse_transformer.targets import catalogue, hlo, kernels
-from sparse_transformer.training import costs
-from sparse_transformer.training.experiment import Experiment, check_batch
+from sparse_transformer.training import costs, mesh
+from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
 NOTED = 20  # names of kernels that a report lists
@@ -59,7 +59,8 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
   devices = _devices(target)
   config = ConfigDict(_with_tuples(request["config"]))
   experiment = Experiment(config, devices=tuple(devices))
-  check_batch(config, len(devices))
+  mesh.check_batch(config, experiment.mesh.shape)
+  mesh.check_network(experiment.model, experiment.mesh.shape)
   programs = dict(step=_step, attention=_attention)[request["part"]](experiment)
   return dict(
     target=str(target),
@@ -113,21 +114,15 @@ def _step(experiment: Experiment) -> Iterator[Report]:
   """The training step."""
   config = experiment.config
 
-  def place(tree, sharding):
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
-
-  state = jax.eval_shape(experiment.init)
-  shape = config.train.batch_size, experiment.model.length
-  tokens = jax.ShapeDtypeStruct(shape, jnp.uint8)
+  tokens = jax.ShapeDtypeStruct(
+    (config.train.batch_size, experiment.model.length),
+    jnp.uint8,
+    sharding=experiment.batch_sharding,
+  )
   yield dict(
     name="training step",
-    function=jax.jit(experiment.step, donate_argnums=0),
-    arguments=(
-      place(state, experiment.replicated),
-      place(tokens, experiment.batch_sharding),
-    ),
+    function=experiment.update,
+    arguments=(experiment.like, tokens),
   )
 
 
@@ -186,10 +181,10 @@ def _report(
   report = dict(
     name=name, executor=registry.explain_choice(model.backend, case)
   )
-  mesh = experiment.mesh.abstract_mesh
+  devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
-  with registry.targeting(target.compiler), use_abstract_mesh(mesh):
+  with registry.targeting(target.compiler), use_abstract_mesh(devices):
     tell(f"{name}: tracing")
     traced = program["function"].trace(*program["arguments"])
     lowered = traced.lower(lowering_platforms=(target.compiler,))

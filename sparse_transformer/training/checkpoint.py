@@ -3,7 +3,8 @@
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
   state/      the arrays of the training state, written by Orbax
-  about/      the config, versions, data digest and validation loss, as JSON
+  about/      the config, versions, data digest, validation loss and digests of
+              the arrays, as JSON
   files.json  {file name: CRC-32} of all files in the two
 
 A checkpoint has this name only while it is complete: it is written under
@@ -11,7 +12,8 @@ another, and gets the other again before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged.
+checkpoint is damaged: neither an error on devices that cannot restore it, nor
+arrays with other digests than those that were saved.
 """
 
 import concurrent.futures
@@ -25,7 +27,7 @@ import platform
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,7 +38,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.data import Images, Stream
-from sparse_transformer.training import loss_scale
+from sparse_transformer.training import digest, loss_scale, processes
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
@@ -87,10 +89,7 @@ class Checkpoints:
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
     if keep is not None:
-      try:
-        self._prepare()
-      except OSError as error:
-        self._fail(error)
+      self._report(processes.decide(lambda: _problem(self._prepare)))
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -150,13 +149,18 @@ class Checkpoints:
     """
     self.finish()
     step = int(state.step)
-    if step not in self.steps():
-      # A copy: the next step reuses the memory of the state, which on CPUs
-      # `device_get` does not copy.
-      copy = np.array if jax.default_backend() == "cpu" else np.asarray
-      tree = jax.tree.map(copy, jax.device_get(_as_tree(state)))
-      about = self._about | dict(validation=validation)
-      self._saving = self._thread.submit(self._write, step, tree, about)
+    if not processes.decide(lambda: step in self.steps()):
+      digests = digest.of_arrays(_as_tree(state))
+      about = self._about | dict(
+        validation=validation,
+        digests=dict(version=digest.VERSION, arrays=digests),
+      )
+      new = self._new(step)
+      problem = processes.decide(lambda: _problem(lambda: _make_empty(new)))
+      self._report(problem)
+      if not problem:
+        tree = _copy(_as_tree(state))
+        self._saving = self._thread.submit(self._write, step, tree, about)
 
   def finish(self) -> None:
     """Waits until the last save is complete.
@@ -165,17 +169,17 @@ class Checkpoints:
       OSError: it failed, with on_error="stop".
     """
     saving, self._saving = self._saving, None
-    try:
-      if saving:
-        saving.result()
-    except Exception as error:  # Orbax forwards what TensorStore raises
-      self._fail(error)
+    if saving:
+      found = processes.gather(_problem(saving.result) or "")
+      self._report(next(filter(None, found), None))
 
   def restore(self, like: State, step: int | None = None) -> State:
     """Returns the verified state at a step, by default the last one.
 
     Args:
-      like: a state with the same shapes (`jax.eval_shape` of `init_state`).
+      like: the shapes of the state, with their shardings if it is restored on
+        several devices: those of `Experiment.like`. They need not be those of
+        the mesh that it was saved on.
       step: one of `steps()`.
 
     Raises:
@@ -204,6 +208,11 @@ class Checkpoints:
       ValueError: it is from another network, or from a run with another config
         or on other data.
     """
+    step = processes.decide(self._last_intact)
+    return None if step is None else _load(self._path(step), like)
+
+  def _last_intact(self) -> int | None:
+    """The step of the last checkpoint whose files are as they were written."""
     for step in reversed(self._find("state", "about", FILES)):
       path = self._path(step)
       try:
@@ -213,7 +222,7 @@ class Checkpoints:
         _set_aside(path, "damaged", reason)
       else:
         self._check_run(path)
-        return _load(path, like)
+        return step
     return None
 
   def _find(self, *parts: str) -> list[int]:
@@ -231,6 +240,10 @@ class Checkpoints:
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
 
+  def _new(self, step: int) -> pathlib.Path:
+    """Where a checkpoint is while it is written."""
+    return self._folder / f"{step}{TEMPORARY}"
+
   def _prepare(self) -> None:
     """Makes the folder, and finds out early whether it can be written to."""
     self._folder.mkdir(parents=True, exist_ok=True)
@@ -242,14 +255,16 @@ class Checkpoints:
     probe.rmdir()
 
   def _write(self, step: int, tree: Any, about: dict[str, Any]) -> None:
-    """Writes a checkpoint, and deletes those that are no longer to be kept."""
-    path = self._path(step)
-    new = path.with_name(path.name + TEMPORARY)
+    """Writes a checkpoint, and deletes those that are no longer to be kept.
+
+    All processes write their parts of the arrays, and the first one the rest.
+    """
+    path, new = self._path(step), self._new(step)
     try:
-      shutil.rmtree(new, ignore_errors=True)  # of a save that failed
-      new.mkdir()
       with _orbax() as orbax:
         orbax.save(new / "state", args=ocp.args.StandardSave(tree))
+      if not processes.is_first():
+        return
       (new / "about").mkdir()
       _write_json(new / "about" / "metadata", about)
       files = sorted(path for path in new.rglob("*") if path.is_file())
@@ -259,7 +274,8 @@ class Checkpoints:
         _set_aside(path, "other", f"{path} is not a checkpoint")
       new.rename(path)
     except BaseException:
-      shutil.rmtree(new, ignore_errors=True)
+      if processes.is_first():
+        shutil.rmtree(new, ignore_errors=True)
       raise
     self._prune()
 
@@ -286,15 +302,19 @@ class Checkpoints:
         " another --workdir"
       )
 
-  def _fail(self, error: Exception) -> None:
+  def _report(self, problem: str | None) -> None:
+    """Says why a checkpoint could not be written, which all processes know."""
+    if problem:
+      processes.decide(lambda: self._fail(problem))
+
+  def _fail(self, problem: str) -> None:
     steps = self.steps()
     last = f"the last is of step {steps[-1]}" if steps else "there is no other"
     line = (
-      f"a checkpoint could not be written to {self._folder}:"
-      f" {_first_line(error)}; {last}"
+      f"a checkpoint could not be written to {self._folder}: {problem}; {last}"
     )
     if self._on_error == "stop":
-      raise OSError(line) from error
+      raise OSError(line)
     print(f"continuing without it: {line}", file=sys.stderr)
 
 
@@ -309,14 +329,56 @@ class Damaged(ValueError):
     self.reason = reason
 
 
+def _problem(attempt: Callable[[], Any]) -> str | None:
+  """Why a function fails, in one line; None if it does not."""
+  try:
+    attempt()
+  except Exception as error:  # Orbax forwards what TensorStore raises
+    return _first_line(error) or type(error).__name__
+  return None
+
+
+def _make_empty(folder: pathlib.Path) -> None:
+  shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
+  folder.mkdir()
+
+
+def _copy(tree: Any) -> Any:
+  """Arrays in the host's memory: the next step reuses that of the state."""
+  is_cpu = jax.default_backend() == "cpu"
+  if not processes.are_several():
+    # On CPUs, `device_get` does not copy.
+    copy = np.array if is_cpu else np.asarray
+    return jax.tree.map(copy, jax.device_get(tree))
+  if is_cpu:
+    return jax.tree.map(jnp.copy, tree)
+
+  def move(x):
+    return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+
+  return jax.tree.map(move, tree)
+
+
 @contextlib.contextmanager
 def _orbax() -> Iterator[ocp.Checkpointer]:
-  """Reads and writes state/, on the calling thread."""
+  """Reads and writes state/, on the calling thread.
+
+  If there are several processes, all of them have to.
+  """
+  # Orbax's default is to wait for others by a program on the devices, which
+  # may be in the middle of a step.
+  everyone = set(range(jax.process_count()))
+  options = ocp.options.MultiprocessingOptions(
+    active_processes=everyone if processes.are_several() else None
+  )
+  handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
   # Orbax logs the traceback of each error that it also raises.
   logger = logging.getLogger("absl")
   logger.addFilter(_is_not_orbax)
   try:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with ocp.Checkpointer(
+      handler, multiprocessing_options=options
+    ) as checkpointer:
       yield checkpointer
   finally:
     logger.removeFilter(_is_not_orbax)
@@ -332,13 +394,15 @@ def _load(path: pathlib.Path, like: State) -> State:
   Raises:
     ValueError: it is from another network, or Orbax cannot read it.
   """
-  tree = _as_tree(like)
+  tree, whole = _as_tree(like), like.step.sharding
   try:
     with _orbax() as orbax:
       metadata = orbax.metadata(path / "state").item_metadata
       # Evaluation may use another dtype than training, and no loss scale.
       if "loss_scale" in metadata.tree:
-        tree["loss_scale"] = jax.eval_shape(lambda: loss_scale.init("float16"))
+        tree["loss_scale"] = _placed(
+          jax.eval_shape(lambda: loss_scale.init("float16")), whole
+        )
       else:
         tree.pop("loss_scale", None)
       saved, expected = _shapes(metadata.tree), _shapes(tree)
@@ -348,22 +412,45 @@ def _load(path: pathlib.Path, like: State) -> State:
         args = ocp.args.StandardRestore(tree)
         found = orbax.restore(path / "state", args=args)
         found = jax.tree.map(jnp.asarray, found)
-        return State(**found)
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"
     ) from error
-  _check_centroids(path, saved, expected)
-  if any("spans" in name.split(".") for name in differing):
+  if differing:
+    _check_centroids(path, saved, expected)
+    if any("spans" in name.split(".") for name in differing):
+      raise ValueError(
+        f"checkpoint {path} and attention.pattern differ in learned spans: use"
+        " AdaptiveSpan if and only if it was trained with it"
+      )
     raise ValueError(
-      f"checkpoint {path} and attention.pattern differ in learned spans: use"
-      " AdaptiveSpan if and only if it was trained with it"
+      f"checkpoint {path} is from another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; omit overrides of the model"
     )
-  raise ValueError(
-    f"checkpoint {path} is from another network: the shapes of"
-    f" {', '.join(differing[:3])} differ; omit overrides of the model"
+  _check_digests(path, found)
+  return State(**found)
+
+
+def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+  """Shapes with a sharding."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
+
+
+def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
+  """Raises ValueError if arrays are not those that were saved, bit for bit."""
+  saved = _read_about(path).get("digests", {})
+  if saved.get("version") != digest.VERSION:
+    return  # an older format; its files have been verified
+  found = digest.of_arrays(tree)
+  if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
+    raise ValueError(
+      f"checkpoint {path} has intact files, but {', '.join(other[:3])} are"
+      f" restored on {jax.device_count()} devices with other bits than were"
+      " saved; restore it on other devices, as nothing was renamed"
+    )
 
 
 def _check_centroids(

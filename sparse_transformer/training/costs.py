@@ -22,8 +22,10 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib, rules
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.catalogue import Block
+from sparse_transformer.training import mesh
 from sparse_transformer.training.optimizer import make_optimizer
 from sparse_transformer.training.peaks import peak_flops
 from sparse_transformer.training.step import (
@@ -164,7 +166,7 @@ def speed(
   fields = dict(
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
-  devices = jax.local_devices()
+  devices = jax.devices()
   if peak := peak_flops(devices[0].device_kind, dtype):
     fields["mfu"] = flops / (peak * len(devices))
   return fields
@@ -206,17 +208,19 @@ def step(
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
-  state, sequences = _abstract_state(config, model), num_sequences(config)
-  activations, copies = _kept(model)
+  state, sizes = _abstract_state(config, model), mesh.sizes(config)
+  sequences = num_sequences(config, sizes)
+  activations, copies = _kept(model, sizes)
+  weights = bytes_on_device(state.params, sizes)
   parts = dict(
-    parameters=_num_bytes(state.params),
-    optimizer=_num_bytes(state.opt_state),
-    average=_num_bytes(state.ema),
+    parameters=weights,
+    optimizer=bytes_on_device(state.opt_state, sizes),
+    average=bytes_on_device(state.ema, sizes),
     # Those of a micro-batch and, if there are several, their sum.
-    gradients=_num_bytes(state.params) * min(config.train.accumulation, 2),
+    gradients=weights * min(config.train.accumulation, 2),
     activations=activations * sequences,
     copies=copies,
-    layer=_recomputed_bytes(model, sequences),
+    layer=_recomputed_bytes(model, sizes) * sequences,
   )
   return dict(sequences=sequences, **parts, total=sum(parts.values()))
 
@@ -230,12 +234,13 @@ def rematerialization(
     For each value: bytes of `activations` on a device and of one recomputed
     `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
   """
-  batch, sequences = config.train.batch_size, num_sequences(config)
+  batch, sizes = config.train.batch_size, mesh.sizes(config)
+  sequences = num_sequences(config, sizes)
   ways = [dataclasses.replace(model, remat=r) for r in rules.REMATS]
   return {
     way.remat: dict(
-      activations=_kept(way)[0] * sequences,
-      layer=_recomputed_bytes(way, sequences),
+      activations=_kept(way, sizes)[0] * sequences,
+      layer=_recomputed_bytes(way, sizes) * sequences,
       recomputed=_recomputed_flops(way, batch, pairs),
     )
     for way in ways
@@ -296,10 +301,18 @@ def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
   return of_blocks * itemsize(model) + logits * 4
 
 
-def num_sequences(config: ConfigDict) -> int:
-  """Sequences of a micro-batch on one device."""
-  devices = jax.local_device_count()
-  return config.train.batch_size // devices // config.train.accumulation
+def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:
+  """Sequences of a micro-batch on one device; it may have a part of each."""
+  micro = config.train.batch_size // config.train.accumulation
+  return micro // mesh.num_shards(sizes)
+
+
+def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
+  """Bytes that a training state, or a part of one, takes on each device."""
+  return sum(
+    _num_bytes(x) // math.prod(sizes[axis] for axis in spec(path, x) if axis)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  )
 
 
 def _abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
@@ -313,14 +326,16 @@ def _num_bytes(tree: Any) -> int:
   )
 
 
-def _recomputed_bytes(model: model_lib.Config, sequences: int) -> int:
-  """Bytes of activations that the backward pass of one layer recomputes."""
-  everything = _kept(dataclasses.replace(model, remat="none"))[0]
-  return (everything - _kept(model)[0]) * sequences // model.num_layers
+def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
+  """Bytes of activations of a sequence that the backward pass of one layer
+  recomputes on one device.
+  """
+  everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
+  return (everything - _kept(model, sizes)[0]) // model.num_layers
 
 
-def _kept(model: model_lib.Config) -> tuple[int, int]:
-  """Bytes kept from the forward pass for the backward pass.
+def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
+  """Bytes kept on one device from the forward pass for the backward pass.
 
   Returns:
     (bytes per sequence, bytes that do not depend on the number of sequences).
@@ -339,13 +354,29 @@ def _kept(model: model_lib.Config) -> tuple[int, int]:
     for layer, of_layer in enumerate(model.patterns)
   ]
   backend = "dense" if model.backend == "dense" else "batched"
-  return _trace_kept(
-    dataclasses.replace(model, patterns=tuple(heads), backend=backend, tile=0)
+  model = dataclasses.replace(
+    model, patterns=tuple(heads), backend=backend, tile=0
   )
+  size, copies = _trace_kept(model)
+  if sizes["tensor"] > 1:
+    # No array of logits looks as if it had the inner width of an MLP.
+    model = dataclasses.replace(model, vocab_size=model.mlp_width + 1)
+    split, _ = _trace_kept(model, only_split=True)
+    size -= split - split // sizes["tensor"]
+  return size // sizes["sequence"], copies
 
 
 @functools.lru_cache(maxsize=64)
-def _trace_kept(model: model_lib.Config) -> tuple[int, int]:
+def _trace_kept(
+  model: model_lib.Config, only_split: bool = False
+) -> tuple[int, int]:
+  """What is kept on all devices together.
+
+  Args:
+    model: the network.
+    only_split: counts only what `tensor` splits: arrays of heads, and of the
+      inner width of an MLP.
+  """
   apply = model_lib.make_apply(model)
   params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
   rng = jax.eval_shape(lambda: jax.random.key(0))
@@ -356,13 +387,17 @@ def _trace_kept(model: model_lib.Config) -> tuple[int, int]:
 
     return jax.vjp(loss, params)[1]
 
+  def counts(shape):
+    heads, inner = model.num_heads, model.mlp_width
+    is_split = shape[-2:-1] == (heads,) or shape[-1:] in ((heads,), (inner,))
+    return is_split or not only_split
+
   def kept(batch):
     tokens = jax.ShapeDtypeStruct((batch, model.length), jnp.uint8)
     program = jax.make_jaxpr(backward)(params, tokens, rng).jaxpr
     given = {id(x) for x in (*program.invars, *program.constvars)}
-    return _num_bytes(
-      {id(x): x.aval for x in program.outvars if id(x) not in given}
-    )
+    found = {id(x): x.aval for x in program.outvars if id(x) not in given}
+    return _num_bytes([x for x in found.values() if counts(x.shape)])
 
   one, two = kept(1), kept(2)
   return two - one, 2 * one - two

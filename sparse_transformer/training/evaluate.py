@@ -1,6 +1,7 @@
 """Bits per dim over a split, with every position counted once."""
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import tqdm
 
-from sparse_transformer.training import step as step_lib
+from sparse_transformer.training import processes, rows, step as step_lib
 
 Losses = Callable[[Any, Any], jax.Array]
 
@@ -125,6 +126,7 @@ def bits_per_dim(
   sharding: jax.sharding.Sharding | None,
   name: str | None = None,
   tally: Tally | None = None,
+  check_stop: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
   """Scores windows of a split.
 
@@ -132,35 +134,52 @@ def bits_per_dim(
     losses: from `make_losses`.
     params: parameters of the network.
     windows: pairs (tokens, scored), as the sources of `data` return them. They
-      are read one batch at a time.
+      are read one batch at a time, each process only those of its devices.
     batch_size: windows per batch. The last batch is padded with windows that
       do not count.
     sharding: sharding of the batches.
     name: label of a progress bar on a terminal; None shows none.
     tally: tally to add to; it has what was scored even if an exception ends
       the work.
+    check_stop: called before each batch; may raise an exception.
 
   Returns:
     `Tally.summary` of the windows.
   """
-  tally = Tally(len(windows[0][0])) if tally is None else tally
-  starts = range(0, len(windows), batch_size)
+  length = len(windows[0][0])
+  tally = Tally(length) if tally is None else tally
+  shape, starts = (batch_size, length), range(0, len(windows), batch_size)
   bar = tqdm.tqdm(
     starts, desc=name, leave=False, disable=not (name and sys.stderr.isatty())
   )
   for start in bar:
-    stop = min(start + batch_size, len(windows))
-    batch = [windows[i] for i in range(start, stop)]
-    tokens_BL, scored_BL = map(np.stack, zip(*batch, strict=True))
-    padding = ((0, batch_size - len(batch)), (0, 0))
-    tokens_BL = jax.device_put(np.pad(tokens_BL, padding), sharding)
+    if check_stop:
+      check_stop()
+    num = min(batch_size, len(windows) - start)
+    tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
     with _mesh_of(sharding):
-      nats_BL = np.asarray(losses(params, tokens_BL))
-    tally.add(nats_BL[: len(batch)], scored_BL)
+      nats_BL = losses(params, tokens_BL)
+    nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
+    tally.add(nats, scored)
     if name:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
+
+
+def _place(windows, start, shape, sharding):
+  """(tokens, which are scored) of a batch of windows; none after the last."""
+
+  @functools.cache
+  def read(i):
+    if start + i < len(windows):
+      return windows[start + i]
+    return [np.zeros_like(x) for x in windows[0]]
+
+  return (
+    rows.place(lambda i: read(i)[0], shape, sharding),
+    rows.place(lambda i: read(i)[1], shape, sharding),
+  )
 
 
 def _mesh_of(sharding):

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, data
 from sparse_transformer.figures import curves
-from sparse_transformer.training import evaluate, memory_limits
+from sparse_transformer.training import evaluate, memory_limits, mesh
 from sparse_transformer.training.checkpoint import Checkpoints
-from sparse_transformer.training.experiment import Experiment, check_eval_batch
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.signals import Signals
 from sparse_transformer.training.step import State
 
@@ -34,13 +34,14 @@ def in_float32(config: ConfigDict) -> ConfigDict:
 
 
 def check(experiment: Experiment) -> None:
-  """Checks that a batch of evaluation fits the devices and their memory.
+  """Checks that evaluation fits the devices and their memory.
 
   Raises:
     ValueError: it does not.
   """
-  config = experiment.config
-  check_eval_batch(config)
+  config, sizes = experiment.config, experiment.mesh.shape
+  mesh.check_eval_batch(config, sizes)
+  mesh.check_network(experiment.model, sizes)
   memory_limits.check_inference(
     config, experiment.source, config.eval.batch_size
   )
@@ -85,11 +86,12 @@ def score(
     return evaluate.bits_per_dim(
       experiment.losses,
       params,
-      signals.checked(windows) if signals else windows,
+      windows,
       batch_size=experiment.config.eval.batch_size,
       sharding=experiment.batch_sharding,
       name=split,
       tally=tally or new_tally(experiment.source),
+      check_stop=signals.check if signals else None,
     )
 
 

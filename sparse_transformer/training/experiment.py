@@ -5,16 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
-from sparse_transformer.training import costs, evaluate, step as step_lib
+from sparse_transformer.model import sharding
+from sparse_transformer.training import (
+  costs,
+  evaluate,
+  mesh as mesh_lib,
+  rows,
+  step as step_lib,
+)
 from sparse_transformer.training.optimizer import make_optimizer
 
 if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
@@ -27,7 +34,7 @@ class Experiment:
 
   Attributes:
     config: the settings.
-    devices: those that batches are split across; None for the local ones.
+    devices: those of the mesh; None for all there are.
 
   Raises:
     ValueError: the config breaks one of the `rules`.
@@ -72,6 +79,21 @@ class Experiment:
       self.model, self.optimizer, self.config.train.seed
     )
 
+  @functools.cached_property
+  def like(self) -> step_lib.State:
+    """The state as shapes, dtypes and shardings."""
+    shapes = jax.eval_shape(self.init)
+    return jax.tree.map(
+      lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
+      shapes,
+      sharding.place(self.mesh, shapes),
+    )
+
+  def first_state(self) -> step_lib.State:
+    """`init` on the devices of the mesh."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.like)
+    return jax.jit(self.init, out_shardings=shardings)()
+
   def step(
     self, state: step_lib.State, tokens_BL: jax.Array
   ) -> tuple[step_lib.State, dict[str, jax.Array]]:
@@ -84,6 +106,15 @@ class Experiment:
       config=self.config,
     )
 
+  @functools.cached_property
+  def update(self) -> Callable[..., Any]:
+    """Jitted `step`, which reuses the memory of the state that it is given."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.like)
+    whole = NamedSharding(self.mesh, PartitionSpec())
+    return jax.jit(
+      self.step, donate_argnums=0, out_shardings=(shardings, whole)
+    )
+
   def batches(self, examples: Sequence) -> Sequence[np.ndarray]:
     """The batches of a run: `batches[i]` is for the step after i updates.
 
@@ -93,58 +124,29 @@ class Experiment:
     settings = self.config.train
     return data.batches(examples, settings.batch_size, settings.seed)
 
+  def batch(self, examples: Sequence, numbers: np.ndarray) -> jax.Array:
+    """Some examples on the devices: uint8 [B, L].
+
+    Args:
+      examples: of the training split; each process reads only its own.
+      numbers: which of them, [B].
+    """
+    shape = len(numbers), self.model.length
+    read = lambda i: examples[int(numbers[i])]
+    return rows.place(read, shape, self.batch_sharding)
+
   def restore(
     self, checkpoints: Checkpoints, step: int | None = None
   ) -> step_lib.State:
     """The state at a step of a run, by default the last one saved."""
-    return checkpoints.restore(jax.eval_shape(self.init), step)
+    return checkpoints.restore(self.like, step)
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The devices, along one axis. It is in context wherever kernels run."""
-    devices = self.devices or tuple(jax.local_devices())
-    # Auto: the compiler propagates shardings; JAX's default is explicit types.
-    return jax.make_mesh(
-      (len(devices),), ("data",), (AxisType.Auto,), devices=devices
-    )
+    """The devices. It is in context wherever the network runs."""
+    return mesh_lib.make(self.config, self.devices)
 
   @property
   def batch_sharding(self) -> NamedSharding:
-    """Batches are split across devices; everything else is replicated."""
-    return NamedSharding(self.mesh, PartitionSpec("data"))
-
-  @property
-  def replicated(self) -> NamedSharding:
-    """The sharding of the state: replicated on all devices."""
-    return NamedSharding(self.mesh, PartitionSpec())
-
-
-def check_batch(config: ConfigDict, devices: int | None = None) -> None:
-  """Checks that a training batch can be split into devices and micro-batches.
-
-  Args:
-    config: the experiment's config.
-    devices: how many; None for the local ones.
-
-  Raises:
-    ValueError: it cannot.
-  """
-  train, devices = config.train, devices or jax.local_device_count()
-  if train.batch_size % (devices * train.accumulation):
-    raise ValueError(
-      f"train.batch_size={train.batch_size} must be a multiple of {devices}"
-      f" devices x train.accumulation={train.accumulation}"
-    )
-
-
-def check_eval_batch(config: ConfigDict) -> None:
-  """Checks that a batch of evaluation can be split into devices.
-
-  Raises:
-    ValueError: it cannot.
-  """
-  size, devices = config.eval.batch_size, jax.local_device_count()
-  if size % devices:
-    raise ValueError(
-      f"eval.batch_size={size} must be a multiple of {devices} devices"
-    )
+    """The sharding of batches [B, L]."""
+    return NamedSharding(self.mesh, PartitionSpec(sharding.SEQUENCES))

@@ -24,8 +24,7 @@ from sparse_transformer.figures.patterns import (
 )
 from sparse_transformer.model import content_cache
 from sparse_transformer.patterns import Pattern, analysis
-from sparse_transformer.training import costs
-from sparse_transformer.training.experiment import check_batch
+from sparse_transformer.training import costs, exchanged, mesh
 
 MAX_ROWS = 40  # of the attention table; the JSON has all of them
 
@@ -43,7 +42,9 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     ValueError: the batch cannot be split evenly.
     Unsupported: the backend cannot run a pattern of this length.
   """
-  check_batch(config)
+  sizes = mesh.sizes(config)
+  mesh.check_batch(config, sizes)
+  mesh.check_network(model, sizes)
   attention = explain_attention(config, model)
   total = _total(attention, model)
   pairs = total["pairs"]
@@ -63,7 +64,9 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     total=total,
     reach=explain_reach(model),
     step=costs.step(config, model, pairs),
+    mesh=dict(sizes),
     memory=costs.memory(config, model),
+    exchanged=exchanged.of_network(config, model, sizes),
     rematerialisation=costs.rematerialization(config, model, pairs),
     cache=explain_cache(model, attention),
   )
@@ -252,12 +255,14 @@ def render(report: Report) -> str:
     f" width {report['width']}, {report['dtype']};"
     f" {report['parameters']:,} parameters{_active(report)}"
   )
-  parts = (
+  parts = [
     title,
     tables.align(_attention_rows(report), right_from=3) + _note(report),
     tables.align(_summary_rows(report)),
     tables.align(_remat_rows(report), right_from=1),
-  )
+  ]
+  if sent := report["exchanged"]:
+    parts.append(tables.align(exchanged.table(sent), right_from=5))
   return "\n\n".join(parts)
 
 
@@ -356,8 +361,8 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "  optimizer", _bytes(traffic["optimizer"]), "state and gradients"
   yield ("",)
   what = (
-    f"per device, {memory['sequences']} sequences at a time; the parts are"
-    " exact, their sum is an estimate"
+    f"per device{_split(report['mesh'])}, {memory['sequences']} sequences at a"
+    " time; the parts are exact, their sum is an estimate"
   )
   yield "memory", _bytes(memory["total"]), what
   yield "  parameters", _bytes(memory["parameters"]), ""
@@ -377,6 +382,13 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what
+
+
+def _split(mesh: Report) -> str:
+  """How many devices there are, along the axes that have several."""
+  number = math.prod(mesh.values())
+  along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
+  return f" of {number} ({', '.join(along)})" if along else ""
 
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:

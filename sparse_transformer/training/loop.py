@@ -1,12 +1,13 @@
 """The training loop of a run."""
 
 import contextlib
+import functools
 import math
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,21 +18,20 @@ from sparse_transformer import config as config_lib, model as model_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
+from sparse_transformer.model import Config
 from sparse_transformer.training import (
   cautions,
   checkpoint,
   costs,
   evaluate,
   memory_limits,
+  mesh,
   metrics,
+  processes,
   signals as signals_lib,
   workdir as workdir_lib,
 )
-from sparse_transformer.training.experiment import (
-  Experiment,
-  check_batch,
-  check_eval_batch,
-)
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.monitor import Monitor, Verdict
 from sparse_transformer.training.step import State
 
@@ -51,50 +51,90 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
-  experiment = Experiment(config)
-  check(experiment)
-  config_lib.check_config(workdir, config)
-  cautions.report(config)
-  source, model = experiment.source, experiment.model
-
+  experiment = processes.together(functools.partial(_checked, config))
   workdir = pathlib.Path(workdir)
+  processes.decide(lambda: config_lib.check_config(workdir, config))
+  if processes.is_first():
+    cautions.report(config)
+  model = experiment.model
+
   with (
-    workdir_lib.hold(workdir),
+    _hold(workdir),
     # Until the first step is done, there is nothing to save.
     signals_lib.Signals(expendable=True) as signals,
     checkpoint.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
       keep_best=config.checkpoint.keep_best,
-      about=checkpoint.about(config, source),
+      about=_same_everywhere(experiment),
       on_error=config.checkpoint.on_error,
     ) as checkpoints,
   ):
     state = _first_state(experiment, checkpoints)
-    config_lib.write_config(workdir, config, int(state.step))
-    save_patterns(
-      workdir / "patterns.png", model.patterns, model.shape, model.length
-    )
+    step = int(state.step)
+    processes.decide(lambda: _describe(workdir, config, model, step))
     with metrics.Writer(
       workdir,
-      step=int(state.step),
+      step=step,
       steps=config.train.steps,
       on_error=config.checkpoint.on_error,
+      silent=not processes.is_first(),
     ) as writer:
-      lines = metrics.read(workdir)
-      case = costs.attention_case(config, model, registry.current_platform())
-      print(
-        f"attention by {registry.explain_choice(model.backend, case)}",
-        flush=True,
-      )
-      state = _run(experiment, state, lines, writer, checkpoints, signals)
+      lines = processes.decide(lambda: metrics.read(workdir))
+      stops = processes.Stops(signals)
+      state = _run(experiment, state, lines, writer, checkpoints, stops)
     checkpoints.finish()
-    if signals.name:
+    if stops.name:
       raise signals_lib.Stopped(
-        f"{signals.name} at step {int(state.step)}, which is saved; run the"
+        f"{stops.name} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
   return state
+
+
+def _checked(config: ConfigDict) -> Experiment:
+  """The experiment of a config, see `check`."""
+  experiment = Experiment(config)
+  check(experiment)
+  return experiment
+
+
+@contextlib.contextmanager
+def _hold(workdir: pathlib.Path) -> Iterator[None]:
+  """Holds the workdir, in the first process, while all of them use it."""
+  with contextlib.ExitStack() as stack:
+    held = workdir_lib.hold(workdir)
+    processes.decide(lambda: stack.enter_context(held))
+    processes.together(lambda: workdir_lib.check_held(workdir))
+    yield
+
+
+def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
+  """The description of the run for its checkpoints.
+
+  Raises:
+    ValueError: other processes have another config, other data or packages.
+  """
+  config, source = experiment.config, experiment.source
+  about = processes.together(lambda: checkpoint.about(config, source))
+  fields = config_lib.flatten(config)
+  fields.pop("data.path")  # of each host's own copy
+  data = {f"data ({name})": value for name, value in about["data"].items()}
+  processes.check_same(fields | data | about["versions"])
+  return about
+
+
+def _describe(
+  workdir: pathlib.Path, config: ConfigDict, model: Config, step: int
+) -> None:
+  """Writes the config and a picture of the patterns."""
+  config_lib.write_config(workdir, config, step)
+  save_patterns(
+    workdir / "patterns.png", model.patterns, model.shape, model.length
+  )
+  case = costs.attention_case(config, model, registry.current_platform())
+  chosen = registry.explain_choice(model.backend, case)
+  print(f"attention by {chosen}", flush=True)
 
 
 def check(experiment: Experiment) -> None:
@@ -105,12 +145,13 @@ def check(experiment: Experiment) -> None:
     OSError: the data cannot be read.
   """
   config, source = experiment.config, experiment.source
-  check_batch(config)
-  check_eval_batch(config)
+  sizes = experiment.mesh.shape
+  mesh.check_batch(config, sizes)
+  mesh.check_eval_batch(config, sizes)
   memory_limits.check_training(config, source)
-  shapes = jax.eval_shape(experiment.init)
+  mesh.check_network(experiment.model, sizes)
   batches = experiment.batches(source.examples("train"))
-  jax.eval_shape(experiment.losses, shapes.params, batches[0])
+  jax.eval_shape(experiment.losses, experiment.like.params, batches[0])
 
 
 def _run(
@@ -119,13 +160,13 @@ def _run(
   lines: Sequence[Mapping],
   writer: metrics.Writer,
   checkpoints: checkpoint.Checkpoints,
-  signals: signals_lib.Signals,
+  stops: processes.Stops,
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
   first, last = int(state.step), config.train.steps
-  batches = experiment.batches(experiment.source.examples("train"))
-  update = jax.jit(experiment.step, donate_argnums=0)
+  examples = experiment.source.examples("train")
+  numbers = experiment.batches(range(len(examples)))
   flops_per_token = costs.flops_per_token(config, model)
   if model.experts and not any(line["split"] == "network" for line in lines):
     writer.note(
@@ -145,14 +186,14 @@ def _run(
       first, config.eval.every, last
     ):
       # A signal had interrupted this validation.
-      bits = _validate(experiment, state, writer, signals, watch)
+      bits = _validate(experiment, state, writer, stops, watch)
     watch.restart()
     for step in range(first, last):
-      signals.check()
-      batch = jax.device_put(batches[step], experiment.batch_sharding)
-      state, measured = update(state, batch)
+      stops.check()
+      batch = experiment.batch(examples, numbers[step])
+      state, measured = experiment.update(state, batch)
       bits = None
-      signals.expendable = False
+      stops.signals.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
@@ -177,7 +218,7 @@ def _run(
         writer.write(done, "train", **values, **speed, **watch.times())
         monitor.logged(values["nats"])
       if validates:
-        bits = _validate(experiment, state, writer, signals, watch)
+        bits = _validate(experiment, state, writer, stops, watch)
       if saves:
         checkpoints.save(state, bits)
       if logs or validates or saves:
@@ -186,9 +227,9 @@ def _run(
   # -- The end.
   _act(monitor.flush(), experiment, writer)
   watch.stop()
-  if last == 0 or signals.name:
+  if last == 0 or stops.name:
     checkpoints.save(state, bits)
-  if signals.name:
+  if stops.name:
     writer.note(int(state.step), "stopped", **watch.times())
   return state
 
@@ -209,7 +250,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     FileNotFoundError: there is no run.
   """
   experiment = Experiment(config)
-  check_batch(config)
+  mesh.check_batch(config, experiment.mesh.shape)
+  mesh.check_network(experiment.model, experiment.mesh.shape)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
   if not 1 <= step <= config.train.steps:
@@ -217,22 +259,22 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       f"step {step} cannot be replayed: the run has steps 1 to"
       f" {config.train.steps}"
     )
-  examples = experiment.source.examples("train")
   with checkpoint.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
     state = (
       experiment.restore(checkpoints, before[-1])
       if before
-      else jax.jit(experiment.init)()
+      else experiment.first_state()
     )
-  batch = experiment.batches(examples)[step - 1]
-  _, measured = jax.jit(experiment.step)(state, batch)
+  examples, numbers = _examples(experiment, step)
+  batch = experiment.batch(examples, numbers)
+  with jax.set_mesh(experiment.mesh):
+    _, measured = jax.jit(experiment.step)(state, batch)
+    losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")
-  losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
-  numbers = _example_numbers(experiment, step)
   for number, loss in zip(numbers, losses, strict=True):
     print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
 
@@ -241,11 +283,12 @@ def _first_state(
   experiment: Experiment, checkpoints: checkpoint.Checkpoints
 ) -> State:
   """The state of the last good checkpoint, else the initial state."""
-  state = checkpoints.restore_last(jax.eval_shape(experiment.init))
+  state = checkpoints.restore_last(experiment.like)
   if state is None:
-    return jax.jit(experiment.init, out_shardings=experiment.replicated)()
-  print(f"resumes from step {int(state.step)}", flush=True)
-  return jax.device_put(state, experiment.replicated)
+    return experiment.first_state()
+  if processes.is_first():
+    print(f"resumes from step {int(state.step)}", flush=True)
+  return state
 
 
 def _last_validated(lines: Sequence[Mapping]) -> int:
@@ -279,7 +322,7 @@ def _validate(
   experiment: Experiment,
   state: State,
   writer: metrics.Writer,
-  signals: signals_lib.Signals,
+  stops: processes.Stops,
   watch: metrics.Stopwatch,
 ) -> float:
   """Logs and returns bits per dim of the averaged weights on validation data.
@@ -294,10 +337,11 @@ def _validate(
   result = evaluate.bits_per_dim(
     experiment.losses,
     state.ema,
-    signals.checked(Lazy(num, windows.__getitem__)),
+    Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",
+    check_stop=stops.check,
   )
   bits = result["bits_per_dim"]
   if not math.isfinite(bits):
@@ -315,7 +359,8 @@ def _act(
   """Logs a verdict of the monitor, and ends the run if the verdict says so."""
   if verdict is None:
     return
-  step, examples = verdict.step, _example_numbers(experiment, verdict.step)
+  step = verdict.step
+  examples = _examples(experiment, step)[1].tolist()
   if verdict.split:
     writer.note(step, verdict.split, **verdict.values, examples=examples)
   if verdict.stop:
@@ -327,7 +372,7 @@ def _act(
     )
 
 
-def _example_numbers(experiment: Experiment, step: int) -> list[int]:
-  """The training examples in the batch of a step, by number."""
-  numbers = range(len(experiment.source.examples("train")))
-  return experiment.batches(numbers)[step - 1].tolist()
+def _examples(experiment: Experiment, step: int) -> tuple[Sequence, np.ndarray]:
+  """(training examples, the numbers of those in the batch of a step)."""
+  examples = experiment.source.examples("train")
+  return examples, experiment.batches(range(len(examples)))[step - 1]

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, machine, model as model_lib
-from sparse_transformer.training import costs
+from sparse_transformer.training import costs, mesh
 
 
 def check_training(config: ConfigDict, source: data.Source) -> None:
@@ -28,16 +28,18 @@ def check_training(config: ConfigDict, source: data.Source) -> None:
     ValueError: the run needs more memory than there is.
   """
   model, train = _without_patterns(config, source), config.train
-  weights = 4 * model_lib.count_parameters(model)  # bytes; float32
+  sizes, network = mesh.sizes(config), _describe_network(model)
+  weights = _weights_on_device(model, sizes)
   state = 4 * weights  # the weights, two moments of the optimizer, the average
-  devices = jax.local_device_count()
-  on_host = devices if jax.default_backend() == "cpu" else 0
-  network = _describe_network(model)
-  _check_fits(network, state * (1 + on_host), machine.memory(), "this machine")
+  on_host = state  # at least a device's part is copied
+  if jax.default_backend() == "cpu":
+    on_host += state * jax.local_device_count()
+  _check_fits(network, on_host, machine.memory(), "this machine")
   if not train.steps:
     return  # only the initial state is saved
   _check_fits(network, state + weights, machine.device_memory())
-  positions = costs.num_sequences(config) * model.length
+  positions = costs.num_sequences(config, sizes) * model.length
+  positions //= sizes["sequence"]
   layers = model.num_layers * model.width * costs.itemsize(model)
   logits = 4 * model.vocab_size
   _check_fits(
@@ -75,7 +77,8 @@ def check_inference(
     ValueError: it needs more memory than there is.
   """
   model, room = _without_patterns(config, source), machine.device_memory()
-  state = 4 * 4 * model_lib.count_parameters(model)
+  sizes = mesh.sizes(config)
+  state = 4 * _weights_on_device(model, sizes)
   _check_fits(_describe_network(model), state, room)
   stream, logits = 4 * model.width, 4 * model.vocab_size
   mlp = model.mlp_width * costs.itemsize(model)
@@ -83,9 +86,14 @@ def check_inference(
   sequence = (stream + max(logits, mlp)) * positions + (cache or 0)
   _check_fits(
     f"{name}={batch} with sequences of {model.length} positions",
-    state + batch // jax.local_device_count() * sequence,
+    state + batch // mesh.num_shards(sizes) * sequence // sizes["sequence"],
     room,
   )
+
+
+def _weights_on_device(model: model_lib.Config, sizes: mesh.Sizes) -> int:
+  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  return costs.bytes_on_device(params, sizes)
 
 
 def _without_patterns(

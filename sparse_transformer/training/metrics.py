@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import tqdm
@@ -38,6 +38,7 @@ class Writer:
     steps: total number of steps.
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
+    silent: whether to write nothing, as another process does.
   """
 
   def __init__(
@@ -47,17 +48,21 @@ class Writer:
     step: int,
     steps: int,
     on_error: str = "stop",
+    silent: bool = False,
   ):
     self._path = pathlib.Path(workdir) / "metrics.jsonl"
     self._on_error = on_error
-    self._attempt(_truncate, self._path, step)
-    self._file = self._path.open("a")
-    self._board = self._attempt(_Board, workdir, step)
+    self._file: TextIO | None = None
+    self._board: Any = None
+    if not silent:
+      self._attempt(_truncate, self._path, step)
+      self._file = self._path.open("a")
+      self._board = self._attempt(_Board, workdir, step)
     self._bar = tqdm.tqdm(
       initial=step,
       total=steps,
       unit="step",
-      disable=not sys.stderr.isatty(),
+      disable=silent or not sys.stderr.isatty(),
       dynamic_ncols=True,
     )
 
@@ -79,8 +84,10 @@ class Writer:
 
   def note(self, step: int, split: str, **values: Any) -> None:
     """Appends JSON values to `metrics.jsonl` only."""
+    if not self._file:
+      return
     line = json.dumps({"step": step, "split": split, **values})
-    self._attempt(self._append, line)
+    self._attempt(_append, self._file, line)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
@@ -88,6 +95,8 @@ class Writer:
     Those that are nested lists of numbers have a curve for each number in
     TensorBoard; the terminal shows their extremes.
     """
+    if not self._file:
+      return
     self.note(step, split, **values)
     if self._board:
       scalars = {
@@ -104,10 +113,6 @@ class Writer:
     )
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
-  def _append(self, line: str) -> None:
-    self._file.write(line + "\n")
-    self._file.flush()
-
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
     try:
       return write(*args, **kwargs)
@@ -116,6 +121,11 @@ class Writer:
       if self._on_error == "stop":
         raise OSError(line) from error
       print(f"continuing without them: {line}", file=sys.stderr)
+
+
+def _append(file: TextIO, line: str) -> None:
+  file.write(line + "\n")
+  file.flush()
 
 
 def _extremes(value: Any) -> str:

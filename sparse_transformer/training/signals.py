@@ -5,10 +5,7 @@ import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any
-
-from sparse_transformer.data import lazy
 
 STOPPING = signal.SIGTERM, signal.SIGINT
 
@@ -88,12 +85,3 @@ class Signals:
     """Raises Stopped if a signal was caught."""
     if self.name:
       raise Stopped(self.name)
-
-  def checked(self, items: Sequence) -> Sequence:
-    """Returns the items as a sequence that calls `check` on each access."""
-
-    def item(i):
-      self.check()
-      return items[i]
-
-    return lazy.Lazy(len(items), item)

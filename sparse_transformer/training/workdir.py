@@ -9,6 +9,19 @@ import socket
 from collections.abc import Iterator
 
 
+def check_held(workdir: str | os.PathLike) -> None:
+  """Checks that the workdir is the one that another process holds.
+
+  Raises:
+    ValueError: it is not, as when hosts have a folder of this name each.
+  """
+  if not (pathlib.Path(workdir) / "lock").exists():
+    raise ValueError(
+      f"{workdir} is not the folder that the first process uses, whose lock is"
+      " not there; all processes need the same one, on a shared file system"
+    )
+
+
 @contextlib.contextmanager
 def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.

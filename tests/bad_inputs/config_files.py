@@ -71,6 +71,10 @@ OTHER_TYPES: dict[str, tuple[str, ...]] = {
   "checkpoint.keep": ("None", "1.5"),
   "checkpoint.keep_best": ("None", "'1'"),
   "checkpoint.on_error": ("None", "0"),
+  "mesh.data": ("None", "8.0"),
+  "mesh.fsdp": ("None",),
+  "mesh.sequence": ("None",),
+  "mesh.tensor": ("None", "'2'"),
 }
 
 # A config file that starts with the digits' settings as a dictionary.

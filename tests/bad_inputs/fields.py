@@ -107,6 +107,10 @@ OVERRIDES: dict[str, tuple] = {
   "checkpoint.keep": ("0", "-1", "all"),
   "checkpoint.keep_best": ("-1", "1.5"),
   "checkpoint.on_error": ("ignore", ("", "checkpoint.on_error")),
+  "mesh.data": ("0", "1.5"),
+  "mesh.fsdp": ("-2", "7"),
+  "mesh.sequence": ("0", "7"),
+  "mesh.tensor": ("all", "7"),
 }
 
 

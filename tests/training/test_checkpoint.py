@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import checkpoint
+from sparse_transformer.training import checkpoint, digest
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 
@@ -349,6 +349,23 @@ def test_complete_checkpoint_that_orbax_cannot_read_is_kept(
 
 
 # Older formats.
+
+
+def test_restored_arrays_with_other_bits_are_an_error(
+  tmp_path, state, monkeypatch
+):
+  """The files are as they were written: nothing is set aside."""
+  save(tmp_path, state, 4)
+  found = digest.of_arrays(dict(step=jnp.int32(5)))
+  monkeypatch.setattr(digest, "of_arrays", lambda tree: found)
+  for load in restore, restore_last:
+    with pytest.raises(
+      ValueError, match="intact files, but step .* other bits"
+    ):
+      load(tmp_path, state)
+  assert steps(tmp_path) == [4]
+  monkeypatch.setattr(digest, "VERSION", 2)  # as in a checkpoint of the future
+  assert_same(restore_last(tmp_path, state), at(state, 4))
 
 
 @pytest.fixture

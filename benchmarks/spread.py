@@ -1,0 +1,126 @@
+"""Counts what devices send each other if positions are split over them.
+
+  python -m benchmarks.spread
+
+One layer of attention with 2 heads of 16 in float32, on CPU devices that XLA
+is made to show. Nothing is run: bytes are those of the collectives in compiled
+programs. Writes benchmarks/results/spread.json, after each program, and prints
+a table. What is there already is counted again only with --again.
+"""
+
+import argparse
+import functools
+import itertools
+import os
+
+HEADS, WIDTH, ITEM = 2, 16, 4
+LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
+DEVICES = 4, 8, 32
+PATTERNS = "Local", "Block", "Strided", "Summary", "BigBird"
+NAMES = "pattern", "n", "devices"
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--again", action="store_true")
+  again = parser.parse_args().again
+  flag = f"--xla_force_host_platform_device_count={max(DEVICES)}"
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+  from benchmarks import record
+
+  path = record.FOLDER / "spread.json"
+  keys = itertools.product(PATTERNS, LENGTHS, DEVICES)
+  rows = record.measure_missing(path, NAMES, keys, count, again)
+  print(table(rows))
+
+
+def pattern_of(name: str, n: int):
+  """A pattern, in the size of one length."""
+  from sparse_transformer import patterns
+
+  size, width = LENGTHS[n]
+  sizes = dict(Local=(size,), Block=(size,), Strided=(size,), BigBird=(64,))
+  return getattr(patterns, name)(*sizes.get(name, (size, width)))
+
+
+def count(name: str, n: int, devices: int) -> dict:
+  """Bytes that a device receives, as planned and in programs."""
+  from sparse_transformer.attention import registry
+  from sparse_transformer.attention.contract import Case
+  from sparse_transformer.attention.traffic import traffic
+
+  pattern = pattern_of(name, n)
+  case = Case(1, n, HEADS, WIDTH, WIDTH, "float32", "cpu")
+  executor = registry.EXECUTORS[registry.resolve("auto", case)]
+  (said,) = traffic(executor, (pattern,) * HEADS, case, devices)
+  others = n - n // devices
+  return dict(
+    expression=str(pattern),
+    tile=said.tile,
+    dealing=said.dealing,
+    queries=said.queries,
+    keys=said.keys,
+    imbalance=said.imbalance,
+    forward=said.forward,
+    backward=said.backward,
+    forward_compiled=_compiled(pattern, n, devices, is_spread=True),
+    gather_of_keys_and_values=others * HEADS * 2 * WIDTH * ITEM,
+    forward_by_the_compiler_alone=_compiled(
+      pattern, n, devices, is_spread=False
+    ),
+  )
+
+
+def _compiled(pattern, n, devices, is_spread):
+  """Bytes that a device receives in a compiled forward pass."""
+  import jax
+  from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+  from sparse_transformer.attention import attend
+  from sparse_transformer.targets import hlo
+
+  mesh = jax.make_mesh(
+    (devices,), ("sequence",), (AxisType.Auto,), devices=jax.devices()[:devices]
+  )
+  spec = PartitionSpec(None, "sequence")
+  split = NamedSharding(mesh, spec)
+  x = jax.ShapeDtypeStruct((1, n, HEADS, WIDTH), "float32", sharding=split)
+  if is_spread:
+    run = functools.partial(attend, patterns=pattern, spec=spec)
+    with jax.set_mesh(mesh):
+      program = jax.jit(run).lower(x, x, x).compile()
+  else:  # without a mesh in context: only the compiler knows of devices
+    run = functools.partial(attend, patterns=pattern)
+    run = jax.jit(run, out_shardings=split)
+    program = run.lower(x, x, x).compile()
+  return hlo.received(hlo.profile(program.as_text()), devices)
+
+
+def table(rows: list[dict]) -> str:
+  """KiB that a device receives in a forward pass."""
+  from sparse_transformer import tables
+
+  names = (
+    "forward",
+    "backward",
+    "gather_of_keys_and_values",
+    "forward_by_the_compiler_alone",
+  )
+  titles = "forward", "backward", "all-gather of K and V", "compiler alone"
+  lines = [("pattern", "n", "devices", "keys move by", *titles)]
+  for row in rows:
+    cells = (f"{row[name] / 1024:,.0f}" for name in names)
+    lines.append(
+      (
+        f"`{row['expression']}`",
+        f"{row['n']:,}",
+        str(row["devices"]),
+        row["keys"],
+        *cells,
+      )
+    )
+  return tables.markdown(lines)
+
+
+if __name__ == "__main__":
+  main()

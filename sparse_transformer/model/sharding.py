@@ -1,0 +1,107 @@
+"""How arrays are split over a mesh of devices: the rules, all in this file.
+
+`data` and `fsdp` split sequences. `fsdp` also splits the weights, which are
+gathered layer by layer as they are used, and what the optimizer keeps for them.
+`sequence` splits positions. `tensor` splits heads, and the inner widths of MLPs
+and of all experts: each device computes a part of every expert, so that devices
+have equal work wherever the router sends the positions.
+
+Vectors and embeddings are whole on every device: they are small, and embeddings
+that are split by width make the compiler move activations.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = "data", "fsdp", "sequence", "tensor"
+SEQUENCES = "data", "fsdp"  # the axes that split a batch
+
+# What splits a matrix (inputs, outputs), by the layer that it is in.
+_FROM_STREAM, _TO_STREAM = ("fsdp", "tensor"), ("tensor", "fsdp")
+MATRICES = {
+  "query": _FROM_STREAM,
+  "key": _FROM_STREAM,
+  "value": _FROM_STREAM,
+  "out": _TO_STREAM,
+  "mlp_in": _FROM_STREAM,
+  "mlp_out": _TO_STREAM,
+  "experts_in": _FROM_STREAM,
+  "experts_out": _TO_STREAM,
+}
+
+
+def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
+  """How an array of the training state is split.
+
+  Moments of the optimizer and averages have the path of their parameter, after
+  names of their own. Axes along which parameters are stacked stay whole.
+
+  Args:
+    path: where the array is, from `jax.tree_util`.
+    x: the array, or its shape.
+  """
+  names = [getattr(key, "key", None) for key in path]
+  layer = next((name for name in names if name in MATRICES), None)
+  if layer is None or names[-1] != "kernel":
+    return PartitionSpec()
+  return PartitionSpec(*[None] * (x.ndim - 2), *MATRICES[layer])
+
+
+def place(mesh: Mesh, tree: Any) -> Any:
+  """The sharding of each array of a training state, or of a part of one."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: NamedSharding(mesh, spec(path, x)), tree
+  )
+
+
+def split_stream(x_BLD: jax.Array) -> jax.Array:
+  """Splits the residual stream, where the mesh in context has several devices.
+
+  From this one constraint the compiler finds that weights have to move, and
+  not activations, which it would otherwise add up over `fsdp`.
+  """
+  return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
+
+
+def keep_whole(x: jax.Array) -> jax.Array:
+  """Keeps a vector on every device, which the compiler may otherwise split."""
+  return _constrain(x, PartitionSpec())
+
+
+def positions(batch: int, length: int) -> PartitionSpec:
+  """How an array [B, L, ...] is split over the mesh in context.
+
+  Axes that do not divide B or L, as when sampling, do not split it.
+  """
+  splits_batch = batch % size(*SEQUENCES) == 0
+  splits_length = length % size("sequence") == 0
+  return PartitionSpec(
+    SEQUENCES if splits_batch else None, "sequence" if splits_length else None
+  )
+
+
+def heads(batch: int, length: int) -> PartitionSpec | None:
+  """How queries, keys and values [B, L, H, ...] are split.
+
+  None where one device has them all. See `attention.attend`.
+  """
+  if size(*AXES) == 1:
+    return None
+  return PartitionSpec(*positions(batch, length), "tensor")
+
+
+def size(*axes: str) -> int:
+  """Devices along axes of the mesh in context; 1 if it has none of them."""
+  mesh, number = jax.sharding.get_abstract_mesh(), 1
+  for axis in axes:
+    number *= mesh.shape[axis] if axis in mesh.auto_axes else 1
+  return number
+
+
+def _constrain(x, spec):
+  if size(*AXES) == 1:
+    return x
+  return lax.with_sharding_constraint(x, spec)

@@ -1,0 +1,142 @@
+"""The mesh of devices that a config describes, and what has to fit it."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from ml_collections import ConfigDict
+
+from sparse_transformer import model as model_lib
+from sparse_transformer.model.sharding import AXES
+from sparse_transformer.patterns import shorten
+
+Sizes = Mapping[str, int]  # the devices along each axis
+
+
+def make(
+  config: ConfigDict, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+  """The mesh of an experiment.
+
+  Devices that are neighbors exchange the most, so `tensor` is the last axis.
+
+  Args:
+    config: the experiment's config.
+    devices: those to use; None for all, of all processes.
+
+  Raises:
+    ValueError: the axes do not fit the devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  shape = tuple(sizes(config, len(devices)).values())
+  # Auto: the compiler propagates shardings; JAX's default is explicit types.
+  return Mesh(
+    np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 4
+  )
+
+
+def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
+  """The devices along each axis of the mesh.
+
+  Args:
+    config: the experiment's config, whose group `mesh` has the sizes, one of
+      them -1 for the devices that are left.
+    devices: how many there are; None for those that the config asks for, but
+      at least those of this run.
+
+  Raises:
+    ValueError: the sizes do not multiply to the devices.
+  """
+  given = {axis: config.mesh[axis] for axis in AXES}
+  words = " x ".join(f"mesh.{axis}={size}" for axis, size in given.items())
+  rest = [axis for axis, size in given.items() if size == -1]
+  if len(rest) > 1:
+    raise ValueError(f"{words}: only one axis can be -1, the devices left over")
+  asked = math.prod(size for size in given.values() if size != -1)
+  if devices is None:
+    devices = max(asked, jax.device_count()) if rest else asked
+  if asked > devices or devices % asked or (not rest and asked != devices):
+    raise ValueError(
+      f"{words} needs {'a multiple of ' if rest else ''}{asked} devices, but"
+      f" there are {devices}; change an axis, -1 stands for the devices left"
+      " over"
+    )
+  return given | dict.fromkeys(rest, devices // asked)
+
+
+def check_network(model: model_lib.Config, sizes: Sizes) -> None:
+  """Checks that a network can be split over a mesh.
+
+  Args:
+    model: the network.
+    sizes: the devices along each axis.
+
+  Raises:
+    ValueError: it cannot.
+  """
+  for name, value, axis in (
+    ("the length of a sequence", model.length, "sequence"),
+    ("model.width", model.width, "fsdp"),
+    ("model.num_heads", model.num_heads, "tensor"),
+  ):
+    if value % sizes[axis]:
+      raise ValueError(
+        f"{name}={value} must be a multiple of mesh.{axis}={sizes[axis]}"
+      )
+  _check_heads(model, sizes["tensor"])
+
+
+def check_batch(config: ConfigDict, sizes: Sizes) -> None:
+  """Checks that a training batch can be split into devices and micro-batches.
+
+  Raises:
+    ValueError: it cannot.
+  """
+  train, copies = config.train, num_shards(sizes)
+  if train.batch_size % (copies * train.accumulation):
+    raise ValueError(
+      f"train.batch_size={train.batch_size} must be a multiple of"
+      f" {_shards(sizes)} x train.accumulation={train.accumulation}"
+    )
+
+
+def check_eval_batch(config: ConfigDict, sizes: Sizes) -> None:
+  """Checks that a batch of evaluation can be split into devices.
+
+  Raises:
+    ValueError: it cannot.
+  """
+  size = config.eval.batch_size
+  if size % num_shards(sizes):
+    raise ValueError(
+      f"eval.batch_size={size} must be a multiple of {_shards(sizes)}"
+    )
+
+
+def num_shards(sizes: Sizes) -> int:
+  """Into how many parts a batch is split."""
+  return sizes["data"] * sizes["fsdp"]
+
+
+def _shards(sizes: Sizes) -> str:
+  return f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
+
+
+def _check_heads(model: model_lib.Config, tensor: int) -> None:
+  """Raises ValueError unless the heads of all devices have the same patterns.
+
+  Devices run one program, each on its own heads.
+  """
+  own = model.num_heads // tensor  # heads of a device
+  for layer, heads in enumerate(model.patterns):
+    if heads != heads[:own] * tensor:
+      other = next(h for h, x in enumerate(heads) if x != heads[h % own])
+      raise ValueError(
+        f"mesh.tensor={tensor} gives each device {own} heads, which must have"
+        f" the same patterns on all devices, but in layer {layer} head"
+        f" {other % own} has {shorten(heads[other % own])}, and head {other}"
+        f" {shorten(heads[other])}; use fewer devices along tensor, or another"
+        " attention.mode"
+      )

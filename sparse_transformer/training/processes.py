@@ -1,0 +1,344 @@
+"""Several processes that train together, each with devices of its own.
+
+All run the same program. Whatever steers it is decided once: by the first
+process (`decide`), or by all (`together`), so that no process waits for others
+that went another way. The first process writes files and reports errors.
+"""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sparse_transformer.training.signals import Signals, Stopped
+
+T = TypeVar("T")
+
+# What the runtime prints before it ends the process, on one line with the
+# status of the error. A program of its own replaces it, as this one then ends.
+_REPORT = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+  signal.signal(number, signal.SIG_IGN)
+for line in sys.stdin.buffer:
+  if b"JAX distributed service detected fatal errors" in line:
+    early, late = sys.argv[1:]
+    line = early if b"DEADLINE_EXCEEDED" in line else late
+    os.write(2, line.encode() + b"\\n")
+    break
+  os.write(2, line)
+"""
+
+_is_agreed = False  # that the program ends now, in all processes
+
+
+@contextlib.contextmanager
+def joined(
+  coordinator: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  *,
+  connect_seconds: int,
+  heartbeat_seconds: int,
+) -> Iterator[None]:
+  """Runs with other processes; a context manager.
+
+  Args:
+    coordinator: host:port of the first process, on which it listens; None if
+      the cluster says it, as Slurm and TPU pods do, with the other two.
+    num_processes: how many there are.
+    process_id: which one this is, from 0.
+    connect_seconds: how long to wait for the others at the start.
+    heartbeat_seconds: after how long a process that is silent counts as lost.
+
+  Raises:
+    ValueError: the others cannot be reached, or an argument is wrong.
+    ConnectionError: the connection to them was lost.
+  """
+  _check(coordinator, num_processes, process_id)
+  with _one_line_of_the_runtime(coordinator, connect_seconds):
+    # It would take SIGTERM from `Signals`.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+      jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        initialization_timeout=connect_seconds,
+        heartbeat_timeout_seconds=heartbeat_seconds,
+      )
+    except (ValueError, RuntimeError) as error:
+      raise ValueError(
+        f"the processes cannot be connected: {error}; see docs/scaling.md"
+      ) from error
+    atexit.register(_leave)
+    try:
+      yield
+      _agree()
+    except (Stopped, FloatingPointError) as error:
+      # All processes raise it, as they have the same numbers.
+      _agree()
+      if is_first():
+        raise
+      # What cli.py would exit with.
+      status = 128 + signal.SIGINT if isinstance(error, Stopped) else 1
+      raise SystemExit(status) from error
+    except jax.errors.JaxRuntimeError as error:
+      if "RESOURCE_EXHAUSTED" in str(error):
+        raise
+      raise ConnectionError(_lost(str(error).splitlines()[0][-200:])) from error
+
+
+def _check(coordinator, num_processes, process_id):
+  given = dict(
+    coordinator=coordinator, num_processes=num_processes, process_id=process_id
+  )
+  missing = [f"--{name}" for name, value in given.items() if value is None]
+  if len(missing) == len(given):
+    return  # the cluster says it
+  if missing:
+    raise ValueError(
+      f"{' and '.join(missing)} must be given, too: every process needs"
+      " --coordinator, --num_processes and --process_id"
+    )
+  host, _, port = str(coordinator).rpartition(":")
+  if not host or not port.isdecimal() or int(port) >= 2**16:
+    raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
+  if not 0 <= process_id < num_processes:
+    raise ValueError(
+      f"--process_id={process_id} must be from 0 to {num_processes - 1}, as"
+      f" there are --num_processes={num_processes}"
+    )
+
+
+def _lost(reason):
+  return (
+    f"the connection to another process was lost ({reason}); see what it"
+    " printed. The last checkpoint stays: start all processes again to resume"
+  )
+
+
+@contextlib.contextmanager
+def _one_line_of_the_runtime(coordinator, seconds):
+  """Shortens what the runtime prints before it ends the process."""
+  name = os.path.basename(sys.argv[0])
+  place = f" at --coordinator={coordinator}" if coordinator else ""
+  early = (
+    f"{name}: no connection to all processes{place} within {seconds} s; check"
+    " that all of them run, with the same address and number of processes"
+  )
+  late = f"{name}: {_lost('it is silent or has ended')}"
+  sys.stderr.flush()
+  kept = os.dup(2)
+  reader, writer = os.pipe()
+  with subprocess.Popen(
+    [sys.executable, "-c", _REPORT, early, late],
+    stdin=reader,
+    stderr=kept,
+    start_new_session=True,
+  ):
+    os.dup2(writer, 2)
+    os.close(writer)
+    os.close(reader)
+    try:
+      yield
+    finally:
+      sys.stderr.flush()
+      os.dup2(kept, 2)
+      os.close(kept)
+
+
+def _agree():
+  global _is_agreed
+  _is_agreed = True
+
+
+def _leave():
+  """Ends at once a process that the others do not know to end.
+
+  JAX would first wait until they end, too, and they may wait for this one.
+  """
+  if not _is_agreed:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def are_several() -> bool:
+  """Whether several processes run together."""
+  return jax.process_count() > 1
+
+
+def is_first() -> bool:
+  """Whether this is the process that writes and reports."""
+  return jax.process_index() == 0
+
+
+def decide(function: Callable[[], T]) -> T:
+  """What a function returns that only the first process calls; as JSON.
+
+  If it raises an error, all processes end, and the first one reports it.
+  """
+  if not are_several():
+    return function()
+  told, error = {}, None
+  if is_first():
+    try:
+      told = dict(value=function())
+    except Exception as raised:
+      error = raised
+  told = json.loads(_tell(json.dumps(told).encode()))
+  if "value" not in told:
+    _agree()
+    raise error or SystemExit(1)
+  return told["value"]
+
+
+def together(function: Callable[[], T]) -> T:
+  """What a function returns that all processes call.
+
+  If it raises an error in any process, all of them end, and the first one
+  reports it.
+  """
+  if not are_several():
+    return function()
+  result, error = None, None
+  try:
+    result = function()
+  except Exception as raised:
+    error = raised
+  errors = gather("" if error is None else f"{type(error).__name__}: {error}")
+  number = next((i for i, text in enumerate(errors) if text), None)
+  if number is not None:
+    _agree()
+    if not is_first():
+      raise SystemExit(1)
+    raise error or ValueError(f"in process {number}: {errors[number]}")
+  return result  # type: ignore[return-value]
+
+
+def check_same(values: Mapping[str, Any]) -> None:
+  """Checks that all processes have the same values.
+
+  Args:
+    values: JSON values by name.
+
+  Raises:
+    ValueError: they do not; in the first process, while the others end.
+  """
+
+  def compare():
+    for number, text in enumerate(texts):
+      other = json.loads(text)
+      for name in sorted({*first, *other}):
+        a, b = first.get(name), other.get(name)
+        if a != b:
+          raise ValueError(
+            f"{name} is {a} in process 0, but {b} in process {number}; start"
+            " all processes with the same command, code and data"
+          )
+
+  if are_several():
+    texts = gather(json.dumps(values))
+    first = json.loads(texts[0])
+    decide(compare)
+
+
+def gather(text: str) -> list[str]:
+  """The texts of all processes."""
+  if not are_several():
+    return [text]
+  data = np.frombuffer(text.encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.int32(len(data)))
+  padded = np.zeros(_rounded(max(sizes)), np.uint8)
+  padded[: len(data)] = data
+  rows = multihost_utils.process_allgather(padded)
+  return [
+    row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
+  ]
+
+
+def _tell(data):
+  """The bytes that the first process has."""
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+  padded = np.zeros(_rounded(size), np.uint8)
+  if is_first():
+    padded[:size] = np.frombuffer(data, np.uint8)
+  return multihost_utils.broadcast_one_to_all(padded)[:size].tobytes()
+
+
+def _rounded(size):
+  """A power of two: each size is a program."""
+  return max(1024, 1 << (int(size) - 1).bit_length())
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """An array that may be split over the devices of all processes."""
+  if not are_several() or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)
+
+
+class Stops:
+  """Signals of all processes, which stop together.
+
+  Each process gives its signal to a sum over all of them, and reads the
+  result of the one before: nothing waits.
+
+  Attributes:
+    signals: those of this process.
+  """
+
+  def __init__(self, signals: Signals):
+    self.signals = signals
+    self._last: jax.Array | None = None
+    self._agreed: str | None = None
+
+  @property
+  def name(self) -> str | None:
+    """The signal that all processes stop for; None if there is none."""
+    return self._agreed if are_several() else self.signals.name
+
+  def check(self) -> None:
+    """Raises Stopped if any process caught a signal.
+
+    All processes must call it equally often.
+    """
+    if not are_several():
+      return self.signals.check()
+    last, self._last = self._last, self._sent()
+    if last is not None and (number := int(last)):
+      self._agreed = signal.Signals(number).name
+      raise Stopped(self._agreed)
+
+  def _sent(self):
+    """The largest number of a signal, as it will be known."""
+    name = self.signals.name
+    number = np.array([signal.Signals[name] if name else 0], np.int32)
+    split, largest = _over_all_devices()
+    num = jax.device_count()
+    return largest(
+      jax.make_array_from_callback((num,), split, lambda _: number)
+    )
+
+
+@functools.cache
+def _over_all_devices():
+  """(how to give each device a number, the largest of them on every device)."""
+  num = jax.device_count()
+  mesh = jax.make_mesh((num,), ("all",), (AxisType.Auto,))
+  split = NamedSharding(mesh, PartitionSpec("all"))
+  whole = NamedSharding(mesh, PartitionSpec())
+  return split, jax.jit(jnp.max, out_shardings=whole)

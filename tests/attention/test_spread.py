@@ -1,0 +1,407 @@
+"""Laws of positions that are split over devices."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import catalogue
+import executor_laws as laws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  NamedSharding,
+  PartitionSpec as P,
+)
+
+from sparse_transformer.attention import attend, registry, spread
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.exchange import Exchange
+from sparse_transformer.attention.mosaic import Mosaic
+from sparse_transformer.attention.traffic import traffic
+from sparse_transformer.attention.triton import Triton
+from sparse_transformer.patterns import (
+  LSH,
+  Block,
+  Causal,
+  Local,
+  Strided,
+  Summary,
+  TopBlocks,
+)
+from sparse_transformer.targets import hlo
+
+DEVICES = 2, 4, 8
+EXACT = Local(16), Block(32), Strided(16)
+MIXED = *EXACT, Summary(16, 4)
+AT_RUN_TIME = Local(5) | LSH(8, 4, 2) | TopBlocks(8, 2)
+SPLIT = P(None, "x")
+
+
+# What devices have and compute, without compiling anything.
+
+
+def brought(side, own):
+  """The positions that a device has at each place, as messages bring them."""
+  moves = side.moves
+  mine = np.arange(moves.held.shape[0] * own).reshape(-1, own)
+  pieces = [mine] if moves.keeps_own else []
+  for message in moves.messages:
+    sent = np.take_along_axis(
+      np.pad(mine, ((0, 0), (0, message.sent.max() + 1)), constant_values=-1),
+      message.sent,
+      axis=1,
+    )
+    came = np.full_like(sent, -1)
+    if moves.kind == "permute":
+      for source, target in message.pairs:
+        came[target] = sent[source]
+    elif moves.kind == "all-to-all":
+      devices = len(mine)
+      came = sent.reshape(devices, devices, -1).swapaxes(0, 1)
+      came = came.reshape(devices, -1)
+    else:
+      came = np.tile(sent.ravel(), (len(mine), 1))
+    pieces += [np.full((len(mine), message.before), -1), came]
+  held = np.concatenate(pieces, 1)
+  if side.read is None:
+    missing = side.table.shape[1] - held.shape[1]
+    return np.pad(held, ((0, 0), (0, missing)), constant_values=-1)
+  found = np.take_along_axis(held, side.read.clip(0), axis=1)
+  return np.where(side.read < 0, -1, found)
+
+
+def pairs_of_device(part, layout):
+  """How often a device computes each pair, as (queries, keys) of tiles."""
+  tile = layout.tile
+  q = layout.query_order.reshape(-1, tile)[layout.rows][:, :, None]
+  k = layout.key_order.reshape(-1, tile)[layout.cols][:, None]
+  found = part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
+  q, k, found = np.broadcast_arrays(q, k, found)
+  return q[found], k[found]
+
+
+@pytest.mark.parametrize("dealing", ["slices", "zigzag"])
+@pytest.mark.parametrize("num_devices", DEVICES)
+@pytest.mark.parametrize(
+  "n, tile", [(96, 8), pytest.param(80, 4, marks=pytest.mark.soak)]
+)
+def test_each_pair_is_computed_once_from_what_devices_have(
+  n, tile, num_devices, dealing
+):
+  for pattern in catalogue.ALL:
+    count = np.zeros((n, n), int)
+    for part in pattern.parts():
+      shares = spread.share(part, n, tile, num_devices, dealing)
+      for side in (shares.queries, shares.keys):
+        here = brought(side, n // num_devices)
+        is_place = side.table >= 0
+        assert (here[is_place] == side.table[is_place]).all(), pattern
+      queries = shares.queries.table
+      assert sorted(queries[queries >= 0]) == list(range(n)), pattern
+      for layout in shares.layouts:
+        np.add.at(count, pairs_of_device(part, layout), 1)
+    np.testing.assert_array_equal(count, pattern.matrix(n), str(pattern))
+
+
+def received(pattern, n, num_devices, num_heads=1, **changes):
+  """`Traffic` of a pattern of one part."""
+  case = Case(1, n, num_heads, 16, 16, "float32")
+  executor = registry.EXECUTORS["streamed"]
+  heads = (pattern,) * num_heads
+  (found,) = traffic(executor, heads, case, num_devices, 64, **changes)
+  return found
+
+
+@pytest.mark.parametrize("num_devices", [4, 8, 32])
+@pytest.mark.parametrize("n, size, width", [(4096, 64, 16), (12_288, 128, 32)])
+def test_devices_receive_no_more_than_a_pattern_needs(
+  n, size, width, num_devices
+):
+  block = received(Block(size), n, num_devices)
+  assert (block.queries, block.keys) == ("none", "none")
+  assert block.forward == block.backward == 0
+
+  local = received(Local(size), n, num_devices)
+  assert (local.queries, local.keys) == ("none", "permute")
+  assert local.positions_of_keys == size - 1
+
+  strided = received(Strided(size), n, num_devices)
+  assert strided.positions <= 4 * n / num_devices
+  assert strided.imbalance < 1.01
+
+  summary = received(Summary(size, width), n, num_devices)
+  assert summary.keys == "all-gather"
+  assert summary.positions_of_keys <= n * width / size + 64 * num_devices
+
+
+def test_uneven_work_is_dealt_from_both_ends():
+  # Queries move, and every device has the same work.
+  found = received(Causal(), 4096, 8)
+  assert found.dealing == "zigzag"
+  assert found.imbalance == 1
+  assert found.positions_of_queries == 4096 / 8 / 2
+
+
+def test_devices_exchange_heads_for_positions_where_that_is_cheaper():
+  # A block for each device would be more than a share of all heads.
+  n, heads = 4096, 8
+  found = received(Causal(), n, 8, heads)
+  assert found.dealing == "heads"
+  assert found.positions_of_keys == n * 7 / 64
+  assert received(Local(64), n, 8, heads).dealing == "slices"
+
+
+# Errors.
+
+
+def trace(patterns, spec=SPLIT, backend="streamed", n=64):
+  """Traces attention on 4 devices."""
+  types = (AxisType.Auto,) * 2
+  mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=types)
+  run = functools.partial(attend, patterns=patterns, backend=backend, spec=spec)
+  arrays = jax.eval_shape(lambda: laws.random_inputs(n, len(patterns))[:3])
+  with jax.sharding.use_abstract_mesh(mesh):
+    return jax.eval_shape(run, *arrays)
+
+
+@pytest.mark.parametrize(
+  "patterns, changes, words",
+  [
+    ((Causal(),), dict(spec=P(None, "z")), "with axes \\('x', 'y'\\)"),
+    ((Causal(),), dict(spec=P(None, "x", None, "y")), "say which axes"),
+    ((Causal(),), dict(n=66), "66 positions cannot be split over 4 devices"),
+    ((Causal(),) * 3, dict(spec=P(None, None, "y")), "3 heads cannot be"),
+    ((LSH(8, 4, 2),) * 2, {}, "2 heads cannot be split over 4 devices"),
+  ],
+)
+def test_what_cannot_be_split_is_rejected(patterns, changes, words):
+  with pytest.raises(ValueError, match=words):
+    trace(patterns, **changes)
+
+
+def test_executor_that_cannot_share_is_rejected():
+  streamed = registry.EXECUTORS["streamed"]
+  names = "unsupported tile_size plans forward backward".split()
+  alone = type(
+    "Alone", (), {x: staticmethod(getattr(streamed, x)) for x in names}
+  )
+  registry.register("alone", alone())
+  try:
+    with pytest.raises(ValueError, match="no method `shares`"):
+      trace((Local(5),), backend="alone")
+  finally:
+    registry.unregister("alone")
+
+
+# On 8 devices.
+
+EIGHT_DEVICES = """
+import sys, test_spread
+getattr(test_spread, sys.argv[1])(*sys.argv[2:])
+"""
+
+
+def on_eight_devices(check, *arguments):
+  folder = pathlib.Path(__file__).parent
+  path = folder, folder.parent, folder.parent.parent
+  subprocess.run(
+    [sys.executable, "-c", EIGHT_DEVICES, check.__name__, *arguments],
+    env={
+      **os.environ,
+      "PYTHONPATH": os.pathsep.join(map(str, path)),
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+      "JAX_PLATFORMS": "cpu",
+    },
+    check=True,
+    timeout=3600,
+  )
+
+
+def mesh_of(num_devices):
+  devices, types = jax.devices()[:num_devices], (AxisType.Auto,)
+  return jax.make_mesh((num_devices,), ("x",), types, devices=devices)
+
+
+def compiled(heads, backend, tile, num_devices, arrays, gradients=True):
+  """The program of (out, lse, dq, dk, dv), and its sharded arguments."""
+  mesh = mesh_of(num_devices)
+  split = NamedSharding(mesh, SPLIT)
+  arrays = [jax.device_put(x, split) for x in arrays]
+
+  def run(*arrays):
+    attention = functools.partial(
+      attend,
+      patterns=heads,
+      backend=backend,
+      tile=tile,
+      spec=SPLIT,
+      return_lse=True,
+    )
+    if gradients:
+      return laws.with_gradients(attention, *arrays)
+    return attention(*arrays)
+
+  with jax.set_mesh(mesh):
+    return jax.jit(run).lower(*arrays).compile(), arrays
+
+
+def test_results_and_traffic_on_eight_devices():
+  on_eight_devices(check_exchanges)
+  on_eight_devices(check_program)
+
+
+def check_exchanges():
+  """`restore` is the transpose of `arrange`, of each kind of exchange."""
+  n, devices = 64, 8
+  mesh, found = mesh_of(devices), {}
+  for part, dealing in (
+    (Local(12), "slices"),
+    (Strided(8), "slices"),
+    (Summary(16, 4), "slices"),
+    (Causal(), "zigzag"),
+  ):
+    shares = spread.share(part, n, 4, devices, dealing)
+    for side in (shares.queries, shares.keys):
+      moves = side.moves
+      found[moves.kind, moves.keeps_own, side.read is None] = side
+  kinds = {kind for kind, *_ in found}
+  assert kinds == {"none", "permute", "all-to-all", "all-gather"}
+  for side in found.values():
+    exchange = Exchange(("x",), side.moves, side.table, side.read)
+    check_transpose(mesh, exchange, n, side.table.shape[1])
+
+
+def check_transpose(mesh, exchange, n, places):
+  """<arrange x, y> = <x, restore y>, where places are real."""
+  x, y = (
+    jax.random.normal(jax.random.key(i), (1, size, 2, 3))
+    for i, size in enumerate((n, len(exchange.table) * places))
+  )
+  y = jnp.where(exchange.table.reshape(1, -1, 1, 1) >= 0, y, 0)
+
+  @jax.jit
+  @functools.partial(
+    jax.shard_map, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT, check_vma=False
+  )
+  def both(x, y):
+    return *exchange.arrange(x), *exchange.restore(y)
+
+  there, back = both(x, y)
+  np.testing.assert_allclose((there * y).sum(), (x * back).sum(), rtol=1e-4)
+  real = exchange.table.ravel() >= 0
+  at = exchange.table.ravel()[real]
+  np.testing.assert_array_equal(there[:, real], np.asarray(x)[:, at])
+
+
+def check_program(backend="streamed", num_devices=4):
+  """Results are those of the definition, bytes those that `traffic` says."""
+  n, tile = 128, 16
+  arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
+  program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
+  laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
+  case = Case(1, n, len(MIXED), 8, 8, "float32")
+  said = traffic(registry.EXECUTORS[backend], MIXED, case, num_devices, tile)
+  # The compiler gathers the keys of Summary once for both passes. Collectives
+  # in loops would be counted as often as these run.
+  total = sum(x.forward + x.backward for x in said)
+  again = sum(x.forward for x in said if x.keys == "all-gather")
+  assert received_by(program, num_devices) == total - again
+  (forward, _) = compiled(
+    MIXED, backend, tile, num_devices, arrays[:3], gradients=False
+  )
+  assert received_by(forward, num_devices) == sum(x.forward for x in said)
+
+
+def received_by(program, num_devices):
+  return hlo.received(hlo.profile(program.as_text()), num_devices)
+
+
+def check_exact(*devices):
+  """The same bits as on one device, where a tile has the same keys."""
+  n, tile, heads = 512, 64, (Local(64), Block(64), Strided(8))
+  arrays = laws.random_inputs(n, len(heads), 16, 16, batch=1)
+  program, whole = compiled(heads, "streamed", tile, 1, arrays)
+  expected = program(*whole)
+  for num_devices in devices:
+    program, split = compiled(heads, "streamed", tile, int(num_devices), arrays)
+    for name, x, y in zip(laws.NAMES, program(*split), expected, strict=True):
+      np.testing.assert_array_equal(x, y, name)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("optimized")
+def test_some_patterns_have_the_same_bits_as_on_one_device():
+  on_eight_devices(check_exact, *map(str, DEVICES))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_devices", DEVICES)
+@pytest.mark.parametrize(
+  "backend", [*laws.ANYWHERE, "dense", "triton", "mosaic"]
+)
+def test_every_pattern_agrees_with_its_definition(backend, num_devices):
+  on_eight_devices(check_catalogue, backend, str(num_devices))
+
+
+def check_catalogue(backend, num_devices):
+  tile, width = 16, 8
+  if backend in ("triton", "mosaic"):
+    kernels = dict(triton=Triton, mosaic=Mosaic)[backend]
+    backend, tile, width = "interpreted", 32, 16
+    registry.register(backend, kernels(interpret=True))
+  for first in range(0, len(catalogue.ALL), 6):
+    heads = catalogue.ALL[first : first + 6]
+    arrays = laws.random_inputs(104, len(heads), width, width, batch=1)
+    program, split = compiled(heads, backend, tile, int(num_devices), arrays)
+    laws.assert_close(program(*split), laws.reference(*arrays, heads), 1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_devices", DEVICES)
+def test_patterns_that_follow_the_content_agree_with_the_reference(num_devices):
+  on_eight_devices(check_content, str(num_devices))
+
+
+def check_content(num_devices):
+  heads = (AT_RUN_TIME,) * 8
+  arrays = laws.random_inputs(64, len(heads), 8, 8, batch=1)
+  program, split = compiled(heads, "streamed", 16, int(num_devices), arrays)
+  dense, whole = compiled(heads, "dense", 16, 1, arrays)
+  laws.assert_close(program(*split), dense(*whole), 1e-5)
+
+
+@pytest.mark.soak
+def test_heads_over_devices_and_positions_over_two_axes():
+  on_eight_devices(check_two_axes)
+
+
+def check_two_axes():
+  """Within `jax.shard_map` and outside, over one axis and over two."""
+  n, heads = 128, (Causal(), Strided(8)) * 4
+  arrays = laws.random_inputs(n, len(heads), 8, 8, batch=2)
+  types = (AxisType.Auto,) * 3
+  mesh = jax.make_mesh((2, 2, 2), ("b", "x", "y"), types)
+  expected = laws.reference(*arrays, heads)
+  for spec in (P("b", "x", "y"), P("b", ("x", "y")), P(None, "y")):
+
+    def run(*arrays, spec=spec, within=False):
+      attention = functools.partial(
+        attend, patterns=heads, tile=16, spec=spec, return_lse=True
+      )
+      if within:
+        attention = jax.shard_map(
+          attention, in_specs=spec, out_specs=spec, check_vma=False
+        )
+      return laws.with_gradients(attention, *arrays)
+
+    with jax.set_mesh(mesh):
+      laws.assert_close(jax.jit(run)(*arrays), expected, 1e-5)
+      if "y" not in spec[2:]:
+        within = functools.partial(run, within=True)
+        laws.assert_close(jax.jit(within)(*arrays), expected, 1e-5)

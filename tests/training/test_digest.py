@@ -1,0 +1,42 @@
+"""Tests of training/digest.py: any change of an array changes its digest."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.training import digest
+
+
+def array(dtype, shape=(3, 4, 5)):
+  values = np.random.default_rng(0).normal(size=shape) * 100
+  return jnp.asarray(values, dtype)
+
+
+def of(x):
+  return digest.of_arrays({"x": x})["x"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+def test_any_flipped_bit_changes_both_sums(dtype):
+  x = np.array(array(dtype))
+  before = of(x)
+  rng = np.random.default_rng(1)
+  for _ in range(8):
+    flipped = x.copy()
+    flipped.view(np.uint8).flat[rng.integers(x.nbytes)] ^= 1 << rng.integers(8)
+    after = of(flipped)
+    assert before[:8] != after[:8] and before[8:] != after[8:]
+
+
+def test_exchanged_values_and_another_order_of_axes_change_it():
+  x = array("float32")
+  swapped = x.at[0, 0, 0].set(x[2, 3, 4]).at[2, 3, 4].set(x[0, 0, 0])
+  assert len({of(x), of(swapped), of(x[::-1]), of(x + 0.0 * x - 0.0)}) == 3
+
+
+def test_digest_is_that_of_the_first_version():
+  """It is compared with what older checkpoints say."""
+  assert digest.VERSION == 1
+  assert digest.of_arrays({"a": [jnp.arange(6.0).reshape(2, 3)]}) == {
+    "a.0": "86a0000026f04604"
+  }

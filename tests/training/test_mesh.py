@@ -1,0 +1,234 @@
+"""Tests of training on meshes: what fits one, and that results are the same."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import runs
+from jax.sharding import PartitionSpec
+
+from sparse_transformer.model import sharding
+from sparse_transformer.training import explanation, mesh
+from sparse_transformer.training.experiment import Experiment
+
+ONE = dict.fromkeys(sharding.AXES, 1)
+
+
+def config(**axes):
+  return runs.tiny(**{f"mesh.{axis}": size for axis, size in axes.items()})
+
+
+def check(experiment):
+  """All that a run on 8 devices is checked for."""
+  sizes = mesh.sizes(experiment.config, 8)
+  mesh.check_batch(experiment.config, sizes)
+  mesh.check_eval_batch(experiment.config, sizes)
+  mesh.check_network(experiment.model, sizes)
+  return sizes
+
+
+# What fits.
+
+
+@pytest.mark.parametrize(
+  "axes, expected",
+  [
+    ({}, {"data": 8}),
+    ({"fsdp": 4}, {"data": 2, "fsdp": 4}),
+    ({"data": 1, "fsdp": -1}, {"fsdp": 8}),
+    (
+      {"fsdp": 2, "sequence": 2, "tensor": 2},
+      {"fsdp": 2, "sequence": 2, "tensor": 2},
+    ),
+  ],
+)
+def test_axis_of_minus_one_is_what_is_left(axes, expected):
+  assert check(Experiment(config(**axes))) == ONE | expected
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (
+      {"mesh.data": 2, "mesh.fsdp": 2},
+      "mesh.data=2 x mesh.fsdp=2 x mesh.sequence=1 x mesh.tensor=1 needs 4"
+      " devices, but there are 8",
+    ),
+    ({"mesh.tensor": 3}, "needs a multiple of 3 devices, but there are 8"),
+    ({"mesh.fsdp": 16}, "needs a multiple of 16 devices, but there are 8"),
+    ({"mesh.fsdp": -1}, "only one axis can be -1"),
+    (
+      {"train.accumulation": 2},
+      "train.batch_size=8 must be a multiple of mesh.data=8 x mesh.fsdp=1 x"
+      " train.accumulation=2",
+    ),
+    ({"eval.batch_size": 4}, "eval.batch_size=4 must be a multiple of"),
+    (
+      {"mesh.sequence": 8, "data.name": "bytes", "data.length": 100},
+      "the length of a sequence=100 must be a multiple of mesh.sequence=8",
+    ),
+    (
+      {"mesh.fsdp": 8, "mesh.data": 1, "model.width": 20},
+      "model.width=20 must be a multiple of mesh.fsdp=8",
+    ),
+    (
+      {"mesh.tensor": 4, "model.num_heads": 2},
+      "model.num_heads=2 must be a multiple of mesh.tensor=4",
+    ),
+    (
+      {"mesh.tensor": 2, "model.num_heads": 2, "attention.mode": "heads"},
+      "mesh.tensor=2 gives each device 1 heads, .* in layer 0 head 0 has"
+      r" Local\(8\), and head 1 Strided\(8\)",
+    ),
+  ],
+)
+def test_what_cannot_be_split_is_rejected_with_its_numbers(changes, words):
+  with pytest.raises(ValueError, match=words):
+    check(Experiment(runs.tiny(**changes)))
+
+
+def test_heads_with_patterns_in_turn_can_be_split():
+  changes = {"model.num_heads": 4, "attention.mode": "heads", "mesh.tensor": 2}
+  check(Experiment(runs.tiny(**changes)))
+
+
+def test_batch_that_micro_batches_do_not_divide_is_rejected():
+  changes = {"train.accumulation": 3}
+  with pytest.raises(ValueError, match="batch_size=8 .* train.accumulation=3"):
+    mesh.check_batch(runs.tiny(**changes), ONE)
+
+
+# Rules.
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_all_matrices_of_blocks_are_split_and_nothing_else(optimizer):
+  changes = {"model.num_layers": 2, "model.experts": 4}
+  changes |= {"optimizer.name": optimizer}
+  state = jax.eval_shape(Experiment(runs.tiny(**changes)).init)
+  split = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(state):
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    if any(sharding.spec(path, x)):
+      split[name] = x.ndim
+    else:  # vectors, stacked or not; embeddings, logits and routers
+      assert x.ndim < 3 or name.endswith(
+        ("router.kernel", "experts_in.bias", "experts_out.bias")
+      )
+  params = [name for name in split if name.startswith("params.")]
+  assert sum(split[name] == 3 for name in params) == 6 + 4
+  assert sum(split[name] == 4 for name in params) == 2  # of experts
+  moments = [name for name in split if name.startswith("opt_state.")]
+  assert len(moments) == len(params) * (2 if optimizer == "adamw" else 1)
+
+
+def test_layers_and_experts_are_not_split():
+  path = [jax.tree_util.DictKey(x) for x in ("blocks", "mlp_out", "kernel")]
+  expected = PartitionSpec(None, "tensor", "fsdp")
+  assert sharding.spec(path, np.zeros((2, 3, 4))) == expected
+  path[1] = jax.tree_util.DictKey("experts_in")
+  expected = PartitionSpec(None, None, "fsdp", "tensor")
+  assert sharding.spec(path, np.zeros((2, 3, 4, 5))) == expected
+
+
+# Memory, before anything is compiled.
+
+
+def test_explain_divides_memory_by_the_axes_that_split_it():
+  changes = {"model.num_heads": 4, "model.remat": "none"}
+  memory = {}
+  for axis in ("data", *sharding.AXES):
+    settings = changes | {f"mesh.{axis}": 4 if memory else 1}
+    experiment = Experiment(runs.tiny(**settings))
+    report = explanation.explain(experiment.config, experiment.model)
+    memory["one" if not memory else axis] = report["memory"]
+    assert (f"({axis}=4)" in explanation.render(report)) == (len(memory) > 1)
+  one = memory["one"]
+  for axis in ("data", "sequence"):
+    assert memory[axis]["parameters"] == one["parameters"]
+    assert 4 * memory[axis]["activations"] == one["activations"]
+  split = (4 * 16 * 16 + 2 * 16 * 64) * 4  # bytes of all matrices
+  for axis in ("fsdp", "tensor"):
+    for part, copies in (("parameters", 1), ("average", 1), ("optimizer", 2)):
+      less = one[part] - memory[axis][part]
+      assert less == copies * split * 3 // 4
+  assert 4 * memory["fsdp"]["activations"] == one["activations"]
+  kept = memory["tensor"]["activations"] / one["activations"]
+  assert 1 / 4 < kept < 3 / 4  # the residual stream is whole
+
+
+# Runs, on 8 devices of a process of its own.
+
+
+def train_on(*meshes, steps=20, **changes):
+  process = subprocess.run(
+    [
+      *(sys.executable, str(runs.REPO / "tests" / "meshes.py")),
+      json.dumps(dict(meshes=meshes, changes=changes, steps=steps)),
+    ],
+    env={
+      **os.environ,
+      "PYTHONPATH": str(runs.REPO),
+      "XLA_FLAGS": runs.flags_of_devices(8),
+      "JAX_PLATFORMS": "cpu",
+    },
+    capture_output=True,
+    text=True,
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  found = json.loads(process.stdout)
+  one, *others = found["results"]
+  for result in (one, *others):
+    # Each step has its own dropout and examples, so that all differ.
+    np.testing.assert_allclose(result["nats"], one["nats"], atol=1e-5)
+    assert result["bytes"] == result["explained"]
+  # The next step after each of the states, on another mesh.
+  losses = found["restored"]
+  np.testing.assert_allclose(losses, losses[0], atol=1e-4)
+  return one, others
+
+
+def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
+  one, (fsdp, _) = train_on(
+    dict(data=1, fsdp=8),
+    dict(data=1, fsdp=2, sequence=2, tensor=2),
+    steps=5,
+    **{"model.num_layers": 1, "attention.mode": "merged"},
+  )
+  weights = one["bytes"]["parameters"]
+  assert fsdp["bytes"]["parameters"] < weights / 3  # embeddings are whole
+  # Weights are gathered, and their gradients added up. Activations, which have
+  # an axis of 64 positions, stay where they are.
+  kinds, shapes = zip(*fsdp["exchanged"], strict=True)
+  assert set(kinds) == {"all-gather", "all-reduce"}
+  assert not any(len(x) > 2 and "64" in x for x in itertools.chain(*shapes))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+  "more", [{}, {"model.experts": 4}, {"optimizer.name": "muon"}]
+)
+def test_all_meshes_train_as_one_device(more):
+  train_on(
+    dict(data=8),
+    dict(data=1, fsdp=8),
+    dict(data=1, sequence=8),
+    dict(data=2, tensor=4),
+    dict(data=2, fsdp=2, sequence=2),
+    dict(data=1, fsdp=2, sequence=2, tensor=2),
+    **more,
+  )
+
+
+@pytest.mark.soak
+def test_patterns_that_need_whole_heads_train_as_on_one_device():
+  train_on(
+    dict(data=2, sequence=4),
+    dict(data=1, fsdp=2, sequence=2, tensor=2),
+    **{"attention.pattern": "LSH(8, 4), AdaptiveSpan(32)"},
+  )

@@ -1,0 +1,220 @@
+"""Tests of several processes: two real ones, each with devices of its own."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import runs
+
+from configs import digits
+from sparse_transformer import config as config_lib
+from sparse_transformer.training import loop, processes
+
+STOPPED = 130
+TINY = {"train.steps": 5, "eval.every": 3, "mesh.data": 1, "mesh.fsdp": 2}
+# Of 4 devices; each step has its own dropout and examples.
+LARGER = TINY | {
+  "model.dropout": 0.1,
+  "train.accumulation": 2,
+  "train.steps": 12,
+  "mesh.sequence": 2,
+}
+ONE = {"mesh.fsdp": 1, "mesh.sequence": 1}
+
+
+def flags(changes):
+  """The flags that make a `runs.tiny` of configs/digits.py."""
+  before = config_lib.flatten(digits.get_config())
+  after = config_lib.flatten(runs.tiny(**changes))
+  return [
+    f"--config.{name}={value}"
+    for name, value in after.items()
+    if value != before[name]
+  ]
+
+
+def start(number, workdir, port, *words, kill=(0, 0), changes=TINY):
+  """Starts one of two processes; `kill` is (signal, step)."""
+  devices = changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2
+  return subprocess.Popen(
+    [
+      *(sys.executable, runs.REPO / "tests" / "processes.py"),
+      *map(str, map(int, kill)),
+      *("--config=configs/digits.py", f"--workdir={workdir}"),
+      *(f"--coordinator=localhost:{port}", "--num_processes=2"),
+      *(f"--process_id={number}", "--heartbeat_seconds=20"),
+      *("--connect_seconds=100", *words, *flags(changes)),
+    ],
+    cwd=runs.REPO,
+    env={
+      **os.environ,
+      "PYTHONPATH": str(runs.REPO),
+      "XLA_FLAGS": runs.flags_of_devices(devices),
+      "JAX_PLATFORMS": "cpu",
+    },
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def free_port():
+  with socket.socket() as server:
+    server.bind(("localhost", 0))
+    return server.getsockname()[1]
+
+
+def ends(*started):
+  """(exit status, lines on standard error) of each process."""
+  found = []
+  for process in started:
+    _, stderr = process.communicate(timeout=1200)
+    lines = [x for x in stderr.splitlines() if not x.startswith("[Gloo]")]
+    found.append((process.returncode, lines))
+  return found
+
+
+def train_both(workdir, kill=(0, 0), victim=1, changes=TINY):
+  port, kills = free_port(), [(0, 0)] * 2
+  kills[victim] = kill
+  return ends(
+    *(start(i, workdir, port, kill=kills[i], changes=changes) for i in range(2))
+  )
+
+
+def saved(workdir):
+  """{step: the digests of its arrays} of all checkpoints."""
+  found = {}
+  for path in (workdir / "checkpoints").iterdir():
+    about = json.loads((path / "about" / "metadata").read_text())
+    found[int(path.name)] = about["digests"]["arrays"]
+  return found
+
+
+def assert_alike(workdir, other):
+  """Compares the metrics of two runs, which have each line once."""
+  lines, expected = map(runs.without_speed, (workdir, other))
+  for line, same in zip(lines, expected, strict=True):
+    assert line.pop("split") == same.pop("split")
+    assert line == pytest.approx(same, rel=1e-4, abs=1e-5)
+
+
+def test_two_processes_stop_together_and_one_resumes(tmp_path):
+  two, one = tmp_path / "two", tmp_path / "one"
+  (first, said), (second, nothing) = train_both(two, (signal.SIGTERM, 3))
+  assert (first, second) == (STOPPED, STOPPED), (said, nothing)
+  (line,), step = said, max(saved(two))
+  assert 3 <= step <= 4  # the signal is known one step later
+  assert line == (
+    f"train.py: stopped: SIGTERM at step {step}, which is saved; run the same"
+    " command again to resume"
+  )
+  assert not nothing
+  for workdir in (two, one):
+    loop.train(runs.tiny(**TINY | ONE), workdir)
+  assert_alike(two, one)
+
+
+@pytest.mark.parametrize(
+  "given, words",
+  [
+    (("host:1", None, None), "--num_processes and --process_id must be given"),
+    ((None, None, 1), "--coordinator and --num_processes must be given"),
+    (("host", 2, 1), "--coordinator=host must be HOST:PORT"),
+    (("host:70000", 2, 1), "must be HOST:PORT"),
+    (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),
+  ],
+)
+def test_flags_of_processes_are_checked(given, words):
+  with pytest.raises(ValueError, match=words):
+    with processes.joined(*given, connect_seconds=1, heartbeat_seconds=1):
+      raise AssertionError("never starts")
+
+
+# Slow: many processes.
+
+
+@pytest.mark.soak
+def test_coordinator_that_is_not_there_is_one_line(tmp_path):
+  words = "--connect_seconds=5"
+  for number in range(2):
+    alone = start(number, tmp_path, free_port(), words)
+    ((status, lines),) = ends(alone)
+    assert status != 0
+    assert len(lines) == 1 and "no connection to all processes" in lines[0]
+
+
+@pytest.mark.soak
+def test_processes_with_other_settings_are_rejected(tmp_path):
+  port, changes = free_port(), {"train.seed": 1}
+  (first, lines), (second, nothing) = ends(
+    start(0, tmp_path, port), start(1, tmp_path, port, changes=TINY | changes)
+  )
+  assert (first, second) == (1, 1)
+  assert len(lines) == 1, lines
+  assert "train.seed is 0 in process 0, but 1 in process 1" in lines[0]
+  assert not nothing
+  assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.soak
+def test_processes_with_other_data_are_rejected(tmp_path):
+  paths = [tmp_path / name for name in "ab"]
+  for i, path in enumerate(paths):
+    path.write_bytes(bytes(range(100)) * 50 + bytes([i]))
+  changes = TINY | {"data.name": "bytes", "data.length": 32, "data.columns": 8}
+  port, workdir = free_port(), tmp_path / "run"
+  (first, lines), (second, nothing) = ends(
+    *(
+      start(i, workdir, port, changes=changes | {"data.path": str(path)})
+      for i, path in enumerate(paths)
+    )
+  )
+  assert (first, second) == (1, 1)
+  assert len(lines) == 1 and "data (" in lines[0], lines
+  assert not nothing
+
+
+@pytest.mark.soak
+def test_killed_runs_end_as_the_uncut_one(tmp_path):
+  uncut, cut = tmp_path / "uncut", tmp_path / "cut"
+  assert [x[0] for x in train_both(uncut, changes=LARGER)] == [0, 0]
+  rng = random.Random(0)
+  for _ in range(5):
+    victim, step = rng.randrange(2), rng.randrange(1, 6)
+    found = train_both(cut, (signal.SIGKILL, step), victim, LARGER)
+    assert found[victim][0] in (-signal.SIGKILL, 0)
+    if found[victim][0]:
+      status, lines = found[1 - victim]
+      assert status not in (0, STOPPED)
+      assert len(lines) == 1, lines
+      assert "the connection to another process was lost" in lines[0]
+  assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
+  assert saved(cut)[12] == saved(uncut)[12]
+  assert runs.without_speed(cut) == runs.without_speed(uncut)
+
+
+@pytest.mark.soak
+def test_two_processes_resume_what_one_saved_and_back(tmp_path):
+  two, one = tmp_path / "two", tmp_path / "one"
+  stop = train_both(two, (signal.SIGTERM, 3), 0, LARGER)
+  status, _ = zip(*stop, strict=True)
+  assert status == (STOPPED, STOPPED)
+  # Damage of the last checkpoint is seen by both.
+  last = two / "checkpoints" / str(max(saved(two)))
+  files = json.loads((last / "files.json").read_text())
+  largest = max((last / name for name in files), key=os.path.getsize)
+  largest.write_bytes(largest.read_bytes()[:-1] + b"?")
+  (status, lines), (other, nothing) = train_both(
+    two, (signal.SIGINT, 2), changes=LARGER
+  )
+  assert (status, other) == (STOPPED, STOPPED)
+  assert any("damaged" in line for line in lines) and not nothing
+  for workdir in (two, one):
+    loop.train(runs.tiny(**LARGER | ONE), workdir)
+  assert_alike(two, one)

@@ -110,8 +110,15 @@ def attend_planned(
   n = q_BLHK.shape[1]
   for plan in plans:
     for order in (plan.queries, plan.keys):
-      if not isinstance(order, Order) or order.places.shape != (n,):
-        raise ValueError(f"a plan whose orders are not of all {n} positions")
+      if not isinstance(order, Order):
+        raise ValueError(
+          f"a plan with orders of type {type(order).__name__}, which are of a"
+          " part of the positions: plans here must be for all of them"
+        )
+      if order.places.shape != (n,):
+        raise ValueError(
+          f"a plan for {len(order.places)} positions, but there are {n}"
+        )
   work = _Work((("default", executor),), heads=tuple(heads))
 
   def attention(q_BLHK, k_BMHK, v_BMHE, plans):

@@ -100,6 +100,16 @@ def speed() -> str:
   return tables.markdown(rows) + "\n"
 
 
+def content() -> str:
+  """Attention that follows the content, and with learned spans."""
+  rows = [("pattern", "ms", "speed-up over `Causal()`")]
+  for row in records.read("content")["rows"]:
+    pattern, *spans = row["case"].split(", spans of ")
+    name = ", spans of ".join([f"`{pattern}`", *spans])
+    rows.append((name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"))
+  return tables.markdown(rows) + "\n"
+
+
 def compiled() -> str:
   """Training steps as compiled for an H100."""
   rows = [
@@ -187,6 +197,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "trained": trained,
     "presets": presets,
     "speed": speed,
+    "content": content,
     "compiled": compiled,
     "explained": explained,
     "sampling": sampling,

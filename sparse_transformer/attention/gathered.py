@@ -178,7 +178,7 @@ class Gathered:
     dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
     out = steps.empty(v_BLHE, dtype)
     out, lse = lax.fori_loop(0, steps.num, step, (out, out[..., 0]))
-    return _merge(out, lse, plan.tables.places)
+    return steps.merge(out, lse)
 
   def backward(
     self,
@@ -271,6 +271,10 @@ class _Steps(abc.ABC):
     """x, in the order of keys, with what a step computed added to it."""
 
   @abc.abstractmethod
+  def merge(self, out_BHPE, lse_BHP):
+    """(out_BLHE, lse_BLH): the results at the places of each query."""
+
+  @abc.abstractmethod
   def restore(self, n, *arrays):
     """Undoes `arrange`, of n positions: [B, L, H, ...]."""
 
@@ -329,6 +333,11 @@ class _Windows(_Steps):
       2,
     )
 
+  def merge(self, out_BHPE, lse_BHP):
+    # A query has a single place.
+    out, lse = _sum(self.tables.places, out_BHPE, lse_BHP[..., None])
+    return out, lse[..., 0]
+
   def restore(self, n, *arrays):
     del n
     behind = (self.tables.span - 1) * self.tile
@@ -381,6 +390,9 @@ class _Blocks(_Steps):
     is_block = is_last & (at < self.tables.num_blocks)
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
+
+  def merge(self, out_BHPE, lse_BHP):
+    return _merge(out_BHPE, lse_BHP, self.tables.places)
 
   def restore(self, n, *arrays):
     def of_array(x_BHM):

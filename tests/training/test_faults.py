@@ -43,6 +43,12 @@ SETTINGS = {
   "checkpoint.every": 3,
   "checkpoint.keep": 3,
 }
+GROUPS = "model", "attention", "train", "eval", "checkpoint", "optimizer"
+CONTENT = {
+  "attention.pattern": runs.CONTENT,
+  "model.num_layers": 2,
+  "model.experts": 4,
+}
 
 
 def words(workdir, **changes):
@@ -50,8 +56,9 @@ def words(workdir, **changes):
   config = runs.tiny(**SETTINGS | changes)
   settings = [
     f"--config.{group}.{name}={value}"
-    for group in ("model", "train", "eval", "checkpoint", "optimizer")
+    for group in GROUPS
     for name, value in config[group].to_dict().items()
+    if value != ()
   ]
   return [
     f"--config={runs.REPO / 'configs' / 'digits.py'}",
@@ -131,9 +138,9 @@ def copy(whole, tmp_path):
   return shutil.copytree(whole, tmp_path / "copy")
 
 
-def assert_resumes_exactly(workdir, whole):
+def assert_resumes_exactly(workdir, whole, **changes):
   """Checks that a resumed run ends like one without faults."""
-  loop.train(runs.tiny(**SETTINGS), workdir)
+  loop.train(runs.tiny(**SETTINGS | changes), workdir)
   assert runs.without_speed(workdir) == runs.without_speed(whole)
   assert last_state(workdir) == last_state(whole)
 
@@ -141,12 +148,23 @@ def assert_resumes_exactly(workdir, whole):
 # Signals.
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_killed_run_resumes_exactly(kills, whole, tmp_path):
+@pytest.mark.parametrize(
+  "kills, changes",
+  [
+    (2, {}),
+    pytest.param(10, {}, marks=pytest.mark.soak),
+    pytest.param(10, CONTENT, marks=pytest.mark.soak),
+  ],
+)
+def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   rng, workdir = random.Random(kills), tmp_path / "run"
+  if changes:
+    whole = tmp_path / "whole"
+    loop.train(runs.tiny(**SETTINGS | changes), whole)
+  # Many saves, each of which deletes an earlier checkpoint.
+  line = words(workdir, **changes | {"checkpoint.every": 1})
   for _ in range(kills):
-    # Many saves, each of which deletes an earlier checkpoint.
-    process = start("train.py", *words(workdir, **{"checkpoint.every": 1}))
+    process = start("train.py", *line)
     # A moment during steps, saves or evaluation: after some lines and time.
     for _ in zip(range(rng.randrange(4)), process.stdout, strict=False):
       pass
@@ -155,7 +173,7 @@ def test_killed_run_resumes_exactly(kills, whole, tmp_path):
     *lines, _ = process.communicate()[0].split("\n")
     for line in lines:  # no warnings
       assert re.match(r"resumes from step \d|step +\d+  (train|valid)", line)
-  assert_resumes_exactly(workdir, whole)
+  assert_resumes_exactly(workdir, whole, **changes)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   is_alone = given == (None,) * 3 and args.distributed is None
   if not is_alone:
     # Of the runtime's reports, only the last one; read when JAX is imported.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   from sparse_transformer.training import processes
   from sparse_transformer.training.loop import replay, train
 

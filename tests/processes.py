@@ -8,12 +8,15 @@ import pathlib
 import runpy
 import sys
 
-from sparse_transformer.training.experiment import Experiment
+# As train.py does, before JAX is imported.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 REPO = pathlib.Path(__file__).parents[1]
 
 
 def main():
+  from sparse_transformer.training.experiment import Experiment
+
   number, step, *words = sys.argv[1:]
   left, read = [int(step)], Experiment.batch
 

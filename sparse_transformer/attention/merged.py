@@ -250,8 +250,8 @@ def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
     new = plan.queries.restore(*new)
     old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
     out, lse = new if i == 0 else merge(old, new)
-    out_BLHE = out_BLHE.at[:, :, index_of(heads)].set(out)
-    lse_BLH = lse_BLH.at[:, :, index_of(heads)].set(lse)
+    out_BLHE = _put_heads(out_BLHE, heads, out)
+    lse_BLH = _put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
 
 
@@ -285,7 +285,7 @@ def _backward_on(
     )
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
     grads = [
-      total.at[:, :, index_of(heads)].add(x)
+      total + x if heads is None else total.at[:, :, index_of(heads)].add(x)
       for total, x in zip(grads, new, strict=True)
     ]
     for dspans in rest:
@@ -320,3 +320,9 @@ def _in_turn(*arrays):
 
 def _take_heads(x_BLH, heads):
   return x_BLH[:, :, index_of(heads)]
+
+
+def _put_heads(x_BLH, heads, new_BLH):
+  if heads is None:  # without a scatter, whose indices would be empty
+    return new_BLH.astype(x_BLH.dtype)
+  return x_BLH.at[:, :, index_of(heads)].set(new_BLH)

@@ -2,22 +2,20 @@
 
   python -m benchmarks.content [--length=N] [--rounds=N] [--only=TEXT] [--out=F]
 
-Batch 1, 4 heads of 64, float32, forward and backward, all gradients. The cases
-take turns; times are medians of processor times, and ratios are to `Causal()`
-of the same round. `AdaptiveSpan` is compiled once, and run with several spans.
+Batch 1, 4 heads of 64, float32, forward and backward, all gradients.
+`AdaptiveSpan` is compiled once, and run with several spans. See
+`turns.measure`.
 """
 
 import argparse
 import functools
 import pathlib
-import statistics
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record
+from benchmarks import record, turns
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend
 from sparse_transformer.patterns import AdaptiveSpan, Routing
@@ -46,8 +44,8 @@ def step(pattern):
   return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
 
 
-def cases(n):
-  """(name, compiled function, directions)."""
+def cases(n, q, k, v, dout):
+  """(name, compiled function, arguments)."""
   for text in FOLLOWING:
     pattern = patterns.parse(text)[0][0]
     directions = {
@@ -57,18 +55,12 @@ def cases(n):
       for content in pattern.contents()
       if isinstance(content, Routing)
     }
-    yield text, step(pattern), directions
+    yield text, step(pattern), (q, k, v, directions, dout)
   adaptive = AdaptiveSpan(n, RAMP)
   for span in (*SPANS, n):
     spans = jnp.full(HEADS, min(span, n), jnp.float32)
-    yield f"{adaptive}, spans of {span:,}", step(adaptive), {adaptive: spans}
-
-
-def milliseconds(function, arrays):
-  """Processor time of one run."""
-  start = time.process_time()
-  jax.block_until_ready(function(*arrays))
-  return 1e3 * (time.process_time() - start)
+    arrays = q, k, v, {adaptive: spans}, dout
+    yield f"{adaptive}, spans of {span:,}", step(adaptive), arrays
 
 
 def main():
@@ -82,30 +74,12 @@ def main():
   args = parser.parse_args()
   keys = jax.random.split(jax.random.key(0), 4)
   shape = 1, args.length, HEADS, WIDTH
-  q, k, v, dout = (jax.random.normal(key, shape) for key in keys)
-  first, *others = cases(args.length)
-  chosen = [first, *(case for case in others if args.only in case[0])]
-  times = {name: [] for name, *_ in chosen}
-  for i in range(-1, args.rounds):  # the first time, they are compiled
-    for name, function, directions in chosen:
-      time_ms = milliseconds(function, (q, k, v, directions, dout))
-      if i >= 0:
-        times[name].append(time_ms)
-  rows = [row(name, found, times[first[0]]) for name, found in times.items()]
-  for x in rows:
-    print(f"{x['case']}: {x['milliseconds']:.0f} ms, {x['speed_up']:.1f}")
+  arrays = [jax.random.normal(key, shape) for key in keys]
   content = record.about("python -m benchmarks.content", sys.argv[1:])
+  first, *others = cases(args.length, *arrays)
+  chosen = [first, *(case for case in others if args.only in case[0])]
+  rows = turns.measure(chosen, args.rounds)
   record.write(args.out, content | dict(length=args.length, rows=rows))
-
-
-def row(name, times, of_causal):
-  """What the record says about a case."""
-  ratios = [y / x for x, y in zip(times, of_causal, strict=True)]
-  return dict(
-    case=name,
-    milliseconds=round(statistics.median(times), 1),
-    speed_up=round(statistics.median(ratios), 2),
-  )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks import compiled as benchmark, spread as spread_benchmark
 from benchmarks.readme import evidence, records
+from benchmarks.readme.text import wrap
 from sparse_transformer import tables
 from sparse_transformer.targets import rendering
 
@@ -110,6 +111,26 @@ def content() -> str:
   return tables.markdown(rows) + "\n"
 
 
+def experts() -> str:
+  """Mixtures of experts beside a dense MLP of the same FLOPs."""
+  found = records.read("experts")
+  dense, *others = found["rows"]
+  times = (
+    f"{row['case']} {row['milliseconds']:,.0f} ms"
+    f" ({1 / row['speed_up']:.2f} times as long)"
+    for row in others
+  )
+  return (
+    wrap(
+      f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
+      f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward; of"
+      f" the same FLOPs, {', '.join(times)}, with the choice by a router (`python"
+      " -m benchmarks.experts`)."
+    )
+    + "\n"
+  )
+
+
 def compiled() -> str:
   """Training steps as compiled for an H100."""
   rows = [
@@ -198,6 +219,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "presets": presets,
     "speed": speed,
     "content": content,
+    "experts": experts,
     "compiled": compiled,
     "explained": explained,
     "sampling": sampling,

@@ -120,15 +120,12 @@ def experts() -> str:
     f" ({1 / row['speed_up']:.2f} times as long)"
     for row in others
   )
-  return (
-    wrap(
-      f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
-      f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward; of"
-      f" the same FLOPs, {', '.join(times)}, with the choice by a router (`python"
-      " -m benchmarks.experts`)."
-    )
-    + "\n"
+  text = (
+    f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
+    f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward; of"
+    f" the same FLOPs, {', '.join(times)}, with the choice by a router."
   )
+  return wrap(text) + "\n\n"
 
 
 def compiled() -> str:

@@ -98,7 +98,7 @@ def _draw_heads(args):
       step, _ = selection.best_step(scored, saved, signals=signals)
     state = experiment.restore(saved, step)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  about = f"step {int(state.step)}, test example {args.example}"
+  about = f"step {int(state.step):,}, test example {args.example}"
   report = heads.explain(
     experiment.model,
     state.ema,

@@ -24,16 +24,24 @@ PRESETS = sorted(
   if path.stem != "default"
 )
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
-# Changes of presets that are compiled for the first target only.
-VARIANTS = "enwik8 model.remat=none", "enwik8 attention.backend=batched"
+H100, _, V5E = TARGETS
+# Presets with changes, and what they are compiled for.
+VARIANTS = (
+  ("enwik8 model.remat=none", H100),
+  ("enwik8 attention.backend=batched", H100),
+  ("text_small attention.pattern=AdaptiveSpan(224)", H100),
+  ("text_small attention.pattern=AdaptiveSpan(224)", V5E),
+)
 
 
 def main() -> None:
   args = _parse()
   keys = [(p, t) for t, p in itertools.product(args.targets, args.presets)]
-  if TARGETS[0] in args.targets:
-    chosen = [x for x in VARIANTS if x.split()[0] in args.presets]
-    keys += [(variant, TARGETS[0]) for variant in chosen]
+  keys += [
+    (variant, target)
+    for variant, target in VARIANTS
+    if variant.split()[0] in args.presets and target in args.targets
+  ]
   results = record.measure_missing(
     RESULTS, ("preset", "target"), keys, compile_preset, args.again
   )

@@ -34,16 +34,23 @@ def _sum(x):
 
   Sums modulo 2**32 do not depend on their order.
   """
-  x = jnp.asarray(x)
-  kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-  bits = lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-  place = jnp.zeros(x.shape, jnp.uint32)
-  for axis, size in enumerate(x.shape):
+  bits = _bits(x)
+  place = jnp.zeros(bits.shape, jnp.uint32)
+  for axis, size in enumerate(bits.shape):
     place = place * jnp.uint32(size)
-    place += lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    place += lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
   weight = _mix(place) | 1  # odd: any change of the bits changes the product
   first = (bits * weight).sum(dtype=jnp.uint32)
   return jnp.stack([first, _mix(bits ^ weight).sum(dtype=jnp.uint32)])
+
+
+def _bits(x):
+  """The bits of an array: uint32, with an axis of two for types of 64 bits."""
+  x = jnp.asarray(x)
+  if x.dtype == bool:
+    x = x.astype(jnp.uint8)
+  kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+  return lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
 
 
 def _mix(x):

@@ -40,10 +40,12 @@ def of_network(
     `layers` that have it; none if positions are not split, or by an executor
     that gathers them all.
   """
+  if sizes["sequence"] == 1:
+    return []
   platform = registry.current_platform()
   case = costs.attention_case(config, model, platform)
-  executor = registry.EXECUTORS[registry.resolve(model.backend, case)]
-  if sizes["sequence"] == 1 or not hasattr(executor, "shares"):
+  executor = registry.EXECUTORS.get(registry.resolve(model.backend, case))
+  if executor is None or not hasattr(executor, "shares"):
     return []
   own = model.num_heads // sizes["tensor"]
   case = dataclasses.replace(

@@ -104,8 +104,8 @@ def _hold(workdir: pathlib.Path) -> Iterator[None]:
   """Holds the workdir, in the first process, while all of them use it."""
   with contextlib.ExitStack() as stack:
     held = workdir_lib.hold(workdir)
-    processes.decide(lambda: stack.enter_context(held))
-    processes.together(lambda: workdir_lib.check_held(workdir))
+    holder = processes.decide(lambda: stack.enter_context(held))
+    processes.together(lambda: workdir_lib.check_held(workdir, holder))
     yield
 
 
@@ -151,7 +151,8 @@ def check(experiment: Experiment) -> None:
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
   batches = experiment.batches(source.examples("train"))
-  jax.eval_shape(experiment.losses, experiment.like.params, batches[0])
+  with jax.set_mesh(experiment.mesh):
+    jax.eval_shape(experiment.losses, experiment.like.params, batches[0])
 
 
 def _run(

@@ -84,9 +84,13 @@ def check_inference(
   mlp = model.mlp_width * costs.itemsize(model)
   positions = model.length if cache is None else 1
   sequence = (stream + max(logits, mlp)) * positions + (cache or 0)
+  if cache is None:
+    sequence //= sizes["sequence"]
+  shards = mesh.num_shards(sizes)
+  own = batch if batch % shards else batch // shards
   _check_fits(
     f"{name}={batch} with sequences of {model.length} positions",
-    state + batch // mesh.num_shards(sizes) * sequence // sizes["sequence"],
+    state + own * sequence,
     room,
   )
 

@@ -85,7 +85,7 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
       raise ValueError(
         f"{name}={value} must be a multiple of mesh.{axis}={sizes[axis]}"
       )
-  _check_heads(model, sizes["tensor"])
+  _check_heads(model, sizes)
 
 
 def check_batch(config: ConfigDict, sizes: Sizes) -> None:
@@ -124,19 +124,31 @@ def _shards(sizes: Sizes) -> str:
   return f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
 
 
-def _check_heads(model: model_lib.Config, tensor: int) -> None:
+def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
   """Raises ValueError unless the heads of all devices have the same patterns.
 
-  Devices run one program, each on its own heads.
+  Devices run one program, each on its own heads. Where pairs follow the content
+  heads are also split over `sequence`, so that a device has all positions.
   """
-  own = model.num_heads // tensor  # heads of a device
   for layer, heads in enumerate(model.patterns):
-    if heads != heads[:own] * tensor:
+    axes = ["tensor"]
+    if any(pattern.contents() for pattern in heads):
+      axes.append("sequence")
+    devices = math.prod(sizes[axis] for axis in axes)
+    words = " x ".join(f"mesh.{axis}={sizes[axis]}" for axis in axes)
+    if len(heads) % devices:
+      raise ValueError(
+        f"model.num_heads={len(heads)} must be a multiple of {words}, since"
+        f" patterns of layer {layer} follow the content, and need all positions"
+        " of a head on one device"
+      )
+    own = len(heads) // devices  # heads of a device
+    if heads != heads[:own] * devices:
       other = next(h for h, x in enumerate(heads) if x != heads[h % own])
       raise ValueError(
-        f"mesh.tensor={tensor} gives each device {own} heads, which must have"
-        f" the same patterns on all devices, but in layer {layer} head"
-        f" {other % own} has {shorten(heads[other % own])}, and head {other}"
-        f" {shorten(heads[other])}; use fewer devices along tensor, or another"
-        " attention.mode"
+        f"{words} gives each device {own} heads, which must have the same"
+        f" patterns on all devices, but in layer {layer} head {other % own} has"
+        f" {shorten(heads[other % own])}, and head {other}"
+        f" {shorten(heads[other])}; use fewer devices along"
+        f" {' and '.join(axes)}, or another attention.mode"
       )

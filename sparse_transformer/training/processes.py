@@ -26,6 +26,12 @@ from sparse_transformer.training.signals import Signals, Stopped
 
 T = TypeVar("T")
 
+# Some of these is in the error of a collective whose other side is gone.
+LOST = (
+  *("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
+  *("Gloo", "NCCL", "onnection"),
+)
+
 # What the runtime prints before it ends the process, on one line with the
 # status of the error. A program of its own replaces it, as this one then ends.
 _REPORT = """
@@ -33,6 +39,8 @@ import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM):
   signal.signal(number, signal.SIG_IGN)
 for line in sys.stdin.buffer:
+  if line == b"\\0\\n":
+    break
   if b"JAX distributed service detected fatal errors" in line:
     early, late = sys.argv[1:]
     line = early if b"DEADLINE_EXCEEDED" in line else late
@@ -76,6 +84,8 @@ def joined(
         coordinator,
         num_processes,
         process_id,
+        # Otherwise, within Slurm, a process would get a single device.
+        cluster_detection_method="deactivate" if coordinator else None,
         initialization_timeout=connect_seconds,
         heartbeat_timeout_seconds=heartbeat_seconds,
       )
@@ -96,7 +106,7 @@ def joined(
       status = 128 + signal.SIGINT if isinstance(error, Stopped) else 1
       raise SystemExit(status) from error
     except jax.errors.JaxRuntimeError as error:
-      if "RESOURCE_EXHAUSTED" in str(error):
+      if not any(word in str(error) for word in LOST):
         raise
       raise ConnectionError(_lost(str(error).splitlines()[0][-200:])) from error
 
@@ -150,7 +160,6 @@ def _one_line_of_the_runtime(coordinator, seconds):
     start_new_session=True,
   ):
     os.dup2(writer, 2)
-    os.close(writer)
     os.close(reader)
     try:
       yield
@@ -158,6 +167,9 @@ def _one_line_of_the_runtime(coordinator, seconds):
       sys.stderr.flush()
       os.dup2(kept, 2)
       os.close(kept)
+      # Its end: other processes may still hold the pipe.
+      os.write(writer, b"\0\n")
+      os.close(writer)
 
 
 def _agree():

@@ -9,25 +9,35 @@ import socket
 from collections.abc import Iterator
 
 
-def check_held(workdir: str | os.PathLike) -> None:
+def check_held(workdir: str | os.PathLike, holder: str) -> None:
   """Checks that the workdir is the one that another process holds.
+
+  Args:
+    workdir: the folder.
+    holder: what `hold` returned in that process.
 
   Raises:
     ValueError: it is not, as when hosts have a folder of this name each.
   """
-  if not (pathlib.Path(workdir) / "lock").exists():
+  path = pathlib.Path(workdir) / "lock"
+  found = path.read_text() if path.exists() else "nobody"
+  if found != holder:
     raise ValueError(
-      f"{workdir} is not the folder that the first process uses, whose lock is"
-      " not there; all processes need the same one, on a shared file system"
+      f"{workdir} is not the folder that the first process uses: it is held by"
+      f" {found}, not by {holder}; all processes need the same folder, on a"
+      " shared file system"
     )
 
 
 @contextlib.contextmanager
-def hold(workdir: str | os.PathLike) -> Iterator[None]:
+def hold(workdir: str | os.PathLike) -> Iterator[str]:
   """Locks a workdir against other runs; creates it if needed.
 
   The operating system owns the lock: it is released when the process ends,
   however it ends.
+
+  Returns:
+    What the lock says about the holder.
 
   Raises:
     ValueError: another process holds it; the message names process and host.
@@ -45,9 +55,11 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
         " --workdir"
       ) from None
     now = datetime.datetime.now().isoformat(" ", "seconds")
+    holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
     # The name of the holder is optional: a full disk is not an error here.
     with contextlib.suppress(OSError):
       file.truncate(0)
-      file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+      file.write(holder)
       file.flush()
-    yield
+      os.fsync(file.fileno())
+    yield holder

@@ -1,5 +1,6 @@
 """Tests of training/digest.py: any change of an array changes its digest."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,16 @@ def test_any_flipped_bit_changes_both_sums(dtype):
     flipped.view(np.uint8).flat[rng.integers(x.nbytes)] ^= 1 << rng.integers(8)
     after = of(flipped)
     assert before[:8] != after[:8] and before[8:] != after[8:]
+
+
+def test_types_of_one_bit_and_of_64():
+  flags = jnp.array([True, False, True])
+  assert len({of(flags), of(~flags), of(flags[::-1])}) == 3
+  with jax.enable_x64(True):
+    x = np.array(array("float64"))
+    before = of(x)
+    x.view(np.uint8)[0, 0, 0] ^= 1  # of the lower half
+    assert of(x) != before
 
 
 def test_exchanged_values_and_another_order_of_axes_change_it():

@@ -85,6 +85,16 @@ def test_axis_of_minus_one_is_what_is_left(axes, expected):
       "mesh.tensor=2 gives each device 1 heads, .* in layer 0 head 0 has"
       r" Local\(8\), and head 1 Strided\(8\)",
     ),
+    (
+      {
+        "mesh.sequence": 4,
+        "attention.pattern": "Causal(), Local(4) | LSH(8, 4)",
+        "model.num_layers": 2,
+        "model.num_heads": 2,
+      },
+      "model.num_heads=2 must be a multiple of mesh.tensor=1 x mesh.sequence=4,"
+      " since patterns of layer 1 follow the content",
+    ),
   ],
 )
 def test_what_cannot_be_split_is_rejected_with_its_numbers(changes, words):

@@ -190,29 +190,3 @@ def _add_axes(axes, mesh, batch):
     if mesh.shape[axis] > 1 and batch % size == 0:
       axes = (*axes, axis)
   return axes
-
-
-def divide_batch(
-  kernel: Callable[..., tuple[jax.Array, ...]], tables: Any, *arrays: jax.Array
-) -> Any:
-  """Runs a function, each device of the mesh in context on its own sequences.
-
-  Along axes that do not divide the batch, all devices run the same.
-
-  Args:
-    kernel: a function (tables, *arrays) to a tuple of arrays; the first axis of
-      all arrays is the batch, and sequences do not depend on each other.
-    tables: a pytree of arrays, which every device needs entirely.
-    *arrays: arrays [B, ...].
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  if not mesh.auto_axes or mesh.size == 1:
-    return kernel(tables, *arrays)
-  divided = PartitionSpec(_add_axes((), mesh, len(arrays[0])) or None)
-  return jax.shard_map(
-    kernel,
-    in_specs=(PartitionSpec(), *[divided] * len(arrays)),
-    out_specs=divided,
-    axis_names={*mesh.auto_axes},
-    check_vma=False,
-  )(jax.tree.map(jnp.asarray, tables), *arrays)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
@@ -32,9 +31,8 @@ def make(
   devices = jax.devices() if devices is None else devices
   shape = tuple(sizes(config, len(devices)).values())
   # Auto: the compiler propagates shardings; JAX's default is explicit types.
-  return Mesh(
-    np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 4
-  )
+  types = (AxisType.Auto,) * len(AXES)
+  return jax.make_mesh(shape, AXES, types, devices=devices)
 
 
 def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:

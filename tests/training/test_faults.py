@@ -407,7 +407,9 @@ def test_nonfinite_step_leaves_the_state_unchanged(metric, spoil, monkeypatch):
     monkeypatch.setattr(step_lib, "position_losses", losses)
   experiment = Experiment(runs.tiny(**SETTINGS))
   state = jax.jit(experiment.init)()
-  batch = experiment.batches(experiment.source.examples("train"))[0]
+  examples = experiment.source.examples("train")
+  numbers = experiment.batches(range(len(examples)))[0]
+  batch = experiment.batch(examples, numbers)
   new, measured = jax.jit(experiment.step)(state, batch)
   assert np.isnan(measured[metric]) and int(new.step) == 1
   assert metric == "nats" or np.isfinite(measured["nats"])

@@ -309,7 +309,7 @@ for x in jax.tree.leaves(state):
 @pytest.mark.parametrize(
   "backend, more",
   [
-    ("auto", {}),
+    pytest.param("auto", {}, marks=pytest.mark.soak),
     pytest.param("interpreted", {"model.width": 32}, marks=pytest.mark.soak),
     pytest.param("auto", {"model.experts": 4}, marks=pytest.mark.soak),
     pytest.param(

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.targets
 LIMITS = {
   ("enwik8", "h100", "attention"): (8, 3.1),
   ("cifar10", "h100", "attention"): (6, 0.15),
-  ("enwik8", "h100:1x1x8", "attention"): (8, 0.4),
+  # Twice what an eighth of the batch takes on one device: within
+  # `jax.shard_map`, the temporaries are 386 instead of 193 MiB.
+  ("enwik8", "h100:1x1x8", "attention"): (8, 0.6),
   ("enwik8", "v5e", "attention"): (120, 6.0),
   ("cifar10", "v5e", "attention"): (60, 0.6),
   ("enwik8", "h100", "step"): (3_000, 11.3),

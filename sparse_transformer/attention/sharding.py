@@ -118,6 +118,11 @@ def on_any_mesh(
   if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
     *arrays, tables = _varying_alike((*arrays, tables))
     return attention(*arrays, tables)
+  # Of axes that are not in a spec, gradients are summed over the devices: also
+  # if there is one only.
+  named = {axis for entry in split.spec for axis in _axes(entry)}
+  ones = (a for a in mesh.auto_axes if mesh.shape[a] == 1 and a not in named)
+  split = split._replace(sequences=(*split.sequences, *ones))
   inputs, in_specs = (*arrays, tables), (*[split.spec] * len(arrays), specs)
   queries = jax.typeof(arrays[0]).sharding
   if mesh.explicit_axes:

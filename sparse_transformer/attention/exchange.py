@@ -6,14 +6,14 @@ executor, and its results restored.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sparse_transformer.attention import side_by_side
 from sparse_transformer.attention.contract import Arrangement, Table
 from sparse_transformer.attention.moves import Moves
 
@@ -145,12 +145,10 @@ class OverHeads:
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays [B, n, own heads, ...] in this order, from [B, own, H, ...]."""
-
     return self.order.arrange(*to_heads(self.axes, *arrays))
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Undoes `arrange`."""
-
     return to_positions(self.axes, *self.order.restore(*arrays))
 
 
@@ -172,17 +170,13 @@ def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   return tuple(_as_one(send, arrays))
 
 
-def _as_one(send: Callable, arrays: Any) -> list[jax.Array]:
+def _as_one(send: Callable, arrays: Sequence[jax.Array]) -> list[jax.Array]:
   """Sends arrays [B, L, H, ...], those of one dtype in one message."""
-  sent: dict[int, jax.Array] = {}
-  for dtype in dict.fromkeys(x.dtype for x in arrays):
-    chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
-    rows = [arrays[i].reshape(*arrays[i].shape[:3], -1) for i in chosen]
-    ends = np.cumsum([x.shape[3] for x in rows])[:-1]
-    found = send(rows[0] if len(rows) == 1 else jnp.concatenate(rows, 3))
-    for i, x in zip(chosen, jnp.split(found, ends, 3), strict=True):
-      sent[i] = x.reshape(*x.shape[:3], *arrays[i].shape[3:])
-  return [sent[i] for i in range(len(arrays))]
+  rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
+  return [
+    new.reshape(*new.shape[:3], *x.shape[3:])
+    for x, new in zip(arrays, side_by_side.apply(send, rows), strict=True)
+  ]
 
 
 def _take(x_BL, at):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention import online_softmax, side_by_side
 from sparse_transformer.attention.contract import Plan, make_order
 from sparse_transformer.attention.grouping import group
 from sparse_transformer.attention.online_softmax import dot
@@ -423,25 +423,7 @@ def _rows(at, *arrays):
     return x_L.at[at.clip(0)].get(mode="clip")
 
   of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
-  return _side_by_side(lambda x_BLH: of_lanes(x_BLH, at), arrays)
-
-
-def _side_by_side(function: Callable, arrays: tuple) -> tuple:
-  """function of each array, of those with the same dtype at once.
-
-  Where a row is takes longer to find than the row to read.
-
-  Args:
-    function: keeps the last axis.
-    arrays: [..., K], which differ in K.
-  """
-  results: dict[int, jax.Array] = {}
-  for dtype in dict.fromkeys(x.dtype for x in arrays):
-    chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
-    ends = np.cumsum([arrays[i].shape[-1] for i in chosen])[:-1]
-    found = function(jnp.concatenate([arrays[i] for i in chosen], -1))
-    results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))
-  return tuple(results[i] for i in range(len(arrays)))
+  return side_by_side.apply(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
 def _merge(out_BHPE, lse_BHP, places_BHLR):
@@ -473,4 +455,4 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, parts)
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return _side_by_side(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)
+  return side_by_side.apply(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)

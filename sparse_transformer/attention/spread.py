@@ -420,7 +420,7 @@ def of_own_heads(
       "patterns that follow the content need all positions of a head on one"
       f" device, but {len(patterns)} heads cannot be split over"
       f" {num_devices} devices so that all have the same patterns; split"
-      " positions over fewer devices, or use as many heads"
+      " positions over fewer devices, or change the number of heads"
     )
   first = lax.axis_index(axes) * few
   return patterns[:few], {

@@ -113,11 +113,12 @@ def time_per_step(configs: Sequence[ConfigDict], kind: str) -> list[float]:
 
 def _clocked(experiment, clock):
   """Trains a new state, and yields the time of each step and its batch."""
-  batches = experiment.batches(experiment.source.examples("train"))
+  examples = experiment.source.examples("train")
+  numbers = experiment.batches(range(len(examples)))
   state = experiment.first_state()
   for i in itertools.count():
     start = clock()
-    batch = jax.device_put(batches[i], experiment.batch_sharding)
+    batch = experiment.batch(examples, numbers[i])
     with jax.set_mesh(experiment.mesh):
       state, _ = jax.block_until_ready(experiment.update(state, batch))
     yield clock() - start

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 # (weights of one query [L], joined weights of all queries [cells, cells]); -1
-# where there is no pair.
+# for pairs outside the pattern.
 Weights = tuple[np.ndarray, np.ndarray]
 
 

@@ -11,7 +11,8 @@ each, S blocks of keys.
 """
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -197,15 +198,19 @@ class _Last(_State):
     return stack, (_Row(keys, 1, jnp.log(weights)),)
 
 
+# What is kept for which patterns.
+_STATES: tuple[tuple[Any, Callable[[Any, int], _State]], ...] = (
+  (LSH | Routing, _Buckets),
+  (TopBlocks, _BlockSums),
+  (AdaptiveSpan, _Last),
+)
+
+
 def _state_of(content: Content, n: int) -> _State:
   """What is kept for a pattern in sequences of n positions."""
-  match content:
-    case LSH() | Routing():
-      return _Buckets(content, n)
-    case TopBlocks():
-      return _BlockSums(content, n)
-    case AdaptiveSpan():
-      return _Last(content, n)
+  for kinds, state in _STATES:
+    if isinstance(content, kinds):
+      return state(content, n)
   raise ValueError(
     f"{shorten(content)} cannot be decoded with a cache: `content_cache` does"
     " not define what to keep for it; sample with --nocache"
@@ -214,8 +219,10 @@ def _state_of(content: Content, n: int) -> _State:
 
 def can_decode(pattern: Pattern) -> bool:
   """Whether it is known what to keep for all that a pattern contains."""
-  known = LSH | Routing | TopBlocks | AdaptiveSpan
-  return all(isinstance(content, known) for content in pattern.contents())
+  return all(
+    any(isinstance(content, kinds) for kinds, _ in _STATES)
+    for content in pattern.contents()
+  )
 
 
 def take_heads(
@@ -292,7 +299,7 @@ def step(
   Returns:
     (the states after t in this layer, positions [B, H, R] of keys beside those
     of the static part of the pattern, what is added to their scores [B, H, R]:
-    -inf where there is no key). No key is there twice.
+    -inf for padding). No key occurs twice.
   """
   q_B1HK, k_B1HK = (x.astype(jnp.float32) for x in (q_B1HK, k_B1HK))
   t = jnp.asarray(t, jnp.int32)

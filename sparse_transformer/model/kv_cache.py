@@ -325,7 +325,7 @@ def _attend_row(
   Args:
     q_BHK: the queries.
     keys: lists (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]:
-      -inf for what is no key of the row).
+      -inf for keys outside the row).
   """
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])

@@ -76,7 +76,8 @@ def factorize(
     stride: stride of strided attention, or block size of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
-    num_summaries: number of distinct summaries, which the heads use in turn.
+    num_summaries: number of distinct summaries; head h has number
+      h % num_summaries.
     head: index of the head.
 
   Raises:
@@ -131,7 +132,7 @@ def assign(
       every head uses the union of all factors. "heads": head h uses factor
       h % num_factors.
     num_layers, num_heads: size of the network.
-    cycle: order of the factors in mode "interleaved"; by default each in turn.
+    cycle: order of the factors in mode "interleaved"; () stands for 0, 1, ...
     **settings: as in `factorize`.
 
   Returns:
@@ -195,8 +196,8 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
 
   Args:
     text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
-      is a pattern in the algebra | & -, or a tuple of patterns that the heads
-      use in turn.
+      is a pattern in the algebra | & -, or a tuple of patterns, which the
+      heads cycle through.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.

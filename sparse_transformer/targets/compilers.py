@@ -48,13 +48,13 @@ def python(compiler: str) -> pathlib.Path:
   """The interpreter of a compiler's environment.
 
   Raises:
-    ValueError: there is no such environment.
+    ValueError: the environment does not exist.
   """
   folder = os.environ.get(VARIABLE) or REPOSITORY / ".venv" / "targets"
   path = pathlib.Path(folder) / compiler / "bin" / "python"
   if not path.exists():
     raise ValueError(
-      f"the compiler for {compiler} is not installed: there is no {path}; `make"
+      f"the compiler for {compiler} is not installed: {path} is missing; `make"
       f" targets` makes its environment, and {VARIABLE} names another folder"
     )
   return path

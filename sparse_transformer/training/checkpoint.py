@@ -121,8 +121,8 @@ class Checkpoints:
     """Returns a step that is saved; None stands for the last one.
 
     Raises:
-      FileNotFoundError: there is no checkpoint.
-      ValueError: there is none of this step.
+      FileNotFoundError: no checkpoint exists.
+      ValueError: none exists of this step.
     """
     steps = self.steps()
     if not steps:
@@ -183,7 +183,7 @@ class Checkpoints:
       step: one of `steps()`.
 
     Raises:
-      FileNotFoundError: there is no checkpoint, or a run has just deleted it.
+      FileNotFoundError: no checkpoint exists, or a run has just deleted it.
       Damaged: a file of the checkpoint is damaged or missing.
       ValueError: there is none of this step, or it is from another network.
     """
@@ -447,9 +447,10 @@ def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
   found = digest.of_arrays(tree)
   if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
     raise ValueError(
-      f"checkpoint {path} has intact files, but {', '.join(other[:3])} are"
-      f" restored on {jax.device_count()} devices with other bits than were"
-      " saved; restore it on other devices, as nothing was renamed"
+      f"checkpoint {path} has intact files, but some arrays, restored on"
+      f" {jax.device_count()} devices, have other bits than were saved:"
+      f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
+      " other devices"
     )
 
 

@@ -327,8 +327,9 @@ def _num_bytes(tree: Any) -> int:
 
 
 def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
-  """Bytes of activations of a sequence that the backward pass of one layer
-  recomputes on one device.
+  """Bytes of activations that are recomputed for one sequence and layer.
+
+  Those of one device.
   """
   everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
   return (everything - _kept(model, sizes)[0]) // model.num_layers

@@ -152,7 +152,7 @@ def _biases(network, layer, n):
   spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)
   assert spans_H is not None
   weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, n))
-  with np.errstate(divide="ignore"):  # -inf is no pair
+  with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
     return np.log(weights_HLM)
 
 

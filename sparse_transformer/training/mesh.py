@@ -58,7 +58,7 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
   if asked > devices or devices % asked or (not rest and asked != devices):
     raise ValueError(
       f"{words} needs {'a multiple of ' if rest else ''}{asked} devices, but"
-      f" there are {devices}; change an axis, -1 stands for the devices left"
+      f" there are {devices}; change an axis; -1 stands for the devices left"
       " over"
     )
   return given | dict.fromkeys(rest, devices // asked)

@@ -360,7 +360,7 @@ def test_restored_arrays_with_other_bits_are_an_error(
   monkeypatch.setattr(digest, "of_arrays", lambda tree: found)
   for load in restore, restore_last:
     with pytest.raises(
-      ValueError, match="intact files, but step .* other bits"
+      ValueError, match="intact files, but some arrays.*other bits.*: step"
     ):
       load(tmp_path, state)
   assert steps(tmp_path) == [4]

@@ -3,7 +3,7 @@
 python -m benchmarks.readme [--check]
 
 All are made from the records in benchmarks/results, and so are docs/evidence.md
-and the table of docs/accelerators.md. What differed is listed; the exit status
+and tables of other pages. What differed is listed; the exit status
 is then 1. Tables and figures are corrected, unless --check is given; a number
 in the text has to be corrected by hand.
 """
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from absl import flags
 
 from benchmarks import record
-from benchmarks.readme import figures, page
+from benchmarks.readme import figures, page, tables
 from sparse_transformer import atomic, cli
 
-PAGES = "README.md", "docs/accelerators.md", "docs/evidence.md"
+PAGES = *tables.PARTS, "docs/evidence.md"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -5,7 +5,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compiled as benchmark, spread as spread_benchmark
+from benchmarks import (
+  compiled as benchmark,
+  saving as saving_benchmark,
+  spread as spread_benchmark,
+)
 from benchmarks.readme import evidence, records
 from benchmarks.readme.text import wrap
 from sparse_transformer import tables
@@ -208,6 +212,11 @@ def spread() -> str:
   return spread_benchmark.table(records.read("spread")) + "\n"
 
 
+def saving() -> str:
+  """How long saving a checkpoint delays training."""
+  return saving_benchmark.table(records.read("saving")) + "\n"
+
+
 # By page: its parts between markers.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
   "README.md": {
@@ -222,5 +231,5 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "sampling": sampling,
   },
   "docs/accelerators.md": {"compiled": all_compiled},
-  "docs/scaling.md": {"spread": spread},
+  "docs/scaling.md": {"spread": spread, "saving": saving},
 }

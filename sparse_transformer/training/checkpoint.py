@@ -32,7 +32,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
@@ -150,17 +149,16 @@ class Checkpoints:
     self.finish()
     step = int(state.step)
     if not processes.decide(lambda: step in self.steps()):
-      digests = digest.of_arrays(_as_tree(state))
+      tree = _as_tree(state)
       about = self._about | dict(
         validation=validation,
-        digests=dict(version=digest.VERSION, arrays=digests),
+        digests=dict(version=digest.VERSION, arrays=digest.of_arrays(tree)),
       )
       new = self._new(step)
       problem = processes.decide(lambda: _problem(lambda: _make_empty(new)))
       self._report(problem)
       if not problem:
-        tree = _copy(_as_tree(state))
-        self._saving = self._thread.submit(self._write, step, tree, about)
+        self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
     """Waits until the last save is complete.
@@ -170,8 +168,7 @@ class Checkpoints:
     """
     saving, self._saving = self._saving, None
     if saving:
-      found = processes.gather(_problem(saving.result) or "")
-      self._report(next(filter(None, found), None))
+      self._attempt(saving.result)
 
   def restore(self, like: State, step: int | None = None) -> State:
     """Returns the verified state at a step, by default the last one.
@@ -254,15 +251,29 @@ class Checkpoints:
     probe.mkdir()
     probe.rmdir()
 
-  def _write(self, step: int, tree: Any, about: dict[str, Any]) -> None:
-    """Writes a checkpoint, and deletes those that are no longer to be kept.
+  def _start(self, step: int, tree: Any, about: dict[str, Any]) -> None:
+    """Has Orbax copy the arrays, and write them while training goes on.
 
-    All processes write their parts of the arrays, and the first one the rest.
+    All processes write their parts. On CPUs, Orbax refers to the arrays, whose
+    memory JAX then leaves alone.
+    """
+    with contextlib.ExitStack() as stack:
+      orbax = stack.enter_context(_orbax())
+      folder = self._new(step) / "state"
+      orbax.save(folder, args=ocp.args.StandardSave(tree))
+      writing = stack.pop_all()
+    self._saving = self._thread.submit(self._complete, writing, step, about)
+
+  def _complete(
+    self, writing: contextlib.ExitStack, step: int, about: dict[str, Any]
+  ) -> None:
+    """Adds the rest when the arrays are written, and prunes older checkpoints.
+
+    Only the first process does.
     """
     path, new = self._path(step), self._new(step)
     try:
-      with _orbax() as orbax:
-        orbax.save(new / "state", args=ocp.args.StandardSave(tree))
+      writing.close()
       if not processes.is_first():
         return
       (new / "about").mkdir()
@@ -301,6 +312,11 @@ class Checkpoints:
         f" than the current data ({_describe(new)}); use the same data, or"
         " another --workdir"
       )
+
+  def _attempt(self, function: Callable[[], Any]) -> None:
+    """Calls a function in all processes, and reports the first problem."""
+    problems = processes.gather(_problem(function) or "")
+    self._report(next(filter(None, problems), None))
 
   def _report(self, problem: str | None) -> None:
     """Says why a checkpoint could not be written, which all processes know."""
@@ -343,25 +359,9 @@ def _make_empty(folder: pathlib.Path) -> None:
   folder.mkdir()
 
 
-def _copy(tree: Any) -> Any:
-  """Arrays in the host's memory: the next step reuses that of the state."""
-  is_cpu = jax.default_backend() == "cpu"
-  if not processes.are_several():
-    # On CPUs, `device_get` does not copy.
-    copy = np.array if is_cpu else np.asarray
-    return jax.tree.map(copy, jax.device_get(tree))
-  if is_cpu:
-    return jax.tree.map(jnp.copy, tree)
-
-  def move(x):
-    return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
-
-  return jax.tree.map(move, tree)
-
-
 @contextlib.contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
-  """Reads and writes state/, on the calling thread.
+def _orbax() -> Iterator[ocp.AsyncCheckpointer]:
+  """Reads and writes state/; exits when that is done.
 
   If there are several processes, all of them have to.
   """
@@ -376,7 +376,7 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
   logger = logging.getLogger("absl")
   logger.addFilter(_is_not_orbax)
   try:
-    with ocp.Checkpointer(
+    with ocp.AsyncCheckpointer(
       handler, multiprocessing_options=options
     ) as checkpointer:
       yield checkpointer

@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,31 @@ def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
       checkpoints.save(at(state, step), bits)
     checkpoints.finish()
     assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+  tmp_path, state, monkeypatch
+):
+  """Later steps, which reuse the memory of the arrays, change nothing in it."""
+  crc32, later = checkpoint._crc32, threading.Event()
+
+  def wait(path):
+    assert later.wait(60)
+    return crc32(path)
+
+  monkeypatch.setattr(checkpoint, "_crc32", wait)
+  step = jax.jit(lambda x: jax.tree.map(lambda x: x + 1, x), donate_argnums=0)
+  state = dataclasses.replace(state, params=jnp.arange(2.0**22))
+  expected = jax.tree.map(np.array, state)
+  with checkpoint.Checkpoints(tmp_path, keep=9) as checkpoints:
+    checkpoints.save(state)
+    for _ in range(4):
+      state = jax.block_until_ready(step(state))
+    assert checkpoints.steps() == []
+    later.set()
+    checkpoints.finish()
+    assert checkpoints.steps() == [4]
+  assert_same(restore(tmp_path, expected), expected)
 
 
 def test_saved_step_is_not_saved_again(tmp_path, state):

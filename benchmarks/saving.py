@@ -1,0 +1,91 @@
+"""Measures how long saving a checkpoint delays training.
+
+  python -m benchmarks.saving [--rounds=N] [--out=F]
+
+Some steps without a checkpoint, with one that is written while they run, and
+with one that they wait for, in turns; wall time. The network is wide and its
+batches are small, so that the state is large for the time of a step.
+"""
+
+import argparse
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+import jax
+
+from benchmarks import record
+from configs import digits
+from sparse_transformer import tables
+from sparse_transformer.training.checkpoint import Checkpoints
+from sparse_transformer.training.experiment import Experiment
+
+STEPS = 10
+CASES = "none", "written meanwhile", "waited for"
+
+
+def experiment():
+  """Digits with a large network and small batches."""
+  config = digits.get_config()
+  config.model.width = 384
+  config.train.batch_size = 4
+  return Experiment(config)
+
+
+def measure(run: Experiment, workdir: str, rounds: int) -> dict:
+  """Medians of the seconds of each case."""
+  examples = run.source.examples("train")
+  numbers = run.batches(range(len(examples)))
+  state, times = run.first_state(), {name: [] for name in CASES}
+  done = 0
+  with Checkpoints(workdir, keep=1) as checkpoints, jax.set_mesh(run.mesh):
+    for _ in range(1 + rounds):  # the first one compiles
+      for name in CASES:
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        if name != "none":
+          checkpoints.save(state)
+        if name == "waited for":
+          checkpoints.finish()
+        for _ in range(STEPS):
+          state, _ = run.update(state, run.batch(examples, numbers[done]))
+          done += 1
+        jax.block_until_ready(state)
+        times[name].append(time.perf_counter() - start)
+        checkpoints.finish()
+  return dict(
+    megabytes=sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6,
+    steps=STEPS,
+    seconds={
+      name: round(statistics.median(x[1:]), 3) for name, x in times.items()
+    },
+  )
+
+
+def table(result: dict) -> str:
+  """The times of a record, as a Markdown table."""
+  rows = [
+    (f"checkpoint of {result['megabytes']:.0f} MB", f"{result['steps']} steps")
+  ]
+  rows += [(name, f"{x:.2f} s") for name, x in result["seconds"].items()]
+  return tables.markdown(rows)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument(
+    "--out", type=pathlib.Path, default=record.FOLDER / "saving.json"
+  )
+  args = parser.parse_args()
+  content = record.about("python -m benchmarks.saving", sys.argv[1:])
+  with tempfile.TemporaryDirectory() as workdir:
+    result = measure(experiment(), workdir, args.rounds)
+  print(table(result))
+  record.write(args.out, content | result)
+
+
+if __name__ == "__main__":
+  main()

@@ -394,42 +394,62 @@ def _load(path: pathlib.Path, like: State) -> State:
   Raises:
     ValueError: it is from another network, or Orbax cannot read it.
   """
-  tree, whole = _as_tree(like), like.step.sharding
+  tree = processes.together(lambda: _arrays(path, like))
+  with _readable(path), _orbax() as orbax:
+    args = ocp.args.StandardRestore(tree)
+    found = orbax.restore(path / "state", args=args)
+    found = jax.tree.map(jnp.asarray, found)
+  _check_digests(path, found)
+  return State(**found)
+
+
+def _arrays(path: pathlib.Path, like: State) -> dict[str, Any]:
+  """What to read of a checkpoint: shapes, dtypes and shardings."""
+  with _readable(path), _orbax() as orbax:
+    metadata = orbax.metadata(path / "state").item_metadata
+  tree = _as_tree(like)
+  # Evaluation may use another dtype than training, and no loss scale.
+  if "loss_scale" in metadata.tree:
+    scale = jax.eval_shape(lambda: loss_scale.init("float16"))
+    tree["loss_scale"] = _placed(scale, like.step.sharding)
+  else:
+    tree.pop("loss_scale", None)
+  _check_shapes(path, _shapes(metadata.tree), _shapes(tree))
+  return tree
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+  """Raises ValueError if Orbax cannot read a checkpoint."""
   try:
-    with _orbax() as orbax:
-      metadata = orbax.metadata(path / "state").item_metadata
-      # Evaluation may use another dtype than training, and no loss scale.
-      if "loss_scale" in metadata.tree:
-        tree["loss_scale"] = _placed(
-          jax.eval_shape(lambda: loss_scale.init("float16")), whole
-        )
-      else:
-        tree.pop("loss_scale", None)
-      saved, expected = _shapes(metadata.tree), _shapes(tree)
-      names = sorted(saved.keys() | expected.keys())
-      differing = [n for n in names if saved.get(n) != expected.get(n)]
-      if not differing:
-        args = ocp.args.StandardRestore(tree)
-        found = orbax.restore(path / "state", args=args)
-        found = jax.tree.map(jnp.asarray, found)
+    yield
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"
     ) from error
-  if differing:
-    _check_centroids(path, saved, expected)
-    if any("spans" in name.split(".") for name in differing):
-      raise ValueError(
-        f"checkpoint {path} and attention.pattern differ in learned spans: use"
-        " AdaptiveSpan if and only if it was trained with it"
-      )
+
+
+def _check_shapes(
+  path: pathlib.Path,
+  saved: dict[str, tuple[int, ...]],
+  expected: dict[str, tuple[int, ...]],
+) -> None:
+  """Raises ValueError if a checkpoint is from another network."""
+  names = sorted(saved.keys() | expected.keys())
+  differing = [n for n in names if saved.get(n) != expected.get(n)]
+  if not differing:
+    return
+  _check_centroids(path, saved, expected)
+  if any("spans" in name.split(".") for name in differing):
     raise ValueError(
-      f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; omit overrides of the model"
+      f"checkpoint {path} and attention.pattern differ in learned spans: use"
+      " AdaptiveSpan if and only if it was trained with it"
     )
-  _check_digests(path, found)
-  return State(**found)
+  raise ValueError(
+    f"checkpoint {path} is from another network: the shapes of"
+    f" {', '.join(differing[:3])} differ; omit overrides of the model"
+  )
 
 
 def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:

@@ -32,20 +32,25 @@ LOST = (
   *("Gloo", "NCCL", "onnection"),
 )
 
-# What the runtime prints before it ends the process, on one line with the
-# status of the error. A program of its own replaces it, as this one then ends.
+# What is printed when one of them is gone, once: by the runtime before it ends
+# the process, by what caught the error of a collective, or by both. A program
+# of its own filters it, as this one may end meanwhile.
+_SAID = "the connection to another process was lost"
 _REPORT = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM):
   signal.signal(number, signal.SIG_IGN)
+early, late, said = (word.encode() for word in sys.argv[1:])
+is_said = False
 for line in sys.stdin.buffer:
   if line == b"\\0\\n":
     break
+  if is_said:
+    continue
+  is_said = said in line
   if b"JAX distributed service detected fatal errors" in line:
-    early, late = sys.argv[1:]
-    line = early if b"DEADLINE_EXCEEDED" in line else late
-    os.write(2, line.encode() + b"\\n")
-    break
+    is_said = True
+    line = (early if b"DEADLINE_EXCEEDED" in line else late) + b"\\n"
   os.write(2, line)
 """
 
@@ -73,7 +78,7 @@ def joined(
 
   Raises:
     ValueError: the others cannot be reached, or an argument is wrong.
-    ConnectionError: the connection to them was lost.
+    SystemExit: the connection to them was lost, which a line says.
   """
   _check(coordinator, num_processes, process_id)
   with _one_line_of_the_runtime(coordinator, connect_seconds):
@@ -108,7 +113,9 @@ def joined(
     except jax.errors.JaxRuntimeError as error:
       if not any(word in str(error) for word in LOST):
         raise
-      raise ConnectionError(_lost(str(error).splitlines()[0][-200:])) from error
+      reason = str(error).splitlines()[0][-200:]
+      print(f"{_program()}: {_lost(reason)}", file=sys.stderr, flush=True)
+      raise SystemExit(1) from error
 
 
 def _check(coordinator, num_processes, process_id):
@@ -135,26 +142,29 @@ def _check(coordinator, num_processes, process_id):
 
 def _lost(reason):
   return (
-    f"the connection to another process was lost ({reason}); see what it"
-    " printed. The last checkpoint stays: start all processes again to resume"
+    f"{_SAID} ({reason}); see what it printed. The last checkpoint stays: start"
+    " all processes again to resume"
   )
+
+
+def _program():
+  return os.path.basename(sys.argv[0])
 
 
 @contextlib.contextmanager
 def _one_line_of_the_runtime(coordinator, seconds):
   """Shortens what the runtime prints before it ends the process."""
-  name = os.path.basename(sys.argv[0])
   place = f" at --coordinator={coordinator}" if coordinator else ""
   early = (
-    f"{name}: no connection to all processes{place} within {seconds} s; check"
-    " that all of them run, with the same address and number of processes"
+    f"{_program()}: no connection to all processes{place} within {seconds} s;"
+    " check that all of them run, with the same address and number of processes"
   )
-  late = f"{name}: {_lost('it is silent or has ended')}"
+  late = f"{_program()}: {_lost('it is silent or has ended')}"
   sys.stderr.flush()
   kept = os.dup(2)
   reader, writer = os.pipe()
   with subprocess.Popen(
-    [sys.executable, "-c", _REPORT, early, late],
+    [sys.executable, "-c", _REPORT, early, late, _SAID],
     stdin=reader,
     stderr=kept,
     start_new_session=True,

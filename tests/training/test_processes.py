@@ -38,17 +38,14 @@ def flags(changes):
   ]
 
 
-def start(number, workdir, port, *words, kill=(0, 0), changes=TINY):
-  """Starts one of two processes; `kill` is (signal, step)."""
-  devices = changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2
+def run(workdir, *words, devices, kill=(0, 0), changes=TINY):
+  """Starts a process with some devices; `kill` is (signal, step)."""
   return subprocess.Popen(
     [
       *(sys.executable, runs.REPO / "tests" / "processes.py"),
       *map(str, map(int, kill)),
       *("--config=configs/digits.py", f"--workdir={workdir}"),
-      *(f"--coordinator=localhost:{port}", "--num_processes=2"),
-      *(f"--process_id={number}", "--heartbeat_seconds=20"),
-      *("--connect_seconds=100", *words, *flags(changes)),
+      *(*words, *flags(changes)),
     ],
     cwd=runs.REPO,
     env={
@@ -60,6 +57,19 @@ def start(number, workdir, port, *words, kill=(0, 0), changes=TINY):
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
+  )
+
+
+def start(number, workdir, port, *words, kill=(0, 0), changes=TINY):
+  """Starts one of two processes."""
+  return run(
+    workdir,
+    *(f"--coordinator=localhost:{port}", "--num_processes=2"),
+    *(f"--process_id={number}", "--heartbeat_seconds=20"),
+    *("--connect_seconds=100", *words),
+    devices=changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2,
+    kill=kill,
+    changes=changes,
   )
 
 
@@ -218,3 +228,16 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
   for workdir in (two, one):
     loop.train(runs.tiny(**LARGER | ONE), workdir)
   assert_alike(two, one)
+
+
+@pytest.mark.soak
+def test_one_process_on_eight_devices_resumes_and_two_again(tmp_path):
+  moved, one = tmp_path / "moved", tmp_path / "one"
+  stop = signal.SIGTERM, 3
+  assert [x[0] for x in train_both(moved, stop, 0, LARGER)] == [STOPPED] * 2
+  eight = run(moved, devices=8, kill=stop, changes=LARGER | {"mesh.data": 2})
+  ((status, lines),) = ends(eight)
+  assert status == STOPPED and "is 2 from now on" in lines[0], lines
+  assert [x[0] for x in train_both(moved, changes=LARGER)] == [0, 0]
+  loop.train(runs.tiny(**LARGER | ONE), one)
+  assert_alike(moved, one)

@@ -36,8 +36,6 @@ def experiment():
 
 def measure(run: Experiment, workdir: str, rounds: int) -> dict:
   """Medians of the seconds of each case."""
-  examples = run.source.examples("train")
-  numbers = run.batches(range(len(examples)))
   state, times = run.first_state(), {name: [] for name in CASES}
   done = 0
   with Checkpoints(workdir, keep=1) as checkpoints, jax.set_mesh(run.mesh):
@@ -50,7 +48,7 @@ def measure(run: Experiment, workdir: str, rounds: int) -> dict:
         if name == "waited for":
           checkpoints.finish()
         for _ in range(STEPS):
-          state, _ = run.update(state, run.batch(examples, numbers[done]))
+          state, _ = run.update(state, run.batch(done))
           done += 1
         jax.block_until_ready(state)
         times[name].append(time.perf_counter() - start)

@@ -42,18 +42,15 @@ class Run:
     devices = tuple(jax.devices()[: 8 if mesh else 1])
     self.experiment = Experiment(runs.tiny(**TINY | changes | axes), devices)
     self.like = self.experiment.like
-    examples = self.experiment.source.examples("train")
-    self.batches = self.experiment.batches(examples)
     with jax.set_mesh(self.experiment.mesh):
-      lowered = self.experiment.update.lower(self.like, self.batch(0))
+      lowered = self.experiment.update.lower(
+        self.like, self.experiment.batch(0)
+      )
     self.update = lowered.compile()
-
-  def batch(self, step):
-    return jax.device_put(self.batches[step], self.experiment.batch_sharding)
 
   def advance(self, state, step):
     """(the state after a step, its loss)."""
-    state, measured = self.update(state, self.batch(step))
+    state, measured = self.update(state, self.experiment.batch(step))
     return state, float(measured["nats"])
 
   def train(self, steps):

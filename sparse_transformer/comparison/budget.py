@@ -113,12 +113,10 @@ def time_per_step(configs: Sequence[ConfigDict], kind: str) -> list[float]:
 
 def _clocked(experiment, clock):
   """Trains a new state, and yields the time of each step and its batch."""
-  examples = experiment.source.examples("train")
-  numbers = experiment.batches(range(len(examples)))
   state = experiment.first_state()
   for i in itertools.count():
     start = clock()
-    batch = experiment.batch(examples, numbers[i])
+    batch = experiment.batch(i)
     with jax.set_mesh(experiment.mesh):
       state, _ = jax.block_until_ready(experiment.update(state, batch))
     yield clock() - start

@@ -115,24 +115,28 @@ class Experiment:
       self.step, donate_argnums=0, out_shardings=(shardings, whole)
     )
 
-  def batches(self, examples: Sequence) -> Sequence[np.ndarray]:
-    """The batches of a run: `batches[i]` is for the step after i updates.
+  @functools.cached_property
+  def examples(self) -> Sequence[np.ndarray]:
+    """The examples of the training split."""
+    return self.source.examples("train")
+
+  @functools.cached_property
+  def numbers(self) -> Sequence[np.ndarray]:
+    """Which examples are in which batch: `numbers[i]` [B] after i updates."""
+    settings, numbers = self.config.train, range(len(self.examples))
+    return data.batches(numbers, settings.batch_size, settings.seed)
+
+  def batch(self, updates: int) -> jax.Array:
+    """The batch of the next step, on the devices: uint8 [B, L].
+
+    Each process reads only its own examples.
 
     Args:
-      examples: the examples of the training split, or their numbers.
+      updates: the number of steps before it.
     """
-    settings = self.config.train
-    return data.batches(examples, settings.batch_size, settings.seed)
-
-  def batch(self, examples: Sequence, numbers: np.ndarray) -> jax.Array:
-    """Some examples on the devices: uint8 [B, L].
-
-    Args:
-      examples: of the training split; each process reads only its own.
-      numbers: which of them, [B].
-    """
+    numbers = self.numbers[updates]
     shape = len(numbers), self.model.length
-    read = lambda i: examples[int(numbers[i])]
+    read = lambda i: self.examples[int(numbers[i])]
     return rows.place(read, shape, self.batch_sharding)
 
   def restore(

@@ -150,9 +150,9 @@ def check(experiment: Experiment) -> None:
   mesh.check_eval_batch(config, sizes)
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
-  batches = experiment.batches(source.examples("train"))
+  batch = experiment.batch(0)
   with jax.set_mesh(experiment.mesh):
-    jax.eval_shape(experiment.losses, experiment.like.params, batches[0])
+    jax.eval_shape(experiment.losses, experiment.like.params, batch)
 
 
 def _run(
@@ -166,8 +166,6 @@ def _run(
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
   first, last = int(state.step), config.train.steps
-  examples = experiment.source.examples("train")
-  numbers = experiment.batches(range(len(examples)))
   flops_per_token = costs.flops_per_token(config, model)
   if model.experts and not any(line["split"] == "network" for line in lines):
     writer.note(
@@ -191,7 +189,7 @@ def _run(
     watch.restart()
     for step in range(first, last):
       stops.check()
-      batch = experiment.batch(examples, numbers[step])
+      batch = experiment.batch(step)
       state, measured = experiment.update(state, batch)
       bits = None
       stops.signals.expendable = False
@@ -267,8 +265,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       if before
       else experiment.first_state()
     )
-  examples, numbers = _examples(experiment, step)
-  batch = experiment.batch(examples, numbers)
+  numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.step)(state, batch)
     losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
@@ -361,7 +358,7 @@ def _act(
   if verdict is None:
     return
   step = verdict.step
-  examples = _examples(experiment, step)[1].tolist()
+  examples = experiment.numbers[step - 1].tolist()
   if verdict.split:
     writer.note(step, verdict.split, **verdict.values, examples=examples)
   if verdict.stop:
@@ -371,9 +368,3 @@ def _act(
       f" training examples {', '.join(map(str, examples))}; to recompute it:"
       f" {command}"
     )
-
-
-def _examples(experiment: Experiment, step: int) -> tuple[Sequence, np.ndarray]:
-  """(training examples, the numbers of those in the batch of a step)."""
-  examples = experiment.source.examples("train")
-  return examples, experiment.batches(range(len(examples)))[step - 1]

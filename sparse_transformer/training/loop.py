@@ -120,7 +120,8 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   fields = config_lib.flatten(config)
   fields.pop("data.path")  # of each host's own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
-  processes.check_same(fields | data | about["versions"])
+  versions = about["versions"] | dict(python=about["python"])
+  processes.check_same(fields | data | versions)
   return about
 
 

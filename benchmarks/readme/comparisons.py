@@ -81,24 +81,27 @@ def headline(found: dict[str, Any]) -> str:
   of_seeds = "1 seed"
   if about["seeds"] > 1:
     of_seeds = f"mean ± standard deviation of {about['seeds']} seeds"
-  scores = listed({row["choice"]: row["validation"] for row in ranked})
+  digits = records.decimals(about["unit"])
+  scores = listed({row["choice"]: row["validation"] for row in ranked}, digits)
   gaps = {row["choice"]: row["gap"] for row in ranked if row["gap"]}
   unit = about["unit"][0].upper() + about["unit"][1:]
   text = (
     f"{unit} of the validation split, {of_seeds}: {scores}. Difference to"
-    f" `{about['choices'][0]}`, seed by seed: {listed(gaps, sign='+')}."
+    f" `{about['choices'][0]}`, seed by seed: {listed(gaps, digits, '+')}."
   )
   for axis, x in found["equal"].items():
-    scores = listed({row["choice"]: row["equal"][axis] for row in ranked})
-    text += f" At {x:,.0f} {curves.LABELS[axis]}: {scores}."
+    equal = {row["choice"]: row["equal"][axis] for row in ranked}
+    text += f" At {x:,.0f} {curves.LABELS[axis]}: {listed(equal, digits)}."
   return text
 
 
-def listed(means: dict[str, dict[str, Any]], sign: str = "") -> str:
+def listed(
+  means: dict[str, dict[str, Any]], digits: int, sign: str = ""
+) -> str:
   """Choices and their means, the lowest first."""
   ordered = sorted(means.items(), key=lambda item: item[1]["mean"])
   return ", ".join(
-    f"`{choice}` {records.with_deviation(mean, sign=sign)}"
+    f"`{choice}` {records.with_deviation(mean, digits, sign)}"
     for choice, mean in ordered
   )
 

@@ -48,7 +48,9 @@ def headline(found: dict[str, Any]) -> str:
   runs = found["runs"]
   first, last = (runs[0]["contexts"][i]["min_context"] for i in (0, -1))
   unit = runs[0]["unit"]
-  changes = (f"`{run['run']}` {change(run['contexts'][-1])}" for run in runs)
+  changes = (
+    f"`{run['run']}` {change(run['contexts'][-1], unit)}" for run in runs
+  )
   return (
     f"Scored with at least {last:,} {records.SYMBOLS[unit]} of context instead"
     f" of {first:,}, the {unit} of the same {found['symbols']:,} change by:"
@@ -56,10 +58,10 @@ def headline(found: dict[str, Any]) -> str:
   )
 
 
-def change(row: dict[str, Any]) -> str:
+def change(row: dict[str, Any], unit: str) -> str:
   """The paired difference in a row, with its error."""
   mean = dict(mean=row["difference"], deviation=row["difference_error"])
-  return records.with_deviation(mean, 3, sign="+")
+  return records.with_deviation(mean, records.decimals(unit, 3), sign="+")
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -68,6 +70,11 @@ def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
   lines = [("run", "n", *(f"at least {x:,} before" for x in contexts))]
   for run in found["runs"]:
     first, *others = run["contexts"]
-    cells = f"`{run['run']}`", f"{run['length']:,}", f"{first['bits']:.3f}"
-    lines.append((*cells, *map(change, others)))
+    unit = run["unit"]
+    cells = (
+      f"`{run['run']}`",
+      f"{run['length']:,}",
+      f"{first['bits']:.{records.decimals(unit, 3)}f}",
+    )
+    lines.append((*cells, *(change(row, unit) for row in others)))
   return lines

@@ -74,6 +74,11 @@ def minutes(seconds: float) -> str:
   return f"{number:,} minute{'s' * (number != 1)}"
 
 
+def decimals(unit: str, usual: int = 2) -> int:
+  """How many decimals bits are written with: those of bases differ little."""
+  return 4 if unit == "bits/base" else usual
+
+
 def with_deviation(
   mean: dict[str, float | None], digits: int = 2, sign: str = ""
 ) -> str:

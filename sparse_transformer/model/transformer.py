@@ -205,8 +205,11 @@ class Transformer(nnx.Module):
       )
     places = np.unravel_index(np.arange(n), self.config.axes)
     x_BLD = self.token(tokens_BL)
+    # Gradients are added up over the batch. If it is split, each device has to
+    # add its own to the table first: that is what is then sent, and not [L, D].
+    rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
     for embed, place_L in zip(self.position, places, strict=True):
-      x_BLD = x_BLD + embed(jnp.asarray(place_L))[None]
+      x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 

@@ -14,6 +14,7 @@ import itertools
 
 from benchmarks import record
 from sparse_transformer import tables
+from sparse_transformer.comparison import choices
 from sparse_transformer.targets import advice, catalogue, compilers, rendering
 from sparse_transformer.training import mesh
 
@@ -24,19 +25,30 @@ PRESETS = sorted(
   if path.stem != "default"
 )
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
-H100, _, V5E = TARGETS
+H100, H100S, V5E = TARGETS
+POD = "v5e:4x4"
 # Presets with changes, and what they are compiled for.
 VARIANTS = (
   ("enwik8 model.remat=none", H100),
   ("enwik8 attention.backend=batched", H100),
   ("text_small attention.pattern=AdaptiveSpan(224)", H100),
   ("text_small attention.pattern=AdaptiveSpan(224)", V5E),
+  ("cifar10 mesh.fsdp=8", H100S),
+  ("cifar10 mesh.fsdp=2 mesh.sequence=4", H100S),
+  ("enwik8 mesh.fsdp=8", H100S),
+  ("enwik8 mesh.sequence=8", H100S),
+  ("music_3m mesh.fsdp=8", H100S),
+  ("music_3m mesh.sequence=8", H100S),
+  ("cifar10 mesh.fsdp=4 mesh.sequence=4", POD),
+  ("enwik8 mesh.fsdp=4 mesh.sequence=4", POD),
+  ("music_3m mesh.sequence=16", POD),
 )
 
 
 def main() -> None:
   args = _parse()
-  keys = [(p, t) for t, p in itertools.product(args.targets, args.presets)]
+  targets = [target for target in args.targets if target != POD]
+  keys = [(p, t) for t, p in itertools.product(targets, args.presets)]
   keys += [
     (variant, target)
     for variant, target in VARIANTS
@@ -51,7 +63,7 @@ def main() -> None:
 def _parse():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
-  parser.add_argument("--targets", nargs="+", default=TARGETS)
+  parser.add_argument("--targets", nargs="+", default=[*TARGETS, POD])
   parser.add_argument("--again", action="store_true")
   return parser.parse_args()
 
@@ -59,7 +71,7 @@ def _parse():
 def compile_preset(preset: str, name: str) -> dict:
   """The report on a preset, with advice if it does not fit.
 
-  A batch that is too small for the devices is made as large as they are many.
+  A batch that is too small for the mesh gets one sequence for each part.
 
   Args:
     preset: name of a config, and fields to change: "enwik8 model.remat=none".
@@ -67,13 +79,13 @@ def compile_preset(preset: str, name: str) -> dict:
   """
   target = catalogue.parse(name)
   file, *fields = preset.split()
-  config = importlib.import_module(f"configs.{file}").get_config()
-  config.update_from_flattened_dict(dict(x.split("=") for x in fields))
-  train = config.train
-  changes = {}
-  if train.batch_size < target.num_devices:
-    train.batch_size = changes["train.batch_size"] = target.num_devices
-  mesh.check_batch(config, mesh.sizes(config, target.num_devices))
+  preset_config = importlib.import_module(f"configs.{file}").get_config()
+  values = dict(field.split("=") for field in fields)
+  config = choices.with_values(preset_config, **values)
+  sizes, changes = mesh.sizes(config, target.num_devices), {}
+  if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
+    config.train.batch_size = changes["train.batch_size"] = fewest
+  mesh.check_batch(config, sizes)
   report = compilers.compile_for(target, config) | dict(changes=changes)
   if any(map(rendering.needed_more, report["programs"])):
     report["advice"] = advice.advise(target, config, report)
@@ -102,16 +114,10 @@ def table(results):
 
 
 def _row(report):
-  tried = report.get("advice", dict(tried=[]))["tried"]
-  final = next(filter(advice.fits, [report, *tried]), report)
+  final, changes = _with_what_fits(report)
   program = final["programs"][0]
   if not program["compiles"] or not program["fits"]:
     return program["executor"], "does not fit", *[""] * 4
-  changes = [
-    f"{k.partition('.')[2]}={v}" for k, v in final.get("changes", {}).items()
-  ]
-  if final["target"] != report["target"]:
-    changes.append(final["target"])
   count, moved = (
     sum(kind[field] for kind in program["collectives"].values())
     for field in ("count", "bytes")
@@ -120,12 +126,62 @@ def _row(report):
   seconds = modelled.get("seconds")
   return (
     program["executor"],
-    ", ".join(changes) or "-",
+    changes,
     rendering.size(program["memory"]["peak"]),
     f"{program['launches']:,}",
     f"{count:,} ({rendering.size(moved)})" if count else "-",
     f"{seconds * 1e3:,.4g} ms" if seconds else "-",
   )
+
+
+def _with_what_fits(report):
+  """The report on what fits, if anything does, and how that differs."""
+  tried = report.get("advice", dict(tried=[]))["tried"]
+  final = next(filter(advice.fits, [report, *tried]), report)
+  changes = [
+    f"{k.partition('.')[2]}={v}" for k, v in final.get("changes", {}).items()
+  ]
+  if final["target"] != report["target"]:
+    changes.append(final["target"])
+  return final, ", ".join(changes) or "-"
+
+
+def is_on_mesh(report: dict) -> bool:
+  """Whether a report is on a mesh other than that of the preset."""
+  return " mesh." in report["preset"]
+
+
+def meshes(results):
+  """Memory and collectives of one device, as a Markdown table."""
+  rows = [
+    (
+      "preset",
+      "mesh",
+      "target",
+      "changed to fit",
+      "peak memory",
+      "arguments",
+      "collectives of a step",
+    )
+  ]
+  for report in filter(is_on_mesh, results):
+    final, changes = _with_what_fits(report)
+    program = final["programs"][0]
+    preset, *fields = report["preset"].split()
+    axes = ", ".join(field.removeprefix("mesh.") for field in fields)
+    cells = ["does not fit", "", "", ""]
+    if program["fits"]:
+      memory, moved = program["memory"], program["collectives"]
+      cells = [
+        changes,
+        *(rendering.size(memory[part]) for part in ("peak", "arguments")),
+        "; ".join(
+          f"{found['count']:,} {kind}, {rendering.size(found['bytes'])}"
+          for kind, found in moved.items()
+        ),
+      ]
+    rows.append((f"`{preset}`", axes, f"`{report['target']}`", *cells))
+  return tables.markdown(rows)
 
 
 if __name__ == "__main__":

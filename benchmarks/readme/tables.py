@@ -1,12 +1,15 @@
 """The README's tables of results, made from records."""
 
 import importlib
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
   compiled as benchmark,
+  million as million_benchmark,
+  plan as plan_benchmark,
   saving as saving_benchmark,
   spread as spread_benchmark,
 )
@@ -204,7 +207,23 @@ def explained() -> str:
 
 def all_compiled() -> str:
   """All presets as compiled for GPUs and TPUs."""
-  return benchmark.table(records.read("compiled")) + "\n"
+  found = itertools.filterfalse(benchmark.is_on_mesh, records.read("compiled"))
+  return benchmark.table(found) + "\n"
+
+
+def meshes() -> str:
+  """Presets on other meshes, as compiled for GPUs and TPUs."""
+  return benchmark.meshes(records.read("compiled")) + "\n"
+
+
+def plan() -> str:
+  """A plan of runs on many devices."""
+  return plan_benchmark.table(records.read("plan")["rows"]) + "\n"
+
+
+def million() -> str:
+  """Memory of a step whose positions are split."""
+  return million_benchmark.text(records.read("million")) + "\n"
 
 
 def spread() -> str:
@@ -231,5 +250,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "sampling": sampling,
   },
   "docs/accelerators.md": {"compiled": all_compiled},
-  "docs/scaling.md": {"spread": spread, "saving": saving},
+  "docs/scaling.md": {
+    "spread": spread,
+    "meshes": meshes,
+    "million": million,
+    "plan": plan,
+    "saving": saving,
+  },
 }

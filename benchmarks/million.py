@@ -1,0 +1,129 @@
+"""Measures a training step of 1,048,576 positions, split over 8 devices.
+
+  python -m benchmarks.million
+
+`configs/music_3m.py` with 2 layers, one of windows and one of columns, and one
+head of width 32, in float32, on CPU devices that XLA is made to show. They
+share the cores: its time says nothing of several devices, but its memory does.
+Then the memory of a compiled step at n = 16,384, which is not run, by the
+number of devices. Writes benchmarks/results/million.json, after each program,
+and prints what docs/scaling.md says of it. What is there already is not
+measured again.
+"""
+
+import os
+import resource
+import sys
+import time
+
+DEVICES = 8
+MILLION, SHORTER = (1_048_576, 1024), (16_384, 128)  # (length, stride)
+SPLITS = 1, 2, 4, 8
+NAMES = "n", "stride", "sequence"
+# Devices that share few cores wait long for each other.
+FLAGS = (
+  f"--xla_force_host_platform_device_count={DEVICES}",
+  "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600",
+  "--xla_cpu_collective_call_terminate_timeout_seconds=7200",
+)
+
+
+def main() -> None:
+  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  from benchmarks import record
+
+  # First, as the peak of the process is that of all that it has done.
+  keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
+  path = record.FOLDER / "million.json"
+  print(text(record.measure_missing(path, NAMES, keys, measure)))
+
+
+def measure(n: int, stride: int, sequence: int) -> dict:
+  """Memory of a compiled step and, of the long one, of a process that runs it.
+
+  Args:
+    n: positions.
+    stride: of the pattern.
+    sequence: devices that positions are split over.
+  """
+  import jax
+  import numpy as np
+
+  from benchmarks import record
+  from configs import music_3m
+  from sparse_transformer.comparison import choices
+  from sparse_transformer.training.experiment import Experiment
+
+  values = {
+    "data.length": n,
+    "data.columns": stride,
+    "model.num_layers": 2,
+    "model.num_heads": 1,
+    "model.width": 32,
+    "model.dtype": "float32",
+    "attention.stride": stride,
+    "attention.window": stride,
+    "train.batch_size": 1,
+    "mesh.data": 1,
+    "mesh.sequence": sequence,
+  }
+  config = choices.with_values(music_3m.get_config(), **values)
+  experiment = Experiment(config, devices=tuple(jax.devices()[:sequence]))
+  tokens = np.random.default_rng(0).integers(
+    experiment.model.vocab_size, size=(1, n), dtype=np.uint8
+  )
+  row = record.about("python -m benchmarks.million", sys.argv[1:]) | dict(
+    layers=config.model.num_layers,
+    width=config.model.width,
+    pattern=[str(heads[0]) for heads in experiment.model.patterns],
+  )
+  with jax.set_mesh(experiment.mesh):
+    tokens = jax.device_put(tokens, experiment.batch_sharding)
+    step = experiment.update.lower(experiment.like, tokens).compile()
+    memory = step.memory_analysis()
+    row |= dict(
+      arguments=memory.argument_size_in_bytes,
+      temporaries=memory.temp_size_in_bytes,
+    )
+    if n == MILLION[0]:
+      state, start = experiment.first_state(), time.perf_counter()
+      _, metrics = step(state, tokens)
+      row |= dict(
+        nats=float(metrics["nats"]),
+        seconds=round(time.perf_counter() - start, 1),
+        process_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+      )
+  return row
+
+
+def text(rows: list[dict]) -> str:
+  """What a step took, and memory of a device by the number of devices."""
+  from benchmarks.readme.text import wrap
+  from sparse_transformer import tables
+  from sparse_transformer.targets.rendering import size
+
+  *shorter, million = rows
+  sentence = wrap(
+    "One step at n = {n:,} with mesh.sequence={sequence}, {layers} layers with"
+    " one head of width {width} (`{pattern[0]}`, then `{pattern[1]}`) in"
+    " float32".format(**million)
+    + f": {size(million['arguments'])} of arguments and"
+    f" {size(million['temporaries'])} of temporaries on a device; the process"
+    f" with all {million['sequence']} of them took"
+    f" {size(million['process_bytes'])} at its peak, and the step"
+    f" {million['seconds']:,.0f} s on {million['machine']}, which other"
+    " programs used, too."
+  )
+  lines = [("n", "`mesh.sequence`", "arguments", "temporaries", "share")]
+  for row in shorter:
+    share = row["temporaries"] / shorter[0]["temporaries"]
+    sizes = (size(row[name]) for name in ("arguments", "temporaries"))
+    lines.append(
+      (f"{row['n']:,}", str(row["sequence"]), *sizes, f"{share:.2f}")
+    )
+  return f"{sentence}\n\n{tables.markdown(lines)}"
+
+
+if __name__ == "__main__":
+  main()

@@ -24,8 +24,8 @@ COMPARISONS = {
   "longer_text": "Patterns on longer text",
   "cifar10_patterns": "Patterns on images",
   "genome_patterns": "Patterns on DNA",
-  "optimizer": "Optimizers",
-  "embedding_rate": "Muon, learning rate of the embeddings",
+  "adamw_rate": "AdamW on text, learning rate",
+  "embedding_rate": "Muon on text, learning rate of the embeddings",
 }
 # Those whose figure is in the README, too.
 SHOWN = "long_text", "longer_text", "cifar10_patterns"
@@ -114,9 +114,8 @@ def network(found: dict[str, Any]) -> str:
   text = (
     f"{model['num_layers']} layers of width {model['width']},"
     f" {model['num_heads']} heads, {' or '.join(sizes)} parameters, batch"
-    f" {config['train']['batch_size']}"
+    f" {config['train']['batch_size']}, `{optimizer['name']}`"
   )
-  if not found["about"]["field"].startswith("optimizer."):
-    rate = f"{optimizer['learning_rate']:g}"
-    text += f", `{optimizer['name']}` with learning rate {rate}"
-  return text + "."
+  if found["about"]["field"] == "optimizer.learning_rate":
+    return f"{text}."
+  return f"{text} with learning rate {optimizer['learning_rate']:g}."

@@ -151,7 +151,8 @@ def check(experiment: Experiment) -> None:
   mesh.check_eval_batch(config, sizes)
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
-  batch = experiment.batch(0)
+  # Not `batch`: the process that checks may leave devices to others.
+  batch = np.stack([experiment.examples[int(i)] for i in experiment.numbers[0]])
   with jax.set_mesh(experiment.mesh):
     jax.eval_shape(experiment.losses, experiment.like.params, batch)
 

@@ -63,7 +63,7 @@ def test_balance_loss_keeps_the_load_within_a_factor_of_3(seed):
   step, state = jax.jit(experiment.step, donate_argnums=0), experiment.init()
   losses, loads = [], []
   for i in range(500):
-    state, measured = step(state, experiment.batch(i))
+    state, measured = step(state, np.asarray(experiment.batch(i)))
     losses.append(float(measured["nats"]))
     loads.append(np.asarray(measured["expert_load"]))
   assert np.isfinite(losses).all()

@@ -162,7 +162,7 @@ def test_every_pattern_and_mode_learns(pattern, mode, num_layers):
     }
   )
   experiment = Experiment(config)
-  batch = experiment.batch(0)
+  batch = np.asarray(experiment.batch(0))
   state, step = jax.jit(experiment.init)(), jax.jit(experiment.step)
   losses = []
   for _ in range(3):

@@ -34,6 +34,11 @@ def update():
   return jax.jit(experiment().step)
 
 
+def tokens(i):
+  # Without a sharding, which would then be that of the next state.
+  return np.asarray(experiment().batch(i))
+
+
 def with_scale(state, scale, finite=0, skipped=0):
   values = jnp.float32(scale), jnp.int32(finite), jnp.int32(skipped)
   return dataclasses.replace(state, loss_scale=LossScale(*values))
@@ -44,7 +49,7 @@ def trained():
   """The state after 30 steps, and the losses of all of them."""
   state, losses = jax.jit(experiment().init)(), []
   for i in range(30):
-    state, measured = update()(state, experiment().batch(i))
+    state, measured = update()(state, tokens(i))
     losses.append(float(measured["nats"]))
   return state, losses
 
@@ -92,7 +97,7 @@ def test_only_float16_has_a_scale():
   other = experiment(**{"model.dtype": "bfloat16"})
   shapes = jax.eval_shape(other.init)
   assert shapes.loss_scale is None
-  _, measured = jax.eval_shape(other.step, shapes, experiment().batch(0))
+  _, measured = jax.eval_shape(other.step, shapes, tokens(0))
   assert set(measured) == {"nats", "gradient_norm", "learning_rate"}
 
 
@@ -103,7 +108,7 @@ def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
   step, state = jax.jit(plain.step), jax.jit(plain.init)()
   expected = []
   for i in range(30):
-    state, measured = step(state, experiment().batch(i))
+    state, measured = step(state, tokens(i))
     expected.append(float(measured["nats"]))
   assert expected[-1] < expected[0] - 0.3
   np.testing.assert_allclose(losses, expected, rtol=5e-3)
@@ -112,8 +117,7 @@ def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
 def test_update_does_not_depend_on_the_scale(trained):
   state, _ = trained
   (large, seen), (small, other) = (
-    update()(with_scale(state, scale), experiment().batch(30))
-    for scale in (2**15, 2**12)
+    update()(with_scale(state, scale), tokens(30)) for scale in (2**15, 2**12)
   )
   assert seen.pop("loss_scale") == 8 * other.pop("loss_scale")
   for name, value in seen.items():
@@ -127,7 +131,7 @@ def test_update_does_not_depend_on_the_scale(trained):
 
 def test_overflow_is_skipped_until_the_scale_fits(trained):
   state, _ = trained
-  current, batch = with_scale(state, 2**28, finite=7), experiment().batch(30)
+  current, batch = with_scale(state, 2**28, finite=7), tokens(30)
   for skipped in range(20):
     new, measured = update()(current, batch)
     assert float(measured["loss_scale"]) == 2 ** (28 - skipped)
@@ -171,7 +175,7 @@ def test_nonfinite_loss_is_a_bad_batch_at_any_scale():
 def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   state = with_scale(trained[0], 2**28)
   for i in range(30, 33):
-    state, _ = update()(state, experiment().batch(i))
+    state, _ = update()(state, tokens(i))
   skipped = int(state.loss_scale.skipped)
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
@@ -181,9 +185,7 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
     plain = experiment(**{"model.dtype": "float32"}).restore(checkpoints)
   assert same(plain, state)
   for i in range(33, 40):
-    state, other = (
-      update()(x, experiment().batch(i))[0] for x in (state, other)
-    )
+    state, other = (update()(x, tokens(i))[0] for x in (state, other))
   assert same(state, other)
   assert 0 < skipped < int(state.loss_scale.skipped) < 10
 

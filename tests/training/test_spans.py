@@ -79,7 +79,7 @@ def test_penalty_shortens_spans_within_bounds():
   state, step = experiment.init(), jax.jit(experiment.step)
   state.params["spans"] = jnp.full((2, 2), 0.5)
   for i in range(3):
-    state, measured = step(state, experiment.batch(i))
+    state, measured = step(state, np.asarray(experiment.batch(i)))
     lines.append(loop._finite(measured))
   # The first update of the warm-up is 0; the next are of the learning rate.
   expected = [[[20, 0]] * 2, [[20, 0]] * 2, [[8, 0]] * 2]

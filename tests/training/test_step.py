@@ -180,7 +180,7 @@ SETTINGS = {
 def trained():
   """(experiment, batches, step, first states, losses) of 50 steps."""
   experiment = Experiment(runs.tiny(**SETTINGS))
-  batches = [experiment.batch(i) for i in range(50)]
+  batches = [np.asarray(experiment.batch(i)) for i in range(50)]
   step, state = jax.jit(experiment.step), jax.jit(experiment.init)()
   states, losses = [], []
   for i in range(50):

@@ -78,16 +78,17 @@ def length(found: dict[str, Any]) -> int:
 def headline(found: dict[str, Any]) -> str:
   """The bits of all choices, the best first, and their differences."""
   about, ranked = found["about"], found["rows"]
-  of_seeds = "1 seed"
+  of_seeds, paired = "1 seed", ""
   if about["seeds"] > 1:
     of_seeds = f"mean ± standard deviation of {about['seeds']} seeds"
+    paired = ", seed by seed"
   digits = records.decimals(about["unit"])
   scores = listed({row["choice"]: row["validation"] for row in ranked}, digits)
   gaps = {row["choice"]: row["gap"] for row in ranked if row["gap"]}
   unit = about["unit"][0].upper() + about["unit"][1:]
   text = (
     f"{unit} of the validation split, {of_seeds}: {scores}. Difference to"
-    f" `{about['choices'][0]}`, seed by seed: {listed(gaps, digits, '+')}."
+    f" `{about['choices'][0]}`{paired}: {listed(gaps, digits, '+')}."
   )
   for axis, x in found["equal"].items():
     equal = {row["choice"]: row["equal"][axis] for row in ranked}

@@ -204,8 +204,8 @@ def test_headline_holds_whichever_choice_is_the_best():
   found = comparisons.record(*made)
   assert evidence.headline(found) == (
     "Bits/dim of the validation split, 1 seed: `dense` 2.00, `local` 2.00."
-    " Difference to `dense`, seed by seed: `local` +0.00. At 20 seconds of"
-    " training: `local` 2.00, `dense` 4.00."
+    " Difference to `dense`: `local` +0.00. At 20 seconds of training: `local`"
+    " 2.00, `dense` 4.00."
   )
 
 

@@ -113,8 +113,7 @@ def text(rows: list[dict]) -> str:
     f" {size(million['temporaries'])} of temporaries on a device; the process"
     f" with all {million['sequence']} of them took"
     f" {size(million['process_bytes'])} at its peak, and the step"
-    f" {million['seconds']:,.0f} s on {million['machine']}, which other"
-    " programs used, too."
+    f" {million['seconds']:,.0f} s on {million['machine']}."
   )
   lines = [("n", "`mesh.sequence`", "arguments", "temporaries", "share")]
   for row in shorter:

@@ -5,8 +5,7 @@
 `configs/music_3m.py` with 2 layers, one of windows and one of columns, and one
 head of width 32, in float32, on CPU devices that XLA emulates on one host. As
 they share its cores, the time says nothing about several devices; the memory
-does.
-Then the memory of a compiled step at n = 16,384, which is not run, by the
+does. Then the memory of a compiled step at n = 16,384, which is not run, by the
 number of devices. Writes benchmarks/results/million.json, after each program,
 and prints what docs/scaling.md says of it. What is there already is not
 measured again.

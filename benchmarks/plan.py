@@ -5,7 +5,7 @@
 A network of the sizes of `configs/music_152m.py`, one sequence for each part of
 the batch. What devices send each other and what a step computes follow from the
 config, as `explain` prints them, for executors on NVIDIA GPUs. Times are these
-figures divided by `FLOPS` and `BANDWIDTH`, which are assumed. Writes
+figures divided by `FLOPS` and `BANDWIDTH`, which are assumptions. Writes
 benchmarks/results/plan.json, and prints a table.
 """
 
@@ -17,13 +17,14 @@ from sparse_transformer import tables
 from sparse_transformer.attention import registry
 from sparse_transformer.comparison import choices
 from sparse_transformer.targets import rendering
-from sparse_transformer.training import costs, exchanged, mesh
+from sparse_transformer.training import costs, exchanged, mesh, peaks
 from sparse_transformer.training.experiment import Experiment
 
 LENGTH, STRIDE = 1_048_576, 1024
-# Per second and GPU: half of an H100's peak in bfloat16, and a link of 400
-# Gbit/s between hosts.
-FLOPS, BANDWIDTH = 495e12, 50e9
+# Per second and GPU: half of an H100's peak, and a link of 400 Gbit/s between
+# hosts.
+FLOPS = peaks.PEAKS["NVIDIA H100 80GB HBM3"]["bfloat16"] / 2
+BANDWIDTH = 50e9
 STRIDED = "Local(1024), Strided(1024), Local(1024), Local(1024)"
 FIXED = "Block(1024), Summary(1024, 32)"
 CASES = (
@@ -86,8 +87,8 @@ def plan(pattern: str, axes: dict[str, int]) -> dict:
 
 def table(rows: list[dict]) -> str:
   """Bytes and milliseconds of one device, as a Markdown table."""
-  titles = "layers in turn", "chips", "mesh", "memory", "received by a layer"
-  times = "computing, ms", "attention's bytes, ms", "gradients, ms"
+  titles = "pattern", "chips", "mesh", "memory", "received per layer"
+  times = "compute, ms", "attention transfers, ms", "gradient sums, ms"
   lines = [(*titles, *times)]
   for row in rows:
     received = "; ".join(

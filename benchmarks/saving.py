@@ -2,9 +2,9 @@
 
   python -m benchmarks.saving [--rounds=N] [--out=F]
 
-Some steps without a checkpoint, with one that is written while they run, and
-with one that they wait for, in turns; wall time. The network is wide and its
-batches are small, so that the state is large for the time of a step.
+Runs some steps without a checkpoint, with one that is written while they run,
+and with one that they wait for, interleaved; wall time. The network is wide and
+its batches are small, so that the state is large for the time of a step.
 """
 
 import argparse

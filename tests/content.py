@@ -135,7 +135,7 @@ def reformer(q, pattern):
 
   Positions are sorted by bucket and then by position, and cut into chunks. A
   query attends to those in its bucket, up to itself, in its chunk and the one
-  before; to itself only if there is no other.
+  before; to itself only if it has no other key.
   """
   labels = lsh_labels(pattern, q.swapaxes(1, 2))[..., 0]
   mask = np.zeros((*labels.shape, labels.shape[-1]), bool)

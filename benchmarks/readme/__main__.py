@@ -3,9 +3,9 @@
 python -m benchmarks.readme [--check]
 
 All are made from the records in benchmarks/results, and so are docs/evidence.md
-and tables of other pages. What differed is listed; the exit status
-is then 1. Tables and figures are corrected, unless --check is given; a number
-in the text has to be corrected by hand.
+and tables of other pages. What differed is listed; the exit status is then 1.
+Tables and figures are corrected, unless --check is given; a number in the text
+has to be corrected by hand.
 """
 
 import sys

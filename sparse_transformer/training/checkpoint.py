@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
-  state/      the arrays of the training state, written by Orbax
+  state/      the arrays of the training state, see saved_arrays.py
   about/      the config, versions, data digest, validation loss and digests of
               the arrays, as JSON
   files.json  {file name: CRC-32} of all files in the two
@@ -18,26 +18,22 @@ arrays with other digests than those that were saved.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
-import logging
 import os
 import pathlib
 import platform
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.data import Images, Stream
-from sparse_transformer.training import digest, loss_scale, processes
+from sparse_transformer.training import digest, processes, saved_arrays
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
@@ -100,7 +96,7 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints in ascending order."""
-    return self._find("state")
+    return self._find(saved_arrays.FOLDER)
 
   def validations(self) -> dict[int, float]:
     """Returns {step: bits per dim on validation data}, where known."""
@@ -121,7 +117,7 @@ class Checkpoints:
 
     Raises:
       FileNotFoundError: no checkpoint exists.
-      ValueError: none exists of this step.
+      ValueError: no checkpoint of this step exists.
     """
     steps = self.steps()
     if not steps:
@@ -149,7 +145,7 @@ class Checkpoints:
     self.finish()
     step = int(state.step)
     if not processes.decide(lambda: step in self.steps()):
-      tree = _as_tree(state)
+      tree = saved_arrays.as_tree(state)
       about = self._about | dict(
         validation=validation,
         digests=dict(version=digest.VERSION, arrays=digest.of_arrays(tree)),
@@ -182,7 +178,8 @@ class Checkpoints:
     Raises:
       FileNotFoundError: no checkpoint exists, or a run has just deleted it.
       Damaged: a file of the checkpoint is damaged or missing.
-      ValueError: there is none of this step, or it is from another network.
+      ValueError: no checkpoint of this step exists, or it is from another
+        network.
     """
     path = self._path(self.check_step(step))
     try:
@@ -210,7 +207,7 @@ class Checkpoints:
 
   def _last_intact(self) -> int | None:
     """The step of the last checkpoint whose files are as they were written."""
-    for step in reversed(self._find("state", "about", FILES)):
+    for step in reversed(self._find(saved_arrays.FOLDER, "about", FILES)):
       path = self._path(step)
       try:
         _verify(path)
@@ -252,16 +249,8 @@ class Checkpoints:
     probe.rmdir()
 
   def _start(self, step: int, tree: Any, about: dict[str, Any]) -> None:
-    """Has Orbax copy the arrays, and write them while training goes on.
-
-    All processes write their parts. On CPUs, Orbax refers to the arrays, whose
-    memory JAX then leaves alone.
-    """
-    with contextlib.ExitStack() as stack:
-      orbax = stack.enter_context(_orbax())
-      folder = self._new(step) / "state"
-      orbax.save(folder, args=ocp.args.StandardSave(tree))
-      writing = stack.pop_all()
+    """Starts an asynchronous save; training continues meanwhile."""
+    writing = saved_arrays.start_writing(self._new(step), tree)
     self._saving = self._thread.submit(self._complete, writing, step, about)
 
   def _complete(
@@ -295,7 +284,7 @@ class Checkpoints:
     best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
     kept = {*steps[-self._keep :], *best}
     # Older versions could leave half of a checkpoint that they deleted.
-    for step in self._find("state", "about", FILES):
+    for step in self._find(saved_arrays.FOLDER, "about", FILES):
       if step not in kept and step < steps[-1]:
         _delete(self._path(step))
 
@@ -350,7 +339,7 @@ def _problem(attempt: Callable[[], Any]) -> str | None:
   try:
     attempt()
   except Exception as error:  # Orbax forwards what TensorStore raises
-    return _first_line(error) or type(error).__name__
+    return saved_arrays.first_line(error) or type(error).__name__
   return None
 
 
@@ -359,104 +348,15 @@ def _make_empty(folder: pathlib.Path) -> None:
   folder.mkdir()
 
 
-@contextlib.contextmanager
-def _orbax() -> Iterator[ocp.AsyncCheckpointer]:
-  """Reads and writes state/; exits when that is done.
-
-  If there are several processes, all of them have to.
-  """
-  # Orbax's default is to wait for others by a program on the devices, which
-  # may be in the middle of a step.
-  everyone = set(range(jax.process_count()))
-  options = ocp.options.MultiprocessingOptions(
-    active_processes=everyone if processes.are_several() else None
-  )
-  handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
-  # Orbax logs the traceback of each error that it also raises.
-  logger = logging.getLogger("absl")
-  logger.addFilter(_is_not_orbax)
-  try:
-    with ocp.AsyncCheckpointer(
-      handler, multiprocessing_options=options
-    ) as checkpointer:
-      yield checkpointer
-  finally:
-    logger.removeFilter(_is_not_orbax)
-
-
-def _is_not_orbax(record: logging.LogRecord) -> bool:
-  return "/orbax/checkpoint/" not in record.pathname
-
-
 def _load(path: pathlib.Path, like: State) -> State:
-  """Reads a checkpoint that has been verified.
+  """The state in a checkpoint whose files have been verified.
 
   Raises:
-    ValueError: it is from another network, or Orbax cannot read it.
+    ValueError: it is from another network, or cannot be restored.
   """
-  tree = processes.together(lambda: _arrays(path, like))
-  with _readable(path), _orbax() as orbax:
-    args = ocp.args.StandardRestore(tree)
-    found = orbax.restore(path / "state", args=args)
-    found = jax.tree.map(jnp.asarray, found)
+  found = saved_arrays.read(path, like)
   _check_digests(path, found)
   return State(**found)
-
-
-def _arrays(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """What to read of a checkpoint: shapes, dtypes and shardings."""
-  with _readable(path), _orbax() as orbax:
-    metadata = orbax.metadata(path / "state").item_metadata
-  tree = _as_tree(like)
-  # Evaluation may use another dtype than training, and no loss scale.
-  if "loss_scale" in metadata.tree:
-    scale = jax.eval_shape(lambda: loss_scale.init("float16"))
-    tree["loss_scale"] = _placed(scale, like.step.sharding)
-  else:
-    tree.pop("loss_scale", None)
-  _check_shapes(path, _shapes(metadata.tree), _shapes(tree))
-  return tree
-
-
-@contextlib.contextmanager
-def _readable(path: pathlib.Path) -> Iterator[None]:
-  """Raises ValueError if Orbax cannot read a checkpoint."""
-  try:
-    yield
-  except Exception as error:  # Orbax forwards what TensorStore raises
-    raise ValueError(
-      f"checkpoint {path} is complete, but cannot be restored:"
-      f" {_first_line(error)}"
-    ) from error
-
-
-def _check_shapes(
-  path: pathlib.Path,
-  saved: dict[str, tuple[int, ...]],
-  expected: dict[str, tuple[int, ...]],
-) -> None:
-  """Raises ValueError if a checkpoint is from another network."""
-  names = sorted(saved.keys() | expected.keys())
-  differing = [n for n in names if saved.get(n) != expected.get(n)]
-  if not differing:
-    return
-  _check_centroids(path, saved, expected)
-  if any("spans" in name.split(".") for name in differing):
-    raise ValueError(
-      f"checkpoint {path} and attention.pattern differ in learned spans: use"
-      " AdaptiveSpan if and only if it was trained with it"
-    )
-  raise ValueError(
-    f"checkpoint {path} is from another network: the shapes of"
-    f" {', '.join(differing[:3])} differ; omit overrides of the model"
-  )
-
-
-def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
-  """Shapes with a sharding."""
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-  )
 
 
 def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
@@ -474,27 +374,6 @@ def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
     )
 
 
-def _check_centroids(
-  path: pathlib.Path,
-  saved: dict[str, tuple[int, ...]],
-  expected: dict[str, tuple[int, ...]],
-) -> None:
-  """Raises ValueError if patterns need other centroids than there are."""
-  of_saved, of_network = (
-    {name.rpartition(".")[2] for name in shapes if ".centroids." in name}
-    for shapes in (saved, expected)
-  )
-  if of_saved != of_network:
-    there, here = (
-      ", ".join(sorted(x, key=int)) or "no" for x in (of_saved, of_network)
-    )
-    raise ValueError(
-      f"checkpoint {path} has centroids of {there} clusters, but"
-      f" attention.pattern needs those of {here} clusters: use Routing patterns"
-      " with the numbers of clusters that it was trained with"
-    )
-
-
 def _verify(path: pathlib.Path) -> None:
   """Raises Damaged unless all listed files are as they were written."""
   if not (path / FILES).exists() and not (path / "about").exists():
@@ -509,7 +388,7 @@ def _verify(path: pathlib.Path) -> None:
       if not (path / name).is_file() or _crc32(path / name) != crc
     ]
   except (OSError, ValueError, AttributeError) as error:
-    raise Damaged(path, f"{FILES}: {_first_line(error)}") from error
+    raise Damaged(path, f"{FILES}: {saved_arrays.first_line(error)}") from error
   if wrong:
     raise Damaged(path, f"damaged or missing files {', '.join(wrong[:3])}")
 
@@ -557,21 +436,3 @@ def _read_about(path: pathlib.Path) -> dict[str, Any]:
 
 def _describe(digest: dict[str, Any]) -> str:
   return ", ".join(f"{name} {value}" for name, value in digest.items())
-
-
-def _as_tree(state: State) -> dict[str, Any]:
-  """Nested dicts, lists and arrays, which Orbax saves without our classes."""
-  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return {name: x for name, x in fields.items() if x is not None}
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  """The shape of each array by its path, spelled as in Orbax."""
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape)
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).split("\n")[0][:200]

@@ -248,7 +248,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
 
   Raises:
     ValueError: the run has another config, or no such step.
-    FileNotFoundError: there is no run.
+    FileNotFoundError: the workdir holds no run.
   """
   experiment = Experiment(config)
   mesh.check_batch(config, experiment.mesh.shape)

@@ -173,8 +173,8 @@ class _Board:
 class Stopwatch:
   """Time spent on training steps, and their speed.
 
-  It stands still until `restart`. `stop` before, and `restart` after, keep out
-  what is no training step: compilation, validation, saving.
+  It does not run until `restart`. Call `stop` before, and `restart` after,
+  anything other than training steps: compilation, validation, saving.
 
   Args:
     seconds: seconds so far, of the run that is resumed.

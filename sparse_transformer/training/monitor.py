@@ -32,8 +32,8 @@ class Verdict:
 class Monitor:
   """Judges the metrics of each step while the next one runs.
 
-  A gradient that overflows because of the loss scale is no fault of its batch:
-  the step was skipped, and the next scale is smaller.
+  A gradient that overflows because of the loss scale does not count against its
+  batch: the step was skipped, and the next scale is smaller.
 
   Reading a metric waits for the device, so the metrics of the step that was
   just dispatched are left for later.

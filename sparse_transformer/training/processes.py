@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -248,7 +248,7 @@ def together(function: Callable[[], T]) -> T:
     if not is_first():
       raise SystemExit(1)
     raise error or ValueError(f"in process {number}: {errors[number]}")
-  return result  # type: ignore[return-value]
+  return cast(T, result)  # set, as no process raised an error
 
 
 def check_same(values: Mapping[str, Any]) -> None:

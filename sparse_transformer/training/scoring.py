@@ -41,7 +41,7 @@ def score_run(
 
   Raises:
     ValueError: the config is invalid or needs more memory than there is, or
-      there is no such split, step or context.
+      the split, step or context does not exist.
     Stopped: a signal ended the work.
   """
   experiment = Experiment(config)

@@ -34,7 +34,7 @@ def best_step(
     The step, the first if several are as good, and its validation bits per dim.
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
+    FileNotFoundError: no checkpoint exists.
     ValueError: the run has no validation, or a batch of it does not fit here.
     signals.Stopped: a signal ended the work.
   """

@@ -1,0 +1,179 @@
+"""The arrays of a checkpoint, which Orbax writes into state/ and reads."""
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from sparse_transformer.training import loss_scale, processes
+from sparse_transformer.training.step import State
+
+FOLDER = "state"  # in that of a checkpoint
+
+
+def start_writing(path: pathlib.Path, tree: Any) -> contextlib.ExitStack:
+  """Starts to write arrays into a checkpoint, asynchronously.
+
+  All processes write their shards. Arrays may be donated after the call: on
+  accelerators they are copied to the host first, and JAX does not reuse the
+  memory of those on CPUs while Orbax refers to it.
+
+  Args:
+    path: the folder of the checkpoint.
+    tree: the arrays, from `as_tree`.
+
+  Returns:
+    What `close` waits for; it raises the error of the save, if any.
+  """
+  with contextlib.ExitStack() as stack:
+    orbax = stack.enter_context(_orbax())
+    orbax.save(path / FOLDER, args=ocp.args.StandardSave(tree))
+    return stack.pop_all()
+
+
+def read(path: pathlib.Path, like: State) -> dict[str, Any]:
+  """The arrays of a checkpoint whose files have been verified.
+
+  Args:
+    path: the folder of the checkpoint.
+    like: the shapes of the state, and their shardings.
+
+  Raises:
+    ValueError: it is from another network, or Orbax cannot read it.
+  """
+  expected = processes.together(lambda: _expected(path, like))
+  with _readable(path), _orbax() as orbax:
+    args = ocp.args.StandardRestore(expected)
+    found = orbax.restore(path / FOLDER, args=args)
+    return jax.tree.map(jnp.asarray, found)
+
+
+def as_tree(state: State) -> dict[str, Any]:
+  """Nested dicts, lists and arrays, which Orbax saves without our classes."""
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  return {name: x for name, x in fields.items() if x is not None}
+
+
+def first_line(error: Exception) -> str:
+  """The beginning of a message, for one line."""
+  return str(error).split("\n")[0][:200]
+
+
+def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
+  """What to read of a checkpoint: shapes, dtypes and shardings."""
+  with _readable(path), _orbax() as orbax:
+    metadata = orbax.metadata(path / FOLDER).item_metadata
+  tree = as_tree(like)
+  # Evaluation may use another dtype than training, and no loss scale.
+  if "loss_scale" in metadata.tree:
+    scale = jax.eval_shape(lambda: loss_scale.init("float16"))
+    tree["loss_scale"] = _placed(scale, like.step.sharding)
+  else:
+    tree.pop("loss_scale", None)
+  _check_shapes(path, _shapes(metadata.tree), _shapes(tree))
+  return tree
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+  """Raises ValueError if Orbax cannot read a checkpoint."""
+  try:
+    yield
+  except Exception as error:  # Orbax forwards what TensorStore raises
+    raise ValueError(
+      f"checkpoint {path} is complete, but cannot be restored:"
+      f" {first_line(error)}"
+    ) from error
+
+
+def _check_shapes(
+  path: pathlib.Path,
+  saved: dict[str, tuple[int, ...]],
+  expected: dict[str, tuple[int, ...]],
+) -> None:
+  """Raises ValueError if a checkpoint is from another network."""
+  names = sorted(saved.keys() | expected.keys())
+  differing = [n for n in names if saved.get(n) != expected.get(n)]
+  if not differing:
+    return
+  _check_centroids(path, saved, expected)
+  if any("spans" in name.split(".") for name in differing):
+    raise ValueError(
+      f"checkpoint {path} and attention.pattern differ in learned spans: use"
+      " AdaptiveSpan if and only if it was trained with it"
+    )
+  raise ValueError(
+    f"checkpoint {path} is from another network: the shapes of"
+    f" {', '.join(differing[:3])} differ; omit overrides of the model"
+  )
+
+
+def _check_centroids(
+  path: pathlib.Path,
+  saved: dict[str, tuple[int, ...]],
+  expected: dict[str, tuple[int, ...]],
+) -> None:
+  """Raises ValueError if patterns need other centroids than there are."""
+  of_saved, of_network = (
+    {name.rpartition(".")[2] for name in shapes if ".centroids." in name}
+    for shapes in (saved, expected)
+  )
+  if of_saved != of_network:
+    there, here = (
+      ", ".join(sorted(x, key=int)) or "no" for x in (of_saved, of_network)
+    )
+    raise ValueError(
+      f"checkpoint {path} has centroids of {there} clusters, but"
+      f" attention.pattern needs those of {here} clusters: use Routing patterns"
+      " with the numbers of clusters that it was trained with"
+    )
+
+
+def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+  """Shapes with a sharding."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+  )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  """The shape of each array by its path, spelled as in Orbax."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+@contextlib.contextmanager
+def _orbax() -> Iterator[ocp.AsyncCheckpointer]:
+  """Reads and writes arrays; exits when that is done.
+
+  If there are several processes, all of them have to.
+  """
+  # Orbax's default is to wait for others by a program on the devices, which
+  # may be in the middle of a step.
+  everyone = set(range(jax.process_count()))
+  options = ocp.options.MultiprocessingOptions(
+    active_processes=everyone if processes.are_several() else None
+  )
+  handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+  # Orbax logs the traceback of each error that it also raises.
+  logger = logging.getLogger("absl")
+  logger.addFilter(_is_not_orbax)
+  try:
+    with ocp.AsyncCheckpointer(
+      handler, multiprocessing_options=options
+    ) as checkpointer:
+      yield checkpointer
+  finally:
+    logger.removeFilter(_is_not_orbax)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+  return "/orbax/checkpoint/" not in record.pathname

@@ -129,7 +129,7 @@ def _row(report):
     rendering.size(program["memory"]["peak"]),
     f"{program['launches']:,}",
     f"{count:,} ({rendering.size(moved)})" if count else "-",
-    f"{seconds * 1e3:,.4g} ms" if seconds else "-",
+    rendering.milliseconds(seconds) if seconds else "-",
   )
 
 

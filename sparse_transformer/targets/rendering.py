@@ -99,7 +99,7 @@ def _modelled(program):
   if "cycles" in modelled:
     text = f"{modelled['cycles']:,} cycles"
   else:
-    text = f"{modelled['seconds'] * 1e3:,.4g} ms"
+    text = milliseconds(modelled["seconds"])
   if without := modelled["without"]:
     text += f", without {without:,} that it has no model of"
   return text
@@ -155,3 +155,13 @@ def size(count: int) -> str:
     if count >= unit:
       return f"{count / unit:,.2f} {name}"
   return f"{count} B"
+
+
+def milliseconds(seconds: float) -> str:
+  """A time, with four digits or more.
+
+  >>> milliseconds(0.0014521), milliseconds(11.53)
+  ('1.452 ms', '11,530 ms')
+  """
+  number = 1e3 * seconds
+  return f"{number:{',.0f' if number >= 1000 else '.4g'}} ms"

@@ -121,16 +121,22 @@ def _row(report):
     sum(kind[field] for kind in program["collectives"].values())
     for field in ("count", "bytes")
   )
-  modelled = program["modelled"] or {}
-  seconds = modelled.get("seconds")
   return (
     program["executor"],
     changes,
     rendering.size(program["memory"]["peak"]),
     f"{program['launches']:,}",
     f"{count:,} ({rendering.size(moved)})" if count else "-",
-    rendering.milliseconds(seconds) if seconds else "-",
+    _modelled(program["modelled"] or {}),
   )
+
+
+def _modelled(modelled):
+  if "cycles" in modelled:
+    return f"{modelled['cycles']:,} cycles"
+  if "seconds" in modelled:
+    return rendering.milliseconds(modelled["seconds"])
+  return "-"
 
 
 def _with_what_fits(report):

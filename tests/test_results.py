@@ -184,7 +184,7 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   assert (
     "**Patterns on text, n = 4,096, 13 seconds each.** Bits/byte of the"
     " validation split, mean ± standard deviation of 3 seeds: `strided` 3.01 ±"
-    " 0.01, `dense` 4.01 ± 0.01. Difference to `dense`, seed by seed:"
+    " 0.01, `dense` 4.01 ± 0.01. Difference from `dense`, seed by seed:"
     " `strided` -1.00 ± 0.00. At 40 steps: `strided` 3.01 ± 0.01, `dense` 4.01"
     " ± 0.01."
   ) in " ".join(readme.split())
@@ -204,8 +204,8 @@ def test_headline_holds_whichever_choice_is_the_best():
   found = comparisons.record(*made)
   assert evidence.headline(found) == (
     "Bits/dim of the validation split, 1 seed: `dense` 2.00, `local` 2.00."
-    " Difference to `dense`: `local` +0.00. At 20 seconds of training: `local`"
-    " 2.00, `dense` 4.00."
+    " Difference from `dense`: `local` +0.00. At 20 seconds of training:"
+    " `local` 2.00, `dense` 4.00."
   )
 
 

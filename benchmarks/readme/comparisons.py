@@ -87,7 +87,7 @@ def headline(found: dict[str, Any]) -> str:
   gaps = {row["choice"]: row["gap"] for row in ranked if row["gap"]}
   unit = about["unit"][0].upper() + about["unit"][1:]
   text = (
-    f"{unit} of the validation split, {of_seeds}: {scores}. Difference to"
+    f"{unit} of the validation split, {of_seeds}: {scores}. Difference from"
     f" `{about['choices'][0]}`{paired}: {listed(gaps, digits, '+')}."
   )
   for axis, x in found["equal"].items():

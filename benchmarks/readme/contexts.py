@@ -48,12 +48,13 @@ def headline(found: dict[str, Any]) -> str:
   runs = found["runs"]
   first, last = (runs[0]["contexts"][i]["min_context"] for i in (0, -1))
   unit = runs[0]["unit"]
+  symbols = records.SYMBOLS[unit]
   changes = (
     f"`{run['run']}` {change(run['contexts'][-1], unit)}" for run in runs
   )
   return (
-    f"Scored with at least {last:,} {records.SYMBOLS[unit]} of context instead"
-    f" of {first:,}, the {unit} of the same {found['symbols']:,} change by:"
+    f"With at least {last:,} {symbols} of context instead of {first:,}, the"
+    f" {unit} of the same {found['symbols']:,} {symbols} change by:"
     f" {', '.join(changes)}."
   )
 

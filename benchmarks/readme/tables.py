@@ -123,14 +123,15 @@ def experts() -> str:
   found = records.read("experts")
   dense, *others = found["rows"]
   times = (
-    f"{row['case']} {row['milliseconds']:,.0f} ms"
+    f"{row['milliseconds']:,.0f} ms for {row['case']}"
     f" ({1 / row['speed_up']:.2f} times as long)"
     for row in others
   )
   text = (
     f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
-    f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward; of"
-    f" the same FLOPs, {', '.join(times)}, with the choice by a router."
+    f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward."
+    " Mixtures of experts with the same FLOPs take, router included,"
+    f" {' and '.join(times)}."
   )
   return wrap(text) + "\n\n"
 

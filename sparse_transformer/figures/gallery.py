@@ -77,18 +77,19 @@ network.
 """
 
 COSTS = """
-The mean number of keys of a query, with settings for long sequences. Times the
-number of positions, it is the number of pairs, to which the FLOPs of attention
-are proportional. Those of patterns that follow the content are expected, as if
-buckets and clusters were even, and learned spans the longest.
+The mean number of keys of a query, with settings for long sequences. Multiplied
+by the number of positions, it gives the number of pairs, to which the FLOPs of
+attention are proportional. For patterns that follow the content, numbers are
+expected values, as if all buckets and clusters were of equal size and all
+learned spans the longest.
 """
 
 RUN_TIME = f"""
-Which keys a query has follows at run time: from queries and keys
-(`sparse_transformer/patterns/content.py`) or, for `AdaptiveSpan`, from a
-learned span (`sparse_transformer/patterns/span.py`). Before that, only their
-`support` is known, which has all the pairs that they may have, and how many
-keys a query has at most.
+Which keys a query has is determined at run time: by queries and keys
+(`sparse_transformer/patterns/content.py`) or, for `AdaptiveSpan`, by a learned
+span (`sparse_transformer/patterns/span.py`). Before that, only their `support`,
+which has all the pairs that they may have, and the maximum number of keys of a
+query are known.
 
 The pictures show them for a given input of {REGIONS} regions, in which
 positions have similar vectors: both queries and keys. A query mostly finds keys
@@ -102,10 +103,10 @@ routing transformer lets each cluster take the positions nearest to its
 centroid, so that a later position can take the place of an earlier one. Block
 attention leaks, too, if a block of queries chooses by their mean, or if the
 query's own block competes by the mean of its keys. No gradient shows such a
-leak, since a choice has none. It shows if all later positions are changed:
-`tests/attention/test_content.py` does so, and finds each of these leaks in
-plain forms of them, and none here. That is why an `LSH` query has the last
-positions of its bucket in place of those of its chunk.
+leak, since a discrete choice has none, but a change of all later positions
+does: `tests/attention/test_content.py` makes it, and finds each of these leaks
+in plain implementations of the published forms, and none here. That is why an
+`LSH` query has the last positions of its bucket in place of those of its chunk.
 
 `| & -` combine them with other patterns. No pair counts twice. Static patterns
 cannot lose pairs to them: `Causal() - LSH(64, 192)` is an error. What is
@@ -116,10 +117,10 @@ what the heads of a trained run attend to.
 """
 
 NAMES = f"""
-What `attention.pattern` may name besides expressions: here with
+Besides expressions, `attention.pattern` accepts these names, shown here with
 `stride={COLUMNS}`, `window={COLUMNS}`, `width={SETTINGS["width"]}` and
-`num_summaries={SETTINGS["num_summaries"]}`, in the second head.
-`attention.mode` says whether layers take turns with the factors, or heads, or
+`num_summaries={SETTINGS["num_summaries"]}`, for the second head.
+`attention.mode` says whether layers alternate between the factors, heads do, or
 each head has all of them, as in the pictures.
 """
 

@@ -217,8 +217,8 @@ class LSH(Content):
   query without earlier positions in its buckets attends to itself.
 
   Source: Kitaev et al. 2020, arXiv 2001.04451. They attend within chunks of
-  the sorted sequence, whose borders depend on how many later positions the
-  buckets before hold. Here the keys of a query depend on its past only.
+  the sorted sequence, whose boundaries depend on how many later positions the
+  preceding buckets hold. Here the keys of a query depend only on its past.
 
   Attributes:
     window: keys in a round.

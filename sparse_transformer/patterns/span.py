@@ -31,8 +31,8 @@ class AdaptiveSpan(Content):
   union takes the larger weight, an intersection the smaller.
 
   Source: Sukhbaatar et al. 2019, arXiv 1905.07799. Their released code attends
-  to `max` keys at most, so that the ramp of a longest span is cut off. Here
-  they are up to `max + ramp`.
+  to `max` keys at most, so that the ramp of a longest span is cut off. Here a
+  query attends to up to `max + ramp` keys.
 
   Attributes:
     max: the longest span, in positions.

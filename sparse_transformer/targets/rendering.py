@@ -25,7 +25,7 @@ def _title(report):
     f" batch {report['batch_size']}, accumulation {report['accumulation']},"
     f" remat {report['remat']}; jax {report['jax']}\n"
     "Compiled for, not run on: launches and memory are those of the program;"
-    " modelled\ntime ranks, and does not predict."
+    " modelled\ntime ranks programs, and does not predict how long they take."
   )
 
 

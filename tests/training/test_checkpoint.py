@@ -116,6 +116,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
   monkeypatch.setattr(checkpoint, "_crc32", wait)
   step = jax.jit(lambda x: jax.tree.map(lambda x: x + 1, x), donate_argnums=0)
+  # A copy, as steps delete their arguments.
+  state = jax.tree.map(jnp.copy, state)
   state = dataclasses.replace(state, params=jnp.arange(2.0**22))
   expected = jax.tree.map(np.array, state)
   with checkpoint.Checkpoints(tmp_path, keep=9) as checkpoints:

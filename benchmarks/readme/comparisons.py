@@ -24,6 +24,7 @@ COMPARISONS = {
   "longer_text": "Patterns on longer text",
   "cifar10_patterns": "Patterns on images",
   "genome_patterns": "Patterns on DNA",
+  "text_experts": "Number of experts, on text",
   "adamw_rate": "AdamW on text, learning rate",
   "embedding_rate": "Muon on text, learning rate of the embeddings",
 }

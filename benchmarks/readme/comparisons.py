@@ -24,12 +24,14 @@ COMPARISONS = {
   "longer_text": "Patterns on longer text",
   "cifar10_patterns": "Patterns on images",
   "genome_patterns": "Patterns on DNA",
+  "content_patterns": "Patterns that follow the content, on text",
   "text_experts": "Number of experts, on text",
   "adamw_rate": "AdamW on text, learning rate",
   "embedding_rate": "Muon on text, learning rate of the embeddings",
 }
 # Those whose figure is in the README, too.
 SHOWN = "long_text", "longer_text", "cifar10_patterns"
+SHORT = "test", "steps", "tokens/s", "FLOPs"  # columns of a short table
 
 
 def points() -> Iterator[str]:
@@ -56,6 +58,13 @@ def sections() -> Iterator[str]:
       yield f"![{what}](figures/{name}.png)"
       yield wrap(figures.caption(found))
       yield origin(name, about, about["seeds"])
+
+
+def short_table(name: str) -> str:
+  """The most important columns of the table of a comparison."""
+  titles, *rows = results.table(read(name))
+  kept = [i for i, title in enumerate(titles) if i < 3 or title in SHORT]
+  return tables.markdown([[row[i] for i in kept] for row in (titles, *rows)])
 
 
 def read(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from benchmarks import (
   saving as saving_benchmark,
   spread as spread_benchmark,
 )
-from benchmarks.readme import evidence, records
+from benchmarks.readme import comparisons, evidence, records
 from benchmarks.readme.text import wrap
 from sparse_transformer import tables
 from sparse_transformer.targets import rendering
@@ -116,6 +116,11 @@ def content() -> str:
     name = ", spans of ".join([f"`{pattern}`", *spans])
     rows.append((name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"))
   return tables.markdown(rows) + "\n"
+
+
+def content_trained() -> str:
+  """Networks with such patterns, trained as long as those with static ones."""
+  return comparisons.short_table("content_patterns") + "\n"
 
 
 def experts() -> str:
@@ -245,6 +250,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "presets": presets,
     "speed": speed,
     "content": content,
+    "content_trained": content_trained,
     "experts": experts,
     "compiled": compiled,
     "explained": explained,

@@ -246,13 +246,16 @@ def forward(
     q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
     interpret: whether to interpret the kernel instead of compiling it.
   """
-  lse_BLH = jax.ShapeDtypeStruct(q_BLHK.shape[:3], jnp.float32)
+  # As many rows as queries, of which a device may have more or fewer than keys.
+  *rows, _ = q_BLHK.shape
+  out_BLHE = jax.ShapeDtypeStruct((*rows, v_BMHE.shape[-1]), v_BMHE.dtype)
+  lse_BLH = jax.ShapeDtypeStruct(tuple(rows), jnp.float32)
   out_SBLHE, lse_SBLH = _launch(
     _forward,
     work.by_query,
     work,
     (q_BLHK, k_BMHK, v_BMHE),
-    (v_BMHE, lse_BLH),
+    (out_BLHE, lse_BLH),
     num_warps=8 if v_BMHE.dtype == jnp.float32 else 4,
     interpret=interpret,
   )

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
-from sparse_transformer.attention import attend, registry, triton
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention import attend, registry, spread, triton
+from sparse_transformer.attention.contract import Case, Plan
 from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import (
   Block,
@@ -55,6 +55,29 @@ def agrees(heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
   found = laws.run(*inputs, tuple(heads), "interpreted", tile)
   tolerance = 2e-5 if dtype == jnp.float32 else 0.02
   laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
+
+
+@pytest.mark.parametrize("part", [Causal(), Strided(12)])
+def test_devices_may_have_more_keys_than_queries(part):
+  n, tile, executor = 104, 32, Triton(interpret=True)
+  *arrays, dout, dlse = laws.random_inputs(n, 1, 16, 16, batch=1)
+  expected = laws.reference(*arrays, dout, dlse, (part,))[0]
+  shares = spread.share(part, n, tile, 2, "slices")
+  works = executor.shares(part, shares.layouts, 1)
+  sides = shares.queries, shares.keys, shares.keys
+  assert shares.queries.table.shape[1] < shares.keys.table.shape[1]
+  for device, work in enumerate(works):
+    q, k, v = (
+      x[:, side.table[device].clip(0)]
+      for x, side in zip(arrays, sides, strict=True)
+    )
+    plan = Plan(part, tile, None, None, work)  # the orders are not used
+    out, lse = executor.forward(plan, q, k, v)
+    at = shares.queries.table[device]
+    assert out.shape[1] == lse.shape[1] == len(at)
+    np.testing.assert_allclose(
+      out[:, at >= 0], expected[:, at[at >= 0]], atol=2e-5
+    )
 
 
 def test_every_pattern_in_one_launch():

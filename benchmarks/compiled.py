@@ -121,22 +121,15 @@ def _row(report):
     sum(kind[field] for kind in program["collectives"].values())
     for field in ("count", "bytes")
   )
+  modelled = program["modelled"]
   return (
     program["executor"],
     changes,
     rendering.size(program["memory"]["peak"]),
     f"{program['launches']:,}",
     f"{count:,} ({rendering.size(moved)})" if count else "-",
-    _modelled(program["modelled"] or {}),
+    rendering.modelled_time(modelled) if modelled else "-",
   )
-
-
-def _modelled(modelled):
-  if "cycles" in modelled:
-    return f"{modelled['cycles']:,} cycles"
-  if "seconds" in modelled:
-    return rendering.milliseconds(modelled["seconds"])
-  return "-"
 
 
 def _with_what_fits(report):

@@ -7,9 +7,9 @@ the others, and each byte passes through two of them.
     --workdir=runs/text_experts --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/text_experts
 
-Expected after 3,113 steps, in 700 processor seconds: 2.61 bits/byte on the
-validation split, where text_small.py without experts reaches 2.53 in the same
-time (docs/evidence.md). 2,713,728 parameters.
+Expected with --config.train.steps=3113, 700 processor seconds: 2.61 bits/byte
+on the validation split, where text_small.py without experts reaches 2.53 in the
+same time (docs/evidence.md). 2,713,728 parameters.
 """
 
 from configs import text_small

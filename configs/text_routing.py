@@ -8,9 +8,9 @@ last 32 in its own of 8 clusters, whose centroids are learned.
     --workdir=runs/text_routing --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/text_routing
 
-Expected after 3,689 steps, in 700 processor seconds: 2.71 bits/byte on the
-validation split, where the pattern of text_small.py reaches 2.47 in the same
-time (docs/evidence.md). 871,808 parameters.
+Expected with --config.train.steps=3689, 700 processor seconds: 2.71 bits/byte
+on the validation split, where the pattern of text_small.py reaches 2.47 in the
+same time (docs/evidence.md). 871,808 parameters.
 """
 
 from configs import text_small

@@ -16,7 +16,7 @@ import runs
 from sparse_transformer import config as config_lib
 
 # Raised by ml_collections when it loads a config file, and by Python when it
-# parses one that is no program.
+# parses one that is not a program.
 pytestmark = [
   pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
   pytest.mark.filterwarnings("ignore::SyntaxWarning"),

@@ -89,7 +89,7 @@ def test_contexts_share_one_compilation_and_a_table(
   for line, row in zip(output.out.splitlines(), rows, strict=True):
     result = json.loads(line)
     expected = result["step"], result["min_context"], result["bits_per_dim"]
-    # There is no error: the split has less than two blocks.
+    # No error is given: the split has fewer than two blocks.
     step, context, bits, error, tokens = row.split()
     assert (int(step), int(context), error) == (*expected[:2], "-")
     assert float(bits) == pytest.approx(expected[2], abs=1e-4)

@@ -96,10 +96,7 @@ def _modelled(program):
   modelled = program["modelled"]
   if modelled is None:
     return "the compiler has no model of this device"
-  if "cycles" in modelled:
-    text = f"{modelled['cycles']:,} cycles"
-  else:
-    text = milliseconds(modelled["seconds"])
+  text = modelled_time(modelled)
   if without := modelled["without"]:
     text += f", without {without:,} that it has no model of"
   return text
@@ -157,11 +154,15 @@ def size(count: int) -> str:
   return f"{count} B"
 
 
-def milliseconds(seconds: float) -> str:
-  """A time, with four digits or more.
+def modelled_time(modelled: dict[str, Any]) -> str:
+  """The compiler's estimate, in milliseconds or cycles.
 
-  >>> milliseconds(0.0014521), milliseconds(11.53)
+  >>> modelled_time(dict(seconds=0.0014521)), modelled_time(dict(seconds=11.53))
   ('1.452 ms', '11,530 ms')
+  >>> modelled_time(dict(cycles=3_091_244))
+  '3,091,244 cycles'
   """
-  number = 1e3 * seconds
+  if "cycles" in modelled:
+    return f"{modelled['cycles']:,} cycles"
+  number = 1e3 * modelled["seconds"]
   return f"{number:{',.0f' if number >= 1000 else '.4g'}} ms"

@@ -17,7 +17,7 @@ from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 
 
 def config(**changes):
-  """Two dense blocks and two with experts, in turn, and one more dense."""
+  """Five blocks, alternately dense and with experts; the last one is dense."""
   settings = dict(
     num_layers=5,
     experts=4,

@@ -58,7 +58,7 @@ def fixed(shift):
       (1, 0, 0, 0),
       [[f] for f in (Strided(8), *[Local(8)] * 3, Strided(8), Local(8))],
     ),
-    # Heads use the two summaries in turn.
+    # Heads alternate between the two summaries.
     ("fixed", "merged", (), [[fixed(0), fixed(1), fixed(0)]]),
     (
       "fixed",

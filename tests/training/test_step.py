@@ -247,7 +247,7 @@ def test_initial_state_can_be_donated(trained):
 
 
 def measure(params):
-  """Losses of two blocks, and something that is no loss."""
+  """Losses of two blocks, and something other than a loss."""
   return dict(
     load_balance=jnp.stack([(params["table"] ** 2).sum(), params["bias"][0]]),
     router_z=(params["bias"][1:3] ** 2),

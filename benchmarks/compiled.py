@@ -3,7 +3,9 @@
   python -m benchmarks.compiled
 
 Writes benchmarks/results/compiled.json, after each program, and prints a table.
-What is there already is compiled again only with --again.
+Each row names the commit that it was compiled from, and has a digest of the
+code that it depends on. Where that is no longer the same, the program is
+lowered again, and compiled again if it has changed; with --again, all are.
 If a preset does not fit, the change that lets it fit is recorded, too. Nothing
 is run: see docs/accelerators.md for what that means.
 """
@@ -12,7 +14,9 @@ import argparse
 import importlib
 import itertools
 
-from benchmarks import record
+from ml_collections import ConfigDict
+
+from benchmarks import dependencies, record
 from sparse_transformer import tables
 from sparse_transformer.comparison import choices
 from sparse_transformer.targets import advice, catalogue, compilers, rendering
@@ -54,7 +58,7 @@ def main() -> None:
     if preset.split()[0] in args.presets and target in args.targets
   ]
   results = record.measure_missing(
-    RESULTS, ("preset", "target"), keys, compile_preset, args.again
+    RESULTS, ("preset", "target"), keys, compile_preset, args.again, code_of
   )
   print(table(results))
 
@@ -67,7 +71,25 @@ def _parse():
   return parser.parse_args()
 
 
-def compile_preset(preset: str, name: str) -> dict:
+def code_of(preset: str, target: str) -> str:
+  """The digest of what the report on a preset depends on."""
+  del target  # the compilers' folder describes all
+  return dependencies.of_program(config_of(preset))
+
+
+def stale(rows: list[dict]) -> list[dict]:
+  """Those that were compiled from other code than that of the working tree."""
+  return [r for r in rows if r.get("code") != code_of(r["preset"], r["target"])]
+
+
+def config_of(preset: str) -> ConfigDict:
+  """The config of a preset: its name and fields to change, "a x.y=1"."""
+  file, *fields = preset.split()
+  config = importlib.import_module(f"configs.{file}").get_config()
+  return choices.with_values(config, **dict(x.split("=") for x in fields))
+
+
+def compile_preset(preset: str, name: str, old: dict) -> dict:
   """The report on a preset, with advice if it does not fit.
 
   A batch that is too small for the mesh gets one sequence for each part.
@@ -75,17 +97,20 @@ def compile_preset(preset: str, name: str) -> dict:
   Args:
     preset: name of a config, and fields to change: "enwik8 model.remat=none".
     name: what to compile for, as in --target.
+    old: the last report, which stays if it is on the same program.
   """
-  target = catalogue.parse(name)
-  file, *fields = preset.split()
-  preset_config = importlib.import_module(f"configs.{file}").get_config()
-  values = dict(field.split("=") for field in fields)
-  config = choices.with_values(preset_config, **values)
+  target, config = catalogue.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
   if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
     config.train.batch_size = changes["train.batch_size"] = fewest
   mesh.check_batch(config, sizes)
-  report = compilers.compile_for(target, config) | dict(changes=changes)
+  compiler, known = dependencies.of_compilers(), []
+  if old.get("compiler") == compiler:
+    known = [program["digest"] for program in old["programs"]]
+  report = compilers.compile_for(target, config, known=known)
+  if [program["digest"] for program in report["programs"]] == known:
+    return {key: old[key] for key in old if key not in ("code", "commit")}
+  report |= dict(changes=changes, compiler=compiler)
   if any(map(rendering.needed_more, report["programs"])):
     report["advice"] = advice.advise(target, config, report)
   return report

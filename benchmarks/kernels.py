@@ -4,15 +4,15 @@
 
 Forward and backward pass of one layer with 8 heads, merged fixed or strided, in
 bfloat16, with one sequence on each device. Writes
-benchmarks/results/kernels.json, after each program, and prints tables. What is
-there already is compiled again only with --again. Nothing is run: see
-docs/accelerators.md for what that means.
+benchmarks/results/kernels.json, after each program, and prints tables. What was
+compiled from the same code is compiled again only with --again. Nothing is run:
+see docs/accelerators.md for what that means.
 """
 
 import argparse
 import itertools
 
-from benchmarks import record
+from benchmarks import dependencies, record
 from configs import enwik8
 from sparse_transformer import tables
 from sparse_transformer.targets import catalogue, compilers
@@ -41,14 +41,25 @@ def main() -> None:
   parser.add_argument("--again", action="store_true")
   again = parser.parse_args().again
   keys = PLAIN + FUSED
-  rows = record.measure_missing(RESULTS, NAMES, keys, compile_attention, again)
+  rows = record.measure_missing(
+    RESULTS, NAMES, keys, compile_attention, again, code_of
+  )
   found = {tuple(r[name] for name in NAMES): r for r in rows}
   print(memory_table(found))
   print(launches_table(found))
 
 
-def compile_attention(name, backend, pattern, n, qk_width, value_width) -> dict:
+def code_of(*key) -> str:
+  """The digest of what a program depends on: the same for all."""
+  del key
+  return dependencies.of_program(enwik8.get_config())
+
+
+def compile_attention(
+  name, backend, pattern, n, qk_width, value_width, old
+) -> dict:
   """Launches and memory of one program, and what its kernels take."""
+  del old  # a few seconds
   target = catalogue.parse(name)
   config = enwik8.get_config()
   config.data.length = n

@@ -51,6 +51,7 @@ def measure_missing(
   keys: Iterable[tuple],
   measure: Callable[..., dict[str, Any]],
   again: bool = False,
+  code: Callable[..., str] | None = None,
 ) -> list[dict[str, Any]]:
   """Measures what a file does not have yet, so that a benchmark can resume.
 
@@ -60,6 +61,10 @@ def measure_missing(
     keys: their values in the measurements that are wanted.
     measure: function of these values to the other fields.
     again: whether to measure what the file has already, too.
+    code: function of these values to the digest of what a measurement depends
+      on. What was measured with other code is measured again: `measure` also
+      gets the old measurement, {} if there is none. Measurements have the
+      fields `code` and `commit` then.
 
   Returns:
     All measurements of the file, sorted by key.
@@ -67,8 +72,11 @@ def measure_missing(
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}
   for key in keys:
-    if again or key not in found:
-      found[key] = dict(zip(names, key, strict=True)) | measure(*key)
+    old = found.get(key, {})
+    about = {"code": code(*key), "commit": version.commit()} if code else {}
+    if again or not old or about.get("code") != old.get("code"):
+      made = measure(*key, {} if again else old) if code else measure(*key)
+      found[key] = dict(zip(names, key, strict=True)) | about | made
       found = dict(sorted(found.items()))
       write(path, [*found.values()])
   return [*found.values()]

@@ -94,6 +94,8 @@ def assert_close(found, expected, tolerance=2e-5):
   for name, x, y in zip(NAMES, found, expected, strict=True):
     error = np.abs(np.asarray(x, np.float64) - y).max()
     assert error <= tolerance * max(np.abs(y).max(), 1e-6), (name, error)
+    # Scores are products in float32, whatever the dtype.
+    assert name != "lse" or error <= 1e-4, error
 
 
 def agrees_with_the_reference(

@@ -205,10 +205,11 @@ class Gathered:
       q, dout, lse, delta = _rows(q_at, q_BLHK, dout_BLHE, *sums)
       q = q * scale
       q_T, dout_T = online_softmax.transpose_first(q, dout)
-      weights = online_softmax.weights_and_gradients(
+      p, ds = online_softmax.weights_and_gradients(
         mask, (q, dout, lse, delta), (k, v)
       )
-      p, ds = (x.astype(q.dtype) for x in weights)
+      ds = ds * online_softmax.scale_of_scores(q)
+      p, ds = p.astype(q.dtype), ds.astype(q.dtype)
       dq = dot("bhats,bhask->bhatk", ds, k) * scale
       dk = dot("bhakt,bhats->bhaks", q_T, ds).swapaxes(-1, -2)
       dv = dot("bhaet,bhats->bhaes", dout_T, p).swapaxes(-1, -2)

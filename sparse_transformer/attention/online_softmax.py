@@ -8,6 +8,7 @@ A running softmax is a triple (out, max, sum): the weighted sum of values
 so far [A, B, H, T, 1].
 """
 
+import math
 from typing import Any
 
 import jax
@@ -74,7 +75,8 @@ def weights_and_gradients(
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
-  Both in float32 or wider: round them for products.
+  Both in float32 or wider: round them for products. Those with queries and keys
+  take ds times `scale_of_scores`.
 
   Args:
     mask: which scores count.
@@ -99,7 +101,8 @@ def transpose_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _masked_scores(mask, q, k):
   """The scores, -inf where the mask is not."""
-  return jnp.where(mask, dot("abhtk,abhsk->abhts", q, k), -jnp.inf)
+  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q)
+  return jnp.where(mask, s, -jnp.inf)
 
 
 def _finite(max_):
@@ -114,5 +117,14 @@ def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def scale(q: jax.Array) -> np.ndarray:
-  """The factor of the scores, 1 / sqrt(K), in the queries' dtype."""
-  return np.asarray(1 / np.sqrt(q.shape[-1]), q.dtype)
+  """The factor of the queries: 1 / sqrt(K), or 1 where that would round them.
+
+  In 16 bits, scaled queries are exact for powers of 4 only; for others, such as
+  K = 32, the log-sum-exp would be off by 0.005.
+  """
+  return np.asarray(1 / np.sqrt(q.shape[-1]) / scale_of_scores(q), q.dtype)
+
+
+def scale_of_scores(q: jax.Array) -> float:
+  """The factor of the scores: what `scale` leaves of 1 / sqrt(K)."""
+  return 1 / math.sqrt(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0

@@ -155,7 +155,8 @@ class Spanned:
           e, de = online_softmax.weights_and_gradients(
             mask & (m != 0), (q, dout, lse, delta), (k, v)
           )
-          p, ds = (m * e).astype(q.dtype), (m * de).astype(q.dtype)
+          ds = m * de * online_softmax.scale_of_scores(q)
+          p, ds = (m * e).astype(q.dtype), ds.astype(q.dtype)
           slopes = walk.slopes(spans, ago)
           dv = dot("bgaet,bgats->bgaes", dout_T, p).swapaxes(-1, -2)
           dk = dot("bgakt,bgats->bgaks", q_T, ds).swapaxes(-1, -2)

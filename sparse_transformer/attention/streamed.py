@@ -242,10 +242,11 @@ def backward(
       dq, dk_BLHK, dv_BLHE = carry
       cols = _cols(plan, j, group)
       k, v = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      weights = online_softmax.weights_and_gradients(
+      p, ds = online_softmax.weights_and_gradients(
         _mask(plan, q_at, cols), (q, dout, lse, delta), (k, v)
       )
-      p, ds = (x.astype(q.dtype) for x in weights)
+      ds = ds * online_softmax.scale_of_scores(q)
+      p, ds = p.astype(q.dtype), ds.astype(q.dtype)
       dv = online_softmax.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       dk = online_softmax.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
       dq = dq + online_softmax.dot("abhts,abhsk->abhtk", ds, k)

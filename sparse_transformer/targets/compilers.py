@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -34,6 +34,7 @@ SETTINGS = dict(
   TPU_WORKER_HOSTNAMES="localhost",
   ALLOW_MULTIPLE_LIBTPU_LOAD="1",
   TF_CPP_MIN_LOG_LEVEL="2",
+  JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
 XLA_FLAGS = {
   "cuda": (
@@ -61,7 +62,10 @@ def python(compiler: str) -> pathlib.Path:
 
 
 def compile_for(
-  target: Target, config: ConfigDict, part: str = "step"
+  target: Target,
+  config: ConfigDict,
+  part: str = "step",
+  known: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports what has come of it.
 
@@ -72,6 +76,8 @@ def compile_for(
     config: the experiment's config.
     part: "step", the training step, or "attention", each distinct pattern of a
       layer by itself.
+    known: the `digest` of programs that need not be compiled again: their
+      reports end with it.
 
   Raises:
     ValueError: the compiler is not installed, or it rejects the request.
@@ -79,7 +85,11 @@ def compile_for(
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     request = dict(
-      target=str(target), config=config.to_dict(), part=part, dump=folder
+      target=str(target),
+      config=config.to_dict(),
+      part=part,
+      known=known,
+      dump=folder,
     )
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=_flags(target, folder))
     log = tempfile.TemporaryFile("w+")

@@ -7,6 +7,7 @@ request is invalid, {"error": ...}. See `compilers`.
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -73,7 +74,7 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
     remat=config.model.remat,
     jax=jax.__version__,
     programs=[
-      _report(program, experiment, target, request["dump"], tell)
+      _report(program, experiment, target, request, tell)
       for program in programs
     ],
   )
@@ -171,10 +172,13 @@ def _report(
   program: Report,
   experiment: Experiment,
   target: catalogue.Target,
-  dump: str,
+  request: Report,
   tell: Callable[[str], None],
 ) -> Report:
-  """Compiles a program, and reads what has come of it."""
+  """Compiles a program, and reads what has come of it.
+
+  One that the request knows, by the digest of its text, is not compiled.
+  """
   name, began = program["name"], time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
@@ -189,6 +193,9 @@ def _report(
     traced = program["function"].trace(*program["arguments"])
     lowered = traced.lower(lowering_platforms=(target.compiler,))
     report["trace_seconds"] = round(time.time() - began, 1)
+    report["digest"] = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+    if report["digest"] in request["known"]:
+      return report
     tell(f"{name}: compiling")
     began = time.time()
     try:
@@ -212,10 +219,10 @@ def _report(
       kind: dict(count=count, bytes=size)
       for kind, (count, size) in sorted(profile.collectives.items())
     },
-    kernels=_kernels(pathlib.Path(dump), text, target),
+    kernels=_kernels(pathlib.Path(request["dump"]), text, target),
     modelled=_modelled(profile),
   )
-  for path in pathlib.Path(dump).iterdir():
+  for path in pathlib.Path(request["dump"]).iterdir():
     path.unlink()
   return report
 

@@ -189,8 +189,9 @@ class Untiled:
     return plan_parts(self.plan, patterns, case.length, tile)
 
   def _weights(self, plan, q, k, lse=None):
-    s = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])
-    s = jnp.where(plan.tables[None, None], s.astype(jnp.float32), -jnp.inf)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    s = jnp.einsum("blhk,bmhk->bhlm", q.astype(wide), k.astype(wide))
+    s = jnp.where(plan.tables[None, None], s / np.sqrt(q.shape[-1]), -jnp.inf)
     if lse is None:
       lse = jax.nn.logsumexp(s, -1)
     else:

@@ -1,0 +1,88 @@
+"""What compiled programs depend on, so that stale records are noticed.
+
+A digest stands for the code of some rooms, without comments and docstrings, and
+for the values of a config. Where it differs from that of a record, the program
+has to be lowered again; where that gives the same program, the record stays.
+"""
+
+import ast
+import functools
+import hashlib
+import io
+import json
+import pathlib
+import tokenize
+from collections.abc import Iterable
+
+from ml_collections import ConfigDict
+
+from benchmarks import record
+
+LIBRARY = record.REPO / "sparse_transformer"
+# What a training step is made of.
+PROGRAM = (
+  *("patterns", "attention", "model", "rules.py"),
+  *(
+    f"training/{name}.py"
+    for name in ("experiment", "step", "optimizer", "loss_scale", "mesh")
+  ),
+)
+# What compiles it, and reads the result.
+COMPILERS = "targets", "../requirements-cuda.txt", "../requirements-tpu.txt"
+
+
+def of_program(config: ConfigDict) -> str:
+  """The digest of what a training step with a config depends on."""
+  values = json.dumps(config.to_dict(), sort_keys=True, default=str)
+  return _digest(_of_files(PROGRAM), of_compilers(), values)
+
+
+def of_compilers() -> str:
+  """The digest of what turns a lowered program into a report."""
+  return _of_files(COMPILERS)
+
+
+@functools.cache
+def _of_files(names: tuple[str, ...]) -> str:
+  found = []
+  for name in names:
+    path = LIBRARY / name
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+      if file.suffix in (".py", ".txt", ".txtpb"):
+        found += [file.name, _code(file)]
+  return _digest(*found)
+
+
+def _code(path: pathlib.Path) -> str:
+  """A file, without what has no effect if it is Python."""
+  text = path.read_text()
+  return without_words(text) if path.suffix == ".py" else text
+
+
+def without_words(text: str) -> str:
+  """Python code without comments, docstrings and empty lines.
+
+  >>> without_words('"Why."\\nx = "#"  # how\\n\\ny = 1\\n')
+  'x = "#"\\ny = 1'
+  """
+  lines = text.splitlines()
+  for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    if token.type == tokenize.COMMENT:
+      row, column = token.start
+      lines[row - 1] = lines[row - 1][:column]
+  for node in _docstrings(ast.parse(text)):
+    for row in range(node.lineno - 1, node.end_lineno):
+      lines[row] = ""
+  return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def _docstrings(tree: ast.AST) -> Iterable[ast.Expr]:
+  """Statements that are just a string."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+      if isinstance(node.value.value, str):
+        yield node
+
+
+def _digest(*texts: str) -> str:
+  return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -71,9 +71,10 @@ def measure_missing(
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}
+  commit = version.commit()  # before the file changes
   for key in keys:
     old = found.get(key, {})
-    about = {"code": code(*key), "commit": version.commit()} if code else {}
+    about = {"code": code(*key), "commit": commit} if code else {}
     if again or not old or about.get("code") != old.get("code"):
       made = measure(*key, {} if again else old) if code else measure(*key)
       found[key] = dict(zip(names, key, strict=True)) | about | made

@@ -5,7 +5,8 @@
 Writes benchmarks/results/compiled.json, after each program, and prints a table.
 Each row names the commit that it was compiled from, and has a digest of the
 code that it depends on. Where that is no longer the same, the program is
-lowered again, and compiled again if it has changed; with --again, all are.
+lowered again, and compiled again if it has changed; with --again, all are. With
+--check, the exit status is 1 if there is such a row.
 If a preset does not fit, the change that lets it fit is recorded, too. Nothing
 is run: see docs/accelerators.md for what that means.
 """
@@ -50,7 +51,10 @@ VARIANTS = (
 
 
 def main() -> None:
-  args = _parse()
+  args, names = _parse(), ("preset", "target")
+  if args.check:
+    record.check_code(RESULTS, names, code_of, "benchmarks.compiled")
+    return
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
   keys = [
     (preset, target)
@@ -58,7 +62,7 @@ def main() -> None:
     if preset.split()[0] in args.presets and target in args.targets
   ]
   results = record.measure_missing(
-    RESULTS, ("preset", "target"), keys, compile_preset, args.again, code_of
+    RESULTS, names, keys, compile_preset, args.again, code_of
   )
   print(table(results))
 
@@ -68,6 +72,7 @@ def _parse():
   parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
   parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
   parser.add_argument("--again", action="store_true")
+  parser.add_argument("--check", action="store_true", help="compile nothing")
   return parser.parse_args()
 
 
@@ -75,11 +80,6 @@ def code_of(preset: str, target: str) -> str:
   """The digest of what the report on a preset depends on."""
   del target  # the compilers' folder describes all
   return dependencies.of_program(config_of(preset))
-
-
-def stale(rows: list[dict]) -> list[dict]:
-  """Those that were compiled from other code than that of the working tree."""
-  return [r for r in rows if r.get("code") != code_of(r["preset"], r["target"])]
 
 
 def config_of(preset: str) -> ConfigDict:

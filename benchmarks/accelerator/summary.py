@@ -25,11 +25,12 @@ def text(content: dict) -> str:
 
 
 def page(contents: Iterable[dict]) -> str:
-  """What devices measured, as Markdown."""
+  """What devices measured at full size, as Markdown."""
   lines = []
   for content in contents:
-    lines += [f"**{about(content)}**", ""]
-    for part, found in content["parts"].items():
+    parts = {x: y for x, y in content["parts"].items() if not y["small"]}
+    lines += [f"**{about(content)}**", ""] if parts else []
+    for part, found in parts.items():
       rows = ROWS[part](found["entries"])
       lines += [f"`{part}`: {_count(found['entries'])}.", ""]
       lines += [tables.markdown(rows), ""] if len(rows) > 1 else []

@@ -10,12 +10,14 @@ from benchmarks import (
   compiled as benchmark,
   million as million_benchmark,
   plan as plan_benchmark,
+  record,
   saving as saving_benchmark,
   spread as spread_benchmark,
 )
+from benchmarks.accelerator import summary
 from benchmarks.readme import comparisons, evidence, records
 from benchmarks.readme.text import wrap
-from sparse_transformer import tables
+from sparse_transformer import atomic, tables
 from sparse_transformer.targets import rendering
 
 PASS, OURS = "forward_backward", "ours"
@@ -217,6 +219,12 @@ def all_compiled() -> str:
   return benchmark.table(found) + "\n"
 
 
+def measured() -> str:
+  """What was measured on accelerators, at full size."""
+  paths = sorted(record.FOLDER.glob("accelerator-*.json"))
+  return summary.page(map(atomic.read_json, paths))
+
+
 def meshes() -> str:
   """Presets on other meshes, as compiled for GPUs and TPUs."""
   return benchmark.meshes(records.read("compiled")) + "\n"
@@ -256,7 +264,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "explained": explained,
     "sampling": sampling,
   },
-  "docs/accelerators.md": {"compiled": all_compiled},
+  "docs/accelerators.md": {"compiled": all_compiled, "measured": measured},
   "docs/scaling.md": {
     "spread": spread,
     "meshes": meshes,

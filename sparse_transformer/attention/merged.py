@@ -15,14 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
   exchange,
   gathered,
   registry,
   selection,
-  sharding,
   spanned,
   spans as spans_lib,
   spread,
@@ -31,9 +29,7 @@ from sparse_transformer.attention.contract import (
   Case,
   Executor,
   Heads,
-  Order,
   Plan,
-  check_arrays,
   index_of,
   make_case,
   name_saved,
@@ -75,75 +71,18 @@ def attend(
   given = bound, selection.lay_out(bound, tile)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
-  work = _Work(choices, patterns, tile, axes=axes)
+  work = _Work(choices, patterns, tile, axes)
   return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
-
-
-def attend_planned(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  plans: tuple[Plan, ...],
-  heads: tuple[Heads, ...],
-  executor: str,
-) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of some plans.
-
-  The tables of the plans may be traced: arguments of a jitted function, or
-  computed at run time. No pair may be in two plans of the same head.
-
-  Args:
-    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
-    plans: from the executor's `plan`, or with tables of your own.
-    heads: which heads each plan is for.
-    executor: name of the executor.
-
-  Raises:
-    ValueError: shapes, plans or the name of the executor are invalid.
-  """
-  q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  if executor not in registry.EXECUTORS:
-    known = ", ".join(registry.EXECUTORS)
-    raise ValueError(f"unknown executor {executor!r}; known: {known}")
-  if len(plans) != len(heads):
-    raise ValueError(f"{len(plans)} plans, but heads of {len(heads)}")
-  n = q_BLHK.shape[1]
-  for plan in plans:
-    for order in (plan.queries, plan.keys):
-      if not isinstance(order, Order):
-        raise ValueError(
-          f"a plan with orders of type {type(order).__name__}, which are of a"
-          " part of the positions: plans here must be for all of them"
-        )
-      if order.places.shape != (n,):
-        raise ValueError(
-          f"a plan for {len(order.places)} positions, but there are {n}"
-        )
-  work = _Work((("default", executor),), heads=tuple(heads))
-
-  def attention(q_BLHK, k_BMHK, v_BMHE, plans):
-    return _attend(q_BLHK, k_BMHK, v_BMHE, None, plans, work)
-
-  arrays = q_BLHK, k_BMHK, v_BMHE
-  split = sharding.split_of(q_BLHK, None)._replace(positions=(), heads=())
-  specs = PartitionSpec()
-  return sharding.on_any_mesh(attention, split, arrays, plans, specs)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """What runs; static.
-
-  Plans that are arguments have `heads`; the others follow from `patterns`.
-  Their tables are constants, except those of parts that follow the content,
-  which are arguments, too.
-  """
+  """What runs; static."""
 
   choices: tuple[tuple[str, str], ...]
-  patterns: tuple[Pattern, ...] = ()
-  tile: int = 0
-  heads: tuple[Heads, ...] = ()
-  axes: Axes = ()
+  patterns: tuple[Pattern, ...]
+  tile: int
+  axes: Axes
 
   def plans(
     self,
@@ -155,16 +94,15 @@ class _Work:
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
+    Their tables are constants, except for parts that follow the content.
+
     Args:
-      given: plans, or what `patterns` are bound to and their tables.
+      given: what `patterns` are bound to, and their tables.
       spans_H: of the heads whose patterns have one.
       executor: runs all plans but those that follow the content.
       platform: what it was chosen for.
       case: what is run.
     """
-    if not self.patterns:
-      pairs = zip(given, self.heads, strict=True)
-      return [(executor, plan, heads) for plan, heads in pairs]
     static = selection.static_parts(self.patterns)
     known: Sequence[tuple[Plan, Heads]] = ()
     if self.axes:
@@ -191,7 +129,7 @@ def _attend(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
 
 def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
   arrays = q_BLHK, k_BLHK, v_BLHE, spans_H
-  out_BLHE, lse_BLH = _by_platform(_forward_on, work, given, *arrays)
+  out_BLHE, lse_BLH = _by_platform(forward, work, given, *arrays)
   out_BLHE, lse_BLH = name_saved(out_BLHE.astype(v_BLHE.dtype), lse_BLH)
   return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
 
@@ -199,7 +137,7 @@ def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
 def _backward(work, saved, cotangents):
   *arrays, given, out_BLHE, lse_BLH = saved
   grads = _by_platform(
-    _backward_on, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
+    backward, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
   )
   grads = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, tuple(arrays))
   return *grads, None  # the tables of plans are integers
@@ -234,7 +172,7 @@ def _by_platform(
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
+def forward(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
   del spans_H  # the plans have them
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
@@ -255,7 +193,7 @@ def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
   return out_BLHE, lse_BLH
 
 
-def _backward_on(
+def backward(
   plans,
   q_BLHK,
   k_BLHK,

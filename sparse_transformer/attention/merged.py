@@ -19,6 +19,7 @@ from jax import lax
 from sparse_transformer.attention import (
   exchange,
   gathered,
+  online_softmax,
   registry,
   selection,
   spanned,
@@ -29,7 +30,9 @@ from sparse_transformer.attention.contract import (
   Case,
   Executor,
   Heads,
+  Keys,
   Plan,
+  Queries,
   index_of,
   make_case,
   name_saved,
@@ -187,7 +190,7 @@ def forward(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
     )
     new = plan.queries.restore(*new)
     old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
-    out, lse = new if i == 0 else merge(old, new)
+    out, lse = new if i == 0 else online_softmax.merge(old, new)
     out_BLHE = _put_heads(out_BLHE, heads, out)
     lse_BLH = _put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
@@ -208,18 +211,18 @@ def backward(
   delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
-  of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH
-  of_keys = k_BLHK, v_BLHE
+  queries = Queries(q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH)
+  keys = Keys(k_BLHK, v_BLHE)
   inputs = q_BLHK, k_BLHK, v_BLHE
   grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
   dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
-      of_queries, grads = _in_turn(of_queries, grads)
+      queries, grads = _in_turn(queries, grads)
     dq, dk, dv, *rest = executor.backward(
       plan,
-      *plan.queries.arrange(*(_take_heads(x, heads) for x in of_queries)),
-      *plan.keys.arrange(*(_take_heads(x, heads) for x in of_keys)),
+      Queries(*plan.queries.arrange(*(_take_heads(x, heads) for x in queries))),
+      Keys(*plan.keys.arrange(*(_take_heads(x, heads) for x in keys))),
     )
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
     grads = [
@@ -229,22 +232,6 @@ def backward(
     for dspans in rest:
       dspans_H = dspans_H.at[index_of(heads)].add(dspans)
   return *grads, dspans_H
-
-
-Softmax = tuple[jax.Array, jax.Array]
-
-
-def merge(first: Softmax, second: Softmax) -> Softmax:
-  """(out_BLHE, lse_BLH) over the keys of both, from the results over each.
-
-  Exact, as long as no pair is counted in both. Two rows without keys give
-  one without keys.
-  """
-  (out_1, lse_1), (out_2, lse_2) = first, second
-  lse = jnp.logaddexp(lse_1, lse_2)
-  shift = jnp.where(jnp.isfinite(lse), lse, 0)
-  weight_1, weight_2 = jnp.exp(lse_1 - shift), jnp.exp(lse_2 - shift)
-  return weight_1[..., None] * out_1 + weight_2[..., None] * out_2, lse
 
 
 def _in_turn(*arrays):

@@ -82,7 +82,7 @@ def get_config() -> ConfigDict:
       window=128,  # keys of local, including the query itself
       width=32,  # c, for fixed: summary columns of a block
       num_summaries=1,  # distinct summary columns across heads
-      backend="auto",  # blocked, dense
+      backend="auto",  # dense
       tile=0,  # positions in a tile; 0: chosen from the pattern and the device
     )
   )

@@ -250,7 +250,7 @@ def test_missing_config_is_reported_in_one_line(capsys):
 def test_masks_that_do_not_fit_in_memory_are_an_error():
   config = stdlib.get_config()
   config.data.length, config.attention.backend = 2**20, "dense"
-  with pytest.raises(NotImplementedError, match="attention.backend=blocked"):
+  with pytest.raises(NotImplementedError, match="attention.backend=auto"):
     report(config)
 
 

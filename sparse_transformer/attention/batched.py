@@ -23,8 +23,18 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax, worklists
-from sparse_transformer.attention.contract import Case, Heads, Plan, Table
-from sparse_transformer.attention.online_softmax import dot
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Keys,
+  Plan,
+  Queries,
+  Table,
+)
+from sparse_transformer.attention.online_softmax import (
+  dot,
+  weights_and_gradients,
+)
 from sparse_transformer.patterns import Layout, Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
@@ -283,16 +293,12 @@ def forward(
   plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan."""
-  tables, scale = plan.tables, 1 / math.sqrt(q_BLHK.shape[-1])
+  tables = plan.tables
 
   def process(query, key, pairs):
-    (q,), (k, v) = query, key
-    s = jnp.where(pairs, dot("bahtk,bahsk->bahts", q, k) * scale, -jnp.inf)
-    max_ = s.max(-1, keepdims=True)
-    # exp(-inf - 0) is 0, not NaN, in rows without keys.
-    p = jnp.exp(s - jnp.where(max_ == -jnp.inf, 0, max_))
-    out = dot("bahts,bahse->bahte", p.astype(v.dtype), v)
-    return online_softmax.finish(out, max_, p.sum(-1, keepdims=True))
+    (q,), keys = query, Keys(*key)
+    state = online_softmax.softmax_of_tile(q, keys, (pairs, None))
+    return online_softmax.finish(*state)
 
   out, lse = _run(
     tables,
@@ -304,48 +310,32 @@ def forward(
   )
   out_SBLHE = _slots(tables, tables.by_query, out, 0)
   lse_SBLH = _slots(tables, tables.by_query, lse, -jnp.inf)[..., 0]
-  return worklists.merge_slots(out_SBLHE, lse_SBLH)
+  return online_softmax.merge(*zip(out_SBLHE, lse_SBLH, strict=True))
 
 
 def backward(
-  plan: Plan,
-  q_BLHK: jax.Array,
-  dout_BLHE: jax.Array,
-  lse_BLH: jax.Array,
-  delta_BLH: jax.Array,
-  k_BLHK: jax.Array,
-  v_BLHE: jax.Array,
+  plan: Plan, queries: Queries, keys: Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
-  tables, scale = plan.tables, 1 / math.sqrt(q_BLHK.shape[-1])
-  queries = tables.queries, (q_BLHK, dout_BLHE, lse_BLH, delta_BLH)
-  keys = tables.keys, (k_BLHK, v_BLHE)
-
-  def weights(s, dp, lse, delta, pairs):
-    """(p, ds): the weights, and the gradients of the scaled scores."""
-    p = jnp.exp(jnp.where(pairs, s * scale, -jnp.inf) - lse)
-    return p, p * (dp - delta) * scale
+  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
+  tables, scale = plan.tables, online_softmax.scale(queries.q)
+  of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
 
   def of_query(query, key, pairs):
     (q, dout, lse, delta), (k, v) = query, key
-    lse, delta = (x[..., None] for x in (lse, delta))
-    s = dot("bahtk,bahsk->bahts", q, k)
-    dp = dot("bahte,bahse->bahts", dout, v)
-    _, ds = weights(s, dp, lse, delta, pairs)
-    return (dot("bahts,bahsk->bahtk", ds.astype(k.dtype), k),)
+    lse, delta = lse[..., None], delta[..., None]
+    _, ds = weights_and_gradients((q, dout), (k, v), lse, delta, pairs)
+    return (dot("bahts,bahsk->bahtk", (ds * scale).astype(k.dtype), k),)
 
   def of_key(key, query, pairs):
     (k, v), (q, dout, lse, delta) = key, query
-    lse, delta = (x[..., None, :] for x in (lse, delta))
-    s = dot("bahtk,bahsk->bahts", k, q)
-    dp = dot("bahte,bahse->bahts", v, dout)
-    p, ds = weights(s, dp, lse, delta, pairs)
-    dk = dot("bahts,bahsk->bahtk", ds.astype(q.dtype), q)
+    lse, delta = lse[..., None, :], delta[..., None, :]
+    p, ds = weights_and_gradients((k, v), (q, dout), lse, delta, pairs)
+    dk = dot("bahts,bahsk->bahtk", (ds * scale).astype(q.dtype), q)
     return dk, dot("bahts,bahse->bahte", p.astype(dout.dtype), dout)
 
-  k, e = q_BLHK.shape[-1], v_BLHE.shape[-1]
-  (dq,) = _run(tables, tables.by_query, queries, keys, (k,), of_query)
-  dk_dv = _run(tables, tables.by_key, keys, queries, (k, e), of_key)
+  k, e = (x.shape[-1] for x in keys)
+  (dq,) = _run(tables, tables.by_query, of_queries, of_keys, (k,), of_query)
+  dk_dv = _run(tables, tables.by_key, of_keys, of_queries, (k, e), of_key)
   return _slots(tables, tables.by_query, dq, 0).sum(0), *(
     _slots(tables, tables.by_key, x, 0).sum(0) for x in dk_dv
   )

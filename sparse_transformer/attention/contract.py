@@ -11,7 +11,7 @@ function or tables indexed by a traced number.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +143,34 @@ class Unsupported(NotImplementedError, ValueError):
   """A backend cannot run a case that another backend may be able to run."""
 
 
+class Queries(NamedTuple):
+  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it.
+
+  Attributes:
+    q: the queries.
+    dout: the gradients of their outputs.
+    lse: their log-sum-exp over all pairs; finite.
+    delta: the products of dout and out, less the gradients of lse.
+  """
+
+  q: jax.Array
+  dout: jax.Array
+  lse: jax.Array
+  delta: jax.Array
+
+  def with_columns(self) -> "Queries":
+    """The same, lse and delta with a last axis of size 1."""
+    lse, delta = self.lse[..., None], self.delta[..., None]
+    return self._replace(lse=lse, delta=delta)
+
+
+class Keys(NamedTuple):
+  """Keys and their values: [B, M, H, ...], or tiles of them."""
+
+  k: jax.Array
+  v: jax.Array
+
+
 class Executor(Protocol):
   """Runs attention, plan by plan."""
 
@@ -187,20 +215,13 @@ class Executor(Protocol):
     """
 
   def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BMHK: jax.Array,
-    v_BMHE: jax.Array,
+    self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, ...]:
     """(dq_BLHK, dk_BMHK, dv_BMHE, ...) of the pairs of a plan.
 
-    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). `lse`
-    is finite, and is that of all parts together. Further results are the
-    gradients of what the tables of a plan were made from, such as spans.
+    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta).
+    Further results are the gradients of what the tables of a plan were made
+    from, such as spans.
     """
 
 

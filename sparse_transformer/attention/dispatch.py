@@ -80,8 +80,8 @@ def attend(
     v_BMHE: values [batch, n, heads, E]. All three have the same dtype.
     patterns: one pattern for all heads, or a tuple or list with one per
       head.
-    backend: "auto" and "blocked" run tile by tile in linear memory, with the
-      executor that suits the target platform; "dense" is the plain reference
+    backend: "auto" runs tile by tile in linear memory, with the executor that
+      suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
     tile: positions on a side of a tile; 0 chooses automatically.
     directions: what patterns that follow the content project queries on, by

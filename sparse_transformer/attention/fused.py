@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer.attention import worklists
-from sparse_transformer.attention.contract import Plan, Table
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.contract import Keys, Plan, Queries, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +39,15 @@ class Fused(abc.ABC):
     tables, launch = plan.tables, self.kernels().forward
     out, lse = launch(tables, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret)
     written = tables.by_query.written
-    return worklists.merge_slots(
-      _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
-    )
+    out, lse = _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
+    return online_softmax.merge(*zip(out, lse, strict=True))
 
   def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BMHK: jax.Array,
-    v_BMHE: jax.Array,
+    self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
     tables, launch = plan.tables, self.kernels().backward
-    arrays = q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BMHK, v_BMHE
-    dq, dk, dv = launch(tables, *arrays, interpret=self.interpret)
+    dq, dk, dv = launch(tables, *queries, *keys, interpret=self.interpret)
     return (
       _written_or(0, dq, tables.by_query.written).sum(0),
       _written_or(0, dk, tables.by_key.written).sum(0),

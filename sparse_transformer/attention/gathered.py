@@ -24,9 +24,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax, side_by_side
-from sparse_transformer.attention.contract import Plan, make_order
+from sparse_transformer.attention.contract import (
+  Keys,
+  Plan,
+  Queries,
+  make_order,
+)
 from sparse_transformer.attention.grouping import group
-from sparse_transformer.attention.online_softmax import dot
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
@@ -160,86 +164,26 @@ class Gathered:
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    steps = self._steps(plan.tables)
-    scale = online_softmax.scale(q_BLHK)
+    steps = self._steps(plan)
     arrays = steps.arrange(k_BLHK, v_BLHE)
-
-    def step(i, carry):
-      q_at, k_at = steps.positions(i)
-      mask = online_softmax.pairs(plan.pattern, q_at, k_at)
-      k, v = (steps.keys(x, i) for x in arrays)
-      (q,) = _rows(q_at, q_BLHK)
-      out, lse = online_softmax.finish(
-        *online_softmax.softmax_of_tile(mask, q * scale, (k, v))
-      )
-      new = out, lse[..., 0]
-      return tuple(steps.put(x, y, i) for x, y in zip(carry, new, strict=True))
-
-    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-    out = steps.empty(v_BLHE, dtype)
-    out, lse = lax.fori_loop(0, steps.num, step, (out, out[..., 0]))
-    return steps.merge(out, lse)
+    out_BHPE, lse_BHP1 = online_softmax.forward(steps, q_BLHK, *arrays)
+    return _merge(out_BHPE, lse_BHP1, plan.tables.places)
 
   def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BLHK: jax.Array,
-    v_BLHE: jax.Array,
+    self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-    steps = self._steps(plan.tables)
-    scale = online_softmax.scale(q_BLHK)
-    arrays = steps.arrange(k_BLHK, v_BLHE)
-
-    sums = lse_BLH[..., None], delta_BLH[..., None]
-
-    def step(i, carry):
-      dq_BHPK, dk_BHPK, dv_BHPE = carry
-      q_at, k_at = steps.positions(i)
-      mask = online_softmax.pairs(plan.pattern, q_at, k_at)
-      k, v = (steps.keys(x, i) for x in arrays)
-      q, dout, lse, delta = _rows(q_at, q_BLHK, dout_BLHE, *sums)
-      q = q * scale
-      q_T, dout_T = online_softmax.transpose_first(q, dout)
-      p, ds = online_softmax.weights_and_gradients(
-        mask, (q, dout, lse, delta), (k, v)
-      )
-      ds = ds * online_softmax.scale_of_scores(q)
-      p, ds = p.astype(q.dtype), ds.astype(q.dtype)
-      dq = dot("bhats,bhask->bhatk", ds, k) * scale
-      dk = dot("bhakt,bhats->bhaks", q_T, ds).swapaxes(-1, -2)
-      dv = dot("bhaet,bhats->bhaes", dout_T, p).swapaxes(-1, -2)
-      return (
-        steps.put(dq_BHPK, dq, i),
-        steps.add(dk_BHPK, dk, i),
-        steps.add(dv_BHPE, dv, i),
-      )
-
-    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-    zeros = (
-      steps.empty(q_BLHK, dtype),
-      *(jnp.zeros_like(x, dtype) for x in arrays),
+    steps = self._steps(plan)
+    arrays = Keys(*steps.arrange(*keys))
+    dq_BHPK, dk, dv, _ = online_softmax.backward(
+      steps, queries.with_columns(), arrays
     )
-    dq, dk, dv = lax.fori_loop(0, steps.num, step, zeros)
-    (dq,) = _sum(plan.tables.places, dq)
-    return dq, *steps.restore(q_BLHK.shape[1], dk, dv)
+    (dq_BLHK,) = _sum(plan.tables.places, dq_BHPK)
+    return dq_BLHK, *steps.restore(len(keys.k[0]), dk, dv)
 
-  def _steps(self, tables):
-    """The steps that process the tables."""
-    b, h, num_tiles, tile = tables.queries.shape
-    num_keys = tables.span * tile
-    kind: type[_Steps] = _Windows
-    if tables.blocks is not None:
-      kind = _Blocks
-      num_keys = tables.keys.shape[-1] // tables.num_blocks
-    most = max(1, self.scores // (b * h * tile * num_keys))
-    num_steps = -(-num_tiles // most)
-    size = -(-num_tiles // num_steps)
-    return kind(tables, num_steps, size, self.in_order)
+  def _steps(self, plan):
+    kind = _Windows if plan.tables.blocks is None else _Blocks
+    return kind(plan, self.scores, self.in_order)
 
 
 def on(platform: str) -> Gathered:
@@ -248,68 +192,75 @@ def on(platform: str) -> Gathered:
   return Gathered(CPU_SCORES if is_cpu else SCORES, in_order=is_cpu)
 
 
-class _Steps(abc.ABC):
-  """Tables, cut into steps of some tiles of queries each."""
+class _Steps(online_softmax.Steps):
+  """Tables, cut into steps of A tiles of queries each, with all their keys."""
 
+  single = True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, tables, num, size, in_order):
+  def __init__(self, plan, scores, in_order):
+    self.pattern, self.tables = plan.pattern, plan.tables
     self.in_order = in_order
-    tile = tables.queries.shape[-1]
-    self.tables, self.num, self.size, self.tile = tables, num, size, tile
-    missing = num * size - tables.queries.shape[2]
-    self.queries = _pad_tiles(tables.queries, 0, missing, -1)
-
-  def _now(self, x_BHV, i):
-    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
+    b, h, num_tiles, self.tile = self.tables.queries.shape
+    most = max(1, scores // (b * h * self.tile * self.num_keys()))
+    self.num = -(-num_tiles // most)
+    self.size = -(-num_tiles // self.num)
+    self.missing = self.num * self.size - num_tiles
+    self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
   @abc.abstractmethod
-  def keys(self, x, i):
+  def num_keys(self):
+    """How many keys each tile of queries has."""
+
+  @abc.abstractmethod
+  def take(self, i, x):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
-
-  @abc.abstractmethod
-  def add(self, x, new_BHAS, i):
-    """x, in the order of keys, with what a step computed added to it."""
-
-  @abc.abstractmethod
-  def merge(self, out_BHPE, lse_BHP):
-    """(out_BLHE, lse_BLH): the results at the places of each query."""
 
   @abc.abstractmethod
   def restore(self, n, *arrays):
     """Undoes `arrange`, of n positions: [B, L, H, ...]."""
 
-  def positions(self, i):
-    """Positions of the queries [B, H, A, T] and keys [B, H, A, S] of a step."""
-    return self._now(self.queries, i), self.keys(self.at, i)
-
   def arrange(self, *arrays):
     """Arrays [B, L, H, ...] in the order of keys."""
     return _rows(self.at, *arrays)
 
-  def empty(self, x_BLH, dtype):
-    """Room for a result of every place of queries: [B, H, V * T, ...]."""
-    b, _, h, *widths = x_BLH.shape
-    num_places = self.num * self.size * self.tile
-    return jnp.zeros_like(x_BLH, dtype, (b, h, num_places, *widths))
+  def queries(self, i, *arrays):
+    return _rows(self._now(self.rows, i), *arrays)
 
-  def put(self, x_BHP, new_BHAT, i):
-    """x with the results of a step."""
+  def keys(self, i, j, *arrays):
+    del j
+    return tuple(self.take(i, x) for x in arrays)
+
+  def pairs(self, i, j):
+    del j
+    q_at, k_at = self._now(self.rows, i), self.take(i, self.at)
+    return online_softmax.pairs(self.pattern, q_at, k_at), None
+
+  def shape(self, q):
+    """One result for each place of queries, [B, H, V * T]."""
+    b, _, h, _ = q.shape
+    return b, h, self.num * self.size * self.tile
+
+  def put(self, i, x_BHP, new_BHAT):
     b, h, a, t, *widths = new_BHAT.shape
     new_BHP = new_BHAT.reshape(b, h, a * t, *widths)
     return lax.dynamic_update_slice_in_dim(x_BHP, new_BHP, i * a * t, 2)
+
+  def _now(self, x_BHV, i):
+    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
 
 
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, tables, num, size, in_order):
-    super().__init__(tables, num, size, in_order)
-    num_places = (num * size + tables.span - 1) * self.tile
-    missing = num_places - tables.keys.shape[2]
-    self.at = _pad_tiles(tables.keys, 0, missing, -1)
+  def __init__(self, plan, scores, in_order):
+    super().__init__(plan, scores, in_order)
+    self.at = _pad_tiles(self.tables.keys, 0, self.missing * self.tile, -1)
 
-  def keys(self, x_BHP, i):
+  def num_keys(self):
+    return self.tables.span * self.tile
+
+  def take(self, i, x_BHP):
     tiles = self._tiles(x_BHP, i)
     windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
     return jnp.concatenate(windows, 3)
@@ -322,7 +273,8 @@ class _Windows(_Steps):
     )
     return x.reshape(*x.shape[:2], num, self.tile, *x.shape[3:])
 
-  def add(self, x_BHP, new_BHAS, i):
+  def add(self, i, j, x_BHP, new_BHAS):
+    del j
     tiles, span = self._tiles(x_BHP, i), self.tables.span
     for c, new in enumerate(jnp.split(new_BHAS, span, 3)):
       tiles = tiles + _pad_tiles(new, c, span - 1 - c)
@@ -334,11 +286,6 @@ class _Windows(_Steps):
       2,
     )
 
-  def merge(self, out_BHPE, lse_BHP):
-    # A query has a single place.
-    out, lse = _sum(self.tables.places, out_BHPE, lse_BHP[..., None])
-    return out, lse[..., 0]
-
   def restore(self, n, *arrays):
     del n
     behind = (self.tables.span - 1) * self.tile
@@ -348,21 +295,25 @@ class _Windows(_Steps):
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, tables, num, size, in_order):
-    super().__init__(tables, num, size, in_order)
-    missing = num * size - tables.blocks.shape[2]
-    self.blocks = _pad_tiles(tables.blocks, 0, missing, tables.num_blocks)
-    b, h, _ = tables.keys.shape
-    self.at = tables.keys.reshape(b, h, tables.num_blocks, -1)
+  def __init__(self, plan, scores, in_order):
+    super().__init__(plan, scores, in_order)
+    num_blocks = self.tables.num_blocks
+    self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
+    b, h, _ = self.tables.keys.shape
+    self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
-  def keys(self, x_BHM, i):
+  def num_keys(self):
+    return self.tables.keys.shape[-1] // self.tables.num_blocks
+
+  def take(self, i, x_BHM):
     return _of_lanes(
       lambda x_M, at: x_M.at[at].get(mode="clip"),
       x_BHM,
       self._now(self.blocks, i),
     )
 
-  def add(self, x_BHM, new_BHAS, i):
+  def add(self, i, j, x_BHM, new_BHAS):
+    del j
     at = self._now(self.blocks, i)
     if not self.in_order:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
@@ -391,9 +342,6 @@ class _Blocks(_Steps):
     is_block = is_last & (at < self.tables.num_blocks)
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
-
-  def merge(self, out_BHPE, lse_BHP):
-    return _merge(out_BHPE, lse_BHP, self.tables.places)
 
   def restore(self, n, *arrays):
     def of_array(x_BHM):
@@ -427,22 +375,21 @@ def _rows(at, *arrays):
   return side_by_side.apply(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
-def _merge(out_BHPE, lse_BHP, places_BHLR):
+def _merge(out_BHPE, lse_BHP1, places_BHLR):
   """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
-  def of_head(out_PE, lse_P, places_LR):
-    lse_LR = lse_P.at[places_LR].get(mode="fill", fill_value=-jnp.inf)
-    lse_L = jax.nn.logsumexp(lse_LR, -1)
-    shift_L = jnp.where(jnp.isfinite(lse_L), lse_L, 0)
-    weights_LR = jnp.exp(lse_LR - shift_L[:, None])
-    parts = (
-      weight_L[:, None] * out_PE.at[places_L].get(mode="fill", fill_value=0)
-      for weight_L, places_L in zip(weights_LR.T, places_LR.T, strict=True)
-    )
-    return functools.reduce(jnp.add, parts), lse_L
+  def of_head(both_PE, places_LR):
+    def at_places(places_L):
+      both_LE = both_PE.at[places_L].get(mode="fill", fill_value=0)
+      is_place_L = places_L < len(both_PE)
+      return both_LE[:, :-1], jnp.where(is_place_L, both_LE[:, -1], -jnp.inf)
 
+    return online_softmax.merge(*map(at_places, places_LR.T))
+
+  # A gather then finds both at once.
+  both_BHPE = jnp.concatenate([out_BHPE, lse_BHP1], -1)
   each = jax.vmap(of_head, out_axes=1)
-  return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
+  return jax.vmap(each)(both_BHPE, places_BHLR)
 
 
 def _sum(places_BHLR, *arrays):

@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
   exchange,
   gathered,
+  online_softmax,
   registry,
   selection,
-  sharding,
   spanned,
   spans as spans_lib,
   spread,
@@ -31,9 +30,9 @@ from sparse_transformer.attention.contract import (
   Case,
   Executor,
   Heads,
-  Order,
+  Keys,
   Plan,
-  check_arrays,
+  Queries,
   index_of,
   make_case,
   name_saved,
@@ -75,75 +74,18 @@ def attend(
   given = bound, selection.lay_out(bound, tile)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
-  work = _Work(choices, patterns, tile, axes=axes)
+  work = _Work(choices, patterns, tile, axes)
   return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
-
-
-def attend_planned(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  plans: tuple[Plan, ...],
-  heads: tuple[Heads, ...],
-  executor: str,
-) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of some plans.
-
-  The tables of the plans may be traced: arguments of a jitted function, or
-  computed at run time. No pair may be in two plans of the same head.
-
-  Args:
-    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
-    plans: from the executor's `plan`, or with tables of your own.
-    heads: which heads each plan is for.
-    executor: name of the executor.
-
-  Raises:
-    ValueError: shapes, plans or the name of the executor are invalid.
-  """
-  q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  if executor not in registry.EXECUTORS:
-    known = ", ".join(registry.EXECUTORS)
-    raise ValueError(f"unknown executor {executor!r}; known: {known}")
-  if len(plans) != len(heads):
-    raise ValueError(f"{len(plans)} plans, but heads of {len(heads)}")
-  n = q_BLHK.shape[1]
-  for plan in plans:
-    for order in (plan.queries, plan.keys):
-      if not isinstance(order, Order):
-        raise ValueError(
-          f"a plan with orders of type {type(order).__name__}, which are of a"
-          " part of the positions: plans here must be for all of them"
-        )
-      if order.places.shape != (n,):
-        raise ValueError(
-          f"a plan for {len(order.places)} positions, but there are {n}"
-        )
-  work = _Work((("default", executor),), heads=tuple(heads))
-
-  def attention(q_BLHK, k_BMHK, v_BMHE, plans):
-    return _attend(q_BLHK, k_BMHK, v_BMHE, None, plans, work)
-
-  arrays = q_BLHK, k_BMHK, v_BMHE
-  split = sharding.split_of(q_BLHK, None)._replace(positions=(), heads=())
-  specs = PartitionSpec()
-  return sharding.on_any_mesh(attention, split, arrays, plans, specs)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """What runs; static.
-
-  Plans that are arguments have `heads`; the others follow from `patterns`.
-  Their tables are constants, except those of parts that follow the content,
-  which are arguments, too.
-  """
+  """What runs; static."""
 
   choices: tuple[tuple[str, str], ...]
-  patterns: tuple[Pattern, ...] = ()
-  tile: int = 0
-  heads: tuple[Heads, ...] = ()
-  axes: Axes = ()
+  patterns: tuple[Pattern, ...]
+  tile: int
+  axes: Axes
 
   def plans(
     self,
@@ -155,16 +97,15 @@ class _Work:
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
+    Their tables are constants, except for parts that follow the content.
+
     Args:
-      given: plans, or what `patterns` are bound to and their tables.
+      given: what `patterns` are bound to, and their tables.
       spans_H: of the heads whose patterns have one.
       executor: runs all plans but those that follow the content.
       platform: what it was chosen for.
       case: what is run.
     """
-    if not self.patterns:
-      pairs = zip(given, self.heads, strict=True)
-      return [(executor, plan, heads) for plan, heads in pairs]
     static = selection.static_parts(self.patterns)
     known: Sequence[tuple[Plan, Heads]] = ()
     if self.axes:
@@ -191,7 +132,7 @@ def _attend(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
 
 def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
   arrays = q_BLHK, k_BLHK, v_BLHE, spans_H
-  out_BLHE, lse_BLH = _by_platform(_forward_on, work, given, *arrays)
+  out_BLHE, lse_BLH = _by_platform(forward, work, given, *arrays)
   out_BLHE, lse_BLH = name_saved(out_BLHE.astype(v_BLHE.dtype), lse_BLH)
   return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
 
@@ -199,7 +140,7 @@ def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
 def _backward(work, saved, cotangents):
   *arrays, given, out_BLHE, lse_BLH = saved
   grads = _by_platform(
-    _backward_on, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
+    backward, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
   )
   grads = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, tuple(arrays))
   return *grads, None  # the tables of plans are integers
@@ -234,7 +175,7 @@ def _by_platform(
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
+def forward(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
   del spans_H  # the plans have them
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
@@ -249,13 +190,13 @@ def _forward_on(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
     )
     new = plan.queries.restore(*new)
     old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
-    out, lse = new if i == 0 else merge(old, new)
+    out, lse = new if i == 0 else online_softmax.merge(old, new)
     out_BLHE = _put_heads(out_BLHE, heads, out)
     lse_BLH = _put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
 
 
-def _backward_on(
+def backward(
   plans,
   q_BLHK,
   k_BLHK,
@@ -270,18 +211,18 @@ def _backward_on(
   delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
-  of_queries = q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH
-  of_keys = k_BLHK, v_BLHE
+  queries = Queries(q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH)
+  keys = Keys(k_BLHK, v_BLHE)
   inputs = q_BLHK, k_BLHK, v_BLHE
   grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
   dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
-      of_queries, grads = _in_turn(of_queries, grads)
+      queries, grads = _in_turn(queries, grads)
     dq, dk, dv, *rest = executor.backward(
       plan,
-      *plan.queries.arrange(*(_take_heads(x, heads) for x in of_queries)),
-      *plan.keys.arrange(*(_take_heads(x, heads) for x in of_keys)),
+      Queries(*plan.queries.arrange(*(_take_heads(x, heads) for x in queries))),
+      Keys(*plan.keys.arrange(*(_take_heads(x, heads) for x in keys))),
     )
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
     grads = [
@@ -291,22 +232,6 @@ def _backward_on(
     for dspans in rest:
       dspans_H = dspans_H.at[index_of(heads)].add(dspans)
   return *grads, dspans_H
-
-
-Softmax = tuple[jax.Array, jax.Array]
-
-
-def merge(first: Softmax, second: Softmax) -> Softmax:
-  """(out_BLHE, lse_BLH) over the keys of both, from the results over each.
-
-  Exact, as long as no pair is counted in both. Two rows without keys give
-  one without keys.
-  """
-  (out_1, lse_1), (out_2, lse_2) = first, second
-  lse = jnp.logaddexp(lse_1, lse_2)
-  shift = jnp.where(jnp.isfinite(lse), lse, 0)
-  weight_1, weight_2 = jnp.exp(lse_1 - shift), jnp.exp(lse_2 - shift)
-  return weight_1[..., None] * out_1 + weight_2[..., None] * out_2, lse
 
 
 def _in_turn(*arrays):

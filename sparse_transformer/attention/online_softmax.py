@@ -1,24 +1,157 @@
-"""Attention of tiles of queries to tiles of keys, shared by the executors.
+"""Attention step by step: the loop of the executors in plain XLA.
 
-The leading axes of tiles are A (tiles computed together), B (batch) and H
-(heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T, S].
+A group of query tiles meets its key tiles in one or more steps. The forward
+pass keeps a running softmax of each group; the backward pass recomputes the
+weights against the final log-sum-exp. Executors differ in which tiles meet and
+where they come from, which `Steps` says.
+
+Tiles have three leading axes, such as A (tiles computed together), B (batch)
+and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
+S]. What there is one number of per query has a last axis of size 1.
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
 so far [A, B, H, T, 1].
 """
 
+import abc
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.patterns import Pattern
 
 Running = tuple[jax.Array, jax.Array, jax.Array]
+Softmax = tuple[jax.Array, jax.Array]  # (out, lse)
+# Which pairs there are, and their weights, None where all are 1.
+Pairs = tuple[jax.Array, jax.Array | None]
+
+
+class Steps(abc.ABC):
+  """Which tiles meet, and where they are in the arrays of an executor.
+
+  The i-th group of query tiles has steps of numbers j.
+
+  Attributes:
+    num: number of groups.
+    single: whether every group has one step, whose number is i.
+    spans: what the weights of pairs follow from, if they are learned.
+  """
+
+  num: int
+  single: bool = False
+  spans: Any = ()
+
+  def bounds(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first step of a group, and the one after its last."""
+    raise NotImplementedError("groups have a single step")
+
+  @abc.abstractmethod
+  def queries(self, i: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The query tiles of a group, from arrays of queries."""
+
+  @abc.abstractmethod
+  def keys(
+    self, i: jax.Array, j: jax.Array, *arrays: jax.Array
+  ) -> tuple[jax.Array, ...]:
+    """The key tiles of a step, from arrays of keys."""
+
+  @abc.abstractmethod
+  def pairs(self, i: jax.Array, j: jax.Array) -> Pairs:
+    """The pairs of a step; no weight in the mask is 0."""
+
+  def spans_gradient(
+    self, i: jax.Array, j: jax.Array, dweights: jax.Array
+  ) -> Any:
+    """The gradients of `spans`, from those of a step's weights."""
+    del i, j, dweights
+    return ()
+
+  def shape(self, q: jax.Array) -> tuple[int, ...]:
+    """The shape of results, without their width, which `put` takes."""
+    return q.shape[:-1]
+
+  @abc.abstractmethod
+  def put(self, i: jax.Array, x: jax.Array, new: jax.Array) -> jax.Array:
+    """x, an array of results, with those of a group."""
+
+  @abc.abstractmethod
+  def add(
+    self, i: jax.Array, j: jax.Array, x: jax.Array, new: jax.Array
+  ) -> jax.Array:
+    """x, an array of keys, with the results of a step added to it."""
+
+
+def forward(steps: Steps, q: jax.Array, k: jax.Array, v: jax.Array) -> Softmax:
+  """(out, lse) of all queries: 0 and -inf without keys."""
+
+  def of_group(i, done):
+    (tile,) = steps.queries(i, q)
+
+    def step(j, state=None):
+      keys = Keys(*steps.keys(i, j, k, v))
+      new = softmax_of_tile(tile, keys, steps.pairs(i, j))
+      return new if state is None else combine(state, new)
+
+    if steps.single:
+      state = step(i)
+    else:
+      out = jnp.zeros_like(tile, _wide(q), (*tile.shape[:-1], v.shape[-1]))
+      nothing = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
+      state = lax.fori_loop(*steps.bounds(i), step, nothing)
+    new = finish(*state)
+    return tuple(steps.put(i, x, y) for x, y in zip(done, new, strict=True))
+
+  shape = steps.shape(q)
+  out = jnp.zeros_like(q, _wide(q), (*shape, v.shape[-1]))
+  nothing = out, jnp.full_like(q, -jnp.inf, _wide(q), (*shape, 1))
+  return lax.fori_loop(0, steps.num, of_group, nothing)
+
+
+def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
+  """(dq, dk, dv, dspans), with weights relative to the queries' lse."""
+
+  def of_group(i, done):
+    dq_done, *others = done
+    q, dout, lse, delta = steps.queries(i, *queries)
+    q_T, dout_T = transpose_first(q, dout)
+
+    def step(j, carry):
+      dq, dk, dv, dspans = carry
+      k, v = steps.keys(i, j, *keys)
+      mask, m = steps.pairs(i, j)
+      p, ds = weights_and_gradients((q, dout), (k, v), lse, delta, mask)
+      if m is not None:  # p may be above 1 where m is below
+        new = steps.spans_gradient(i, j, ds)
+        dspans = jax.tree.map(jnp.add, dspans, new)
+        p, ds = m * p, m * ds
+      p, ds = p.astype(q.dtype), (ds * scale(q)).astype(q.dtype)
+      new_dv = dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
+      new_dk = dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
+      dq = dq + dot("abhts,abhsk->abhtk", ds, k)
+      dk, dv = steps.add(i, j, dk, new_dk), steps.add(i, j, dv, new_dv)
+      return dq, dk, dv, dspans
+
+    carry = jnp.zeros_like(q, _wide(q)), *others
+    if steps.single:
+      dq, *others = step(i, carry)
+    else:
+      dq, *others = lax.fori_loop(*steps.bounds(i), step, carry)
+    return steps.put(i, dq_done, dq), *others
+
+  q = queries.q
+  nothing = (
+    jnp.zeros_like(q, _wide(q), (*steps.shape(q), q.shape[-1])),
+    *(jnp.zeros_like(x, _wide(q)) for x in keys),
+    jax.tree.map(jnp.zeros_like, steps.spans),
+  )
+  return lax.fori_loop(0, steps.num, of_group, nothing)
 
 
 def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
@@ -32,25 +165,15 @@ def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
-def softmax_of_tile(
-  mask: jax.Array,
-  q: jax.Array,
-  key: tuple[jax.Array, jax.Array],
-  bias: jax.Array | int = 0,
-) -> Running:
-  """The running softmax over one tile of keys.
-
-  Args:
-    mask: which scores count.
-    q: scaled queries.
-    key: (keys, values).
-    bias: is added to the scores.
-  """
-  k, v = key
-  s = _masked_scores(mask, q, k) + bias
+def softmax_of_tile(q: jax.Array, keys: Keys, pairs: Pairs) -> Running:
+  """The running softmax over one tile of keys."""
+  mask, weights = pairs
+  s = _scores(q, keys.k, mask)
+  if weights is not None:
+    s = s + jnp.log(weights)
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
-  out = dot("abhts,abhse->abhte", p.astype(v.dtype), v)
+  out = dot("abhts,abhse->abhte", p.astype(keys.v.dtype), keys.v)
   return out, max_, p.sum(-1, keepdims=True)
 
 
@@ -63,31 +186,55 @@ def combine(first: Running, second: Running) -> Running:
   return out, max_, sum_1 * decay_1 + sum_2 * decay_2
 
 
-def finish(
-  out: jax.Array, max_: jax.Array, sum_: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def finish(out: jax.Array, max_: jax.Array, sum_: jax.Array) -> Softmax:
   """(out, log-sum-exp) of a running softmax: 0 and -inf without any keys."""
-  return out / jnp.where(sum_ == 0, 1, sum_), max_ + jnp.log(sum_)
+  # The logarithm of 0 would have an infinite derivative.
+  divisor = jnp.where(sum_ == 0, 1, sum_)
+  lse = jnp.where(sum_ == 0, -jnp.inf, max_ + jnp.log(divisor))
+  return out / divisor, lse
+
+
+def merge(*results: Softmax) -> Softmax:
+  """(out, lse) over the keys of all, from the results over the keys of each.
+
+  Exact, as long as no pair is counted twice. Rows without keys in any of them
+  give rows without keys.
+
+  Args:
+    results: pairs (out [..., E], lse [...]).
+  """
+  if len(results) == 1:
+    return results[0]
+  outs, lses = zip(*results, strict=True)
+  max_ = functools.reduce(jnp.maximum, lses)
+  weights = [jnp.exp(lse - _finite(max_)) for lse in lses]
+  out = sum(w[..., None] * x for w, x in zip(weights, outs, strict=True))
+  sum_ = functools.reduce(jnp.add, weights)
+  out, lse = finish(out, max_[..., None], sum_[..., None])
+  return out, lse[..., 0]
 
 
 def weights_and_gradients(
-  mask: jax.Array, query: tuple[Any, ...], key: tuple[jax.Array, jax.Array]
+  mine: Sequence[jax.Array],
+  other: Sequence[jax.Array],
+  lse: jax.Array,
+  delta: jax.Array,
+  mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
   Both in float32 or wider: round them for products. Those with queries and keys
-  take ds times `scale_of_scores`.
+  take `scale` times ds.
 
   Args:
-    mask: which scores count.
-    query: (scaled queries, dout, lse, delta); the last axis of lse and delta
-      has size 1.
-    key: (keys, values).
+    mine, other: tiles (q, dout) and (k, v), in either order. The first has the
+      rows of the results, the second their columns.
+    lse, delta: of the queries, with an axis of size 1 for keys.
+    mask: which pairs there are.
   """
-  (q, dout, lse, delta), (k, v) = query, key
-  p = jnp.exp(_masked_scores(mask, q, k) - lse)
-  ds = p * (dot("abhte,abhse->abhts", dout, v) - delta)
-  return p, ds
+  (x, dx), (y, dy) = mine, other
+  p = jnp.exp(_scores(x, y, mask) - lse)
+  return p, p * (dot("abhte,abhse->abhts", dx, dy) - delta)
 
 
 def transpose_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -99,9 +246,9 @@ def transpose_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
   return lax.optimization_barrier(tuple(x.swapaxes(-1, -2) for x in arrays))
 
 
-def _masked_scores(mask, q, k):
-  """The scores, -inf where the mask is not."""
-  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q)
+def _scores(q, k, mask):
+  """The scores, -inf outside the mask."""
+  s = dot("abhtk,abhsk->abhts", q, k) * scale(q)
   return jnp.where(mask, s, -jnp.inf)
 
 
@@ -110,21 +257,15 @@ def _finite(max_):
   return jnp.where(max_ == -jnp.inf, 0, max_)
 
 
+def _wide(x):
+  return jnp.promote_types(x.dtype, jnp.float32)
+
+
 def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """An einsum that accumulates in float32 or wider."""
-  dtype = jnp.promote_types(a.dtype, jnp.float32)
-  return jnp.einsum(spec, a, b, preferred_element_type=dtype)
+  return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 
-def scale(q: jax.Array) -> np.ndarray:
-  """The factor of the queries: 1 / sqrt(K), or 1 where that would round them.
-
-  In 16 bits, scaled queries are exact for powers of 4 only; for others, such as
-  K = 32, the log-sum-exp would be off by 0.005.
-  """
-  return np.asarray(1 / np.sqrt(q.shape[-1]) / scale_of_scores(q), q.dtype)
-
-
-def scale_of_scores(q: jax.Array) -> float:
-  """The factor of the scores: what `scale` leaves of 1 / sqrt(K)."""
-  return 1 / math.sqrt(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
+def scale(q: jax.Array) -> float:
+  """The factor of the scores, not of queries, which it might round."""
+  return 1 / math.sqrt(q.shape[-1])

@@ -20,10 +20,6 @@ from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
-# Backends that choose an executor by platform; "dense" is the reference.
-CHOOSING = "auto", "blocked"
-# Names of executors in configs written before these were renamed.
-FORMER_NAMES = {"blocked_sequential": "streamed", "blocked_parallel": "batched"}
 
 EXECUTORS: dict[str, Executor] = {}
 _TARGET = contextvars.ContextVar("target", default="")
@@ -41,7 +37,7 @@ def register(
     platforms: those of `PLATFORMS` on which "auto" tries it before all that
       were registered earlier; on the others it comes after them.
   """
-  if name in (*CHOOSING, "dense", *EXECUTORS):
+  if name in backends():
     raise ValueError(f"attention.backend {name!r} is already registered")
   if unknown := set(platforms) - set(PLATFORMS):
     raise ValueError(
@@ -62,7 +58,7 @@ def unregister(name: str) -> None:
 
 def backends() -> tuple[str, ...]:
   """All values that `attention.backend` may have."""
-  return "auto", "dense", "blocked", *EXECUTORS
+  return "auto", "dense", *EXECUTORS
 
 
 @contextlib.contextmanager
@@ -99,13 +95,11 @@ def resolve(backend: str, case: Case) -> str:
     ValueError: the backend is unknown.
     Unsupported: it cannot run this case; the message says why.
   """
-  if isinstance(backend, str):
-    backend = FORMER_NAMES.get(backend, backend)
   if backend not in backends():
     raise ValueError(
       f"unknown attention.backend {backend!r}; known: {', '.join(backends())}"
     )
-  if backend in CHOOSING:
+  if backend == "auto":
     preferred = _PREFERRED.get(case.platform, [])
     names = [*preferred, *(n for n in EXECUTORS if n not in preferred)]
   else:
@@ -130,7 +124,7 @@ def explain_choice(backend: str, case: Case) -> str:
   Raises the errors of `resolve`.
   """
   name = resolve(backend, case)
-  if backend not in CHOOSING:
+  if backend != "auto":
     return name
   preferred = itertools.takewhile(
     lambda other: other != name, _PREFERRED.get(case.platform, [])
@@ -157,7 +151,7 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
   def on(platform):
     return resolve(backend, dataclasses.replace(case, platform=platform))
 
-  if backend not in CHOOSING:
+  if backend != "auto":
     # The platform is known only when the program is lowered.
     here = current_platform()
     for platform in PLATFORMS:

@@ -11,6 +11,7 @@ Axes: G heads that run together; A tiles of queries of a step; P places, which
 are positions padded to whole steps, and for keys with tiles before them.
 """
 
+import copy
 import dataclasses
 import functools
 
@@ -23,11 +24,12 @@ from sparse_transformer.attention import online_softmax, spans as spans_lib
 from sparse_transformer.attention.contract import (
   Case,
   Heads,
+  Keys,
   Plan,
+  Queries,
   index_of,
   make_order,
 )
-from sparse_transformer.attention.online_softmax import dot
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 
@@ -96,99 +98,30 @@ class Spanned:
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
     walk = self._walk(plan, *q_BLHK.shape[:3])
-    scale = online_softmax.scale(q_BLHK)
-    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
 
     def of_heads(arrays):
-      q_BGP, k_BGP, v_BGP, spans = arrays
+      spans_G, *arrays = arrays
+      return online_softmax.forward(walk.of_heads(spans_G), *arrays)
 
-      def rows(i, carry):
-        q = walk.queries(q_BGP, i)
-
-        def step(ago, state):
-          mask, m = walk.weights(spans, i, ago)
-          key = walk.keys(k_BGP, i, ago), walk.keys(v_BGP, i, ago)
-          new = online_softmax.softmax_of_tile(mask, q, key, jnp.log(m))
-          return online_softmax.combine(state, new)
-
-        out = jnp.zeros_like(q, dtype, (*q.shape[:-1], v_BGP.shape[-1]))
-        state = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
-        state = lax.fori_loop(0, walk.num_steps(spans, i), step, state)
-        out, lse = online_softmax.finish(*state)
-        return walk.put(carry[0], out, i), walk.put(carry[1], lse, i)
-
-      zeros = jnp.zeros_like(q_BGP, dtype, (*q_BGP.shape[:-1], v_BGP.shape[-1]))
-      return lax.fori_loop(0, walk.num, rows, (zeros, zeros[..., :1]))
-
-    arrays = walk.pad(q_BLHK * scale), *map(walk.pad_keys, (k_BLHK, v_BLHE))
-    out, lse = lax.map(of_heads, (*arrays, walk.spans))
+    arrays = walk.pad(q_BLHK), *map(walk.pad_keys, (k_BLHK, v_BLHE))
+    out, lse = lax.map(of_heads, (walk.spans, *arrays))
     return walk.restore(out), walk.restore(lse)[..., 0]
 
   def backward(
-    self,
-    plan: Plan,
-    q_BLHK: jax.Array,
-    dout_BLHE: jax.Array,
-    lse_BLH: jax.Array,
-    delta_BLH: jax.Array,
-    k_BLHK: jax.Array,
-    v_BLHE: jax.Array,
+    self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv, dspans_H), with weights relative to `lse_BLH`."""
-    walk = self._walk(plan, *q_BLHK.shape[:3])
-    scale = online_softmax.scale(q_BLHK)
-    dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+    """(dq, dk, dv, dspans_H), with weights relative to `lse`."""
+    walk = self._walk(plan, *queries.q.shape[:3])
 
     def of_heads(arrays):
-      *of_queries, k_BGP, v_BGP, spans = arrays
+      spans_G, *arrays = arrays
+      return online_softmax.backward(walk.of_heads(spans_G), *arrays)
 
-      def rows(i, carry):
-        dq_BGP, *others = carry
-        q, dout, lse, delta = (walk.queries(x, i) for x in of_queries)
-        q_T, dout_T = online_softmax.transpose_first(q, dout)
-
-        def step(ago, carry):
-          dq, dk_BGP, dv_BGP, dspans = carry
-          k, v = walk.keys(k_BGP, i, ago), walk.keys(v_BGP, i, ago)
-          mask, m = walk.weights(spans, i, ago)
-          # Without the ramp, which is 0 at its end: e may be above 1.
-          e, de = online_softmax.weights_and_gradients(
-            mask & (m != 0), (q, dout, lse, delta), (k, v)
-          )
-          ds = m * de * online_softmax.scale_of_scores(q)
-          p, ds = (m * e).astype(q.dtype), ds.astype(q.dtype)
-          slopes = walk.slopes(spans, ago)
-          dv = dot("bgaet,bgats->bgaes", dout_T, p).swapaxes(-1, -2)
-          dk = dot("bgakt,bgats->bgaks", q_T, ds).swapaxes(-1, -2)
-          return (
-            dq + dot("bgats,bgask->bgatk", ds, k),
-            walk.add_keys(dk_BGP, dk, i, ago),
-            walk.add_keys(dv_BGP, dv, i, ago),
-            dspans + (slopes * de).sum((0, 2, 3, 4)),
-          )
-
-        carry = jnp.zeros_like(q, dtype), *others
-        carry = lax.fori_loop(0, walk.num_steps(spans, i), step, carry)
-        return walk.put(dq_BGP, carry[0] * scale, i), *carry[1:]
-
-      arrays = of_queries[0], k_BGP, v_BGP, spans
-      zeros = tuple(jnp.zeros_like(x, dtype) for x in arrays)
-      return lax.fori_loop(0, walk.num, rows, zeros)
-
-    of_queries = (
-      q_BLHK * scale,
-      dout_BLHE,
-      lse_BLH[..., None],
-      delta_BLH[..., None],
+    arrays = (
+      Queries(*map(walk.pad, queries.with_columns())),
+      Keys(*map(walk.pad_keys, keys)),
     )
-    dq, dk, dv, dspans = lax.map(
-      of_heads,
-      (
-        *map(walk.pad, of_queries),
-        *map(walk.pad_keys, (k_BLHK, v_BLHE)),
-        walk.spans,
-      ),
-    )
+    dq, dk, dv, dspans = lax.map(of_heads, (walk.spans, *arrays))
     dk, dv = (x[:, :, :, walk.before :] for x in (dk, dv))
     return *map(walk.restore, (dq, dk, dv)), dspans.reshape(-1)
 
@@ -225,8 +158,11 @@ def on(platform: str) -> Spanned:
   return Spanned(tile=128, scores=2**25, together=True)
 
 
-class _Walk:
-  """How a plan is processed: in `num` groups of `size` tiles of queries."""
+class _Walk(online_softmax.Steps):
+  """The steps of a plan, back from the tiles of queries of each group.
+
+  Their numbers are how many tiles ago the keys are.
+  """
 
   def __init__(self, plan, n, group, num, size):
     self.n, self.tile, self.num, self.size = n, plan.tile, num, size
@@ -235,21 +171,18 @@ class _Walk:
     self.most = -(-(self.pattern.most_keys(n) - 1) // self.tile)
     self.before = self.most * self.tile  # places before the first key
 
-  def num_steps(self, spans_G, i):
-    """How many tiles of keys the i-th group of tiles of queries has."""
-    reach = jnp.ceil(spans_G.max() + self.pattern.ramp).astype(jnp.int32) - 1
-    ago = -(-reach // self.tile)
-    return jnp.clip(ago, 0, jnp.minimum(self.most, (i + 1) * self.size - 1)) + 1
+  def of_heads(self, spans_G):
+    """The walk of heads that run together."""
+    walk = copy.copy(self)
+    walk.spans = spans_G
+    return walk
 
-  def weights(self, spans_G, i, ago):
-    """Of a step: which keys there are, and the weights of pairs.
+  def bounds(self, i):
+    reach = jnp.ceil(self.spans.max() + self.pattern.ramp).astype(jnp.int32) - 1
+    last = jnp.minimum(self.most, (i + 1) * self.size - 1)
+    return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
 
-    Returns:
-      Arrays that broadcast to [B, G, A, T, S].
-    """
-    distance = self._distance(ago)
-    m = spans_lib.weights_of(self.pattern, _by_head(spans_G), distance)
-    m = jnp.where(self.pattern.support().mask(distance, 0), m, 0)
+  def pairs(self, i, ago):
     tiles = (i * self.size + jnp.arange(self.size)).reshape(1, 1, -1, 1, 1)
     mask = tiles >= ago
     if self.condition is not None:
@@ -257,16 +190,20 @@ class _Walk:
       q_at = tiles * self.tile + places.swapaxes(3, 4)
       k_at = (tiles - ago) * self.tile + places
       mask &= self.condition.mask(q_at, k_at)
-    return mask, m
+    weights = self._weights(self.spans, ago)
+    return mask & (weights > 0), weights
 
-  def slopes(self, spans_G, ago):
-    """The derivatives of the weights of a step by the spans."""
-    distance = self._distance(ago)
-    return spans_lib.slopes_of(self.pattern, _by_head(spans_G), distance)
+  def spans_gradient(self, i, ago, dweights):
+    _, transposed = jax.vjp(lambda x: self._weights(x, ago), self.spans)
+    return transposed(dweights.sum((0, 2), keepdims=True))[0]
 
-  def _distance(self, ago):
+  def _weights(self, spans_G, ago):
+    """The weights of pairs, [1, G, 1, T, S]."""
     places = np.arange(self.tile)
-    return ago * self.tile + (places[:, None] - places)[None, None, None]
+    distance = ago * self.tile + (places[:, None] - places)[None, None, None]
+    spans = spans_G.reshape(1, -1, 1, 1, 1)
+    weights = spans_lib.weights_of(self.pattern, spans, distance)
+    return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
   def pad(self, x_BLH, before=0):
     """x by head: [groups of heads, B, G, P, ...]."""
@@ -285,22 +222,22 @@ class _Walk:
     b, p, _, _, *widths = x_BPH.shape
     return x_BPH.reshape(b, p, -1, *widths)[:, : self.n]
 
-  def queries(self, x_BGP, i):
-    """The i-th group of tiles: [B, G, A, T, ...]."""
-    return self._take(x_BGP, i * self.size)
+  def queries(self, i, *arrays):
+    return tuple(self._take(x, i * self.size) for x in arrays)
 
-  def put(self, x_BGP, new, i):
-    """x with a group of tiles replaced."""
+  def keys(self, i, ago, *arrays):
+    return tuple(self._take(x, self._first_key(i, ago)) for x in arrays)
+
+  def put(self, i, x_BGP, new):
     return self._put(x_BGP, new, i * self.size)
 
-  def keys(self, x_BGP, i, ago):
-    """The tiles of keys of a step."""
-    return self._take(x_BGP, self.most + i * self.size - ago)
-
-  def add_keys(self, x_BGP, new, i, ago):
-    """x with new values added to the tiles of keys of a step."""
-    first = self.most + i * self.size - ago
+  def add(self, i, ago, x_BGP, new):
+    first = self._first_key(i, ago)
     return self._put(x_BGP, self._take(x_BGP, first) + new, first)
+
+  def _first_key(self, i, ago):
+    """The first tile of keys of a step."""
+    return self.most + i * self.size - ago
 
   def _take(self, x_BGP, first):
     num = self.size * self.tile
@@ -310,7 +247,3 @@ class _Walk:
   def _put(self, x_BGP, new, first):
     new = new.reshape(*new.shape[:2], -1, *new.shape[4:])
     return lax.dynamic_update_slice_in_dim(x_BGP, new, first * self.tile, 2)
-
-
-def _by_head(spans_G):
-  return spans_G.reshape(1, -1, 1, 1, 1)

@@ -63,22 +63,9 @@ def weights_of(
     spans: in positions.
     distance: q - k, of a shape that broadcasts.
   """
-  return _room(pattern, spans, distance) / pattern.ramp
-
-
-def slopes_of(
-  pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
-) -> jax.Array:
-  """The derivatives of `weights_of` by the spans."""
-  room = _room(pattern, spans, distance)
-  return jnp.where((room > 0) & (room < pattern.ramp), 1 / pattern.ramp, 0)
-
-
-def _room(pattern, spans, distance):
-  """What is left of the ramp at a distance, in positions."""
-  left = spans + pattern.ramp - distance
-  first, last = (jnp.asarray(end, left.dtype) for end in (0, pattern.ramp))
-  return lax.clamp(first, left, last)
+  room = spans + pattern.ramp - distance
+  first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
+  return lax.clamp(first, room, last) / pattern.ramp
 
 
 def weights(

@@ -20,7 +20,9 @@ from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.contract import (
   Case,
   Heads,
+  Keys,
   Plan,
+  Queries,
   Table,
   make_plan,
 )
@@ -182,126 +184,83 @@ def forward(
   plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
-  group, tile = _group(plan, q_BLHK), plan.tile
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-
-  def body(i, carry):
-    rows = _rows(plan, i, group)
-    q = _take(q_BLHK, rows, tile) * online_softmax.scale(q_BLHK)
-    q_at = _positions(plan.queries.positions, rows, tile)
-
-    def process(j):
-      cols = _cols(plan, j, group)
-      key = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      return online_softmax.softmax_of_tile(_mask(plan, q_at, cols), q, key)
-
-    if plan.tables.single:
-      state = process(i)
-    else:
-      out = jnp.zeros_like(q, dtype, (*q.shape[:-1], v_BLHE.shape[-1]))
-      state = lax.fori_loop(
-        *_steps(plan, i),
-        lambda j, state: online_softmax.combine(state, process(j)),
-        (out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]),
-      )
-    out, lse = online_softmax.finish(*state)
-    out_BLHE, lse_BLH = carry
-    return _put(out_BLHE, out, rows, tile), _put(
-      lse_BLH, lse[..., 0], rows, tile
-    )
-
-  lse_BLH = jnp.full_like(q_BLHK, -jnp.inf, dtype, q_BLHK.shape[:3])
-  shape = *lse_BLH.shape, v_BLHE.shape[-1]
-  carry = jnp.zeros_like(v_BLHE, dtype, shape), lse_BLH
-  return lax.fori_loop(0, len(plan.tables.rows) // group, body, carry)
+  steps = _Tiles(plan, q_BLHK)
+  out_BLHE, lse_BLH1 = online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
+  return out_BLHE, lse_BLH1[..., 0]
 
 
 def backward(
-  plan: Plan,
-  q_BLHK: jax.Array,
-  dout_BLHE: jax.Array,
-  lse_BLH: jax.Array,
-  delta_BLH: jax.Array,
-  k_BLHK: jax.Array,
-  v_BLHE: jax.Array,
+  plan: Plan, queries: Queries, keys: Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse_BLH`."""
-  group, tile = _group(plan, q_BLHK), plan.tile
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  scale = online_softmax.scale(q_BLHK)
-
-  def body(i, carry):
-    dq_BLHK, *dkv = carry
-    rows = _rows(plan, i, group)
-    q, dout = _take(q_BLHK, rows, tile) * scale, _take(dout_BLHE, rows, tile)
-    lse, delta = (_take(x, rows, tile)[..., None] for x in (lse_BLH, delta_BLH))
-    q_at = _positions(plan.queries.positions, rows, tile)
-    q_T, dout_T = online_softmax.transpose_first(q, dout)
-
-    def process(j, carry):
-      dq, dk_BLHK, dv_BLHE = carry
-      cols = _cols(plan, j, group)
-      k, v = _take(k_BLHK, cols, tile), _take(v_BLHE, cols, tile)
-      p, ds = online_softmax.weights_and_gradients(
-        _mask(plan, q_at, cols), (q, dout, lse, delta), (k, v)
-      )
-      ds = ds * online_softmax.scale_of_scores(q)
-      p, ds = p.astype(q.dtype), ds.astype(q.dtype)
-      dv = online_softmax.dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
-      dk = online_softmax.dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-      dq = dq + online_softmax.dot("abhts,abhsk->abhtk", ds, k)
-      return dq, _add(dk_BLHK, dk, cols, tile), _add(dv_BLHE, dv, cols, tile)
-
-    carry = jnp.zeros_like(q, dtype), *dkv
-    if plan.tables.single:
-      dq, *dkv = process(i, carry)
-    else:
-      dq, *dkv = lax.fori_loop(*_steps(plan, i), process, carry)
-    return _put(dq_BLHK, dq * scale, rows, tile), *dkv
-
-  zeros = tuple(jnp.zeros_like(x, dtype) for x in (q_BLHK, k_BLHK, v_BLHE))
-  return lax.fori_loop(0, len(plan.tables.rows) // group, body, zeros)
+  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
+  steps = _Tiles(plan, queries.q)
+  return online_softmax.backward(steps, queries.with_columns(), keys)[:3]
 
 
-def _group(plan, q_BLHK):
-  """How many query tiles to process together: a divisor of their number."""
-  if not plan.tables.single:
-    return 1
-  b, _, h, _ = q_BLHK.shape
-  num_rows, span = len(plan.tables.rows), plan.tables.cols.shape[1]
-  most = min(
-    STEP_SCORES // (b * h * plan.tile**2 * span),
-    MAX_TILES_TOGETHER // span,
-    num_rows,
-  )
-  return max(a for a in range(1, max(1, most) + 1) if num_rows % a == 0)
+class _Tiles(online_softmax.Steps):
+  """The steps of a plan, on arrays in its orders.
 
+  Tile indices are [A, C]: C tiles for each query tile of a group.
+  """
 
-def _steps(plan, i):
-  """Where the steps of the i-th row begin and end."""
-  first = jnp.asarray(plan.tables.first)
-  return first[i], first[i + 1]
+  def __init__(self, plan, q_BLHK):
+    self.plan, self.tile = plan, plan.tile
+    self.single = plan.tables.single
+    self.size = self._group_size(*q_BLHK.shape[::2])
+    self.num = len(plan.tables.rows) // self.size
 
+  def _group_size(self, batch, heads):
+    """How many query tiles to process together: a divisor of their number."""
+    if not self.single:
+      return 1
+    num_rows, span = self.plan.tables.cols.shape
+    most = min(
+      STEP_SCORES // (batch * heads * self.tile**2 * span),
+      MAX_TILES_TOGETHER // span,
+      num_rows,
+    )
+    return max(a for a in range(1, max(1, most) + 1) if num_rows % a == 0)
 
-# Tile indices are tables [A, C]: C tiles for each query tile of a group.
+  def bounds(self, i):
+    first = jnp.asarray(self.plan.tables.first)
+    return first[i], first[i + 1]
 
+  def queries(self, i, *arrays):
+    rows_A1 = self._rows(i)
+    return tuple(_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
 
-def _rows(plan, i, group):
-  """The i-th group of query tiles: [A, 1]."""
-  rows = jnp.asarray(plan.tables.rows)
-  return lax.dynamic_slice_in_dim(rows, i * group, group)[:, None]
+  def keys(self, i, j, *arrays):
+    cols_AC = self._cols(j)
+    return tuple(_take(x_BLH, cols_AC, self.tile) for x_BLH in arrays)
 
+  def pairs(self, i, j):
+    q_at = _positions(self.plan.queries.positions, self._rows(i), self.tile)
+    k_at = _positions(self.plan.keys.positions, self._cols(j), self.tile)
+    mask_ATS = online_softmax.pairs(self.plan.pattern, q_at, k_at)
+    return mask_ATS[:, None, None], None
 
-def _cols(plan, j, group):
-  """The key tiles of the j-th group of steps: [A, C]."""
-  cols = jnp.asarray(plan.tables.cols)
-  return lax.dynamic_slice_in_dim(cols, j * group, group)
+  def put(self, i, x_BLH, new):
+    for row, tile_BHT in zip(self._rows(i)[:, 0], new, strict=True):
+      x_BLH = _set_tile(x_BLH, row, tile_BHT)
+    return x_BLH
 
+  def add(self, i, j, x_BLH, new):
+    for cols_C, new_BHS in zip(self._cols(j), new, strict=True):
+      parts = jnp.split(new_BHS, len(cols_C), 2)
+      for col, tile_BHT in zip(cols_C, parts, strict=True):
+        old_BTH = _tile(x_BLH, col, self.tile)
+        x_BLH = _set_tile(x_BLH, col, old_BTH.swapaxes(1, 2) + tile_BHT)
+    return x_BLH
 
-def _mask(plan, q_at, cols):
-  """The pairs of tiles of queries and of keys, bool [A, 1, 1, T, S]."""
-  k_at = _positions(plan.keys.positions, cols, plan.tile)
-  return online_softmax.pairs(plan.pattern, q_at, k_at)[:, None, None]
+  def _rows(self, i):
+    """The i-th group of query tiles: [A, 1]."""
+    rows = jnp.asarray(self.plan.tables.rows)
+    return lax.dynamic_slice_in_dim(rows, i * self.size, self.size)[:, None]
+
+  def _cols(self, j):
+    """The key tiles of the j-th group of steps: [A, C]."""
+    cols = jnp.asarray(self.plan.tables.cols)
+    return lax.dynamic_slice_in_dim(cols, j * self.size, self.size)
 
 
 def _positions(positions, tiles_AC, tile):
@@ -316,30 +275,19 @@ def _take(x_BLH, tiles_AC, tile):
   """Tiles of x, heads first: [A, B, H, S, ...]; an arbitrary tile for -1."""
   # A gather: one operation, however many tiles. Concatenated slices are copied
   # at a fifth of its rate by the CPU compiler of jax 0.10.2.
-  take = functools.partial(_slice, x_BLH, tile=tile)
+  take = functools.partial(_tile, x_BLH, tile=tile)
   x_ACBTH = jax.vmap(jax.vmap(take))(tiles_AC)
   x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
   return x_ABHCT.reshape(*x_ABHCT.shape[:3], -1, *x_ABHCT.shape[5:])
 
 
-def _slice(x_BLH, i, tile):
+def _tile(x_BLH, i, tile):
   """The i-th tile of x: [B, T, H, ...]."""
   return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1)
 
 
-def _put(x_BLH, new, tiles_A1, tile):
-  """x_BLH with new tiles: undoes `_take` for one tile each."""
-  for i, tile_BHT in zip(tiles_A1[:, 0], new, strict=True):
-    tile_BTH = tile_BHT.swapaxes(1, 2)
-    x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, i * tile, 1)
-  return x_BLH
-
-
-def _add(x_BLH, new, tiles_AC, tile):
-  """x_BLH with new [A, B, H, S, ...] added to its tiles."""
-  for tiles_C, new_BHS in zip(tiles_AC, new, strict=True):
-    parts = jnp.split(new_BHS, len(tiles_C), 2)
-    for i, new_BHT in zip(tiles_C, parts, strict=True):
-      new_BTH = _slice(x_BLH, i, tile) + new_BHT.swapaxes(1, 2)
-      x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, new_BTH, i * tile, 1)
-  return x_BLH
+def _set_tile(x_BLH, i, tile_BHT):
+  """x with its i-th tile replaced."""
+  tile_BTH = tile_BHT.swapaxes(1, 2)
+  first = i * tile_BTH.shape[1]
+  return lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, first, 1)

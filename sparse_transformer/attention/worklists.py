@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer.attention.contract import (
@@ -219,26 +218,6 @@ def _pad_lists(lists, empty):
     dataclasses.replace(x, items=fill(x.items), others=fill_others(x.others))
     for x in lists
   ]
-
-
-def merge_slots(
-  out_SBLHE: jax.Array, lse_SBLH: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the keys of all slots.
-
-  Args:
-    out_SBLHE, lse_SBLH: results of each slot; 0 and -inf where it has none.
-  """
-  if len(out_SBLHE) == 1:
-    return out_SBLHE[0], lse_SBLH[0]
-  max_BLH = lse_SBLH.max(0)
-  # exp(-inf - 0) is 0, not NaN, where no slot has keys.
-  shift_BLH = jnp.where(max_BLH == -jnp.inf, 0, max_BLH)
-  weights_SBLH = jnp.exp(lse_SBLH - shift_BLH[None])
-  sum_BLH = weights_SBLH.sum(0)
-  out_BLHE = (weights_SBLH[..., None] * out_SBLHE).sum(0)
-  divisor_BLH = jnp.where(sum_BLH == 0, 1, sum_BLH)
-  return out_BLHE / divisor_BLH[..., None], shift_BLH + jnp.log(sum_BLH)
 
 
 class _Orders:

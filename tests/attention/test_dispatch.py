@@ -16,7 +16,6 @@ from sparse_transformer.attention import (
   SAVED_NAMES,
   attend,
   batched,
-  merged,
   registry,
 )
 from sparse_transformer.attention.contract import Case
@@ -49,7 +48,7 @@ def by_the_formula(q, k, v, patterns):
   return out, lse
 
 
-@pytest.mark.parametrize("backend", ["dense", "blocked"])
+@pytest.mark.parametrize("backend", ["dense", "auto"])
 def test_attention_is_the_formula(backend):
   patterns = Local(3) | Strided(4), Causal() - Local(2)
   q, k, v = arrays(13)
@@ -84,7 +83,7 @@ def test_dense_has_no_gradient_outside_the_pattern():
   assert not (dq & ~np.eye(n, dtype=bool)).any() and dq.any()
 
 
-@pytest.mark.parametrize("backend", ["dense", "blocked"])
+@pytest.mark.parametrize("backend", ["dense", "auto"])
 def test_lse_is_returned_on_request_and_in_float32(backend):
   q, k, v = (x.astype(jnp.bfloat16) for x in arrays(9))
   out, lse = attend(q, k, v, Causal(), backend=backend, return_lse=True)
@@ -115,7 +114,7 @@ def test_values_may_have_another_dtype(dtype, backend):
 @pytest.mark.parametrize(
   "change, words",
   [
-    (dict(backend="dens"), ["'dens'", "auto, dense, blocked"]),
+    (dict(backend="dens"), ["'dens'", "auto, dense, batched"]),
     (dict(tile=-1), ["tile=-1", "0 to choose"]),
     (dict(patterns=(Causal(),) * 3), ["3 patterns for 2 heads"]),
     (dict(q=jnp.zeros((2, 9, 4))), ["[batch, n, heads, width]", "(2, 9, 4)"]),
@@ -131,8 +130,8 @@ def test_values_may_have_another_dtype(dtype, backend):
     (dict(patterns=(Causal(), None)), ["None is not a Pattern"]),
     (dict(patterns=Causal), ["Causal'> is not a Pattern"]),
     (dict(patterns=NotBoolean(), backend="dense"), ["booleans"]),
-    (dict(backend=None), ["None", "auto, dense, blocked"]),
-    (dict(backend=[]), ["[]", "auto, dense, blocked"]),
+    (dict(backend=None), ["None", "auto, dense, batched"]),
+    (dict(backend=[]), ["[]", "auto, dense, batched"]),
     (dict(tile=1.5), ["tile=1.5", "integer"]),
     (dict(tile=True), ["tile=True", "integer"]),
   ],
@@ -177,31 +176,6 @@ def test_tile_is_at_most_the_sequence():
   assert registry.tiling("auto", case, Local(3), 2**40) == ("streamed", 9, 1)
 
 
-def plan_of(n):
-  ((plan, _),) = batched.plans((Local(3),) * 2, Case(2, n, 2, 4, 6, "float32"))
-  return plan
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    (dict(v_BMHE=jnp.zeros((1, 9, 2, 4))), "differ in width only"),
-    (dict(executor="dense"), "unknown executor 'dense'; known: batched"),
-    (dict(heads=()), "1 plans, but heads of 0"),
-    (dict(plans=(plan_of(8),)), "for 8 positions.* are 9"),
-  ],
-)
-def test_wrong_plans_are_rejected(change, words):
-  settings = dict(
-    zip(("q_BLHK", "k_BMHK", "v_BMHE"), arrays(9), strict=True),
-    plans=(plan_of(9),),
-    heads=(None,),
-    executor="batched",
-  )
-  with pytest.raises(ValueError, match=words):
-    merged.attend_planned(**settings | change)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", laws.ANYWHERE)
 def test_second_derivatives_are_those_of_the_reference(backend):
@@ -218,7 +192,7 @@ def test_second_derivatives_are_those_of_the_reference(backend):
 
 def test_dense_says_when_its_masks_are_too_large():
   x = jax.ShapeDtypeStruct((1, 2**17, 1, 4), jnp.float32)
-  with pytest.raises(NotImplementedError, match="16 GiB; use .*=blocked"):
+  with pytest.raises(NotImplementedError, match="16 GiB; use .*=auto"):
     jax.eval_shape(
       functools.partial(attend, patterns=Local(4), backend="dense"), x, x, x
     )
@@ -258,10 +232,7 @@ def products(lowered):
     ("tpu", "batched"),
   ],
 )
-@pytest.mark.parametrize("backend", ["auto", "blocked"])
-def test_program_depends_on_the_platform_it_is_lowered_for(
-  backend, platform, executor
-):
+def test_program_depends_on_the_platform_it_is_lowered_for(platform, executor):
   def lower(backend):
     def step(q, k, v):
       pattern = Block(32) | Summary(32, 8)
@@ -272,7 +243,7 @@ def test_program_depends_on_the_platform_it_is_lowered_for(
     x = jax.ShapeDtypeStruct((1, 512, 2, 8), jnp.float32)
     return jax.jit(step).trace(x, x, x).lower(lowering_platforms=(platform,))
 
-  found = products(lower(backend))
+  found = products(lower("auto"))
   assert found == products(lower(executor))
   other = {"streamed": "batched", "batched": "streamed"}[executor]
   assert found != products(lower(other))
@@ -290,15 +261,6 @@ def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
   assert registry.tiling(name, case, Local(128), 512)[:2] == (name, 512)
   small = Case(1, 100, 4, 64, 64, "float32", platform)
   assert registry.tiling("dense", small, Local(8)) == ("dense", 100, 1)
-
-
-def test_former_names_of_executors_are_understood():
-  q, k, v = arrays(9)
-  for former, name in registry.FORMER_NAMES.items():
-    np.testing.assert_array_equal(
-      attend(q, k, v, Local(3), backend=former),
-      attend(q, k, v, Local(3), backend=name),
-    )
 
 
 def test_named_executor_is_not_checked_against_the_host():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparse_transformer import patterns
 from sparse_transformer.attention import (
   attend,
-  merged,
+  online_softmax,
   registry,
   streamed,
 )
@@ -203,7 +203,8 @@ class Untiled:
     p, lse = self._weights(plan, q, k)
     return jnp.einsum("bhlm,bmhe->blhe", p, v), lse
 
-  def backward(self, plan, q, dout, lse, delta, k, v):
+  def backward(self, plan, queries, keys):
+    (q, dout, lse, delta), (k, v) = queries, keys
     p, _ = self._weights(plan, q, k, lse)
     dp = jnp.einsum("blhe,bmhe->bhlm", dout, v)
     ds = p * (dp - delta.swapaxes(1, 2)[..., None]) / np.sqrt(q.shape[-1])
@@ -330,10 +331,10 @@ def test_tile_is_chosen_from_the_pattern(pattern, n, tile):
 def test_merge_of_rows_without_keys_has_no_nan():
   nothing = jnp.zeros((1, 2, 1, 3)), jnp.full((1, 2, 1), -jnp.inf)
   something = jnp.ones((1, 2, 1, 3)), jnp.zeros((1, 2, 1))
-  out, lse = merged.merge(nothing, nothing)
+  out, lse = online_softmax.merge(nothing, nothing)
   assert (out == 0).all() and (lse == -jnp.inf).all()
   for pair in ((nothing, something), (something, nothing)):
-    out, lse = merged.merge(*pair)
+    out, lse = online_softmax.merge(*pair)
     assert (out == 1).all() and (lse == 0).all()
 
 

@@ -8,10 +8,8 @@ import sys
 
 import executor_laws as laws
 import jax
-import jax.numpy as jnp
 import pytest
 import runs
-from jax import lax
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -19,7 +17,7 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
-from sparse_transformer.attention import attend, merged, registry
+from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import (
   LSH,
@@ -115,26 +113,6 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
   found = types(run, AxisType.Explicit, *specs)
   for x, spec in zip(found, (BATCH, BATCH, *specs[:3]), strict=True):
     assert x.sharding.spec == entire(spec, x)
-
-
-@pytest.mark.parametrize("backend", EXECUTORS)
-def test_tables_of_a_plan_can_be_indexed_by_the_device(backend):
-  plans, _ = laws.plans_of_halves(backend, N, 4)
-
-  def attention(q, k, v):
-    plan = jax.tree.map(lambda x: jnp.asarray(x)[lax.axis_index("x")], plans)
-    found = merged.attend_planned(q, k, v, (plan,), (None,), backend)
-    return jax.tree.map(lambda x: x[None], found)
-
-  def run(q, k, v, dout, dlse):
-    # All devices have all queries, keys and values: gradients are sums.
-    shard = jax.shard_map(attention, in_specs=P(), out_specs=P("x"))
-    return jax.vjp(shard, q, k, v)[1](
-      tuple(jnp.stack([x, x]) for x in (dout, dlse))
-    )
-
-  dq, dk, dv = types(run, AxisType.Auto, *(P(),) * 5)
-  assert dq.shape == dk.shape and dk.shape[:3] == dv.shape[:3]
 
 
 FOUR_DEVICES = """

@@ -152,7 +152,7 @@ def test_layers_after_the_last_period_have_their_own_caches(name, mode):
     width=2,
     num_summaries=2,
   )
-  check_steps(network(layers, backend="blocked"), 6)
+  check_steps(network(layers, backend="auto"), 6)
 
 
 def test_steps_in_bfloat16_round_where_a_full_pass_does():

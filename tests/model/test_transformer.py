@@ -137,9 +137,9 @@ def reach(config):
   "name, mode, backend",
   [
     *((*placement, "dense") for placement in PLACEMENTS),
-    *((*placement, "blocked") for placement in TILED),
+    *((*placement, "auto") for placement in TILED),
     *(
-      pytest.param(*placement, "blocked", marks=pytest.mark.soak)
+      pytest.param(*placement, "auto", marks=pytest.mark.soak)
       for placement in PLACEMENTS
       if placement not in TILED
     ),
@@ -175,7 +175,7 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   assert not np.triu(found).any()  # position i: from those before it only
 
 
-@pytest.mark.parametrize("backend", ["dense", "blocked"])
+@pytest.mark.parametrize("backend", ["dense", "auto"])
 @pytest.mark.parametrize("name, mode", [("strided", "heads"), TILED[-1]])
 def test_symbol_changes_only_what_the_patterns_reach(name, mode, backend):
   config = networks.config(patterns=assign(name, mode), backend=backend)
@@ -196,11 +196,11 @@ def test_symbol_changes_only_what_the_patterns_reach(name, mode, backend):
 def test_backends_give_the_same_logits():
   config = networks.config(num_layers=3, patterns=assign("fixed", "merged", 3))
   params, symbols = networks.random_params(config), networks.tokens(config)
-  dense, blocked = (
+  dense, tiled = (
     networks.apply(dataclasses.replace(config, backend=name))(params, symbols)
-    for name in ("dense", "blocked")
+    for name in ("dense", "auto")
   )
-  np.testing.assert_allclose(blocked, dense, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(tiled, dense, rtol=1e-4, atol=1e-5)
 
 
 # Embedding, blocks, logits.

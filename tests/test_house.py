@@ -26,7 +26,7 @@ MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic", "rules"},
   "patterns": set(),
-  "data": {"atomic", "machine"},
+  "data": {"machine"},
   "figures": {"tables", "rules", "patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention"},

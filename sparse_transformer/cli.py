@@ -152,7 +152,7 @@ def require(*names: str) -> None:
 def _check_flags(*required):
   """Raises ValueError if a flag is required but missing, or is left empty."""
   for name in required:
-    if flags.FLAGS[name].value is None:
+    if not flags.FLAGS[name].present and flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):

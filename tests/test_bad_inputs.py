@@ -13,8 +13,6 @@ import bad_inputs
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib
-
 # Raised by ml_collections when it loads a config file, and by Python when it
 # parses one that is not a program.
 pytestmark = [
@@ -71,11 +69,7 @@ def snapshot(folder):
 @pytest.mark.parametrize(
   "bad",
   [
-    pytest.param(
-      bad,
-      id=f"{name}-{number}",
-      marks=[pytest.mark.soak] if number % 3 else [],
-    )
+    pytest.param(bad, id=f"{name}-{number}")
     for name, group in bad_inputs.GROUPS.items()
     for number, bad in enumerate(group)
   ],
@@ -96,18 +90,9 @@ def test_bad_input_is_answered_in_one_line(
   assert err.count("\n") == 1 and err.endswith("\n"), (bad, err)
   program, _, message = err.partition(": ")
   assert program == pathlib.Path(bad.script).name, (bad, err)
-  assert re.search(bad.message, message), (bad, err)
+  assert re.search(bad.phrase, message), (bad, err)
   assert len(message) < MAX_LINE, (bad, err)
   assert "Traceback" not in out + err, (bad, out, err)
   assert " at 0x" not in err, (bad, err)  # what only a programmer can read
   assert snapshot(tmp_path) == before, bad
-  shutil.rmtree(tmp_path)  # a thousand copies of a run
-
-
-def test_every_field_is_covered():
-  fields = {
-    f"{group}.{name}"
-    for group, values in config_lib.get_config().to_dict().items()
-    for name in values
-  }
-  assert bad_inputs.OTHER_TYPES.keys() == fields
+  shutil.rmtree(tmp_path)  # hundreds of copies of a run

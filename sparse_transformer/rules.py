@@ -45,9 +45,13 @@ def number(**bounds: float) -> Rule:
   """
 
   def accepts(value):
-    if not isinstance(value, float | int) or isinstance(value, bool):
-      return False
-    return abs(value) <= LARGEST and _within(np.float32(value), bounds)
+    if type(value) is int and abs(value) < 2**31:
+      value = float(value)
+    return (
+      isinstance(value, float)
+      and abs(value) <= LARGEST
+      and _within(np.float32(value), bounds)
+    )
 
   return Rule(_bounded("a finite number", bounds), accepts)
 

@@ -25,7 +25,7 @@ WRONG = {
   ),
   float: (
     *(None, "1", True, (1.0,), np.float32(1), math.nan, math.inf, -math.inf),
-    *(-1.0, -1, -1e-9, 1e39),
+    *(-1.0, -1, -1e-9, 1e39, 2**64),
   ),
 }
 

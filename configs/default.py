@@ -1,6 +1,6 @@
 """Every field of an experiment: the library's defaults.
 
-Units and sources: `sparse_transformer/config.py`. The presets of published
+Units and ranges: docs/config.md. The presets of published
 experiments name the source of each field, with the words of docs/paper.md.
 """
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
-from sparse_transformer import atomic, config as config_lib, rules
+from sparse_transformer import config as config_lib, rules
 from sparse_transformer.training import signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
@@ -64,34 +64,19 @@ def run_on_config(main: Callable[[Sequence[str]], Any]) -> NoReturn:
 
 
 def _parse_on_config(argv):
-  # This reads the command line, too, so that it may fail.
+  # This reads the command line as well, and may therefore fail.
   config_flags.DEFINE_config_file(
     "config",
     None,
     "File with the experiment's config. Its fields can be overridden:"
-    " --config.attention.pattern=fixed.",
+    " --config.attention.pattern=fixed. The fields and their defaults:\n"
+    + "\n".join(
+      f"{name}={default}: {about}" for name, default, about, _ in rules.table()
+    ),
     lock_config=True,
   )
-  parser: Any = flags.FLAGS["config"].parser
-  parser.parse = functools.partial(_read_config, parser.parse)
   _list_in_help("config")
   return flags.FLAGS(argv)
-
-
-def _read_config(parse, path):
-  """parse(path) for a regular file that gives a ConfigDict."""
-  if path:
-    atomic.size(pathlib.Path(path.split(":")[0]))  # a pipe may never end
-  try:
-    config = parse(path)
-  except (MemoryError, RecursionError) as error:
-    raise ValueError(f"it raises {type(error).__name__}: {error}") from error
-  hasattr(config, "lock")  # raises the error of a file that cannot be read
-  if not isinstance(config, ConfigDict):
-    raise ValueError(
-      f"get_config must return a ConfigDict, not a {type(config).__name__}"
-    )
-  return config
 
 
 def run_on_workdir(main: Callable[[Sequence[str]], Any]) -> NoReturn:
@@ -156,15 +141,18 @@ def require(*names: str) -> None:
 
   Raises:
     ValueError: a flag is missing or empty, or a field breaks its rule.
+    OSError: the config file cannot be read.
   """
   _check_flags(*names)
-  rules.check(flags.FLAGS.config)
+  config = flags.FLAGS.config
+  hasattr(config, "lock")  # raises the error of a file that cannot be read
+  rules.check(config)
 
 
 def _check_flags(*required):
   """Raises ValueError if a flag is required but missing, or is left empty."""
   for name in required:
-    if flags.FLAGS[name].value is None:
+    if not flags.FLAGS[name].present and flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):
@@ -184,30 +172,17 @@ def check_arguments(argv: Sequence[str]) -> None:
 
 
 def _parse(parse, argv):
-  """parse(argv); only a flag that asks for help ends the process.
-
-  A config file is a program: it may raise anything.
-  """
-  asked = [word for word in argv[1:] if re.fullmatch(HELP, word)]
-  if not asked:
-    _check_overrides(argv)
+  """parse(argv); if a flag asks for help, prints it and exits with status 0."""
+  # Help is shown whatever else is on the command line.
+  if asked := [word for word in argv[1:] if re.fullmatch(HELP, word)]:
+    try:
+      parse([argv[0], *asked])
+    except SystemExit:
+      sys.exit(0)  # absl's status is 1
+  _check_overrides(argv)
   # ml_collections warns of a config that is None, which is an error here.
   logging.set_verbosity(logging.ERROR)
-  try:
-    # Help is shown whatever else is on the command line.
-    return parse([argv[0], *asked] if asked else argv)
-  except SystemExit as exit:
-    if asked:
-      sys.exit(0)  # absl's status is 1
-    raise ValueError(
-      f"--config cannot be used: it calls sys.exit({exit.code!r})"
-    ) from exit
-  except (Exception, KeyboardInterrupt):
-    raise
-  except BaseException as error:
-    raise ValueError(
-      f"--config cannot be used: it raises {type(error).__name__}"
-    ) from error
+  return parse(argv)
 
 
 def _check_overrides(argv):
@@ -278,13 +253,8 @@ def describe(error: Exception) -> str | None:
 
 def _describe_parsing(error):
   """What to tell the user about an error in flags or in a config file."""
-  kind = type(error).__name__
-  try:
-    text = str(error)
-  except Exception:
-    return f"--config cannot be used: {kind}, which cannot be printed"
   if isinstance(error, flags.Error):
-    return text
+    return str(error)
   if line := describe(error):
     return line
   # An override of an unknown field: depending on its depth, ml_collections
@@ -293,7 +263,7 @@ def _describe_parsing(error):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
-  return f"--config cannot be used: {kind}: {error}"
+  return f"--config cannot be used: {type(error).__name__}: {error}"
 
 
 def _on_one_line(text):
@@ -303,8 +273,6 @@ def _on_one_line(text):
   if mark:
     after = text.rpartition(TRACEBACK)[2].splitlines()
     text = before + " ".join(x for x in after if not x.startswith(" "))
-  # Advice of Python for the author, on numbers of more than 4,300 digits.
-  text = re.sub(r"; use sys\.set_int_max_str_digits\(\).*", "", text)
   text = re.sub(r"\S+", lambda word: _shorten(word[0], MAX_WORD), text)
   return _shorten(" ".join(text.split()), MAX_LINE)
 

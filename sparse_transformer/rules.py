@@ -1,9 +1,10 @@
-"""What each field of a config may be, in one table.
+"""The fields of a config: default, values allowed, and meaning, in one table.
 
-A run checks its config against the table before it reads data, compiles or
-writes anything. What depends on several fields, on the data or on the devices
-is checked where it is used, and so are the names of data sources, of patterns
-and their modes, and of backends: other code can add to them.
+The config, its checks, `--help` and docs/config.md come from this table. A run
+checks its config before it reads data, compiles or writes anything. Whatever
+depends on several fields, on the data or on the devices is checked where it is
+used, and so are the names of data sources, patterns, modes and backends, to
+which other code can add.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What a field may be.
+  """The values that a field may have.
 
   Attributes:
     text: the end of the error message "... must be ...".
@@ -44,15 +45,19 @@ def number(**bounds: float) -> Rule:
   """
 
   def accepts(value):
-    if not isinstance(value, float | int) or isinstance(value, bool):
-      return False
-    return abs(value) <= LARGEST and _within(np.float32(value), bounds)
+    if type(value) is int and abs(value) < 2**31:
+      value = float(value)
+    return (
+      isinstance(value, float)
+      and abs(value) <= LARGEST
+      and _within(np.float32(value), bounds)
+    )
 
   return Rule(_bounded("a finite number", bounds), accepts)
 
 
 def or_infinite(rule: Rule) -> Rule:
-  """What a rule allows, or infinity, which switches a limit off."""
+  """A rule that also allows infinity, which switches a limit off."""
   return Rule(
     f"{rule.text}, or infinite",
     lambda value: value == math.inf or rule.accepts(value),
@@ -77,18 +82,14 @@ def name(*known: str) -> Rule:
   )
 
 
-def items(rule: Rule, count: int | None = None) -> Rule:
-  """A tuple or a list whose items follow a rule, of any length by default."""
-
-  def accepts(value):
-    return (
-      isinstance(value, tuple | list)
-      and count in (None, len(value))
-      and all(map(rule.accepts, value))
-    )
-
-  size = "" if count is None else f" of {count} items"
-  return Rule(f"a tuple{size}, each {rule.text}", accepts)
+def items(rule: Rule) -> Rule:
+  """A tuple or a list of any length whose items follow a rule."""
+  return Rule(
+    f"a tuple, each item {rule.text}",
+    lambda value: (
+      isinstance(value, tuple | list) and all(map(rule.accepts, value))
+    ),
+  )
 
 
 _COMPARE = dict(
@@ -110,99 +111,257 @@ def _bounded(kind, bounds):
 
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 SWITCH = Rule("True or False", lambda value: isinstance(value, bool))
+COUNT, SIZE = integer(0), integer(1)
 # A network has a Python object for each head of each layer. Published networks
 # have about a hundred layers, and as many heads.
 AMOUNT = integer(1, below=10_001)
 POSITIVE, NOT_NEGATIVE = number(above=0), number(at_least=0)
 FRACTION = number(at_least=0, below=1)
+SHARES = Rule(
+  "three numbers above 0 that sum to 1",
+  lambda value: (
+    items(POSITIVE).accepts(value)
+    and len(value) == 3
+    and math.isclose(sum(value), 1)
+  ),
+)
 DEVICES = Rule(
   "an integer at least 1, or -1 for all devices that are left",
   lambda value: integer(-1).accepts(value) and value != 0,
 )
 
-RULES: dict[str, Rule] = {
-  "data.name": TEXT,
-  "data.path": TEXT,
-  "data.length": integer(1),
-  "data.columns": integer(1),  # above the length: one row
-  "data.fractions": items(number(above=0, below=1), 3),
-  "data.rate": integer(1, below=1_000_001),  # above any sound's
-  "model.num_layers": AMOUNT,
-  "model.num_heads": AMOUNT,
-  "model.width": integer(1),
-  "model.half_size": SWITCH,
-  "model.dropout": FRACTION,
-  "model.init": name("code", "paper"),
-  "model.token_std": NOT_NEGATIVE,
-  "model.position_std": NOT_NEGATIVE,
-  "model.dtype": name("float32", "bfloat16", "float16"),
-  "model.remat": name(*REMATS),
-  "model.experts": integer(0, below=10_001),
-  "model.experts_per_token": AMOUNT,
-  "model.experts_every": AMOUNT,
-  "attention.pattern": TEXT,
-  "attention.mode": TEXT,
-  "attention.cycle": items(integer(0)),
-  "attention.stride": integer(1),
-  "attention.window": integer(1),
-  "attention.width": integer(1),
-  "attention.num_summaries": integer(1),
-  "attention.backend": TEXT,
-  "attention.tile": integer(0),
-  "loss.load_balance": NOT_NEGATIVE,
-  "loss.router_z": NOT_NEGATIVE,
-  "loss.codebook": NOT_NEGATIVE,
-  "loss.span": NOT_NEGATIVE,
-  "optimizer.name": name("adamw", "muon"),
-  "optimizer.learning_rate": NOT_NEGATIVE,
-  "optimizer.adam_learning_rate": NOT_NEGATIVE,
-  "optimizer.warmup_steps": integer(0),
-  "optimizer.beta1": FRACTION,
-  "optimizer.beta2": FRACTION,
-  "optimizer.epsilon": POSITIVE,  # at 0, weights without gradients become nan
-  "optimizer.weight_decay": NOT_NEGATIVE,
-  "optimizer.clip_norm": or_infinite(POSITIVE),  # at 0 nothing is learned
-  "optimizer.ema_decay": number(at_least=0, at_most=1),
-  # JAX ignores the upper bits of larger seeds.
-  "train.seed": integer(0, below=2**32),
-  "train.steps": integer(0),
-  "train.batch_size": integer(1),
-  "train.accumulation": integer(1),
-  "train.log_every": integer(0),
-  "train.nonfinite": name("stop", "skip"),
-  "train.max_skipped": integer(0),
-  "train.spike": or_infinite(NOT_NEGATIVE),
-  "eval.every": integer(0),
-  "eval.batch_size": integer(1),
-  "eval.sequences": integer(0),
-  "checkpoint.every": integer(0),
-  "checkpoint.keep": integer(1),
-  "checkpoint.keep_best": integer(0),
-  "checkpoint.on_error": name("stop", "continue"),
-  **dict.fromkeys(
-    ("mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor"), DEVICES
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+  """A field of a config.
+
+  Attributes:
+    default: its value unless a config sets it.
+    rule: the values that it may have.
+    about: its meaning, unit and source.
+  """
+
+  default: Any
+  rule: Rule
+  about: str
+
+
+GROUPS: dict[str, dict[str, Field]] = dict(
+  data=dict(
+    name=Field(
+      "digits",
+      TEXT,
+      "digits, cifar10, imagenet64; stdlib, bytes, enwik8, text8, fasta, audio",
+    ),
+    path=Field("", TEXT, "file or folder; empty: the data set's default place"),
+    length=Field(1024, SIZE, "positions in a sequence; images have their own"),
+    columns=Field(
+      128, SIZE, "of the table in which text is embedded by row and column"
+    ),
+    fractions=Field(
+      (0.9, 0.05, 0.05),
+      SHARES,
+      "train, validation, test of stdlib, bytes, fasta, audio",
+    ),
+    rate=Field(
+      12_000,
+      integer(1, below=1_000_001),  # above any sound's
+      "samples per second of audio; other files are resampled",
+    ),
   ),
+  model=dict(
+    num_layers=Field(8, AMOUNT, "residual blocks"),
+    num_heads=Field(4, AMOUNT, "heads of each block; they share the width"),
+    width=Field(256, SIZE, "width of the residual stream"),
+    half_size=Field(
+      False, SWITCH, "MLP 2 width instead of 4, queries and keys width / 2"
+    ),
+    dropout=Field(0.0, FRACTION, "at the end of the two residual branches"),
+    init=Field(
+      "code",
+      name("code", "paper"),
+      "as released; or as printed, with weights 2.83 times smaller",
+    ),
+    token_std=Field(
+      0.013,
+      NOT_NEGATIVE,
+      "standard deviation of the token embedding with init=code; released:"
+      " 0.01 for images",
+    ),
+    position_std=Field(
+      0.007, NOT_NEGATIVE, "the same of the sum of the position embeddings"
+    ),
+    dtype=Field(
+      "float32",
+      name("float32", "bfloat16", "float16"),
+      "of activations; with float16, the loss is scaled. Parameters, updates,"
+      " the residual stream, norms and the loss are float32",
+    ),
+    remat=Field(
+      "block",
+      name(*REMATS),
+      "what the backward pass recomputes, from the least to the most",
+    ),
+    experts=Field(
+      0, integer(0, below=10_001), "MLPs of a mixture; 0: no mixtures"
+    ),
+    experts_per_token=Field(2, AMOUNT, "experts each position passes through"),
+    experts_every=Field(
+      2, AMOUNT, "every n-th block has experts, others an MLP"
+    ),
+  ),
+  attention=dict(
+    pattern=Field(
+      "strided",
+      TEXT,
+      "dense, local, strided, fixed, or an expression over the patterns of"
+      ' docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)"; "Local(96),'
+      ' Strided(96)" are two factors for mode to place',
+    ),
+    mode=Field(
+      "interleaved",
+      TEXT,
+      "factors alternate over layers; or merged, heads (Child et al. 2019,"
+      " section 4.2)",
+    ),
+    cycle=Field(
+      (), items(COUNT), "factors of successive layers; (): 0, 1, ..."
+    ),
+    stride=Field(128, SIZE, "of strided; block size of fixed (section 4.3: l)"),
+    window=Field(128, SIZE, "keys of local, including the query itself"),
+    width=Field(32, SIZE, "summary columns of a block of fixed (c)"),
+    num_summaries=Field(1, SIZE, "distinct summary columns across heads"),
+    backend=Field("auto", TEXT, "auto, dense, or the name of an executor"),
+    tile=Field(0, COUNT, "positions in a tile; 0: by pattern and device"),
+  ),
+  # Losses that are added to the nats per position in training; each is a mean
+  # over the blocks that have it.
+  loss=dict(
+    load_balance=Field(
+      0.01,
+      NOT_NEGATIVE,
+      "weight of the uneven use of experts, which is 1 if it is even",
+    ),
+    router_z=Field(
+      0.001, NOT_NEGATIVE, "weight of the squared logits of routers"
+    ),
+    codebook=Field(
+      0.01,
+      NOT_NEGATIVE,
+      "weight of Routing's distances from queries to centroids",
+    ),
+    span=Field(
+      1e-6,
+      NOT_NEGATIVE,
+      "weight of AdaptiveSpan's mean span of heads, in positions",
+    ),
+  ),
+  optimizer=dict(
+    name=Field(
+      "adamw",
+      name("adamw", "muon"),
+      "muon: for the matrices of blocks, Adam for others",
+    ),
+    learning_rate=Field(
+      0.00035, NOT_NEGATIVE, "peak (Child et al. 2019, section 6)"
+    ),
+    adam_learning_rate=Field(
+      0.0, NOT_NEGATIVE, "peak of Muon's Adam; 0: learning_rate"
+    ),
+    warmup_steps=Field(
+      5000, COUNT, "linear from 0; then cosine to 0 at train.steps"
+    ),
+    beta1=Field(0.9, FRACTION, "decay of the mean gradient, as released"),
+    beta2=Field(0.999, FRACTION, "decay of the mean squared gradient"),
+    # At 0, weights without gradients become nan.
+    epsilon=Field(1e-8, POSITIVE, "added to the root of the mean square"),
+    weight_decay=Field(0.01, NOT_NEGATIVE, "times learning_rate; on matrices"),
+    # At 0, nothing is learned.
+    clip_norm=Field(1.0, or_infinite(POSITIVE), "global norm of the gradient"),
+    ema_decay=Field(
+      0.999, number(at_least=0, at_most=1), "of the weights that are evaluated"
+    ),
+  ),
+  train=dict(
+    # JAX ignores the upper bits of larger seeds.
+    seed=Field(
+      0, integer(0, below=2**32), "of weights, data order and dropout"
+    ),
+    steps=Field(100_000, COUNT, "updates; 0: saves the initial weights"),
+    batch_size=Field(16, SIZE, "sequences of one update, over all devices"),
+    accumulation=Field(1, SIZE, "micro-batches per update"),
+    log_every=Field(50, COUNT, "steps between lines of metrics"),
+    nonfinite=Field(
+      "stop",
+      name("stop", "skip"),
+      "what to do after a non-finite loss or gradient, which leaves the weights"
+      " unchanged",
+    ),
+    max_skipped=Field(10, COUNT, "batches skipped in a row before stopping"),
+    spike=Field(
+      1.5,
+      or_infinite(NOT_NEGATIVE),
+      "log steps with a loss above this many times the last logged; 0: never",
+    ),
+  ),
+  eval=dict(
+    every=Field(2000, COUNT, "steps between validations; 0: after the last"),
+    batch_size=Field(16, SIZE, "sequences"),
+    sequences=Field(256, COUNT, "validation sequences during training; 0: all"),
+  ),
+  checkpoint=dict(
+    every=Field(2000, COUNT, "steps between checkpoints; 0: after the last"),
+    keep=Field(2, SIZE, "latest checkpoints to keep"),
+    keep_best=Field(
+      1, COUNT, "to keep, of those with the lowest validation loss"
+    ),
+    on_error=Field(
+      "stop", name("stop", "continue"), "if a checkpoint cannot be written"
+    ),
+  ),
+  mesh=dict(
+    data=Field(-1, DEVICES, "devices that split the batch; -1: all left"),
+    fsdp=Field(
+      1, DEVICES, "devices that split batch, weights and optimizer state"
+    ),
+    sequence=Field(1, DEVICES, "devices that split positions"),
+    tensor=Field(1, DEVICES, "devices that split heads and MLPs"),
+  ),
+)
+FIELDS = {
+  f"{group}.{name}": field
+  for group, fields in GROUPS.items()
+  for name, field in fields.items()
 }
 
 
+def table() -> list[tuple[str, str, str, str]]:
+  """(name, default, meaning, values allowed) of all fields, as text."""
+  return [
+    (name, repr(field.default), field.about, field.rule.text)
+    for name, field in FIELDS.items()
+  ]
+
+
 def check(config: ConfigDict) -> None:
-  """Checks that a config has exactly the fields it should, with valid values.
+  """Checks that a config has exactly the known fields, with valid values.
 
   Raises:
-    ValueError: it has not; the message names fields, values and rules.
+    ValueError: a field is missing, unknown or invalid; the message names
+      fields, values and rules.
   """
-  values = _flatten(config)
+  values = flatten(config)
   problems = [
     f"{verb} {', '.join(fields[:3])}{' ...' if len(fields) > 3 else ''}"
     for verb, fields in (
-      ("lacks", [field for field in RULES if field not in values]),
-      ("has unknown", [field for field in values if field not in RULES]),
+      ("lacks", [field for field in FIELDS if field not in values]),
+      ("has unknown", [field for field in values if field not in FIELDS]),
     )
     if fields
   ]
   if problems:
     raise ValueError(
-      f"the config {' and '.join(problems)}; configs/default.py has all fields"
+      f"the config {' and '.join(problems)}; docs/config.md lists all fields"
     )
   for field, value in values.items():
     check_value(field, value)
@@ -210,22 +369,18 @@ def check(config: ConfigDict) -> None:
 
 def check_value(field: str, value: object) -> None:
   """Raises ValueError unless a field, "group.name", may have this value."""
-  if not RULES[field].accepts(value):
-    raise ValueError(f"{field}={_shown(value)} must be {RULES[field].text}")
+  if not FIELDS[field].rule.accepts(value):
+    raise ValueError(
+      f"{field}={reprlib.repr(value)} must be {FIELDS[field].rule.text}"
+    )
 
 
-def fields(group: str) -> list[str]:
-  """The names of the fields of a group."""
-  names = (field.split(".") for field in RULES)
-  return [name for prefix, name in names if prefix == group]
-
-
-def _flatten(config: ConfigDict) -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
   """{"group.name": value}; what is outside a group has its own name."""
   if not isinstance(config, ConfigDict):
     raise ValueError(
       f"the config is of type {type(config).__name__}, but must be a ConfigDict"
-      " with the fields of configs/default.py"
+      " with the fields of docs/config.md"
     )
   try:
     groups = config.to_dict()
@@ -233,17 +388,8 @@ def _flatten(config: ConfigDict) -> dict[str, Any]:
     raise ValueError("a required field of the config has no value") from None
   values: dict[str, Any] = {}
   for group, content in groups.items():
-    # An empty group has its own name, too, unless it is known.
-    if isinstance(content, dict) and (content or fields(group)):
+    if isinstance(content, dict) and (content or group in GROUPS):
       values |= {f"{group}.{name}": value for name, value in content.items()}
     else:
       values[group] = content
   return values
-
-
-def _shown(value: object) -> str:
-  """A value as in Python, shortened."""
-  try:
-    return reprlib.repr(value)
-  except ValueError:  # Python prints no integers of thousands of digits
-    return "(a number of thousands of digits)"

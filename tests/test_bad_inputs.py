@@ -6,14 +6,11 @@ import re
 import resource
 import shutil
 import signal
-import stat
 import sys
 
 import bad_inputs
 import pytest
 import runs
-
-from sparse_transformer import config as config_lib
 
 # Raised by ml_collections when it loads a config file, and by Python when it
 # parses one that is not a program.
@@ -27,22 +24,18 @@ MAX_LINE = 1600  # characters
 
 
 class Unanswered(BaseException):
-  """No answer in time; raised again if a command catches it."""
+  """No answer in time."""
 
 
 @contextlib.contextmanager
 def limits():
   """Ends what takes too long or too much memory, before the machine suffers."""
 
-  late = False
-
   def stop(number, frame):
-    nonlocal late
-    late = True
     raise Unanswered(f"no answer in {SECONDS} seconds")
 
   handler = signal.signal(signal.SIGALRM, stop)
-  signal.setitimer(signal.ITIMER_REAL, SECONDS)
+  signal.alarm(SECONDS)
   old = resource.getrlimit(resource.RLIMIT_AS)
   if sys.platform == "linux":
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
@@ -51,31 +44,15 @@ def limits():
   try:
     yield
   finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.alarm(0)
     signal.signal(signal.SIGALRM, handler)
     resource.setrlimit(resource.RLIMIT_AS, old)
-  if late:
-    raise Unanswered
-
-
-def snapshot(folder):
-  """What a command could create or change, without opening any file."""
-  found = {}
-  for path in folder.rglob("*"):
-    info = path.lstat()
-    change = () if stat.S_ISDIR(info.st_mode) else (info.st_mtime_ns,)
-    found[path] = (info.st_mode, info.st_ino, *change)
-  return found
 
 
 @pytest.mark.parametrize(
   "bad",
   [
-    pytest.param(
-      bad,
-      id=f"{name}-{number}",
-      marks=[pytest.mark.soak] if number % 3 else [],
-    )
+    pytest.param(bad, id=f"{name}-{number}")
     for name, group in bad_inputs.GROUPS.items()
     for number, bad in enumerate(group)
   ],
@@ -87,7 +64,7 @@ def test_bad_input_is_answered_in_one_line(
   monkeypatch.setattr(sys, "path", [*sys.path])  # config files add to it
   if bad.prepare:
     bad.prepare(trained)
-  before = snapshot(tmp_path)
+  before = runs.files(tmp_path)
   capfd.readouterr()
   with limits():
     status = runs.command(bad.script, *bad.words)
@@ -96,18 +73,9 @@ def test_bad_input_is_answered_in_one_line(
   assert err.count("\n") == 1 and err.endswith("\n"), (bad, err)
   program, _, message = err.partition(": ")
   assert program == pathlib.Path(bad.script).name, (bad, err)
-  assert re.search(bad.message, message), (bad, err)
+  assert re.search(bad.phrase, message), (bad, err)
   assert len(message) < MAX_LINE, (bad, err)
   assert "Traceback" not in out + err, (bad, out, err)
   assert " at 0x" not in err, (bad, err)  # what only a programmer can read
-  assert snapshot(tmp_path) == before, bad
-  shutil.rmtree(tmp_path)  # a thousand copies of a run
-
-
-def test_every_field_is_covered():
-  fields = {
-    f"{group}.{name}"
-    for group, values in config_lib.get_config().to_dict().items()
-    for name in values
-  }
-  assert bad_inputs.OTHER_TYPES.keys() == fields
+  assert runs.files(tmp_path) == before, bad
+  shutil.rmtree(tmp_path)  # hundreds of copies of a run

@@ -114,14 +114,6 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
     assert time.monotonic() - began < 5
 
 
-FLAGS = (
-  "--config.train.steps=4",
-  "--config.attention.cycle=1,0,0",
-  "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
-  "--config.optimizer.learning_rate=1e-3",
-  "--config.model.half_size=True",
-  "--config.data.fractions=0.8,0.1,0.1",
-)
 DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 # The settings are checked, and then at the latest the command ends.
 ENDS = "--config.train.accumulation=3"
@@ -146,18 +138,6 @@ def mutated_word(rng, word):
   kept, rest = (f"{name}=", value) if rng.randrange(4) else ("", word)
   # No command line can hold a zero.
   return kept + mutate(rng, rest.encode()).decode("latin1").replace("\0", "")
-
-
-@pytest.mark.parametrize(
-  "rounds", [30, pytest.param(600, marks=pytest.mark.soak)]
-)
-def test_mutated_flag_is_a_one_line_error(rounds, capfd, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  rng = random.Random(rounds)
-  for _ in range(rounds):
-    word = mutated_word(rng, rng.choice(FLAGS))
-    answer(capfd, "train.py", DIGITS, "--workdir=new", word, ENDS)
-  assert not list(tmp_path.iterdir())
 
 
 CONFIG = """from configs import digits
@@ -205,9 +185,17 @@ def test_mutated_config_file_is_a_one_line_error(
   assert not (tmp_path / "new").exists()
 
 
-# Words of commands that end after they are checked: a comparison at the
-# latest because of its batches, an evaluation because it has no checkpoint.
+# Words of commands that end after they are checked: training and comparing at
+# the latest because of the batches, an evaluation because it has no checkpoint.
 WORDS = {
+  "train": (
+    "--config.train.steps=4",
+    "--config.attention.cycle=1,0,0",
+    "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
+    "--config.optimizer.learning_rate=1e-3",
+    "--config.model.half_size=True",
+    "--config.data.fractions=0.8,0.1,0.1",
+  ),
   "compare": (
     "--vary=attention.pattern=Local(4), Strided(8);dense",
     "--vary=model.width=32,64",
@@ -217,10 +205,18 @@ WORDS = {
   ),
   "eval": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
 }
+COMMANDS = {
+  "train": ("train.py", DIGITS, "--workdir=new", ENDS),
+  "compare": (
+    "sparse_transformer/compare.py",
+    *(DIGITS, "--workdir=new", ENDS, "--vary=attention.pattern=dense,local"),
+  ),
+  "eval": ("eval.py", "--workdir=run"),
+}
 
 
 @pytest.mark.parametrize(
-  "rounds", [20, pytest.param(400, marks=pytest.mark.soak)]
+  "rounds", [20, pytest.param(500, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("command", WORDS)
 def test_mutated_word_is_a_one_line_error(
@@ -230,15 +226,10 @@ def test_mutated_word_is_a_one_line_error(
   rng = random.Random(rounds)
   pathlib.Path("text").write_bytes(b"some text " * 50)
   config_lib.write_config("run", runs.text(pathlib.Path("text")))
-  vary = "--vary=attention.pattern=dense,local"
   before = runs.files(tmp_path)
   for _ in range(rounds):
     word = mutated_word(rng, rng.choice(WORDS[command]))
-    if command == "eval":
-      answer(capfd, "eval.py", "--workdir=run", word)
-    else:
-      words = DIGITS, vary, "--workdir=new", word, ENDS
-      answer(capfd, "sparse_transformer/compare.py", *words)
+    answer(capfd, *COMMANDS[command], word)
   assert runs.files(tmp_path) == before
 
 
@@ -254,7 +245,7 @@ def other_value(rng, value):
       return mutate(rng, value.encode()).decode("latin1")
     if isinstance(value, tuple):
       return tuple(other_value(rng, x) for x in (*value, 1)[rng.randrange(3) :])
-    far = -1, 0, 1, 7, 2**31, 2**64, 10**30, 10**5000, 1e-300, 1e300, 0.5
+    far = -1, 0, 1, 7, 2**31, 2**64, 10**30, 1e-300, 1e300, 0.5
     return rng.choice((*far, -0.0, float("nan"), float("inf"), -float("inf")))
   number = value + rng.choice((-1, 1, 0.1)) * rng.random() * (1 + abs(value))
   return type(value)(number)

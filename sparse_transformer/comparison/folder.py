@@ -61,7 +61,7 @@ def read_json(path: pathlib.Path, *fields: str) -> Any:
     ValueError: it holds anything else.
   """
   try:
-    content = json.loads(atomic.read(path))
+    content = json.loads(path.read_bytes())
     if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
       raise ValueError(f"it has no {' or no '.join(fields)}")
   except (ValueError, IsADirectoryError, RecursionError) as error:

@@ -23,7 +23,5 @@ def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
   """
   import grain
 
-  if batch_size < 1:
-    raise ValueError(f"{batch_size=} must be at least 1")
   shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
   return shuffled.repeat().batch(batch_size)

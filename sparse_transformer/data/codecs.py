@@ -176,13 +176,6 @@ class Audio(Codec):
   vocab_size = 256
   unit = "bits/sample"
 
-  def __post_init__(self) -> None:
-    if not 1 <= self.rate <= MAX_RATE:
-      raise ValueError(
-        f"data.rate={self.rate} must lie between 1 and {MAX_RATE:,} samples per"
-        " second"
-      )
-
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     rate, samples = _read_wav(data, path)
     if samples.ndim != 1:

@@ -1,8 +1,6 @@
-"""The one place that opens files of data: which ones, and how much of them.
+"""Files of data, compressed or not.
 
-Only regular files are opened, because a pipe or a device may never end. The
-contents, decompressed, may fill half of the memory: joining them takes the
-other half.
+Their contents may fill half of the memory: joining them takes the other half.
 """
 
 import bz2
@@ -13,12 +11,13 @@ import gzip
 import lzma
 import os
 import pathlib
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparse_transformer import atomic, machine
+from sparse_transformer import machine
 
 OPENERS: dict[str, Callable[..., Any]] = {
   ".gz": gzip.open,
@@ -26,9 +25,6 @@ OPENERS: dict[str, Callable[..., Any]] = {
   ".xz": lzma.open,
 }
 BLOCK = 2**24  # bytes read at once
-# An archive that expands further holds next to nothing, or is made to fill the
-# memory. Text and sound shrink to a tenth; the slack is for uniform beginnings.
-MAX_EXPANSION, SLACK = 100, 2**28
 
 
 @contextlib.contextmanager
@@ -77,6 +73,19 @@ def check_memory(path: pathlib.Path | str, number: int) -> None:
     )
 
 
+def size(path: pathlib.Path) -> int:
+  """The size of a file in bytes.
+
+  Raises:
+    ValueError: it is a folder, or a pipe or device, which may never end.
+    OSError: it does not exist.
+  """
+  info = path.stat()
+  if not stat.S_ISREG(info.st_mode):
+    raise ValueError(f"{path} is not a regular file; replace it by one")
+  return info.st_size
+
+
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """All files below a folder, level by level; links are not followed down.
 
@@ -116,7 +125,7 @@ def read_all(
   """
   total, chosen = 0, []
   for path in paths:  # before any is read
-    total += atomic.size(path)
+    total += size(path)
     check_memory(path, total)
     chosen.append(path)
   total = 0
@@ -128,32 +137,22 @@ def read_all(
 
 def _read(path: pathlib.Path, before: int) -> bytes:
   """The contents of a file; `before` bytes are in memory already."""
-  suffix, compressed = path.suffix.lower(), atomic.size(path)
-
-  def check(number: int, read: int) -> None:
-    check_memory(path, before + number)
-    if number > MAX_EXPANSION * read + SLACK:
-      raise ValueError(
-        f"{path} expands to more than {MAX_EXPANSION} times its size: it is"
-        " unlikely to be training data; decompress it yourself to use it anyway"
-      )
-
+  suffix = path.suffix.lower()
   with path.open("rb") as raw:
     if suffix == ".zip":
       with blame(path):
         archive = zipfile.ZipFile(raw)
       members = sorted(archive.infolist(), key=lambda info: info.filename)
-      check(sum(info.file_size for info in members), compressed)
+      check_memory(path, before + sum(info.file_size for info in members))
       with blame(path):
         return b"".join(map(archive.read, members))  # b"" for a folder
     if suffix not in OPENERS:
-      # No more than its size: a file of the kernel, of 0 bytes, may never end.
-      return raw.read(compressed)
+      return raw.read()
     blocks, total = [], 0
     with OPENERS[suffix](raw) as file:
       while block := _next_block(path, file):
         total += len(block)
-        check(total, raw.tell())
+        check_memory(path, before + total)
         blocks.append(block)
     return b"".join(blocks)
 
@@ -167,7 +166,6 @@ def crc32(paths: Iterable[pathlib.Path]) -> str:
   """CRC-32 of the concatenated contents of files, as 8 hexadecimal digits."""
   crc = 0
   for path in paths:
-    atomic.size(path)  # it must be a regular file
     with path.open("rb") as file:
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)

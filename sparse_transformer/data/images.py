@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic
 from sparse_transformer.data import files as files_lib, records
 from sparse_transformer.data.lazy import Lazy
 from sparse_transformer.data.registry import register
@@ -111,7 +110,6 @@ def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
     raise FileNotFoundError(
       f"no file {path}; set data.path to the folder that contains it"
     )
-  atomic.size(path)  # it must be a regular file
   with files_lib.blame(path):
     images = np.lib.format.open_memmap(path, mode="r")
   if images.shape[1:] != shape or images.dtype != np.uint8:

@@ -12,7 +12,6 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic
 from sparse_transformer.data import files, registry
 from sparse_transformer.data.lazy import Lazy
 
@@ -45,11 +44,7 @@ def find(config: ConfigDict, *names: str) -> pathlib.Path:
     versions = {path.parent.name for path in paths}
     versions = set(filter(tfds.core.Version.is_valid, versions))
     if versions:
-      newest = folder / name / max(versions, key=tfds.core.Version)
-      for pattern in ("*.array_record-*", "*.json"):
-        for path in newest.glob(pattern):
-          atomic.size(path)  # it must be a regular file
-      return newest
+      return folder / name / max(versions, key=tfds.core.Version)
   if config.name in registry.BUILDERS:
     remedy = f"run `{registry.PREPARE} {config.name} --data_dir={folder}`"
   else:

@@ -101,13 +101,6 @@ class Stream:
   load: Callable[[], Mapping[str, np.ndarray]]
   codec: codecs.Codec = codecs.Text()
 
-  def __post_init__(self) -> None:
-    if self.length < 1 or self.columns < 1:
-      raise ValueError(
-        f"data.length={self.length} and data.columns={self.columns} must be"
-        " at least 1"
-      )
-
   @property
   def vocab_size(self) -> int:
     return self.codec.vocab_size

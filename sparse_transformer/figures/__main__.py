@@ -1,4 +1,4 @@
-"""Draws the README's picture of patterns, and makes the gallery of all.
+"""Makes what docs show of patterns and config fields.
 
 python -m sparse_transformer.figures docs
 """
@@ -23,7 +23,7 @@ SHOWN = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Writes all that is made from patterns into the folder of docs."""
+  """Writes pictures and tables into the folder of docs."""
   if len(argv) != 2 or not argv[1] or not pathlib.Path(argv[1]).is_dir():
     raise ValueError(
       f"expected one argument, an existing folder of docs, got {argv[1:]}"

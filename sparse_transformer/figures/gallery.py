@@ -1,7 +1,8 @@
-"""The gallery of patterns: a page on the catalogue, with small pictures.
+"""The parts of docs that are made from code: patterns and config fields.
 
-The pictures are pixels without text, so that the same catalogue gives the same
-files wherever they are drawn.
+The rest of a page is written by hand: a part stands between `<!-- NAME -->` and
+`<!-- /NAME -->`. Pictures are pixels without text, so that the same catalogue
+gives the same files wherever they are drawn.
 """
 
 import dataclasses
@@ -16,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sparse_transformer import patterns, tables
+from sparse_transformer import patterns, rules, tables
 from sparse_transformer.figures import style
 from sparse_transformer.figures.patterns import image_of_matrix, image_of_query
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.catalogue import Local
 
-PAGE, PICTURES = "patterns.md", "figures/patterns"  # in the folder of docs
+PICTURES = "figures/patterns"  # in the folder of docs
 ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
 POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
@@ -57,83 +58,28 @@ OF_CONTENT = {
 # Of the names that have factors.
 SETTINGS = dict(stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2)
 
-FOLLOWING = "Patterns that follow the content"
-
-INTRODUCTION = f"""
-Every pattern of the catalogue, `sparse_transformer/patterns/catalogue.py`, with
-the examples that its tests run over. `make docs` makes this page from the
-catalogue.
-
-Each picture has two parts, both of {POSITIONS} positions. Above are the keys of
-one query, which is dark, with the positions in {ROWS} rows of {COLUMNS}, as in
-an image. Below are the keys of all queries, one query per row. The line below a
-picture has the number of keys of a query: the fewest and the most, and the
-mean.
-
-With `causal=False`, queries see later keys, too, as in encoders.
-[Architecture](architecture.md#add-a-pattern) explains how to add a pattern, and
-the [tutorial](tutorial.ipynb) follows one from its definition to a trained
-network.
-"""
-
-COSTS = """
-The mean number of keys of a query, with settings for long sequences. Multiplied
-by the number of positions, it gives the number of pairs, to which the FLOPs of
-attention are proportional. For patterns that follow the content, numbers are
-expected values, as if all buckets and clusters were of equal size and all
-learned spans the longest.
-"""
-
-RUN_TIME = f"""
-Which keys a query has is determined at run time: by queries and keys
-(`sparse_transformer/patterns/content.py`) or, for `AdaptiveSpan`, by a learned
-span (`sparse_transformer/patterns/span.py`). Before that, only their `support`,
-which has all the pairs that they may have, and the maximum number of keys of a
-query are known.
-
-The pictures show them for a given input of {REGIONS} regions, in which
-positions have similar vectors: both queries and keys. A query mostly finds keys
-in its own region. A learned span is half of the longest one.
-
-**None of them sees the future.** Which keys a query has depends only on queries
-and keys up to its own position. That is not so in the forms that were published
-for LSH and for routing. Reformer cuts the sorted sequence into chunks, and
-where a chunk begins depends on how many later positions sort before it. A
-routing transformer lets each cluster take the positions nearest to its
-centroid, so that a later position can take the place of an earlier one. Block
-attention leaks, too, if a block of queries chooses by their mean, or if the
-query's own block competes by the mean of its keys. No gradient shows such a
-leak, since a discrete choice has none, but a change of all later positions
-does: `tests/attention/test_content.py` makes it, and finds each of these leaks
-in plain implementations of the published forms, and none here. That is why an
-`LSH` query has the last positions of its bucket in place of those of its chunk.
-
-`| & -` combine them with other patterns. No pair counts twice. Static patterns
-cannot lose pairs to them: `Causal() - LSH(64, 192)` is an error. What is
-computed, and its time and memory, do not depend on the content: the number of
-pairs does. Only learned spans change what is computed, which shrinks with them.
-`python -m sparse_transformer.explain --workdir=runs/NAME --example=0` draws
-what the heads of a trained run attend to.
-"""
-
-NAMES = f"""
-Besides expressions, `attention.pattern` accepts these names, shown here with
-`stride={COLUMNS}`, `window={COLUMNS}`, `width={SETTINGS["width"]}` and
-`num_summaries={SETTINGS["num_summaries"]}`, for the second head.
-`attention.mode` says whether layers alternate between the factors, heads do, or
-each head has all of them, as in the pictures.
-"""
-
 
 def write(folder: str | os.PathLike) -> None:
-  """Writes the page and its pictures into the folder of docs."""
+  """Writes the pictures and the parts of pages into the folder of docs."""
   folder = pathlib.Path(folder)
   (folder / PICTURES).mkdir(parents=True, exist_ok=True)
   for old in (folder / PICTURES).glob("*.png"):
     old.unlink()
   for pattern in drawn():
     save(folder / PICTURES / file_name(pattern), picture(pattern))
-  (folder / PAGE).write_text(page())
+  for name in PAGES:
+    (folder / name).write_text(fill(folder / name))
+
+
+def fill(path: pathlib.Path) -> str:
+  """The text of a page, with its parts as they should be."""
+  text = path.read_text()
+  for name, paragraphs in PAGES[path.name]().items():
+    before, _, rest = text.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->\n")
+    part = [f"<!-- {name} -->", *paragraphs, end]
+    text = before + "\n\n".join(map(str.strip, part)) + "\n" + after
+  return text
 
 
 def drawn() -> Iterator[Pattern]:
@@ -232,34 +178,45 @@ def _white(height, width):
   return np.full((height, width, 3), 255, np.uint8)
 
 
-# The page.
+# The parts of pages.
 
 
-def page() -> str:
-  """The page, as Markdown."""
-  parts = ["# Patterns", *_text(INTRODUCTION), _contents()]
-  parts += ["## Keys of a query in long sequences", *_text(COSTS), _costs()]
-  parts += ["## Names in configs", *_text(NAMES), *_names()]
-  for cls in patterns.CATALOGUE.values():
-    parts += [f"## {cls.__name__}", *_describe(cls)]
-    shown = list(dict.fromkeys(cls.examples().small))
-    parts.append(_table([f"`{pattern}`" for pattern in shown], shown))
-  parts += [f"## {FOLLOWING}", *_text(RUN_TIME)]
-  for name, cls in patterns.CONTENT.items():
-    parts += [f"### {name}", *_describe(cls)]
-    shown = _small(name)
-    parts.append(_table([f"`{p}`" for p in shown], shown))
-  parts.append(
-    "[Documentation](README.md) · next: [Architecture](architecture.md)"
+def _of_patterns():
+  return dict(
+    contents=_contents(),
+    costs=_costs(),
+    names=_names(),
+    static=_sections("##", patterns.CATALOGUE),
+    following=_sections("###", patterns.CONTENT),
   )
-  return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _of_config():
+  titles = "field", "default", "meaning", "values"
+  rows = [(f"`{x}`", f"`{y}`", *more) for x, y, *more in rules.table()]
+  return dict(fields=[tables.markdown([titles, *rows])])
+
+
+# {page: function that gives its parts, as paragraphs}
+PAGES = {"patterns.md": _of_patterns, "config.md": _of_config}
 
 
 def _contents():
-  names = ["Names in configs", *patterns.CATALOGUE, FOLLOWING]
+  names = ["Names in configs", *patterns.CATALOGUE]
+  names.append("Patterns that follow the content")
   anchors = (name.lower().replace(" ", "-") for name in names)
   links = (f"[{n}](#{a})" for n, a in zip(names, anchors, strict=True))
-  return _fill(" · ".join(links))
+  yield _fill(" · ".join(links))
+
+
+def _sections(level, catalogue):
+  """A section for each class: its description and its examples."""
+  for name, cls in catalogue.items():
+    yield f"{level} {name}"
+    yield from _describe(cls)
+    shown = _small(name) if name in OF_CONTENT else cls.examples().small
+    shown = list(dict.fromkeys(shown))
+    yield _table([f"`{pattern}`" for pattern in shown], shown)
 
 
 def _costs():
@@ -275,7 +232,7 @@ def _costs():
     ((large,),) = patterns.parse(text)
     means = (patterns.analysis.count_pairs(large, n) / n for n in LENGTHS)
     rows.append([f"`{large}`", *(f"about {mean:,.0f}" for mean in means)])
-  return tables.markdown([titles, *rows])
+  yield tables.markdown([titles, *rows])
 
 
 def _named() -> Mapping[str, Sequence[Pattern]]:
@@ -316,10 +273,6 @@ def _describe(cls):
       yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
     else:
       yield _fill(_with_links(paragraph))
-
-
-def _text(text):
-  return map(_fill, text.strip().split("\n\n"))
 
 
 def _with_links(text):

@@ -16,8 +16,3 @@ def test_each_epoch_has_each_example_once_in_a_new_order(batch_size):
   epochs = flat.reshape(3, 10)
   np.testing.assert_array_equal(np.sort(epochs), [list(range(10))] * 3)
   assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_empty_batches_are_an_error():
-  with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
-    data.batches(EXAMPLES, 0, seed=0)

@@ -62,21 +62,12 @@ def test_several_sequences_are_saved(tmp_path):
   [
     ("text8", b"ab!", ["a to z and the space", "'!'", "index 2"]),
     ("text8", b"a{{", ["2 characters", "'{'"]),
-    ("text8", b"aB", ["'B'"]),
-    ("text8", b"a`", ["'`'"]),
-    ("text8", b"\x1f", [r"'\x1f'"]),
     ("x.fasta", b"ACGT\n", ["no line starts with >"]),
-    ("x.fasta", b"", ["no line starts with >"]),
     ("x.fasta", b">x\nACX!\n", ["2 characters", "'X'", "index 2"]),
-    ("x.fasta", b">x\nAC-GT\n", ["'-'"]),
-    ("x.fasta", b">x\nAC\xffGT\n", ["index 2"]),
     ("x.wav", wav(np.zeros((50, 2), np.int16)), ["2 channels"]),
     ("x.wav", wav(np.array([0, np.nan], np.float32)), ["sample 1", "nan"]),
-    ("x.wav", wav(np.array([np.inf, 0], np.float32)), ["sample 0", "inf"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:60], ["damaged or truncated"]),
-    ("x.wav", wav(np.zeros(50, np.int16))[:20], ["damaged or truncated"]),
     ("x.wav", claiming(2**32 - 2), ["144 of 4,294,967,338 bytes"]),
-    ("x.wav", b"", ["damaged or truncated"]),
     ("x.wav", b"RIFX not a wav at all", ["damaged or truncated"]),
   ],
 )
@@ -153,14 +144,11 @@ def test_sound_of_another_rate_is_resampled(rate):
   np.testing.assert_allclose(found[middle], tone(12_000)[middle], atol=0.03)
 
 
-@pytest.mark.parametrize("rate", [0, -1, 1_000_001, 2**31 - 1])
-def test_rate_that_no_sound_has_is_an_error(rate):
-  with pytest.raises(ValueError, match=f"data.rate={rate} must lie between 1"):
-    codecs.Audio(rate)
-  if rate >= 0:
-    data = wav(np.zeros(9, np.int16), rate)
-    with pytest.raises(ValueError, match=f"x.wav has {rate:,} samples per sec"):
-      codecs.Audio(12_000).decode(data, "x.wav")
+@pytest.mark.parametrize("rate", [0, 1_000_001, 2**31 - 1])
+def test_rate_that_no_sound_has_is_rejected(rate):
+  data = wav(np.zeros(9, np.int16), rate)
+  with pytest.raises(ValueError, match=f"x.wav has {rate:,} samples per sec"):
+    codecs.Audio(12_000).decode(data, "x.wav")
 
 
 def test_sound_that_does_not_fit_into_memory_is_an_error(monkeypatch):

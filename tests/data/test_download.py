@@ -71,21 +71,13 @@ def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
     data.source(config("enwik8", tmp_path)).examples("train")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "shorter", "longer"])
-def test_archive_that_cannot_be_right_is_an_error_at_once(
-  tmp_path, enwik8, kind
-):
+@pytest.mark.parametrize("change", [-1, 1])
+def test_archive_of_another_size_is_rejected_at_once(tmp_path, enwik8, change):
   archive = tmp_path / "downloads" / "manual" / "enwik8.zip"
   size = archive.stat().st_size
-  message = f"manual/enwik8.zip is a {kind}"
-  if kind in ("shorter", "longer"):
-    changed = size - 1 if kind == "shorter" else 2**42
-    os.truncate(archive, changed)
-    message = f"it has {changed:,} bytes, not {size:,}"
-  else:
-    archive.unlink()
-    os.mkfifo(archive) if kind == "pipe" else archive.mkdir()
-  with pytest.raises((ValueError, IsADirectoryError), match=message):
+  os.truncate(archive, size + change)
+  message = f"it has {size + change:,} bytes, not {size:,}"
+  with pytest.raises(ValueError, match=message):
     download.prepare("enwik8", str(tmp_path))
   assert not (tmp_path / "enwik8").exists()
 

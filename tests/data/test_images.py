@@ -1,7 +1,6 @@
 """Tests of images.py: which images are in which split."""
 
 import io
-import os
 
 import numpy as np
 import pytest
@@ -60,24 +59,10 @@ def claim(path, shape):
     (lambda path: np.save(path, np.zeros((5, 3), np.uint8)), "uint8 .5, 3."),
     (lambda path: np.save(path, np.zeros((5, 64, 64, 3))), "float64"),
     (lambda path: claim(path, (2**40, 64, 64, 3)), "damaged"),
-    (lambda path: claim(path, (2**70, 64, 64, 3)), "damaged"),
     (lambda path: claim(path, (-1, 64, 64, 3)), "damaged"),
     (lambda path: small_data.write_zip(path, {"a": b"x"}), "damaged"),
-    (lambda path: (path.unlink(), os.mkfifo(path)), "is a pipe"),
-    (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
   ],
-  ids=[
-    "truncated",
-    "missing",
-    "shape",
-    "dtype",
-    "huge",
-    "overflow",
-    "negative",
-    "archive",
-    "pipe",
-    "folder",
-  ],
+  ids=["cut", "missing", "shape", "dtype", "huge", "negative", "archive"],
 )
 def test_array_without_images_is_an_error_that_names_it(
   tmp_path, arrays, spoil, message

@@ -121,14 +121,6 @@ def test_damaged_record_is_found_before_the_first_step_and_when_read(
     list(examples)
 
 
-def test_file_that_is_not_regular_is_an_error(root, folder):
-  path = shard(folder, "validation")
-  path.unlink()
-  os.mkfifo(path)
-  with pytest.raises(ValueError, match=f"{path} is a pipe"):
-    source(root).examples("train")
-
-
 def test_image_that_would_fill_the_memory_is_an_error(root, monkeypatch):
   monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1000)
   with pytest.raises(ValueError, match="damaged .* decompression bomb"):
@@ -148,9 +140,7 @@ def test_description_that_does_not_fit_the_files_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize(
-  "content", [None, b"{", b"{}", b"null", b'{"splits": 5}', b"[" * 5000]
-)
+@pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"splits": 5}'])
 def test_broken_description_of_a_data_set_is_an_error(
   root, folder, name, content
 ):

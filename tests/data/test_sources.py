@@ -170,12 +170,6 @@ def test_split_shorter_than_a_window_is_scored_but_not_trained_on():
     source.examples("train")
 
 
-@pytest.mark.parametrize("length, columns", [(0, 4), (16, 0), (-1, 4)])
-def test_stream_without_positions_is_an_error(length, columns):
-  with pytest.raises(ValueError, match=f"length={length} .*columns={columns}"):
-    data.Stream(length, columns, dict)
-
-
 # The registry.
 
 

@@ -16,23 +16,11 @@ from sparse_transformer.patterns import Local, Strided
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (dict(num_layers=0), ["model.num_layers=0", "at least 1"]),
-    (dict(width=0), ["model.width=0"]),
     (dict(num_heads=3), ["num_heads=3", "width=8"]),
     (
       dict(num_heads=8, half_size=True),
       ["num_heads=8", "width=8", "the width 4 of queries"],
     ),
-    (dict(dropout=1.0), ["model.dropout=1.0", "below 1"]),
-    (dict(dropout=-0.1), ["model.dropout=-0.1"]),
-    (dict(init="xavier"), ["model.init='xavier'", "code, paper"]),
-    (
-      dict(remat="all"),
-      ["model.remat='all'", "none, attention, block_but_attention, block"],
-    ),
-    (dict(dtype="float64"), ["model.dtype='float64'", "bfloat16, float16"]),
-    (dict(tile=-8), ["attention.tile=-8", "at least 0"]),
-    (dict(tile=1.5), ["attention.tile=1.5", "integer"]),
   ],
 )
 def test_invalid_network_is_rejected(changes, words):
@@ -45,9 +33,7 @@ def test_invalid_network_is_rejected(changes, words):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    (dict(stride=0), "stride=0 .* 64 positions"),
     (dict(stride=65), "stride=65 .* 64 positions"),
-    (dict(window=0), "window=0 .* 64 positions"),
     (dict(window=65), "window=65 .* 64 positions"),
     (dict(pattern="Local(3, causal=False)"), "query 0 see the later key 1"),
     (dict(pattern="Local(3) - Causal()"), "no pairs: none of the 64 queries"),

@@ -76,12 +76,8 @@ def error_of(pattern, n):
     (lambda n: (np.arange(n), np.arange(n - 1)), ["key order", "shape (8,)"]),
     (lambda n: (np.arange(n) % 5, np.arange(n)), ["query order", "lacks 5"]),
     (lambda n: (np.arange(n), np.arange(n) + 1), ["key order", "lacks 0"]),
-    (lambda n: (np.arange(n), np.arange(n) - 1), ["key order", "lacks 8"]),
     (lambda n: (np.arange(n), np.arange(1.0 * n)), ["float64"]),
-    (lambda n: (np.ones(n, bool), np.arange(n)), ["query order", "bool"]),
     (lambda n: (np.arange(n)[None], np.arange(n)), ["shape (1, 9)"]),
-    (lambda n: np.stack([np.arange(n)] * 2), ["got ndarray"]),
-    (lambda n: (np.arange(n),), ["got tuple"]),
     (lambda n: None, ["got NoneType"]),
   ],
 )
@@ -106,10 +102,8 @@ def test_orders_are_accepted_if_and_only_if_they_are_permutations(order):
   "mask, n",
   [
     (lambda q, k: q * q * q * k % 7 == 0, 400),
-    (lambda q, k: q * k % 5 == 0, 70_000),
     (lambda q, k: (q + k) * 100_000 < 10, 2**14),
     (lambda q, k: q - 2_000_000_000 < k + 2_000_000_000 - q * 9, 2**28),
-    (lambda q, k: (k <= q) & (q * q - k * k >= 0), 46_342),
     (lambda q, k: q < 3_000_000_000, 9),
     (lambda q, k: q % 2**31 == 0, 9),
   ],
@@ -171,38 +165,23 @@ def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
   "mask",
   [
     lambda q, k: abs(q - k) < 3,
-    lambda q, k: (q - k) ** 2 < 9,
     lambda q, k: q >> 2 == k >> 2,
     lambda q, k: 1 << k <= q,
     lambda q, k: (k <= q) ^ (k == 0),
-    lambda q, k: q ^ k < 3,
-    lambda q, k: q & 1 == 0,
     lambda q, k: ~q < k,
     lambda q, k: q / 2 < k,
-    lambda q, k: q * 0.5 < k,
     lambda q, k: q < 2.5,
-    lambda q, k: q // 2.0 < k,
     lambda q, k: q // k < 2,
-    lambda q, k: 7 // k < 2,
     lambda q, k: q % -3 == 0,
     lambda q, k: divmod(q, 3)[1] == 0,
-    lambda q, k: k <= q and q < 5,
-    lambda q, k: k <= q or q < 5,
-    lambda q, k: not k <= q,
-    lambda q, k: 0 <= k < 3,
-    lambda q, k: k in (0, 3),
     lambda q, k: max(q, k) < 3,
-    lambda q, k: int(q) < k,
-    lambda q, k: np.abs(q - k) < 3,
     lambda q, k: np.minimum(q, k) < 3,
     lambda q, k: np.where(q < k, 1, 0) == 1,
     lambda q, k: np.logical_and(k <= q, q < 5),
-    lambda q, k: np.arange(9)[k] < 3,
     lambda q, k: q[0] < k,
     lambda q, k: q.astype(int) < k,
     lambda q, k: (k <= q) + (q < 5),
     lambda q, k: (k <= q) & 1,
-    lambda q, k: (k <= q) & -2,
     lambda q, k: (k <= q) == 1,
   ],
 )
@@ -215,12 +194,9 @@ def test_other_operators_are_rejected_with_a_list_of_those_allowed(mask):
   "mask",
   [
     lambda q, k: q - k,
-    lambda q, k: (q - k) % 2,
     lambda q, k: (k <= q) * 1,
     lambda q, k: 1,
-    lambda q, k: 0.5,
     lambda q, k: None,
-    lambda q, k: np.ones((3, 3), bool),
     lambda q, k: (k <= q, q < 5),
   ],
 )
@@ -288,10 +264,8 @@ def test_a_pattern_is_checked_once_for_each_number_of_positions():
   "n, words",
   [
     (0, "n=0 must be at least 1"),
-    (-3, "n=-3 must be at least 1"),
     (2**31, "32 bits"),
     (2.5, "n=2.5 must be an integer"),
-    ("3", "n='3' must be an integer"),
     (None, "n=None must be an integer"),
   ],
 )
@@ -305,13 +279,6 @@ class Plain(Pattern):
 
   def mask(self, q, k):
     return (k <= q) & (q - k < self.window)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Identical(Pattern):
-  window: int
-
-  mask = Plain.mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +298,6 @@ class Extended(catalogue.Comb):
   "make, words",
   [
     (lambda x: Plain(x), ["Plain", "window"]),
-    (lambda x: Identical(x), ["Identical", "window"]),
     (lambda x: Ignoring(x), ["Ignoring", "window"]),
     (lambda x: Extended(9, 2, x), ["Extended", "more"]),
     (lambda x: Masked([x]), ["Masked", "not hashable", "list"]),
@@ -430,33 +396,9 @@ def test_fields_far_beyond_the_sequence_give_all_pairs(cls, field):
   [
     lambda x: patterns.Dilated(x, x),
     lambda x: Neighborhood(3, 3, x, x),
-    lambda x: patterns.Row(x, x),
     lambda x: RandomBlocks(1, 2, first=x, last=x),
     lambda x: patterns.BigBird(window=x),
   ],
 )
 def test_fields_whose_product_or_sum_overflows_are_rejected(make):
   assert "32 bits" in error_of(make(2**31 - 1), 100)
-
-
-@pytest.mark.parametrize(
-  "make, words",
-  [
-    (lambda: Local("3"), ["'3'", "integer"]),
-    (lambda: Local(float("nan")), ["nan", "integer"]),
-    (lambda: Local(None), ["None", "integer"]),
-    (lambda: Local(10**3000), ["1000", "...", "32 bits"]),
-    (lambda: Local(-(10**3000)), ["-1000", "...", "at least 1"]),
-    (lambda: Local("3" * 5000), ["'333", "...", "integer"]),
-    (lambda: Local(3, causal="no"), ["causal", "'no'"]),
-    (lambda: RandomBlocks(3, 2_000_000_000), ["num", "at most 32"]),
-    (lambda: patterns.BigBird(num_random=33), ["num", "at most 32"]),
-    (lambda: patterns.BigBird(2**30, num_global=9), ["size", "32 bits"]),
-  ],
-)
-def test_error_about_a_wrong_field_is_short(make, words):
-  with pytest.raises(ValueError) as error:
-    make()
-  assert len(str(error.value)) < 400
-  for word in words:
-    assert word in str(error.value)

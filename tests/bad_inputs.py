@@ -1,0 +1,648 @@
+"""Inputs that commands must reject: the data of test_bad_inputs.py.
+
+A table has one case per line: what is given and, after `=>`, a key phrase of
+the error, as a regular expression. By default it is the name of the flag.
+"""
+
+import bz2
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import os
+import pathlib
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import runs
+import scipy.io.wavfile
+
+Prepare = Callable[[pathlib.Path], object]
+
+DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+NEW = "--workdir=new"
+TRAIN, EVAL = "train.py", "eval.py"
+SAMPLE, EXPLAIN, COMPARE, REPORT, DATA, FIGURES = (
+  f"sparse_transformer/{name}.py"
+  for name in (
+    "sample",
+    "explain",
+    "compare",
+    "report",
+    "data/__main__",
+    "figures/__main__",
+  )
+)
+VARY = "--vary=attention.pattern=dense,local"
+# The words before a case in a table.
+BASES = {
+  TRAIN: (DIGITS, NEW),
+  EXPLAIN: (DIGITS,),
+  COMPARE: (DIGITS, NEW, VARY),
+  EVAL: ("--workdir=run",),
+  SAMPLE: ("--workdir=run",),
+  REPORT: ("--workdir=run",),
+  DATA: ("prepare",),
+  FIGURES: (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+  """An input that a command must reject.
+
+  Attributes:
+    script: the command.
+    words: its arguments; files are relative to the current folder.
+    phrase: a regular expression that the error must match.
+    prepare: makes files in the current folder, which is empty. It is called
+      with the workdir of a run of two steps, which it may copy.
+  """
+
+  script: str
+  words: tuple[str, ...]
+  phrase: str
+  prepare: Prepare | None = None
+
+
+def bad(
+  script: str, *words: str, phrase: str, prepare: Prepare | None = None
+) -> Bad:
+  """A case for a command, after its usual words; by default on a copy."""
+  if BASES[script] == ("--workdir=run",):
+    prepare = prepare or copy
+  return Bad(script, (*BASES[script], *words), phrase, prepare)
+
+
+def rows(table: str) -> Iterator[tuple[str, str]]:
+  """(what is given, key phrase) of each line."""
+  for line in table.strip().splitlines():
+    given, _, phrase = map(str.strip, line.partition("=> "))
+    name = given.removeprefix("--").removeprefix("config.").partition("=")[0]
+    yield given, phrase or re.escape(name)
+
+
+# What `prepare` may be: files and folders, good and bad.
+
+
+def several(*steps: Prepare) -> Prepare:
+  def prepare(run):
+    for step in steps:
+      step(run)
+
+  return prepare
+
+
+def copy(run: pathlib.Path) -> None:
+  shutil.copytree(run, "run")
+
+
+def file(name: str, content: str | bytes = b"") -> Prepare:
+  data = content.encode("latin1") if isinstance(content, str) else content
+
+  def prepare(run):
+    path = pathlib.Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+  return prepare
+
+
+def folder(name: str) -> Prepare:
+  return lambda run: pathlib.Path(name).mkdir(parents=True)
+
+
+def deleted(name: str) -> Prepare:
+  """A copy of the run without a file or folder."""
+
+  def prepare(run):
+    copy(run)
+    path = pathlib.Path("run") / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+  return prepare
+
+
+def replaced(name: str, content: str | bytes) -> Prepare:
+  """A copy of the run in which a file has other contents."""
+  return several(copy, file(f"run/{name}", content))
+
+
+def made(name: str, step: Callable[[str], Prepare]) -> Prepare:
+  """A copy of the run in which a path is a file or a folder instead."""
+  return several(deleted(name), step(f"run/{name}"))
+
+
+def cut(name: str) -> Prepare:
+  """A copy of the run in which a file has lost its second half."""
+
+  def prepare(run):
+    copy(run)
+    (path,) = pathlib.Path("run").glob(name)
+    os.truncate(path, path.stat().st_size // 2)
+
+  return prepare
+
+
+def setting(field: str, value: object) -> Prepare:
+  """A copy of the run whose config.json has another value."""
+  group, name = field.split(".")
+
+  def prepare(run):
+    copy(run)
+    path = pathlib.Path("run/config.json")
+    settings = json.loads(path.read_text())
+    settings[group][name] = value
+    path.write_text(json.dumps(settings))
+
+  return prepare
+
+
+def text_run(run: pathlib.Path) -> None:
+  """The config of a run on 500 bytes in windows of 32, and no checkpoint."""
+  file("text", b"some text " * 50)(run)
+  config = runs.text(pathlib.Path("text"))
+  file("run/config.json", json.dumps(config.to_dict()))(run)
+
+
+# Flags, and fields of a config as flags.
+
+WORDS = {
+  TRAIN: r"""
+more                                  => unexpected argument 'more'.*--name=
+--wrokdir=there
+-w                                    => 'w'
+--noconfig
+--workdir
+--workdir=                            => --workdir.* is empty
+--replay=0
+--replay=last                         => replay.*last
+--replay=3                            => new is not a run
+--coordinator=host:1                  => --num_processes and --process_id must
+--coordinator=                        => --coordinator is empty
+--num_processes=0
+--process_id=-1
+--distributed=yes
+--connect_seconds=0
+--heartbeat_seconds=x
+--verbosity=loud
+--flagfile=nowhere                    => nowhere
+--config.attention.patern=fixed       => patern
+--config.atention.pattern=fixed       => atention
+--config.train.steps.more=4           => steps
+--config.train=3
+--config.train.batch-size=8
+--config.train.steps[0]=8             => steps
+--config.data.__class__=3             => __class__
+--config.train.steps
+--config.data.name=mnist              => 'mnist'.*digits
+--config.data.name=
+--config.model.num_layers=0           => num_layers=0 must be
+--config.model.num_layers=1.5
+--config.model.num_layers=many
+--config.model.num_heads=3            => num_heads=3 must divide model.width=128
+--config.model.width=10000000         => model.width=10000000
+--config.model.width=99999999999999999999
+--config.model.half_size=maybe
+--config.model.dropout=1.0            => dropout=1.0 must be
+--config.model.dropout=nan
+--config.model.init=xavier
+--config.model.dtype=float8           => float8.*float32, bfloat16
+--config.model.remat=all              => all.*none, attention
+--config.model.experts=1              => experts_per_token=2 .*model.experts=1
+--config.model.experts_every=0
+--config.loss.span=-1.0
+--config.attention.mode=mixed         => 'mixed'.*interleaved, merged, heads
+--config.attention.cycle=(0,2)        => \(0, 2\).*0 to 1
+--config.attention.cycle=(0
+--config.attention.cycle=zero
+--config.attention.stride=65          => stride=65 must be at most the 64
+--config.attention.window=65          => window=65 must be at most the 64
+--config.attention.backend=fast       => 'fast'.*auto.*dense
+--config.attention.tile=-1
+--config.optimizer.name=sgd
+--config.optimizer.learning_rate=fast
+--config.optimizer.learning_rate=1e400
+--config.optimizer.adam_learning_rate=0.01 => is for optimizer.name=muon
+--config.optimizer.warmup_steps=700   => warmup_steps=700 .*train.steps=700
+--config.optimizer.clip_norm=0.0
+--config.train.seed=-1
+--config.train.steps=
+--config.train.steps=2.5
+--config.train.batch_size=1000000000
+--config.train.accumulation=3         => batch_size=16 .*accumulation=3
+--config.train.nonfinite=ignore       => stop, skip
+--config.eval.batch_size=0
+--config.checkpoint.keep=0
+--config.data.fractions=(0.5, 0.5)
+--config.mesh.fsdp=7
+--config.mesh.tensor=all
+""",
+  EVAL: r"""
+more                                  => unexpected argument 'more'
+--wrokdir=there
+--config=x
+--config.train.stepz=3                => stepz
+--split=tests                         => tests.*train.*validation.*test
+--split=
+--weights=best                        => best.*ema
+--min_context=3                       => min_context=3 must be 0 for images
+--min_context=                        => --min_context is empty; see --help
+--step=                               => --step is empty; see --help
+--min_context=x                       => min_context=x
+--min_context=0,
+--step=last                           => step=last
+--step=99                             => no checkpoint of step 99.* 2$
+--step=-1                             => no checkpoint of step -1|step=-1
+--step=all,2                          => step=all,2
+--step=2,,2                           => step=2,,2
+--config.eval.batch_size=0            => eval.batch_size=0
+--config.eval.batch_size=1000000000000 => eval.batch_size=1000000000000
+--config.model.width=32               => another network.*overrides
+--config.model.num_heads=3            => num_heads=3
+--config.attention.stride=x           => attention.stride.*x
+--config.attention.backend=triton     => needs an NVIDIA GPU
+--config.attention.backend=mosaic     => needs a TPU
+--config.attention.pattern=Full()     => later key
+--config.data.name=mnist              => mnist
+""",
+  SAMPLE: r"""
+more                                  => unexpected argument 'more'
+--wrokdir=there
+--num=0                               => num=0
+--num=1.5                             => num.*1.5
+--num=
+--num=1000000000                      => num=1000000000
+--temperature=-1                      => temperature=-1
+--temperature=nan                     => temperature=nan
+--temperature=warm
+--top_k=-1                            => top_k=-1
+--top_p=0                             => top_p=0
+--top_p=1.5                           => top_p=1.5
+--seed=99999999999999999999           => seed=99999999999999999999
+--step=99                             => no checkpoint of step 99
+--step=all                            => step.*all
+--given=-1                            => given=-1
+--given=65                            => given=65 .*64
+--given=half
+--prompt=                             => --prompt is empty; see --help
+--prompt=text                         => --prompt is for text
+--cache=maybe
+--config.model.num_layers=0           => num_layers
+""",
+  REPORT: r"""
+more                                  => unexpected argument 'more'
+--wrokdir=there
+""",
+  EXPLAIN: r"""
+more                                  => unexpected argument 'more'
+--jsn
+--json=maybe
+--out
+--out=                                => --out is empty; see --help
+--config.train.batch_size=0           => batch_size=0
+--config.train.accumulation=3         => accumulation=3
+--config.data.name=mnist              => mnist
+--config.attention.pattern=Full()     => later key
+--target=                             => --target is empty
+--target=h1000                        => unknown target 'h1000'; known: .*h100
+--target=h100:8                       => such as h100:1x1x8
+--target=v5e:8x8                      => batch_size=16.*mesh.data=64
+--part=attention                      => --part.*--target
+--part=layer
+--step=best                           => --step
+""",
+  COMPARE: r"""
+more                                  => unexpected argument 'more'
+--varry=x
+--vary=                               => --vary is empty; see --help
+--vary==                              => vary==
+--vary=pattern                        => no field 'pattern'
+--vary=attention.patern=dense         => no field 'attention.patern'
+--vary=attention=dense                => no field 'attention'
+--vary=attention.pattern.x=dense      => no field 'attention.pattern.x'
+--vary=attention.pattern=             => different values
+--vary=attention.pattern=dense,dense  => different values
+--vary=attention.pattern=dense,zigzag => zigzag
+--vary=attention.pattern=Full(),dense => Full\(\)
+--vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
+--vary=attention.cycle=(0,            => attention.cycle
+--vary=attention.stride=8,65          => attention.stride=65
+--vary=train.seed=1,2                 => train.seed
+--vary=train.steps=2,4                => train.steps
+--vary=train.batch_size=0,4           => train.batch_size=0
+--vary=train.accumulation=1,3         => accumulation=3
+--vary=model.width=16,wide            => model.width.*wide
+--vary=model.width=16,10000000        => model.width=10000000
+--vary=model.width=__import__('os')   => model.width
+--vary=model.half_size=True,maybe     => model.half_size.*maybe
+--vary=optimizer.beta1=0.9,2.0        => optimizer.beta1=2.0
+--vary=data.name=digits,mnist         => mnist
+--budget=
+--budget=500                          => --budget=500
+--budget=steps:x                      => --budget=steps:x
+--budget=steps:0                      => --budget=steps:0
+--budget=steps:2.5                    => --budget=steps:2.5
+--budget=flops:1e400                  => --budget=flops:1e400
+--budget=hours:3                      => --budget=hours:3
+--seeds=0                             => seeds=0
+--seeds=two                           => seeds.*two
+--workdir=/proc/nowhere               => /proc/nowhere
+""",
+  DATA: r"""
+mnist                                 => mnist.*cifar10
+digits                                => digits.*cifar10
+../cifar10                            => cifar10
+""",
+  FIGURES: r"""
+nowhere                               => expected one argument
+--out=a.png
+""",
+}
+
+
+def words():
+  for script, table in WORDS.items():
+    for word, phrase in rows(table):
+      yield bad(script, word, phrase=phrase)
+  for script in TRAIN, EXPLAIN:
+    yield Bad(script, (NEW,) * (script == TRAIN), "--config is missing")
+  for script in TRAIN, COMPARE:
+    given = (DIGITS, VARY) if script == COMPARE else (DIGITS,)
+    yield Bad(script, given, "--workdir is missing")
+  yield Bad(COMPARE, (DIGITS, NEW), "--vary is missing")
+  for script in EVAL, SAMPLE, REPORT:
+    yield Bad(script, (), "--workdir is missing")
+  for script in EVAL, SAMPLE, REPORT, EXPLAIN:
+    yield Bad(script, ("--workdir=",), "--workdir|run")
+    yield Bad(script, ("--workdir=nowhere",), "nowhere is not a run.*train.py")
+  for given in (), ("prepare",), ("prepair", "cifar10"):
+    yield Bad(DATA, given, "usage.*prepare.*cifar10")
+  yield bad(TRAIN, f"--config.train.steps={'9' * 5000}", phrase="train.steps")
+  yield bad(TRAIN, f"--config.{'x' * 5000}=1", phrase="xxx")
+
+
+# Expressions; `tests/patterns/test_named.py` has more.
+PATTERNS = r"""
+zigzag                    => 'zigzag'.*dense, local, strided, fixed
+()                        => \(\)
+Local(3).mask             => mask
+Local(3) + Local(4)       => \+
+[Local(n) for n in (3,)]  => for n in
+f'{Local(3)}'             => f'
+__import__('os').system('touch new') => __import__
+Local(print('hello'))     => print
+Local(0)                  => Local\(0\).*at least 1
+Local(size=3)             => size
+RandomBlocks(3, 100000)   => RandomBlocks.*100000
+LSH(4, 5)                 => buckets must be even
+TopBlocks(64, 2)          => TopBlocks\(64, 2\) can have no pairs among 64
+Local(9) - LSH(4, 8)      => subtracts pairs that follow the content
+(Local(3), Full())        => later key.*& Causal\(\)
+Local(3) - Causal()       => Local\(3\) - Causal\(\)
+"""
+
+
+def patterns():
+  cases = [
+    *rows(PATTERNS),
+    ("", "''"),
+    ("(" * 5000, "attention.pattern"),
+    (" | ".join(f"Strided({k})" for k in range(1, 301)), "attention.pattern"),
+    ("Local(\uff13)\udcff", "attention.pattern|surrogates"),
+  ]
+  for text, phrase in cases:
+    yield bad(TRAIN, f"--config.attention.pattern={text}", phrase=phrase)
+
+
+# Config files.
+
+# One that starts with the digits' settings as a dictionary.
+EDITED = """
+from configs import digits
+from ml_collections import ConfigDict
+def get_config():
+  settings = digits.get_config().to_dict()
+  {}
+  return ConfigDict(settings)
+"""
+EDITS = r"""
+del settings['eval']                      => '?eval'?
+del settings['train']['steps']            => train.steps
+settings['train']['step'] = 4             => train.step
+settings['train']['steps'] = 'many'       => train.steps='many' must be
+settings['train']['steps'] = {'a': 1}     => train.steps
+settings['train']['steps'] = lambda: 4    => train.steps
+settings['model']['width'] = None         => model.width=None must be
+settings['model']['half_size'] = 2        => model.half_size=2 must be
+settings['model'] = None                  => model
+settings['evaluation'] = {}               => evaluation
+settings = {'model': settings}            => lacks
+"""
+CONFIG_FILES = (
+  ("", "get_config"),
+  ("get_config = 7", "config"),
+  ("def get_config(:", "config.py|invalid syntax"),
+  ("def get_config():\nreturn 1", "config.py|indented"),
+  ("\0\1\2", "config.py|null byte"),
+  ("import no_such_module", "no_such_module"),
+  ("raise ValueError('a\\nb')", "a b"),
+  ("raise Exception", "Exception"),
+  ("def get_config(): return get_config()", "recursion|deep"),
+  ("def get_config(): return 1 / 0", "division by zero"),
+  ("def get_config(): return {}['colour']", "colour"),
+  ("def get_config(): return open('no such file')", "no such file"),
+  ("def get_config(size): return size", "size"),
+  *(
+    (f"def get_config(): {result}", "config is of type .* must be a ConfigDict")
+    for result in ("pass", "return 7", "return {}", "yield 1")
+  ),
+)
+
+
+def config_files():
+  edits = [(EDITED.format(edit), phrase) for edit, phrase in rows(EDITS)]
+  for number, (content, phrase) in enumerate((*CONFIG_FILES, *edits)):
+    for script in (TRAIN, EXPLAIN, COMPARE)[: 1 if number % 6 else 3]:
+      given = [word for word in BASES[script] if word != DIGITS]
+      prepare = file("config.py", content)
+      yield Bad(script, ("--config=config.py", *given), phrase, prepare)
+  for path, phrase in (
+    ("", "config file is an empty"),
+    (".", "."),
+    ("none", "none"),
+  ):
+    yield Bad(TRAIN, (f"--config={path}", NEW), phrase)
+
+
+# Files of data.
+
+
+def wav(channels: int = 1) -> bytes:
+  """A WAV file of silence."""
+  content = io.BytesIO()
+  samples = np.zeros((500, channels), np.int16)
+  scipy.io.wavfile.write(content, 12_000, samples)
+  return content.getvalue()
+
+
+def zipped(*members: tuple[str, bytes]) -> bytes:
+  content = io.BytesIO()
+  with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+    for name, data in members:
+      archive.writestr(name, data)
+  return content.getvalue()
+
+
+RANDOM = np.random.RandomState(0).bytes(3000)
+some_text = file("text", b"some text " * 100)
+# data.name, data.path, key phrase, and what is there.
+DATA_FILES: tuple[tuple[str, str, str, Prepare | None], ...] = (
+  ("bytes", "", "data.path", None),
+  ("bytes", "nowhere", "nowhere.*data.path", None),
+  ("bytes", "~no-such-user/text", "~no-such-user/text", None),
+  ("bytes", "text/more", "text/more", some_text),
+  ("bytes", "/dev/zero", "/dev/zero is not a regular file", None),
+  ("bytes", "folder", "folder has no file", folder("folder")),
+  ("bytes", "text", "empty", file("text")),
+  ("bytes", "text", "data.length=32", file("text", b"short " * 3)),
+  ("bytes", "a.gz", "a.gz is damaged", file("a.gz", b"text" * 100)),
+  ("bytes", "a.gz", "damaged", file("a.gz", gzip.compress(RANDOM)[:2000])),
+  ("bytes", "a.bz2", "damaged", file("a.bz2", bz2.compress(RANDOM)[:2000])),
+  ("bytes", "a.xz", "damaged", file("a.xz", lzma.compress(RANDOM)[:2000])),
+  ("bytes", "a.zip", "damaged", file("a.zip", zipped(("a", RANDOM))[:-30])),
+  ("bytes", "a.zip", "empty", file("a.zip", zipped(("folder/", b"")))),
+  ("fasta", "a.fa", "a.fa is not a FASTA", file("a.fa", b"ACGT" * 100)),
+  ("fasta", "a.fa", "a.fa.*ACGT", file("a.fa", b">a\n" + b"PROTEIN" * 99)),
+  ("fasta", "dna", r"dna has no file.*\.fasta", file("dna/a.txt", b">a\nACGT")),
+  ("audio", "a.wav", "a.wav is damaged", file("a.wav", RANDOM)),
+  ("audio", "a.wav", "a.wav is damaged", file("a.wav", wav()[:500])),
+  ("audio", "a.wav", "a.wav has 2 channels", file("a.wav", wav(channels=2))),
+  ("text8", "text", "text has 1,000 .*text8 has", some_text),
+  ("text8", "text", "text.*a to z", file("text", b"UPPER" * 99)),
+  ("enwik8", "text", "text has 1,000 bytes, but enwik8 has", some_text),
+  ("enwik8", "folder", "folder.*prepare enwik8", folder("folder")),
+  ("enwik8", "a.zip", "a.zip is damaged", file("a.zip", RANDOM)),
+  ("cifar10", "folder", "folder.*prepare cifar10", folder("folder")),
+  (
+    "cifar10",
+    "folder",
+    "damaged|cifar10",
+    file("folder/cifar10/3.0.2/cifar10-train.array_record-0-of-1", RANDOM),
+  ),
+  (
+    "imagenet64",
+    "npy",
+    "train_64x64.npy is damaged",
+    file("npy/train_64x64.npy", RANDOM),
+  ),
+)
+
+
+def data():
+  small = "--config.data.length=32", "--config.data.columns=8"
+  for name, path, phrase, prepare in DATA_FILES:
+    words = f"--config.data.name={name}", f"--config.data.path={path}"
+    yield bad(TRAIN, *words, *small, phrase=phrase, prepare=prepare)
+  # Other commands read the same files.
+  damaged = file("a.gz", RANDOM)
+  for path, phrase, step in (
+    ("nowhere", "nowhere", text_run),
+    ("a.gz", "a.gz is damaged", several(text_run, damaged)),
+  ):
+    word = f"--config.data.path={path}"
+    yield bad(EVAL, word, phrase=phrase, prepare=step)
+    yield bad(SAMPLE, f"--prompt={path}", phrase=phrase, prepare=step)
+  for word, phrase in (
+    ("--prompt=empty", "empty has 0 symbols.*32"),
+    ("--prompt=text", "text has 500 symbols.*32"),
+    ("--given=33", "given=33 .*32"),
+  ):
+    prepare = several(text_run, file("empty"))
+    yield bad(SAMPLE, word, phrase=phrase, prepare=prepare)
+  for number in -1, 32:
+    word = f"--min_context={number}"
+    yield bad(EVAL, word, phrase=word[2:], prepare=text_run)
+  archive = "data/downloads/manual/enwik8.zip"
+  for path, phrase in ("data", "data"), (archive, "enwik8.zip.* is damaged"):
+    words = "enwik8", "--data_dir=data"
+    yield bad(DATA, *words, phrase=phrase, prepare=file(path, b"mine"))
+
+
+# Folders of runs.
+
+
+def folders():
+  for path, prepare in (
+    ("file", file("file", "mine")),
+    ("file/new", file("file", "mine")),
+    ("link", lambda run: pathlib.Path("link").symlink_to("nowhere")),
+    ("/proc/nowhere", None),
+    ("x" * 5000, None),
+  ):
+    words = DIGITS, f"--workdir={path}"
+    yield Bad(TRAIN, words, path[:9] if prepare else "long|nowhere", prepare)
+  onto = "--workdir=run"
+  phrase = r"another config: .*model.width \(16 there, 128 now\).*--workdir"
+  yield Bad(TRAIN, (DIGITS, onto), phrase, copy)
+  for name in "lock", "config.json":
+    prepare = folder(f"run/{name}")
+    yield Bad(TRAIN, (DIGITS, onto), f"run/{name}", prepare)
+  yield bad(COMPARE, phrase="new", prepare=file("new", "mine"))
+  for content in "", "7", "{}", '{"seeds": 2}':
+    prepare = file("new/comparison-of.json", content)
+    phrase = "comparison-of.json|another comparison"
+    yield bad(COMPARE, phrase=phrase, prepare=prepare)
+  # A damaged config of a run.
+  for content in "", "{", "[]", "null", "{}", '{"data": 7}', "[" * 100_000:
+    phrase, prepare = "run/config.json", replaced("config.json", content)
+    yield bad(EVAL, phrase=f"{phrase} cannot be read", prepare=prepare)
+  for script in SAMPLE, REPORT:
+    prepare = replaced("config.json", "{")
+    yield bad(script, phrase="run/config.json cannot be read", prepare=prepare)
+  for field, value in (
+    ("model.width", -16),
+    ("model.width", 32),
+    ("train.seed", "x"),
+    ("train.stepz", 3),
+    ("data.name", "mnist"),
+    ("data.fractions", ["a", "b", "c"]),
+    ("attention.pattern", ["dense"]),
+    ("optimizer.learning_rate", float("nan")),
+  ):
+    prepare = setting(field, value)
+    yield bad(EVAL, phrase=f"{field}|another network", prepare=prepare)
+  # Without a checkpoint, or with damaged ones.
+  for script in EVAL, SAMPLE, REPORT:
+    for name in "checkpoints", "checkpoints/2", "checkpoints/2/state":
+      yield bad(script, phrase="no checkpoint", prepare=deleted(name))
+    prepare = made("checkpoints", file)
+    yield bad(script, phrase="checkpoints?", prepare=prepare)
+  for prepare in (
+    cut("checkpoints/2/state/_METADATA"),
+    cut("checkpoints/2/files.json"),
+    cut("checkpoints/2/about/metadata"),
+    deleted("checkpoints/2/state/d"),
+    deleted("checkpoints/2/files.json"),
+    replaced("checkpoints/2/files.json", "[]"),
+    made("checkpoints/2/files.json", folder),
+  ):
+    for script in EVAL, SAMPLE:
+      phrase = "checkpoints/2 is damaged: "
+      yield bad(script, phrase=phrase, prepare=prepare)
+  # What a page shows.
+  for content in "", "{", "7", '{"split": "test", "step": 2}':
+    prepare = replaced("evaluations/a.json", content)
+    yield bad(REPORT, phrase=r"run/evaluations/a\.json", prepare=prepare)
+  for name in "metrics.jsonl", "report.html", "samples.png":
+    yield bad(REPORT, phrase=name, prepare=made(name, folder))
+
+
+GROUPS = {
+  group.__name__: tuple(group())
+  for group in (words, patterns, config_files, data, folders)
+}

@@ -612,7 +612,7 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(loop, "train", lambda *_: None)
     patch.setattr(comparison_runs, "peak_bytes", lambda: result["peak_bytes"])
-    patch.delattr(comparison_runs, "best_step")
+    patch.delattr(comparison_runs, "open_run")
     with pytest.raises(NameError):
       comparison_runs.run(settings, str(workdir))
   comparison_runs.run(settings, str(workdir))

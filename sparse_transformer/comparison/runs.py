@@ -19,11 +19,8 @@ from sparse_transformer.comparison.plan import Plan
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.checkpoint import Checkpoints
-from sparse_transformer.training.evaluations import Evaluation, in_float32
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.selection import best_step
-from sparse_transformer.training.signals import Signals
+from sparse_transformer.training.run import in_float32, open_run
 
 # Fields of a run's result.json. One of a run that has been trained, but not
 # scored, or one of an older version, may have the first alone.
@@ -121,7 +118,7 @@ def run(settings: Mapping[str, Any], folder: str) -> None:
   else:
     loop.train(config, workdir)
     peak = peak_bytes()
-  experiment = Experiment(in_float32(config))
+  experiment = Experiment(config)
   result = _speed(config, experiment, metrics.read(workdir)) | dict(
     steps=config.train.steps,
     flops=config.train.steps * flops_per_step(config),
@@ -131,11 +128,10 @@ def run(settings: Mapping[str, Any], folder: str) -> None:
   )
   # If scoring is stopped, another process must not take its peak for this one.
   _write(path, result)
-  with Signals() as signals, Checkpoints(workdir) as checkpoints:
-    step, _ = best_step(experiment, checkpoints, signals=signals)
-    best = Evaluation(experiment, checkpoints, step, "validation").saved()
+  with open_run(workdir, in_float32(config)) as opened:
+    best = opened.best()
   (workdir / "test.json").unlink(missing_ok=True)  # of another checkpoint
-  _write(path, result | dict(best_step=step, validation=_score(best)))
+  _write(path, result | dict(best_step=best["step"], validation=_score(best)))
 
 
 def test(settings: Mapping[str, Any], folder: str) -> None:
@@ -146,13 +142,10 @@ def test(settings: Mapping[str, Any], folder: str) -> None:
     folder: its workdir.
   """
   workdir = pathlib.Path(folder)
-  experiment = Experiment(in_float32(ConfigDict(settings)))
   step = read_json(workdir / "result.json", *FIELDS)["best_step"]
-  with Signals() as signals, Checkpoints(workdir) as checkpoints:
-    state = experiment.restore(checkpoints, step)
-    evaluation = Evaluation(experiment, checkpoints, step, "test")
-    score = _score(evaluation.run(state, signals=signals))
-  _write(workdir / "test.json", score)
+  with open_run(workdir, in_float32(ConfigDict(settings))) as opened:
+    (result,) = opened.evaluations("test", [step])
+  _write(workdir / "test.json", _score(result))
 
 
 def _write(path, result):

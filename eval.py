@@ -10,7 +10,6 @@ read from the workdir; any field can be overridden as in training:
 a run in bfloat16 or float16, unless --config.model.dtype names another dtype.
 """
 
-import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,25 +34,14 @@ def main(argv: Sequence[str]) -> None:
     case words:
       steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
-  from sparse_transformer.training.evaluations import in_float32
-  from sparse_transformer.training.scoring import score_run
+  from sparse_transformer.training.run import in_float32, open_run
 
   config = args.config
   if "model.dtype" not in config_flags.get_override_values(args["config"]):
     config = in_float32(config)
-  scored = score_run(
-    config,
-    args.workdir,
-    split=args.split,
-    steps=steps,
-    contexts=contexts,
-    weights=args.weights,
-  )
-  # If nobody reads the output, the generator must not be left to the end of
-  # the process, where its checkpoints can no longer be closed.
   found = []
-  with contextlib.closing(scored) as results:
-    for result in results:
+  with open_run(args.workdir, config) as run:
+    for result in run.evaluations(args.split, steps, contexts, args.weights):
       print(json.dumps(result), flush=True)
       found.append(result)
   if len(found) > 1:

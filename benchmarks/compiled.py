@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from benchmarks import dependencies, record
 from sparse_transformer import tables
-from sparse_transformer.comparison import choices
+from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import advice, catalogue, compilers, rendering
 from sparse_transformer.training import mesh
 
@@ -86,7 +86,7 @@ def config_of(preset: str) -> ConfigDict:
   """The config of a preset: its name and fields to change, "a x.y=1"."""
   file, *fields = preset.split()
   config = importlib.import_module(f"configs.{file}").get_config()
-  return choices.with_values(config, **dict(x.split("=") for x in fields))
+  return comparison.with_values(config, **dict(x.split("=") for x in fields))
 
 
 def compile_preset(preset: str, name: str, old: dict) -> dict:

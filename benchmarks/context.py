@@ -92,8 +92,8 @@ def score_run(
       long for the run's windows.
   """
   from sparse_transformer.training import checkpoint
-  from sparse_transformer.training.evaluations import in_float32
   from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.training.run import in_float32
 
   config = in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)

@@ -52,7 +52,7 @@ def measure(n: int, stride: int, sequence: int) -> dict:
 
   from benchmarks import record
   from configs import music_3m
-  from sparse_transformer.comparison import choices
+  from sparse_transformer.comparison import plan as comparison
   from sparse_transformer.training.experiment import Experiment
 
   values = {
@@ -68,7 +68,7 @@ def measure(n: int, stride: int, sequence: int) -> dict:
     "mesh.data": 1,
     "mesh.sequence": sequence,
   }
-  config = choices.with_values(music_3m.get_config(), **values)
+  config = comparison.with_values(music_3m.get_config(), **values)
   experiment = Experiment(config, devices=tuple(jax.devices()[:sequence]))
   tokens = np.random.default_rng(0).integers(
     experiment.model.vocab_size, size=(1, n), dtype=np.uint8

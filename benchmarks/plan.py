@@ -15,7 +15,7 @@ from benchmarks import record
 from configs import music_152m
 from sparse_transformer import tables
 from sparse_transformer.attention import registry
-from sparse_transformer.comparison import choices
+from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import rendering
 from sparse_transformer.training import costs, exchanged, mesh, peaks
 from sparse_transformer.training.experiment import Experiment
@@ -56,7 +56,7 @@ def plan(pattern: str, axes: dict[str, int]) -> dict:
     "mesh.data": 1,
     **{f"mesh.{axis}": size for axis, size in axes.items()},
   }
-  config = choices.with_values(music_152m.get_config(), **values)
+  config = comparison.with_values(music_152m.get_config(), **values)
   model = Experiment(config).model
   sizes = mesh.sizes(config)
   devices = mesh.num_shards(sizes) * sizes["sequence"]

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -119,14 +119,18 @@ def _parse_on_either(argv):
   return _parse_on_config(argv)
 
 
-def parse_step(word: str | None) -> int | None:
-  """The step that --step names; None for the last, and for the best.
+def parse_step(word: str | None) -> int | Literal["best"] | None:
+  """The step that --step names; None for the last.
 
   Raises:
     ValueError: it is none of these.
   """
+  if word is None:
+    return None
+  if word == "best":
+    return "best"
   try:
-    return None if word in (None, "best") else int(word)
+    return int(word)
   except ValueError:
     raise ValueError(f"--step={word} must be an integer, or best") from None
 

@@ -40,15 +40,11 @@ def main(argv: Sequence[str]) -> None:
   """Runs those that are missing, and writes the results of all."""
   from sparse_transformer.comparison import (
     budget,
-    checks,
-    choices,
-    folder,
+    plan as plan_lib,
     record,
     results,
     runs,
-    steps,
   )
-  from sparse_transformer.comparison.plan import Plan
 
   cli.check_arguments(argv)
   args = flags.FLAGS
@@ -56,14 +52,14 @@ def main(argv: Sequence[str]) -> None:
   if args.seeds < 1:
     raise ValueError(f"--seeds={args.seeds} must be at least 1")
   limit = budget.parse_budget(args.budget)
-  field, values = choices.parse_vary(args.vary, args.config)
+  field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
-  plan = Plan(args.config, root, field, values, limit, args.seeds)
+  plan = plan_lib.Plan(args.config, root, field, values, limit, args.seeds)
   about = plan.about()
-  folder.check(root, about)
-  checks.check(plan)
-  folder.create(root, about)
-  steps.decide(plan)
+  plan_lib.check_folder(root, about)
+  plan_lib.check(plan)
+  plan_lib.create_folder(root, about)
+  runs.decide_steps(plan)
   found = runs.run_all(plan)
   runs.test_best(plan, found)
   about |= dict(

@@ -68,39 +68,29 @@ def _check_together(args):
 
 def _draw_heads(args):
   """Prints what heads attend to on an example, and draws it."""
-  from sparse_transformer.training import (
-    evaluations,
-    heads,
-    memory_limits,
-    selection,
-    signals as signals_lib,
-  )
-  from sparse_transformer.training.checkpoint import Checkpoints
-  from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.training import heads, memory_limits
+  from sparse_transformer.training.run import in_float32, open_run
 
   if not math.isfinite(args.temperature):
     raise ValueError(f"--temperature={args.temperature} must be finite")
   step = cli.parse_step(args.step)
   config = args.config
   if "model.dtype" not in config_flags.get_override_values(args["config"]):
-    config = evaluations.in_float32(config)
-  experiment = Experiment(config)
-  examples = experiment.source.examples("test")
-  if args.example >= len(examples):
-    raise ValueError(
-      f"--example={args.example} must be less than {len(examples)}, the number"
-      " of examples in the test split"
-    )
-  memory_limits.check_inference(config, experiment.source, 1, name="batch")
-  with signals_lib.Signals() as signals, Checkpoints(args.workdir) as saved:
-    if args.step == "best":
-      scored = Experiment(evaluations.in_float32(args.config))
-      step, _ = selection.best_step(scored, saved, signals=signals)
-    state = experiment.restore(saved, step)
+    config = in_float32(config)
+  with open_run(args.workdir, config) as run:
+    source = run.experiment.source
+    examples = source.examples("test")
+    if args.example >= len(examples):
+      raise ValueError(
+        f"--example={args.example} must be less than {len(examples)}, the"
+        " number of examples in the test split"
+      )
+    memory_limits.check_inference(config, source, 1, name="batch")
+    state = run.state(step)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   about = f"step {int(state.step):,}, test example {args.example}"
   report = heads.explain(
-    experiment.model,
+    run.experiment.model,
     state.ema,
     examples[args.example],
     args.temperature,

@@ -10,24 +10,25 @@ heads, samples, bits by position, config. It shows what is in the workdir:
 
 import json
 import pathlib
+import typing
 from collections.abc import Sequence
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from sparse_transformer import cli
 from sparse_transformer.figures import curves, html
+
+if typing.TYPE_CHECKING:
+  from sparse_transformer.training.experiment import Experiment
 
 MAX_SAMPLE = 4000  # bytes of sampled text that are shown
 COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
 
 
-def make(workdir: pathlib.Path, config: ConfigDict) -> str:
+def make(workdir: pathlib.Path, experiment: "Experiment") -> str:
   """The page about a run, as HTML."""
   from sparse_transformer.training import metrics
-  from sparse_transformer.training.experiment import Experiment
 
-  experiment = Experiment(config)
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   name = workdir.resolve().name
   sections = (
@@ -37,7 +38,7 @@ def make(workdir: pathlib.Path, config: ConfigDict) -> str:
     _patterns(workdir),
     _heads(workdir),
     _samples(workdir),
-    _config(config),
+    _config(experiment.config),
   )
   return html.page(f"Run {name}", *filter(None, sections))
 
@@ -195,17 +196,15 @@ def _config(config):
 
 def main(argv: Sequence[str]) -> None:
   """Writes the page of the run in --workdir."""
-  from sparse_transformer.training.checkpoint import Checkpoints
+  from sparse_transformer.training.run import open_run
 
   cli.check_arguments(argv)
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  with Checkpoints(workdir) as checkpoints:
-    if not checkpoints.steps():
-      raise FileNotFoundError(
-        f"{workdir} has no checkpoint yet; train it first"
-      )
+  with open_run(workdir, flags.FLAGS.config) as run:
+    run.checkpoints.check_step(None)  # there must be one
+    page = make(workdir, run.experiment)
   path = workdir / "report.html"
-  path.write_text(make(workdir, flags.FLAGS.config))
+  path.write_text(page)
   print(f"report in {path}")
 
 

@@ -105,51 +105,37 @@ def main(argv: Sequence[str]) -> None:
   import jax
 
   from sparse_transformer.model import kv_cache, sampling
-  from sparse_transformer.training import (
-    checkpoint,
-    evaluations,
-    memory_limits,
-    mesh,
-    selection,
-    signals as signals_lib,
-  )
-  from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.training import memory_limits, mesh
+  from sparse_transformer.training.run import open_run
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  experiment = Experiment(args.config)
-  source = experiment.source
-  decoder: sampling.Decoder = sampling.Recompute(
-    experiment.apply, source.length
-  )
-  cache = None  # bytes for each sequence
-  if args.cache:
-    decoder = kv_cache.Decoder(experiment.model)
-    cache = decoder.num_bytes(1)
-  memory_limits.check_inference(
-    args.config, source, args.num, name="--num", cache=cache
-  )
-  prompts = make_prompts(source, args.num, args.given, args.prompt)
-  mesh.check_network(experiment.model, experiment.mesh.shape)
-  with (
-    signals_lib.Signals() as signals,
-    checkpoint.Checkpoints(args.workdir) as checkpoints,
-    jax.set_mesh(experiment.mesh),
-  ):
-    if args.step == "best":
-      scored = Experiment(evaluations.in_float32(args.config))
-      step, _ = selection.best_step(scored, checkpoints, signals=signals)
-    state = experiment.restore(checkpoints, step)
-    tokens, seconds = sampling.sample(
-      decoder,
-      state.ema,
-      sampler,
-      num=args.num,
-      length=source.length,
-      prompts=prompts,
-      seed=args.seed,
-      name="sampling",
-      check_stop=signals.check,
+  with open_run(args.workdir, args.config) as run:
+    experiment, source = run.experiment, run.experiment.source
+    decoder: sampling.Decoder = sampling.Recompute(
+      experiment.apply, source.length
     )
+    cache = None  # bytes for each sequence
+    if args.cache:
+      decoder = kv_cache.Decoder(experiment.model)
+      cache = decoder.num_bytes(1)
+    memory_limits.check_inference(
+      args.config, source, args.num, name="--num", cache=cache
+    )
+    prompts = make_prompts(source, args.num, args.given, args.prompt)
+    mesh.check_network(experiment.model, experiment.mesh.shape)
+    state = run.state(step)
+    with jax.set_mesh(experiment.mesh):
+      tokens, seconds = sampling.sample(
+        decoder,
+        state.ema,
+        sampler,
+        num=args.num,
+        length=source.length,
+        prompts=prompts,
+        seed=args.seed,
+        name="sampling",
+        check_stop=run.signals.check,
+      )
   paths = save(args.workdir, source, tokens)
   drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""

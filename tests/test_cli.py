@@ -16,8 +16,7 @@ from absl import flags
 
 from sparse_transformer import cli, config as config_lib, sample
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training import checkpoint, scoring, signals
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training import run, signals
 from sparse_transformer.training.loop import train
 
 # Raised by ml_collections when it loads a config file.
@@ -167,11 +166,9 @@ def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
   async def cell():  # runs within the kernel's event loop
     config = config_lib.read_config(workdir)
     train(config, workdir)  # resumes
-    kinds = dict(split="test", steps=[None], contexts=[0], weights="ema")
-    (result,) = scoring.score_run(config, workdir, **kinds)
-    experiment = Experiment(config)
-    with checkpoint.Checkpoints(workdir) as checkpoints:
-      params = experiment.restore(checkpoints).ema
+    with run.open_run(workdir) as opened:
+      (result,) = opened.evaluations("test")
+      experiment, params = opened.experiment, opened.state().ema
     decoder = kv_cache.Decoder(experiment.model)
     sampler = sampling.Sampler()
     tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)

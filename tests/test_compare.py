@@ -18,18 +18,12 @@ from matplotlib.text import Text
 
 from sparse_transformer.comparison import (
   budget,
-  checks,
-  choices,
-  curves,
-  experiments,
   figures,
-  folder,
   plan,
   process,
   record,
   results,
   runs as comparison_runs,
-  steps,
 )
 from sparse_transformer.training import costs, loop
 from sparse_transformer.training.experiment import Experiment
@@ -81,7 +75,7 @@ def test_anything_else_is_not_a_budget(text):
   ],
 )
 def test_values_are_separated_outside_of_brackets(text, expected):
-  field, found = choices.parse_vary(text, runs.tiny())
+  field, found = plan.parse_vary(text, runs.tiny())
   assert field == text.partition("=")[0]
   assert found == expected
 
@@ -100,7 +94,7 @@ def test_values_are_separated_outside_of_brackets(text, expected):
 )
 def test_field_that_cannot_vary_and_equal_values_raise(text, message):
   with pytest.raises(ValueError, match=message):
-    choices.parse_vary(text, runs.tiny())
+    plan.parse_vary(text, runs.tiny())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +109,7 @@ def test_field_that_cannot_vary_and_equal_values_raise(text, message):
 )
 def test_one_field_is_changed_and_no_other(field, text, value):
   config = runs.tiny()
-  changed = choices.with_values(config, **{field: text}).to_dict()
+  changed = plan.with_values(config, **{field: text}).to_dict()
   group, name = field.split(".")
   assert changed[group].pop(name) == value
   expected = config.to_dict()
@@ -126,12 +120,12 @@ def test_one_field_is_changed_and_no_other(field, text, value):
 @pytest.mark.parametrize("text", ["wide", "1.5", "'a'", "[" * 9999, "9" * 9999])
 def test_value_of_another_type_raises(text):
   with pytest.raises(ValueError, match="model.width"):
-    choices.with_values(runs.tiny(), **{"model.width": text})
+    plan.with_values(runs.tiny(), **{"model.width": text})
 
 
 def test_each_value_has_its_own_folder():
   names = ["dense", "Local(4), Strided(4)", "Local(4) | Strided(4)", "1e-3"]
-  folders = {choices.folder_name(name) for name in names}
+  folders = {plan.folder_name(name) for name in names}
   assert len(folders) == len(names)
   assert not any(set(folder) & set("/ |()") for folder in folders)
 
@@ -140,7 +134,7 @@ def test_folder_is_within_the_comparison_and_its_name_not_too_long(tmp_path):
   long = "Local(4)" + " | Local(4)" * 100
   names = [".", "..", "x" * 300, "x" * 301, "ä" * 300, long, f"{long} | dense"]
   for name in names:
-    folder = tmp_path / choices.folder_name(name)
+    folder = tmp_path / plan.folder_name(name)
     folder.mkdir()  # neither too long, nor that of another
     assert folder.resolve().parent == tmp_path
 
@@ -169,11 +163,11 @@ def test_budget_of_no_step_or_more_than_can_be_counted_is_an_error():
 def test_warm_up_is_shortened_unless_it_is_what_varies():
   config = runs.tiny(**{"optimizer.warmup_steps": 100})
   found = [
-    choices.with_steps(config, number, field)
-    for number, field in (
-      (500, "model.width"),
-      (2000, "model.width"),
-      (500, "optimizer.warmup_steps"),
+    of(config, field, [], STEPS).config_of(choice, steps=number)
+    for number, field, choice in (
+      (500, "model.width", "32"),
+      (2000, "model.width", "32"),
+      (500, "optimizer.warmup_steps", "100"),
     )
   ]
   assert [c.optimizer.warmup_steps for c in found] == [50, 100, 100]
@@ -212,7 +206,7 @@ def of(config, field, values, limit, root=pathlib.Path("unused"), seeds=1):
 def test_impossible_run_is_found_by_the_checks(field, values, budget, message):
   config = runs.tiny(**{"attention.pattern": "dense"})
   with pytest.raises((ValueError, OSError), match=message):
-    checks.check(of(config, field, values.split(","), budget))
+    plan.check(of(config, field, values.split(","), budget))
 
 
 def test_possible_runs_pass_the_checks():
@@ -223,7 +217,7 @@ def test_possible_runs_pass_the_checks():
     ("optimizer.warmup_steps", ["1", "1000"], ("seconds", 1.0)),
     ("optimizer.warmup_steps", ["1", "19"], STEPS),
   ):
-    checks.check(of(config, field, values, limit))
+    plan.check(of(config, field, values, limit))
 
 
 @pytest.mark.parametrize("limit", [STEPS, ("seconds", 9.0), ("flops", 1e12)])
@@ -233,7 +227,7 @@ def test_process_that_starts_the_runs_computes_nothing_on_a_device(limit):
   arrays = {*map(id, jax.live_arrays())}
   with jax.transfer_guard("disallow_explicit"):
     comparison.about()
-    checks.check(comparison)
+    plan.check(comparison)
     if limit[0] != "seconds":
       budget.count_steps(comparison.config_of("32"), limit)
     assert {*map(id, jax.live_arrays())} <= arrays
@@ -257,10 +251,10 @@ def test_folder_of_something_else_is_an_error(tmp_path):
     path.parent.mkdir(exist_ok=True)
     path.write_text(contents.get(root.name, ""))
     with pytest.raises((ValueError, OSError), match=message):
-      folder.check(root, about)
+      plan.check_folder(root, about)
   (tmp_path / "new" / "comparison-of.json").mkdir(parents=True)
   with pytest.raises(ValueError, match="comparison-of.json cannot be read"):
-    folder.check(tmp_path / "new", about)
+    plan.check_folder(tmp_path / "new", about)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"bits_per_dim": 3}'])
@@ -299,19 +293,17 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
   comparison = of(config, field, names, limit, tmp_path, seeds=2)
   measured = []
 
-  def times(configs, kind):
-    for config in configs:
-      Experiment(config)  # checks its settings
-    measured.append([config.attention.pattern for config in configs])
-    return [0.5, 100.0][: len(configs)]
+  def times(experiments, kind):
+    measured.append([x.config.attention.pattern for x in experiments])
+    return [0.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
   monkeypatch.setattr(process, "call", lambda task, f, *inputs: f(*inputs))
-  # Of an older version, in which each run had its own.
-  (tmp_path / "local" / "seed1").mkdir(parents=True)
-  (tmp_path / "local" / "seed1" / "steps.json").write_text("7")
+  # Killed before the other seeds had theirs.
+  (tmp_path / "local" / "seed0").mkdir(parents=True)
+  (tmp_path / "local" / "seed0" / "steps.json").write_text("7")
   for _ in range(2):
-    steps.decide(comparison)
+    comparison_runs.decide_steps(comparison)
     assert measured == [["dense", "fixed"]]
     for name, number in (("dense", 18), ("local", 7), ("fixed", 1)):
       for seed in range(2):
@@ -319,7 +311,7 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
         assert json.loads(path.read_text()) == number
   # Others need not be measured.
   flops = of(config, field, names, ("flops", 1e9), tmp_path / "b", seeds=2)
-  steps.decide(flops)
+  comparison_runs.decide_steps(flops)
   expected = [
     budget.count_steps(flops.config_of(x), flops.budget) for x in names
   ]
@@ -342,15 +334,15 @@ def test_timed_steps_take_turns(monkeypatch):
       yield 100.0 if i < budget.WARMUP_STEPS else dropout + i
 
   monkeypatch.setattr(budget, "_clocked", clocked)
-  configs = [runs.tiny(**{"model.dropout": x}) for x in (0.0, 0.5)]
+  found = [Experiment(runs.tiny(**{"model.dropout": x})) for x in (0.0, 0.5)]
   middle = budget.WARMUP_STEPS + (budget.TIMED_STEPS - 1) / 2
-  times = budget.time_per_step(configs, "processor_seconds")
+  times = budget.time_per_step(found, "processor_seconds")
   assert times == [middle, middle + 0.5]
   assert order == [0.0, 0.5] * (len(order) // 2)
 
 
 def test_experiments_with_the_same_data_share_them():
-  first, second, other = experiments.make(
+  first, second, other = plan.experiments(
     runs.tiny(**{"data.columns": columns, "model.width": width})
     for columns, width in ((8, 16), (8, 32), (4, 16))
   )
@@ -440,7 +432,7 @@ def test_seeds_of_different_speed_are_averaged_where_all_have_been():
   slow = TWO[0] | dict(
     curve=dict(steps=[10, 30], seconds=[15, 45], bits_per_dim=[6, 4])
   )
-  x, mean, low, high = curves.over_seeds([TWO[0], slow], "seconds")
+  x, mean, low, high = record.over_seeds([TWO[0], slow], "seconds")
   np.testing.assert_allclose(x, [15, 20, 30, 40])
   np.testing.assert_allclose(low, [5.5, 5, 4, 3])
   np.testing.assert_allclose(high, [6, 6 - 1 / 3, 5, 4 + 1 / 3])
@@ -449,7 +441,7 @@ def test_seeds_of_different_speed_are_averaged_where_all_have_been():
     run | dict(curve=dict(steps=[i], seconds=[i], bits_per_dim=[i]))
     for i, run in enumerate(TWO[:2])
   ]
-  assert [len(y) for y in curves.over_seeds(single, "seconds")] == [1] * 4
+  assert [len(y) for y in record.over_seeds(single, "seconds")] == [1] * 4
 
 
 def test_curve_has_the_times_that_all_lines_have_and_is_thinned():
@@ -468,19 +460,17 @@ def test_curve_has_the_times_that_all_lines_have_and_is_thinned():
   assert "seconds" not in record.curve(lines, "train")
 
 
-def test_time_of_training_is_that_of_the_last_line_if_all_have_it():
+def test_time_of_training_is_that_of_the_last_line():
   line = dict(step=1, split="train", tokens_per_second=128.0)
   times = dict(seconds=5.0, processor_seconds=7.0)
+  early = {name: value / 2 for name, value in times.items()}
   config = runs.tiny(**{"train.steps": 10})
-  experiment = Experiment(config)
-  estimate = 10 * 8 * 64 / 128
   for lines, expected in (
-    ([line | times], (5, 7)),
-    ([line | times, dict(step=1, split="non-finite")], (5, 7)),
-    ([line, line | times], (estimate, None)),  # an older version began it
+    ([line | early, line | times], (5, 7)),
+    ([line | times, dict(step=1, split="skipped")], (5, 7)),
     ([], (None, None)),
   ):
-    found = comparison_runs._speed(config, experiment, lines)
+    found = comparison_runs._trained(config, lines)
     assert (found["seconds"], found["processor_seconds"]) == expected
 
 
@@ -597,24 +587,14 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   before = runs.files(root)
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
-  # A result of an older version is scored again, without training.
-  workdir = root / choices.folder_name("Strided(8)") / "seed0"
+  # A run whose scoring was stopped is scored, and not trained again.
+  workdir = root / plan.folder_name("Strided(8)") / "seed0"
   path = workdir / "result.json"
   result = json.loads(path.read_text())
-  old = {name: result[name] for name in comparison_runs.OLD_FIELDS}
-  path.write_text(json.dumps(old | dict(bits_per_dim=4.0, split="test")))
+  trained = {name: result[name] for name in comparison_runs.TRAINED}
+  path.write_text(json.dumps(trained))
   monkeypatch.setattr(loop, "train", None)
   settings = json.loads((workdir / "config.json").read_text())
-  comparison_runs.run(settings, str(workdir))
-  assert json.loads(path.read_text()) == result
-  # Nor does a run whose scoring was stopped lose what its training measured.
-  path.unlink()
-  with monkeypatch.context() as patch:
-    patch.setattr(loop, "train", lambda *_: None)
-    patch.setattr(comparison_runs, "peak_bytes", lambda: result["peak_bytes"])
-    patch.delattr(comparison_runs, "best_step")
-    with pytest.raises(NameError):
-      comparison_runs.run(settings, str(workdir))
   comparison_runs.run(settings, str(workdir))
   assert json.loads(path.read_text()) == result
   # The folder of one comparison is not used for another.

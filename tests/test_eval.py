@@ -16,14 +16,9 @@ import runs
 
 from sparse_transformer import config as config_lib, data
 from sparse_transformer.data import SPLITS
-from sparse_transformer.training import (
-  checkpoint,
-  evaluate,
-  evaluations,
-  loop,
-  scoring,
-)
+from sparse_transformer.training import checkpoint, evaluate, loop
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +102,18 @@ def test_scores_are_float32_unless_asked(tmp_path, capfd):
 
 def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
   """By default, accelerators round them to TF32 or bfloat16."""
-  experiment = Experiment(config_lib.read_config(workdir))
   seen = []
 
   def losses(params, tokens_BL):
     seen.append(jax.default_matmul_precision.value)
     return np.ones(tokens_BL.shape)
 
-  monkeypatch.setitem(experiment.__dict__, "losses", losses)
-  evaluations.score(experiment, None, "test")
-  assert {*seen} == {"highest"}
-  with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
-    evaluations.score(experiment, None, "test")
+  with open_run(workdir) as run:
+    monkeypatch.setitem(vars(run.experiment), "losses", losses)
+    list(run.evaluations("test"))
+    assert {*seen} == {"highest"}
+    with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
+      list(run.evaluations("test"))
   assert seen[-1] == "tensorfloat32"
 
 
@@ -234,10 +229,9 @@ def test_samples_are_of_the_best_step(overfitted, capfd):
 
 
 def test_no_context_is_rejected(workdir):
-  config = config_lib.read_config(workdir)
-  given = dict(split="test", steps=[4], contexts=[], weights="ema")
-  with pytest.raises(ValueError, match="contexts is empty"):
-    next(scoring.score_run(config, workdir, **given))
+  with open_run(workdir) as run:
+    with pytest.raises(ValueError, match="contexts is empty"):
+      next(run.evaluations("test", contexts=[]))
 
 
 @pytest.mark.parametrize(
@@ -323,14 +317,8 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   monkeypatch.setattr(Experiment, "source", source)
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
   random_run(config, tmp_path)
-  (result,) = scoring.score_run(
-    config,
-    tmp_path,
-    split="test",
-    steps=[0],
-    contexts=[0],
-    weights="params",
-  )
+  with open_run(tmp_path) as run:
+    (result,) = run.evaluations("test", weights="params")
   assert len(set(result["by_channel"])) == 3
   mean = np.mean(result["by_channel"])
   assert result["bits_per_dim"] == pytest.approx(mean, rel=1e-6)
@@ -353,25 +341,13 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   assert output.err == "eval.py: stopped: SIGTERM\n"
 
 
-def test_checkpoints_are_closed_when_the_output_cannot_be_written(
-  workdir, capfd, monkeypatch
-):
-  """Not at the end of the process, where Orbax would wait forever."""
-  reported = []
-
-  class Checkpoints(checkpoint.Checkpoints):
-    def __exit__(self, *error):
-      super().__exit__(*error)
-      reported.append(capfd.readouterr().err)
-
-  monkeypatch.setattr(checkpoint, "Checkpoints", Checkpoints)
+def test_output_that_cannot_be_written_is_one_line(workdir, capfd, monkeypatch):
   monkeypatch.setattr(json, "dumps", lambda _: "{}")
   reader, writer = os.pipe()
   os.close(reader)
   with open(writer, "w") as out:
     monkeypatch.setattr(sys, "stdout", out)
     assert runs.command("eval.py", f"--workdir={workdir}", "--step=all") == 1
-  assert reported == [""]  # closed before the error was reported
   assert capfd.readouterr().err == "eval.py: [Errno 32] Broken pipe\n"
 
 

@@ -11,7 +11,6 @@ from benchmarks.readme import records
 from benchmarks.readme.text import origin, wrap
 from sparse_transformer import tables
 from sparse_transformer.comparison import (
-  curves,
   figures,
   record as comparison_lib,
   results,
@@ -102,7 +101,9 @@ def headline(found: dict[str, Any]) -> str:
   )
   for axis, x in found["equal"].items():
     equal = {row["choice"]: row["equal"][axis] for row in ranked}
-    text += f" At {x:,.0f} {curves.LABELS[axis]}: {listed(equal, digits)}."
+    text += (
+      f" At {x:,.0f} {comparison_lib.LABELS[axis]}: {listed(equal, digits)}."
+    )
   return text
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer.comparison import experiments
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
@@ -92,17 +91,17 @@ def flops_per_step(config: ConfigDict) -> int:
   return flops["weights"] + flops["attention"]
 
 
-def time_per_step(configs: Sequence[ConfigDict], kind: str) -> list[float]:
-  """Median time of a training step of each config.
+def time_per_step(experiments: Sequence[Experiment], kind: str) -> list[float]:
+  """Median time of a training step of each experiment.
 
-  The steps of the configs take turns, so that noise slows all of them alike.
-  Their results are discarded. The states of all are in memory at once.
+  Their steps take turns, so that noise slows all of them alike. The results are
+  discarded. The states of all are in memory at once.
 
   Args:
-    configs: their data are read once if they have the same.
+    experiments: what to train.
     kind: one of `CLOCKS`.
   """
-  clocked = [_clocked(x, CLOCKS[kind]) for x in experiments.make(configs)]
+  clocked = [_clocked(x, CLOCKS[kind]) for x in experiments]
   rounds = [
     [next(times) for times in clocked]
     for _ in range(WARMUP_STEPS + TIMED_STEPS)

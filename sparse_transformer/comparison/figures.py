@@ -4,8 +4,8 @@ import typing
 
 import numpy as np
 
-from sparse_transformer.comparison import curves
-from sparse_transformer.comparison.record import Record, of_choice
+from sparse_transformer.comparison import record as record_lib
+from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import style
 
 if typing.TYPE_CHECKING:
@@ -22,14 +22,14 @@ def draw(record: Record) -> "Figure":
   """Validation bits during training, a line for each choice.
 
   A line is the mean over the seeds; around it, a band from the lowest to the
-  highest. There is a panel for each of `curves.axes`; tokens are above steps
+  highest. There is a panel for each of `record.axes`; tokens are above steps
   where all steps have equally many.
 
   Args:
     record: see `record`; nothing else is read.
   """
   names = [_shorten(choice) for choice in record["about"]["choices"]]
-  axes = curves.axes(record)
+  axes = record_lib.axes(record)
   width = WIDTH + LETTER * max(map(len, names))
   figure, grid = style.subplots(1, len(axes), width * len(axes), HEIGHT)
   figure.set_layout_engine("constrained")
@@ -60,8 +60,8 @@ def caption(record: Record) -> str:
 def _draw_panel(panel, record, axis):
   """The lines of all choices against one axis."""
   for i, choice in enumerate(record["about"]["choices"]):
-    runs = of_choice(record["runs"], choice)
-    x, mean, low, high = curves.over_seeds(runs, axis)
+    runs = record_lib.of_choice(record["runs"], choice)
+    x, mean, low, high = record_lib.over_seeds(runs, axis)
     color = style.COLORS[i % len(style.COLORS)]
     if len(runs) > 1:
       panel.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
@@ -77,7 +77,7 @@ def _draw_panel(panel, record, axis):
   panel.spines[["top", "right"]].set_visible(False)
   panel.set_axisbelow(True)
   panel.grid(color=style.GRID, lw=0.6)
-  panel.set_xlabel(curves.LABELS[axis])
+  panel.set_xlabel(record_lib.LABELS[axis])
   panel.set_xlim(left=0)
   panel.xaxis.set_major_formatter(_short if axis == "tokens" else _number)
   panel.locator_params(axis="x", nbins=6)
@@ -125,7 +125,7 @@ def _add_tokens(panel, size):
   above = panel.secondary_xaxis(
     "top", functions=(lambda x: x * size, lambda x: x / size)
   )
-  above.set_xlabel(curves.LABELS["tokens"])
+  above.set_xlabel(record_lib.LABELS["tokens"])
   above.xaxis.set_major_formatter(_short)
   above.spines["top"].set_visible(False)
   above.locator_params(axis="x", nbins=6)

@@ -1,19 +1,25 @@
-"""What a comparison compares, and where its runs are."""
+"""What a comparison compares, and whether its runs are possible."""
 
+import ast
 import dataclasses
 import json
 import pathlib
+import re
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import machine
-from sparse_transformer.comparison.budget import LIMIT, Budget
-from sparse_transformer.comparison.choices import (
-  folder_name,
-  with_steps,
-  with_values,
-)
+from sparse_transformer import atomic, data, machine
+from sparse_transformer.comparison import budget as budget_lib
+from sparse_transformer.training import loop
+from sparse_transformer.training.experiment import Experiment
+
+# Fields that a comparison sets itself, and the flag that says how.
+SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
+MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+NAME = "comparison-of.json"  # records what is compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Plan:
   root: pathlib.Path
   field: str
   choices: list[str]
-  budget: Budget
+  budget: budget_lib.Budget
   seeds: int
 
   def workdir(self, choice: str, seed: int) -> pathlib.Path:
@@ -41,14 +47,21 @@ class Plan:
     return self.root / folder_name(choice) / f"seed{seed}"
 
   def config_of(
-    self, choice: str, seed: int = 0, steps: int = LIMIT - 1
+    self, choice: str, seed: int = 0, steps: int = budget_lib.LIMIT - 1
   ) -> ConfigDict:
-    """The config of a run; steps that are not yet known may be many."""
-    values = {self.field: choice, "train.seed": seed}
-    return with_steps(with_values(self.config, **values), steps, self.field)
+    """The config of a run; steps that are not yet known may be many.
+
+    At most a tenth of them warm up, unless that is what varies.
+    """
+    values = {self.field: choice, "train.seed": seed, "train.steps": steps}
+    config = with_values(self.config, **values)
+    if self.field != "optimizer.warmup_steps":
+      warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
+      config.optimizer.warmup_steps = warmup_steps
+    return config
 
   def about(self) -> dict[str, Any]:
-    """What tells this comparison from others, as JSON."""
+    """Distinguishes this comparison from others, as JSON."""
     about = dict(
       field=self.field,
       choices=self.choices,
@@ -58,3 +71,168 @@ class Plan:
       config=self.config.to_dict(),
     )
     return json.loads(json.dumps(about))
+
+
+def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
+  """The field and its values in 'group.field=value,value'.
+
+  Values are separated by commas outside brackets, or by semicolons.
+
+  >>> from sparse_transformer.config import get_config
+  >>> parse_vary("attention.pattern=dense,BigBird(8, 3)", get_config())
+  ('attention.pattern', ['dense', 'BigBird(8, 3)'])
+
+  Raises:
+    ValueError: if the config has no such field, the comparison sets the field
+      itself, or the values are not distinct.
+  """
+  field, _, values = text.partition("=")
+  group, _, name = field.partition(".")
+  if group not in config or name not in config[group]:
+    raise ValueError(f"--vary={text}: --config has no field {field!r}")
+  if flag := SET_BY.get(field):
+    raise ValueError(
+      f"--vary={text}: a comparison sets {field} itself; use --{flag}"
+    )
+  separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
+  choices = [value.strip() for value in re.split(separator, values)]
+  if not all(choices) or len({*choices}) < len(choices):
+    raise ValueError(f"--vary={text} must give different values after {field}=")
+  return field, choices
+
+
+def with_values(config: ConfigDict, **values: object) -> ConfigDict:
+  """A copy of the config in which fields, "group.field", have other values.
+
+  A string is converted to the type of the field.
+
+  Raises:
+    ValueError: if a value is not of that type.
+  """
+  changed = ConfigDict(config.to_dict()).lock()
+  for field, text in values.items():
+    group, name = field.split(".")
+    old, value = config[group][name], text
+    if isinstance(text, str) and not isinstance(old, str):
+      try:
+        value = ast.literal_eval(text)
+      except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(
+          f"{field}={text} must be of type {type(old).__name__}"
+        ) from None
+    try:
+      changed.update_from_flattened_dict({field: value})
+    except (TypeError, ValueError) as error:
+      raise ValueError(f"{field}={text}: {error}") from None
+  return changed
+
+
+def folder_name(choice: str) -> str:
+  """The name of a folder, a different one for each choice.
+
+  >>> folder_name("local"), folder_name("Local(4) | Strided(4)")
+  ('local', 'Local_4_Strided_4-14ae6e10')
+  """
+  name = re.sub(r"[^\w.=+-]+", "_", choice).strip("_")
+  if name == choice and name.strip(".") and len(name.encode()) <= MAX_NAME:
+    return name
+  name = name.encode()[:MAX_NAME].decode(errors="ignore")
+  return f"{name}-{zlib.crc32(choice.encode()):08x}"
+
+
+def experiments(configs: Iterable[ConfigDict]) -> Iterator[Experiment]:
+  """The experiments of configs; data that several have are read once."""
+  sources: dict[str, data.Source] = {}
+  for config in configs:
+    settings = config.data.to_json(sort_keys=True)
+    experiment = Experiment(config, shared=sources.get(settings))
+    sources[settings] = experiment.source
+    yield experiment
+
+
+def check(plan: Plan) -> None:
+  """Checks the runs of a comparison as far as possible without training.
+
+  Computes nothing on a device: JAX would then allocate most of a GPU's memory
+  for this process, and the processes of the runs need it.
+
+  Raises:
+    ValueError: a run is impossible, or two choices stand for the same run.
+    OSError: the data of a run cannot be read.
+  """
+  group, name = plan.field.split(".")
+  seen: list[tuple] = []
+  for choice, experiment in zip(
+    plan.choices, experiments(_expected_configs(plan)), strict=True
+  ):
+    loop.check(experiment)
+    for split in "validation", "test":
+      _ = experiment.source.windows(split)[0]
+    # Different texts and settings may give the same patterns.
+    value = None if group == "attention" else experiment.config[group][name]
+    kind = experiment.model, value
+    if kind in seen:
+      other = plan.choices[seen.index(kind)]
+      raise ValueError(
+        f"--vary: {plan.field}={other} and {plan.field}={choice} are the same;"
+        " leave one out"
+      )
+    seen.append(kind)
+
+
+def _expected_configs(plan):
+  """The config of each choice; of a time, the steps are not known yet."""
+  for choice in plan.choices:
+    config = plan.config_of(choice)
+    if plan.budget[0] not in budget_lib.CLOCKS:
+      steps = budget_lib.count_steps(config, plan.budget)
+      config = plan.config_of(choice, steps=steps)
+    yield config
+
+
+def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
+  """Checks that a folder can hold a comparison.
+
+  Args:
+    root: the folder, which need not exist.
+    about: what is compared, see `Plan.about`.
+
+  Raises:
+    ValueError: the folder holds a run or another comparison.
+    NotADirectoryError: it is a file.
+  """
+  if root.exists() and not root.is_dir():
+    raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
+  if (root / "config.json").exists():
+    raise ValueError(f"{root} holds a run of train.py; use another --workdir")
+  if (root / NAME).exists():
+    old = read_json(root / NAME, *about)
+    if differing := [name for name in about if old[name] != about[name]]:
+      raise ValueError(
+        f"{root} holds another comparison: {', '.join(differing)} differ; use"
+        " another --workdir"
+      )
+
+
+def create_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
+  """Creates the folder of a comparison and records what it compares."""
+  root.mkdir(parents=True, exist_ok=True)
+  if not (root / NAME).exists():
+    atomic.write_text(root / NAME, json.dumps(about) + "\n")
+
+
+def read_json(path: pathlib.Path, *fields: str) -> Any:
+  """Reads a JSON file; if fields are named, an object that has them.
+
+  Raises:
+    ValueError: it holds anything else.
+  """
+  try:
+    content = atomic.read_json(path)
+    if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
+      raise ValueError(f"it has no {' or no '.join(fields)}")
+  except (ValueError, IsADirectoryError) as error:
+    raise ValueError(
+      f"{path} cannot be read ({error}); delete it, or use another --workdir"
+    ) from error
+  return content

@@ -39,7 +39,7 @@ runs                       one for each choice and seed
                            "bits_per_dim"}, the times only if they are known
   train                    the same of training batches, at most MAX_TRAIN
 
-An axis is one of `curves.LABELS`.
+An axis is one of `LABELS`.
 """
 
 import json
@@ -47,15 +47,23 @@ import math
 import pathlib
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sparse_transformer import atomic
-from sparse_transformer.comparison import curves
 
 Record = dict[str, Any]
 Run = dict[str, Any]
 
+# The axes: what bits can be drawn against, and its name.
+LABELS = {
+  "processor_seconds": "processor seconds of training",
+  "seconds": "seconds of training",
+  "tokens": "tokens",
+  "steps": "steps",
+}
 MAX_TRAIN = 200  # points of a curve of training
 # Columns of a curve: the field of a line of metrics, and the digits kept.
 COLUMNS = dict(
@@ -92,9 +100,9 @@ def make(about: Mapping[str, Any], runs: Sequence[Run]) -> Record:
   record: Record = dict(about=dict(about), equal={}, rows=[], runs=list(runs))
   record["equal"] = {
     axis: x
-    for axis in curves.axes(record)
+    for axis in axes(record)
     if axis != about["budget"][0]
-    and (x := curves.largest_common(runs, axis)) is not None
+    and (x := largest_common(runs, axis)) is not None
   }
   rows = [_row(record, choice) for choice in about["choices"]]
   record["rows"] = sorted(rows, key=lambda row: row["validation"]["mean"])
@@ -126,7 +134,7 @@ def _row(record, choice):
     validation=_mean(_bits(runs)),
     gap=_mean(gaps) if choice != first else None,
     equal={
-      axis: _mean([curves.at(run, axis, x) for run in runs])
+      axis: _mean([at(run, axis, x) for run in runs])
       for axis, x in record["equal"].items()
     },
     test=_mean(tested) if tested else None,
@@ -154,14 +162,14 @@ def read(path: pathlib.Path) -> Record:
   """Reads a record.
 
   Raises:
-    ValueError: it is none, or one of an older version.
+    ValueError: it is none.
     OSError: it cannot be read.
   """
   record = atomic.read_json(path)
   if not isinstance(record, dict) or not {"about", "runs"} <= record.keys():
     raise ValueError(
-      f"{path} is not a record of a comparison, or is of an older version; run"
-      " the command of the comparison again to write it"
+      f"{path} is not a record of a comparison; run its command again to write"
+      " one"
     )
   return record
 
@@ -171,3 +179,72 @@ def write(path: pathlib.Path, record: Record) -> None:
   text = json.dumps(record, indent=1)
   text = re.sub(r"\[\n[^\[\]{}]*\]", lambda x: " ".join(x[0].split()), text)
   atomic.write_text(path, text + "\n")
+
+
+# The curves of the runs: read off, and averaged over seeds. Seeds may be
+# validated at different times; between two validations a curve is a straight
+# line.
+
+
+def time_of(record: Mapping[str, Any]) -> str:
+  """The time that matters: processor time if the budget is in it."""
+  kind = record["about"]["budget"][0]
+  return kind if kind == "processor_seconds" else "seconds"
+
+
+def axes(record: Mapping[str, Any]) -> list[str]:
+  """The axes along which the curves of a record differ.
+
+  Time, if all runs know it; tokens, unless all steps have equally many; steps.
+  """
+  runs, time = record["runs"], time_of(record)
+  timed = all(time in run["curve"] for run in runs)
+  sized = len({run["tokens_per_step"] for run in runs}) > 1
+  return [time] * timed + ["tokens"] * sized + ["steps"]
+
+
+def points(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
+  """The curve of a run as (x, bits), x ascending."""
+  curve = run["curve"]
+  if axis == "tokens":
+    x = np.array(curve["steps"], float) * run["tokens_per_step"]
+  else:
+    x = np.array(curve[axis], float)
+  return x, np.array(curve["bits_per_dim"], float)
+
+
+def at(run: Run, axis: str, x: float) -> float:
+  """The bits of a run at x, between the first and the last validation."""
+  return float(np.interp(x, *points(run, axis)))
+
+
+def largest_common(runs: Iterable[Run], axis: str) -> float | None:
+  """The largest x that all runs have reached.
+
+  None if one of them had no validation until then: its bits are unknown.
+  """
+  xs = [points(run, axis)[0] for run in runs]
+  last = min(max(x, default=0) for x in xs)
+  return last if all(len(x) and x[0] <= last for x in xs) else None
+
+
+def over_seeds(
+  runs: Sequence[Run], axis: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Mean and range of the curves of several seeds.
+
+  At all x at which one of the seeds was validated, and which lie within the
+  curves of all.
+
+  Returns:
+    (x, mean, lowest, highest).
+  """
+  curves = [points(run, axis) for run in runs]
+  first = max(x[0] for x, _ in curves)
+  last = min(x[-1] for x, _ in curves)
+  x = np.unique(np.concatenate([x for x, _ in curves]))
+  x = x[(first <= x) & (x <= last)]
+  if not len(x):  # single validations, at different times
+    x = np.array([last])
+  bits = np.stack([np.interp(x, *curve) for curve in curves])
+  return x, bits.mean(0), bits.min(0), bits.max(0)

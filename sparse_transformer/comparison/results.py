@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from sparse_transformer import tables
-from sparse_transformer.comparison import curves, figures, record as record_lib
+from sparse_transformer.comparison import figures, record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html
 
@@ -12,12 +12,12 @@ from sparse_transformer.figures import html
 def table(record: Record) -> list[tuple[str, ...]]:
   """The rows of a record as cells of text; the first has the titles."""
   about, equal = record["about"], record["equal"]
-  time = curves.time_of(record)
+  time = record_lib.time_of(record)
   titles = (
     about["field"],
     f"validation, {about['unit']}",
     f"minus {about['choices'][0]}",
-    *(f"at {x:,.0f} {curves.LABELS[axis]}" for axis, x in equal.items()),
+    *(f"at {x:,.0f} {record_lib.LABELS[axis]}" for axis, x in equal.items()),
     "test",
     "steps",
     time.replace("_", " "),

@@ -12,31 +12,78 @@ import jax
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic
-from sparse_transformer.comparison import process, record, steps as steps_lib
-from sparse_transformer.comparison.budget import flops_per_step
-from sparse_transformer.comparison.folder import read_json
-from sparse_transformer.comparison.plan import Plan
+from sparse_transformer.comparison import budget as budget_lib, process, record
+from sparse_transformer.comparison.plan import Plan, experiments, read_json
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.checkpoint import Checkpoints
-from sparse_transformer.training.evaluations import Evaluation, in_float32
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.selection import best_step
-from sparse_transformer.training.signals import Signals
+from sparse_transformer.training.run import in_float32, open_run
 
-# Fields of a run's result.json. One of a run that has been trained, but not
-# scored, or one of an older version, may have the first alone.
-OLD_FIELDS = "steps", "tokens_per_second", "peak_bytes", "flops", "unit"
-FIELDS = (
-  *OLD_FIELDS,
+# Fields of a run's result.json: after training, and after scoring.
+TRAINED = (
+  "steps",
   "seconds",
   "processor_seconds",
   "tokens_per_step",
+  "tokens_per_second",
+  "flops",
   "parameters",
-  "best_step",
-  "validation",
+  "peak_bytes",
+  "unit",
 )
+SCORED = *TRAINED, "best_step", "validation"
+
+
+def decide_steps(plan: Plan) -> None:
+  """Writes the number of steps of each run into its steps.json, once.
+
+  Runs with the same value have equally many steps.
+  """
+  paths = {choice: _steps_path(plan, choice) for choice in plan.choices}
+  new = [choice for choice in plan.choices if not paths[choice].exists()]
+  if new and plan.budget[0] in budget_lib.CLOCKS:
+    print(f"measuring the steps of {', '.join(new)}", flush=True)
+    configs = {
+      str(paths[choice]): plan.config_of(choice).to_dict() for choice in new
+    }
+    task = f"the measurement of steps in {plan.root}"
+    process.call(task, measure_steps, configs, plan.budget)
+  for choice, path in paths.items():
+    steps = (
+      _read_steps(path)
+      if path.exists()
+      else budget_lib.count_steps(plan.config_of(choice), plan.budget)
+    )
+    for seed in range(plan.seeds):
+      if not (of_seed := _steps_path(plan, choice, seed)).exists():
+        _write(of_seed, steps)
+
+
+def measure_steps(
+  configs: Mapping[str, Mapping[str, Any]], budget: budget_lib.Budget
+) -> None:
+  """Writes the steps that a time allows with each config.
+
+  Args:
+    configs: configs, by the file to write the steps to.
+    budget: the time of each run.
+  """
+  made = experiments(ConfigDict(x).lock() for x in configs.values())
+  times = budget_lib.time_per_step(list(made), budget[0])
+  for path, time in zip(configs, times, strict=True):
+    _write(pathlib.Path(path), budget_lib.steps_within(budget, time))
+
+
+def _steps_path(plan, choice, seed=0):
+  return plan.workdir(choice, seed) / "steps.json"
+
+
+def _read_steps(path):
+  steps = read_json(path)
+  if type(steps) is not int:
+    raise ValueError(f"{path} must be a whole number, not {steps!r}; delete it")
+  return steps
 
 
 def run_all(plan: Plan) -> list[Run]:
@@ -48,8 +95,7 @@ def run_all(plan: Plan) -> list[Run]:
   for seed in range(plan.seeds):
     for choice in plan.choices:
       path = plan.workdir(choice, seed) / "result.json"
-      # One that lacks fields is of a run that is yet to be scored.
-      if not path.exists() or not {*FIELDS} <= {*read_json(path, *OLD_FIELDS)}:
+      if not path.exists() or "validation" not in read_json(path, *TRAINED):
         print(f"{plan.field}={choice}, seed {seed}", flush=True)
         _call(run, plan, choice, seed)
   return [
@@ -62,7 +108,7 @@ def run_all(plan: Plan) -> list[Run]:
 def _read(plan, choice, seed):
   """A run as in a record."""
   workdir = plan.workdir(choice, seed)
-  result = read_json(workdir / "result.json", *FIELDS)
+  result = read_json(workdir / "result.json", *SCORED)
   lines = metrics.read(workdir)
   if not any(line["split"] == "validation" for line in lines):
     raise ValueError(
@@ -72,7 +118,7 @@ def _read(plan, choice, seed):
   return dict(
     choice=choice,
     seed=seed,
-    **{name: result[name] for name in FIELDS},
+    **{name: result[name] for name in SCORED},
     test=None,
     curve=record.curve(lines, "validation"),
     train=record.curve(lines, "train", record.MAX_TRAIN),
@@ -98,7 +144,8 @@ def test_best(plan: Plan, runs: Sequence[Run]) -> None:
 
 def _call(function, plan, choice, seed):
   workdir = plan.workdir(choice, seed)
-  config = plan.config_of(choice, seed, steps_lib.read(workdir))
+  steps = _read_steps(_steps_path(plan, choice, seed))
+  config = plan.config_of(choice, seed, steps)
   task = f"the run in {workdir}"
   process.call(task, function, config.to_dict(), str(workdir))
 
@@ -116,26 +163,15 @@ def run(settings: Mapping[str, Any], folder: str) -> None:
   workdir = pathlib.Path(folder)
   config = ConfigDict(settings).lock()
   path = workdir / "result.json"
-  if path.exists():
-    peak = read_json(path, *OLD_FIELDS)["peak_bytes"]
-  else:
+  if not path.exists():
     loop.train(config, workdir)
-    peak = peak_bytes()
-  experiment = Experiment(in_float32(config))
-  result = _speed(config, experiment, metrics.read(workdir)) | dict(
-    steps=config.train.steps,
-    flops=config.train.steps * flops_per_step(config),
-    parameters=count_parameters(experiment.model),
-    peak_bytes=peak,
-    unit=experiment.source.unit,
-  )
-  # If scoring is stopped, another process must not take its peak for this one.
-  _write(path, result)
-  with Signals() as signals, Checkpoints(workdir) as checkpoints:
-    step, _ = best_step(experiment, checkpoints, signals=signals)
-    best = Evaluation(experiment, checkpoints, step, "validation").saved()
+    # The peak is of training: scoring may take place in another process.
+    _write(path, _trained(config, metrics.read(workdir)))
+  result = read_json(path, *TRAINED)
+  with open_run(workdir, in_float32(config)) as opened:
+    best = opened.best()
   (workdir / "test.json").unlink(missing_ok=True)  # of another checkpoint
-  _write(path, result | dict(best_step=step, validation=_score(best)))
+  _write(path, result | dict(best_step=best["step"], validation=_score(best)))
 
 
 def test(settings: Mapping[str, Any], folder: str) -> None:
@@ -146,17 +182,15 @@ def test(settings: Mapping[str, Any], folder: str) -> None:
     folder: its workdir.
   """
   workdir = pathlib.Path(folder)
-  experiment = Experiment(in_float32(ConfigDict(settings)))
-  step = read_json(workdir / "result.json", *FIELDS)["best_step"]
-  with Signals() as signals, Checkpoints(workdir) as checkpoints:
-    state = experiment.restore(checkpoints, step)
-    evaluation = Evaluation(experiment, checkpoints, step, "test")
-    score = _score(evaluation.run(state, signals=signals))
-  _write(workdir / "test.json", score)
+  step = read_json(workdir / "result.json", *SCORED)["best_step"]
+  with open_run(workdir, in_float32(ConfigDict(settings))) as opened:
+    (result,) = opened.evaluations("test", [step])
+  _write(workdir / "test.json", _score(result))
 
 
-def _write(path, result):
-  atomic.write_text(path, json.dumps(result) + "\n")
+def _write(path, content):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  atomic.write_text(path, json.dumps(content) + "\n")
 
 
 def _score(result):
@@ -164,26 +198,22 @@ def _score(result):
   return {name: result[name] for name in names}
 
 
-def _speed(config, experiment, lines):
-  """How long training took, as far as the metrics of the run say it."""
-  tokens = config.train.batch_size * experiment.source.length
+def _trained(config, lines):
+  """The result of training, with its speed as recorded in the metrics."""
+  experiment = Experiment(config)
   lines = [line for line in lines if line["split"] in metrics.NEEDED]
   rates = [
     line["tokens_per_second"] for line in lines if "tokens_per_second" in line
   ]
-  rate = statistics.median(rates) if rates else None
-  seconds, processor_seconds = (
-    # A run that an older version began, and this one resumed, lacks the first.
-    lines[-1][name] if lines and all(name in x for x in lines) else None
-    for name in metrics.TIMES
-  )
-  if seconds is None and rate:
-    seconds = config.train.steps * tokens / rate
   return dict(
-    tokens_per_step=tokens,
-    tokens_per_second=rate,
-    seconds=seconds,
-    processor_seconds=processor_seconds,
+    steps=config.train.steps,
+    flops=config.train.steps * budget_lib.flops_per_step(config),
+    parameters=count_parameters(experiment.model),
+    peak_bytes=peak_bytes(),
+    unit=experiment.source.unit,
+    tokens_per_step=config.train.batch_size * experiment.source.length,
+    tokens_per_second=statistics.median(rates) if rates else None,
+    **{name: lines[-1][name] if lines else None for name in metrics.TIMES},
   )
 
 

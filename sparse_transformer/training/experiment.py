@@ -35,6 +35,7 @@ class Experiment:
   Attributes:
     config: the settings.
     devices: those of the mesh; None for all there are.
+    shared: the data source, if another experiment has the same.
 
   Raises:
     ValueError: the config breaks one of the `rules`.
@@ -42,13 +43,14 @@ class Experiment:
 
   config: ConfigDict
   devices: tuple[jax.Device, ...] | None = None
+  shared: data.Source | None = None
 
   def __post_init__(self) -> None:
     rules.check(self.config)
 
   @functools.cached_property
   def source(self) -> data.Source:
-    return data.source(self.config.data)
+    return self.shared or data.source(self.config.data)
 
   @functools.cached_property
   def model(self) -> model_lib.Config:

@@ -1,14 +1,16 @@
-# Needs git, make and Python 3.11 to 3.13, and nothing else.
-PYTHON ?= python3
+# Needs git, make and Python 3.11 to 3.13, and nothing else. The newest Python
+# found, on the PATH or among pyenv's, makes the environments: JAX's releases
+# for 3.11 are slower on CPUs. PYTHON=... names another.
+PYTHON ?= $(or $(firstword $(foreach python, $(foreach version, 3.13 3.12 3.11, \
+  python$(version) $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python3)) \
+  python3, $(shell $(python) -c "import sys; \
+  (3, 11) <= sys.version_info < (3, 14) and print('$(python)')" 2>/dev/null))), \
+  $(error needs Python 3.11, 3.12 or 3.13, none found; make PYTHON=...))
 BIN := .venv/bin
 RUN := runs/digits
 APART := .venv/apart
 TARGETS := .venv/targets
 DOCS := .venv/docs
-# The first Python that the compilers' version of JAX accepts: 3.12 or newer.
-NEWER = $(firstword $(foreach python, \
-  python3.12 python3.13 $(PYTHON) $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3), \
-  $(shell $(python) -c "import sys; sys.version_info >= (3, 12) and print('$(python)')" 2>/dev/null)))
 
 .PHONY: quickstart test soak lint package docs tutorial bench accelerator \
   targets targets-test compiled results
@@ -32,7 +34,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Installs the library into an environment of its own, and runs the README's
+# Installs the library into a separate environment, and runs the README's
 # example there, in another folder.
 package:
 	rm -rf build
@@ -76,7 +78,8 @@ accelerator: .venv/installed
 	$(if $(DEVICE),JAX_PLATFORMS=$(DEVICE:cuda%=cuda)$(comma)cpu) \
 	  $(BIN)/python -m benchmarks.accelerator $(FLAGS)
 
-# Installs the compilers for GPUs and TPUs, for explain --target.
+# Installs the compilers for GPUs and TPUs, for explain --target. They need
+# Python 3.12 or newer.
 targets: $(TARGETS)/cuda/installed $(TARGETS)/tpu/installed
 
 # Compiles kernels and presets, and checks launches, memory and registers.
@@ -89,10 +92,7 @@ compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.kernels
 
 $(TARGETS)/%/installed: requirements-%.txt
-	@test -n "$(NEWER)" || { \
-	  echo "make targets needs Python 3.12 or newer: make targets PYTHON=..."; \
-	  exit 1; }
-	$(NEWER) -m venv --clear $(TARGETS)/$*
+	$(PYTHON) -m venv --clear $(TARGETS)/$*
 	$(TARGETS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Compiles the training step of all presets for devices that are not here.
+"""Compiles the training step of all presets for absent devices.
 
   python -m benchmarks.compiled
 
@@ -6,9 +6,8 @@ Writes benchmarks/results/compiled.json, after each program, and prints a table.
 Each row names the commit that it was compiled from, and has a digest of the
 code that it depends on. Where that is no longer the same, the program is
 lowered again, and compiled again if it has changed; with --again, all are. With
---check, the exit status is 1 if there is such a row.
-If a preset does not fit, the change that lets it fit is recorded, too. Nothing
-is run: see docs/accelerators.md for what that means.
+--check, the exit status is 1 if there is such a row. Nothing is run: see
+docs/accelerators.md for what that means.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from ml_collections import ConfigDict
 from benchmarks import dependencies, record
 from sparse_transformer import tables
 from sparse_transformer.comparison import plan as comparison
-from sparse_transformer.targets import advice, catalogue, compilers, rendering
+from sparse_transformer.targets import catalogue, compilers, rendering
 from sparse_transformer.training import mesh
 
 RESULTS = record.FOLDER / "compiled.json"
@@ -34,6 +33,12 @@ H100, EIGHT_H100, V5E = TARGETS
 SIXTEEN_V5E = "v5e:4x4"
 # Presets with changes, and what they are compiled for.
 VARIANTS = (
+  # As many micro-batches as it takes to fit.
+  ("imagenet64 train.accumulation=2", H100),
+  ("imagenet64 train.accumulation=4", V5E),
+  ("imagenet64_150m train.accumulation=2", H100),
+  ("imagenet64_300m train.accumulation=4", H100),
+  ("music_3m train.accumulation=2", H100),
   ("enwik8 model.remat=none", H100),
   ("enwik8 attention.backend=batched", H100),
   ("text_small attention.pattern=AdaptiveSpan(224)", H100),
@@ -90,7 +95,7 @@ def config_of(preset: str) -> ConfigDict:
 
 
 def compile_preset(preset: str, name: str, old: dict) -> dict:
-  """The report on a preset, with advice if it does not fit.
+  """The report on a preset.
 
   A batch that is too small for the mesh gets one sequence for each part.
 
@@ -110,26 +115,13 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
   report = compilers.compile_for(target, config, known=known)
   if [program["digest"] for program in report["programs"]] == known:
     return {key: old[key] for key in old if key not in ("code", "commit")}
-  report |= dict(changes=changes, compiler=compiler)
-  if any(map(rendering.needed_more, report["programs"])):
-    report["advice"] = advice.advise(target, config, report)
-  return report
+  return report | dict(changes=changes, compiler=compiler)
 
 
 def table(results):
-  """What fits, with which settings, as a Markdown table."""
-  rows = [
-    (
-      "preset",
-      "target",
-      "attention",
-      "changed to fit",
-      "peak memory",
-      "launches",
-      "collectives",
-      "modelled",
-    )
-  ]
+  """What fits, as a Markdown table."""
+  titles = "preset", "target", "attention", "changed", "peak memory"
+  rows = [(*titles, "launches", "collectives")]
   for report in results:
     rows.append(
       (f"`{report['preset']}`", f"`{report['target']}`", *_row(report))
@@ -138,35 +130,26 @@ def table(results):
 
 
 def _row(report):
-  final, changes = _with_what_fits(report)
-  program = final["programs"][0]
+  (program,) = report["programs"]
   if not program["compiles"] or not program["fits"]:
-    return program["executor"], "does not fit", *[""] * 4
+    return program["executor"], "does not fit", *[""] * 3
   count, moved = (
     sum(kind[field] for kind in program["collectives"].values())
     for field in ("count", "bytes")
   )
-  modelled = program["modelled"]
   return (
     program["executor"],
-    changes,
+    _changes(report),
     rendering.size(program["memory"]["peak"]),
     f"{program['launches']:,}",
     f"{count:,} ({rendering.size(moved)})" if count else "-",
-    rendering.modelled_time(modelled) if modelled else "-",
   )
 
 
-def _with_what_fits(report):
-  """The report on what fits, if anything does, and how that differs."""
-  tried = report.get("advice", dict(tried=[]))["tried"]
-  final = next(filter(advice.fits, [report, *tried]), report)
-  changes = [
-    f"{k.partition('.')[2]}={v}" for k, v in final.get("changes", {}).items()
-  ]
-  if final["target"] != report["target"]:
-    changes.append(final["target"])
-  return final, ", ".join(changes) or "-"
+def _changes(report):
+  """The fields that were changed for the mesh."""
+  changes = report.get("changes", {}).items()
+  return ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-"
 
 
 def is_on_mesh(report: dict) -> bool:
@@ -176,27 +159,16 @@ def is_on_mesh(report: dict) -> bool:
 
 def meshes(results):
   """Memory and collectives of one device, as a Markdown table."""
-  rows = [
-    (
-      "preset",
-      "mesh",
-      "target",
-      "changed to fit",
-      "peak memory",
-      "arguments",
-      "collectives of a step",
-    )
-  ]
+  titles = "preset", "mesh", "target", "peak memory", "arguments"
+  rows = [(*titles, "collectives of a step")]
   for report in filter(is_on_mesh, results):
-    final, changes = _with_what_fits(report)
-    program = final["programs"][0]
+    (program,) = report["programs"]
     preset, *fields = report["preset"].split()
     axes = ", ".join(field.removeprefix("mesh.") for field in fields)
-    cells = ["does not fit", "", "", ""]
+    cells = ["does not fit", "", ""]
     if program["fits"]:
       memory, moved = program["memory"], program["collectives"]
       cells = [
-        changes,
         *(rendering.size(memory[part]) for part in ("peak", "arguments")),
         "; ".join(
           f"{found['count']:,} {kind}, {rendering.size(found['bytes'])}"

@@ -99,7 +99,7 @@ def measure(n: int, stride: int, sequence: int) -> dict:
 
 def text(rows: list[dict]) -> str:
   """What a step took, and memory of a device by the number of devices."""
-  from benchmarks.readme.text import wrap
+  from benchmarks.readme.records import wrap
   from sparse_transformer import tables
   from sparse_transformer.targets.rendering import size
 

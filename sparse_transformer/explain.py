@@ -128,13 +128,8 @@ def _explain(args):
 
 
 def _compile(args):
-  """Prints what the compiler for a target has made of the experiment."""
-  from sparse_transformer.targets import (
-    advice,
-    catalogue,
-    compilers,
-    rendering,
-  )
+  """Compiles the experiment for a target, and prints a report."""
+  from sparse_transformer.targets import catalogue, compilers, rendering
   from sparse_transformer.training import mesh
   from sparse_transformer.training.experiment import Experiment
 
@@ -143,8 +138,6 @@ def _compile(args):
   sizes = mesh.sizes(args.config, target.num_devices)
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
-  if any(map(rendering.needed_more, report["programs"])):
-    report["advice"] = advice.advise(target, args.config, report)
   print(json.dumps(report) if args.json else rendering.render(report))
 
 
@@ -159,8 +152,8 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "target",
     None,
-    "Devices that are not here to compile for: h100, h100:1x1x8, v5e:2x2; list"
-    " prints them all.",
+    "Devices to compile for, which may be absent: h100, h100:1x1x8, v5e:2x2;"
+    " list prints them all.",
   )
   flags.DEFINE_enum(
     "part",

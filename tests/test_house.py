@@ -380,13 +380,15 @@ def test_page_names_only_tests_that_exist(page):
 
 
 @pytest.mark.parametrize("catalogue", [patterns.CATALOGUE, patterns.CONTENT])
-def test_readme_lists_the_catalogue_of_patterns(catalogue):
+def test_page_lists_the_catalogue_of_patterns(catalogue):
   rows = [(f"`{form}`", keys) for form, keys in patterns.table(catalogue)]
   expected = tables.markdown([("pattern", "keys of a query"), *rows])
-  assert expected in (REPO / "README.md").read_text()
+  assert expected in (DOCS / "usage.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize(
+  "page", ["README.md", "docs/usage.md", "docs/architecture.md"]
+)
 def test_python_code_of_a_page_runs(page):
   blocks = re.findall(
     r"^```python\n(.*?)^```$",

@@ -1,8 +1,5 @@
-"""Makes the README's tables and figures from records, and checks its numbers.
+"""Makes tables and figures of the README and docs from records.
 
-`tables` and `evidence` make the parts between markers, `sentences` the pieces
-of its text that contain numbers, `figures` its figures. `page` knows where they
-are in the text, and finds the numbers that none of them accounts for.
-`evidence`, of `comparisons`, `contexts` and `baselines`, is also all of
-docs/evidence.md.
+`tables` makes the parts of pages between markers, `evidence` all of
+docs/evidence.md, and `figures` the figures; `records` reads the records.
 """

@@ -1,53 +1,88 @@
-"""Makes the README's tables and figures again, and checks its numbers.
+"""Makes the tables and figures of the README and docs again, from records.
 
 python -m benchmarks.readme [--check]
 
-All are made from the records in benchmarks/results, and so are docs/evidence.md
-and tables of other pages. What differed is listed; the exit status is then 1.
-Tables and figures are corrected, unless --check is given; a number in the text
-has to be corrected by hand.
+All come from benchmarks/results: the parts of pages between markers, all of
+docs/evidence.md, and the figures. Those that differed are listed and, unless
+--check is given, corrected; the exit status is then 1.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 
 from benchmarks import record
-from benchmarks.readme import figures, page, tables
+from benchmarks.readme import evidence, figures, tables
 from sparse_transformer import atomic, cli
 
-PAGES = *tables.PARTS, "docs/evidence.md"
+BEGIN, END = "<!-- made by make results: {} -->", "<!-- end -->"
+PART = re.compile(
+  BEGIN.format(r"(\w+)") + r"\n\n(.*?)" + re.escape(END), re.DOTALL
+)
+EVIDENCE = "docs/evidence.md"
 
 
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
-  is_check, problems = flags.FLAGS.check, []
-  for name in PAGES:
+  is_check, differ = flags.FLAGS.check, []
+  for name in (*tables.PARTS, EVIDENCE):
     path = record.REPO / name
     old = path.read_text() if path.exists() else ""
     try:
-      new, found = page.made(name, old)
+      new, found = made(name, old)
     except KeyError as error:
       raise ValueError(
         f"a record that {name} is made from has no field {error}; get it back,"
         " or run the command that writes it again"
       ) from error
-    problems += found
+    differ += found
     if not is_check and new != old:
       atomic.write_text(path, new)
   for name in figures.outdated():
-    problems.append(f"{name} was made from other records")
+    differ.append(name)
     if not is_check:
       figures.draw(name)
-  for problem in problems:
-    print(problem, file=sys.stderr)
-  if problems:
-    done = "nothing" if is_check else "all but the text"
+  for name in differ:
+    print(f"{name} differs from the records", file=sys.stderr)
+  if differ:
+    done = "nothing" if is_check else "all of them"
     raise ValueError(
-      f"pages and records differ in {len(problems)} places, listed above;"
-      f" {done} has been corrected"
+      f"{len(differ)} parts and figures differed; corrected: {done}"
     )
+
+
+def made(name: str, text: str) -> tuple[str, list[str]]:
+  """A page made from the records, and the names of parts that differed.
+
+  Args:
+    name: path of the page in the repository.
+    text: the page as it is.
+
+  Raises:
+    FileNotFoundError: a record is missing.
+    ValueError: the page lacks a part, or has an unknown one.
+  """
+  for other in re.findall(r"benchmarks/results/([\w.-]+\.json)", text):
+    if not (record.FOLDER / other).exists():
+      raise FileNotFoundError(
+        f"{name} names benchmarks/results/{other}, which is missing"
+      )
+  if name == EVIDENCE:
+    new = evidence.page()
+    return new, [name] * (new != text)
+  makers, old = tables.PARTS[name], dict(PART.findall(text))
+  if differing := old.keys() ^ makers.keys():
+    raise ValueError(
+      f"{name} and benchmarks/readme/tables.py have different parts:"
+      f" {', '.join(sorted(differing))}"
+    )
+  new = {part: f"{make().rstrip()}\n\n" for part, make in makers.items()}
+  found = [f"{name}: {part}" for part in makers if new[part] != old[part]]
+  return PART.sub(
+    lambda part: f"{BEGIN.format(part[1])}\n\n{new[part[1]]}{END}", text
+  ), found
 
 
 if __name__ == "__main__":

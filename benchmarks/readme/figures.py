@@ -1,11 +1,10 @@
-"""The README's figures, which remember the records they were made from.
+"""Figures, which remember the records that they were made from.
 
-A figure is a PNG with the CRC-32 of its records in a text field: whether it is
-of the present records can be told without drawing it, which another version of
-matplotlib would do a little differently.
+A figure is a PNG with the CRC-32 of its record in a text field, which shows
+whether it is up to date without drawing it again: versions of matplotlib draw
+slightly different pictures.
 """
 
-import pathlib
 import subprocess
 import sys
 import zlib
@@ -13,85 +12,64 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, PngImagePlugin
 
 from benchmarks import record
 from benchmarks.readme import evidence, records
+from sparse_transformer.comparison import figures as comparison
+from sparse_transformer.figures import style
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-FOLDER = record.REPO / "docs" / "figures"
 FIELD = "records"
 
 
-def all_of_them() -> dict[pathlib.Path, str]:
-  """The record of each figure."""
-  attention = {
-    record.REPO / "docs" / "attention.png": "attention-amd-epyc-2-threads"
-  }
-  return attention | {path_of(name): name for name in evidence.drawn()}
-
-
-def path_of(name: str) -> pathlib.Path:
-  """The figure of the evidence in a record."""
-  return FOLDER / f"{name}.png"
+def all_of_them() -> dict[str, str]:
+  """{path in the repository: name of the record} for each figure."""
+  drawn = *evidence.COMPARISONS, *evidence.CONTEXTS
+  found = {f"docs/figures/{name}.png": name for name in drawn}
+  return {"docs/attention.png": "attention-amd-epyc-2-threads"} | found
 
 
 def outdated() -> list[str]:
-  """The figures that are missing or of other records."""
+  """Figures that are missing or were made from other records."""
   return [
-    str(path.relative_to(record.REPO))
-    for path, name in all_of_them().items()
-    if stamp(path) != digest(name)
+    figure
+    for figure, name in all_of_them().items()
+    if _stamp_of(record.REPO / figure) != _digest(name)
   ]
-
-
-def digest(name: str) -> str:
-  """The CRC-32 of a record, in hexadecimal digits."""
-  return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
-
-
-def stamp(path: pathlib.Path) -> str | None:
-  """The digest of the record that a figure was made from, if it is known."""
-  from PIL import Image
-
-  if not path.exists():
-    return None
-  with Image.open(path) as image:
-    return image.info.get(FIELD)
 
 
 def draw(figure: str) -> None:
   """Draws a figure, named by its path in the repository."""
-  path = record.REPO / figure
-  name = all_of_them()[path]
-  path.parent.mkdir(parents=True, exist_ok=True)
-  if path.parent == FOLDER:
-    figure_of(records.read(name)).savefig(path)
+  path, name = record.REPO / figure, all_of_them()[figure]
+  if name in evidence.COMPARISONS:
+    comparison.draw(evidence.read(name)).savefig(path)
+  elif name in evidence.CONTEXTS:
+    bits_by_context(records.read(name)).savefig(path)
   else:
     script = record.REPO / "benchmarks" / "picture.py"
     command = [sys.executable, script, records.path(name), path]
     subprocess.run(command, check=True)
-  _stamp(path, digest(name))
-
-
-def _stamp(path, text):
-  from PIL import Image, PngImagePlugin
-
   with Image.open(path) as image:
     image.load()
   info = PngImagePlugin.PngInfo()
-  info.add_text(FIELD, text)
+  info.add_text(FIELD, _digest(name))
   image.save(path, pnginfo=info, optimize=True)
 
 
-def figure_of(content: Mapping[str, Any]) -> "Figure":
-  """The figure of a comparison, or of context."""
-  from sparse_transformer.comparison import figures
+def _digest(name):
+  """The CRC-32 of a record, in hexadecimal digits."""
+  return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
 
-  if "about" in content:
-    return figures.draw(dict(content))
-  return bits_by_context(content)
+
+def _stamp_of(path):
+  """The digest of the record that a figure was made from, if it is known."""
+  if not path.exists():
+    return None
+  with Image.open(path) as image:
+    return image.info.get(FIELD)
 
 
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":
@@ -100,8 +78,6 @@ def bits_by_context(content: Mapping[str, Any]) -> "Figure":
   Args:
     content: a record of `benchmarks.context`.
   """
-  from sparse_transformer.figures import style
-
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")
   axis = axes[0, 0]

@@ -1,6 +1,7 @@
-"""The records by name, and numbers as the README writes them."""
+"""The records in benchmarks/results by name, and how pages write them."""
 
 import pathlib
+import textwrap
 from typing import Any
 
 from benchmarks import record
@@ -15,10 +16,6 @@ def path(name: str) -> pathlib.Path:
   return record.FOLDER / f"{name}.json"
 
 
-def exists(name: str) -> bool:
-  return path(name).exists()
-
-
 def read(name: str) -> Any:
   """The content of a record.
 
@@ -26,39 +23,26 @@ def read(name: str) -> Any:
     FileNotFoundError: it is missing.
     ValueError: it cannot be read.
   """
-  if not exists(name):
+  if not path(name).exists():
     raise FileNotFoundError(
-      f"benchmarks/results/{name}.json is missing; README.md has numbers from"
-      " it"
+      f"benchmarks/results/{name}.json is missing; pages have numbers from it"
     )
   return atomic.read_json(path(name))
 
 
 def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
-  """The evaluations of the test split in the record of a run, best last.
-
-  Raises:
-    ValueError: it was not scored on it.
-  """
+  """Evaluations of the test split, the least minimum context first."""
   found = [x for x in run["evaluations"] if x["split"] == "test"]
   if not found:
     raise ValueError(
       f"the record of {run['command']!r} has no score of the test split: run"
       " eval.py and benchmarks.run"
     )
-  return sorted(found, key=lambda x: -x["bits_per_dim"])
-
-
-def test_bits(run: dict[str, Any]) -> float:
-  """Bits of the test split with the least minimum context."""
-  return min(test_scores(run), key=lambda x: x["min_context"])["bits_per_dim"]
+  return sorted(found, key=lambda x: x["min_context"])
 
 
 def time_of(run: dict[str, Any]) -> str:
-  """The training time of a run, in minutes.
-
-  That of processors, if known: it depends less on what else they did.
-  """
+  """Training time in minutes: processor time, which depends less on others."""
   if run.get("processor_seconds") is None:
     return minutes(run["seconds"])
   return f"{minutes(run['processor_seconds'])} of processor time"
@@ -74,20 +58,38 @@ def minutes(seconds: float) -> str:
   return f"{number:,} minute{'s' * (number != 1)}"
 
 
-def decimals(unit: str, usual: int = 2) -> int:
-  """How many decimals bits are written with: those of bases differ little."""
+def decimals(unit: str, usual: int) -> int:
+  """Decimals of bits: bits per base differ less than others."""
   return 4 if unit == "bits/base" else usual
 
 
 def with_deviation(
-  mean: dict[str, float | None], digits: int = 2, sign: str = ""
+  mean: float, deviation: float | None, digits: int, sign: str = ""
 ) -> str:
-  """A mean over seeds, and its deviation if it has one.
+  """A mean, and its deviation if it has one.
 
-  >>> with_deviation(dict(mean=1.2345, deviation=0.0123), 3, sign="+")
+  >>> with_deviation(1.2345, 0.0123, 3, sign="+")
   '+1.234 ± 0.012'
   """
-  text = f"{mean['mean']:{sign}z.{digits}f}"  # z: no -0.00
-  if mean["deviation"] is None:
-    return text
-  return f"{text} ± {mean['deviation']:.{digits}f}"
+  text = f"{mean:{sign}z.{digits}f}"  # z: no -0.00
+  return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+
+
+def wrap(text: str) -> str:
+  """A paragraph, or a point of a list, in lines of at most 100 characters."""
+  return textwrap.fill(
+    text,
+    100,
+    subsequent_indent="  " if text.startswith("- ") else "",
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
+
+
+def origin(name: str, about: dict[str, Any], seeds: int = 0) -> str:
+  """How a record was made: command, seeds if any, machine and commit."""
+  of_seeds = f"{seeds} seed{'s' * (seeds > 1)}; " if seeds else ""
+  return f"```\n{about['command']}\n```\n\n" + wrap(
+    f"[Record](../benchmarks/results/{name}.json): {of_seeds}"
+    f"{about['machine']}; commit {about['commit']}."
+  )

@@ -122,15 +122,6 @@ def parse(name: str) -> Target:
   return Target(kind, topology or known.sizes[0])
 
 
-def larger(target: Target) -> Target | None:
-  """The next larger usual target of a kind; None if there is none."""
-  for topology in KINDS[target.kind].sizes:
-    other = Target(target.kind, topology)
-    if other.num_devices > target.num_devices:
-      return other
-  return None
-
-
 def describe() -> str:
   """A table of the known targets."""
   rows = [("target", "device", "memory", "topology", "default, others")]

@@ -37,10 +37,7 @@ SETTINGS = dict(
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
 XLA_FLAGS = {
-  "cuda": (
-    "--xla_gpu_experimental_cost_model_gemm_tiling_default=true",
-    "--xla_gpu_collect_cost_model_stats=true",
-  ),
+  "cuda": ("--xla_gpu_experimental_cost_model_gemm_tiling_default=true",),
   "tpu": (),
 }
 
@@ -67,7 +64,7 @@ def compile_for(
   part: str = "step",
   known: Sequence[str] = (),
 ) -> dict[str, Any]:
-  """Compiles an experiment for a target, and reports what has come of it.
+  """Compiles an experiment for a target, and reports the result.
 
   Shows progress on standard error.
 
@@ -126,8 +123,6 @@ def compile_for(
 def _flags(target, folder):
   """The user's own flags come last, so that they win."""
   flags = [*XLA_FLAGS[target.compiler]]
-  if target.kind == "a100":  # XLA has no figures of its time, and would fail
-    flags.remove("--xla_gpu_collect_cost_model_stats=true")
   if target.compiler == "cuda":
     flags += kernels.flags(pathlib.Path(folder))
   return " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()

@@ -1,14 +1,13 @@
-"""Reads a compiled program: what it launches, how often, and what it moves.
+"""Reads a compiled program: its launches, collectives and bytes moved.
 
 The text of an optimized HLO module lists its computations. One execution of the
-entry launches each instruction of its own once, those of a loop's body as often
-as the loop runs, and those of one branch of a conditional, of which the longest
-is counted.
+entry launches each of its instructions once, those of a loop's body as often as
+the loop runs, and those of one branch of a conditional, for which the branch
+with the most launches is counted.
 """
 
 import collections
 import dataclasses
-import json
 import re
 from collections.abc import Iterator
 
@@ -36,8 +35,8 @@ FREE = {
   "tuple",
 }
 FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
-# Estimates of the compiler for one instruction, the best first.
-MODELS = "experimental-gemm-cost-model", "indexing-cost-model", ""
+
+SLICED = "dynamic-slice", "dynamic-update-slice"
 
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 NAMED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
@@ -58,31 +57,33 @@ class Instruction:
     found = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
     return re.findall(r"[\w.\-]+", found[1]) if found else []
 
+  @property
+  def operands(self) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
+
 
 @dataclasses.dataclass
 class Profile:
-  """What executing a computation once amounts to.
+  """Cost of one execution.
 
   Attributes:
     launches: kernels by the name of the instruction, up to its first dot.
+    moved: bytes that these kernels read and write, by the same names.
     copies: copies from memory to memory, which need no kernel.
     collectives: {kind: (how many, bytes of their results on one device)}.
-    microseconds: time of the kernels that the compiler has a model of.
-    cycles: the same, from compilers that count cycles.
-    unmodelled: the kernels that it has no model of.
     unknown_loops: loops whose number of trips is unknown; they count as one.
   """
 
   launches: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  moved: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   copies: int = 0
   collectives: dict[str, tuple[int, int]] = dataclasses.field(
     default_factory=dict
   )
-  microseconds: float = 0.0
-  cycles: int = 0
-  unmodelled: int = 0
   unknown_loops: int = 0
 
   @property
@@ -90,9 +91,10 @@ class Profile:
     return self.launches.total()
 
   def add(self, other: "Profile", times: int = 1) -> None:
-    """Adds another computation, executed some times."""
+    """Adds another computation, executed `times` times."""
     for name, count in other.launches.items():
       self.launches[name] += count * times
+      self.moved[name] += other.moved[name] * times
     self.copies += other.copies * times
     for kind, (count, size) in other.collectives.items():
       before = self.collectives.get(kind, (0, 0))
@@ -100,14 +102,11 @@ class Profile:
         before[0] + count * times,
         before[1] + size * times,
       )
-    self.microseconds += other.microseconds * times
-    self.cycles += other.cycles * times
-    self.unmodelled += other.unmodelled * times
     self.unknown_loops += other.unknown_loops
 
 
 def profile(text: str) -> Profile:
-  """What one execution of an optimized HLO module amounts to."""
+  """The cost of one execution of an optimized HLO module."""
   return _Module(text).entry()
 
 
@@ -156,13 +155,17 @@ class _Module:
   def profile(self, name):
     """The profile of a computation, which others may share."""
     if name not in self._profiles:
-      result = Profile()
-      for instruction in _instructions(self._lines[name]):
-        self._count(instruction, result)
+      result, instructions = Profile(), self._instructions(name)
+      for instruction in instructions.values():
+        self._count(instruction, instructions, result)
       self._profiles[name] = result
     return self._profiles[name]
 
-  def _count(self, instruction, result):
+  def _instructions(self, name):
+    """The instructions of a computation, by name."""
+    return {x.name: x for x in _instructions(self._lines[name])}
+
+  def _count(self, instruction, instructions, result):
     opcode = instruction.opcode
     if opcode == "while":
       body, *_ = instruction.computations("body")
@@ -189,10 +192,28 @@ class _Module:
     elif _is_copy(instruction):
       result.copies += 1
     elif not _is_free(instruction):
-      _count_launch(instruction, result)
+      # Names end in numbers, and in what the compiler did: ".remat", ".clone".
+      name = instruction.name.partition(".")[0]
+      result.launches[name] += 1
+      result.moved[name] += self._moved(instruction, instructions)
       self._count_collectives(instruction, result)
     elif opcode.removesuffix("-done") in COLLECTIVES:
       _add_collective(instruction, result)
+
+  def _moved(self, instruction, instructions):
+    """Bytes that a kernel reads and writes."""
+    if instruction.opcode not in ("fusion", "fusion-start"):
+      read = (
+        _read(name, instructions, [instruction])
+        for name in dict.fromkeys(instruction.operands)
+      )
+      return sum(read) + _written(instruction, instructions)
+    (name,) = instruction.computations("calls")
+    inner = self._instructions(name)
+    *_, root = inner.values()
+    parameters = (x.name for x in inner.values() if x.opcode == "parameter")
+    read = (_read(name, inner, inner.values()) for name in parameters)
+    return sum(read) + _written(root, inner)
 
   def _count_collectives(self, instruction, result):
     """A collective by itself or, since some are fused, those within it."""
@@ -213,7 +234,7 @@ class _Module:
     if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
       return int(known[1])
     condition, *_ = loop.computations("condition")
-    lines = list(_instructions(self._lines[condition]))
+    lines = self._instructions(condition).values()
     limits = [
       int(constant[0])
       for x in lines
@@ -234,6 +255,29 @@ def _instructions(lines: list[str]) -> Iterator[Instruction]:
     end = _end_of_shape(line, named.end())
     opcode, _, rest = line[end:].strip().partition("(")
     yield Instruction(named[1], line[named.end() : end], opcode, rest)
+
+
+def _read(name, instructions, users):
+  """Bytes that users read of an array: all of it, unless they slice it."""
+  if name not in instructions:
+    return 0
+  users = [x for x in users if name in x.operands]
+  if len(users) == 1 and users[0].opcode == "bitcast":
+    return _read(users[0].name, instructions, instructions.values())
+  if users and all(x.opcode in SLICED and x.operands[0] == name for x in users):
+    reads = (x for x in users if x.opcode == "dynamic-slice")
+    return sum(num_bytes(x.shape) for x in reads)
+  return num_bytes(instructions[name].shape)
+
+
+def _written(instruction, instructions):
+  """Bytes that an instruction writes: of an update in place, the update."""
+  source = [instructions[x] for x in instruction.operands if x in instructions]
+  if instruction.opcode == "dynamic-update-slice" and len(source) > 1:
+    return num_bytes(source[1].shape)
+  if instruction.opcode in ("bitcast", "tuple") and source:
+    return sum(_written(x, instructions) for x in source)
+  return num_bytes(instruction.shape)
 
 
 def _end_of_shape(line, start):
@@ -264,27 +308,6 @@ def _is_copy(instruction):
   )
   is_copy = instruction.opcode in ("copy", "copy-start")
   return is_slice or is_copy or instruction.opcode.endswith("slice-start")
-
-
-def _count_launch(instruction, result):
-  # Names end in numbers, and in what the compiler did: ".remat", ".clone".
-  result.launches[instruction.name.partition(".")[0]] += 1
-  cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-  microseconds = _modelled(instruction.rest)
-  if cycles:
-    result.cycles += int(cycles[1])
-  elif microseconds is not None:
-    result.microseconds += microseconds
-  else:
-    result.unmodelled += 1
-
-
-def _modelled(rest):
-  found = re.search(r'"reification_cost":(\[[^\]]*\])', rest)
-  if not found:
-    return None
-  times = {row["name"]: row["exec_time_us"] for row in json.loads(found[1])}
-  return next((times[name] for name in MODELS if name in times), None)
 
 
 def _add_collective(instruction, result):

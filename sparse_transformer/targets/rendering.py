@@ -11,12 +11,9 @@ DEFAULT_FRACTION = 0.75
 
 
 def render(report: Report) -> str:
-  """The report as text, its advice at the end."""
-  parts = [_title(report)]
-  parts += [_program(program, report) for program in report["programs"]]
-  if advice := report.get("advice"):
-    parts.append("\n".join(_advice(advice, report)))
-  return "\n\n".join(parts)
+  """The report as text."""
+  programs = (_program(program, report) for program in report["programs"])
+  return "\n\n".join([_title(report), *programs])
 
 
 def _title(report):
@@ -24,8 +21,7 @@ def _title(report):
     f"{report['target']}: {report['devices']} x {report['device']};"
     f" batch {report['batch_size']}, accumulation {report['accumulation']},"
     f" remat {report['remat']}; jax {report['jax']}\n"
-    "Compiled for, not run on: launches and memory are those of the program;"
-    " modelled\ntime ranks programs, and does not predict how long they take."
+    "Compiled for, not run on: these are properties of the program."
   )
 
 
@@ -37,10 +33,9 @@ def _program(program, report):
 def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  attention", f"by {program['executor']}"
   if not program["compiles"]:
-    yield (
-      "  does not fit" if needed_more(program) else "  does not compile",
-      (program["reason"]),
-    )
+    needs_more = program["fits"] is False
+    verdict = "does not fit" if needs_more else "does not compile"
+    yield f"  {verdict}", program["reason"]
     return
   seconds = program["trace_seconds"] + program["compile_seconds"]
   yield "  compiles", f"in {seconds:.0f} s"
@@ -52,12 +47,8 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   name = "operations" if _is_tpu(report) else "launches"
   yield f"  {name}", _launches(program)
   yield "  collectives", _collectives(program)
-  yield "  modelled", _modelled(program)
-
-
-def needed_more(program: Report) -> bool:
-  """Whether a program did not compile since the memory is too small."""
-  return program["fits"] is False
+  if moved := program.get("most_moved"):
+    yield "  moves", _most(moved, size)
 
 
 def _verdict(program, report):
@@ -75,11 +66,16 @@ def _is_tpu(report):
 
 
 def _launches(program):
-  most = list(program["most_launched"].items())[:3]
   text = f"{program['launches']:,} and {program['copies']:,} copies"
   if program["unknown_loops"]:
     text += f"; at least, {program['unknown_loops']} loops counted once"
-  return f"{text}; {', '.join(f'{name} {count:,}' for name, count in most)}"
+  return f"{text}; {_most(program['most_launched'], '{:,}'.format)}"
+
+
+def _most(counts, number):
+  """The first three of counts by name, which are the largest."""
+  first = list(counts.items())[:3]
+  return ", ".join(f"{name} {number(count)}" for name, count in first)
 
 
 def _collectives(program):
@@ -90,16 +86,6 @@ def _collectives(program):
     )
     or "none"
   )
-
-
-def _modelled(program):
-  modelled = program["modelled"]
-  if modelled is None:
-    return "the compiler has no model of this device"
-  text = modelled_time(modelled)
-  if without := modelled["without"]:
-    text += f", without {without:,} that it has no model of"
-  return text
 
 
 def _kernels(program):
@@ -120,28 +106,6 @@ def _kernels(program):
   return "\n" + tables.align(rows, right_from=1)
 
 
-def _advice(advice: Report, report: Report) -> Iterator[str]:
-  for attempt in advice["tried"]:
-    yield f"{_changes(attempt, report)}: {_outcome(attempt)}"
-  if not advice["found"]:
-    yield "nothing that was tried fits"
-
-
-def _changes(attempt, report):
-  changes = [f"--config.{k}={v}" for k, v in attempt["changes"].items()]
-  if attempt["target"] != report["target"]:
-    changes.append(f"--target={attempt['target']}")
-  return "with " + " ".join(changes)
-
-
-def _outcome(attempt):
-  for program in attempt["programs"]:
-    if not program["compiles"]:
-      return f"does not compile: {program['reason']}"
-  largest = max(attempt["programs"], key=lambda x: x["memory"]["peak"])
-  return size(largest["memory"]["peak"]) + _verdict(largest, attempt)
-
-
 def size(count: int) -> str:
   """Bytes in a suitable unit.
 
@@ -152,17 +116,3 @@ def size(count: int) -> str:
     if count >= unit:
       return f"{count / unit:,.2f} {name}"
   return f"{count} B"
-
-
-def modelled_time(modelled: dict[str, Any]) -> str:
-  """The compiler's estimate, in milliseconds or cycles.
-
-  >>> modelled_time(dict(seconds=0.0014521)), modelled_time(dict(seconds=11.53))
-  ('1.452 ms', '11,530 ms')
-  >>> modelled_time(dict(cycles=3_091_244))
-  '3,091,244 cycles'
-  """
-  if "cycles" in modelled:
-    return f"{modelled['cycles']:,} cycles"
-  number = 1e3 * modelled["seconds"]
-  return f"{number:{',.0f' if number >= 1000 else '.4g'}} ms"

@@ -175,7 +175,7 @@ def _report(
   request: Report,
   tell: Callable[[str], None],
 ) -> Report:
-  """Compiles a program, and reads what has come of it.
+  """Compiles a program, and reports the result.
 
   One that the request knows, by the digest of its text, is not compiled.
   """
@@ -215,12 +215,12 @@ def _report(
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
     most_launched=dict(profile.launches.most_common(NOTED)),
+    most_moved=dict(profile.moved.most_common(NOTED)),
     collectives={
       kind: dict(count=count, bytes=size)
       for kind, (count, size) in sorted(profile.collectives.items())
     },
     kernels=_kernels(pathlib.Path(request["dump"]), text, target),
-    modelled=_modelled(profile),
   )
   for path in pathlib.Path(request["dump"]).iterdir():
     path.unlink()
@@ -267,16 +267,6 @@ def _kernels(dump, text, target):
   libraries = pathlib.Path(sysconfig.get_paths()["purelib"])
   ptxas = libraries / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
   return kernels.read(dump, text, str(ptxas))
-
-
-def _modelled(profile: hlo.Profile) -> Report | None:
-  """Time by the compiler's model, if it has one for this device."""
-  if profile.cycles:
-    return dict(cycles=profile.cycles, without=profile.unmodelled)
-  if profile.microseconds:
-    seconds = profile.microseconds / 1e6
-    return dict(seconds=seconds, without=profile.unmodelled)
-  return None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from configs import digits
-from sparse_transformer.targets import advice, catalogue, compilers, rendering
+from sparse_transformer.targets import catalogue, compilers, rendering
 
 H100 = catalogue.parse("h100")
 
@@ -79,107 +79,48 @@ def test_process_that_is_killed_is_one_line(installed):
     compilers.compile_for(H100, digits.get_config())
 
 
-# Advice.
+# Rendering.
+
+PROGRAM = dict(
+  name="training step",
+  executor="batched",
+  compiles=True,
+  fits=True,
+  memory=dict(arguments=2**30, temporaries=0, peak=61 * 2**30),
+  launches=7,
+  copies=0,
+  unknown_loops=1,
+  most_launched={"dot": 7},
+  most_moved={"dot": 2**20},
+  collectives={"all-reduce": dict(count=1, bytes=4)},
+  kernels=[],
+  trace_seconds=1.0,
+  compile_seconds=1.0,
+)
+REPORT = dict(
+  target="h100:1x1x1",
+  device="NVIDIA H100 80GB HBM3",
+  devices=1,
+  memory=80 * 2**30,
+  batch_size=16,
+  accumulation=1,
+  remat="none",
+  jax="0",
+)
 
 
-def program(gib, memory=80):
-  """A report of one program; None for the memory of one that is rejected."""
-  sizes = dict(arguments=2**30, temporaries=0, peak=int(gib * 2**30))
-  return dict(
-    name="training step",
-    executor="batched",
-    compiles=True,
-    fits=gib <= memory,
-    memory=sizes,
-    launches=7,
-    copies=0,
-    unknown_loops=0,
-    most_launched={"dot": 7},
-    collectives={"all-reduce": dict(count=1, bytes=4)},
-    kernels=[],
-    modelled=dict(seconds=0.5, without=2),
-    trace_seconds=1.0,
-    compile_seconds=1.0,
-  )
-
-
-def report(config, target, gib):
-  return dict(
-    target=str(target),
-    device="NVIDIA H100 80GB HBM3",
-    devices=target.num_devices,
-    memory=target.memory,
-    part="step",
-    batch_size=config.train.batch_size,
-    accumulation=config.train.accumulation,
-    remat=config.model.remat,
-    jax="0",
-    programs=[program(gib)],
-  )
-
-
-def advise(monkeypatch, gib, remat="none"):
-  """Advice for a program of `gib` GiB, if memory follows a simple rule."""
-
-  def compile_for(target, config, part):
-    sequences = 16 / target.num_devices / config.train.accumulation
-    less = 4 if config.model.remat == "block" else 1
-    return report(config, target, 1 + (gib - 1) * sequences / 16 / less)
-
-  monkeypatch.setattr(advice, "compile_for", compile_for)
-  config = digits.get_config()
-  config.train.batch_size, config.model.remat = 16, remat
-  first = compile_for(H100, config, "step")
-  result = advice.advise(H100, config, first)
-  text = rendering.render(first | dict(advice=result))
-  assert ("nothing that was tried fits" in text) is not result["found"]
-  assert config.model.remat == remat and config.train.accumulation == 1
-  return [(x["target"], x["changes"]) for x in result["tried"]], text
-
-
-def test_advice_is_the_first_change_that_fits(monkeypatch):
-  tried, text = advise(monkeypatch, 200)
-  assert tried == [("h100:1x1x1", {"model.remat": "block"})]
-  assert "with --config.model.remat=block: 50.75 GiB" in text
-  # The estimate of memory says how much accumulation is needed.
-  tried, _ = advise(monkeypatch, 1000)
-  changes = {"model.remat": "block", "train.accumulation": 4}
-  assert tried[1:] == [("h100:1x1x1", changes)]
-
-
-def test_advice_for_attention_takes_arguments_to_depend_on_the_batch():
-  config = digits.get_config()
-  failed = report(config, H100, 140)
-  failed["programs"][0]["memory"]["arguments"] = 70 * 2**30
-  step, attention = (
-    advice._accumulations(H100, config, failed | dict(part=part))
-    for part in ("step", "attention")
-  )
-  assert (step, attention) == ([16], [2, 16])
-
-
-def test_advice_ends(monkeypatch):
-  tried, text = advise(monkeypatch, 1e6, remat="block")
-  assert tried == [
-    ("h100:1x1x1", {"train.accumulation": 16}),
-    ("h100:1x1x2", {}),
-    ("h100:1x1x4", {}),
-    ("h100:1x1x8", {}),
-  ]
-
-
-def test_rendering_of_a_rejected_program():
-  config = digits.get_config()
-  failed = report(config, H100, 1)
-  failed["programs"] = [
-    dict(
-      name="training step",
-      executor="batched",
-      compiles=False,
-      fits=None,
-      reason="too many registers",
-    )
-  ]
-  text = rendering.render(failed)
-  assert "does not compile  too many registers" in text
-  assert "Compiled for, not run on" in text
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({}, "61.00 GiB of 80.00 GiB: fits, with XLA_PYTHON_CLIENT_MEM_FRACTION"),
+    ({}, "7 and 0 copies; at least, 1 loops counted once; dot 7\n"),
+    ({}, "moves        dot 1.00 MiB"),
+    ({}, "all-reduce 1 (4 B)"),
+    (dict(fits=False), "of 80.00 GiB: does not fit"),
+    (dict(compiles=False, fits=None, reason="why"), "does not compile  why"),
+    (dict(compiles=False, fits=False, reason="why"), "does not fit  why"),
+  ],
+)
+def test_rendering(changes, words):
+  text = rendering.render(REPORT | dict(programs=[PROGRAM | changes]))
+  assert words in text and "Compiled for, not run on" in text

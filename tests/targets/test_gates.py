@@ -1,4 +1,4 @@
-"""What compilers make of our kernels and presets, for devices not here.
+"""Compiled kernels and presets for absent devices stay within limits.
 
 Nothing is run. Launches and memory are properties of the compiled program, so
 that they can be limited; `make targets-test` runs these tests.

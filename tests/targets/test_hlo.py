@@ -1,7 +1,5 @@
 """Tests of reading optimized programs."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -78,7 +76,7 @@ def test_launches_times_trips_of_nested_loops():
   assert dict(profile.launches) == dict(
     loop_fusion=15, dot=3, scatter=2, sort=1
   )
-  assert profile.num_launches == profile.unmodelled == 21
+  assert profile.num_launches == 21
   assert profile.copies == 15 and profile.unknown_loops == 0
 
 
@@ -134,19 +132,33 @@ def test_collectives_by_bytes_of_their_results():
   assert profile.num_launches == 1 + 2 * 2 + 1 and profile.copies == 2
 
 
-def test_modelled_time_prefers_the_model_made_for_the_instruction():
-  def fusion(**times):
-    rows = [dict(name=k, exec_time_us=v) for k, v in times.items()]
-    config = json.dumps(dict(reification_cost=rows), separators=(",", ":"))
-    return f"  %f.1 = f32[8] sort(%x), backend_config={config}\n"
+SLICES = """HloModule jit_f
 
-  text = "ENTRY %main (x: f32[8]) -> f32[8] {\n"
-  text += fusion(**{"": 9e9, "indexing-cost-model": 2.5, "sol": 1.0})
-  text += fusion(**{"": 4.0}) + fusion()
-  text += '  %g.1 = f32[8] sort(%x), backend_config={"estimated_cycles":"7"}\n'
-  profile = hlo.profile(text + "}\n")
-  assert (profile.microseconds, profile.cycles) == (6.5, 7)
-  assert profile.unmodelled == 1 and profile.num_launches == 4
+%fused (a: f32[9,8], b: s32[], c: f32[9,8], d: f32[8]) -> f32[9,8] {
+  %a = f32[9,8]{1,0} parameter(0)
+  %b = s32[] parameter(1)
+  %c = f32[9,8]{1,0} parameter(2)
+  %d = f32[8]{0} parameter(3)
+  %read = f32[1,8]{1,0} dynamic-slice(%a, %b, %b)
+  %row = f32[1,8]{1,0} bitcast(%d)
+  %sum = f32[1,8]{1,0} add(%read, %row)
+  ROOT %write = f32[9,8]{1,0} dynamic-update-slice(%c, %sum, %b, %b)
+}
+
+ENTRY %main (x: f32[9,8], i: s32[], y: f32[8]) -> f32[9,8] {
+  %x = f32[9,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %y = f32[8]{0} parameter(2)
+  %sort.1 = f32[8]{0} sort(%y), to_apply=%add
+  ROOT %slices.1 = f32[9,8]{1,0} fusion(%x, %i, %x, %sort.1), calls=%fused
+}
+"""
+
+
+def test_bytes_moved_are_those_of_slices_where_only_these_are_used():
+  moved = hlo.profile(SLICES).moved
+  # The slice, its index and the row are read, and the slice is written.
+  assert moved == dict(slices=32 + 4 + 32 + 32, sort=64)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
+import dataclasses
 import importlib
+import itertools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
+import executor_laws as laws
 import numpy as np
 import pytest
 
-from benchmarks.accelerator import process, summary
+from benchmarks.accelerator import process, sanitizer, summary
 from benchmarks.accelerator.parts import PARTS, Settings
 from benchmarks.accelerator.results import Results
+from sparse_transformer.attention import triton
+from sparse_transformer.attention.contract import Case
 
 REPO = pathlib.Path(__file__).parents[1]
 DEVICE = {
@@ -158,7 +164,7 @@ def test_small_run_finds_that_executors_are_correct(tmp_path):
     "--parts=setup,correctness", "--executors=dense", f"--out={out}"
   )
   assert done.returncode == 0, done.stderr
-  assert "9 of 9 passed" in done.stdout
+  assert "12 of 12 passed" in done.stdout
   text = out.read_text()
   assert str(REPO) not in text
   content = json.loads(text)
@@ -172,29 +178,108 @@ def test_small_run_finds_that_executors_are_correct(tmp_path):
   assert content["device"]["platform"] == "cpu"
 
 
-def test_wrong_executor_is_found(monkeypatch):
+def _wrong(change):
+  """The faults found in `streamed` with its results changed."""
   from benchmarks.accelerator import correctness
-  from sparse_transformer.attention import registry, streamed
 
-  class Wrong:
-    """Forgets the key gradients of the last tile."""
+  (*_, mix) = correctness.mixes(True, "float32").values()
+  mix = dataclasses.replace(mix, n=100)
+  run = lambda *x: laws.run(*x, mix.heads, "streamed", 0)
+  questions = correctness.ask(mix, "float32")
+  calls = itertools.count()
+  return correctness.examine(
+    lambda *inputs: change(next(calls), inputs, *run(*inputs)), questions
+  )[1]
 
-    unsupported = staticmethod(streamed.unsupported)
-    tile_size, plans = streamed.tile_size, staticmethod(streamed.plans)
-    tile_size = staticmethod(streamed.tile_size)
-    forward = staticmethod(streamed.forward)
 
-    @staticmethod
-    def backward(*arguments):
-      dq, dk, dv = streamed.backward(*arguments)
-      return dq, dk.at[:, -1].set(0), dv
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (
+      lambda i, _, out, lse, dq, dk, dv: (
+        out,
+        lse,
+        dq,
+        dk.at[:, -1].set(0),
+        dv,
+      ),
+      r"error of dk 0.\d+, above 2e-05$",
+    ),
+    (
+      lambda i, _, out, lse, *grads: (out, lse + 2e-4, *grads),
+      r"error of lse 0.0002, above 0.0001; ",
+    ),
+    (
+      lambda i, _, out, *rest: (out * (1 + 1e-6 * i), *rest),
+      r"out differ between two runs; out depends on keys outside the pattern",
+    ),
+    (
+      lambda _, inputs, out, *rest: (out + 1e-8 * inputs[2].sum(), *rest),
+      r"out depends on keys outside the pattern$",
+    ),
+    (
+      lambda i, _, *results: (*results[:-1], results[-1] + 1e-20),
+      r"dv is not zero outside the pattern",
+    ),
+  ],
+)
+def test_wrong_results_are_found(change, words):
+  faults = _wrong(change)
+  assert re.match(words, "; ".join(faults))
 
-  monkeypatch.setitem(registry.EXECUTORS, "wrong", Wrong())
-  ((_, heads), *_) = correctness.mixes(small=True)
-  case = heads[:1], 33, (16, 32), "float32"
-  found = correctness.check("wrong", *case)
-  assert found["failed"].startswith("relative errors above 2e-05: dk ")
-  assert "failed" not in correctness.check("streamed", *case)
+
+def test_right_results_are_not_faults():
+  assert _wrong(lambda i, inputs, *results: results) == []
+
+
+def test_long_mixes_split_the_lists_of_keys():
+  from benchmarks.accelerator import correctness
+
+  mixes = correctness.mixes(False, "bfloat16")
+  num_slots = {}
+  for title, mix in mixes.items():
+    sizes = len(correctness.SCORES), mix.n, len(mix.heads), *mix.widths
+    ((plan, _),) = triton.Triton().plans(mix.heads, Case(*sizes, "bfloat16"))
+    num_slots[mix.n] = plan.tables.by_key.num_slots
+    full = plan.tables.by_key.items[:, 4] - plan.tables.by_key.items[:, 3]
+    if title == "full tiles":
+      assert full.max() >= 15
+  assert num_slots[3072] == 2 and num_slots[12_288] > 3 < num_slots[65_536]
+
+
+@pytest.mark.parametrize(
+  "text, found",
+  [
+    ("", {}),
+    (
+      "echo '========= Invalid __global__ read of size 4 bytes'\nexit 9",
+      {"failed": "exit status 9: Invalid __global__ read of size 4 bytes"},
+    ),
+    ("echo wrong; exit 1", {"failed": "exit status 1: wrong"}),
+    ("exit 1", {"failed": "exit status 1: no message"}),
+    (
+      "echo '========= Error: Device not supported.'; exit 1",
+      {"skipped": "compute-sanitizer does not support this machine"},
+    ),
+    ("sleep 9", {"skipped": "it took more than 1 seconds"}),
+  ],
+)
+def test_report_of_the_sanitizer(text, found, tmp_path, monkeypatch):
+  path = tmp_path / "compute-sanitizer"
+  path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n{text}\n')
+  path.chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+  monkeypatch.setattr(sanitizer, "SECONDS", 1)
+  assert sanitizer.run("racecheck") == found
+  words = (tmp_path / "words").read_text().split()
+  assert words[0] == "--tool=racecheck"
+  assert words[-3:] == [*sanitizer.COMMAND]
+
+
+def test_sanitizer_that_is_not_installed_is_skipped(tmp_path, monkeypatch):
+  monkeypatch.setenv("PATH", str(tmp_path))
+  found = sanitizer.run("memcheck")
+  assert found == {"skipped": "compute-sanitizer is not installed"}
 
 
 def test_unknown_executor_is_reported_in_one_line(tmp_path):

@@ -11,14 +11,18 @@ REFERENCE = "dense"  # the plain executor, which is not in the registry
 
 
 def executors(settings: Settings) -> list[str]:
-  """The names that were asked for, or all; what `auto` takes comes first.
+  """The names that were asked for, or all.
+
+  What `auto` takes comes first, and what is slow on accelerators last.
 
   Raises:
     ValueError: a name is unknown.
   """
   case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
   first = registry.resolve("auto", case)
-  known = list(dict.fromkeys([first, *registry.EXECUTORS, REFERENCE]))
+  slow = "streamed", REFERENCE
+  fast = [name for name in registry.EXECUTORS if name not in slow]
+  known = list(dict.fromkeys([first, *fast, *slow]))
   for name in settings.executors:
     if name not in known:
       raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")

@@ -27,7 +27,7 @@ ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
 # Parts that ask for the same bits twice, which GPUs give with this flag only.
-EXACT = {"determinism", "resume"}
+EXACT = {"correctness", "determinism", "resume"}
 
 
 def run_part(part: str, settings: Settings, results: Results) -> None:

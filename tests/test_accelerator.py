@@ -372,13 +372,13 @@ def test_command_ends_in_time_whatever_happens(parts, tmp_path, monkeypatch):
   monkeypatch.setattr(process, "COMMAND", (sys.executable, str(path)))
   monkeypatch.setenv("PYTHONPATH", str(REPO), prepend=os.pathsep)
   for name, part in PARTS.items():
-    quick = dataclasses.replace(part, seconds=min(part.seconds, 20))
+    quick = dataclasses.replace(part, seconds=min(part.seconds, 60))
     monkeypatch.setitem(PARTS, name, quick)
   start = time.monotonic()
   with pytest.raises(SystemExit, match="entries failed"):
-    words = f"--parts={parts}", "--small", "--minutes=4", f"--out={out}"
+    words = f"--parts={parts}", "--small", "--minutes=5", f"--out={out}"
     accelerator.main(words)
-  assert time.monotonic() - start < 4 * 60
+  assert time.monotonic() - start < 5.5 * 60
   found = json.loads(out.read_text())["parts"]
   assert list(found) == parts.split(",")
   for part, content in found.items():

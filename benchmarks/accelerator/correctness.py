@@ -81,6 +81,7 @@ LONG = {
 }
 # Other executors than `auto` takes run one in so many mixes, none of them long.
 ONE_IN = {"bfloat16": 1, "float32": 2, "float16": 7}
+GROUPS = 8  # of these rows, whose keys are gathered together
 SAMPLED, ISOLATED = 64, 8  # rows of a head in long mixes, and in the others
 SMALL_LENGTHS, SMALL_WIDTHS = (40, 33), ((16, 32), (32, 16))
 SMALL_FULL = "Causal()", "Local(60)", "Block(32)"
@@ -214,16 +215,19 @@ def ask(mix: Mix, dtype: str) -> Questions:
   inputs = _draw(mix, dtype, rng)
   rows, seen = _choose_rows(mix, rng)
   isolated = _isolate(inputs, rows, seen)
-  everywhere = None
+  of_all = None
   if not mix.is_sampled:
-    masks = [pattern.matrix(mix.n) for pattern in mix.heads]
-    everywhere = _by_head(laws.reference_of_mask, masks, *inputs)
-  q, k, v, dout, dlse = isolated
-  q, dout, dlse = (_at(x, rows) for x in (q, dout, dlse))
+    of_all = _by_head(
+      lambda i, *arrays: laws.reference_of_mask(
+        mix.heads[i].matrix(mix.n), *arrays
+      ),
+      *inputs,
+    )
   of_rows = _by_head(
-    laws.reference_of_mask, _masks(mix, rows), q, k, v, dout, dlse
+    lambda i, *arrays: _reference_of_rows(mix.heads[i], rows[i], *arrays),
+    *isolated,
   )
-  return Questions(mix, inputs, rows, seen, isolated, of_rows, everywhere)
+  return Questions(mix, inputs, rows, seen, isolated, of_rows, of_all)
 
 
 def examine(
@@ -252,16 +256,22 @@ def examine(
   faults = [f"{', '.join(differ)} differ between two runs"] if differ else []
   faults += _effects_outside(questions, first, isolated)
   rows = [_at(x, questions.rows) for x in isolated[:3]]
-  compared = [(rows + isolated[3:], questions.of_rows)]
+  compared = [(laws.NAMES, rows + isolated[3:], questions.of_rows)]
   if questions.of_all is not None:
-    compared.append((first, questions.of_all))
-  errors = {
-    name: max(_error(name, x[i], y[i]) for x, y in compared)
-    for i, name in enumerate(laws.NAMES)
-  }
-  if questions.mix.is_sampled:
-    for name, error in _errors_of_keys(questions, first).items():
-      errors[name] = np.maximum(errors[name], error)
+    compared.append((laws.NAMES, first, questions.of_all))
+  else:
+    heads, keys = questions.mix.heads, questions.rows
+    expected = _by_head(
+      lambda i, *arrays: _reference_of_keys(heads[i], keys[i], *arrays),
+      *(*questions.inputs, *first[:2]),
+    )
+    found = [_at(x, keys) for x in first[3:]]
+    compared.append((laws.NAMES[3:], found, expected))
+  errors = dict.fromkeys(laws.NAMES, 0.0)
+  for names, *arrays in compared:
+    for name, x, y in zip(names, *arrays, strict=True):
+      # Not `max`, which may drop what is not a number.
+      errors[name] = float(np.maximum(errors[name], _error(name, x, y)))
   relative = TOLERANCES[dtype]
   for name, error in errors.items():
     tolerance = LSE_TOLERANCE if name == "lse" else relative
@@ -297,23 +307,17 @@ def _choose_rows(mix, rng):
   patterns leave keys that none of them sees.
   """
   n, num = mix.n, min(mix.num_rows, mix.n // 2)
-  rows = np.stack(
-    [
-      np.sort(rng.choice(n if head % 2 else -(-n // 2), num, replace=False))
-      for head in range(len(mix.heads))
-    ]
-  )
-  seen = [mask.any(0) for mask in _masks(mix, rows)]
-  return rows, np.stack(seen, 1)
+  rows, seen = [], []
+  for i, pattern in enumerate(mix.heads):
+    rows.append(np.sort(rng.choice(n if i % 2 else -(-n // 2), num, False)))
+    seen.append(_pairs(pattern, rows[i], np.arange(n)).any(0))
+  return np.stack(rows), np.stack(seen, 1)
 
 
-def _masks(mix, rows):
-  """The pairs of some rows of each head: bool [rows, n] each."""
-  keys = np.arange(mix.n)
-  for pattern, of_head in zip(mix.heads, rows, strict=True):
-    yield np.broadcast_to(
-      pattern.mask(of_head[:, None], keys), (len(of_head), mix.n)
-    )
+def _pairs(pattern, queries, keys):
+  """Which pairs of some positions are in a pattern: bool [queries, keys]."""
+  mask = pattern.mask(queries[:, None], keys)
+  return np.broadcast_to(mask, (len(queries), len(keys)))
 
 
 def _isolate(inputs, rows, seen):
@@ -333,13 +337,56 @@ def _at(x, rows):
   return np.swapaxes(x[:, rows, heads], 1, 2)
 
 
-def _by_head(function, masks, *arrays):
-  """Results of function(mask, *arrays of one head), for all heads."""
+def _by_head(function, *arrays):
+  """Results of function(head, *arrays of this head), for all heads."""
   of_heads = [
-    function(mask, *(x[:, :, i : i + 1] for x in arrays))
-    for i, mask in enumerate(masks)
+    function(i, *(x[:, :, i : i + 1] for x in arrays))
+    for i in range(arrays[0].shape[2])
   ]
   return [np.concatenate(xs, 2) for xs in zip(*of_heads, strict=True)]
+
+
+def _reference_of_rows(pattern, rows, q, k, v, dout, dlse):
+  """out, lse and dq of some rows of a head; dk and dv, to which they add."""
+  of_groups, at = [], np.arange(k.shape[1])
+  dk, dv = np.zeros(k.shape), np.zeros(v.shape)
+  for group in np.array_split(rows, GROUPS):
+    mask = _pairs(pattern, group, at)
+    keys = np.flatnonzero(mask.any(0))
+    q_, dout_, dlse_ = (x[:, group] for x in (q, dout, dlse))
+    k_, v_ = k[:, keys], v[:, keys]
+    *of_group, dk_, dv_ = laws.reference_of_mask(
+      mask[:, keys], q_, k_, v_, dout_, dlse_
+    )
+    of_groups.append(of_group)
+    dk[:, keys] += dk_
+    dv[:, keys] += dv_
+  return *(np.concatenate(xs, 1) for xs in zip(*of_groups, strict=True)), dk, dv
+
+
+def _reference_of_keys(pattern, keys, q, k, v, dout, dlse, out, lse):
+  """dk and dv of some keys of a head, from all rows that see them.
+
+  Output and lse are those of the executor: the exact ones of all rows would
+  take n x n products.
+  """
+  of_groups, at = [], np.arange(q.shape[1])
+  for group in np.array_split(keys, GROUPS):
+    mask = _pairs(pattern, at, group)
+    rows = np.flatnonzero(mask.any(1))
+    q_, dout_, dlse_, out_, lse_, k_, v_ = (
+      x[:, where, 0].astype(np.float64)
+      for xs, where in (((q, dout, dlse, out, lse), rows), ((k, v), group))
+      for x in xs
+    )
+    scale = 1 / np.sqrt(q.shape[-1])
+    s = np.where(mask[rows], q_ @ k_.swapaxes(1, 2) * scale, -np.inf)
+    p = np.exp(s - lse_[:, :, None])
+    delta = (dout_ * out_).sum(-1) - dlse_
+    ds = p * (dout_ @ v_.swapaxes(1, 2) - delta[:, :, None])
+    dk, dv = ds.swapaxes(1, 2) @ q_ * scale, p.swapaxes(1, 2) @ dout_
+    of_groups.append([x[:, :, None] for x in (dk, dv)])
+  return [np.concatenate(xs, 1) for xs in zip(*of_groups, strict=True)]
 
 
 def _effects_outside(questions, first, isolated):
@@ -363,34 +410,6 @@ def _effects_outside(questions, first, isolated):
   if not dv[BALANCED, seen].any(1).all():
     faults.append("dv lacks pairs of the pattern")
   return faults
-
-
-def _errors_of_keys(questions, results):
-  """The errors of dk and dv on some keys, from all rows that see them.
-
-  Output and lse are those of the executor: the exact ones of all rows would
-  take n x n products.
-  """
-  mix, keys = questions.mix, questions.rows
-  out, lse, _, dk, dv = results
-  at = np.arange(mix.n)
-  expected = []
-  for i, pattern in enumerate(mix.heads):
-    q, k, v, dout, dlse, *saved = (
-      x[:, :, i].astype(np.float64) for x in (*questions.inputs, out, lse)
-    )
-    k, v = k[:, keys[i]], v[:, keys[i]]
-    scale = 1 / np.sqrt(q.shape[-1])
-    mask = pattern.mask(at[:, None], keys[i])
-    s = np.where(mask, q @ k.swapaxes(1, 2) * scale, -np.inf)
-    p = np.exp(s - saved[1][:, :, None])
-    delta = (dout * saved[0]).sum(-1) - dlse
-    ds = p * (dout @ v.swapaxes(1, 2) - delta[:, :, None])
-    expected.append([ds.swapaxes(1, 2) @ q * scale, p.swapaxes(1, 2) @ dout])
-  return {
-    name: _error(name, _at(x, keys), np.stack([y[j] for y in expected], 2))
-    for j, (name, x) in enumerate((("dk", dk), ("dv", dv)))
-  }
 
 
 def _error(name, x, y):

@@ -119,6 +119,11 @@ SOURCE = {
   ),
 }
 FLOAT32 = {"one product in TensorFloat-32"}
+LONG = (
+  *("the last full tile is skipped", "the first partial tile is skipped"),
+  *("pairs are transposed", "a stale maximum", "dk without its scale"),
+  "dk with the delta of the row before",
+)
 FEW_KEYS = {"rows without keys are divided by zero"}
 
 
@@ -150,6 +155,7 @@ def _registered(optimized):
   registry.register("mutant", Mutant())
   yield
   registry.unregister("mutant")
+  laws.run.clear_cache()
 
 
 @functools.lru_cache(maxsize=1)
@@ -192,6 +198,14 @@ def test_change_of_the_source_is_found(name, monkeypatch):
   dtype = "float32" if name in FLOAT32 else "bfloat16"
   title = "catalogue 6" if name in FEW_KEYS else "full tiles"
   assert faults_of(*asked(title, dtype), jax.jit(run_plan))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_change_of_the_source_is_found_in_sampled_rows(name, monkeypatch):
+  monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, *SOURCE[name]))
+  *_, mix = correctness.mixes(True, "bfloat16").values()
+  assert mix.is_sampled
+  assert "failed" in correctness.check("mutant", mix, "bfloat16")
 
 
 # Changes of the tables.

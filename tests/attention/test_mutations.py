@@ -1,0 +1,401 @@
+"""The checks of `make accelerator` find wrong kernels, in Pallas' interpreter.
+
+Each mutation changes one thing in the kernels' source, or in the tables that
+they work on. `correctness.examine` must then report something, and must report
+nothing without the mutation.
+"""
+
+import dataclasses
+import functools
+import types
+
+import executor_laws as laws
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.accelerator import correctness
+from sparse_transformer.attention import (
+  merged,
+  registry,
+  triton,
+  triton_kernels,
+)
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.triton import Triton
+
+pytestmark = pytest.mark.soak
+
+# Mixes of random mutations, the last one with split lists.
+TITLES = *(f"catalogue {i}" for i in (1, 2, 3, 4, 6)), "full tiles", "split"
+NUM_RANDOM = 15  # for each mix and dtype: 210
+UNWRITTEN = -100  # stands for memory that no item writes
+# {what is wrong: (text of triton_kernels.py, what replaces it)}
+SOURCE = {
+  "pairs are transposed": (
+    "reshape(tile, tile) != 0",
+    "reshape(tile, tile).T != 0",
+  ),
+  "bits of a mask are reversed": (
+    "shift_right_logical(words, bit)",
+    "shift_right_logical(words, 31 - bit)",
+  ),
+  "partial tiles count as full": (
+    "(self.first, self.middle, True)",
+    "(self.first, self.middle, False)",
+  ),
+  "full tiles are masked": (
+    "(self.middle, self.last, False)",
+    "(self.middle, self.last, True)",
+  ),
+  "the last full tile is skipped": (
+    "(self.middle, self.last, False)",
+    "(self.middle, self.last - 1, False)",
+  ),
+  "the first partial tile is skipped": (
+    "(self.first, self.middle, True)",
+    "(self.first + 1, self.middle, True)",
+  ),
+  "the next list's first tile is added": (
+    "(self.middle, self.last, False)",
+    "(self.middle, self.last + 1, False)",
+  ),
+  "rows of another sequence": (
+    "ref[self.batch, at, self.head, ...]",
+    "ref[0, at, self.head, ...]",
+  ),
+  "rows of another head": (
+    "ref[self.batch, at, self.head, ...]",
+    "ref[self.batch, at, 0, ...]",
+  ),
+  "padding is written": ("found >= 0, jnp", "found >= -1, jnp"),
+  "products accumulate in 16 bits": (
+    "preferred_element_type=jnp.float32",
+    "preferred_element_type=a.dtype",
+  ),
+  "no maximum is subtracted": (
+    "new = jnp.maximum(max_, s.max(1))",
+    "new = jnp.zeros_like(max_)",
+  ),
+  "a stale maximum": ("return out, new, sum_", "return out, max_, sum_"),
+  "the output is not rescaled": ("out * decay[:, None] + item", "out + item"),
+  "the sum is not rescaled": ("sum_ * decay + p", "sum_ + p"),
+  "the output is not divided": (
+    "out / jnp.where(is_empty, 1.0, sum_)[:, None]",
+    "out",
+  ),
+  "rows without keys are divided by zero": (
+    "is_empty = sum_ == 0",
+    "is_empty = sum_ < 0",
+  ),
+  "lse in base 2": ("1.0, sum_))) / LOG2_E", "1.0, sum_)))"),
+  "lse without the sum": ("(max_ + jnp.log2(", "(max_ + 0 * jnp.log2("),
+  "weights of the backward pass without pairs": (
+    "return p if pairs is None else jnp.where(pairs, p, 0.0)",
+    "return p",
+  ),
+  "dq without its scale": ("dq_ref, dq * scale", "dq_ref, dq"),
+  "dk without its scale": ("dk_ref, dk * scale", "dk_ref, dk"),
+  "dq with the delta of the row before": (
+    "item.dot(dout, v, (1, 1)) - delta",
+    "item.dot(dout, v, (1, 1)) - jnp.roll(delta, 1)",
+  ),
+  "dk with the delta of the row before": (
+    "item.dot(v, dout, (1, 1)) - delta",
+    "item.dot(v, dout, (1, 1)) - jnp.roll(delta, 1)",
+  ),
+  "dq without delta": (
+    "(dout, v, (1, 1)) - delta[:, None]",
+    "(dout, v, (1, 1))",
+  ),
+  "dv from the gradients of scores": (
+    "p.astype(dout.dtype), dout, (1, 0)",
+    "(p * p).astype(dout.dtype), dout, (1, 0)",
+  ),
+  "one product in TensorFloat-32": (
+    "      a,\n      b,\n",
+    "      lax.reduce_precision(a, 8, 10),\n"
+    "      lax.reduce_precision(b, 8, 10),\n",
+  ),
+}
+FLOAT32 = {"one product in TensorFloat-32"}
+LONG = (
+  *("the last full tile is skipped", "the first partial tile is skipped"),
+  *("pairs are transposed", "a stale maximum", "dk without its scale"),
+  "dk with the delta of the row before",
+)
+FEW_KEYS = {"rows without keys are divided by zero"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant(Triton):
+  """Triton's kernels with a text of their source replaced.
+
+  Attributes:
+    old, new: the text, which must be there once, and what replaces it.
+  """
+
+  interpret: bool = True
+  old: str = ""
+  new: str = ""
+
+  def kernels(self):
+    if not self.old:
+      return triton_kernels
+    source = triton_kernels.__loader__.get_source(triton_kernels.__name__)
+    assert source.count(self.old) == 1, self.old
+    module = types.ModuleType("mutant")
+    exec(source.replace(self.old, self.new), module.__dict__)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _registered(optimized):
+  del optimized
+  registry.register("mutant", Mutant())
+  yield
+  registry.unregister("mutant")
+  laws.run.clear_cache()
+
+
+@functools.lru_cache(maxsize=1)
+def asked(title, dtype):
+  """The questions of a mix, and the plan that answers them."""
+  mix = correctness.mixes(False, dtype)[title.replace("split", "full tiles")]
+  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda")
+  with pytest.MonkeyPatch.context() as patch:
+    if title == "split":
+      patch.setattr(triton, "PIECE", 1)
+    ((plan, _),) = Mutant().plans(mix.heads, case)
+  return correctness.ask(mix, dtype), plan
+
+
+def run_plan(plan, *inputs):
+  """The results of kernels whose tables are arguments."""
+  attention = functools.partial(
+    merged.attend_planned, plans=(plan,), heads=(None,), executor="mutant"
+  )
+  return laws.with_gradients(attention, *inputs)
+
+
+def faults_of(questions, plan, run):
+  """What `correctness.examine` reports about a plan."""
+  return correctness.examine(functools.partial(run, plan), questions)[1]
+
+
+@pytest.mark.parametrize("dtype", correctness.TOLERANCES)
+def test_nothing_is_found_without_a_mutation(dtype):
+  for title in (*correctness.mixes(False, dtype), "split"):
+    if not title.startswith("n ="):
+      assert faults_of(*asked(title, dtype), jax.jit(run_plan)) == [], title
+  for mix in correctness.mixes(True, dtype).values():
+    assert "failed" not in correctness.check("mutant", mix, dtype)
+
+
+@pytest.mark.parametrize("name", SOURCE)
+def test_change_of_the_source_is_found(name, monkeypatch):
+  monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, *SOURCE[name]))
+  dtype = "float32" if name in FLOAT32 else "bfloat16"
+  title = "catalogue 6" if name in FEW_KEYS else "full tiles"
+  assert faults_of(*asked(title, dtype), jax.jit(run_plan))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_change_of_the_source_is_found_in_sampled_rows(name, monkeypatch):
+  monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, *SOURCE[name]))
+  *_, mix = correctness.mixes(True, "bfloat16").values()
+  assert mix.is_sampled
+  assert "failed" in correctness.check("mutant", mix, "bfloat16")
+
+
+# Changes of the tables.
+
+
+class Tables:
+  """The tables of one side's lists, to be changed in place.
+
+  Attributes:
+    items, others, masks, written: see `worklists.Lists`; masks are unsigned.
+    mine, other: the positions in the tiles of this side and of the other.
+  """
+
+  def __init__(self, work, side):
+    self._work, self._side = work, side
+    lists = getattr(work, side)
+    self.items, self.others, self.written = (
+      x.copy() for x in (lists.items, lists.others, lists.written)
+    )
+    self.masks = lists.masks.view(np.uint32).copy()
+    sides = work.queries.copy(), work.keys.copy()
+    self.mine, self.other = sides if side == "by_query" else sides[::-1]
+
+  def work(self):
+    """The work with these tables."""
+    lists = dataclasses.replace(
+      getattr(self._work, self._side),
+      items=self.items,
+      others=self.others,
+      masks=self.masks.view(np.int32),
+      written=self.written,
+    )
+    sides = self.mine, self.other
+    queries, keys = sides if self._side == "by_query" else sides[::-1]
+    changes = {self._side: lists, "queries": queries, "keys": keys}
+    return dataclasses.replace(self._work, **changes)
+
+  def effect(self):
+    """How often each pair is counted, int8 [heads, n, n], this side first.
+
+    Two tables with the same effect give the same results: padding is read as
+    the first position, and rows of padding are not written.
+    """
+    num_slots, n, num_heads = self.written.shape
+    counts = np.full((num_slots, num_heads, n, n), UNWRITTEN, np.int8)
+    bits = np.unpackbits(self.masks.view(np.uint8), -1, bitorder="little")
+    for head, tile, first, middle, last, slot in self.items:
+      rows = np.zeros((n, len(self.mine[tile])), np.int8)  # one for each key
+      for i in range(first, last):
+        where, mask = self.others[i]
+        pairs = bits[mask].T if i < middle else np.ones_like(bits[0])
+        np.add.at(rows, self.other[where].clip(0), pairs.astype(np.int8))
+      is_real = self.mine[tile] >= 0
+      counts[slot, head, self.mine[tile][is_real]] = rows.T[is_real]
+    if num_slots > 1:
+      written = self.written.swapaxes(1, 2)[..., None]
+      counts = np.where(written, counts, np.int8(0))
+    return counts.sum(0, dtype=np.int8)
+
+
+def _bit_of_a_mask(t, rng, item, i):
+  if i < item[3]:
+    row, column = rng.integers(t.masks.shape[1], size=2)
+    word, bit = divmod(int(column), 32)
+    t.masks[t.others[i, 1], row, word] ^= np.uint32(1 << bit)
+
+
+def _partial_tiles_as_full(t, rng, item, i):
+  item[3] = item[2]
+
+
+def _full_tiles_as_partial(t, rng, item, i):
+  item[3] = item[4]
+
+
+def _last_tile_skipped(t, rng, item, i):
+  item[4] = max(item[2], item[4] - 1)
+  item[3] = min(item[3], item[4])
+
+
+def _first_tile_skipped(t, rng, item, i):
+  item[2] = min(item[2] + 1, item[4])
+  item[3] = max(item[2], item[3])
+
+
+def _next_tile_added(t, rng, item, i):
+  item[4] = min(item[4] + 1, len(t.others))
+
+
+def _list_skipped(t, rng, item, i):
+  item[3] = item[4] = item[2]
+
+
+def _another_tile(t, rng, item, i):
+  t.others[i, 0] = rng.integers(len(t.other))
+
+
+def _another_mask(t, rng, item, i):
+  t.others[i, 1] = rng.integers(len(t.masks))
+
+
+def _rows_of_another_head(t, rng, item, i):
+  item[0] = rng.integers(t.written.shape[2])
+
+
+def _rows_of_another_tile(t, rng, item, i):
+  item[1] = rng.integers(len(t.mine))
+
+
+def _another_slot(t, rng, item, i):
+  item[5] = rng.integers(len(t.written))
+
+
+def _rows_of_a_slot_left_out(t, rng, item, i):
+  t.written[item[5], t.mine[item[1]], item[0]] = False
+
+
+def _slot_not_merged(t, rng, item, i):
+  t.written[item[5]] = False
+
+
+def _unwritten_rows_merged(t, rng, item, i):
+  t.written[rng.integers(len(t.written))] = True
+
+
+def _positions_exchanged(t, rng, item, i):
+  places = rng.choice(t.mine.shape[1], 2, replace=False)
+  t.mine[item[1], places] = t.mine[item[1], places[::-1]]
+
+
+def _position_repeated(t, rng, item, i):
+  a, b = rng.choice(t.mine.shape[1], 2, replace=False)
+  t.mine[item[1], a] = t.mine[item[1], b]
+
+
+# Each changes tables at one item [6] and one of its tiles, i.
+CHANGES = (
+  *(_bit_of_a_mask, _partial_tiles_as_full, _full_tiles_as_partial),
+  *(_last_tile_skipped, _first_tile_skipped, _next_tile_added),
+  *(_list_skipped, _another_tile, _another_mask),
+  *(_rows_of_another_head, _rows_of_another_tile, _another_slot),
+  *(_rows_of_a_slot_left_out, _slot_not_merged, _unwritten_rows_merged),
+  *(_positions_exchanged, _position_repeated),
+)
+
+
+def changed(work, change, rng, side):
+  """The work with a change at a random place; None if it has no effect."""
+  t = Tables(work, side)
+  before = t.effect()
+  filled = np.flatnonzero(t.items[:, 4] > t.items[:, 2])
+  item = t.items[rng.choice(filled)]
+  change(t, rng, item, rng.integers(item[2], item[4]))
+  return None if np.array_equal(before, t.effect()) else t.work()
+
+
+def test_random_changes_of_the_tables_are_found(capsys):
+  missed, kinds = [], []
+  for dtype in ("bfloat16", "float32"):
+    for title in TITLES:
+      questions, plan = asked(title, dtype)
+      run, rng = jax.jit(run_plan), np.random.default_rng(len(kinds))
+      for _ in range(NUM_RANDOM):
+        work = None
+        while work is None:
+          change, side = rng.choice(CHANGES), rng.choice(["by_query", "by_key"])
+          work = changed(plan.tables, change, rng, side)
+        kinds.append((title, dtype, change.__name__, side))
+        mutant = dataclasses.replace(plan, tables=work)
+        if not faults_of(questions, mutant, run):
+          missed.append(kinds[-1])
+  with capsys.disabled():
+    print(f"{len(kinds) - len(missed)} of {len(kinds)} random changes found")
+  assert {name for *_, name, _ in kinds} == {x.__name__ for x in CHANGES}
+  assert not missed
+
+
+@pytest.mark.parametrize("side, other", [("by_query", 1), ("by_key", -1)])
+@pytest.mark.parametrize("step", [0, 1], ids=["too few", "too many"])
+@pytest.mark.parametrize("dtype", correctness.TOLERANCES)
+def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
+  """The pair of a query and itself is missing, or that with the next key."""
+  questions, plan = asked("full tiles", dtype)
+  t = Tables(plan.tables, side)
+  before = t.effect()
+  items = t.items[(t.items[:, 0] == 0) & (t.items[:, 1] == 2)]
+  (where,) = (i for i in range(items[0, 2], items[0, 3]) if t.others[i, 0] == 2)
+  column = 20 + step * other
+  t.masks[t.others[where, 1], 20, column // 32] ^= np.uint32(1 << column % 32)
+  # One pair of the tiles that share this mask.
+  assert np.abs(t.effect() - before).sum((1, 2))[0] <= -(-1000 // 32)
+  plan = dataclasses.replace(plan, tables=t.work())
+  assert faults_of(questions, plan, jax.jit(run_plan))

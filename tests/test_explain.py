@@ -143,9 +143,8 @@ def test_patterns_that_follow_the_content():
   assert (row["keys_max"], row["executor"]) == (8 + 24, "streamed, gathered")
   assert row["computed"] % 64 == 0 and row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2
-  # All keys, positions of buckets, sums of blocks, positions of clusters.
-  width = 8
-  states = 2 * 4 * 8 + 7 * width + 2 * 4 * 16
+  # All keys, and labels of 64 positions: rounds, blocks and clusters.
+  states = 64 * (2 + 3 + 2 * 1)
   cache = result["cache"]
   assert cache["bytes"] == cache["full_bytes"] + 4 * states
   # Static pairs connect what is in a block; with any of the past, all is.
@@ -164,18 +163,19 @@ class OneCluster(Content):
   def chances(self, q, k, n):
     return 1.0 * ((q >= k) & (q - k < 16))
 
-  def labels(self, q_BLHK, k_BLHK, directions_HDK):
+  def labels(self, q_BLHK, k_BMHK, directions_HDK, start=0):
     return jnp.zeros((*q_BLHK.shape[:3], 1), jnp.int32).swapaxes(1, 2)
 
   def sets(self, labels_BHLC):
     return patterns.Routing(1, 16).sets(labels_BHLC)
 
 
-def test_what_a_pattern_of_a_user_keeps_for_decoding_is_not_known():
+def test_a_pattern_of_a_user_is_decoded_with_a_cache():
   result = report(TWO_LAYERS, *[(OneCluster(), patterns.Local(4))] * 2)
   assert all(row["causal"] for row in result["attention"])
-  assert result["cache"] is None
-  assert "sample --nocache" in explanation.render(result)
+  keys = 2 * (64 + 4)
+  assert result["cache"]["keys"] == keys
+  assert result["cache"]["bytes"] == keys * (8 + 8) * 4 + 2 * 64 * 4
 
 
 def test_dense_backend_computes_the_full_square():

@@ -60,7 +60,8 @@ def attend(
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
   if spans_H is not None:
-    weights_HLM = spans_lib.weights(patterns, spans_H, q_BLHK.shape[1])
+    i = np.arange(q_BLHK.shape[1])
+    weights_HLM = spans_lib.weights(patterns, spans_H, i[:, None], i)
     weights_BHLM = weights_BHLM * weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0

@@ -7,7 +7,7 @@ them instead of deciding again, perhaps otherwise.
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,18 +30,20 @@ from sparse_transformer.attention.contract import (
   index_of,
 )
 from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
+from sparse_transformer.patterns.content import Content
 
 LABELS_NAME = SAVED_NAMES[-1]
 
 Directions = Mapping[Pattern, jax.Array]
 
 
+def follows(pattern: Pattern) -> bool:
+  """Whether the pairs of a pattern follow from labels."""
+  return bool(pattern.contents()) and spans_lib.span_of(pattern) is None
+
+
 def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
   """The distinct patterns that follow the content, with their heads."""
-
-  def follows(pattern):
-    return pattern.contents() and spans_lib.span_of(pattern) is None
-
   return group_heads([(p,) if follows(p) else () for p in patterns])
 
 
@@ -69,16 +71,14 @@ def bind(
     For each pattern of `with_content`, in order, and each of its `contents`,
     the sets whose union it is.
   """
-  q_BLHK, k_BLHK = (
-    lax.stop_gradient(x).astype(jnp.float32) for x in (q_BLHK, k_BLHK)
-  )
 
   def sets_of(content, heads):
     q, k = (x[:, :, index_of(heads)] for x in (q_BLHK, k_BLHK))
     given = directions.get(content)
     if given is not None and len(given) > 1:
       given = given[index_of(heads)]
-    return _sets(content, q, k, given)
+    found = labels(content, q, k, given)
+    return content.sets(checkpoint_name(found, LABELS_NAME))
 
   return tuple(
     tuple(sets_of(content, heads) for content in pattern.contents())
@@ -86,13 +86,40 @@ def bind(
   )
 
 
-def _sets(content, q_BLHK, k_BLHK, given):
-  if given is None:
-    given = content.directions(q_BLHK.shape[-1])
-  if given is not None:
-    given = lax.stop_gradient(jnp.asarray(given)).astype(jnp.float32)
-  labels = content.labels(q_BLHK, k_BLHK, given)
-  return content.sets(checkpoint_name(labels, LABELS_NAME))
+def labels(
+  content: Content,
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  given: jax.Array | None,
+  start: jax.Array | int = 0,
+) -> jax.Array:
+  """The labels [B, H, L, C] of positions from `start` on, without gradients.
+
+  Args:
+    content: decides.
+    q_BLHK: queries of these positions.
+    k_BMHK: keys from position 0 on; those after a query do not count.
+    given: directions of these heads; None for the pattern's.
+    start: position of the first query.
+  """
+  drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
+  q, k, directions = jax.tree.map(
+    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
+    (q_BLHK, k_BMHK, drawn),
+  )
+  return content.labels(q, k, directions, start)
+
+
+def bind_labels(pattern: Pattern, labels: Sequence[jax.Array]) -> Pattern:
+  """A pattern of some heads, bound to the labels of each of its `contents`.
+
+  One with a span has no labels, and becomes its support.
+  """
+  if not follows(pattern):
+    return pattern.support()
+  contents = zip(pattern.contents(), labels, strict=True)
+  sets = tuple(content.sets(x) for content, x in contents)
+  return pattern.bind(_unions(pattern, sets))
 
 
 def check_directions(
@@ -303,7 +330,7 @@ def realize(
   masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in bound]
   spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)
   if spans_H is not None:
-    weights_HLM = spans_lib.weights(patterns, spans_H, n)
+    weights_HLM = spans_lib.weights(patterns, spans_H, i[0, 0], i[0, 0, :, 0])
     pairs = zip(masks, weights_HLM, strict=True)
     masks = [mask & (weights != 0)[None, None] for mask, weights in pairs]
   is_known = all(isinstance(mask, np.ndarray) for mask in masks)

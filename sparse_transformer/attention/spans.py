@@ -69,17 +69,24 @@ def weights_of(
 
 
 def weights(
-  patterns: tuple[Pattern, ...], spans_H: jax.Array, n: int
+  patterns: tuple[Pattern, ...],
+  spans_H: jax.Array,
+  q: jax.Array | np.ndarray,
+  k: jax.Array | np.ndarray,
 ) -> jax.Array:
-  """The weights [H, L, M] of pairs, 1 for those of static patterns."""
-  i = np.arange(n)
-  distance = i[:, None] - i
+  """The weights [H, ...] of pairs, 1 for those of static patterns.
+
+  Args:
+    patterns: one per head.
+    spans_H: in positions.
+    q, k: positions of shapes that broadcast to [...].
+  """
   rows = []
   for head, pattern in enumerate(patterns):
-    row = jnp.ones((n, n), spans_H.dtype)
+    row = jnp.ones((q - k).shape, spans_H.dtype)
     if (span := span_of(pattern)) is not None:
-      ramp = weights_of(span, spans_H[head], distance)
+      ramp = weights_of(span, spans_H[head], q - k)
       for part in pattern.split()[1]:
-        row = jnp.where(part.support().matrix(n), ramp, row)
+        row = jnp.where(part.support().mask(q, k), ramp, row)
     rows.append(row)
   return jnp.stack(rows)

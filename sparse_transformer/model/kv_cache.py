@@ -5,8 +5,8 @@ position to that of the last query that attends to it; then the slot is free
 for another key. A step reads only the keys of its own row of the pattern. Both
 follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
-every stride-th. Where pairs follow the content, a key is kept for as long as
-any query might attend to it, and `content_cache` finds those of a step.
+every stride-th. Where pairs follow the content, a key is kept for as long as a
+query might attend to it, and `content_cache` finds the keys of a step.
 
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
@@ -34,11 +34,11 @@ class CachePlan:
   """Where the keys of one causal pattern are kept over n steps.
 
   Args:
-    pattern: the pattern, or its static part.
+    pattern: the pattern.
     slots: int32 [n], the slot of each key; `size` for keys without a reader.
     last: int [n], the last query that may attend to each key, -1 for none.
     size: number of slots.
-    width: the largest number of keys of a query in `pattern`.
+    width: the largest number of keys of a query.
   """
 
   pattern: Pattern
@@ -71,7 +71,12 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows` or, if wide, bool [stop - start, size + 1]."""
+    """What steps read: `rows` or, if wide, bool [stop - start, size + 1].
+
+    Nothing for a pattern that follows the content: the labels say what.
+    """
+    if self.pattern.contents():
+      return np.zeros((stop - start, 0), bool)
     rows = self.rows(start, stop)
     if not self.is_wide:
       return rows
@@ -115,18 +120,6 @@ class CachePlan:
       k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
     return k, v, jnp.where(real, 0.0, -jnp.inf)[None, None]
 
-  def take_keys(
-    self,
-    slots: tuple[jax.Array, jax.Array],
-    index: jax.Array | int,
-    keys_BHR: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Takes some keys of each head: (k_BHRK, v_BHRE), any for negative ones."""
-    at_BHR = jnp.asarray(self.slots)[keys_BHR.clip(0)]
-    b, h, _ = np.ogrid[tuple(map(slice, keys_BHR.shape))]
-    k, v = (x[index, b, h, at_BHR] for x in slots)
-    return k, v
-
 
 @functools.lru_cache(maxsize=256)
 def make_plan(pattern: Pattern, n: int) -> CachePlan:
@@ -139,7 +132,7 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
   Raises:
     ValueError: if the pattern is not causal.
   """
-  kept = pattern.support()
+  kept = content_cache.kept(pattern)
   if not analysis.is_causal(kept, n):
     raise ValueError(
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
@@ -147,9 +140,8 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
     )
   last = analysis.last_readers(kept, n)
   slots, size = _assign_slots(last)
-  static = pattern.static_part()
-  width = int(analysis.keys_per_query(static, n).max())
-  return CachePlan(static, slots, last, size, width)
+  width = analysis.most_keys(pattern, n)
+  return CachePlan(pattern, slots, last, size, width)
 
 
 def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
@@ -216,7 +208,9 @@ class Decoder:
         jnp.zeros((*kept, size, width // config.num_heads), config.dtype)
         for width in widths
       )
-      states = content_cache.init(pattern, config.length, *kept, k.shape[-1])
+      states = content_cache.init(
+        pattern, config.length, kept, size, k.shape[-1]
+      )
       return k, v, *states
 
     return {
@@ -236,10 +230,15 @@ class Decoder:
         held = self.plans[pattern].held(stop)
         q, k, v = (x[:, :, heads] for x in inputs)
         slots = (jnp.take(x, held, axis=1, mode="clip") for x in (k, v))
+        new = (
+          x.at[index].set(x_BSH.swapaxes(1, 2))
+          for x, x_BSH in zip(kept[:2], slots, strict=True)
+        )
         given = content_cache.take_heads(directions, heads)
-        states = content_cache.fill(pattern, self.config.length, q, k, given)
-        new = *(x_BSH.swapaxes(1, 2) for x_BSH in slots), *states
-        return jax.tree.map(lambda x, y: x.at[index].set(y), kept, new)
+        states = content_cache.fill(
+          pattern, list(kept[2:]), index, held, q, k, given
+        )
+        return *new, *states
 
       groups = zip(cache[layer], self._groups(layer), strict=True)
       cache = cache | {layer: [fill(kept, *group) for kept, group in groups]}
@@ -284,14 +283,18 @@ class Decoder:
           s.at[index, :, :, slot].set(x[:, 0])
           for s, x in zip(kept[:2], (k, v), strict=True)
         )
-        keys, states = [plan.take(slots, index, read)], kept[2:]
+        states = list(kept[2:])
         if states:
+          of_layer = [x[index] for x in slots]
           given = content_cache.take_heads(directions, heads)
-          states, found, bias = content_cache.step(
-            pattern, self.config.length, states, index, q, k, t, given
+          states, bias = content_cache.step(
+            pattern, states, index, t, slot, q, of_layer[0], given
           )
-          keys.append((*plan.take_keys(slots, index, found), bias))
-        outs.append(_attend_row(q[:, 0], keys))
+          k, v = of_layer
+          row = _narrow(k, v, bias, plan.width)
+        else:
+          row = plan.take(slots, index, read)
+        outs.append(_attend_row(q[:, 0], *row))
         groups.append((*slots, *states))
       # The outputs are sorted by group: restore the order of the heads.
       order = np.concatenate([heads for _, heads in self._groups(layer)])
@@ -317,31 +320,37 @@ class Decoder:
     ]
 
 
+def _narrow(
+  k_BHSK: jax.Array, v_BHSE: jax.Array, bias_BHS: jax.Array, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The slots of at most `width` keys of a query, if these are few."""
+  if 2 * width > k_BHSK.shape[2]:
+    return k_BHSK, v_BHSE, bias_BHS
+  bias_BHS = jnp.broadcast_to(bias_BHS, k_BHSK.shape[:3])
+  bias_BHR, slots_BHR = jax.lax.top_k(bias_BHS, width)
+  k, v = (
+    jnp.take_along_axis(x, slots_BHR[..., None], 2) for x in (k_BHSK, v_BHSE)
+  )
+  return k, v, bias_BHR
+
+
 def _attend_row(
-  q_BHK: jax.Array, keys: list[tuple[jax.Array, jax.Array, jax.Array]]
+  q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, bias_BHR: jax.Array
 ) -> jax.Array:
   """Attention of one query per head: out_BHE, 0 where a row has no keys.
 
   Args:
     q_BHK: the queries.
-    keys: lists (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]:
-      -inf for keys outside the row).
+    k_BHRK, v_BHRE: keys and values.
+    bias_BHR: what is added to scores, [B or 1, H or 1, R]: -inf for keys
+      outside the row.
   """
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])
-  s_BHR = jnp.concatenate([_scores(q_BHK, k, bias) for k, _, bias in keys], -1)
+  s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(dtype)) + bias_BHR
   max_BH1 = s_BHR.max(-1, keepdims=True, initial=jnp.finfo(dtype).min)
   p_BHR = jnp.exp(s_BHR - max_BH1)
   sum_BH1 = p_BHR.sum(-1, keepdims=True)
-  ends = np.cumsum([k.shape[2] for k, *_ in keys])[:-1]
-  out_BHE = sum(
-    jnp.einsum("bhr,bhre->bhe", p, v_BHRE.astype(dtype))
-    for p, (_, v_BHRE, _) in zip(jnp.split(p_BHR, ends, -1), keys, strict=True)
-  )
+  out_BHE = jnp.einsum("bhr,bhre->bhe", p_BHR, v_BHRE.astype(dtype))
   out_BHE = out_BHE / jnp.where(sum_BH1 == 0, 1, sum_BH1)
-  return out_BHE.astype(keys[0][1].dtype)
-
-
-def _scores(q_BHK, k_BHRK, bias):
-  s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(q_BHK.dtype))
-  return s_BHR + bias
+  return out_BHE.astype(k_BHRK.dtype)

@@ -104,15 +104,21 @@ class Content(Pattern):
     return None
 
   def labels(
-    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+    self,
+    q_BLHK: Array,
+    k_BMHK: Array,
+    directions_HDK: Array | None,
+    start: Integers = 0,
   ) -> Array:
     """The labels that decide which pairs are in the set.
 
     The labels of a position may depend only on queries and keys up to there.
 
     Args:
-      q_BLHK, k_BLHK: queries and keys, rounded to float32, without gradients.
+      q_BLHK: queries, rounded to float32, without gradients.
+      k_BMHK: keys from position 0 on, alike.
       directions_HDK: for each head, or for all of them if H = 1.
+      start: position of the first query.
 
     Returns:
       int32 [B, H, L, labels].
@@ -267,12 +273,16 @@ class LSH(Content):
     return random.standard_normal(shape).astype(np.float32)
 
   def labels(
-    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+    self,
+    q_BLHK: Array,
+    k_BMHK: Array,
+    directions_HDK: Array | None,
+    start: Integers = 0,
   ) -> Array:
     """The bucket of each query in each round."""
     import jax.numpy as jnp
 
-    del k_BLHK
+    del k_BMHK, start
     half = self.buckets // 2
 
     def hash_(products_BHD):
@@ -341,12 +351,16 @@ class Routing(Content):
     return self.clusters
 
   def labels(
-    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+    self,
+    q_BLHK: Array,
+    k_BMHK: Array,
+    directions_HDK: Array | None,
+    start: Integers = 0,
   ) -> Array:
     """The cluster of each query."""
     import jax.numpy as jnp
 
-    del k_BLHK
+    del k_BMHK, start
     assert directions_HDK is not None
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
@@ -395,37 +409,27 @@ class TopBlocks(Content):
     )
 
   def labels(
-    self, q_BLHK: Array, k_BLHK: Array, directions_HDK: Array | None
+    self,
+    q_BLHK: Array,
+    k_BMHK: Array,
+    directions_HDK: Array | None,
+    start: Integers = 0,
   ) -> Array:
     """The blocks of each query, -1 for none."""
-    import jax.numpy as jnp
-
-    del directions_HDK
-    b, n, h, width = q_BLHK.shape
-    num_blocks = (n - 1) // self.size  # of those that a query may choose
-    if not num_blocks:
-      return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, n, 1))
-    keys = k_BLHK[:, : num_blocks * self.size]
-    keys = keys.reshape(b, num_blocks, self.size, h, width)
-    means_BHDK = keys.mean(2).swapaxes(1, 2)
-    return self.choose(q_BLHK, means_BHDK, jnp.arange(n))
-
-  def choose(
-    self, q_BLHK: Array, means_BHDK: Array, positions_L: Array
-  ) -> Array:
-    """The blocks of queries at some positions: int32 [B, H, L, blocks].
-
-    Args:
-      q_BLHK: the queries.
-      means_BHDK: the mean of the keys of each block from the first one on.
-      positions_L: where the queries are.
-    """
     import jax
     import jax.numpy as jnp
 
+    del directions_HDK
+    b, n, h, width = k_BMHK.shape
+    num_queries = q_BLHK.shape[1]
+    num_blocks = (n - 1) // self.size  # of those that a query may choose
+    if not num_blocks:
+      return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
+    keys = k_BMHK[:, : num_blocks * self.size]
+    keys = keys.reshape(b, num_blocks, self.size, h, width)
+    means_BHDK = keys.mean(2).swapaxes(1, 2)
     scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
-    num_blocks = means_BHDK.shape[2]
-    own_L1 = positions_L[:, None] // self.size
+    own_L1 = (start + jnp.arange(num_queries)[:, None]) // self.size
     is_past_LD = jnp.arange(num_blocks)[None] < own_L1
     scores_BHLD = jnp.where(is_past_LD[None, None], scores_BHLD, -jnp.inf)
     best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))

@@ -133,7 +133,9 @@ def _measure(
   pairs = analysis.count_pairs(pattern, n)
   most = analysis.most_keys(pattern, n)
   causal = analysis.is_causal(pattern, n)
-  cache = analysis.cache_size(pattern.support(), n) if causal else None
+  cache = (
+    analysis.cache_size(content_cache.kept(pattern), n) if causal else None
+  )
   fewest = None
   if not pattern.contents():
     fewest = int(analysis.keys_per_query(pattern, n).min())
@@ -212,13 +214,9 @@ def explain_cache(
 ) -> Report | None:
   """The size of the cache for decoding one sequence.
 
-  None if there is none: queries attend to later keys, or a pattern of the
-  user's own follows the content and `content_cache` does not know it.
+  None if there is none: queries attend to later keys.
   """
-  patterns = set(itertools.chain(*model.patterns))
   if any(row["cache"] is None for row in attention):
-    return None
-  if not all(map(content_cache.can_decode, patterns)):
     return None
   size = sum(costs.widths(model)) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
@@ -377,8 +375,6 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield ("",)
   if not all(row["causal"] for row in report["attention"]):
     yield "cache", "none", "cannot decode: queries attend to later keys"
-  elif cache is None:
-    yield "cache", "none", "a pattern does not define one: use sample --nocache"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what

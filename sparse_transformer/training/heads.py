@@ -151,7 +151,8 @@ def _biases(network, layer, n):
   spans = model_spans.by_pattern(patterns, network.spans[...][layer])
   spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)
   assert spans_H is not None
-  weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, n))
+  i = np.arange(n)
+  weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, i[:, None], i))
   with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
     return np.log(weights_HLM)
 

@@ -120,32 +120,8 @@ def test_products_that_fit_in_32_bits_are_accepted():
   Masked(lambda q, k: (q % 999) * (k % 999) % 5 == 0).check(10**6)
 
 
-def numbers():
-  """Functions (q, k) -> integers, which may overflow."""
-  leaves = st.sampled_from([lambda q, k: q, lambda q, k: k])
-  constants = st.integers(1, 2**20)
-
-  def grow(inner):
-    return st.one_of(
-      st.builds(
-        lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
-        st.sampled_from([operator.add, operator.sub, operator.mul]),
-        inner,
-        inner,
-      ),
-      st.builds(
-        lambda f, a, c: lambda q, k: f(a(q, k), c),
-        st.sampled_from([operator.mul, operator.mod, operator.floordiv]),
-        inner,
-        constants,
-      ),
-    )
-
-  return st.recursive(leaves, grow, max_leaves=5)
-
-
 @hypothesis.settings(deadline=None, max_examples=150)
-@hypothesis.given(numbers(), st.integers(1, 2**18))
+@hypothesis.given(catalogue.numbers(2**20), st.integers(1, 2**18))
 def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
   pattern = Masked(lambda q, k: number(q, k) % 7 == 3)
   try:

@@ -2,6 +2,7 @@
 
 import operator
 
+import catalogue
 import hypothesis
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from sparse_transformer.patterns import Causal, Pattern, intervals
 
-NUMBERS = [operator.add, operator.sub, operator.mul]
 COMPARISONS = [
   operator.lt,
   operator.le,
@@ -20,44 +20,13 @@ COMPARISONS = [
 ]
 
 
-def numbers():
-  """Functions (q, k) -> integers, built from the operators a mask may use."""
-  leaves = st.one_of(
-    st.sampled_from([lambda q, k: q, lambda q, k: k]),
-    st.integers(-5, 5).map(lambda c: lambda q, k: c + 0 * q),
-  )
-
-  def grow(inner):
-    binary = st.builds(
-      lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
-      st.sampled_from(NUMBERS),
-      inner,
-      inner,
-    )
-    by_constant = st.builds(
-      lambda f, a, c: lambda q, k: f(a(q, k), c),
-      st.sampled_from([operator.floordiv, operator.mod]),
-      inner,
-      st.integers(1, 7),
-    )
-    reflected = st.builds(
-      lambda f, a, c: lambda q, k: f(c, a(q, k)),
-      st.sampled_from(NUMBERS),
-      inner,
-      st.integers(-5, 5),
-    )
-    return st.one_of(binary, by_constant, reflected)
-
-  return st.recursive(leaves, grow, max_leaves=5)
-
-
 def masks():
   """Functions (q, k) -> booleans."""
   compared = st.builds(
     lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
     st.sampled_from(COMPARISONS),
-    numbers(),
-    numbers(),
+    catalogue.numbers(7),
+    catalogue.numbers(7),
   )
 
   def grow(inner):

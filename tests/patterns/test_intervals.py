@@ -134,16 +134,6 @@ def test_logical_operators_on_conditions_are_rejected(join):
     join(*positions())
 
 
-@pytest.mark.parametrize("divisor", [0, -2])
-def test_masks_divide_by_positive_integers(divisor):
-  class Odd(Pattern):
-    def mask(self, q, k):
-      return (q - k) % divisor == 0
-
-  with pytest.raises(ValueError, match="positive integers"):
-    Odd().pairs(8)
-
-
 @pytest.mark.parametrize("divide", [operator.floordiv, operator.mod])
 @pytest.mark.parametrize("divisor", [0, -2])
 def test_divisors_are_checked_before_the_division(divide, divisor):

@@ -31,7 +31,7 @@ STOPPED = 130  # exit status after SIGINT or SIGTERM
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
 OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
 TRACEBACK = "Traceback (most recent call last):\n"
-MAX_WORD, MAX_LINE = 300, 1500  # characters of an error that are shown
+MAX_LINE = 1500  # characters of an error that are shown
 
 
 def run(
@@ -273,12 +273,7 @@ def _on_one_line(text):
   if mark:
     after = text.rpartition(TRACEBACK)[2].splitlines()
     text = before + " ".join(x for x in after if not x.startswith(" "))
-  text = re.sub(r"\S+", lambda word: _shorten(word[0], MAX_WORD), text)
-  return _shorten(" ".join(text.split()), MAX_LINE)
-
-
-def _shorten(text, most):
-  """Replaces the middle of a text of more than `most` characters."""
-  if len(text) <= most:
+  text = " ".join(text.split())
+  if len(text) <= MAX_LINE:
     return text
-  return f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+  return f"{text[: MAX_LINE * 2 // 3]} ... {text[-MAX_LINE // 3 :]}"

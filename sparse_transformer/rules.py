@@ -9,7 +9,6 @@ which other code can add.
 
 import dataclasses
 import math
-import operator
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -35,25 +34,21 @@ class Rule:
   accepts: Callable[[Any], bool]
 
 
-def number(**bounds: float) -> Rule:
-  """A float or an integer that is finite, and within the bounds, as float32.
+def number(bounds: str, is_within: Callable[[Any], bool]) -> Rule:
+  """A finite float or integer within bounds, as float32.
 
-  Devices compute in float32, in which 0.99999999 is 1.
-
-  Args:
-    **bounds: any of `at_least`, `above`, `at_most`, `below`.
+  Devices compute in float32, in which 0.99999999 is 1, and with integers of 32
+  bits.
   """
 
   def accepts(value):
     if type(value) is int and abs(value) < 2**31:
       value = float(value)
-    return (
-      isinstance(value, float)
-      and abs(value) <= LARGEST
-      and _within(np.float32(value), bounds)
-    )
+    if not isinstance(value, float) or not abs(value) <= LARGEST:
+      return False
+    return is_within(np.float32(value))
 
-  return Rule(_bounded("a finite number", bounds), accepts)
+  return Rule(f"a finite number {bounds}", accepts)
 
 
 def or_infinite(rule: Rule) -> Rule:
@@ -65,13 +60,11 @@ def or_infinite(rule: Rule) -> Rule:
 
 
 def integer(at_least: int, *, below: int = 2**31) -> Rule:
-  """An integer within the bounds; devices count in 32 bits."""
-  bounds = dict(at_least=at_least, below=below)
-
-  def accepts(value):
-    return type(value) is int and _within(value, bounds)
-
-  return Rule(_bounded("an integer", bounds), accepts)
+  """An integer within bounds; devices count in 32 bits."""
+  return Rule(
+    f"an integer at least {at_least} and below {below:,}",
+    lambda value: type(value) is int and at_least <= value < below,
+  )
 
 
 def name(*known: str) -> Rule:
@@ -92,23 +85,6 @@ def items(rule: Rule) -> Rule:
   )
 
 
-_COMPARE = dict(
-  at_least=operator.ge,
-  above=operator.gt,
-  at_most=operator.le,
-  below=operator.lt,
-)
-
-
-def _within(value, bounds):
-  return all(_COMPARE[name](value, bound) for name, bound in bounds.items())
-
-
-def _bounded(kind, bounds):
-  words = [f"{k.replace('_', ' ')} {bound:,}" for k, bound in bounds.items()]
-  return " ".join([kind, " and ".join(words)]).strip()
-
-
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 SWITCH = Rule("True or False", lambda value: isinstance(value, bool))
 COUNT, SIZE = integer(0), integer(1)
@@ -117,8 +93,10 @@ COUNT, SIZE = integer(0), integer(1)
 AMOUNT, AMOUNT_OR_0 = integer(1, below=10_001), integer(0, below=10_001)
 RATE = integer(1, below=1_000_001)  # no sound has more samples per second
 SEED = integer(0, below=2**32)  # JAX ignores the upper bits of larger seeds
-POSITIVE, NOT_NEGATIVE = number(above=0), number(at_least=0)
-FRACTION, SHARE = number(at_least=0, below=1), number(at_least=0, at_most=1)
+POSITIVE = number("above 0", lambda x: x > 0)
+NOT_NEGATIVE = number("at least 0", lambda x: x >= 0)
+FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
+SHARE = number("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 SHARES = Rule(
   "three numbers above 0 that sum to 1",
   lambda value: (

@@ -6,7 +6,6 @@ every use of a pattern checks it, once for each number of positions.
 
 import dataclasses
 import functools
-import operator
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,12 +32,13 @@ class Checkable(Protocol):
 
 def check(pattern: Checkable, n: int) -> None:
   """See `Pattern.check`."""
-  length = _length(n)
+  if not 1 <= n < intervals.LIMIT:
+    raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
   try:
     hash(pattern)
   except TypeError as error:
     raise _not_a_value(pattern, f"it is not hashable ({error})") from error
-  _check(pattern, length)
+  _check(pattern, int(n))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -76,16 +76,6 @@ def shorten(value: object) -> str:
   text = str(value)
   half = SHORT // 2
   return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
-
-
-def _length(n: Any) -> int:
-  try:
-    length = operator.index(n)
-  except TypeError:
-    raise ValueError(f"{n=} must be an integer") from None
-  if not 1 <= length < intervals.LIMIT:
-    raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
-  return length
 
 
 def _not_a_value(pattern: Checkable, why: str) -> ValueError:

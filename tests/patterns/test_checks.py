@@ -236,17 +236,9 @@ def test_a_pattern_is_checked_once_for_each_number_of_positions():
   assert len(calls) == 2
 
 
-@pytest.mark.parametrize(
-  "n, words",
-  [
-    (0, "n=0 must be at least 1"),
-    (2**31, "32 bits"),
-    (2.5, "n=2.5 must be an integer"),
-    (None, "n=None must be an integer"),
-  ],
-)
-def test_number_of_positions_that_is_none_is_rejected(n, words):
-  assert words in error_of(Causal(), n)
+@pytest.mark.parametrize("n", [0, 2**31])
+def test_number_of_positions_that_is_none_is_rejected(n):
+  assert f"{n=} must be at least 1 and fit in 32 bits" in error_of(Causal(), n)
 
 
 class Plain(Pattern):

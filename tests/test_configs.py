@@ -212,15 +212,3 @@ def test_last_position_depends_on_the_entire_past_with_any_override(name):
       past = min(n, reach + 1)
     expected = set(range(n - past, n))
     assert seen_by_the_last(network.patterns, n) == expected, (pattern, mode)
-
-
-def layers(**attention):
-  """The patterns of the CIFAR-10 network with some attention settings."""
-  config = load("cifar10_small")
-  config.attention.update(attention)
-  return Experiment(config).model.patterns
-
-
-def test_windows_may_grow_with_depth():
-  found = layers(pattern="Local(64), Local(128), Local(256)", cycle=())
-  assert [heads[0].window for heads in found] == [64, 128, 256, 64]

@@ -41,24 +41,13 @@ def masks():
   return st.recursive(compared, grow, max_leaves=4)
 
 
-MASKS = hypothesis.given(
-  masks(), st.integers(1, 30), st.sampled_from([1, 2, 5, 8]), st.integers(0, 99)
+@pytest.mark.parametrize(
+  "examples", [200, pytest.param(10_000, marks=pytest.mark.soak)]
 )
-
-
-@hypothesis.settings(deadline=None, max_examples=200)
-@MASKS
-def test_tiles_never_contradict_their_positions(mask, n, size, seed):
-  check_tiles(mask, n, size, seed)
-
-
-@pytest.mark.soak
-@hypothesis.settings(deadline=None, max_examples=10_000)
-@MASKS
-def test_tiles_of_many_masks_never_contradict_their_positions(
-  mask, n, size, seed
-):
-  check_tiles(mask, n, size, seed)
+def test_tiles_never_contradict_their_positions(examples):
+  sizes = st.integers(1, 30), st.sampled_from([1, 2, 5, 8])
+  check = hypothesis.given(masks(), *sizes, st.integers(0, 99))(check_tiles)
+  hypothesis.settings(deadline=None, max_examples=examples)(check)()
 
 
 def check_tiles(mask, n, size, seed):

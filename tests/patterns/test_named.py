@@ -33,59 +33,33 @@ def fixed(shift):
   return Block(8) | Summary(8, 2, shift)
 
 
+L, S, C = Local(8), Strided(8), Causal()
+TWO = "Local(4), (Block(2), Block(3))"
+A, B, D, E, F = Local(4), Block(2), Block(3), Block(8), Summary(8, 2)
+
+
 @pytest.mark.parametrize(
   "name, mode, cycle, expected",
   [
-    ("dense", "interleaved", (), [[Causal()] * 2] * 3),
-    ("local", "merged", (), [[Local(8)] * 2] * 3),
+    ("dense", "interleaved", (), [[C] * 2] * 3),
+    ("local", "merged", (), [[L] * 2] * 3),
     # A single factor accepts any cycle.
-    ("dense", "interleaved", (1, 0, 0), [[Causal()] * 2] * 3),
-    ("local", "interleaved", (1, 0, 0), [[Local(8)] * 2] * 3),
-    (
-      "strided",
-      "interleaved",
-      (),
-      [[Local(8)] * 2, [Strided(8)] * 2, [Local(8)] * 2],
-    ),
-    (
-      "strided",
-      "interleaved",
-      (1, 0),
-      [[Strided(8)] * 2, [Local(8)] * 2, [Strided(8)] * 2],
-    ),
-    (
-      "strided",
-      "interleaved",
-      (1, 0, 0, 0),
-      [[f] for f in (Strided(8), *[Local(8)] * 3, Strided(8), Local(8))],
-    ),
+    ("dense", "interleaved", (1, 0, 0), [[C] * 2] * 3),
+    ("strided", "interleaved", (), [[L] * 2, [S] * 2, [L] * 2]),
+    ("strided", "interleaved", (1, 0), [[S] * 2, [L] * 2, [S] * 2]),
+    ("strided", "interleaved", (1, 0, 0, 0), [[f] for f in (S, L, L, L, S, L)]),
     # Heads alternate between the two summaries.
     ("fixed", "merged", (), [[fixed(0), fixed(1), fixed(0)]]),
     (
       "fixed",
       "heads",
       (),
-      [[Block(8), Summary(8, 2, 0), Block(8), Summary(8, 2, 1)]],
+      [[E, F, E, Summary(8, 2, 1)]],
     ),
     ("fixed_openai", "interleaved", (), [[fixed(0), fixed(1), fixed(0)]]),
-    (
-      "Local(4), (Block(2), Block(3))",
-      "interleaved",
-      (),
-      [[Local(4)] * 4, [Block(2), Block(3), Block(2), Block(3)]],
-    ),
-    (
-      "Local(4), (Block(2), Block(3))",
-      "heads",
-      (),
-      [[Local(4), Block(2), Local(4), Block(3)]] * 2,
-    ),
-    (
-      "Local(4), (Block(2), Block(3))",
-      "merged",
-      (),
-      [[Local(4) | Block(2), Local(4) | Block(3)] * 2] * 2,
-    ),
+    (TWO, "interleaved", (), [[A] * 4, [B, D, B, D]]),
+    (TWO, "heads", (), [[A, B, A, D]] * 2),
+    (TWO, "merged", (), [[A | B, A | D] * 2] * 2),
   ],
 )
 def test_modes_assign_the_factors_to_layers_and_heads(

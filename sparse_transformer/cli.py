@@ -132,7 +132,7 @@ def parse_step(word: str | None) -> int | None:
 
 
 def _list_in_help(name):
-  """Lists a flag of this module among those of the command."""
+  """Lists a flag that this module defines in the help of the command."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
@@ -180,7 +180,7 @@ def _parse(parse, argv):
     except SystemExit:
       sys.exit(0)  # absl's status is 1
   _check_overrides(argv)
-  # ml_collections warns of a config that is None, which is an error here.
+  # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
   return parse(argv)
 
@@ -234,7 +234,7 @@ def _end(argv, line, status):
 
 
 def describe(error: Exception) -> str | None:
-  """What to tell the user about an error; None if it is a bug."""
+  """Returns a line about an error for the user; None if it is a bug."""
   if isinstance(error, USER_ERRORS):
     return str(error)
   for kind, meaning in LIMITS.items():
@@ -252,7 +252,7 @@ def describe(error: Exception) -> str | None:
 
 
 def _describe_parsing(error):
-  """What to tell the user about an error in flags or in a config file."""
+  """Returns a line about an error in flags or in a config file."""
   if isinstance(error, flags.Error):
     return str(error)
   if line := describe(error):

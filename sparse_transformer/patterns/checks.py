@@ -1,4 +1,4 @@
-"""Whether a pattern is well defined: what layouts and executors rely on.
+"""Checks that a pattern is well defined, as layouts and executors require.
 
 A pattern that breaks one of these rules would give wrong results silently, so
 every use of a pattern checks it, once for each number of positions.
@@ -17,7 +17,7 @@ SAMPLE = 16  # positions at either end and in between, to compare parts at
 
 
 class Checkable(Protocol):
-  """What is checked of a pattern."""
+  """The methods of a pattern that are checked."""
 
   def __hash__(self) -> int: ...
 
@@ -90,7 +90,7 @@ def _check_value(pattern: Checkable) -> None:
   cls = type(pattern)
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
   if "__dataclass_fields__" not in vars(owner):
-    return  # with an `__eq__` of its own
+    return  # it defines `__eq__`
   compared = {field.name: field.compare for field in dataclasses.fields(owner)}
   unseen = {name for name, is_seen in compared.items() if not is_seen}
   if owner is not cls:  # otherwise other attributes follow from the fields

@@ -206,8 +206,8 @@ more                                  => unexpected argument 'more'.*--name=
 --config.attention.cycle=(0,2)        => \(0, 2\).*0 to 1
 --config.attention.cycle=(0
 --config.attention.cycle=zero
---config.attention.stride=65          => stride=65 must be at most the 64
---config.attention.window=65          => window=65 must be at most the 64
+--config.attention.stride=65          => stride=65 .* the 64 positions
+--config.attention.window=65          => window=65 .* the 64 positions
 --config.attention.backend=fast       => 'fast'.*auto.*dense
 --config.attention.tile=-1
 --config.optimizer.learning_rate=1e400

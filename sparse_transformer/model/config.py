@@ -164,8 +164,8 @@ def _check_lengths(settings: dict, length: int) -> None:
   for field in ("stride", "window"):
     if settings[field] > length:
       raise ValueError(
-        f"attention.{field}={settings[field]} must be at most the {length}"
-        " positions of a sequence"
+        f"attention.{field}={settings[field]} must lie between 1 and the"
+        f" {length} positions of a sequence"
       )
 
 

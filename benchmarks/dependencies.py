@@ -21,7 +21,7 @@ from benchmarks import record
 LIBRARY = record.REPO / "sparse_transformer"
 # What a training step is made of.
 PROGRAM = (
-  *("patterns", "attention", "model", "rules.py"),
+  *("patterns", "attention", "model"),
   *(
     f"training/{name}.py"
     for name in ("experiment", "step", "optimizer", "loss_scale", "mesh")

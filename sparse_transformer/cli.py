@@ -31,7 +31,7 @@ STOPPED = 130  # exit status after SIGINT or SIGTERM
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
 OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
 TRACEBACK = "Traceback (most recent call last):\n"
-MAX_WORD, MAX_LINE = 300, 1500  # characters of an error that are shown
+MAX_LINE = 1500  # characters of an error that are shown
 
 
 def run(
@@ -136,7 +136,7 @@ def parse_step(word: str | None) -> int | Literal["best"] | None:
 
 
 def _list_in_help(name):
-  """Lists a flag of this module among those of the command."""
+  """Lists a flag that this module defines in the help of the command."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
@@ -184,7 +184,7 @@ def _parse(parse, argv):
     except SystemExit:
       sys.exit(0)  # absl's status is 1
   _check_overrides(argv)
-  # ml_collections warns of a config that is None, which is an error here.
+  # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
   return parse(argv)
 
@@ -238,7 +238,7 @@ def _end(argv, line, status):
 
 
 def describe(error: Exception) -> str | None:
-  """What to tell the user about an error; None if it is a bug."""
+  """Returns a line about an error for the user; None if it is a bug."""
   if isinstance(error, USER_ERRORS):
     return str(error)
   for kind, meaning in LIMITS.items():
@@ -256,7 +256,7 @@ def describe(error: Exception) -> str | None:
 
 
 def _describe_parsing(error):
-  """What to tell the user about an error in flags or in a config file."""
+  """Returns a line about an error in flags or in a config file."""
   if isinstance(error, flags.Error):
     return str(error)
   if line := describe(error):
@@ -277,12 +277,7 @@ def _on_one_line(text):
   if mark:
     after = text.rpartition(TRACEBACK)[2].splitlines()
     text = before + " ".join(x for x in after if not x.startswith(" "))
-  text = re.sub(r"\S+", lambda word: _shorten(word[0], MAX_WORD), text)
-  return _shorten(" ".join(text.split()), MAX_LINE)
-
-
-def _shorten(text, most):
-  """Replaces the middle of a text of more than `most` characters."""
-  if len(text) <= most:
+  text = " ".join(text.split())
+  if len(text) <= MAX_LINE:
     return text
-  return f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+  return f"{text[: MAX_LINE * 2 // 3]} ... {text[-MAX_LINE // 3 :]}"

@@ -9,7 +9,6 @@ which other code can add.
 
 import dataclasses
 import math
-import operator
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -35,25 +34,21 @@ class Rule:
   accepts: Callable[[Any], bool]
 
 
-def number(**bounds: float) -> Rule:
-  """A float or an integer that is finite, and within the bounds, as float32.
+def number(bounds: str, is_within: Callable[[Any], bool]) -> Rule:
+  """A finite float or integer within bounds, as float32.
 
-  Devices compute in float32, in which 0.99999999 is 1.
-
-  Args:
-    **bounds: any of `at_least`, `above`, `at_most`, `below`.
+  Devices compute in float32, in which 0.99999999 is 1, and with integers of 32
+  bits.
   """
 
   def accepts(value):
     if type(value) is int and abs(value) < 2**31:
       value = float(value)
-    return (
-      isinstance(value, float)
-      and abs(value) <= LARGEST
-      and _within(np.float32(value), bounds)
-    )
+    if not isinstance(value, float) or not abs(value) <= LARGEST:
+      return False
+    return is_within(np.float32(value))
 
-  return Rule(_bounded("a finite number", bounds), accepts)
+  return Rule(f"a finite number {bounds}", accepts)
 
 
 def or_infinite(rule: Rule) -> Rule:
@@ -65,13 +60,11 @@ def or_infinite(rule: Rule) -> Rule:
 
 
 def integer(at_least: int, *, below: int = 2**31) -> Rule:
-  """An integer within the bounds; devices count in 32 bits."""
-  bounds = dict(at_least=at_least, below=below)
-
-  def accepts(value):
-    return type(value) is int and _within(value, bounds)
-
-  return Rule(_bounded("an integer", bounds), accepts)
+  """An integer within bounds; devices count in 32 bits."""
+  return Rule(
+    f"an integer at least {at_least} and below {below:,}",
+    lambda value: type(value) is int and at_least <= value < below,
+  )
 
 
 def name(*known: str) -> Rule:
@@ -92,31 +85,18 @@ def items(rule: Rule) -> Rule:
   )
 
 
-_COMPARE = dict(
-  at_least=operator.ge,
-  above=operator.gt,
-  at_most=operator.le,
-  below=operator.lt,
-)
-
-
-def _within(value, bounds):
-  return all(_COMPARE[name](value, bound) for name, bound in bounds.items())
-
-
-def _bounded(kind, bounds):
-  words = [f"{k.replace('_', ' ')} {bound:,}" for k, bound in bounds.items()]
-  return " ".join([kind, " and ".join(words)]).strip()
-
-
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 SWITCH = Rule("True or False", lambda value: isinstance(value, bool))
 COUNT, SIZE = integer(0), integer(1)
 # A network has a Python object for each head of each layer. Published networks
 # have about a hundred layers, and as many heads.
-AMOUNT = integer(1, below=10_001)
-POSITIVE, NOT_NEGATIVE = number(above=0), number(at_least=0)
-FRACTION = number(at_least=0, below=1)
+AMOUNT, AMOUNT_OR_0 = integer(1, below=10_001), integer(0, below=10_001)
+RATE = integer(1, below=1_000_001)  # no sound has more samples per second
+SEED = integer(0, below=2**32)  # JAX ignores the upper bits of larger seeds
+POSITIVE = number("above 0", lambda x: x > 0)
+NOT_NEGATIVE = number("at least 0", lambda x: x >= 0)
+FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
+SHARE = number("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 SHARES = Rule(
   "three numbers above 0 that sum to 1",
   lambda value: (
@@ -148,26 +128,12 @@ class Field:
 
 GROUPS: dict[str, dict[str, Field]] = dict(
   data=dict(
-    name=Field(
-      "digits",
-      TEXT,
-      "digits, cifar10, imagenet64; stdlib, bytes, enwik8, text8, fasta, audio",
-    ),
+    name=Field("digits", TEXT, "digits, cifar10, stdlib, bytes, enwik8, ..."),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
-    columns=Field(
-      128, SIZE, "of the table in which text is embedded by row and column"
-    ),
-    fractions=Field(
-      (0.9, 0.05, 0.05),
-      SHARES,
-      "train, validation, test of stdlib, bytes, fasta, audio",
-    ),
-    rate=Field(
-      12_000,
-      integer(1, below=1_000_001),  # above any sound's
-      "samples per second of audio; other files are resampled",
-    ),
+    columns=Field(128, SIZE, "text is embedded by row and column, as a table"),
+    fractions=Field((0.9, 0.05, 0.05), SHARES, "train, validation, test"),
+    rate=Field(12_000, RATE, "samples per second to which audio is converted"),
   ),
   model=dict(
     num_layers=Field(8, AMOUNT, "residual blocks"),
@@ -180,36 +146,27 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     init=Field(
       "code",
       name("code", "paper"),
-      "as released; or as printed, with weights 2.83 times smaller",
+      "weights as in the released code, or as printed: 2.83 times smaller",
     ),
     token_std=Field(
       0.013,
       NOT_NEGATIVE,
-      "standard deviation of the token embedding with init=code; released:"
-      " 0.01 for images",
+      "standard deviation of token embeddings with init=code; released for"
+      " images: 0.01",
     ),
-    position_std=Field(
-      0.007, NOT_NEGATIVE, "the same of the sum of the position embeddings"
-    ),
+    position_std=Field(0.007, NOT_NEGATIVE, "the same of position embeddings"),
     dtype=Field(
       "float32",
       name("float32", "bfloat16", "float16"),
-      "of activations; with float16, the loss is scaled. Parameters, updates,"
-      " the residual stream, norms and the loss are float32",
+      "of activations; parameters, updates, the residual stream, norms and the"
+      " loss are float32, and float16 scales the loss",
     ),
-    remat=Field(
-      "block",
-      name(*REMATS),
-      "what the backward pass recomputes, from the least to the most",
-    ),
-    experts=Field(
-      0, integer(0, below=10_001), "MLPs of a mixture; 0: no mixtures"
-    ),
+    remat=Field("block", name(*REMATS), "what the backward pass recomputes"),
+    experts=Field(0, AMOUNT_OR_0, "MLPs of a mixture; 0: no mixtures"),
     experts_per_token=Field(2, AMOUNT, "experts each position passes through"),
-    experts_every=Field(
-      2, AMOUNT, "every n-th block has experts, others an MLP"
-    ),
+    experts_every=Field(2, AMOUNT, "every n-th block has a mixture of experts"),
   ),
+  # Child et al. 2019, sections 4.2 and 4.3.
   attention=dict(
     pattern=Field(
       "strided",
@@ -218,18 +175,11 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       ' docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)"; "Local(96),'
       ' Strided(96)" are two factors for mode to place',
     ),
-    mode=Field(
-      "interleaved",
-      TEXT,
-      "factors alternate over layers; or merged, heads (Child et al. 2019,"
-      " section 4.2)",
-    ),
-    cycle=Field(
-      (), items(COUNT), "factors of successive layers; (): 0, 1, ..."
-    ),
-    stride=Field(128, SIZE, "of strided; block size of fixed (section 4.3: l)"),
+    mode=Field("interleaved", TEXT, "of factors: interleaved, merged, heads"),
+    cycle=Field((), items(COUNT), "factors of the layers; (): 0, 1, ..."),
+    stride=Field(128, SIZE, "l, for strided; block size, for fixed"),
     window=Field(128, SIZE, "keys of local, including the query itself"),
-    width=Field(32, SIZE, "summary columns of a block of fixed (c)"),
+    width=Field(32, SIZE, "c, for fixed: summary columns of a block"),
     num_summaries=Field(1, SIZE, "distinct summary columns across heads"),
     backend=Field("auto", TEXT, "auto, dense, or the name of an executor"),
     tile=Field(0, COUNT, "positions in a tile; 0: by pattern and device"),
@@ -237,65 +187,36 @@ GROUPS: dict[str, dict[str, Field]] = dict(
   # Losses that are added to the nats per position in training; each is a mean
   # over the blocks that have it.
   loss=dict(
-    load_balance=Field(
-      0.01,
-      NOT_NEGATIVE,
-      "weight of the uneven use of experts, which is 1 if it is even",
-    ),
-    router_z=Field(
-      0.001, NOT_NEGATIVE, "weight of the squared logits of routers"
-    ),
-    codebook=Field(
-      0.01,
-      NOT_NEGATIVE,
-      "weight of Routing's distances from queries to centroids",
-    ),
-    span=Field(
-      1e-6,
-      NOT_NEGATIVE,
-      "weight of AdaptiveSpan's mean span of heads, in positions",
-    ),
+    load_balance=Field(0.01, NOT_NEGATIVE, "weight of uneven use of experts"),
+    router_z=Field(0.001, NOT_NEGATIVE, "weight of squared logits of routers"),
+    codebook=Field(0.01, NOT_NEGATIVE, "weight of distances, for Routing"),
+    span=Field(1e-6, NOT_NEGATIVE, "weight of the mean span, for AdaptiveSpan"),
   ),
+  # Child et al. 2019, section 6; betas and epsilon as released.
   optimizer=dict(
-    name=Field(
-      "adamw",
-      name("adamw", "muon"),
-      "muon: for the matrices of blocks, Adam for others",
-    ),
-    learning_rate=Field(
-      0.00035, NOT_NEGATIVE, "peak (Child et al. 2019, section 6)"
-    ),
+    name=Field("adamw", name("adamw", "muon"), "muon: for matrices of blocks"),
+    learning_rate=Field(0.00035, NOT_NEGATIVE, "peak"),
     adam_learning_rate=Field(
-      0.0, NOT_NEGATIVE, "peak of Muon's Adam; 0: learning_rate"
+      0.0, NOT_NEGATIVE, "Adam's, with Muon; 0: the same"
     ),
-    warmup_steps=Field(
-      5000, COUNT, "linear from 0; then cosine to 0 at train.steps"
-    ),
-    beta1=Field(0.9, FRACTION, "decay of the mean gradient, as released"),
+    warmup_steps=Field(5000, COUNT, "linear from 0; then cosine to 0"),
+    beta1=Field(0.9, FRACTION, "decay of the mean gradient"),
     beta2=Field(0.999, FRACTION, "decay of the mean squared gradient"),
     # At 0, weights without gradients become nan.
     epsilon=Field(1e-8, POSITIVE, "added to the root of the mean square"),
     weight_decay=Field(0.01, NOT_NEGATIVE, "times learning_rate; on matrices"),
     # At 0, nothing is learned.
     clip_norm=Field(1.0, or_infinite(POSITIVE), "global norm of the gradient"),
-    ema_decay=Field(
-      0.999, number(at_least=0, at_most=1), "of the weights that are evaluated"
-    ),
+    ema_decay=Field(0.999, SHARE, "decay of the weights that are evaluated"),
   ),
   train=dict(
-    # JAX ignores the upper bits of larger seeds.
-    seed=Field(
-      0, integer(0, below=2**32), "of weights, data order and dropout"
-    ),
+    seed=Field(0, SEED, "of weights, data order and dropout"),
     steps=Field(100_000, COUNT, "updates; 0: saves the initial weights"),
     batch_size=Field(16, SIZE, "sequences of one update, over all devices"),
     accumulation=Field(1, SIZE, "micro-batches per update"),
     log_every=Field(50, COUNT, "steps between lines of metrics"),
     nonfinite=Field(
-      "stop",
-      name("stop", "skip"),
-      "what to do after a non-finite loss or gradient, which leaves the weights"
-      " unchanged",
+      "stop", name("stop", "skip"), "if a gradient is not finite"
     ),
     max_skipped=Field(10, COUNT, "batches skipped in a row before stopping"),
     spike=Field(
@@ -312,18 +233,12 @@ GROUPS: dict[str, dict[str, Field]] = dict(
   checkpoint=dict(
     every=Field(2000, COUNT, "steps between checkpoints; 0: after the last"),
     keep=Field(2, SIZE, "latest checkpoints to keep"),
-    keep_best=Field(
-      1, COUNT, "to keep, of those with the lowest validation loss"
-    ),
-    on_error=Field(
-      "stop", name("stop", "continue"), "if a checkpoint cannot be written"
-    ),
+    keep_best=Field(1, COUNT, "best checkpoints to keep, by validation loss"),
+    on_error=Field("stop", name("stop", "continue"), "if one cannot be saved"),
   ),
   mesh=dict(
-    data=Field(-1, DEVICES, "devices that split the batch; -1: all left"),
-    fsdp=Field(
-      1, DEVICES, "devices that split batch, weights and optimizer state"
-    ),
+    data=Field(-1, DEVICES, "devices that split the batch"),
+    fsdp=Field(1, DEVICES, "devices that split batch, weights and optimizer"),
     sequence=Field(1, DEVICES, "devices that split positions"),
     tensor=Field(1, DEVICES, "devices that split heads and MLPs"),
   ),

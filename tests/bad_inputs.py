@@ -4,22 +4,16 @@ A table has one case per line: what is given and, after `=>`, a key phrase of
 the error, as a regular expression. By default it is the name of the flag.
 """
 
-import bz2
 import dataclasses
-import gzip
-import io
 import json
-import lzma
 import os
 import pathlib
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import runs
-import scipy.io.wavfile
 
 Prepare = Callable[[pathlib.Path], object]
 
@@ -176,25 +170,21 @@ WORDS = {
 more                                  => unexpected argument 'more'.*--name=
 --wrokdir=there
 -w                                    => 'w'
---noconfig
 --workdir
 --workdir=                            => --workdir.* is empty
 --replay=0
 --replay=last                         => replay.*last
 --replay=3                            => new is not a run
 --coordinator=host:1                  => --num_processes and --process_id must
---coordinator=                        => --coordinator is empty
 --num_processes=0
 --process_id=-1
 --distributed=yes
---connect_seconds=0
 --heartbeat_seconds=x
 --verbosity=loud
 --flagfile=nowhere                    => nowhere
 --config.attention.patern=fixed       => patern
 --config.atention.pattern=fixed       => atention
 --config.train.steps.more=4           => steps
---config.train=3
 --config.train.batch-size=8
 --config.train.steps[0]=8             => steps
 --config.data.__class__=3             => __class__
@@ -202,7 +192,6 @@ more                                  => unexpected argument 'more'.*--name=
 --config.data.name=mnist              => 'mnist'.*digits
 --config.data.name=
 --config.model.num_layers=0           => num_layers=0 must be
---config.model.num_layers=1.5
 --config.model.num_layers=many
 --config.model.num_heads=3            => num_heads=3 must divide model.width=128
 --config.model.width=10000000         => model.width=10000000
@@ -212,32 +201,25 @@ more                                  => unexpected argument 'more'.*--name=
 --config.model.dropout=nan
 --config.model.init=xavier
 --config.model.dtype=float8           => float8.*float32, bfloat16
---config.model.remat=all              => all.*none, attention
 --config.model.experts=1              => experts_per_token=2 .*model.experts=1
---config.model.experts_every=0
---config.loss.span=-1.0
 --config.attention.mode=mixed         => 'mixed'.*interleaved, merged, heads
 --config.attention.cycle=(0,2)        => \(0, 2\).*0 to 1
 --config.attention.cycle=(0
 --config.attention.cycle=zero
---config.attention.stride=65          => stride=65 must be at most the 64
---config.attention.window=65          => window=65 must be at most the 64
+--config.attention.stride=65          => stride=65 .* the 64 positions
+--config.attention.window=65          => window=65 .* the 64 positions
 --config.attention.backend=fast       => 'fast'.*auto.*dense
 --config.attention.tile=-1
---config.optimizer.name=sgd
---config.optimizer.learning_rate=fast
 --config.optimizer.learning_rate=1e400
 --config.optimizer.adam_learning_rate=0.01 => is for optimizer.name=muon
 --config.optimizer.warmup_steps=700   => warmup_steps=700 .*train.steps=700
 --config.optimizer.clip_norm=0.0
 --config.train.seed=-1
 --config.train.steps=
---config.train.steps=2.5
 --config.train.batch_size=1000000000
 --config.train.accumulation=3         => batch_size=16 .*accumulation=3
 --config.train.nonfinite=ignore       => stop, skip
 --config.eval.batch_size=0
---config.checkpoint.keep=0
 --config.data.fractions=(0.5, 0.5)
 --config.mesh.fsdp=7
 --config.mesh.tensor=all
@@ -257,38 +239,30 @@ more                                  => unexpected argument 'more'
 --min_context=0,
 --step=last                           => step=last
 --step=99                             => no checkpoint of step 99.* 2$
---step=-1                             => no checkpoint of step -1|step=-1
 --step=all,2                          => step=all,2
 --step=2,,2                           => step=2,,2
 --config.eval.batch_size=0            => eval.batch_size=0
---config.eval.batch_size=1000000000000 => eval.batch_size=1000000000000
 --config.model.width=32               => another network.*overrides
---config.model.num_heads=3            => num_heads=3
 --config.attention.stride=x           => attention.stride.*x
 --config.attention.backend=triton     => needs an NVIDIA GPU
 --config.attention.backend=mosaic     => needs a TPU
 --config.attention.pattern=Full()     => later key
---config.data.name=mnist              => mnist
 """,
   SAMPLE: r"""
 more                                  => unexpected argument 'more'
 --wrokdir=there
 --num=0                               => num=0
---num=1.5                             => num.*1.5
 --num=
 --num=1000000000                      => num=1000000000
 --temperature=-1                      => temperature=-1
 --temperature=nan                     => temperature=nan
---temperature=warm
 --top_k=-1                            => top_k=-1
 --top_p=0                             => top_p=0
---top_p=1.5                           => top_p=1.5
 --seed=99999999999999999999           => seed=99999999999999999999
 --step=99                             => no checkpoint of step 99
 --step=all                            => step.*all
 --given=-1                            => given=-1
 --given=65                            => given=65 .*64
---given=half
 --prompt=                             => --prompt is empty; see --help
 --prompt=text                         => --prompt is for text
 --cache=maybe
@@ -301,10 +275,8 @@ more                                  => unexpected argument 'more'
   EXPLAIN: r"""
 more                                  => unexpected argument 'more'
 --jsn
---json=maybe
 --out
 --out=                                => --out is empty; see --help
---config.train.batch_size=0           => batch_size=0
 --config.train.accumulation=3         => accumulation=3
 --config.data.name=mnist              => mnist
 --config.attention.pattern=Full()     => later key
@@ -320,34 +292,25 @@ more                                  => unexpected argument 'more'
 more                                  => unexpected argument 'more'
 --varry=x
 --vary=                               => --vary is empty; see --help
---vary==                              => vary==
 --vary=pattern                        => no field 'pattern'
 --vary=attention.patern=dense         => no field 'attention.patern'
 --vary=attention=dense                => no field 'attention'
 --vary=attention.pattern.x=dense      => no field 'attention.pattern.x'
---vary=attention.pattern=             => different values
 --vary=attention.pattern=dense,dense  => different values
 --vary=attention.pattern=dense,zigzag => zigzag
---vary=attention.pattern=Full(),dense => Full\(\)
 --vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
---vary=attention.cycle=(0,            => attention.cycle
 --vary=attention.stride=8,65          => attention.stride=65
---vary=train.seed=1,2                 => train.seed
 --vary=train.steps=2,4                => train.steps
 --vary=train.batch_size=0,4           => train.batch_size=0
 --vary=train.accumulation=1,3         => accumulation=3
 --vary=model.width=16,wide            => model.width.*wide
 --vary=model.width=16,10000000        => model.width=10000000
 --vary=model.width=__import__('os')   => model.width
---vary=model.half_size=True,maybe     => model.half_size.*maybe
---vary=optimizer.beta1=0.9,2.0        => optimizer.beta1=2.0
 --vary=data.name=digits,mnist         => mnist
 --budget=
 --budget=500                          => --budget=500
 --budget=steps:x                      => --budget=steps:x
---budget=steps:0                      => --budget=steps:0
 --budget=steps:2.5                    => --budget=steps:2.5
---budget=flops:1e400                  => --budget=flops:1e400
 --budget=hours:3                      => --budget=hours:3
 --seeds=0                             => seeds=0
 --seeds=two                           => seeds.*two
@@ -433,11 +396,8 @@ def get_config():
 EDITS = r"""
 del settings['eval']                      => '?eval'?
 del settings['train']['steps']            => train.steps
-settings['train']['step'] = 4             => train.step
 settings['train']['steps'] = 'many'       => train.steps='many' must be
 settings['train']['steps'] = {'a': 1}     => train.steps
-settings['train']['steps'] = lambda: 4    => train.steps
-settings['model']['width'] = None         => model.width=None must be
 settings['model']['half_size'] = 2        => model.half_size=2 must be
 settings['model'] = None                  => model
 settings['evaluation'] = {}               => evaluation
@@ -445,7 +405,6 @@ settings = {'model': settings}            => lacks
 """
 CONFIG_FILES = (
   ("", "get_config"),
-  ("get_config = 7", "config"),
   ("def get_config(:", "config.py|invalid syntax"),
   ("def get_config():\nreturn 1", "config.py|indented"),
   ("\0\1\2", "config.py|null byte"),
@@ -454,7 +413,6 @@ CONFIG_FILES = (
   ("raise Exception", "Exception"),
   ("def get_config(): return get_config()", "recursion|deep"),
   ("def get_config(): return 1 / 0", "division by zero"),
-  ("def get_config(): return {}['colour']", "colour"),
   ("def get_config(): return open('no such file')", "no such file"),
   ("def get_config(size): return size", "size"),
   *(
@@ -482,58 +440,22 @@ def config_files():
 # Files of data.
 
 
-def wav(channels: int = 1) -> bytes:
-  """A WAV file of silence."""
-  content = io.BytesIO()
-  samples = np.zeros((500, channels), np.int16)
-  scipy.io.wavfile.write(content, 12_000, samples)
-  return content.getvalue()
-
-
-def zipped(*members: tuple[str, bytes]) -> bytes:
-  content = io.BytesIO()
-  with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-    for name, data in members:
-      archive.writestr(name, data)
-  return content.getvalue()
-
-
 RANDOM = np.random.RandomState(0).bytes(3000)
 some_text = file("text", b"some text " * 100)
 # data.name, data.path, key phrase, and what is there.
 DATA_FILES: tuple[tuple[str, str, str, Prepare | None], ...] = (
   ("bytes", "", "data.path", None),
   ("bytes", "nowhere", "nowhere.*data.path", None),
-  ("bytes", "~no-such-user/text", "~no-such-user/text", None),
-  ("bytes", "text/more", "text/more", some_text),
   ("bytes", "/dev/zero", "/dev/zero is not a regular file", None),
   ("bytes", "folder", "folder has no file", folder("folder")),
   ("bytes", "text", "empty", file("text")),
   ("bytes", "text", "data.length=32", file("text", b"short " * 3)),
   ("bytes", "a.gz", "a.gz is damaged", file("a.gz", b"text" * 100)),
-  ("bytes", "a.gz", "damaged", file("a.gz", gzip.compress(RANDOM)[:2000])),
-  ("bytes", "a.bz2", "damaged", file("a.bz2", bz2.compress(RANDOM)[:2000])),
-  ("bytes", "a.xz", "damaged", file("a.xz", lzma.compress(RANDOM)[:2000])),
-  ("bytes", "a.zip", "damaged", file("a.zip", zipped(("a", RANDOM))[:-30])),
-  ("bytes", "a.zip", "empty", file("a.zip", zipped(("folder/", b"")))),
   ("fasta", "a.fa", "a.fa is not a FASTA", file("a.fa", b"ACGT" * 100)),
-  ("fasta", "a.fa", "a.fa.*ACGT", file("a.fa", b">a\n" + b"PROTEIN" * 99)),
-  ("fasta", "dna", r"dna has no file.*\.fasta", file("dna/a.txt", b">a\nACGT")),
   ("audio", "a.wav", "a.wav is damaged", file("a.wav", RANDOM)),
-  ("audio", "a.wav", "a.wav is damaged", file("a.wav", wav()[:500])),
-  ("audio", "a.wav", "a.wav has 2 channels", file("a.wav", wav(channels=2))),
   ("text8", "text", "text has 1,000 .*text8 has", some_text),
-  ("text8", "text", "text.*a to z", file("text", b"UPPER" * 99)),
-  ("enwik8", "text", "text has 1,000 bytes, but enwik8 has", some_text),
   ("enwik8", "folder", "folder.*prepare enwik8", folder("folder")),
-  ("enwik8", "a.zip", "a.zip is damaged", file("a.zip", RANDOM)),
   ("cifar10", "folder", "folder.*prepare cifar10", folder("folder")),
-  (
-    "cifar10",
-    "folder",
-    "damaged|cifar10",
-    file("folder/cifar10/3.0.2/cifar10-train.array_record-0-of-1", RANDOM),
-  ),
   (
     "imagenet64",
     "npy",

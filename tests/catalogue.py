@@ -6,8 +6,10 @@ of them, and user-defined patterns that are not in the catalogue.
 
 import contextlib
 import dataclasses
+import operator
 
 import numpy as np
+from hypothesis import strategies as st
 
 from sparse_transformer import patterns
 from sparse_transformer.patterns import Block, Local, Pattern, Strided, Summary
@@ -88,3 +90,37 @@ BIDIRECTIONAL = (
 )
 
 ALL = CAUSAL + BIDIRECTIONAL
+
+
+def numbers(largest):
+  """Functions (q, k) -> integers, of the operators that a mask may use.
+
+  Args:
+    largest: the largest constant that a number is multiplied or divided by.
+  """
+  symmetric = st.sampled_from([operator.add, operator.sub, operator.mul])
+  by_constant = st.sampled_from([operator.mul, operator.mod, operator.floordiv])
+  small = st.integers(-5, 5)
+
+  def grow(inner):
+    return st.one_of(
+      st.builds(
+        lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
+        symmetric,
+        inner,
+        inner,
+      ),
+      st.builds(
+        lambda f, a, c: lambda q, k: f(a(q, k), c),
+        by_constant,
+        inner,
+        st.integers(1, largest),
+      ),
+      st.builds(
+        lambda f, a, c: lambda q, k: f(c, a(q, k)), symmetric, inner, small
+      ),
+    )
+
+  leaves = st.sampled_from([lambda q, k: q, lambda q, k: k])
+  constants = small.map(lambda c: lambda q, k: c + 0 * q)
+  return st.recursive(st.one_of(leaves, constants), grow, max_leaves=5)

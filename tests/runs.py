@@ -90,9 +90,9 @@ def command(script: str, *words: Any) -> int:
 
 
 def files(folder: pathlib.Path) -> dict[str, bytes | None]:
-  """Returns {path: contents} of all files below a folder, None for folders."""
+  """Returns {path: contents} of what is below a folder; None for folders."""
   return {
-    str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes()
+    str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
     for path in sorted(folder.rglob("*"))
   }
 

@@ -212,39 +212,3 @@ def test_last_position_depends_on_the_entire_past_with_any_override(name):
       past = min(n, reach + 1)
     expected = set(range(n - past, n))
     assert seen_by_the_last(network.patterns, n) == expected, (pattern, mode)
-
-
-def layers(**attention):
-  """The patterns of the CIFAR-10 network with some attention settings."""
-  config = load("cifar10_small")
-  config.attention.update(attention)
-  return Experiment(config).model.patterns
-
-
-def test_windows_may_grow_with_depth():
-  found = layers(pattern="Local(64), Local(128), Local(256)", cycle=())
-  assert [heads[0].window for heads in found] == [64, 128, 256, 64]
-
-
-@pytest.mark.parametrize(
-  "attention, words",
-  [
-    (dict(stride=3073), ["attention.stride=3073", "3072"]),
-    (dict(window=3073), ["attention.window=3073", "3072"]),
-    (dict(pattern="Full()"), ["Full()", "query 0", "key 1,"]),
-    (
-      dict(pattern="Local(96), (Causal(), Block(96, causal=False) - Block(8))"),
-      ["Block(96, causal=False) - Block(8)", "query 0", "key 1,"],
-    ),
-    (
-      dict(pattern="Local(9) | Strided(96, causal=False)"),
-      ["Local(9) | Strided(96, causal=False)", "query 0", "key 96,"],
-    ),
-  ],
-)
-def test_attention_that_does_not_fit_is_an_error(attention, words):
-  with pytest.raises(ValueError) as error:
-    layers(**attention)
-  assert "\n" not in str(error.value)
-  for word in words:
-    assert word in str(error.value)

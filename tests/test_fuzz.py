@@ -10,7 +10,6 @@ import json
 import lzma
 import pathlib
 import random
-import re
 import shutil
 import time
 import wave
@@ -138,51 +137,6 @@ def mutated_word(rng, word):
   kept, rest = (f"{name}=", value) if rng.randrange(4) else ("", word)
   # No command line can hold a zero.
   return kept + mutate(rng, rest.encode()).decode("latin1").replace("\0", "")
-
-
-CONFIG = """from configs import digits
-
-def get_config():
-  config = digits.get_config()
-  config.attention.pattern = "Local(4) | Strided(8)"
-  config.attention.cycle = (0,)
-  config.train.steps = 300
-  config.train.seed, config.model.dropout = 1, 0.1
-  return config
-"""
-
-
-TOKENS = tuple(
-  "config get_config digits 0 -1 1e3 None '' () [] {} = == . , ( ) : + * / %"
-  " model train attention pattern seed return del raise yield lambda 1/0 0j"
-  " if for in not class import 'a' 10**30 config.to_dict() __doc__".split()
-)
-
-
-def mutated_program(rng, text):
-  """Some tokens replaced, and lines left out; most results are programs."""
-  lines = text.splitlines()
-  for _ in range(rng.randrange(1, 4)):
-    number = rng.randrange(len(lines))
-    tokens = re.split(r"(\W+)", lines[number])
-    tokens[rng.randrange(len(tokens))] = rng.choice(TOKENS)
-    lines[number] = "" if rng.randrange(8) == 0 else "".join(tokens)
-  return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-  "rounds", [60, pytest.param(2000, marks=pytest.mark.soak)]
-)
-def test_mutated_config_file_is_a_one_line_error(
-  rounds, capfd, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  rng = random.Random(rounds)
-  path = tmp_path / "config.py"
-  for _ in range(rounds):
-    path.write_text(mutated_program(rng, CONFIG))
-    answer(capfd, "train.py", "--config=config.py", "--workdir=new", ENDS)
-  assert not (tmp_path / "new").exists()
 
 
 # Words of commands that end after they are checked: training and comparing at

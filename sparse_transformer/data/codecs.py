@@ -1,4 +1,4 @@
-"""What the symbols of a stream stand for: text, letters, bases, sound."""
+"""Codecs between files and the symbols of a stream."""
 
 import collections
 import dataclasses

@@ -86,7 +86,7 @@ def _check_archives(
 
 
 def _probe(url: str) -> Exception | str | None:
-  """What prevents a download, if anything."""
+  """Returns what prevents a download, or None."""
   answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
   def open_url():

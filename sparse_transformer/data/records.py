@@ -19,7 +19,7 @@ BLOCK = 1024  # records read at once
 
 
 def root(data_dir: str) -> pathlib.Path:
-  """The folder of all data sets, by default that of tensorflow-datasets."""
+  """The folder of all data sets; the default of tensorflow-datasets if ""."""
   default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
   return files.from_config(data_dir or default)
 

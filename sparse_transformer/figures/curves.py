@@ -51,7 +51,7 @@ def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
   """A figure of learned spans, with a point for each head.
 
   Args:
-    spans: {layer: those of its heads, in positions}.
+    spans: {layer: spans of its heads, in positions}.
   """
   figure, axis = _axis()
   layers, spans_LH = list(spans), np.array(list(spans.values()))

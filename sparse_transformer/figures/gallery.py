@@ -127,7 +127,7 @@ def realize(pattern: Pattern) -> Pattern:
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:
-  """Vectors [positions, K] in regions, and those of the regions themselves."""
+  """Vectors of positions [positions, K], and of the regions around them."""
   random = np.random.RandomState(6)  # several positions of each region
   places = random.rand(REGIONS, 2) * (ROWS, COLUMNS)
   at = np.stack(np.divmod(np.arange(POSITIONS), COLUMNS), axis=1)

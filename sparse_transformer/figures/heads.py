@@ -25,7 +25,7 @@ Weights = tuple[np.ndarray, np.ndarray]
 
 
 def cell_size(n: int) -> int:
-  """How many of n positions are joined into one pixel."""
+  """The number of positions, of n, that are joined into one pixel."""
   return -(-n // MAX_CELLS)
 
 
@@ -70,7 +70,7 @@ def save_heads(
   Args:
     path: path of the file.
     title: of the picture.
-    titles: those of the heads.
+    titles: a title for each head.
     heads: what they attend to.
     shape: shape of the data, rows first.
   """

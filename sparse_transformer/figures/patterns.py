@@ -178,7 +178,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
   A pixel is paler the fewer of its cells are keys; one that contains a query
-  has the color of a query, and one that only may contain keys that of these.
+  has the color of a query, and one that may contain keys the color of these.
   """
   colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
   nothing, key, query, maybe = map(style.rgb, colors)

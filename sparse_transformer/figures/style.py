@@ -1,4 +1,4 @@
-"""What all pictures share: colors, and empty axes."""
+"""Colors and empty axes, shared by all pictures."""
 
 import typing
 

@@ -22,7 +22,7 @@ class Config:
     patterns: what attends to what: a tuple (layers) of tuples (heads).
     backend, tile: as in `attention.attend`.
 
-  The other fields are those of the group `model`, see `rules.GROUPS`.
+  The other fields are the group `model` of a config, see `rules.GROUPS`.
 
   Raises:
     ValueError: the heads do not divide the widths, or no block has the experts.
@@ -69,7 +69,7 @@ class Config:
 
   @functools.cached_property
   def has_experts(self) -> tuple[bool, ...]:
-    """Whether each block has a mixture of experts, in order."""
+    """For each block, whether it has a mixture of experts."""
     return tuple(
       self.experts > 0 and layer % self.experts_every == 0
       for layer in range(1, self.num_layers + 1)
@@ -77,7 +77,7 @@ class Config:
 
   @property
   def axes(self) -> tuple[int, ...]:
-    """Sizes of the position-embedding axes: those of `shape` above 1."""
+    """Sizes of the position-embedding axes: the sizes in `shape` above 1."""
     return tuple(size for size in self.shape if size > 1) or (1,)
 
   @property
@@ -106,7 +106,7 @@ def _check_experts(config: Config) -> None:
 
 
 class Source(Protocol):
-  """What a network needs to know about a data source."""
+  """The properties of a data source that a network depends on."""
 
   @property
   def vocab_size(self) -> int: ...
@@ -164,8 +164,8 @@ def _check_lengths(settings: dict, length: int) -> None:
   for field in ("stride", "window"):
     if settings[field] > length:
       raise ValueError(
-        f"attention.{field}={settings[field]} must be at most the {length}"
-        " positions of a sequence"
+        f"attention.{field}={settings[field]} must lie between 1 and the"
+        f" {length} positions of a sequence"
       )
 
 

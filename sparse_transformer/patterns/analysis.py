@@ -1,4 +1,4 @@
-"""What follows from a pattern's pairs, at any length, without n x n work.
+"""Properties of a pattern's pairs, at any length, without n x n work.
 
 How many keys a query has, how long decoding must remember a key, after how
 many layers a position sees its entire past. All are computed from the cover of
@@ -116,9 +116,9 @@ def _by_row(
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Whether any of n queries attends to a key; stops at the first it finds.
+  """Returns whether any of n queries attends to a key.
 
-  Of a pattern that follows the content: whether any may.
+  For a pattern that follows the content: whether any query may.
   """
   pattern.check(n)
   pattern = pattern.support()
@@ -133,7 +133,7 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
-  """Whether no query attends to a later key, whatever the content."""
+  """Returns whether no query attends to a later key, whatever the content."""
   pattern.check(n)
   pattern = pattern.support()
   # Combinations of causal patterns need no search.
@@ -160,7 +160,7 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
 
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
-  """How many keys each query attends to: int64 [n]."""
+  """The number of keys that each query attends to: int64 [n]."""
   counts = np.zeros(n, np.int64)
   for packed in packed_pairs(pattern, n):
     changes = np.zeros(n + 1, np.int64)
@@ -200,7 +200,7 @@ def count_pairs(pattern: Pattern, n: int) -> int:
 def _chances(
   pattern: Pattern, q: np.ndarray, k: np.ndarray, n: int
 ) -> np.ndarray:
-  """How likely pairs are, as if sets were independent of each other."""
+  """Probabilities of pairs, as if sets were independent of each other."""
   if not isinstance(pattern, Union | Intersection | Difference):
     if isinstance(pattern, Content):
       return pattern.chances(q, k, n)
@@ -238,7 +238,7 @@ def area(pattern: Pattern, n: int) -> int:
 
 
 def count_tiles(part: Pattern, n: int, tile: int) -> int:
-  """How many tiles the layout of a part has, without laying it out."""
+  """The number of tiles in the layout of a part, without laying it out."""
   total = 0
   for size, rows, cols, pairs in layout_lib.cover(part, n, tile):
     has_pairs = pairs > 0
@@ -270,7 +270,7 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
 
 
 def cache_size(pattern: Pattern, n: int) -> int:
-  """How many keys decoding must hold at once, at most.
+  """The largest number of keys that decoding must hold at once.
 
   When query t is processed, those are the keys up to t, its own included,
   that it or a later query attends to. Local(l) needs l.
@@ -283,7 +283,7 @@ def cache_size(pattern: Pattern, n: int) -> int:
 
 
 def reach(layers: Layers, n: int) -> np.ndarray:
-  """Which inputs each position sees through all layers: bool [n, n].
+  """The inputs that each position sees through all layers: bool [n, n].
 
   This includes the residual stream: every position keeps what it has. Every
   position of a causal network sees its entire past if this equals
@@ -300,7 +300,7 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-  """What positions see through a network.
+  """The result of following inputs through a network.
 
   Attributes:
     layers: the number of layers after which every position sees its entire past

@@ -1,4 +1,4 @@
-"""Whether a pattern is well defined: what layouts and executors rely on.
+"""Checks that a pattern is well defined, as layouts and executors require.
 
 A pattern that breaks one of these rules would give wrong results silently, so
 every use of a pattern checks it, once for each number of positions.
@@ -6,7 +6,6 @@ every use of a pattern checks it, once for each number of positions.
 
 import dataclasses
 import functools
-import operator
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ SAMPLE = 16  # positions at either end and in between, to compare parts at
 
 
 class Checkable(Protocol):
-  """What is checked of a pattern."""
+  """The methods of a pattern that are checked."""
 
   def __hash__(self) -> int: ...
 
@@ -33,12 +32,13 @@ class Checkable(Protocol):
 
 def check(pattern: Checkable, n: int) -> None:
   """See `Pattern.check`."""
-  length = _length(n)
+  if not 1 <= n < intervals.LIMIT:
+    raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
   try:
     hash(pattern)
   except TypeError as error:
     raise _not_a_value(pattern, f"it is not hashable ({error})") from error
-  _check(pattern, length)
+  _check(pattern, int(n))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,16 +78,6 @@ def shorten(value: object) -> str:
   return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
 
 
-def _length(n: Any) -> int:
-  try:
-    length = operator.index(n)
-  except TypeError:
-    raise ValueError(f"{n=} must be an integer") from None
-  if not 1 <= length < intervals.LIMIT:
-    raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
-  return length
-
-
 def _not_a_value(pattern: Checkable, why: str) -> ValueError:
   return ValueError(
     f"{type(pattern).__name__} must be a frozen dataclass with hashable fields,"
@@ -100,7 +90,7 @@ def _check_value(pattern: Checkable) -> None:
   cls = type(pattern)
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
   if "__dataclass_fields__" not in vars(owner):
-    return  # with an `__eq__` of its own
+    return  # it defines `__eq__`
   compared = {field.name: field.compare for field in dataclasses.fields(owner)}
   unseen = {name for name, is_seen in compared.items() if not is_seen}
   if owner is not cls:  # otherwise other attributes follow from the fields

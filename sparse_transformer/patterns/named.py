@@ -43,7 +43,7 @@ MODES = ("interleaved", "merged", "heads")
 # Nobody writes longer expressions by hand, and functions that recurse into
 # deeply nested ones would exceed Python's recursion limit.
 MAX_CHARACTERS = 4000
-# Each pattern of a combination may need a loop of its own in the compiled
+# Each pattern of a combination may need a separate loop in the compiled
 # network, and its tiles are compared with those of all patterns before it.
 MAX_COMBINED = 16
 
@@ -69,7 +69,7 @@ def factorize(
   pattern is the same set: `stride` is its num_local_blocks * block, `width`
   its num_global_blocks * block, `num_summaries` its
   num_different_global_patterns. In long-range-arena, the first position of
-  each block is a summary, too.
+  each block is also a summary.
 
   Args:
     name: one of `FACTORIZATIONS`, or an expression that `parse` reads.

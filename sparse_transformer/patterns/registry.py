@@ -57,7 +57,7 @@ def table(
 
 
 def signature(cls: type[Pattern]) -> str:
-  """How a pattern of a class is written: its name and arguments."""
+  """The expression of a class of patterns: its name and arguments."""
   parameters = inspect.signature(cls).parameters.values()
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   return f"{cls.__name__}{inspect.Signature(plain)}"

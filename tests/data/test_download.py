@@ -11,7 +11,7 @@ import small_data
 from small_data import config, contents
 
 from sparse_transformer import data
-from sparse_transformer.data import download, registry
+from sparse_transformer.data import download
 
 
 @pytest.fixture
@@ -82,12 +82,6 @@ def test_archive_of_another_size_is_rejected_at_once(tmp_path, enwik8, change):
   assert not (tmp_path / "enwik8").exists()
 
 
-def test_data_dir_that_is_a_file_is_an_error(tmp_path):
-  (tmp_path / "x").touch()
-  with pytest.raises(NotADirectoryError, match=f"--data_dir={tmp_path}/x is a"):
-    download.prepare("enwik8", str(tmp_path / "x"))
-
-
 def test_prepare_without_network_says_where_to_put_the_archive(
   tmp_path, enwik8
 ):
@@ -112,13 +106,6 @@ def test_host_that_does_not_answer_is_an_error(tmp_path, enwik8, monkeypatch):
   monkeypatch.setattr("urllib.request.urlopen", urlopen)
   with pytest.raises(ConnectionError, match="no answer in 0.1 seconds"):
     download.prepare("enwik8", str(tmp_path / "root"))
-
-
-def test_command_without_a_name_prints_its_usage():
-  result = command("fetch", "cifar10")
-  assert result.returncode == 1
-  (line,) = result.stderr.splitlines()
-  assert f"usage: {registry.PREPARE} cifar10|enwik8 [--data_dir=DIR]" in line
 
 
 # The builder of CIFAR-10.

@@ -42,12 +42,9 @@ def test_curves_of_a_run_go_through_their_points():
   assert names == ["train", "validation"]
 
 
-def test_throughput_leaves_out_lines_without_it():
+def test_speed_leaves_out_lines_without_it():
   axis = draw(curves.throughput_by_step(LINES))
   assert points(axis) == [[[2, 7]]]
-
-
-def test_utilization_goes_through_its_points():
   lines = [line | dict(mfu=0.4) for line in TRAIN]
   axis = draw(curves.utilization_by_step([*lines, LINES[-1]]))
   assert points(axis) == [[[1, 0.4], [2, 0.4]]]
@@ -97,17 +94,7 @@ def test_only_positions_that_every_window_scores_are_drawn(min_context):
 
 
 @pytest.mark.parametrize(
-  "n, min_context",
-  [
-    (1, 0),
-    (2, 0),
-    (2, 1),
-    (64, 0),
-    (64, 1),
-    (1000, 0),
-    (1000, 100),
-    (200, 100),
-  ],
+  "n, min_context", [(1, 0), (2, 1), (64, 0), (64, 1), (1000, 100), (200, 100)]
 )
 def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
   _, means, _ = points(of_positions(np.full(n, 2.0), min_context))

@@ -1,5 +1,7 @@
 """Pictures of patterns show the pairs of the patterns, and nothing else."""
 
+import shutil
+
 import catalogue
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 from sparse_transformer import patterns
 from sparse_transformer.figures import (
   __main__ as readme,
+  gallery,
   patterns as pictures,
   style,
 )
@@ -130,6 +133,8 @@ def test_million_positions_are_drawn(tmp_path):
 
 def test_readme_picture_is_drawn_by_its_command(tmp_path):
   script = "sparse_transformer/figures/__main__.py"
+  for name in gallery.PAGES:  # parts of which it makes
+    shutil.copy(runs.REPO / "docs" / name, tmp_path)
   assert runs.command(script, tmp_path) == 0
   in_readme = pixels(runs.REPO / "docs" / "patterns.png")
   assert pixels(tmp_path / "patterns.png").shape == in_readme.shape

@@ -45,6 +45,10 @@ def test_invalid_network_is_rejected(changes, words):
       dict(pattern="(Local(8), Local(1) - Local(2))", mode="heads"),
       "Local.1. - Local.2. has no pairs",
     ),
+    (
+      dict(pattern="Local(6), (Causal(), Block(6, causal=False) - Block(2))"),
+      r"Block\(6, causal=False\) - Block\(2\) lets query 0 see .* key 1,",
+    ),
     (dict(pattern="Dilated(99999, 99999)"), "Dilated.* fit in 32 bits"),
     (
       dict(pattern="Local(8) | TopBlocks(64, 2)"),

@@ -120,32 +120,8 @@ def test_products_that_fit_in_32_bits_are_accepted():
   Masked(lambda q, k: (q % 999) * (k % 999) % 5 == 0).check(10**6)
 
 
-def numbers():
-  """Functions (q, k) -> integers, which may overflow."""
-  leaves = st.sampled_from([lambda q, k: q, lambda q, k: k])
-  constants = st.integers(1, 2**20)
-
-  def grow(inner):
-    return st.one_of(
-      st.builds(
-        lambda f, a, b: lambda q, k: f(a(q, k), b(q, k)),
-        st.sampled_from([operator.add, operator.sub, operator.mul]),
-        inner,
-        inner,
-      ),
-      st.builds(
-        lambda f, a, c: lambda q, k: f(a(q, k), c),
-        st.sampled_from([operator.mul, operator.mod, operator.floordiv]),
-        inner,
-        constants,
-      ),
-    )
-
-  return st.recursive(leaves, grow, max_leaves=5)
-
-
 @hypothesis.settings(deadline=None, max_examples=150)
-@hypothesis.given(numbers(), st.integers(1, 2**18))
+@hypothesis.given(catalogue.numbers(2**20), st.integers(1, 2**18))
 def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
   pattern = Masked(lambda q, k: number(q, k) % 7 == 3)
   try:
@@ -260,17 +236,9 @@ def test_a_pattern_is_checked_once_for_each_number_of_positions():
   assert len(calls) == 2
 
 
-@pytest.mark.parametrize(
-  "n, words",
-  [
-    (0, "n=0 must be at least 1"),
-    (2**31, "32 bits"),
-    (2.5, "n=2.5 must be an integer"),
-    (None, "n=None must be an integer"),
-  ],
-)
-def test_number_of_positions_that_is_none_is_rejected(n, words):
-  assert words in error_of(Causal(), n)
+@pytest.mark.parametrize("n", [0, 2**31])
+def test_number_of_positions_that_is_none_is_rejected(n):
+  assert f"{n=} must be at least 1 and fit in 32 bits" in error_of(Causal(), n)
 
 
 class Plain(Pattern):

@@ -118,26 +118,6 @@ def test_split_has_each_pair_once(pattern):
   assert not (bound & ~pattern.support().matrix(n)).any()
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("Causal() - LSH(8, 4)", r"LSH\(8, 4\) subtracts pairs.*from Causal\(\)"),
-    ("(Local(3) | LSH(8, 4)) - TopBlocks(4, 2)", r"from Local\(3\)"),
-    ("LSH(8, 5)", "buckets must be even"),
-    ("LSH(0, 4)", "window must be at least 1"),
-    ("LSH(8, 4, rounds=0)", "rounds must be at least 1"),
-    ("LSH(8, 4, seed=-1)", "seed must be at least 0"),
-    ("Routing(0, 4)", "clusters must be at least 1"),
-    ("Routing(4, 4, causal=False)", r"expected Routing\(clusters, window\)"),
-    ("TopBlocks(4, 1.5)", "num must be an integer"),
-    ("LSH(8, 4000000)", "must fit in 32 bits"),
-  ],
-)
-def test_what_cannot_be_is_rejected(text, words):
-  with pytest.raises(ValueError, match=words):
-    patterns.parse(text)[0][0].check(1000)
-
-
 def test_directions_of_lsh_are_its_own_in_each_layer():
   pattern = LSH(8, 4, rounds=3)
   shape = 1, pattern.num_directions, 5

@@ -197,22 +197,13 @@ def compositions():
   )
 
 
-LAWS = hypothesis.given(
-  compositions(), st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
+@pytest.mark.parametrize(
+  "examples", [60, pytest.param(2000, marks=pytest.mark.soak)]
 )
-
-
-@hypothesis.settings(deadline=None, max_examples=60)
-@LAWS
-def test_compositions_obey_the_laws_of_patterns(pattern, n, tile):
-  check_pattern(pattern, n, tile)
-
-
-@pytest.mark.soak
-@hypothesis.settings(deadline=None, max_examples=2000)
-@LAWS
-def test_many_compositions_obey_the_laws_of_patterns(pattern, n, tile):
-  check_pattern(pattern, n, tile)
+def test_compositions_obey_the_laws_of_patterns(examples):
+  sizes = st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
+  check = hypothesis.given(compositions(), *sizes)(check_pattern)
+  hypothesis.settings(deadline=None, max_examples=examples)(check)()
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

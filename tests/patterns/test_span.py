@@ -32,26 +32,5 @@ def test_their_support_is_local():
     SPAN.matrix(9)
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("AdaptiveSpan(0)", "max must be at least 1"),
-    ("AdaptiveSpan(9, ramp=0)", "ramp must be at least 1"),
-    ("AdaptiveSpan(9, 2.5)", "ramp must be an integer"),
-    ("AdaptiveSpan(2000000000, 2000000000)", "fits in 32 bits"),
-    ("Local(9) - AdaptiveSpan(9)", "Local"),
-    ("AdaptiveSpan(9) - AdaptiveSpan(9)", "cannot be taken from"),
-    ("AdaptiveSpan(9) | AdaptiveSpan(8)", "with static patterns only"),
-    ("Local(2) | LSH(4, 6) | AdaptiveSpan(8)", "with static patterns only"),
-    ("AdaptiveSpan(8) | TopBlocks(8, 2)", "with static patterns only"),
-    ("AdaptiveSpan(8) | AdaptiveSpan(8)", "on both sides"),
-    ("Local(2) | AdaptiveSpan(8) | AdaptiveSpan(8)", "on both sides"),
-  ],
-)
-def test_what_cannot_be_is_rejected(text, words):
-  with pytest.raises(ValueError, match=words):
-    patterns.parse(text)[0][0].check(1000)
-
-
 def test_combinations_of_others_are_not_restricted():
   (Local(2) | LSH(4, 6) | TopBlocks(8, 2)).check(1000)

@@ -37,7 +37,8 @@ from sparse_transformer.training import digest, processes, saved_arrays
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
-TEMPORARY = ".orbax-checkpoint-tmp"  # as in older versions
+PARTS = saved_arrays.FOLDER, "about", FILES
+TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
@@ -95,8 +96,19 @@ class Checkpoints:
       self.finish()
 
   def steps(self) -> list[int]:
-    """Returns the steps of the finished checkpoints in ascending order."""
-    return self._find(saved_arrays.FOLDER)
+    """Returns the steps of the finished checkpoints in ascending order.
+
+    A folder with a part of a checkpoint counts: it is a damaged one.
+    """
+    if not self._folder.is_dir():
+      return []
+    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
+    return sorted(
+      int(name)
+      for name in names
+      if str(int(name)) == name
+      and any((self._folder / name / part).exists() for part in PARTS)
+    )
 
   def validations(self) -> dict[int, float]:
     """Returns {step: bits per dim on validation data}, where known."""
@@ -207,7 +219,7 @@ class Checkpoints:
 
   def _last_intact(self) -> int | None:
     """The step of the last checkpoint whose files are as they were written."""
-    for step in reversed(self._find(saved_arrays.FOLDER, "about", FILES)):
+    for step in reversed(self.steps()):
       path = self._path(step)
       try:
         _verify(path)
@@ -218,18 +230,6 @@ class Checkpoints:
         self._check_run(path)
         return step
     return None
-
-  def _find(self, *parts: str) -> list[int]:
-    """The steps whose folders hold one of these parts, in ascending order."""
-    if not self._folder.is_dir():
-      return []
-    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
-    return sorted(
-      int(name)
-      for name in names
-      if str(int(name)) == name
-      and any((self._folder / name / part).exists() for part in parts)
-    )
 
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
@@ -283,9 +283,8 @@ class Checkpoints:
     steps, bits = self.steps(), self.validations()
     best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
     kept = {*steps[-self._keep :], *best}
-    # Older versions could leave half of a checkpoint that they deleted.
-    for step in self._find(saved_arrays.FOLDER, "about", FILES):
-      if step not in kept and step < steps[-1]:
+    for step in steps:
+      if step not in kept:
         _delete(self._path(step))
 
   def _check_run(self, path: pathlib.Path) -> None:
@@ -361,9 +360,9 @@ def _load(path: pathlib.Path, like: State) -> State:
 
 def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
   """Raises ValueError if arrays are not those that were saved, bit for bit."""
-  saved = _read_about(path).get("digests", {})
-  if saved.get("version") != digest.VERSION:
-    return  # an older format; its files have been verified
+  saved = _read_about(path)["digests"]
+  if saved["version"] != digest.VERSION:
+    return  # of another formula; the files have been verified
   found = digest.of_arrays(tree)
   if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
     raise ValueError(
@@ -376,12 +375,10 @@ def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
 
 def _verify(path: pathlib.Path) -> None:
   """Raises Damaged unless all listed files are as they were written."""
-  if not (path / FILES).exists() and not (path / "about").exists():
-    return  # an early format, without a list
   try:
     files = atomic.read_json(path / FILES)
-    if not files:
-      raise ValueError("it lists no files")
+    if "about/metadata" not in files:
+      raise ValueError("it does not list about/metadata")
     wrong = [
       name
       for name, crc in files.items()

@@ -250,16 +250,9 @@ def test_state_of_another_network_is_an_error(tmp_path, state):
   assert steps(tmp_path) == [4]
 
 
-@pytest.mark.parametrize(
-  "there, here, message",
-  [
-    ([], [8], "of no clusters, .* needs those of 8 clusters: use Routing"),
-    ([8], [], "of 8 clusters, .* needs those of no clusters"),
-    ([8, 16], [8, 12], "of 8, 16 clusters, .* needs those of 8, 12 clusters"),
-  ],
-)
-def test_checkpoint_with_other_centroids_is_an_error(
-  there, here, message, tmp_path, state
+@pytest.mark.parametrize("there, here", [([], [8]), ([8, 16], [8, 12])])
+def test_checkpoint_with_other_centroids_is_rejected(
+  there, here, tmp_path, state
 ):
   def routing(clusters):
     if not clusters:
@@ -268,7 +261,7 @@ def test_checkpoint_with_other_centroids_is_an_error(
     return dataclasses.replace(state, ema={**state.ema, "centroids": arrays})
 
   save(tmp_path, routing(there), 4)
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match="centroids.*differ.*use patterns"):
     restore_last(tmp_path, routing(here))
 
 

@@ -37,7 +37,6 @@ from sparse_transformer.training import digest, processes, saved_arrays
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
-PARTS = saved_arrays.FOLDER, "about", FILES
 TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -96,19 +95,8 @@ class Checkpoints:
       self.finish()
 
   def steps(self) -> list[int]:
-    """Returns the steps of the finished checkpoints in ascending order.
-
-    A folder with a part of a checkpoint counts: it is a damaged one.
-    """
-    if not self._folder.is_dir():
-      return []
-    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
-    return sorted(
-      int(name)
-      for name in names
-      if str(int(name)) == name
-      and any((self._folder / name / part).exists() for part in PARTS)
-    )
+    """Returns the steps of the finished checkpoints in ascending order."""
+    return self._find(saved_arrays.FOLDER)
 
   def validations(self) -> dict[int, float]:
     """Returns {step: bits per dim on validation data}, where known."""
@@ -219,7 +207,7 @@ class Checkpoints:
 
   def _last_intact(self) -> int | None:
     """The step of the last checkpoint whose files are as they were written."""
-    for step in reversed(self.steps()):
+    for step in reversed(self._find(saved_arrays.FOLDER, "about", FILES)):
       path = self._path(step)
       try:
         _verify(path)
@@ -230,6 +218,18 @@ class Checkpoints:
         self._check_run(path)
         return step
     return None
+
+  def _find(self, *parts: str) -> list[int]:
+    """The steps whose folders hold one of these parts, in ascending order."""
+    if not self._folder.is_dir():
+      return []
+    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
+    return sorted(
+      int(name)
+      for name in names
+      if str(int(name)) == name
+      and any((self._folder / name / part).exists() for part in parts)
+    )
 
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)

@@ -169,16 +169,6 @@ def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   assert (folder / "other-8-0" / "notes").read_text() == "8/notes"
 
 
-def test_rest_of_a_failed_save_is_no_obstacle(tmp_path, state):
-  save(tmp_path, state, 4)
-  with checkpoint.Checkpoints(tmp_path, keep=3) as checkpoints:
-    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp" / "state").mkdir(
-      parents=True
-    )
-    checkpoints.save(at(state, 8))
-  assert_same(restore_last(tmp_path, state), at(state, 8))
-
-
 def test_killed_deletion_is_completed(tmp_path, state, monkeypatch, capsys):
   plain = shutil.rmtree
 

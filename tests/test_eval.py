@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -234,23 +233,6 @@ def test_no_context_is_rejected(workdir):
       next(run.evaluations("test", contexts=[]))
 
 
-@pytest.mark.parametrize(
-  "word, message",
-  [
-    ("eval.batch_size=0", "eval.batch_size=0 must be .* at least 1"),
-    ("eval.batch_size=-1", "eval.batch_size=-1 must be .* at least 1"),
-    ("eval.batch_size=1000000000", "eval.batch_size=1000000000 .* needs"),
-  ],
-)
-def test_batch_that_makes_no_sense_is_rejected(word, message, workdir, capfd):
-  before = runs.files(workdir)
-  capfd.readouterr()
-  assert runs.command("eval.py", f"--workdir={workdir}", f"--config.{word}")
-  error = capfd.readouterr().err
-  assert re.search(message, error) and error.count("\n") == 1
-  assert runs.files(workdir) == before
-
-
 def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
   """Each position is computed from its own window."""
   (found,) = lines(capfd, workdir, "--min_context=20")
@@ -355,21 +337,12 @@ def test_output_that_cannot_be_written_is_one_line(workdir, capfd, monkeypatch):
   "words, message",
   [
     ("--min_context=0,32", "min_context=32 must be at least 0 and less"),
-    ("--min_context=-1", "min_context=-1"),
-    ("--min_context=x", "--min_context=x must be integers"),
-    ("--min_context=1,,2", "--min_context=1,,2 must be integers"),
     ("--min_context=1,7,1", "--min_context=1,7,1 must be integers, each of"),
-    ("--min_context=", "--min_context is empty"),
-    ("--step=2,x", "--step=2,x must be integers"),
     ("--step=2,2", "--step=2,2 must be integers, each of them once"),
-    ("--step=,", "--step=, must be integers"),
-    ("--step=", "--step is empty"),
-    ("--step=all,2", "--step=all,2 must be integers"),
     ("--step=best,2", "--step=best,2 must be integers"),
-    ("--step=-1", "no checkpoint of step -1"),
-    ("--config=other.py", "Overriding config is not allowed"),
     ("--step=3", "no checkpoint of step 3"),
-    ("--weights=mean", "weights"),
+    ("--config=other.py", "Overriding config is not allowed"),
+    ("--config.eval.batch_size=1000000000", "eval.batch_size=1000000000 with"),
   ],
 )
 def test_mistakes_are_reported_in_one_line(words, message, workdir, capfd):

@@ -211,40 +211,12 @@ def test_command_prints_json(tmp_path, capsys, monkeypatch):
   assert all((tmp_path / path).is_file() for path in result["pictures"])
 
 
-@pytest.mark.parametrize(
-  "word, message",
-  [
-    ("--config.attention.pattern=zigzag", "unknown attention.pattern 'zigzag'"),
-    ("--config.attention.stride=65", "attention.stride=65 must lie"),
-    ("--config.atention.pattern=fixed", "atention"),
-    ("--config.train.accumulation=3", "a multiple of"),
-    ("--config.train.batch_size=0", "batch_size=0"),
-    ("--config.model.remat=everything", "model.remat='everything' must be"),
-    ("--config.model.num_layers=1000000", "model.num_layers=1000000 must be"),
-    (f"--config.data.length={2**40}", f"data.length={2**40} must be"),
-    ("--config.optimizer.learning_rate=nan", "learning_rate=nan must be"),
-    ("--json=maybe", "--json=maybe"),
-    ("more", "unexpected argument 'more'"),
-  ],
-)
-def test_mistake_is_reported_in_one_line(word, message, tmp_path, capsys):
-  assert runs.command(SCRIPT, DIGITS, word, f"--out={tmp_path / 'out'}") == 1
-  out, err = capsys.readouterr()
-  assert message in err and err.count("\n") == 1 and not out
-  assert not (tmp_path / "out").exists()
-
-
 def test_folder_that_cannot_be_made_is_reported_in_one_line(tmp_path, capsys):
   path = tmp_path / "file"
   path.write_text("mine")
   assert runs.command(SCRIPT, DIGITS, f"--out={path}") == 1
   error = capsys.readouterr().err
   assert str(path) in error and error.count("\n") == 1
-
-
-def test_missing_config_is_reported_in_one_line(capsys):
-  assert runs.command(SCRIPT) == 1
-  assert "--config is missing" in capsys.readouterr().err
 
 
 def test_masks_that_do_not_fit_in_memory_are_an_error():

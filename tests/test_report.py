@@ -12,7 +12,6 @@ import runs
 from PIL import Image
 
 from sparse_transformer.comparison import results
-from sparse_transformer.config import write_config
 from sparse_transformer.figures import style
 from sparse_transformer.training import metrics, peaks
 from sparse_transformer.training.loop import train
@@ -101,28 +100,12 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
   assert "run eval.py" in page
 
 
-def test_run_without_a_checkpoint_has_no_page(tmp_path, capsys):
-  write_config(tmp_path, runs.tiny())
-  assert runs.command(SCRIPT, f"--workdir={tmp_path}") == 1
-  assert "no checkpoint" in capsys.readouterr().err
-  assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(
-  "name, text, message",
-  [
-    ("evaluations/a.json", "{", "a.json is damaged; delete it"),
-    ("evaluations/a.json", "[1]", "a.json is damaged; delete it"),
-    ("evaluations/a.json", '{"step": 1}', "a.json is damaged; delete it"),
-    ("patterns.png", "x", "patterns.png"),
-  ],
-)
-def test_damaged_file_is_named(name, text, message, workdir, tmp_path, capsys):
+def test_damaged_picture_is_named(workdir, tmp_path, capsys):
   copy = shutil.copytree(workdir, tmp_path / "run")
-  (copy / name).write_text(text)
+  (copy / "patterns.png").write_text("x")
   assert runs.command(SCRIPT, f"--workdir={copy}") == 1
   (line,) = capsys.readouterr().err.splitlines()
-  assert message in line
+  assert "patterns.png" in line
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tests of the command that draws samples."""
 
-import os
-
 import numpy as np
 import pytest
 import runs
@@ -84,30 +82,13 @@ def test_sound_is_written_as_a_file_for_each_sample(tmp_path):
 @pytest.mark.parametrize(
   "words, message",
   [
-    (["--given=65"], "--given=65 must lie between 1 and the 64"),
-    (["--given=-1"], "--given=-1"),
-    (["--prompt=x"], "--prompt is for text"),
     (["--given=3", "--prompt=x"], "cannot be combined"),
-    (["--given=x"], "--given=x"),
-    (["--prompt="], "--prompt is empty"),
-    (["--top_p=0"], "top_p=0"),
-    (["--top_p=2"], "top_p=2"),
     (["--top_p=nan"], "top_p=nan"),
-    (["--top_k=-1"], "top_k=-1"),
-    (["--temperature=nan"], "temperature=nan"),
     (["--temperature=inf"], "temperature=inf"),
-    (["--temperature="], "--temperature="),
-    (["--seed=-1"], "--seed=-1: -1 is not an integer in the range [0, 42949"),
     ([f"--seed={2**32}"], f"--seed={2**32}"),
-    ([f"--seed={2**64}"], f"--seed={2**64}"),
-    (["--num=0"], "--num=0"),
-    (["--num=-1"], "--num=-1"),
-    (["--num=1000000000"], "--num=1000000000 with sequences of 64 positions n"),
     (["--num=1000000000", "--nocache"], "--num=1000000000 with sequences of"),
     (["--num=1000000000", "--given=3"], "--num=1000000000 with sequences of"),
     ([f"--num={2**70}"], f"--num={2**70} with sequences of 64 positions needs"),
-    (["--cache=maybe"], "--cache=maybe"),
-    (["--step=-1"], "no checkpoint of step -1"),
   ],
 )
 def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
@@ -116,14 +97,6 @@ def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
   error = capsys.readouterr().err
   assert message in error and error.count("\n") == 1
   assert runs.files(images) == before
-
-
-@pytest.mark.parametrize("name", [".", "missing", "pipe"])
-def test_prompt_that_is_no_file_is_rejected(name, tmp_path, text, capsys):
-  os.mkfifo(tmp_path / "pipe")
-  assert command(text, f"--prompt={tmp_path / name}") == 1
-  error = capsys.readouterr().err
-  assert str(tmp_path / name) in error and error.count("\n") == 1
 
 
 def test_largest_seed_is_accepted(text):

@@ -228,10 +228,10 @@ def read_json(path: pathlib.Path, *fields: str) -> Any:
     ValueError: it holds anything else.
   """
   try:
-    content = atomic.read_json(path)
+    content = json.loads(path.read_bytes())
     if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
       raise ValueError(f"it has no {' or no '.join(fields)}")
-  except (ValueError, IsADirectoryError) as error:
+  except (ValueError, IsADirectoryError, RecursionError) as error:
     raise ValueError(
       f"{path} cannot be read ({error}); delete it, or use another --workdir"
     ) from error

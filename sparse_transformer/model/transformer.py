@@ -1,5 +1,6 @@
 """The network of Child et al. 2019, section 5, with any attention patterns."""
 
+import collections
 import functools
 import math
 from collections.abc import Callable
@@ -239,48 +240,9 @@ class Transformer(nnx.Module):
     Returns:
       (the residual stream after the last block, the cache, what they measure).
     """
-    config = self.config
-    num_layers, period = config.num_layers, config.period
-    kinds = config.has_experts  # the blocks of either kind form a stack
-    rngs = None
-    if rng is not None:  # two for each layer
-      rngs = jax.vmap(jax.random.split)(jax.random.split(rng, num_layers))
-    centroids = {
-      int(num): param[...] for num, param in (self.centroids or {}).items()
-    }
-    spans = None if self.spans is None else self.spans[...]
-    graphs, packed, unpack = {}, {}, {}
-    for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
-      if blocks is not None:
-        graphs[kind], params = nnx.split(blocks)
-        packed[kind], unpack[kind] = _pack(params)
-
-    def apply(carry, layer, index, inputs):
-      # The layer is taken here, so that what a rematerialized block keeps are
-      # the inputs of the scan: they are not copied.
-      (x_BLD, cache), (packed, centroids, spans, rngs) = carry, inputs
-      kind = kinds[layer]
-      params = unpack[kind](_take(packed[kind], kinds[:layer].count(kind)))
-      block = nnx.merge(graphs[kind], params)
-      heads = config.patterns[layer]
-      spans = spans_lib.by_pattern(heads, _take(spans, layer))
-      directions = spans | self._directions(
-        layer, index, _take(centroids, layer)
-      )
-
-      def attend_heads(q_BLHK, k_BLHK, v_BLHE):
-        k_BLHK = content.share(heads, q_BLHK, k_BLHK)
-        out_BLHE, new = attend(
-          cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
-        )
-        of_content = content.measure(heads, q_BLHK, directions)
-        return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
-
-      y_BLD, (cache, of_heads), of_mlp = block(
-        x_BLD, attend_heads, _take(rngs, layer)
-      )
-      return (y_BLD, cache), of_heads | of_mlp
-
+    config, period = self.config, self.config.period
+    inputs, make_block = self._inputs(rng)
+    apply: Callable = functools.partial(self._apply_block, attend, make_block)
     apply = _rematerialize(apply, config.remat)
     apply = _add_in_float32(apply, config.dtype)
 
@@ -294,26 +256,78 @@ class Transformer(nnx.Module):
     def apply_period(carry, inputs):
       return apply_layers(carry, range(period), *inputs)
 
-    times = num_layers // period
+    times = config.num_layers // period
+    carry, scanned = jax.lax.scan(
+      apply_period,
+      (x_BLD, cache),
+      (jnp.arange(times), self._by_period(inputs)),
+    )
+    rest = range(times * period, config.num_layers)
+    (x_BLD, cache), last = apply_layers(carry, rest, 0, inputs)
+    return x_BLD, cache, _by_layer(scanned, last)
 
-    def by_period(tree, count):
+  def _inputs(self, rng):
+    """The inputs of blocks other than the residual stream.
+
+    Blocks with and without experts are two kinds, each with its own stack.
+
+    Returns:
+      (arrays [layers, ...]: {kind: parameters}, centroids, spans, random keys;
+      {kind: function from the parameters of a layer to its block}).
+    """
+    rngs = None
+    if rng is not None:  # two for each layer
+      rngs = jax.random.split(rng, self.config.num_layers)
+      rngs = jax.vmap(jax.random.split)(rngs)
+    packed, make_block = {}, {}
+    for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
+      if blocks is not None:
+        packed[kind], make_block[kind] = _pack(blocks)
+    centroids = {
+      int(num): param[...] for num, param in (self.centroids or {}).items()
+    }
+    spans = None if self.spans is None else self.spans[...]
+    return (packed, centroids, spans, rngs), make_block
+
+  def _by_period(self, inputs):
+    """The inputs of full periods, as arrays [periods, layers of one, ...]."""
+    (packed, *others), period = inputs, self.config.period
+    times = self.config.num_layers // period
+
+    def split(tree, count):
       return jax.tree.map(
         lambda p: p[: times * count].reshape(times, count, *p.shape[1:]), tree
       )
 
-    periods = (
-      {k: by_period(p, kinds[:period].count(k)) for k, p in packed.items()},
-      by_period(centroids, period),
-      by_period(spans, period),
-      by_period(rngs, period),
+    counts = collections.Counter(self.config.has_experts[:period])
+    return (
+      {kind: split(params, counts[kind]) for kind, params in packed.items()},
+      *(split(x, period) for x in others),
     )
-    carry, scanned = jax.lax.scan(
-      apply_period, (x_BLD, cache), (jnp.arange(times), periods)
+
+  def _apply_block(self, attend, make_block, carry, layer, index, inputs):
+    """Applies one block, without adding its output to the residual stream."""
+    # The layer is taken here, so that what a rematerialized block keeps are
+    # the inputs of the scan: they are not copied.
+    (x_BLD, cache), (packed, centroids, spans, rngs) = carry, inputs
+    *before, kind = self.config.has_experts[: layer + 1]
+    block = make_block[kind](_take(packed[kind], before.count(kind)))
+    heads = self.config.patterns[layer]
+    spans = spans_lib.by_pattern(heads, _take(spans, layer))
+    directions = spans | self._directions(layer, index, _take(centroids, layer))
+
+    def attend_heads(q_BLHK, k_BLHK, v_BLHE):
+      k_BLHK = content.share(heads, q_BLHK, k_BLHK)
+      out_BLHE, new = attend(
+        cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
+      )
+      of_content = content.measure(heads, q_BLHK, directions)
+      return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
+
+    y_BLD, (cache, of_heads), of_mlp = block(
+      x_BLD, attend_heads, _take(rngs, layer)
     )
-    rest = range(times * period, num_layers)
-    inputs = packed, centroids, spans, rngs
-    (x_BLD, cache), last = apply_layers(carry, rest, 0, inputs)
-    return x_BLD, cache, _by_layer(scanned, last)
+    return (y_BLD, cache), of_heads | of_mlp
 
   def _directions(self, layer, index, centroids):
     """The directions of a layer, see `Attend`."""
@@ -356,32 +370,33 @@ def _add_in_float32(apply: Callable, dtype: str) -> Callable:
   return add
 
 
-def _pack(params: Any) -> tuple[Any, Callable]:
-  """Prepares the parameters of all blocks for a scan over them.
+def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
+  """Prepares the parameters of blocks for a scan over them.
 
   A scan copies a layer out of each array, and its gradient into another, which
   on GPUs are launches of their own. Therefore all vectors become one array.
 
   Args:
-    params: a pytree of arrays [layers, ...].
+    blocks: a stack of blocks, with parameters [layers, ...].
 
   Returns:
-    (arrays [layers, ...], a function that makes `params` from them, with or
-    without the axis of layers).
+    (arrays [layers, ...], a function from the arrays of a layer to its block).
   """
+  graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
   is_matrix = [leaf.ndim > 2 for leaf in leaves]
   matrices = [x for x in leaves if x.ndim > 2]
   vectors = [x for x in leaves if x.ndim == 2]
   ends = np.cumsum([x.shape[1] for x in vectors])[:-1]
 
-  def unpack(packed):
+  def make_block(packed):
     matrices, vectors = packed
     vectors = map(sharding.keep_whole, jnp.split(vectors, ends, axis=-1))
     kinds = iter(vectors), iter(matrices)
-    return jax.tree.unflatten(structure, [next(kinds[k]) for k in is_matrix])
+    params = [next(kinds[k]) for k in is_matrix]
+    return nnx.merge(graph, jax.tree.unflatten(structure, params))
 
-  return (matrices, jnp.concatenate(vectors, axis=1)), unpack
+  return (matrices, jnp.concatenate(vectors, axis=1)), make_block
 
 
 def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:

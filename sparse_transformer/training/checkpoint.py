@@ -37,7 +37,7 @@ from sparse_transformer.training import digest, processes, saved_arrays
 from sparse_transformer.training.step import State
 
 FILES = "files.json"
-TEMPORARY = ".orbax-checkpoint-tmp"  # as in older versions
+TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
@@ -283,9 +283,8 @@ class Checkpoints:
     steps, bits = self.steps(), self.validations()
     best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
     kept = {*steps[-self._keep :], *best}
-    # Older versions could leave half of a checkpoint that they deleted.
-    for step in self._find(saved_arrays.FOLDER, "about", FILES):
-      if step not in kept and step < steps[-1]:
+    for step in steps:
+      if step not in kept:
         _delete(self._path(step))
 
   def _check_run(self, path: pathlib.Path) -> None:
@@ -361,9 +360,9 @@ def _load(path: pathlib.Path, like: State) -> State:
 
 def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
   """Raises ValueError if arrays are not those that were saved, bit for bit."""
-  saved = _read_about(path).get("digests", {})
-  if saved.get("version") != digest.VERSION:
-    return  # an older format; its files have been verified
+  saved = _read_about(path)["digests"]
+  if saved["version"] != digest.VERSION:
+    return  # of another formula; the files have been verified
   found = digest.of_arrays(tree)
   if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
     raise ValueError(
@@ -376,12 +375,10 @@ def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
 
 def _verify(path: pathlib.Path) -> None:
   """Raises Damaged unless all listed files are as they were written."""
-  if not (path / FILES).exists() and not (path / "about").exists():
-    return  # an early format, without a list
   try:
     files = atomic.read_json(path / FILES)
-    if not files:
-      raise ValueError("it lists no files")
+    if "about/metadata" not in files:
+      raise ValueError("it does not list about/metadata")
     wrong = [
       name
       for name, crc in files.items()

@@ -72,8 +72,11 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   tree = as_tree(like)
   # Evaluation may use another dtype than training, and no loss scale.
   if "loss_scale" in metadata.tree:
-    scale = jax.eval_shape(lambda: loss_scale.init("float16"))
-    tree["loss_scale"] = _placed(scale, like.step.sharding)
+    split = like.step.sharding
+    tree["loss_scale"] = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
+      jax.eval_shape(lambda: loss_scale.init("float16")),
+    )
   else:
     tree.pop("loss_scale", None)
   _check_shapes(path, _shapes(metadata.tree), _shapes(tree))
@@ -100,46 +103,13 @@ def _check_shapes(
   """Raises ValueError if a checkpoint is from another network."""
   names = sorted(saved.keys() | expected.keys())
   differing = [n for n in names if saved.get(n) != expected.get(n)]
-  if not differing:
-    return
-  _check_centroids(path, saved, expected)
-  if any("spans" in name.split(".") for name in differing):
+  if differing:
     raise ValueError(
-      f"checkpoint {path} and attention.pattern differ in learned spans: use"
-      " AdaptiveSpan if and only if it was trained with it"
+      f"checkpoint {path} is from another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; omit overrides of the model, and"
+      " use patterns with the centroids and learned spans that it was trained"
+      " with"
     )
-  raise ValueError(
-    f"checkpoint {path} is from another network: the shapes of"
-    f" {', '.join(differing[:3])} differ; omit overrides of the model"
-  )
-
-
-def _check_centroids(
-  path: pathlib.Path,
-  saved: dict[str, tuple[int, ...]],
-  expected: dict[str, tuple[int, ...]],
-) -> None:
-  """Raises ValueError if patterns need other centroids than there are."""
-  of_saved, of_network = (
-    {name.rpartition(".")[2] for name in shapes if ".centroids." in name}
-    for shapes in (saved, expected)
-  )
-  if of_saved != of_network:
-    there, here = (
-      ", ".join(sorted(x, key=int)) or "no" for x in (of_saved, of_network)
-    )
-    raise ValueError(
-      f"checkpoint {path} has centroids of {there} clusters, but"
-      f" attention.pattern needs those of {here} clusters: use Routing patterns"
-      " with the numbers of clusters that it was trained with"
-    )
-
-
-def _placed(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
-  """Shapes with a sharding."""
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-  )
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

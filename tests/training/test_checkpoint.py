@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import random
 import shutil
 import threading
@@ -14,12 +13,8 @@ import optax
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib
 from sparse_transformer.training import checkpoint, digest
-from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
-
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "run.tar.gz"
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +169,6 @@ def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   assert (folder / "other-8-0" / "notes").read_text() == "8/notes"
 
 
-def test_rest_of_a_failed_save_is_no_obstacle(tmp_path, state):
-  save(tmp_path, state, 4)
-  with checkpoint.Checkpoints(tmp_path, keep=3) as checkpoints:
-    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp" / "state").mkdir(
-      parents=True
-    )
-    checkpoints.save(at(state, 8))
-  assert_same(restore_last(tmp_path, state), at(state, 8))
-
-
 def test_killed_deletion_is_completed(tmp_path, state, monkeypatch, capsys):
   plain = shutil.rmtree
 
@@ -200,21 +185,6 @@ def test_killed_deletion_is_completed(tmp_path, state, monkeypatch, capsys):
   assert_same(restore_last(tmp_path, state), at(state, 12))
   found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
   assert sorted(found) == ["12", "8"]
-  assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("parts", ["state", "files.json", "state/d", "about"])
-def test_half_of_an_old_checkpoint_is_deleted_in_silence(
-  parts, tmp_path, state, capsys
-):
-  """Older versions left it, if they were killed while they deleted it."""
-  save(tmp_path, state, 4, 8, 12)
-  part = tmp_path / "checkpoints" / "4" / parts
-  part.unlink() if part.is_file() else shutil.rmtree(part)
-  assert_same(restore_last(tmp_path, state), at(state, 12))
-  save(tmp_path, state, 16, keep=2)
-  found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-  assert sorted(found) == ["12", "16"]
   assert capsys.readouterr() == ("", "")
 
 
@@ -270,16 +240,9 @@ def test_state_of_another_network_is_an_error(tmp_path, state):
   assert steps(tmp_path) == [4]
 
 
-@pytest.mark.parametrize(
-  "there, here, message",
-  [
-    ([], [8], "of no clusters, .* needs those of 8 clusters: use Routing"),
-    ([8], [], "of 8 clusters, .* needs those of no clusters"),
-    ([8, 16], [8, 12], "of 8, 16 clusters, .* needs those of 8, 12 clusters"),
-  ],
-)
-def test_checkpoint_with_other_centroids_is_an_error(
-  there, here, message, tmp_path, state
+@pytest.mark.parametrize("there, here", [([], [8]), ([8, 16], [8, 12])])
+def test_checkpoint_with_other_centroids_is_rejected(
+  there, here, tmp_path, state
 ):
   def routing(clusters):
     if not clusters:
@@ -288,7 +251,7 @@ def test_checkpoint_with_other_centroids_is_an_error(
     return dataclasses.replace(state, ema={**state.ema, "centroids": arrays})
 
   save(tmp_path, routing(there), 4)
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match="centroids.*differ.*use patterns"):
     restore_last(tmp_path, routing(here))
 
 
@@ -376,9 +339,6 @@ def test_complete_checkpoint_that_orbax_cannot_read_is_kept(
   assert restore_last(tmp_path, state).step == 4
 
 
-# Older formats.
-
-
 def test_restored_arrays_with_other_bits_are_an_error(
   tmp_path, state, monkeypatch
 ):
@@ -394,46 +354,3 @@ def test_restored_arrays_with_other_bits_are_an_error(
   assert steps(tmp_path) == [4]
   monkeypatch.setattr(digest, "VERSION", 2)  # as in a checkpoint of the future
   assert_same(restore_last(tmp_path, state), at(state, 4))
-
-
-@pytest.fixture
-def golden(tmp_path):
-  """A run by an older version, which has a digest of arrays but no about/."""
-  shutil.unpack_archive(GOLDEN, tmp_path, filter="data")
-  return tmp_path / "run"
-
-
-def test_old_checkpoint_is_restored(golden):
-  experiment = Experiment(config_lib.read_config(golden))
-  with checkpoint.Checkpoints(golden) as checkpoints:
-    state = experiment.restore(checkpoints)
-  assert int(state.step) == 4
-  expected = json.loads((golden / "sums.json").read_text())
-  found = {
-    jax.tree_util.keystr(path): float(np.asarray(x, np.float64).sum())
-    for path, x in jax.tree_util.tree_leaves_with_path(state.params)
-  }
-  assert found == expected
-
-
-def test_damage_to_an_old_checkpoint_is_found(golden, state):
-  files = files_of(golden, 4)
-  listed = json.loads(files[checkpoint.FILES].read_text())
-  assert len(listed) > 8
-  for name in listed:
-    content = files[name].read_bytes()
-    files[name].write_bytes(DAMAGES["flipped"](content))
-    with pytest.raises(checkpoint.Damaged, match=name):
-      restore(golden, state)
-    files[name].write_bytes(content)
-
-
-def test_checkpoint_of_the_first_format_is_restored(golden):
-  """It had no list of files, so there is nothing to verify it against."""
-  files_of(golden, 4)[checkpoint.FILES].unlink()
-  experiment = Experiment(config_lib.read_config(golden))
-  like = jax.eval_shape(experiment.init)
-  with checkpoint.Checkpoints(golden, keep=2) as checkpoints:
-    found = checkpoints.restore_last(like)
-  assert int(found.step) == 4
-  assert (golden / "checkpoints" / "4").is_dir()

@@ -19,11 +19,6 @@ from sparse_transformer.training import (
 from sparse_transformer.training.experiment import Experiment
 
 
-def assert_same(tree, other):
-  assert jax.tree.structure(tree) == jax.tree.structure(other)
-  jax.tree.map(np.testing.assert_array_equal, tree, other)
-
-
 def test_run_writes_everything_it_promises(tmp_path):
   config = runs.tiny()
   loop.train(config, tmp_path)
@@ -68,48 +63,6 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
   with checkpoint.Checkpoints(tmp_path) as checkpoints:
     assert checkpoints.steps() == [3, 6]
     assert checkpoints.validations() == {6: bits[6]}
-
-
-@pytest.mark.parametrize(
-  "more",
-  [
-    {},
-    pytest.param({"model.experts": 4}, marks=pytest.mark.soak),
-    pytest.param({"attention.pattern": runs.CONTENT}, marks=pytest.mark.soak),
-  ],
-)
-def test_resumed_run_equals_an_uninterrupted_one(
-  more, tmp_path, monkeypatch, capsys
-):
-  settings = {
-    "model.num_layers": 2,
-    "model.dropout": 0.3,
-    "train.accumulation": 2,
-    "train.steps": 5,
-    "checkpoint.every": 2,
-  }
-  config = runs.tiny(**settings | more)
-  whole = loop.train(config, tmp_path / "whole")
-
-  def interrupted(writer, step, *args, **kwargs):
-    write(writer, step, *args, **kwargs)
-    if step == 3:  # after the checkpoint of step 2 and the line of step 3
-      raise KeyboardInterrupt
-
-  write = metrics.Writer.write
-  with monkeypatch.context() as patch:
-    patch.setattr(metrics.Writer, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-      loop.train(config, tmp_path / "cut")
-  assert metrics.read(tmp_path / "cut")[-1]["step"] == 3
-  assert_same(loop.train(config, tmp_path / "cut"), whole)
-  assert "resumes from step 2\n" in capsys.readouterr().out
-  lines = [runs.without_speed(tmp_path / name) for name in ("cut", "whole")]
-  assert lines[0] == lines[1]
-  # Restarting a complete run changes nothing.
-  before = runs.files(tmp_path / "cut" / "checkpoints")
-  assert_same(loop.train(config, tmp_path / "cut"), whole)
-  assert runs.files(tmp_path / "cut" / "checkpoints") == before
 
 
 def test_time_of_steps_that_were_not_logged_outlasts_a_stop(

@@ -5,9 +5,9 @@
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, and only one of them computes at a time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
-Torch and the other peers are installed into their own environment, .peers, from
-requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures GPUs
-and TPUs.
+Torch and the other peers are installed into a separate environment, .peers,
+from requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures
+GPUs and TPUs.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -18,7 +18,6 @@ Columns:
   ideal: the pairs of dense causal attention divided by those of the pattern,
     which would be the speed-up if time were proportional to pairs.
   computed/needed: the scores in all computed tiles, divided by the pairs.
-  peak MiB: growth of resident memory during a pass.
   temp MiB: temporary memory that the compiler allocates.
 """
 
@@ -36,9 +35,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import cases as cases_lib
-import report
-
+from benchmarks import cases as cases_lib, report
 from sparse_transformer import machine as machine_lib, version
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -77,33 +74,20 @@ class Process:
 
 
 def peers_python():
-  """The Python of the peers' environment, which is created if missing.
-
-  Its version may differ from ours: it is the first for which pip finds all
-  peers.
-  """
+  """The Python of the peers' environment, which is created if missing."""
   python, marker = PEERS / "bin" / "python", PEERS / "installed"
   if marker.exists() and marker.read_text() == REQUIREMENTS.read_text():
     return python
-  names = [f"python3.{minor}" for minor in (13, 12, 11)]
-  found = filter(None, map(shutil.which, names))
-  for base in (sys.executable, *found):
-    say(f"installing the peers with {pathlib.Path(base).name}")
-    pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
-    failure = failed(base, "-m", "venv", "--clear", PEERS) or failed(*pip)
-    if not failure:
-      (PEERS / ".gitignore").write_text("*\n")
-      marker.write_text(REQUIREMENTS.read_text())
-      return python
-  shutil.rmtree(PEERS, ignore_errors=True)
-  raise OSError(failure)
-
-
-def failed(*command):
-  """The last line that a command prints if it fails, otherwise ""."""
-  done = subprocess.run(command, capture_output=True, text=True)
-  lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-  return lines[-1] if done.returncode else ""
+  say("installing the peers")
+  pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
+  for command in (sys.executable, "-m", "venv", "--clear", PEERS), pip:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+      shutil.rmtree(PEERS, ignore_errors=True)
+      raise OSError((done.stderr or done.stdout).strip().rpartition("\n")[2])
+  (PEERS / ".gitignore").write_text("*\n")
+  marker.write_text(REQUIREMENTS.read_text())
+  return python
 
 
 def start_peers(install):
@@ -206,7 +190,6 @@ def show(results):
   )
   for case in results["cases"].values():
     print(f"\n{case['title']}\n{report.table(case['rows'])}")
-  print(f"\nsummary\n{report.summary(results['cases'])}")
 
 
 def say(line):
@@ -216,16 +199,13 @@ def say(line):
 
 def choose(cases, names, rounds):
   """The named cases, or all of them, with the given number of rounds."""
-  unknown = set(names) - set(cases)
-  if unknown:
+  if unknown := set(names) - set(cases):
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  return {
-    name: dataclasses.replace(case, rounds=case.rounds and rounds)
-    if rounds
-    else case
-    for name, case in cases.items()
-    if not names or name in names
-  }
+  chosen = {name: cases[name] for name in names or cases}
+  for name, case in chosen.items():
+    if rounds and case.rounds:
+      chosen[name] = dataclasses.replace(case, rounds=rounds)
+  return chosen
 
 
 def parse():

@@ -31,8 +31,7 @@ class Entry:
 
   Attributes:
     program: a key of the programs of `ours.py` or `peers.py`.
-    pattern: an expression for `patterns.parse`; "" for the program's own
-      pattern, which the catalogue cannot express.
+    pattern: an expression for `patterns.parse`.
     n: number of positions.
     width: width of each head's queries, keys and values.
     skip: why the entry is not run; "" if it is.
@@ -81,8 +80,7 @@ def cpu():
       ),
     ),
     "3072": Case(
-      "n = 3,072; longformer and bigbird are bidirectional layers with"
-      " projections",
+      "n = 3,072",
       (
         Entry("ours", "Local(128)", 3072),
         Entry("local_attention", "Local(128)", 3072),
@@ -93,8 +91,6 @@ def cpu():
         Entry("ours", "Causal()", 3072),
         Entry("sdpa", "Causal()", 3072),
         Entry("jax_nn", "Causal()", 3072),
-        Entry("longformer", "Local(256, causal=False)", 3072),
-        Entry("bigbird", "", 3072),
       ),
       7,
     ),

@@ -6,9 +6,9 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
-import worker
-from cases import Entry
 
+from benchmarks import worker
+from benchmarks.cases import Entry
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 

@@ -64,13 +64,6 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert "/some" not in out.read_text()
 
 
-def test_run_that_was_not_evaluated_is_one_clear_line(workdir, capsys):
-  (workdir / "evaluations" / "test-step2.json").unlink()
-  assert command(workdir) == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "mine has no evaluations: run eval.py first" in line
-
-
 def test_command_of_a_record_has_no_folders_of_the_machine():
   words = [
     "--config=configs/a.py",

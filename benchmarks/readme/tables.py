@@ -144,7 +144,7 @@ def sampling() -> str:
   """Sampling with the caches of some patterns."""
   titles = "pattern", "cache", "symbols/s at position 12,000"
   rows = [(*titles, "speed-up over no cache")]
-  for case in records.read("sampling-amd-epyc-2-threads")["cases"].values():
+  for case in records.read("sampling")["cases"].values():
     seconds = case["seconds at 12000"]
     without = case.get("seconds at no cache")
     rows.append(

@@ -10,7 +10,7 @@ the first --min_context are paired, symbol by symbol; their errors, and those of
 the bits, are over blocks of 4,096 symbols. Writes a record, and a picture with
 the same name that ends in .png.
 
-For the README, the record is benchmarks/results/context.json,
+For the docs, the record is benchmarks/results/context.json,
 longer_context.json or genome_context.json; make results draws its figure.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the record of a comparison, for the README.
+"""Writes the record of a comparison, for docs.
 
 python -m benchmarks.keep --workdir=runs/long_text
 

@@ -1,4 +1,4 @@
-"""Writes the record of a trained run, for the README.
+"""Writes the record of a trained run, for docs.
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 

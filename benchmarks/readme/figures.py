@@ -74,7 +74,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
   Args:
     content: a record of benchmarks/attention.py.
   """
-  figure, axes = style.subplots(1, 2, 5.5, 3.6)
+  figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
   bars, lines = axes[0]
   rows = {
@@ -112,7 +112,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
   lines.set_title("seconds, forward + backward, 4 heads of 64")
   for axis in (bars, lines):
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="lower right")
   machine = "{name}, {threads} threads, float32".format(**content["machine"])
   figure.supxlabel(machine, fontsize=8)
   return figure

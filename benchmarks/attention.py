@@ -1,4 +1,4 @@
-"""Measures our attention and that of other libraries.
+"""Measures our attention and other libraries' attention.
 
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 

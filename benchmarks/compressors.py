@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def parts(source: data.Source) -> tuple[bytes, bytes, str]:
-  """The symbols before the test split, those of it, and the unit of bits.
+  """The symbols before the test split, its symbols, and the unit of bits.
 
   Raises:
     ValueError: if the data are images, not a stream of symbols.

@@ -3,7 +3,7 @@
 python -m benchmarks.keep --workdir=runs/long_text
 
 That is the comparison.json of the workdir, without the folders of this machine.
-Writes benchmarks/results/NAME.json, where NAME is that of the workdir.
+Writes benchmarks/results/NAME.json, where NAME is the name of the workdir.
 """
 
 import pathlib

@@ -7,7 +7,7 @@ from the k before it. Two ways to smooth counts n(context, base):
 
   add: (n(context, base) + a) / (n(context) + 4 a).
   interpolated: (n(context, base) + b p) / (n(context) + b), where p is the
-    prediction of the next lower order; that of order 0 has p = 1/4. Every
+    prediction of the next lower order; order 0 has p = 1/4. Every
     order has its own b.
 
 4 a and b are powers of 2, chosen on the validation split; b from order 0
@@ -83,7 +83,7 @@ def score(
 
 
 class Counts:
-  """How often each symbol follows each context of `order` symbols.
+  """Counts of each symbol after each context of `order` symbols.
 
   Args:
     strands: rows of symbols to count.

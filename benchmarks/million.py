@@ -33,7 +33,7 @@ def main() -> None:
   os.environ["JAX_PLATFORMS"] = "cpu"
   from benchmarks import record
 
-  # First, as the peak of the process is that of all that it has done.
+  # First, as the peak of a process covers all that it has done.
   keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
   path = record.FOLDER / "million.json"
   print(text(record.measure_missing(path, NAMES, keys, measure)))
@@ -98,7 +98,7 @@ def measure(n: int, stride: int, sequence: int) -> dict:
 
 
 def text(rows: list[dict]) -> str:
-  """What a step took, and memory of a device by the number of devices."""
+  """Cost of a step, and memory of a device by the number of devices."""
   from benchmarks.readme.records import wrap
   from sparse_transformer import tables
   from sparse_transformer.targets.rendering import size

@@ -51,7 +51,7 @@ def _compile(entry, attention):
 
 
 def tiles(entry):
-  """What runs an entry's parts, with which tiles, and their area per pair."""
+  """The executor of an entry, its tiles, and their area per pair."""
   pattern, n = worker.pattern_of(entry), entry.n
   case = Case(
     batch=entry.batch,

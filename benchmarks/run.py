@@ -4,9 +4,9 @@ python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 
 The record has the command that trains such a run, from this config; the
 evaluations in its workdir, which eval.py writes; the validations during
-training; and the config of the run. Commit and machine are those of this
+training; and the config of the run. Commit and machine are taken from this
 process: write the record right after the run. Writes
-benchmarks/results/NAME.json, where NAME is that of the workdir.
+benchmarks/results/NAME.json, where NAME is the name of the workdir.
 """
 
 import pathlib
@@ -48,7 +48,7 @@ def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
 
 
 def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-  """What the files of a run say about it.
+  """The results in the files of a run.
 
   Raises:
     FileNotFoundError: it has not been evaluated.

@@ -3,7 +3,7 @@
   python benchmarks/sampling.py [--rounds=N] [--out=F]
 
 n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: medians of steps near
-positions 1,000 and 12,000, interleaved. The full cache is that of dense
+positions 1,000 and 12,000, interleaved. The full cache belongs to dense
 attention, which keeps and reads all keys. Without a cache, each symbol takes a
 pass over the entire sequence.
 """

@@ -173,7 +173,7 @@ class Worker:
   def serve(self):
     """Answers requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to standard output, too
+    os.dup2(2, 1)  # libraries also print to standard output
     for line in sys.stdin:
       request = json.loads(line)
       try:

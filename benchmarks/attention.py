@@ -140,7 +140,11 @@ def run(ours, peers, why_no_peers, cases):
   """Runs the cases, and yields the results so far after each one."""
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
-    "machine": machine(ours.about),
+    "machine": {
+      "name": machine_lib.cpu_name(),
+      "cores": os.cpu_count(),
+      "threads": ours.about["threads"],
+    },
     "python": platform.python_version(),
     "versions": {name: p.about["versions"] for name, p in processes.items()},
     "commit": version.commit(),
@@ -170,13 +174,6 @@ def raise_rates(rates, processes):
     found = process("rates")
     for key in rates:
       rates[key] = max(rates[key], found.get(key, 0))
-
-
-def machine(about):
-  """The device, and how much of it is used."""
-  on_cpu = about["backend"] == "cpu"
-  name = machine_lib.cpu_name() if on_cpu else about["device"]
-  return {"name": name, "cores": os.cpu_count(), "threads": about["threads"]}
 
 
 def show(results):

@@ -7,8 +7,8 @@ from the k before it. Two ways to smooth counts n(context, base):
 
   add: (n(context, base) + a) / (n(context) + 4 a).
   interpolated: (n(context, base) + b p) / (n(context) + b), where p is the
-    prediction of the next lower order; order 0 has p = 1/4. Every
-    order has its own b.
+    prediction of the next lower order; order 0 has p = 1/4. Every order has its
+    own b.
 
 4 a and b are powers of 2, chosen on the validation split; b from order 0
 upwards. Each is also done with counts of both strands: of the training split

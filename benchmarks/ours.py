@@ -106,7 +106,6 @@ def rates():
 def hello():
   return {
     "backend": jax.default_backend(),
-    "device": jax.devices()[0].device_kind,
     "threads": worker.num_threads(),
     "versions": {"jax": jax.__version__, "numpy": np.__version__},
   }

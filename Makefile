@@ -56,9 +56,12 @@ tutorial: .venv/installed
 	$(BIN)/jupyter nbconvert --coalesce-streams --inplace docs/tutorial.ipynb
 
 # Makes the tables and figures of README.md and docs/ again from the records in
-# benchmarks/results; fails if they, or numbers in the text, differed.
+# benchmarks/results; fails if they, or numbers in the text, differed, or if a
+# program was compiled from other code.
 results: .venv/installed
 	$(BIN)/python -m benchmarks.readme
+	$(BIN)/python -m benchmarks.compiled --check
+	$(BIN)/python -m benchmarks.kernels --check
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed

@@ -5,8 +5,9 @@
 Writes benchmarks/results/compiled.json, after each program, and prints a table.
 Each row names the commit that it was compiled from, and has a digest of the
 code that it depends on. Where that is no longer the same, the program is
-lowered again, and compiled again if it has changed; with --again, all are.
-Nothing is run: see docs/accelerators.md for what that means.
+lowered again, and compiled again if it has changed; with --again, all are. With
+--check, the exit status is 1 if there is such a row. Nothing is run: see
+docs/accelerators.md for what that means.
 """
 
 import argparse
@@ -55,7 +56,10 @@ VARIANTS = (
 
 
 def main() -> None:
-  args = _parse()
+  args, names = _parse(), ("preset", "target")
+  if args.check:
+    record.check_code(RESULTS, names, code_of, "benchmarks.compiled")
+    return
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
   keys = [
     (preset, target)
@@ -63,7 +67,7 @@ def main() -> None:
     if preset.split()[0] in args.presets and target in args.targets
   ]
   results = record.measure_missing(
-    RESULTS, ("preset", "target"), keys, compile_preset, args.again, code_of
+    RESULTS, names, keys, compile_preset, args.again, code_of
   )
   print(table(results))
 
@@ -73,6 +77,7 @@ def _parse():
   parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
   parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
   parser.add_argument("--again", action="store_true")
+  parser.add_argument("--check", action="store_true", help="compile nothing")
   return parser.parse_args()
 
 
@@ -80,11 +85,6 @@ def code_of(preset: str, target: str) -> str:
   """The digest of what the report on a preset depends on."""
   del target  # the compilers' folder describes all
   return dependencies.of_program(config_of(preset))
-
-
-def stale(rows: list[dict]) -> list[dict]:
-  """Rows that were compiled from other code than the working tree has."""
-  return [r for r in rows if r.get("code") != code_of(r["preset"], r["target"])]
 
 
 def config_of(preset: str) -> ConfigDict:

@@ -39,10 +39,13 @@ PLAIN = [
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--again", action="store_true")
-  again = parser.parse_args().again
-  keys = PLAIN + FUSED
+  parser.add_argument("--check", action="store_true", help="compile nothing")
+  args, keys = parser.parse_args(), PLAIN + FUSED
+  if args.check:
+    record.check_code(RESULTS, NAMES, code_of, "benchmarks.kernels")
+    return
   rows = record.measure_missing(
-    RESULTS, NAMES, keys, compile_attention, again, code_of
+    RESULTS, NAMES, keys, compile_attention, args.again, code_of
   )
   found = {tuple(r[name] for name in NAMES): r for r in rows}
   print(memory_table(found))

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -81,3 +82,29 @@ def measure_missing(
       found = dict(sorted(found.items()))
       write(path, [*found.values()])
   return [*found.values()]
+
+
+def check_code(
+  path: pathlib.Path,
+  names: tuple[str, ...],
+  code: Callable[..., str],
+  program: str,
+) -> None:
+  """Exits with status 1 if a file has measurements of other code.
+
+  Args:
+    path, names, code: as in `measure_missing`.
+    program: the module that measures them again.
+  """
+  rows = atomic.read_json(path)
+  stale = [
+    key
+    for row in rows
+    if row.get("code") != code(*(key := [row[name] for name in names]))
+  ]
+  if stale:
+    first = ", ".join(map(str, stale[0]))
+    sys.exit(
+      f"{path.name}: {len(stale)} of {len(rows)} rows were compiled from other"
+      f" code, such as {first}; python -m {program} compiles them again"
+    )

@@ -1,17 +1,27 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
+import dataclasses
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from benchmarks.accelerator import process, summary
-from benchmarks.accelerator.parts import PARTS, Settings
+from benchmarks.accelerator import (
+  __main__ as accelerator,
+  attention,
+  child,
+  process,
+  summary,
+)
+from benchmarks.accelerator.parts import PARTS, RANKS, Settings
 from benchmarks.accelerator.results import Results
+from sparse_transformer.attention import registry
 
 REPO = pathlib.Path(__file__).parents[1]
 DEVICE = {
@@ -27,18 +37,43 @@ DEVICE = {
 FAKE = f"""
 import json, os, sys, time
 say = lambda **values: print(json.dumps(values), flush=True)
-skip = json.loads(sys.argv[1])["skip"]
+request = json.loads(sys.argv[1])
+skip = list(map(tuple, request["skip"]))
 say(device={DEVICE!r})
-say(names=["good", "raises", "dies", "hangs", "last"])
-for name in "good", "raises", "dies", "hangs", "last":
-  if name in skip:
+names = "good", "raises", "dies", "hangs", "killed", "last"
+entries = [(part, name) for part in request["parts"] for name in names]
+say(names=entries)
+for entry in entries:
+  if entry in skip:
     continue
-  say(start=name)
-  if name in ("dies", "hangs"):
-    say(entry=name, found=dict(partial=1))
-    os._exit(7) if name == "dies" else time.sleep(60)
+  name = entry[1]
+  say(start=entry)
+  if name in ("dies", "hangs", "killed"):
+    say(entry=entry, found=dict(partial=1))
+    if name == "dies":
+      print('{{"entry', end="", flush=True)  # a line that is cut
+      os._exit(7)
+    os.kill(os.getpid(), 9) if name == "killed" else time.sleep(60)
   failed = dict(failed="ValueError: no") if name == "raises" else {{}}
-  say(entry=name, found=failed, done=True)
+  say(entry=entry, found=failed, done=True)
+"""
+# The real process, whose first part has entries before and after its own.
+FAULTY = """
+import os, time
+from benchmarks.accelerator import child
+
+find = child.find
+def with_faults(parts, *rest):
+  part, found = parts[0], find(parts, *rest)
+  faults = {
+    "hangs": lambda record: time.sleep(600),
+    "dies": lambda record: os._exit(7),
+    "killed": lambda record: os.kill(os.getpid(), 9),
+  }
+  first = {(part, name): run for name, run in faults.items()}
+  return first | found
+child.find = with_faults
+child.main()
 """
 
 
@@ -51,58 +86,105 @@ def command(*words):
   )
 
 
-def run_fake(tmp_path, monkeypatch, text=FAKE, minutes=1.0):
-  """What a part records whose process runs a program."""
+def run_fake(tmp_path, monkeypatch, text=FAKE, minutes=1.0, parts=("resume",)):
+  """What parts record whose process runs a program."""
   path = tmp_path / "fake.py"
   path.write_text(text)
   monkeypatch.setattr(process, "COMMAND", (sys.executable, str(path)))
-  monkeypatch.setattr(process, "ENTRY_SECONDS", 2)
+  monkeypatch.setattr(process, "IDLE_SECONDS", 5)
+  for part in parts:
+    quick = dataclasses.replace(PARTS[part], seconds=2)
+    monkeypatch.setitem(PARTS, part, quick)
   results = Results(None, tmp_path)
-  process.run_part("correctness", Settings(minutes=minutes), results)
+  process.run_parts(parts, Settings(minutes=minutes), results)
   written = json.loads(results.path.read_text())
   assert written == results.content
-  return results, written["parts"]["correctness"]["entries"]
+  return results, {
+    part: found["entries"] for part, found in written["parts"].items()
+  }
 
 
 def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
   tmp_path, monkeypatch, capsys
 ):
-  results, found = run_fake(tmp_path, monkeypatch)
+  results, parts = run_fake(tmp_path, monkeypatch)
+  found = parts["resume"]
   assert results.path.name == "accelerator-fake-9000.json"
-  assert list(found) == ["good", "raises", "dies", "hangs", "last"]
+  assert list(found) == ["good", "raises", "dies", "hangs", "killed", "last"]
   reasons = {name: entry.pop("failed", "") for name, entry in found.items()}
   assert reasons == {
     "good": "",
     "raises": "ValueError: no",
     "dies": "its process ended with status 7",
     "hangs": "it took too long",
+    "killed": "its process ended with status -9",
     "last": "",
   }
-  assert found["dies"]["partial"] == found["hangs"]["partial"] == 1
-  assert summary.failures(results.content, PARTS) == 3
+  for name in ("dies", "hangs", "killed"):
+    assert found[name]["partial"] == 1
+  assert summary.failures(results.content, PARTS) == 4
   text = summary.text(results.content)
-  assert "2 of 5 passed" in text
+  assert "resume: 2 of 6 passed" in text
   assert "FAILED hangs: it took too long" in text
 
 
 def test_entries_for_which_there_is_no_time_are_not_failures(
   tmp_path, monkeypatch
 ):
+  """One deadline holds for all parts, those included that never start."""
   text = FAKE.replace('"raises", "dies", ', "")
-  results, found = run_fake(tmp_path, monkeypatch, text, minutes=1 / 60)
-  time = "the part had 0.0166667 minutes"
-  assert found["hangs"]["skipped"] == f"stopped: {time}"
-  assert found["last"] == {"skipped": f"not run: {time}"}
-  assert summary.failures(results.content, ["correctness"]) == 0
+  parts = "resume", "train"
+  results, found = run_fake(tmp_path, monkeypatch, text, 1 / 60, parts)
+  time = "the run had 0.0166667 minutes"
+  assert found["resume"]["hangs"]["skipped"] == f"stopped: {time}"
+  assert found["resume"]["last"] == {"skipped": f"not run: {time}"}
+  assert found["train"] == {"start": {"skipped": f"not run: {time}"}}
+  assert summary.failures(results.content, parts) == 0
 
 
 def test_process_that_always_dies_is_not_started_forever(tmp_path, monkeypatch):
   text = FAKE.replace("say(names", "os._exit(3)\nsay(names")
   _, found = run_fake(tmp_path, monkeypatch, text)
-  assert found.keys() == {"start"}
+  reason = {"failed": "its process ended with status 3"}
+  assert found["resume"] == {"start": reason}
   with pytest.raises(ValueError, match="no device that works.* status 3"):
     text = FAKE.replace("say(device", "os._exit(3)\nsay(device")
     run_fake(tmp_path, monkeypatch, text)
+
+
+def test_device_that_hangs_between_entries_is_left(tmp_path, monkeypatch):
+  """Its check, for example; the next entry has a new process."""
+  monkeypatch.setattr(process, "IDLE_SECONDS", 1)
+  text = FAKE.replace(
+    "done=True)", "done=True)\n  time.sleep(30 * (name == 'raises'))"
+  )
+  _, found = run_fake(tmp_path, monkeypatch, text)
+  assert list(found["resume"])[-1] == "last"
+  assert found["resume"]["last"].keys() == {"seconds"}
+
+
+def test_failure_of_one_part_leaves_the_others():
+  settings = Settings(small=True)
+  found = child.find(["setup", "nothing"], range(RANKS), settings)
+  *_, (part, name) = found
+  assert len(found) > 3 and (part, name) == ("nothing", "start")
+  failed = child.attempt(found[part, name], None)["failed"]
+  assert failed.startswith("ModuleNotFoundError: ")
+
+
+def test_most_valuable_entries_come_first():
+  with registry.targeting("cuda"):
+    found = child.find(["correctness", "attention"], range(RANKS), Settings())
+  names = [name for _, name in found]
+  slow = [name.endswith(("dense", "streamed", "torch flex")) for name in names]
+  assert any(slow) and slow == sorted(slow)
+  ours = [part for part, name in found if name.endswith("batched")]
+  assert ours[0] == "correctness"  # after attention by what `auto` takes
+  first = next(name for part, name in found if part == "attention")
+  assert first == attention.FIRST[0] and set(attention.FIRST) <= set(names)
+  assert names.index(first) < names.index(
+    next(name for name in names if name.endswith("batched"))
+  )
 
 
 def test_sigterm_ends_the_process_of_the_part(tmp_path):
@@ -136,6 +218,7 @@ def test_later_run_of_a_part_replaces_it_and_keeps_the_others(tmp_path):
 @pytest.mark.parametrize(
   "words, error",
   [
+    (["--out=/proc/x.json"], "/proc/x.json"),
     (
       ["--parts=setup,speed"],
       "unknown part 'speed'; known: setup,",
@@ -197,6 +280,33 @@ def test_wrong_executor_is_found(monkeypatch):
   assert "failed" not in correctness.check("streamed", *case)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(
+  "parts", ["setup,correctness,attention", "presets", "train"]
+)
+def test_command_ends_in_time_whatever_happens(parts, tmp_path, monkeypatch):
+  path, out = tmp_path / "faulty.py", tmp_path / "found.json"
+  path.write_text(FAULTY)
+  monkeypatch.setattr(process, "COMMAND", (sys.executable, str(path)))
+  monkeypatch.setenv("PYTHONPATH", str(REPO), prepend=os.pathsep)
+  for name, part in PARTS.items():
+    quick = dataclasses.replace(part, seconds=min(part.seconds, 20))
+    monkeypatch.setitem(PARTS, name, quick)
+  start = time.monotonic()
+  with pytest.raises(SystemExit, match="entries failed"):
+    words = f"--parts={parts}", "--small", "--minutes=4", f"--out={out}"
+    accelerator.main(words)
+  assert time.monotonic() - start < 4 * 60
+  found = json.loads(out.read_text())["parts"]
+  assert list(found) == parts.split(",")
+  for part, content in found.items():
+    entries = content["entries"]
+    if part == parts.split(",")[0]:
+      for name in ("hangs", "dies", "killed"):
+        assert "failed" in entries.pop(name)
+    assert entries and not any("failed" in x for x in entries.values())
+
+
 def test_unknown_executor_is_reported_in_one_line(tmp_path):
   done = command(
     "--parts=correctness", "--executors=fast", f"--out={tmp_path / 'x.json'}"
@@ -209,8 +319,10 @@ def test_unknown_executor_is_reported_in_one_line(tmp_path):
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_have_entries_of_full_size(part):
   module = importlib.import_module(f"benchmarks.accelerator.{part}")
-  entries = module.entries(Settings())
-  assert entries and all(map(callable, entries.values()))
+  ranks = [module.entries(Settings(), rank) for rank in range(RANKS)]
+  assert ranks[0]
+  for entries in ranks:
+    assert all(map(callable, entries.values()))
   if part == "attention":
     for n, (stride, _) in module.SIZES.items():
       for heads in module.mixes(stride, small=False).values():
@@ -259,9 +371,14 @@ def test_whole_small_run_passes(tmp_path):
   for found in parts["presets"]["entries"].values():
     assert found["tokens_per_second"] > 0 and found["compiled_bytes"] > 0
   for found in parts["attention"]["entries"].values():
-    rows = found["programs"].values()
+    rows = found.get("programs", {}).values()
     ran = [row for row in rows if "skipped" not in row]
-    assert len(ran) > 2
     assert all(row["forward_backward"]["tflops"] > 0 for row in ran)
+  content = json.loads(out.read_text())
+  assert summary.page([content]).startswith("Nothing has been run")
+  for found in content["parts"].values():
+    found["small"] = False
+  text = summary.page([content])
+  assert "| 1.00 |" in text and "tokens/s" in text and "validation" in text
   repeated = parts["determinism"]["entries"] | parts["resume"]["entries"]
   assert len(repeated) > 4

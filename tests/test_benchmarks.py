@@ -3,13 +3,14 @@
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import cases, record, report, worker
+from benchmarks import cases, dependencies, record, report, worker
 from sparse_transformer import attention, patterns
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -67,6 +68,65 @@ def test_measurements_are_made_once_and_survive_an_error(tmp_path):
   assert calls == ["longer", "bad", "a"]
   run(("a", 3), again=True)
   assert calls == ["longer", "bad", "a", "a"]
+
+
+def test_what_other_code_gave_is_measured_again(tmp_path):
+  path, code, olds = tmp_path / "results.json", {"a": "1", "b": "1"}, []
+
+  def measure(name, old):
+    olds.append((name, old.get("length")))
+    return {"length": len(olds)}
+
+  def run():
+    names = [("a",), ("b",)]
+    return record.measure_missing(
+      path, ("name",), names, measure, code=code.__getitem__
+    )
+
+  def check():
+    record.check_code(path, ("name",), code.__getitem__, "benchmarks.x")
+
+  run()
+  assert olds == [("a", None), ("b", None)]
+  check()
+  code["b"] = "2"
+  with pytest.raises(SystemExit, match="results.json: 1 of 2 rows .* as b;"):
+    check()
+  rows = run()
+  assert olds[2:] == [("b", 2)]
+  assert [row["code"] for row in rows] == ["1", "2"]
+  assert all(row.keys() == {"name", "code", "commit", "length"} for row in rows)
+  check()
+
+
+def test_digest_changes_with_code_and_config_but_not_with_words(
+  tmp_path, monkeypatch
+):
+  from configs import digits
+
+  library = tmp_path / "sparse_transformer"
+  shutil.copytree(dependencies.LIBRARY, library)
+  for path in dependencies.LIBRARY.parent.glob("requirements-*.txt"):
+    shutil.copy(path, tmp_path)
+  monkeypatch.setattr(dependencies, "LIBRARY", library)
+
+  def digest(**changes):
+    dependencies._of_files.cache_clear()
+    config = digits.get_config()
+    config.model.update(changes)
+    return dependencies.of_program(config)
+
+  before, path = digest(), library / "attention" / "merged.py"
+  assert digest() == before != digest(width=64)
+  text = path.read_text()
+  path.write_text(text.replace('"""', '"""Other words. ', 1) + "\n# More.\n")
+  assert digest() == before
+  path.write_text(text.replace("jnp.exp", "jnp.exp2", 1))
+  assert digest() != before
+  path.write_text(text)
+  (tmp_path / "requirements-cuda.txt").write_text("jax==1.0\n")
+  assert digest() != before
+  dependencies._of_files.cache_clear()
 
 
 def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():

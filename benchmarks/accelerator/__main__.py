@@ -1,22 +1,24 @@
 """Checks this code on an accelerator, and measures it there.
 
-  python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=8]
+  python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
 The parts, in this order:
   setup: the device, its driver, versions, and the executors that it can run.
   correctness: values and gradients of all executors over the catalogue of
     patterns, against float64 on the host.
-  determinism: the same work twice gives the same bits.
-  resume: an interrupted run ends with the same bits.
   attention: times of all executors against dense attention, of cuDNN on GPUs.
   presets: step time, memory and utilization of the configs.
   train: cifar10_15m for some minutes, with its curve.
+  determinism: the same work twice gives the same bits.
+  resume: an interrupted run ends with the same bits.
 
-Each part runs in a process of its own. What it finds is written to
-results/accelerator-<device>.json as it comes: an entry that fails, ends its
-process or takes too long is recorded with its error, and the others go on. The
-parts of a later run replace those of an earlier one, others stay. On a CPU, or
-with --small, all sizes are small.
+All end within --minutes. The most valuable entries of all parts come first:
+what `auto` runs in bfloat16, then other dtypes and executors; FlexAttention,
+`streamed` and `dense` are last. What an entry finds is written to --out, or
+results/accelerator-<device>.json, as it comes: one that fails, ends its process
+or takes too long is recorded with its error, and the others go on. The parts of
+a later run replace those of an earlier one, others stay. On a CPU, or with
+--small, all sizes are small.
 
 setup, correctness, attention and the executors' determinism need JAX and NumPy
 only. The others also need flax, optax, ml-collections and tqdm, resume
@@ -31,7 +33,7 @@ import sys
 
 from benchmarks.accelerator import summary
 from benchmarks.accelerator.parts import PARTS, Settings
-from benchmarks.accelerator.process import run_part
+from benchmarks.accelerator.process import run_parts
 from benchmarks.accelerator.results import Results
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -54,7 +56,7 @@ def parse(argv):
     help="names of executors of attention, separated by commas; default: all",
   )
   flags.add_argument(
-    "--minutes", type=float, default=30, help="the most that a part may take"
+    "--minutes", type=float, default=30, help="the most that all may take"
   )
   flags.add_argument(
     "--data", default="", help="of train: a .npy file of images, or data.path"
@@ -85,8 +87,7 @@ def run(flags):
     data=flags.data,
   )
   results = Results(flags.out, HERE.parent / "results")
-  for name in names:
-    run_part(name, settings, results)
+  run_parts(names, settings, results)
   print(f"{summary.text(results.content)}\n\nresults in {results.path}")
   return summary.failures(results.content, names)
 

@@ -1,9 +1,10 @@
-"""Part 5: times of all executors against dense causal attention.
+"""Times of all executors against dense causal attention.
 
-An entry is a pattern at a size. Its executors and the dense attention are
-interleaved; torch's FlexAttention runs after them, in its own process.
-TFLOP/s count the matrix products of the pattern's pairs, so that an executor
-that computes pairs outside the pattern shows fewer.
+An entry is a pattern at a size: what `auto` runs and the dense attention,
+interleaved. Each other executor is an entry of a later rank, and so is torch's
+FlexAttention, in a separate process. TFLOP/s count the matrix products of the
+pattern's pairs, so that an executor that computes pairs outside the pattern
+shows fewer.
 """
 
 import functools
@@ -16,7 +17,7 @@ import sys
 import jax
 
 from benchmarks.accelerator import cases, timing
-from benchmarks.accelerator.parts import Settings
+from benchmarks.accelerator.parts import DENSE, RANKS, Settings
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
 
@@ -36,28 +37,46 @@ SMALL_EXPRESSIONS = {
   "local": "Local({l})",
   "block | summary": "Block({l}) | Summary({l}, 4)",
 }
-DENSE = "dense causal"
 TOO_SLOW = 10  # seconds of a forward pass
-FLEX_SECONDS = 120  # the most that FlexAttention may take, compiled
+FLEX, FLEX_SECONDS = "torch flex", 50  # the most that it may take, compiled
 # Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
 FLOPS = {"forward": 4, "forward_backward": 14}
 
 
-def entries(settings: Settings) -> dict:
-  """One for each size and pattern, batches of 1 first."""
-  names = cases.executors(settings)
+# Sizes and patterns that say most, which come first.
+FIRST = (
+  "n = 12288, batch 4, local | strided",
+  "n = 3072, batch 16, local | strided",
+  "n = 65536, batch 1, block | summary",
+  "n = 12288, batch 4, heads of enwik8",
+  "n = 12288, batch 4, causal",
+)
+
+
+def entries(settings: Settings, rank: int) -> dict:
+  """One for each size and pattern and, after the first rank, executor."""
   sizes = SMALL_SIZES if settings.small else SIZES
-  batches = {batch for _, several in sizes.values() for batch in several}
-  found = {}
-  for first in (True, False):
-    for n, (stride, several) in sizes.items():
-      for batch in several:
-        if (batch == min(batches)) == first:
-          for title, heads in mixes(stride, settings.small).items():
-            found[f"n = {n}, batch {batch}, {title}"] = functools.partial(
-              measure, names, batch, n, heads
-            )
-  return found
+  found = {
+    f"n = {n}, batch {batch}, {title}": (batch, n, heads)
+    for n, (stride, batches) in sizes.items()
+    for batch in batches
+    for title, heads in mixes(stride, settings.small).items()
+  }
+  first = {name: found[name] for name in FIRST if name in found}
+  return {
+    title.format(name): functools.partial(measure, programs, *case)
+    for title, programs in _programs(settings, rank).items()
+    for name, case in (first | found).items()
+  }
+
+
+def _programs(settings, rank):
+  """{name of an entry: names of its programs} of a rank."""
+  names = cases.executors(settings, rank)
+  if rank == 0:
+    return {"{}": [DENSE, *names]}
+  others = [*names, FLEX] if rank == RANKS - 1 else names
+  return {f"{{}}, {name}": [name] for name in others}
 
 
 def mixes(stride: int, small: bool) -> dict:
@@ -76,7 +95,7 @@ def mixes(stride: int, small: bool) -> dict:
 
 
 def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
-  """The times of all programs."""
+  """The times of some programs."""
   platform = registry.current_platform()
   found = {
     "n": n,
@@ -88,13 +107,21 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
     "programs": {},
   }
+  if names == [FLEX]:
+    row = _flex(platform, batch, n, heads, found["dtype"])
+    found["programs"][FLEX] = row
+    return row if "skipped" in row else _with_rates(found)
   rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
-  programs = {DENSE: functools.partial(_dense, batch, n, platform)}
+  programs = {}
   for name in names:
-    if reason := cases.unsupported(name, batch, n, HEADS, widths, dtype):
+    if name == DENSE:
+      programs[name] = functools.partial(_dense, batch, n, platform)
+    elif reason := cases.unsupported(name, batch, n, HEADS, widths, dtype):
       rows[name] = {"skipped": reason}
     else:
       programs[name] = functools.partial(cases.of_executor, name, heads)
+  if not programs:
+    return {"skipped": reason}
   inputs = cases.random_inputs(batch, n, HEADS, widths, dtype)
   functions, warm = {}, {}
   for name, make in programs.items():
@@ -102,9 +129,6 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     record(_with_rates(found))
   for (name, kind), times in timing.interleave(functions, warm).items():
     rows[name][kind] = times
-  record(_with_rates(found))
-  if platform == "cuda" and len(set(heads)) == 1:
-    rows["torch flex"] = _flex(batch, n, heads[0], dtype)
   return _with_rates(found)
 
 
@@ -128,7 +152,7 @@ def _warm_up(name, make, inputs, functions, warm):
 
 
 def _with_rates(found):
-  """The results, with TFLOP/s and the speed-up over dense attention added."""
+  """The results, with TFLOP/s added."""
   n, programs = found["n"], found["programs"]
   causal = found["heads"] * n * (n + 1) // 2
   for name, row in programs.items():
@@ -137,9 +161,6 @@ def _with_rates(found):
       if kind in row:
         flops = found["batch"] * pairs * per_pair * found["width"]
         row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
-        if kind in programs[DENSE]:
-          dense = programs[DENSE][kind]["median"]
-          row[kind]["speedup"] = dense / row[kind]["median"]
   return found
 
 
@@ -159,12 +180,14 @@ def _dense(batch, n, platform):
   )
 
 
-def _flex(batch, n, pattern, dtype):
-  """The times of FlexAttention, from a process of its own."""
-  if importlib.util.find_spec("torch") is None:
-    return {"skipped": "torch is not installed"}
+def _flex(platform, batch, n, heads, dtype):
+  """The times of FlexAttention, from a separate process."""
+  if platform != "cuda" or importlib.util.find_spec("torch") is None:
+    return {"skipped": "it needs an NVIDIA GPU and torch"}
+  if len(set(heads)) > 1:
+    return {"skipped": "heads have different patterns"}
   request = dict(
-    batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype, text=str(pattern)
+    batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype, text=str(heads[0])
   )
   words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
   try:

@@ -3,26 +3,37 @@
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.parts import Settings
+from benchmarks.accelerator.parts import RANKS, Settings
 from sparse_transformer.attention import attend, dense, registry
 from sparse_transformer.attention.contract import Case
 
 REFERENCE = "dense"  # the plain executor, which is not in the registry
+SLOW = REFERENCE, "streamed"  # on accelerators
 
 
-def executors(settings: Settings) -> list[str]:
-  """The names that were asked for, or all; what `auto` takes comes first.
+def executors(settings: Settings, rank: int | None = None) -> list[str]:
+  """The names of a rank that were asked for: what `auto` takes has rank 0.
 
   Raises:
     ValueError: a name is unknown.
   """
   case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
   first = registry.resolve("auto", case)
-  known = list(dict.fromkeys([first, *registry.EXECUTORS, REFERENCE]))
+  last = RANKS - 1
+  ranks = {first: 0} | {
+    name: last if name in SLOW else 1
+    for name in (*registry.EXECUTORS, REFERENCE)
+    if name != first
+  }
   for name in settings.executors:
-    if name not in known:
-      raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
-  return [name for name in known if name in (settings.executors or known)]
+    if name not in ranks:
+      known = ", ".join(ranks)
+      raise ValueError(f"unknown executor {name!r}; known: {known}")
+  return [
+    name
+    for name in sorted(ranks, key=ranks.__getitem__)
+    if name in (settings.executors or ranks) and rank in (None, ranks[name])
+  ]
 
 
 def unsupported(

@@ -1,14 +1,14 @@
-"""The process of a part: runs its entries, and reports them line by line.
+"""A process that runs entries of some parts, and reports them line by line.
 
 The request is an argument, in JSON. Each line that it writes to what was
 standard output is an object with one of the keys
 
   device: what JAX runs on.
-  names: the entries of the part.
-  start: the entry that starts.
+  names: the entries, as pairs (part, entry), in the order in which they run.
+  start: the entry that starts, such a pair.
   found: what `entry` found so far; with `done`, at its end.
   invalid: what is wrong with a setting.
-  failed: why the part cannot run.
+  failed: why nothing can run.
 """
 
 import gc
@@ -18,6 +18,8 @@ import os
 import sys
 
 from benchmarks.accelerator.parts import PARTS, Settings
+
+START = "start"  # the entry of a part that does not even say what it has
 
 
 def main():
@@ -30,12 +32,11 @@ def main():
 
   from benchmarks.accelerator import setup
 
-  part, settings = request["part"], Settings(**request["settings"])
   try:
     device = setup.device()
     say(device=device)
-    module = importlib.import_module(f"benchmarks.accelerator.{part}")
-    entries = module.entries(settings.on(device))
+    settings = Settings(**request["settings"]).on(device)
+    entries = find(request["parts"], request["ranks"], settings)
   except ValueError as error:
     say(invalid=str(error))
     return
@@ -43,16 +44,47 @@ def main():
     say(failed=one_line(error))
     return
   say(names=list(entries))
-  for name, run in entries.items():
-    if name in request["skip"]:
+  skip = set(map(tuple, request["skip"]))
+  for entry, run in entries.items():
+    if entry in skip:
       continue
-    say(start=name)
-    record = lambda found, entry=name: say(entry=entry, found=found)
+    say(start=entry)
+    record = lambda found, entry=entry: say(entry=entry, found=found)
     found = attempt(run, record)
-    say(entry=name, found=found, done=True)
-    if PARTS[part] or ("failed" in found and not setup.device_works()):
+    say(entry=entry, found=found, done=True)
+    if PARTS[entry[0]].alone:
       return  # the rest runs in a new process
+    if "failed" in found and not setup.device_works():
+      return  # so that the next entry does not fail for this one's reason
     forget()
+
+
+def find(parts, ranks, settings):
+  """{(part, entry): function}, by rank; of a part that fails, one that says so.
+
+  Raises:
+    ValueError: a setting is invalid.
+  """
+  found, broken = {}, set()
+  for rank in ranks:
+    for part in parts:
+      try:
+        module = importlib.import_module(f"benchmarks.accelerator.{part}")
+        entries = module.entries(settings, rank)
+      except ValueError:
+        raise
+      except Exception as error:  # a package is missing, for example
+        entries = {} if part in broken else {START: _raises(error)}
+        broken.add(part)
+      found |= {(part, name): run for name, run in entries.items()}
+  return found
+
+
+def _raises(error):
+  def run(record):
+    raise error
+
+  return run
 
 
 def attempt(run, record):

@@ -33,9 +33,9 @@ SMALL_LENGTHS, SMALL_WIDTHS = (31, 32, 33, 40), ((16, 16), (16, 32), (32, 16))
 SMALL_STEP = 5  # one mix of so many is run with small sizes
 
 
-def entries(settings: Settings) -> dict:
+def entries(settings: Settings, rank: int) -> dict:
   """One for each dtype, mix of patterns and executor."""
-  names = cases.executors(settings)
+  names = cases.executors(settings, rank)
   found = {}
   for dtype in TOLERANCES:
     for i, mix in mixes(settings.small):

@@ -1,4 +1,4 @@
-"""Part 3: the same work twice gives the same bits."""
+"""The same work twice gives the same bits."""
 
 import functools
 
@@ -16,22 +16,23 @@ MIX = (
   "Block({l}) | Summary({l}, {c})",
   "BigBird({b})",
 )
-DTYPES = "float32", "bfloat16"
+DTYPES = "bfloat16", "float32"
 STEPS = 20
 
 
-def entries(settings: Settings) -> dict:
+def entries(settings: Settings, rank: int) -> dict:
   """One for each executor and dtype, and one for each training."""
   found = {}
-  for name in cases.executors(settings):
+  for name in cases.executors(settings, rank):
     for dtype in DTYPES:
       found[f"attention, {dtype}, {name}"] = functools.partial(
         attention, name, dtype, settings.small
       )
   for name in ("digits",) if settings.small else ("cifar10_15m", "enwik8"):
-    found[f"{STEPS} steps, {name}"] = functools.partial(
-      steps, name, settings.small
-    )
+    if rank == 0:
+      found[f"{STEPS} steps, {name}"] = functools.partial(
+        steps, name, settings.small
+      )
   return found
 
 

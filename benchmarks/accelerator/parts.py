@@ -1,26 +1,49 @@
-"""The parts by name, and what they are asked for.
+"""The parts by name, what they are asked for, and the order of their entries.
 
-A part is a module with a function `entries(settings)`, which returns
-{name: function(record)}. The function of an entry returns what it found as a
-dictionary of JSON values. On the way, it may call `record` with what it has
-found so far, which is kept if it does not come to its end.
+A part is a module with a function `entries(settings, rank)`, which returns
+{name: function(record)} of one rank, the most valuable first. The function of
+an entry returns what it found as a dictionary of JSON values. On the way, it
+may call `record` with what it has found so far, which is kept if it does not
+come to its end.
 
 What an entry found is a failure if it has the key "failed", whose value says
 why. One with "skipped" could not run here, and is none.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 
-# The module of each part, and whether each entry needs a new process, so that
-# the peak of the device's memory is the entry's own.
+DENSE = "dense causal"  # the program that attention is compared with
+RANKS = 3  # all parts' entries of one rank come before those of the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """How the entries of a part run.
+
+  Attributes:
+    seconds: the most that an entry may take.
+    alone: whether each entry has a process to itself, so that the peak of the
+      device's memory is the entry's.
+    exact: whether it asks for the same bits twice, which GPUs give with a flag
+      only.
+  """
+
+  seconds: float = 60
+  alone: bool = False
+  exact: bool = False
+
+
+# In the order in which they run.
 PARTS = {
-  "setup": False,
-  "correctness": False,
-  "determinism": False,
-  "resume": False,
-  "attention": False,
-  "presets": True,
-  "train": True,
+  "setup": Part(),
+  "correctness": Part(),
+  "attention": Part(),
+  "presets": Part(seconds=240, alone=True),
+  "train": Part(seconds=7 * 60, alone=True),
+  "determinism": Part(seconds=120, exact=True),
+  "resume": Part(seconds=120, exact=True),
 }
 
 
@@ -31,7 +54,8 @@ class Settings:
   Attributes:
     small: whether to use small sizes.
     executors: names of the executors of attention to run; () for all.
-    minutes: the most that a part may take.
+    minutes: the most that all parts together may take; for a process, what is
+      left of that.
     data: for `train`: a .npy file of images, or the `data.path` of the config;
       "" for the default place of the data set.
   """
@@ -45,3 +69,22 @@ class Settings:
     """The settings for a device, as `setup` describes it."""
     small = self.small or device["platform"] == "cpu"
     return dataclasses.replace(self, small=small)
+
+
+def schedule(
+  names: Sequence[str],
+) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+  """(parts, ranks) of the processes to run, one after another.
+
+  Parts that need the same kind of process share one.
+
+  >>> list(schedule(["setup", "attention"]))
+  [(('setup', 'attention'), (0, 1, 2))]
+  >>> [(parts, ranks) for parts, ranks in schedule(["setup", "train"])][:2]
+  [(('setup',), (0,)), (('train',), (0,))]
+  """
+  kind = lambda name: (PARTS[name].alone, PARTS[name].exact)
+  groups = [tuple(found) for _, found in itertools.groupby(names, kind)]
+  turns = itertools.product(range(RANKS), groups)
+  for parts, found in itertools.groupby(turns, lambda turn: turn[1]):
+    yield parts, tuple(rank for rank, _ in found)

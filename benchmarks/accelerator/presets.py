@@ -1,4 +1,4 @@
-"""Part 6: step time, memory and utilization of the configs.
+"""Step time, memory and utilization of the configs.
 
 On random tokens, so that no data are needed, in the dtype of the config.
 """
@@ -11,37 +11,48 @@ import jax
 
 from benchmarks.accelerator import timing, training
 from benchmarks.accelerator.parts import Settings
-from sparse_transformer import machine, rules
+from sparse_transformer import atomic, machine, rules
+from sparse_transformer.attention import registry
 from sparse_transformer.training import costs, mesh
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs"
+FIRST = "enwik8", "cifar10", "cifar10_15m"
 # The paper's networks, which are also run with every `model.remat`.
-PAPER = "cifar10_15m", "enwik8", "cifar10", "imagenet64"
+PAPER = *FIRST, "imagenet64"
+COMPILED = pathlib.Path(__file__).parents[1] / "results" / "compiled.json"
 STEP_ROUNDS, ROUND_SECONDS = 5, 1.0
 
 
-def entries(settings: Settings) -> dict:
+def entries(settings: Settings, rank: int) -> dict:
   """One for each config, the paper's first, and then with other `remat`s."""
   if settings.small:
     small = training.SMALL["digits"]
+    remats = [("none",), ("block",), ()][rank]
     return {
       f"digits, {remat}": functools.partial(measure, "digits", remat, small)
-      for remat in ("none", "block")
+      for remat in remats
     }
-  paths = sorted(FOLDER.glob("*.py"))
-  others = [p.stem for p in paths if p.stem not in (*PAPER, "default")]
-  found = {
-    name: functools.partial(measure, name, "", {}) for name in (*PAPER, *others)
+  if rank == 0:
+    return {name: functools.partial(measure, name, "", {}) for name in FIRST}
+  if rank == 1:
+    names = sorted(path.stem for path in FOLDER.glob("*.py"))
+    others = dict.fromkeys([*PAPER, *names])
+    return {
+      name: functools.partial(measure, name, "", {})
+      for name in others
+      if name not in (*FIRST, "default")
+    }
+  return {
+    f"{name}, {remat}": functools.partial(measure, name, remat, {})
+    for name in PAPER
+    for remat in rules.REMATS
+    if remat != training.load(name).config.model.remat
   }
-  for name in PAPER:
-    for remat in rules.REMATS:
-      if remat != training.load(name).config.model.remat:
-        found[f"{name}, {remat}"] = functools.partial(measure, name, remat, {})
-  return found
 
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:
   """Compiles the training step of a config, and runs it if it fits."""
+  changes = changes | needed(name)
   if remat:
     changes = changes | {"model.remat": remat}
   experiment = training.load(name, **changes)
@@ -51,6 +62,7 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
     update, compile_seconds = _compile(experiment)
   found = {
     "batch": config.train.batch_size,
+    "accumulation": config.train.accumulation,
     "dtype": model.dtype,
     "remat": model.remat,
     "compile_seconds": compile_seconds,
@@ -71,6 +83,24 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
   return found | costs.speed(
     tokens / found["step"]["median"], flops / tokens, model.dtype
   )
+
+
+def needed(name: str) -> dict:
+  """Changes with which the memory of this GPU is enough, as it was compiled.
+
+  {} if that is not known.
+  """
+  memory = machine.device_memory()
+  if registry.current_platform() != "cuda" or not memory:
+    return {}
+  for report in atomic.read_json(COMPILED):
+    if (report["preset"], report["target"]) == (name, "h100:1x1x1"):
+      tried = report.get("advice", {"tried": []})["tried"]
+      for each in (report, *tried):
+        (program,) = each["programs"]
+        if program["compiles"] and program["memory"]["peak"] <= memory:
+          return each["changes"]
+  return {}
 
 
 def _compile(experiment):

@@ -1,4 +1,4 @@
-"""Runs a part in processes of its own, and records what they report."""
+"""Runs parts in separate processes until a deadline, and records results."""
 
 import contextlib
 import dataclasses
@@ -11,27 +11,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
-from benchmarks.accelerator.parts import Settings
+from benchmarks.accelerator.parts import PARTS, Settings, schedule
 from benchmarks.accelerator.results import Results
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-ENTRY_SECONDS = 300  # the most that an entry may take
-EXIT_SECONDS = 30  # the most that a process may take to end
-UNBOUNDED = {"train"}  # parts whose entry may take all the time of the part
-START = "start"  # stands for what a process does before its first entry
+# The most that a process may take before its first entry, between two, and to
+# end: the check of a broken device may hang as well.
+IDLE_SECONDS = 60
+IDLE = "", "start"  # stands for what runs then
 COMMAND = sys.executable, "-m", "benchmarks.accelerator.child"
 # All of a GPU's memory, but as it is needed: other processes find some, too.
 ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
-# Parts that ask for the same bits twice, which GPUs give with this flag only.
-EXACT = {"determinism", "resume"}
 
 
-def run_part(part: str, settings: Settings, results: Results) -> None:
-  """Runs all entries of a part.
+def run_parts(
+  parts: Sequence[str], settings: Settings, results: Results
+) -> None:
+  """Runs all entries of some parts until the time is over.
 
   A process that dies or takes too long is replaced by another, which
   continues with the next entry.
@@ -39,37 +40,46 @@ def run_part(part: str, settings: Settings, results: Results) -> None:
   Raises:
     ValueError: JAX finds no device, or a setting is invalid.
   """
-  progress = _Progress(part, settings, results)
-  while progress.left and progress.seconds_left() > 0:
-    before = len(progress.done)
-    _run_child(progress)
-    if len(progress.done) == before:
-      break
-  for name in progress.left:
-    results.record(part, name, {"skipped": f"not run: {progress.time}"})
+  progress = _Progress(settings, results)
+  for some, ranks in schedule(parts):
+    progress.left = [IDLE]
+    while progress.left and progress.minutes_left() > 0:
+      before = len(progress.done)
+      _run_child(progress, some, ranks)
+      if len(progress.done) == before:
+        break  # a process that ends before its first entry would always do so
+    for part, name in progress.left:
+      for each in (part,) if part else some:
+        progress.record_rest(each, name)
 
 
 class _Progress:
-  """How far a part has come.
+  """How far the run has come.
 
   Attributes:
-    left: the entries that have not run; START while they are not known.
+    left: pairs (part, entry) that have not run; IDLE while they are unknown.
     done: those that have.
     running: the one that runs.
-    time: how long the part may take, in words.
+    started: parts of which there are results.
+    device: what JAX runs on; {} until that is known.
+    time: how long the run may take, in words.
+    trouble: why the last process ended between two entries.
   """
 
-  def __init__(self, part: str, settings: Settings, results: Results):
-    self.part, self.settings, self.results = part, settings, results
-    self.left, self.done = [START], set()
-    self.time = f"the part had {settings.minutes:g} minutes"
-    self._has_device = False
+  def __init__(self, settings: Settings, results: Results):
+    self.settings, self.results = settings, results
+    self.left: list[tuple[str, str]] = []
+    self.done: set[tuple[str, str]] = set()
+    self.started: set[str] = set()
+    self.device: dict = {}
+    self.time = f"the run had {settings.minutes:g} minutes"
+    self.trouble = ""
     self._deadline = time.monotonic() + 60 * settings.minutes
-    self.start(START)
+    self.start(IDLE)
 
-  def start(self, name: str) -> None:
+  def start(self, entry: tuple[str, str]) -> None:
     """Starts the clock of an entry."""
-    self.running, self._started = name, time.monotonic()
+    self.running, self._started = entry, time.monotonic()
 
   def handle(self, message: dict) -> None:
     """Records a line of the process."""
@@ -78,59 +88,85 @@ class _Progress:
     if "failed" in message:
       self.fail(message["failed"])
     elif "device" in message:
-      if not self._has_device:
-        self._has_device = True
-        small = self.settings.on(message["device"]).small
-        self.results.start(self.part, message["device"], small)
+      self.device = message["device"]
     elif "names" in message:
-      self.left = [name for name in message["names"] if name not in self.done]
-      self.running = ""
+      self.left = [
+        pair for pair in map(tuple, message["names"]) if pair not in self.done
+      ]
+      for part, _ in self.left:
+        self._start_part(part)
+      self.start(IDLE)
     elif "start" in message:
-      self.start(message["start"])
-      _say(f"{self.part}: {self.running}")
+      self.start(tuple(message["start"]))
+      _say(": ".join(self.running))
     elif "done" in message:
-      self.finish(message["entry"], message["found"])
+      self.finish(tuple(message["entry"]), message["found"])
     else:
-      self.results.record(self.part, message["entry"], message["found"])
+      self.results.record(*message["entry"], message["found"])
 
-  def finish(self, name: str, found: dict) -> None:
+  def _start_part(self, part):
+    if part not in self.started:
+      self.started.add(part)
+      small = self.settings.on(self.device).small
+      self.results.start(part, self.device, small)
+
+  def finish(self, entry: tuple[str, str], found: dict) -> None:
     """Records what an entry found at its end."""
     seconds = round(time.monotonic() - self._started, 1)
-    self.results.record(self.part, name, found | {"seconds": seconds})
-    self.left = [other for other in self.left if other != name]
-    self.done.add(name)
-    self.running = ""
+    self.results.record(*entry, found | {"seconds": seconds})
+    self.left = [other for other in self.left if other != entry]
+    self.done.add(entry)
+    self.start(IDLE)
     if "failed" in found:
       _say(f"  failed: {found['failed']}")
 
   def fail(self, reason: str) -> None:
     """Records why the entry that runs, or the process, has come to its end."""
-    if not self._has_device:
+    if not self.device:
       raise ValueError(f"JAX has no device that works: {reason}")
-    self.finish(self.running or START, {"failed": reason})
+    if self.running != IDLE:
+      self.finish(self.running, {"failed": reason})
+    else:
+      self.trouble = reason
+      _say(f"  between entries: {reason}")
 
   def run_out(self) -> None:
-    """Records that the current entry, or the part, has run out of time."""
-    if time.monotonic() < self._deadline or not self._has_device:
+    """Records that the current entry, or the run, is out of time."""
+    if time.monotonic() < self._deadline or not self.device:
       self.fail("it took too long")
+    elif self.running != IDLE:
+      self.finish(self.running, {"skipped": f"stopped: {self.time}"})
+
+  def record_rest(self, part: str, name: str) -> None:
+    """Records why an entry has not run."""
+    if self.minutes_left() > 0:
+      found = {"failed": self.trouble or "its process ended"}
     else:
-      self.finish(self.running or START, {"skipped": f"stopped: {self.time}"})
+      found = {"skipped": f"not run: {self.time}"}
+    self._start_part(part)
+    self.results.record(part, name, found)
 
   def seconds_left(self) -> float:
-    """Seconds that the entry that runs, or else the part, still has."""
-    now = time.monotonic()
-    left = self._deadline - now
-    if self.running and self.part not in UNBOUNDED:
-      left = min(left, self._started + ENTRY_SECONDS - now)
-    return left
+    """Seconds that what runs still has."""
+    now, (part, _) = time.monotonic(), self.running
+    most = PARTS[part].seconds if part else IDLE_SECONDS
+    return min(self._deadline, self._started + most) - now
+
+  def minutes_left(self) -> float:
+    """Minutes until the deadline."""
+    return (self._deadline - time.monotonic()) / 60
 
 
-def _run_child(progress):
+def _run_child(progress, parts, ranks):
   """Runs a process until it ends, or takes too long."""
-  progress.start(START)
+  progress.start(IDLE)
+  settings = dataclasses.replace(
+    progress.settings, minutes=progress.minutes_left()
+  )
   request = {
-    "part": progress.part,
-    "settings": dataclasses.asdict(progress.settings),
+    "parts": parts,
+    "ranks": ranks,
+    "settings": dataclasses.asdict(settings),
     "skip": sorted(progress.done),
   }
   child = subprocess.Popen(
@@ -138,7 +174,7 @@ def _run_child(progress):
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
-    env=os.environ | ENVIRONMENT | dict(XLA_FLAGS=_flags(progress.part)),
+    env=os.environ | ENVIRONMENT | dict(XLA_FLAGS=_flags(parts)),
     process_group=0,  # to end what it has started, too
   )
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
@@ -146,11 +182,12 @@ def _run_child(progress):
   reader.start()
   try:
     while line := lines.get(timeout=max(0, progress.seconds_left())):
-      progress.handle(json.loads(line))
+      if line.endswith("\n"):  # or else it was cut by the end of the process
+        progress.handle(json.loads(line))
     # It also ends when the next entry needs a new process. A broken device may
     # keep it from ending.
     with contextlib.suppress(subprocess.TimeoutExpired):
-      child.wait(EXIT_SECONDS)
+      child.wait(max(0, progress.seconds_left()))
     if child.returncode:
       progress.fail(f"its process ended with status {child.returncode}")
   except queue.Empty:
@@ -175,7 +212,8 @@ def _say(line):
   print(line, file=sys.stderr, flush=True)
 
 
-def _flags(part):
+def _flags(parts):
   """The user's flags of XLA, and those that a part needs."""
-  needed = "--xla_gpu_deterministic_ops=true" if part in EXACT else ""
+  exact = any(PARTS[part].exact for part in parts)
+  needed = "--xla_gpu_deterministic_ops=true" if exact else ""
   return f"{needed} {os.environ.get('XLA_FLAGS', '')}".strip()

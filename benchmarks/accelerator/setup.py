@@ -1,4 +1,4 @@
-"""Part 1: the device, its driver, versions, and what it can run."""
+"""The device, its driver, versions, and what it can run."""
 
 import importlib.metadata
 import os
@@ -21,9 +21,11 @@ PACKAGES = (
 DTYPES = "float32", "bfloat16", "float16"
 
 
-def entries(settings: Settings) -> dict:
+def entries(settings: Settings, rank: int) -> dict:
   """One for the versions, and one for the executors of each dtype."""
   del settings
+  if rank:
+    return {}
   return {
     "versions": lambda record: {"packages": versions()},
     "memory": lambda record: {"bytes": machine.device_memory()},

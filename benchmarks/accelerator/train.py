@@ -1,8 +1,9 @@
-"""Part 7: cifar10_15m, trained for some minutes.
+"""cifar10_15m, trained for some minutes.
 
-The warm-up and the decay of the learning rate are fitted to the steps that the
-time allows, so that the curve is that of a short run, not the start of a long
-one.
+The warm-up and the decay of the learning rate follow the clock: the step that
+the schedule is asked for is the share of the time that has passed. So the curve
+is that of a short run, not the start of a long one, and the step is compiled
+once, without knowing how many there will be.
 """
 
 import dataclasses
@@ -11,66 +12,98 @@ import math
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks.accelerator import training
-from benchmarks.accelerator.parts import Settings
+from benchmarks.accelerator.parts import PARTS, Settings
 from sparse_transformer import data
 from sparse_transformer.training import evaluate
 
-NAME, MINUTES = "cifar10_15m", 8.0
-SMALL_NAME, SMALL_MINUTES = "digits", 0.05
-OVERHEAD = 2.0  # minutes for compiling and validation
+NAME, SMALL_NAME, SMALL_SECONDS = "cifar10_15m", "digits", 3
+STEPS = 10_000  # of the schedule
+MARGIN = 20  # seconds to be left at the end
 POINTS = 60  # of the curve
 VALIDATED = 256  # images
 HELD_OUT = 0.04  # of the images of a .npy file, for validation
 
 
-def entries(settings: Settings) -> dict:
+def entries(settings: Settings, rank: int) -> dict:
   """A single one."""
+  if rank:
+    return {}
   name = SMALL_NAME if settings.small else NAME
-  longest = SMALL_MINUTES if settings.small else MINUTES
-  minutes = min(longest, max(settings.minutes - OVERHEAD, settings.minutes / 2))
   changes = training.SMALL[name] if settings.small else {}
-  return {name: functools.partial(train, name, changes, minutes, settings.data)}
+  end = time.monotonic() + min(60 * settings.minutes, PARTS["train"].seconds)
+  longest = SMALL_SECONDS if settings.small else math.inf
+  return {
+    name: functools.partial(train, name, changes, end, longest, settings.data)
+  }
 
 
-def train(name: str, changes: dict, minutes: float, path: str, record) -> dict:
-  """Trains a config for some minutes, and validates it."""
-  experiment = training.load(name, **changes)
+def train(
+  name: str, changes: dict, end: float, longest: float, path: str, record
+) -> dict:
+  """Trains a config, and validates it.
+
+  Args:
+    name: of the config.
+    changes: to its fields.
+    end: when all must be done, by `time.monotonic`.
+    longest: the most seconds to train.
+    path: of the images, see `find`.
+    record: takes the curve as it grows.
+  """
+  fitted = {"train.steps": STEPS, "optimizer.warmup_steps": STEPS // 20}
+  experiment = training.load(name, **changes | fitted)
   try:
     source = find(experiment, path)
     batches = functools.partial(_batch, experiment, source.examples("train"))
-    first = batches(0)
+    batch = batches(0)
   except (OSError, ModuleNotFoundError) as error:
     if path:
       raise
     return {"skipped": f"no data: {' '.join(str(error).split())[:300]}"}
-  seconds = _seconds_per_step(experiment, first)
-  steps = max(2, int(60 * minutes / seconds))
-  fitted = {"train.steps": steps, "optimizer.warmup_steps": steps // 20}
-  experiment = training.load(name, **changes | fitted)
-  found = {"steps": steps, "minutes": minutes, "curve": []}
-  state, start = experiment.first_state(), time.perf_counter()
-  every = max(1, steps // POINTS)
-  for step in range(steps):
-    with jax.set_mesh(experiment.mesh):
-      state, measured = experiment.update(state, batches(step))
-    if (step + 1) % every == 0:
+  began = time.monotonic()
+  with jax.set_mesh(experiment.mesh):
+    update = experiment.update.lower(experiment.like, batch).compile()
+  state, start = experiment.first_state(), time.monotonic()
+  # Validation has a program to compile, too, which has no backward pass.
+  seconds = min(longest, end - start - MARGIN - (start - began))
+  if seconds <= 0:
+    return {"skipped": f"compiling took {start - began:.0f} seconds"}
+  found = {"compile_seconds": start - began, "seconds": seconds, "curve": []}
+  step, passed = 0, 0.0
+  while passed < seconds:
+    state = _at(state, int(STEPS * passed / seconds))
+    state, measured = update(state, batch)
+    step, batch = step + 1, batches(step + 1)  # while the device computes
+    nats, passed = float(measured["nats"]), time.monotonic() - start
+    if passed >= len(found["curve"]) * seconds / POINTS:
+      bits = round(nats / math.log(2), 4)
       found["curve"].append(
-        {
-          "step": step + 1,
-          "seconds": round(time.perf_counter() - start, 1),
-          "bits_per_dim": round(float(measured["nats"]) / math.log(2), 4),
-        }
+        {"step": step, "seconds": round(passed, 1), "bits_per_dim": bits}
       )
       record(found)
+  found["steps"] = step
+  record(found)
   result = _validate(experiment, source, state)
   bits = result["bits_per_dim"]
   found |= {key: result[key] for key in ("bits_per_dim", "standard_error")}
   if not math.isfinite(bits) or bits >= math.log2(experiment.model.vocab_size):
     found["failed"] = f"it learned nothing: {bits} bits/dim"
   return found
+
+
+def _at(state, step):
+  """The state whose learning rate is that of a step of the schedule."""
+  opt_state = optax.tree.set(
+    state.opt_state,
+    lambda path, _: path[-1].tuple_name == "ScaleByScheduleState",
+    count=jnp.int32(step),
+  )
+  return dataclasses.replace(state, opt_state=opt_state)
 
 
 def find(experiment, path: str) -> data.Source:
@@ -102,18 +135,6 @@ def _batch(experiment, examples, step):
   chosen = rng.integers(len(examples), size=experiment.config.train.batch_size)
   tokens_BL = np.stack([examples[int(i)] for i in chosen])
   return jax.device_put(tokens_BL, experiment.batch_sharding)
-
-
-def _seconds_per_step(experiment, batch):
-  """Seconds of a step, after one that compiles."""
-  state = experiment.first_state()
-  for steps in (2, 10):
-    start = time.perf_counter()
-    with jax.set_mesh(experiment.mesh):
-      for _ in range(steps):
-        state, _ = experiment.update(state, batch)
-    jax.block_until_ready(state)
-  return (time.perf_counter() - start) / 10
 
 
 def _validate(experiment, source, state):

@@ -9,13 +9,15 @@ from benchmarks import (
   compiled as benchmark,
   million as million_benchmark,
   plan as plan_benchmark,
+  record,
   report,
   saving as saving_benchmark,
   spread as spread_benchmark,
 )
+from benchmarks.accelerator import summary
 from benchmarks.readme import evidence, records
 from benchmarks.readme.records import wrap
-from sparse_transformer import tables
+from sparse_transformer import atomic, tables
 from sparse_transformer.targets import rendering
 
 PASS, OURS = "forward_backward", "ours"
@@ -176,6 +178,12 @@ def compiled() -> str:
   return benchmark.table(found)
 
 
+def measured() -> str:
+  """Results on accelerators, at full size."""
+  paths = sorted(record.FOLDER.glob("accelerator-*.json"))
+  return summary.page(map(atomic.read_json, paths))
+
+
 # By page: its parts between markers.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
   "README.md": {
@@ -190,7 +198,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "experts": experts,
     "sampling": sampling,
   },
-  "docs/accelerators.md": {"compiled": compiled},
+  "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
     "spread": lambda: spread_benchmark.table(records.read("spread")),
     "meshes": lambda: benchmark.meshes(records.read("compiled")),

@@ -91,30 +91,28 @@ def peers_python():
 
 
 def start_peers(install):
-  """(the peers' process, ""), or (None, why there is none)."""
-  if not install and not (PEERS / "installed").exists():
-    return None, "not installed"
+  """The peers' process, or None if they are not installed."""
   try:
-    return Process(peers_python(), "peers.py"), ""
+    if install or (PEERS / "installed").exists():
+      return Process(peers_python(), "peers.py")
   except OSError as error:
-    return None, f"{error}"
+    say(f"no torch peers: {error}")
+  return None
 
 
-def measure(case, ours, peers, why_no_peers):
-  """Runs a case and returns its rows."""
+def measure(case, ours, peers):
+  """Runs a case and returns its rows, without peers if there are none."""
   rows, turns = [], []
   for entry in case.entries:
-    say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
     process = ours if entry.program in ("ours", "jax_nn") else peers
-    row = dataclasses.asdict(entry)
     if process is None:
-      row["failed"] = f"no torch peers: {why_no_peers}"
-    else:
-      row |= process("prepare", entry=dataclasses.asdict(entry))
+      continue
+    say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
+    row = dataclasses.asdict(entry)
+    row |= process("prepare", entry=dataclasses.asdict(entry))
     rows.append(row)
     index = row.pop("index", None)
-    for name in row.pop("passes", []):
-      turns.append((row, process, index, name, []))
+    turns += [(row, process, index, x, []) for x in row.pop("passes", [])]
   for i in range(case.rounds):
     say(f"  round {i + 1} of {case.rounds}")
     for row, process, index, name, times in turns:
@@ -125,18 +123,14 @@ def measure(case, ours, peers, why_no_peers):
         times.append(answer["seconds"])
   for row, _, _, name, times in turns:
     if times:
-      row[name] = {
-        "median": statistics.median(times),
-        "min": min(times),
-        "max": max(times),
-        "rounds": times,
-      }
+      row[name] = dict(median=statistics.median(times), rounds=times)
+      row[name] |= dict(min=min(times), max=max(times))
   for process in filter(None, (ours, peers)):
     process("forget")
   return rows
 
 
-def run(ours, peers, why_no_peers, cases):
+def run(ours, peers, cases):
   """Runs the cases, and yields the results so far after each one."""
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
@@ -155,7 +149,7 @@ def run(ours, peers, why_no_peers, cases):
     say(f"{name}: {case.title}")
     raise_rates(results["rates"], processes.values())
     process = Process(sys.executable, "ours.py") if case.alone else ours
-    rows = measure(case, process, peers, why_no_peers)
+    rows = measure(case, process, peers)
     if case.alone:
       process.close()
     else:
@@ -239,13 +233,9 @@ def main():
   cases = choose(
     cases, list(filter(None, flags.cases.split(","))), flags.rounds
   )
-  peers, why = None, "not asked for"
-  if flags.peers:
-    peers, why = start_peers(install=not flags.quick)
-  if peers is None:
-    say(f"no torch peers: {why}")
+  peers = start_peers(install=not flags.quick) if flags.peers else None
   out = flags.out
-  for results in run(ours, peers, why, cases):
+  for results in run(ours, peers, cases):
     if out is None and not flags.quick:
       out = HERE / "results" / f"attention-{slug(results['machine'])}.json"
     if out:

@@ -39,9 +39,7 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
     assert row["forward_backward"]["median"] > 0
     assert max(row["errors"]) < 1e-4
     assert row["computed_per_pair"] > 1
-  for row in rows:
-    is_peer = row["program"] in ("sdpa", "local_attention")
-    assert ("failed" in row) == is_peer
+  assert {row["program"] for row in rows} == {"ours", "jax_nn"}
 
 
 def test_measurements_are_made_once_and_survive_an_error(tmp_path):

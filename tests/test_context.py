@@ -75,18 +75,9 @@ def test_record_has_differences_to_the_first_context(texts, tmp_path, capsys):
   assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-  "words, message",
-  [
-    (("strided", "--min_context=0,40"), "min_context=40 must be"),
-    (("strided", "--symbols=1000"), "test has 250 symbols, fewer than 1016"),
-    (("strided,apart", "--symbols=50"), "different data"),
-  ],
-)
-def test_mistakes_are_one_clear_line(texts, words, message, tmp_path, capsys):
+def test_runs_on_other_data_are_rejected(texts, tmp_path, capsys):
   out = tmp_path / "record.json"
-  words = words[0], "--min_context=0,16", *words[1:], f"--out={out}"
-  assert command(texts, *words) == 1
+  words = "--min_context=0,16", "--symbols=50", f"--out={out}"
+  assert command(texts, "strided,apart", *words) == 1
   (line,) = capsys.readouterr().err.splitlines()
-  assert message in line
-  assert not out.exists()
+  assert "different data" in line and not out.exists()

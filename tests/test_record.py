@@ -89,7 +89,7 @@ def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
     config={"data": {"path": "/some/a.txt"}},
   )
   record.write(tmp_path / "mine" / "comparison.json", content)
-  words = "benchmarks/keep.py", f"--workdir={tmp_path / 'mine'}"
+  words = "benchmarks/run.py", f"--workdir={tmp_path / 'mine'}"
   assert runs.command(*words) == 0
   kept = (record.FOLDER / "mine.json").read_text()
   assert "/some" not in kept and json.loads(kept)["runs"] == content["runs"]

@@ -51,7 +51,7 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   names = [line.split(" differs")[0] for line in lines[:3]]
   assert names == [
     "README.md: speed",
-    "docs/scaling.md: meshes",
+    "docs/scaling.md: million",
     "docs/evidence.md",
   ]
   assert runs.files(copy) == before
@@ -83,7 +83,7 @@ def test_records_name_no_folder_of_a_machine():
   assert len(paths) > 9
   for path in paths:
     folders = re.findall(r"(?<=[\s\"'=,])/\w+/[^\s\"]*", path.read_text())
-    assert not folders, f"{path.name}: python -m benchmarks.keep"
+    assert not folders, f"{path.name}: python -m benchmarks.run"
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
   "docs/scaling.md": {
     "spread": lambda: spread_benchmark.table(records.read("spread")),
     "meshes": lambda: benchmark.meshes(records.read("compiled")),
-    "million": lambda: million_benchmark.text(records.read("million")),
+    "million": lambda: million_benchmark.table(records.read("million")),
     "plan": lambda: plan_benchmark.table(records.read("plan")["rows"]),
     "saving": lambda: saving_benchmark.table(records.read("saving")),
   },

@@ -1,13 +1,13 @@
-"""Measures our attention and that of other libraries.
+"""Measures our attention and other libraries' attention.
 
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, and only one of them computes at a time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
-Torch and the other peers are installed into their own environment, .peers, from
-requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures GPUs
-and TPUs.
+Torch and the other peers are installed into a separate environment, .peers,
+from requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures
+GPUs and TPUs.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -18,7 +18,6 @@ Columns:
   ideal: the pairs of dense causal attention divided by those of the pattern,
     which would be the speed-up if time were proportional to pairs.
   computed/needed: the scores in all computed tiles, divided by the pairs.
-  peak MiB: growth of resident memory during a pass.
   temp MiB: temporary memory that the compiler allocates.
 """
 
@@ -36,9 +35,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import cases as cases_lib
-import report
-
+from benchmarks import cases as cases_lib, report
 from sparse_transformer import machine as machine_lib, version
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -77,62 +74,45 @@ class Process:
 
 
 def peers_python():
-  """The Python of the peers' environment, which is created if missing.
-
-  Its version may differ from ours: it is the first for which pip finds all
-  peers.
-  """
+  """The Python of the peers' environment, which is created if missing."""
   python, marker = PEERS / "bin" / "python", PEERS / "installed"
   if marker.exists() and marker.read_text() == REQUIREMENTS.read_text():
     return python
-  names = [f"python3.{minor}" for minor in (13, 12, 11)]
-  found = filter(None, map(shutil.which, names))
-  for base in (sys.executable, *found):
-    say(f"installing the peers with {pathlib.Path(base).name}")
-    pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
-    failure = failed(base, "-m", "venv", "--clear", PEERS) or failed(*pip)
-    if not failure:
-      (PEERS / ".gitignore").write_text("*\n")
-      marker.write_text(REQUIREMENTS.read_text())
-      return python
-  shutil.rmtree(PEERS, ignore_errors=True)
-  raise OSError(failure)
-
-
-def failed(*command):
-  """The last line that a command prints if it fails, otherwise ""."""
-  done = subprocess.run(command, capture_output=True, text=True)
-  lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-  return lines[-1] if done.returncode else ""
+  say("installing the peers")
+  pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
+  for command in (sys.executable, "-m", "venv", "--clear", PEERS), pip:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+      shutil.rmtree(PEERS, ignore_errors=True)
+      raise OSError((done.stderr or done.stdout).strip().rpartition("\n")[2])
+  (PEERS / ".gitignore").write_text("*\n")
+  marker.write_text(REQUIREMENTS.read_text())
+  return python
 
 
 def start_peers(install):
-  """(the peers' process, ""), or (None, why there is none)."""
-  if not install and not (PEERS / "installed").exists():
-    return None, "not installed"
+  """The peers' process, or None if they are not installed."""
   try:
-    return Process(peers_python(), "peers.py"), ""
+    if install or (PEERS / "installed").exists():
+      return Process(peers_python(), "peers.py")
   except OSError as error:
-    return None, f"{error}"
+    say(f"no torch peers: {error}")
+  return None
 
 
-def measure(case, ours, peers, why_no_peers):
-  """Runs a case and returns its rows."""
+def measure(case, ours, peers):
+  """Runs a case and returns its rows, without peers if there are none."""
   rows, turns = [], []
   for entry in case.entries:
-    say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
     process = ours if entry.program in ("ours", "jax_nn") else peers
+    if process is None:
+      continue
+    say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
     row = dataclasses.asdict(entry)
-    if reason := row.pop("skip"):
-      row["failed"] = reason
-    elif process is None:
-      row["failed"] = f"no torch peers: {why_no_peers}"
-    else:
-      row |= process("prepare", entry=dataclasses.asdict(entry))
+    row |= process("prepare", entry=dataclasses.asdict(entry))
     rows.append(row)
     index = row.pop("index", None)
-    for name in row.pop("passes", []):
-      turns.append((row, process, index, name, []))
+    turns += [(row, process, index, x, []) for x in row.pop("passes", [])]
   for i in range(case.rounds):
     say(f"  round {i + 1} of {case.rounds}")
     for row, process, index, name, times in turns:
@@ -143,22 +123,22 @@ def measure(case, ours, peers, why_no_peers):
         times.append(answer["seconds"])
   for row, _, _, name, times in turns:
     if times:
-      row[name] = {
-        "median": statistics.median(times),
-        "min": min(times),
-        "max": max(times),
-        "rounds": times,
-      }
+      row[name] = dict(median=statistics.median(times), rounds=times)
+      row[name] |= dict(min=min(times), max=max(times))
   for process in filter(None, (ours, peers)):
     process("forget")
   return rows
 
 
-def run(ours, peers, why_no_peers, cases):
+def run(ours, peers, cases):
   """Runs the cases, and yields the results so far after each one."""
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
-    "machine": machine(ours.about),
+    "machine": {
+      "name": machine_lib.cpu_name(),
+      "cores": os.cpu_count(),
+      "threads": ours.about["threads"],
+    },
     "python": platform.python_version(),
     "versions": {name: p.about["versions"] for name, p in processes.items()},
     "commit": version.commit(),
@@ -169,7 +149,7 @@ def run(ours, peers, why_no_peers, cases):
     say(f"{name}: {case.title}")
     raise_rates(results["rates"], processes.values())
     process = Process(sys.executable, "ours.py") if case.alone else ours
-    rows = measure(case, process, peers, why_no_peers)
+    rows = measure(case, process, peers)
     if case.alone:
       process.close()
     else:
@@ -190,13 +170,6 @@ def raise_rates(rates, processes):
       rates[key] = max(rates[key], found.get(key, 0))
 
 
-def machine(about):
-  """The device, and how much of it is used."""
-  on_cpu = about["backend"] == "cpu"
-  name = machine_lib.cpu_name() if on_cpu else about["device"]
-  return {"name": name, "cores": os.cpu_count(), "threads": about["threads"]}
-
-
 def show(results):
   """Prints the tables of the results."""
   print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
@@ -206,7 +179,6 @@ def show(results):
   )
   for case in results["cases"].values():
     print(f"\n{case['title']}\n{report.table(case['rows'])}")
-  print(f"\nsummary\n{report.summary(results['cases'])}")
 
 
 def say(line):
@@ -216,16 +188,13 @@ def say(line):
 
 def choose(cases, names, rounds):
   """The named cases, or all of them, with the given number of rounds."""
-  unknown = set(names) - set(cases)
-  if unknown:
+  if unknown := set(names) - set(cases):
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  return {
-    name: dataclasses.replace(case, rounds=case.rounds and rounds)
-    if rounds
-    else case
-    for name, case in cases.items()
-    if not names or name in names
-  }
+  chosen = {name: cases[name] for name in names or cases}
+  for name, case in chosen.items():
+    if rounds and case.rounds:
+      chosen[name] = dataclasses.replace(case, rounds=rounds)
+  return chosen
 
 
 def parse():
@@ -264,13 +233,9 @@ def main():
   cases = choose(
     cases, list(filter(None, flags.cases.split(","))), flags.rounds
   )
-  peers, why = None, "not asked for"
-  if flags.peers:
-    peers, why = start_peers(install=not flags.quick)
-  if peers is None:
-    say(f"no torch peers: {why}")
+  peers = start_peers(install=not flags.quick) if flags.peers else None
   out = flags.out
-  for results in run(ours, peers, why, cases):
+  for results in run(ours, peers, cases):
     if out is None and not flags.quick:
       out = HERE / "results" / f"attention-{slug(results['machine'])}.json"
     if out:

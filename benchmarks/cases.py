@@ -31,11 +31,9 @@ class Entry:
 
   Attributes:
     program: a key of the programs of `ours.py` or `peers.py`.
-    pattern: an expression for `patterns.parse`; "" for the program's own
-      pattern, which the catalogue cannot express.
+    pattern: an expression for `patterns.parse`.
     n: number of positions.
     width: width of each head's queries, keys and values.
-    skip: why the entry is not run; "" if it is.
   """
 
   program: str
@@ -45,7 +43,6 @@ class Entry:
   heads: int = 4
   width: int = 64
   dtype: str = "float32"
-  skip: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +78,15 @@ def cpu():
       ),
     ),
     "3072": Case(
-      "n = 3,072; longformer and bigbird are bidirectional layers with"
-      " projections",
-      (
-        Entry("ours", "Local(128)", 3072),
-        Entry("local_attention", "Local(128)", 3072),
-        Entry("flex", "Local(128)", 3072),
-        Entry("ours", STRIDED(l=96), 3072),
-        Entry("sdpa_mask", STRIDED(l=96), 3072),
-        Entry("flex", STRIDED(l=96), 3072),
-        Entry("ours", "Causal()", 3072),
-        Entry("sdpa", "Causal()", 3072),
-        Entry("jax_nn", "Causal()", 3072),
-        Entry("longformer", "Local(256, causal=False)", 3072),
-        Entry("bigbird", "", 3072),
+      "n = 3,072",
+      tuple(
+        Entry(program, pattern, 3072)
+        for pattern, programs in {
+          "Local(128)": ("ours", "local_attention", "flex"),
+          STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
+          "Causal()": ("ours", "sdpa", "jax_nn"),
+        }.items()
+        for program in programs
       ),
       7,
     ),
@@ -108,13 +100,6 @@ def cpu():
         *(
           Entry("flex", pattern, 12_288)
           for pattern in ("Local(128)", STRIDED(l=128), FIXED)
-        ),
-        *(
-          Entry(program, pattern, 12_288, skip="skipped: needs n x n memory")
-          for program, pattern in (
-            ("sdpa_mask", STRIDED(l=128)),
-            ("flex_eager", "Local(128)"),
-          )
         ),
       ),
       5,
@@ -137,16 +122,11 @@ def cpu():
 
 def quick():
   """{name: case} for one small case."""
-  return {
-    "quick": Case(
-      "quick, n = 1,024",
-      (
-        Entry("ours", "Local(64)", 1024),
-        Entry("ours", STRIDED(l=32), 1024),
-        Entry("jax_nn", "Causal()", 1024),
-        Entry("sdpa", "Causal()", 1024),
-        Entry("local_attention", "Local(64)", 1024),
-      ),
-      2,
-    )
+  programs = {
+    "ours": ("Local(64)", STRIDED(l=32)),
+    "jax_nn": ("Causal()",),
+    "sdpa": ("Causal()",),
+    "local_attention": ("Local(64)",),
   }
+  entries = (Entry(x, p, 1024) for x in programs for p in programs[x])
+  return {"quick": Case("quick, n = 1,024", tuple(entries), 2)}

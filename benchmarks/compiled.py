@@ -119,7 +119,7 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
 
 
 def table(results):
-  """What fits, as a Markdown table."""
+  """Memory, launches and collectives of programs, as a Markdown table."""
   titles = "preset", "target", "attention", "changed", "peak memory"
   rows = [(*titles, "launches", "collectives")]
   for report in results:
@@ -153,7 +153,7 @@ def _changes(report):
 
 
 def is_on_mesh(report: dict) -> bool:
-  """Whether a report is on a mesh other than that of the preset."""
+  """Tells reports on other meshes than the default from the rest."""
   return " mesh." in report["preset"]
 
 

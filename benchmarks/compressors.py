@@ -16,12 +16,11 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from absl import flags
 
 from benchmarks import record
-from sparse_transformer import cli, data, tables
+from sparse_transformer import cli, data
 
 # For text, xz's manual recommends to have more bits of literal context, and
 # none of position.
@@ -45,17 +44,14 @@ def main(argv: Sequence[str]) -> None:
     dict(compressor=name, **score(compress, rest, test))
     for name, compress in COMPRESSORS.items()
   ]
-  record.write(
-    pathlib.Path(args.out),
-    record.about("python -m benchmarks.compressors", sys.argv[1:])
-    | dict(unit=unit, symbols=len(rest) + len(test), test_symbols=len(test))
-    | dict(rows=rows),
-  )
-  print(tables.align(table(rows)))
+  content = record.about("python -m benchmarks.compressors", sys.argv[1:])
+  content |= dict(unit=unit, symbols=len(rest) + len(test))
+  content |= dict(test_symbols=len(test), rows=rows)
+  record.write(pathlib.Path(args.out), content)
 
 
 def parts(source: data.Source) -> tuple[bytes, bytes, str]:
-  """The symbols before the test split, those of it, and the unit of bits.
+  """The symbols before the test split, its symbols, and the unit of bits.
 
   Raises:
     ValueError: if the data are images, not a stream of symbols.
@@ -80,15 +76,6 @@ def score(
     test_alone=alone / len(test),
     test_given_rest=(whole - before) / len(test),
   )
-
-
-def table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-  """The rows as cells of text; the first row contains the titles."""
-  fields = "all", "test_alone", "test_given_rest"
-  return [
-    ("compressor", "all", "test alone", "test given the rest"),
-    *((row["compressor"], *(f"{row[x]:.3f}" for x in fields)) for row in rows),
-  ]
 
 
 if __name__ == "__main__":

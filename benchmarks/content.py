@@ -7,15 +7,12 @@ Batch 1, 4 heads of 64, float32, forward and backward, all gradients.
 `turns.measure`.
 """
 
-import argparse
 import functools
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record, turns
+from benchmarks import turns
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend
 from sparse_transformer.patterns import AdaptiveSpan, Routing
@@ -44,8 +41,10 @@ def step(pattern):
   return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
 
 
-def cases(n, q, k, v, dout):
+def cases(n):
   """(name, compiled function, arguments)."""
+  keys = jax.random.split(jax.random.key(0), 4)
+  q, k, v, dout = (jax.random.normal(x, (1, n, HEADS, WIDTH)) for x in keys)
   for text in FOLLOWING:
     pattern = patterns.parse(text)[0][0]
     directions = {
@@ -63,24 +62,5 @@ def cases(n, q, k, v, dout):
     yield f"{adaptive}, spans of {span:,}", step(adaptive), arrays
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--length", type=int, default=12_288)
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--only", default="", help="cases with this text")
-  parser.add_argument(
-    "--out", type=pathlib.Path, default=record.FOLDER / "content.json"
-  )
-  args = parser.parse_args()
-  keys = jax.random.split(jax.random.key(0), 4)
-  shape = 1, args.length, HEADS, WIDTH
-  arrays = [jax.random.normal(key, shape) for key in keys]
-  content = record.about("python -m benchmarks.content", sys.argv[1:])
-  first, *others = cases(args.length, *arrays)
-  chosen = [first, *(case for case in others if args.only in case[0])]
-  rows = turns.measure(chosen, args.rounds)
-  record.write(args.out, content | dict(length=args.length, rows=rows))
-
-
 if __name__ == "__main__":
-  main()
+  turns.main("content", __doc__, cases, length=12_288)

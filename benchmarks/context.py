@@ -10,7 +10,7 @@ the first --min_context are paired, symbol by symbol; their errors, and those of
 the bits, are over blocks of 4,096 symbols. Writes a record, and a picture with
 the same name that ends in .png.
 
-For the README, the record is benchmarks/results/context.json,
+For the docs, the record is benchmarks/results/context.json,
 longer_context.json or genome_context.json; make results draws its figure.
 """
 
@@ -25,7 +25,7 @@ from absl import flags
 
 from benchmarks import blocks, record
 from benchmarks.readme import figures
-from sparse_transformer import cli, config as config_lib, data, tables
+from sparse_transformer import cli, config as config_lib, data
 
 if TYPE_CHECKING:
   from sparse_transformer.training.experiment import Experiment
@@ -40,7 +40,10 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--workdirs and --out must be set; see --help")
   if args.symbols < 1:
     raise ValueError(f"--symbols={args.symbols} must be at least 1")
-  contexts = integers(args.min_context)
+  try:
+    contexts = [int(word) for word in args.min_context]
+  except ValueError:
+    raise ValueError("--min_context must be integers") from None
   runs = []
   for workdir in args.workdirs:
     runs.append(score_run(workdir, args.split, contexts, args.symbols))
@@ -49,31 +52,17 @@ def main(argv: Sequence[str]) -> None:
         f"{workdir} and {args.workdirs[0]} have different data; name runs whose"
         " bits can be compared"
       )
-    print(tables.align(table(runs[-1:])), flush=True)
-  name_apart(runs)
+    for row in runs[-1]["contexts"]:
+      print(workdir, "{min_context}: {bits:.4f}".format(**row), flush=True)
+  if len({run["pattern"] for run in runs}) == len(runs):
+    for run in runs:
+      run["run"] = run["pattern"]
   content = record.about("python -m benchmarks.context", sys.argv[1:])
   content |= dict(split=args.split, symbols=args.symbols, block=BLOCK)
   content |= dict(runs=runs)
   out = pathlib.Path(args.out)
   record.write(out, content)
   figures.bits_by_context(content).savefig(out.with_suffix(".png"))
-
-
-def integers(words: Sequence[str]) -> list[int]:
-  """The minimum contexts, as numbers."""
-  try:
-    return [int(word) for word in words]
-  except ValueError:
-    raise ValueError(
-      f"--min_context={','.join(words)} must be integers, separated by commas"
-    ) from None
-
-
-def name_apart(runs: Sequence[dict[str, Any]]) -> None:
-  """Names runs by their patterns if these differ, else by their folders."""
-  if len({run["pattern"] for run in runs}) == len(runs):
-    for run in runs:
-      run["run"] = run["pattern"]
 
 
 def score_run(
@@ -173,19 +162,6 @@ class Scored:
 
   def summary(self) -> dict[str, Any]:
     return {}
-
-
-def table(runs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-  """The scores as cells of text; the first row contains the titles."""
-  number = lambda value: "-" if value is None else f"{value:.4f}"
-  return [
-    ("run", "min_context", "bits", "error", "difference", "error"),
-    *(
-      (run["run"], f"{row['min_context']:,}", *map(number, [*row.values()][1:]))
-      for run in runs
-      for row in run["contexts"]
-    ),
-  ]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """Measures mixtures of experts beside a dense MLP of the same FLOPs.
 
-  python -m benchmarks.experts [--tokens=N] [--rounds=N] [--out=F]
+  python -m benchmarks.experts [--tokens=N] [--rounds=N] [--only=TEXT] [--out=F]
 
 Each token passes through 2 experts, 256 to 1,024 to 256 wide, or through an MLP
 with twice the inner width; float32, forward and backward, all gradients. Those
 of experts include the choice by a router. See `turns.measure`.
 """
 
-import argparse
 import functools
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record, turns
+from benchmarks import turns
 from sparse_transformer.model import experts
 
 WIDTH, INNER, PER_TOKEN = 256, 1024, 2
@@ -23,7 +20,7 @@ NUMBERS = 8, 32
 
 
 def normal(*shape):
-  """Some array."""
+  """An array of this shape."""
   return jax.random.normal(jax.random.key(0), shape) / shape[-1] ** 0.5
 
 
@@ -63,18 +60,5 @@ def cases(tokens):
     )
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--tokens", type=int, default=4096)
-  parser.add_argument("--rounds", type=int, default=9)
-  parser.add_argument(
-    "--out", type=pathlib.Path, default=record.FOLDER / "experts.json"
-  )
-  args = parser.parse_args()
-  content = record.about("python -m benchmarks.experts", sys.argv[1:])
-  rows = turns.measure([*cases(args.tokens)], args.rounds)
-  record.write(args.out, content | dict(tokens=args.tokens, rows=rows))
-
-
 if __name__ == "__main__":
-  main()
+  turns.main("experts", __doc__, cases, tokens=4096)

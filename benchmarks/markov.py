@@ -7,8 +7,8 @@ from the k before it. Two ways to smooth counts n(context, base):
 
   add: (n(context, base) + a) / (n(context) + 4 a).
   interpolated: (n(context, base) + b p) / (n(context) + b), where p is the
-    prediction of the next lower order; that of order 0 has p = 1/4. Every
-    order has its own b.
+    prediction of the next lower order; order 0 has p = 1/4. Every order has its
+    own b.
 
 4 a and b are powers of 2, chosen on the validation split; b from order 0
 upwards. Each is also done with counts of both strands: of the training split
@@ -26,7 +26,7 @@ import numpy as np
 from absl import flags
 
 from benchmarks import blocks, record
-from sparse_transformer import cli, data, tables
+from sparse_transformer import cli, data
 
 ORDERS = 2, 4, 8, 12
 AMOUNTS = [2.0**i for i in range(-10, 15)]
@@ -52,14 +52,10 @@ def main(argv: Sequence[str]) -> None:
     for number in (1, 2)
     for row in score(strands[:number], splits, source.vocab_size)
   ]
-  record.write(
-    pathlib.Path(args.out),
-    record.about("python -m benchmarks.markov", sys.argv[1:])
-    | dict(unit=source.unit)
-    | dict(symbols={split: len(splits[split]) for split in data.SPLITS})
-    | dict(rows=rows),
-  )
-  print(tables.align(table(rows)))
+  content = record.about("python -m benchmarks.markov", sys.argv[1:])
+  content |= dict(unit=source.unit, rows=rows)
+  content |= dict(symbols={split: len(splits[split]) for split in data.SPLITS})
+  record.write(pathlib.Path(args.out), content)
 
 
 def score(
@@ -87,7 +83,7 @@ def score(
 
 
 class Counts:
-  """How often each symbol follows each context of `order` symbols.
+  """Counts of each symbol after each context of `order` symbols.
 
   Args:
     strands: rows of symbols to count.
@@ -160,25 +156,6 @@ def bits(predictions: Splits) -> dict[str, Any]:
     validation=found["validation"][0],
     test=found["test"][0],
     standard_error=found["test"][1],
-  )
-
-
-def table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-  """The rows as cells of text; the first row contains the titles."""
-  titles = "strands", "order", "smoothing", "amount", "validation", "test"
-  return [(*titles, "error"), *map(_cells, rows)]
-
-
-def _cells(row):
-  error = row["standard_error"]
-  return (
-    f"{row['strands']}",
-    f"{row['order']}",
-    row["smoothing"],
-    f"{row['amount']:g}",
-    f"{row['validation']:.4f}",
-    f"{row['test']:.4f}",
-    "-" if error is None else f"{error:.4f}",
   )
 
 

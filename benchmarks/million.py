@@ -7,8 +7,7 @@ head of width 32, in float32, on CPU devices that XLA emulates on one host. As
 they share its cores, the time says nothing about several devices; the memory
 does. Then the memory of a compiled step at n = 16,384, which is not run, by the
 number of devices. Writes benchmarks/results/million.json, after each program,
-and prints what docs/scaling.md says of it. What is there already is not
-measured again.
+and prints a table. What is there already is not measured again.
 """
 
 import os
@@ -33,10 +32,10 @@ def main() -> None:
   os.environ["JAX_PLATFORMS"] = "cpu"
   from benchmarks import record
 
-  # First, as the peak of the process is that of all that it has done.
+  # First, as the peak of a process covers all that it has done.
   keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
   path = record.FOLDER / "million.json"
-  print(text(record.measure_missing(path, NAMES, keys, measure)))
+  print(table(record.measure_missing(path, NAMES, keys, measure)))
 
 
 def measure(n: int, stride: int, sequence: int) -> dict:
@@ -97,31 +96,26 @@ def measure(n: int, stride: int, sequence: int) -> dict:
   return row
 
 
-def text(rows: list[dict]) -> str:
-  """What a step took, and memory of a device by the number of devices."""
-  from benchmarks.readme.records import wrap
+def table(rows: list[dict]) -> str:
+  """Memory of a device and time, by length and number of devices."""
   from sparse_transformer import tables
   from sparse_transformer.targets.rendering import size
 
-  *shorter, million = rows
-  sentence = wrap(
-    "One step at n = {n:,} with mesh.sequence={sequence}, {layers} layers with"
-    " one head of width {width} (`{pattern[0]}`, then `{pattern[1]}`) in"
-    " float32".format(**million)
-    + f": {size(million['arguments'])} of arguments and"
-    f" {size(million['temporaries'])} of temporaries on a device; the process"
-    f" with all {million['sequence']} of them took"
-    f" {size(million['process_bytes'])} at its peak, and the step"
-    f" {million['seconds']:,.0f} s on {million['machine']}."
-  )
-  lines = [("n", "`mesh.sequence`", "arguments", "temporaries", "share")]
-  for row in shorter:
-    share = row["temporaries"] / shorter[0]["temporaries"]
-    sizes = (size(row[name]) for name in ("arguments", "temporaries"))
+  titles = "n", "`mesh.sequence`", "arguments", "temporaries"
+  lines = [(*titles, "process with all devices", "step")]
+  for row in rows:
+    ran = "process_bytes" in row
     lines.append(
-      (f"{row['n']:,}", str(row["sequence"]), *sizes, f"{share:.2f}")
+      (
+        f"{row['n']:,}",
+        f"{row['sequence']}",
+        size(row["arguments"]),
+        size(row["temporaries"]),
+        size(row["process_bytes"]) if ran else "not run",
+        f"{row['seconds']:,.0f} s" if ran else "not run",
+      )
     )
-  return f"{sentence}\n\n{tables.markdown(lines)}"
+  return tables.markdown(lines)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
-import worker
-from cases import Entry
 
+from benchmarks import worker
+from benchmarks.cases import Entry
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 
@@ -51,7 +51,7 @@ def _compile(entry, attention):
 
 
 def tiles(entry):
-  """What runs an entry's parts, with which tiles, and their area per pair."""
+  """The executor of an entry, its tiles, and their area per pair."""
   pattern, n = worker.pattern_of(entry), entry.n
   case = Case(
     batch=entry.batch,
@@ -106,7 +106,6 @@ def rates():
 def hello():
   return {
     "backend": jax.default_backend(),
-    "device": jax.devices()[0].device_kind,
     "threads": worker.num_threads(),
     "versions": {"jax": jax.__version__, "numpy": np.__version__},
   }

@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import torch
 import torch.nn.functional as F
-import worker
 from torch.nn.attention import flex_attention as flex_lib
 
+from benchmarks import worker
 from sparse_transformer import patterns
 
 # The eager implementation is used deliberately, as a second reference.
@@ -100,96 +100,6 @@ def _contestant(entry, attend, backward=True):
   )
 
 
-def longformer(entry):
-  """A self-attention layer with its projections, bidirectional."""
-  from transformers import LongformerConfig
-  from transformers.models.longformer import modeling_longformer
-
-  config = LongformerConfig(
-    attention_window=[worker.pattern_of(entry).window],
-    **_sizes(entry),
-  )
-  layer = modeling_longformer.LongformerSelfAttention(config, layer_id=0)
-  nobody_BL = torch.zeros(entry.batch, entry.n)
-
-  def attend(x_BLD):
-    return layer(
-      x_BLD,
-      attention_mask=nobody_BL,
-      is_index_masked=nobody_BL.bool(),
-      is_index_global_attn=nobody_BL.bool(),
-      is_global_attn=False,
-    )[0]
-
-  return _layer(entry, layer, attend)
-
-
-def bigbird(entry):
-  """A self-attention layer with its projections, bidirectional."""
-  from transformers import BigBirdConfig
-  from transformers.models.big_bird import modeling_big_bird
-
-  config = BigBirdConfig(
-    block_size=64,
-    num_random_blocks=3,
-    max_position_embeddings=entry.n,
-    **_sizes(entry),
-  )
-  layer = modeling_big_bird.BigBirdBlockSparseAttention(config, seed=0)
-  make_masks = modeling_big_bird.BigBirdModel.create_masks_for_block_sparse_attn
-  blocked, band, of_queries, of_keys = make_masks(
-    torch.ones(entry.batch, entry.n), config.block_size
-  )
-
-  def attend(x_BLD):
-    return layer(x_BLD, band, of_queries, of_keys, blocked, blocked)[0]
-
-  return _layer(entry, layer, attend)
-
-
-def _sizes(entry):
-  return {
-    "hidden_size": entry.heads * entry.width,
-    "num_attention_heads": entry.heads,
-    "attention_probs_dropout_prob": 0.0,
-  }
-
-
-def _layer(entry, layer, attend):
-  """A contestant from `attend`, x_BLD -> out_BLD, with the layer's q, k, v."""
-  torch.manual_seed(0)
-  for parameter in layer.parameters():
-    torch.nn.init.normal_(parameter, std=(entry.heads * entry.width) ** -0.5)
-  x_BLD, dout_BLD = (
-    torch.from_numpy(x).flatten(2) for x in worker.random_inputs(entry)[:2]
-  )
-  x_BLD.requires_grad_()
-  weights = [*layer.query.parameters(), *layer.key.parameters()]
-  weights += layer.value.parameters()
-  split = lambda x_LD: x_LD.reshape(entry.n, entry.heads, entry.width)
-
-  @torch.no_grad()
-  def forward():
-    return attend(x_BLD)
-
-  def forward_backward():
-    out_BLD = attend(x_BLD)
-    torch.autograd.grad(out_BLD, [x_BLD, *weights], dout_BLD)
-    return out_BLD.detach()
-
-  with torch.no_grad():
-    x_LD = x_BLD[0].double()
-    q, k, v = (
-      split(F.linear(x_LD, f.weight.double(), f.bias.double())).numpy()
-      for f in (layer.query, layer.key, layer.value)
-    )
-  return worker.Contestant(
-    {"forward": forward, "forward_backward": forward_backward},
-    (q, k, v, split(dout_BLD[0].double()).numpy()),
-    lambda out_BLD: [split(out_BLD[0].double()).numpy()],
-  )
-
-
 def rates():
   """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied = 2048, 2**26
@@ -207,7 +117,7 @@ def rates():
 
 
 def hello():
-  names = "torch", "transformers", "local-attention"
+  names = "torch", "local-attention"
   versions = {name: importlib.metadata.version(name) for name in names}
   return {
     "threads": torch.get_num_threads(),
@@ -221,15 +131,7 @@ def forget():
 
 
 if __name__ == "__main__":
-  programs = (
-    sdpa,
-    sdpa_mask,
-    flex,
-    flex_eager,
-    local_attention,
-    longformer,
-    bigbird,
-  )
+  programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
   worker.Worker(
     {program.__name__: program for program in programs}, hello, rates, forget
   ).serve()

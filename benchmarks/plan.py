@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def plan(pattern: str, axes: dict[str, int]) -> dict:
-  """What a device stores, receives and computes in a step."""
+  """Bytes and FLOPs that a device stores, receives and computes in a step."""
   values = {
     "data.length": LENGTH,
     "data.columns": STRIDE,

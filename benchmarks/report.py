@@ -67,105 +67,38 @@ def exponent(rows, name):
 
 def table(rows):
   """All rows as text; times as median (min-max)."""
-  heads = (
-    "program",
-    "pattern",
-    "n",
-    "forward ms",
-    "forward + backward ms",
-    "of peak",
-    "speed-up/ideal",
-    "computed/needed",
-    "peak MiB",
-    "temp MiB",
-    "error out, dq",
-  )
-  lines = [heads, *map(_cells, rows)]
-  # Drop columns that are empty in all rows.
-  used = [
+  titles = "program", "pattern", "n", "forward ms", "forward + backward ms"
+  titles += "of peak", "speed-up/ideal", "computed/needed", "temp MiB", "errors"
+  lines = [titles, *map(_cells, rows)]
+  used = [  # columns that are empty in all rows are left out
     i
-    for i in range(len(heads))
-    if any(len(line) > i and line[i] not in ("", "-") for line in lines[1:])
+    for i in range(len(titles))
+    if any(len(line) > i and line[i] for line in lines[1:])
   ]
-  return tables.align(
-    [[line[i] for i in used if i < len(line)] for line in lines]
-  )
+  return tables.align([[x[i] for i in used if i < len(x)] for x in lines])
 
 
 def _cells(row):
-  name = "forward_backward" if "forward_backward" in row else "forward"
-  cells = [row["program"], row["pattern"] or "own pattern", f"{row['n']:,}"]
+  first = row["program"], row["pattern"], f"{row['n']:,}"
   if "failed" in row:
-    return *cells, row["failed"]
+    return *first, row["failed"]
+  name = next((x for x in reversed(PASSES) if x in row), "")
+
+  def number(form, value):
+    return "" if value is None else form.format(value)
+
+  speedup = row.get("speedup", {}).get(name)
   return (
-    *cells,
-    *(_spread(row.get(name)) for name in PASSES),
-    _number(row.get("of_peak", {}).get(name), "{:.2f}"),
-    _number(row.get("speedup", {}).get(name), "{:.2f}/")
-    + _number(row.get("ideal"), "{:.1f}"),
-    _number(row.get("computed_per_pair"), "{:.2f}"),
-    _mebibytes(row.get("peak_bytes")),
-    _mebibytes(row.get("temp_bytes")),
-    " ".join(f"{e:.0e}" for e in row.get("errors", [])),
+    *first,
+    *(_spread(row[x]) if x in row else "" for x in PASSES),
+    number("{:.2f}", row.get("of_peak", {}).get(name)),
+    number("{:.2f}", speedup) + number("/{:.1f}", speedup and row["ideal"]),
+    number("{:.2f}", row.get("computed_per_pair")),
+    number("{:.0f}", (row.get("temp_bytes") or 0) / 2**20 or None),
+    " ".join(f"{error:.0e}" for error in row.get("errors", [])),
   )
 
 
-def summary(cases):
-  """A summary of our rows: ratios of forward + backward times."""
-  name = "forward_backward"
-  lines = [("ours", "n", "of peak", "temp MiB", "times faster than")]
-  notes = []
-  for case, rows in ((case, cases[case]["rows"]) for case in cases):
-    timed = [row for row in rows if name in row]
-    for row in timed:
-      if row["program"] == "ours":
-        lines.append((*_facts(row, name), _rivals(row, timed, name)))
-      if "process_bytes" in row:
-        notes.append(
-          f"n = {row['n']:,}: {row[name]['median']:.1f} s; the process used at"
-          f" most {_mebibytes(row['process_bytes'])} MiB"
-        )
-    if case == "growth" and len(timed) > 1:
-      powers = ", ".join(f"{p} n^{exponent(rows, p):.2f}" for p in PASSES)
-      notes.append(f"growth of the time: {powers}")
-    worst = [(e["program"], e["errors"][0]) for e in rows if "errors" in e]
-    if case == "oracle":
-      names = sorted({program for program, _ in worst})
-      notes += [
-        f"oracle: {p} differs from the reference by at most"
-        f" {max(e for q, e in worst if q == p):.0e}"
-        for p in names
-      ]
-  text = tables.align(lines) if lines[1:] else ""
-  return "\n".join([text, *notes]).strip()
-
-
-def _facts(row, name):
-  of_peak, temp = row["of_peak"][name], _mebibytes(row.get("temp_bytes"))
-  return row["pattern"], f"{row['n']:,}", f"{of_peak:.2f}", temp
-
-
-def _rivals(row, rows, name):
-  """How much slower other programs run this pattern, or all causal pairs."""
-  times = {
-    r["program"]: r[name]["median"] / row[name]["median"]
-    for r in rows
-    if r["program"] != "ours" and _alike(r, row)
-    if r["pattern"] in (DENSE, row["pattern"])
-  }
-  return ", ".join(f"{program} {ratio:.2f}" for program, ratio in times.items())
-
-
 def _spread(times):
-  if times is None:
-    return "-"
   median, low, high = (1e3 * times[x] for x in ("median", "min", "max"))
   return f"{median:.4g} ({low:.4g}-{high:.4g})"
-
-
-def _number(value, form):
-  return "" if value is None else form.format(value)
-
-
-def _mebibytes(value):
-  return _number(value and value / 2**20, "{:.0f}")

@@ -1,12 +1,14 @@
-"""Writes the record of a trained run, for the README.
+"""Writes the record of a trained run or of a comparison, for docs.
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
+python -m benchmarks.run --workdir=runs/long_text
 
-The record has the command that trains such a run, from this config; the
-evaluations in its workdir, which eval.py writes; the validations during
-training; and the config of the run. Commit and machine are those of this
-process: write the record right after the run. Writes
-benchmarks/results/NAME.json, where NAME is that of the workdir.
+The record of a run has the command that trains such a run, from this config;
+the evaluations in its workdir, which eval.py writes; the validations during
+training; and the config of the run. Commit and machine are taken from this
+process: write the record right after the run. The record of a comparison is the
+comparison.json of its workdir, without the folders of this machine. Both are
+benchmarks/results/NAME.json, where NAME is the name of the workdir.
 """
 
 import pathlib
@@ -18,23 +20,30 @@ from ml_collections import ConfigDict, config_flags
 
 from benchmarks import record
 from sparse_transformer import atomic, cli, config as config_lib, model
+from sparse_transformer.comparison import record as comparison
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 
 
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
-  cli.require("config", "workdir")
   args = flags.FLAGS
-  workdir = pathlib.Path(args.workdir)
+  workdir = pathlib.Path(args.workdir or "")
+  out = pathlib.Path(args.out or record.FOLDER / f"{workdir.name}.json")
+  if (workdir / "comparison.json").exists():
+    found = comparison.read(workdir / "comparison.json")
+    about, data = found["about"], found["about"]["config"]["data"]
+    about["command"] = record.without_folders(about["command"])
+    data["path"] = record.without_folders(data["path"])
+    comparison.write(out, found)
+    return
+  cli.require("config", "workdir")
   config = config_lib.read_config(workdir)
   preset = config_flags.get_config_filename(args["config"])
   words = [f"--config={preset}", f"--workdir=runs/{workdir.name}"]
   words += overrides(args.config, config)
   content = record.about("python train.py", words) | describe(workdir, config)
-  out = args.out or record.FOLDER / f"{workdir.name}.json"
-  record.write(pathlib.Path(out), content)
-  print(f"record of {content['command']}\nin {out}")
+  record.write(out, content)
 
 
 def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
@@ -48,7 +57,7 @@ def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
 
 
 def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-  """What the files of a run say about it.
+  """The results in the files of a run.
 
   Raises:
     FileNotFoundError: it has not been evaluated.
@@ -85,6 +94,6 @@ def _without_lists(evaluation):
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Folder of the run.")
+  flags.DEFINE_string("workdir", None, "Folder of the run or comparison.")
   flags.DEFINE_string("out", None, "File of the record.")
   cli.run_on_config(main)

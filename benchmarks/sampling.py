@@ -3,13 +3,12 @@
   python benchmarks/sampling.py [--rounds=N] [--out=F]
 
 n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: medians of steps near
-positions 1,000 and 12,000, interleaved. The full cache is that of dense
+positions 1,000 and 12,000, interleaved. The full cache belongs to dense
 attention, which keeps and reads all keys. Without a cache, each symbol takes a
 pass over the entire sequence.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import sys
@@ -22,17 +21,13 @@ from jax import lax
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import attention as bench
-
-from sparse_transformer import (
-  machine as machine_lib,
-  model as model_lib,
-  patterns,
-  version,
-)
+from benchmarks import record
+from configs import stdlib
+from sparse_transformer import model as model_lib
+from sparse_transformer.comparison import choices
 from sparse_transformer.model import kv_cache
+from sparse_transformer.training.experiment import Experiment
 
-HERE = pathlib.Path(__file__).resolve().parent
 LENGTH, LAYERS, HEADS, WIDTH = 12_288, 4, 8, 512
 STEPS = 64  # per measurement
 PLACES = 1_000, 12_000
@@ -45,32 +40,18 @@ CASES = {
 
 def network(expression, mode):
   """The config of the network with a given pattern."""
-  layers = patterns.assign(
-    expression,
-    mode,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    stride=128,
-    window=128,
-    width=32,
-    num_summaries=1,
-  )
-  return model_lib.Config(
-    vocab_size=256,
-    length=LENGTH,
-    shape=(96, 128),
-    patterns=layers,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    width=WIDTH,
-    half_size=False,
-    dropout=0.0,
-    init="code",
-    token_std=0.013,
-    position_std=0.007,
-    dtype="float32",
-    remat="none",
-  )
+  values = {
+    "data.length": LENGTH,
+    "model.num_layers": LAYERS,
+    "model.num_heads": HEADS,
+    "model.width": WIDTH,
+    "model.dropout": 0.0,
+    "attention.pattern": expression,
+    "attention.mode": mode,
+    "attention.cycle": (),
+  }
+  config = choices.with_values(stdlib.get_config(), **values)
+  return Experiment(config).model
 
 
 def init(config):
@@ -125,7 +106,9 @@ def prepare_recompute(config):
 def main():
   flags = argparse.ArgumentParser(description=__doc__)
   flags.add_argument("--rounds", type=int, default=7)
-  flags.add_argument("--out", type=pathlib.Path)
+  flags.add_argument(
+    "--out", type=pathlib.Path, default=record.FOLDER / "sampling.json"
+  )
   flags = flags.parse_args()
   results, calls = {}, {}
   for name, case in CASES.items():
@@ -142,28 +125,15 @@ def main():
       times[key].append((time.perf_counter() - start) / steps)
   for (name, place), seconds in times.items():
     results[name][f"seconds at {place}"] = statistics.median(seconds)
-  about = dict(backend=jax.default_backend(), threads=2)
-  machine = bench.machine(about | dict(device=machine_lib.device_name()))
-  report = dict(
-    machine=machine,
-    jax=jax.__version__,
-    commit=version.commit(),
-    network=__doc__.split("\n\n")[2].split(":")[0],
-    cases=results,
-  )
-  out = flags.out or HERE / "results" / f"sampling-{bench.slug(machine)}.json"
-  out.parent.mkdir(exist_ok=True)
-  out.write_text(json.dumps(report, indent=1) + "\n")
+  about = record.about("python benchmarks/sampling.py", sys.argv[1:])
+  record.write(flags.out, about | dict(cases=results))
   for name, row in results.items():
-    early, late = (row[f"seconds at {place}"] for place in PLACES)
-    line = (
-      f"{name}: {1 / early:,.0f} symbols/s at 1,000, {1 / late:,.0f} at 12,000;"
-      f" cache of {row['cache_bytes'] / 2**20:,.1f} MiB; {row['keys']}"
+    early, late = (1 / row[f"seconds at {place}"] for place in PLACES)
+    print(
+      f"{name}: {early:,.0f} symbols/s at 1,000, {late:,.0f} at 12,000; cache"
+      f" {row['cache_bytes'] / 2**20:,.1f} MiB"
     )
-    if recompute := row.get("seconds at no cache"):
-      line += f"; {recompute / late:,.0f} times as fast as without a cache"
-    print(line)
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  main()

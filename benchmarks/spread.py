@@ -3,7 +3,7 @@
   python -m benchmarks.spread
 
 One layer of attention with 2 heads of 16 in float32, on CPU devices that XLA
-is made to show. Nothing is run: bytes are those of the collectives in compiled
+is made to show. Nothing is run: bytes are read from the collectives in compiled
 programs. Writes benchmarks/results/spread.json, after each program, and prints
 a table. What is there already is counted again only with --again.
 """

@@ -1,11 +1,16 @@
 """Programs that take turns, so that noise of the machine meets all of them."""
 
+import argparse
+import pathlib
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+
+from benchmarks import record
 
 Case = tuple[str, Callable, tuple]  # name, compiled function, arguments
 
@@ -40,3 +45,34 @@ def measure(cases: Sequence[Case], rounds: int) -> list[dict[str, Any]]:
     print("{case}: {milliseconds:.0f} ms, {speed_up:.2f}".format(**row))
     rows.append(row)
   return rows
+
+
+def main(
+  name: str,
+  description: str,
+  cases: Callable[[int], Iterable[Case]],
+  **size: int,
+) -> None:
+  """Measures cases as a command, and writes a record.
+
+  Args:
+    name: of the module and of the record.
+    description: for --help.
+    cases: function of the size to the cases; the first one always runs.
+    **size: the flag that sets the size, and its default.
+  """
+  parser = argparse.ArgumentParser(description=description)
+  ((unit, default),) = size.items()
+  parser.add_argument(f"--{unit}", type=int, default=default)
+  parser.add_argument("--rounds", type=int, default=7)
+  parser.add_argument("--only", default="", help="cases with this text")
+  parser.add_argument(
+    "--out", type=pathlib.Path, default=record.FOLDER / f"{name}.json"
+  )
+  args = parser.parse_args()
+  number = getattr(args, unit)
+  content = record.about(f"python -m benchmarks.{name}", sys.argv[1:])
+  first, *others = cases(number)
+  chosen = [first, *(case for case in others if args.only in case[0])]
+  rows = measure(chosen, args.rounds)
+  record.write(args.out, content | {unit: number, "rows": rows})

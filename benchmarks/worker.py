@@ -4,8 +4,6 @@ A request is one line on standard input, {"do": method, ...}, and its answer is
 one line on what was standard output: {"failed": reason} if it raised.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -15,8 +13,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from cases import Entry
 
+from benchmarks.cases import Entry
 from sparse_transformer import patterns
 
 MIN_SECONDS = 0.1  # shorter passes are repeated within a round
@@ -44,9 +42,7 @@ class Contestant:
 
 
 def pattern_of(entry):
-  """The pattern of an entry, or None if the catalogue cannot express it."""
-  if not entry.pattern:
-    return None
+  """The pattern of an entry."""
   ((pattern,),) = patterns.parse(entry.pattern)
   return pattern
 
@@ -116,26 +112,6 @@ def rate(work, function):
   return work / min(times)
 
 
-def peak_growth(function):
-  """Growth of resident memory during a call, in bytes; None except on Linux."""
-  try:
-    with contextlib.suppress(OSError, AttributeError):
-      ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/clear_refs", "w") as file:
-      file.write("5")  # resets the peak
-    before = _status("VmRSS")
-    function()
-    return _status("VmHWM") - before
-  except OSError:
-    return None
-
-
-def _status(field):
-  with open("/proc/self/status") as file:
-    line = next(line for line in file if line.startswith(field))
-  return int(line.split()[1]) * 1024
-
-
 def num_threads():
   """Number of CPUs that this process may use."""
   if hasattr(os, "sched_getaffinity"):
@@ -163,9 +139,7 @@ class Worker:
     """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
-    pattern = contestant.pattern
-    if pattern is None:
-      pattern = pattern_of(entry)
+    pattern = contestant.pattern or pattern_of(entry)
     took = {}
     for name, run in contestant.passes.items():
       outputs, took[name] = warm_up(run)
@@ -174,12 +148,9 @@ class Worker:
     # Kilobytes on Linux: the peak of this process so far.
     usage = resource.getrusage(resource.RUSAGE_SELF)
     facts["process_bytes"] = usage.ru_maxrss * 1024
-    if pattern is not None:
-      values = contestant.values(outputs)
-      facts["pairs"] = pattern.pairs(entry.n)
-      facts["errors"] = errors(contestant.inputs, values, pattern)
-    del outputs
-    facts["peak_bytes"] = peak_growth(run)
+    facts["pairs"] = pattern.pairs(entry.n)
+    values = contestant.values(outputs)
+    facts["errors"] = errors(contestant.inputs, values, pattern)
     self.contestants.append(contestant)
     self.repeats.append(
       {name: max(1, round(MIN_SECONDS / s)) for name, s in took.items()}
@@ -202,7 +173,7 @@ class Worker:
   def serve(self):
     """Answers requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to standard output, too
+    os.dup2(2, 1)  # libraries also print to standard output
     for line in sys.stdin:
       request = json.loads(line)
       try:

@@ -1,6 +1,6 @@
 """Sound from any WAV files as 8-bit mu-law at 12 kHz: strided attention.
 
-Paper row: none; a small network for a CPU. music_152m.py is that of the paper.
+Paper row: none; a small network for a CPU. music_152m.py has the paper's.
 
   python train.py --config=configs/music.py --workdir=runs/music \\
     --config.data.path=FOLDER

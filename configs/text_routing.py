@@ -2,7 +2,7 @@
 
 Paper row: none; Roy et al. 2020 let each cluster take the positions nearest to
 its centroid, which leaks later ones. Here a byte sees the last 64 bytes and the
-last 32 in its own of 8 clusters, whose centroids are learned.
+last 32 in its cluster, one of 8, whose centroids are learned.
 
   python train.py --config=configs/text_routing.py \\
     --workdir=runs/text_routing --config.data.path=enwiki-sample.xml.bz2

@@ -7,11 +7,11 @@ blocks of 64 bytes, of which the last 32 are summaries, 8 for each head.
     --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/text_small
 
-Any text works. Expected, on the first 6 MB of an English Wikipedia export
-(bzip2 reaches 2.23 bits/byte): 2.436 bits/byte on the test split, 2.410 with
---min_context=128; validation 3.84, 2.87, 2.51, 2.43 after 500, 2,000, 4,000,
-5,500 steps. 867,712 parameters, 19 minutes of CPU time and 16 of wall-clock
-time on 2 cores of an AMD EPYC shared with other jobs.
+Any text works. Expected, on the first 6 MB of an English Wikipedia export:
+2.436 bits/byte on the test split, 2.410 with --min_context=128; validation
+3.84, 2.87, 2.51, 2.43 after 500, 2,000, 4,000, 5,500 steps. 867,712 parameters,
+19 minutes of CPU time and 16 of wall-clock time on 2 cores of an AMD EPYC
+shared with other jobs.
 """
 
 from configs import default

@@ -1,4 +1,4 @@
-"""What the site changes about the pages, which are written for GitHub."""
+"""Adapts the pages, which are written for GitHub, to the site."""
 
 import json
 import re

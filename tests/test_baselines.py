@@ -1,7 +1,6 @@
 """Baselines for the README: compressors, Markov models, errors over blocks."""
 
 import bz2
-import collections
 import json
 import math
 
@@ -34,23 +33,6 @@ def test_error_over_blocks_is_that_of_their_means():
   assert mean == pytest.approx(values.mean())
   assert error == pytest.approx(means.std(ddof=1) / math.sqrt(5))
   assert blocks.mean_and_error(values, 500)[1] is None
-
-
-@pytest.mark.parametrize("order", [0, 1, 3])
-def test_counts_are_those_of_a_plain_loop(order):
-  strands, symbols = [dna(200), dna(100, seed=1)], dna(50, seed=2)
-  words, contexts = collections.Counter(), collections.Counter()
-  for strand in strands:
-    for i in range(order, len(strand)):
-      words[tuple(strand[i - order : i + 1])] += 1
-      contexts[tuple(strand[i - order : i])] += 1
-  counts = markov.Counts(strands, order, size=4)
-  of_symbol, of_context = counts(symbols)
-  assert len(counts.contexts) == len(contexts)
-  for i in range(order, len(symbols)):
-    context = tuple(symbols[i - order : i])
-    assert of_symbol[i - order] == words[*context, symbols[i]]
-    assert of_context[i - order] == contexts[context]
 
 
 def test_predictions_of_all_symbols_sum_to_one():
@@ -134,24 +116,3 @@ def test_compressors_are_scored_alone_and_given_the_rest(tmp_path):
     row = rows[name]
     assert row["test_given_rest"] < row["test_alone"], name
   assert rows["xz -9e"]["test_given_rest"] < 0.5
-
-
-@pytest.mark.parametrize(
-  "script, config, words",
-  [
-    ("compressors", "digits", "need a stream of symbols, not images"),
-    ("markov", "stdlib", "data.name=stdlib is not DNA"),
-  ],
-)
-def test_data_of_another_kind_are_one_clear_line(
-  script, config, words, tmp_path, capsys
-):
-  status = runs.command(
-    f"benchmarks/{script}.py",
-    f"--config={runs.REPO}/configs/{config}.py",
-    f"--out={tmp_path / 'out.json'}",
-  )
-  assert status == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert words in line
-  assert not any(tmp_path.iterdir())

@@ -10,14 +10,10 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks import cases, dependencies, record, report, worker
 from sparse_transformer import attention, patterns
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _import_from_benchmarks(monkeypatch):
-  monkeypatch.syspath_prepend(FOLDER)
 
 
 def _run(*arguments):
@@ -32,7 +28,7 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
   done = _run("--quick", "--no-peers", "--rounds=1", f"--out={out}")
   assert done.returncode == 0, done.stderr
-  assert "Local(64)" in done.stdout and "summary" in done.stdout
+  assert "Local(64)" in done.stdout
   text = out.read_text()
   assert str(FOLDER.parent) not in text
   rows = json.loads(text)["cases"]["quick"]["rows"]
@@ -43,20 +39,10 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
     assert row["forward_backward"]["median"] > 0
     assert max(row["errors"]) < 1e-4
     assert row["computed_per_pair"] > 1
-  for row in rows:
-    is_peer = row["program"] in ("sdpa", "local_attention")
-    assert ("failed" in row) == is_peer
-
-
-def test_unknown_case_is_reported_in_one_line():
-  done = _run("--quick", "--no-peers", "--cases=nothing")
-  assert done.returncode == 1
-  assert done.stderr == "unknown case 'nothing'; known: quick\n"
+  assert {row["program"] for row in rows} == {"ours", "jax_nn"}
 
 
 def test_measurements_are_made_once_and_survive_an_error(tmp_path):
-  from benchmarks import record
-
   path, calls = tmp_path / "results.json", []
 
   def measure(name, n):
@@ -83,8 +69,6 @@ def test_measurements_are_made_once_and_survive_an_error(tmp_path):
 
 
 def test_what_other_code_gave_is_measured_again(tmp_path):
-  from benchmarks import record
-
   path, code, olds = tmp_path / "results.json", {"a": "1", "b": "1"}, []
 
   def measure(name, old):
@@ -116,7 +100,6 @@ def test_what_other_code_gave_is_measured_again(tmp_path):
 def test_digest_changes_with_code_and_config_but_not_with_words(
   tmp_path, monkeypatch
 ):
-  from benchmarks import dependencies
   from configs import digits
 
   library = tmp_path / "sparse_transformer"
@@ -144,20 +127,7 @@ def test_digest_changes_with_code_and_config_but_not_with_words(
   dependencies._of_files.cache_clear()
 
 
-def test_every_pattern_of_the_cases_is_an_expression():
-  import cases
-  import worker
-
-  for found in (cases.cpu(), cases.quick()):
-    for case in found.values():
-      for entry in case.entries:
-        assert (worker.pattern_of(entry) is None) == (not entry.pattern)
-
-
 def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():
-  import cases
-  import worker
-
   entries = [cases.Entry("ours", text, 96) for text in cases.oracle()]
   found = [worker.pattern_of(entry) for entry in entries]
   causal = {
@@ -171,7 +141,6 @@ def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():
 
 def test_reference_agrees_with_dense_attention():
   import jax
-  import worker
 
   pattern, n = patterns.Local(5) - patterns.Block(3), 24  # has empty rows
   rng = np.random.default_rng(0)
@@ -192,8 +161,6 @@ def _row(**changes):
 
 
 def test_limit_is_the_slowest_resource():
-  import report
-
   free = {"matmul": math.inf, "copy": math.inf, "exp": math.inf}
   limit = lambda name, **rates: report.limit(_row(), name, free | rates)
   assert limit("forward_backward", matmul=1) == 6 * 14 * 10 * 5050
@@ -206,8 +173,6 @@ def test_limit_is_the_slowest_resource():
 
 
 def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
-  import report
-
   times = lambda x: {"forward": {"median": x}}
   rows = [
     _row(**times(8.0)),
@@ -222,8 +187,6 @@ def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
 
 
 def test_exponent_of_a_power():
-  import report
-
   rows = [_row(n=n, forward={"median": 3e-9 * n**1.5}) for n in (64, 256, 4096)]
   assert report.exponent(rows, "forward") == pytest.approx(1.5)
   assert report.exponent(rows[:1], "forward") is None

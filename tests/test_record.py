@@ -64,13 +64,6 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert "/some" not in out.read_text()
 
 
-def test_run_that_was_not_evaluated_is_one_clear_line(workdir, capsys):
-  (workdir / "evaluations" / "test-step2.json").unlink()
-  assert command(workdir) == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "mine has no evaluations: run eval.py first" in line
-
-
 def test_command_of_a_record_has_no_folders_of_the_machine():
   words = [
     "--config=configs/a.py",
@@ -96,7 +89,7 @@ def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
     config={"data": {"path": "/some/a.txt"}},
   )
   record.write(tmp_path / "mine" / "comparison.json", content)
-  words = "benchmarks/keep.py", f"--workdir={tmp_path / 'mine'}"
+  words = "benchmarks/run.py", f"--workdir={tmp_path / 'mine'}"
   assert runs.command(*words) == 0
   kept = (record.FOLDER / "mine.json").read_text()
   assert "/some" not in kept and json.loads(kept)["runs"] == content["runs"]

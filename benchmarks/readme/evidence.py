@@ -1,7 +1,7 @@
 """docs/evidence.md: comparisons, scores by context, baselines, trained runs.
 
 Comparisons are the comparison.json of `sparse_transformer.compare`, as
-`benchmarks.keep` stores it; scores by context come from `benchmarks.context`.
+`benchmarks.run` stores it; scores by context come from `benchmarks.context`.
 """
 
 from collections.abc import Iterator

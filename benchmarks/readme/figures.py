@@ -5,8 +5,6 @@ whether it is up to date without drawing it again: versions of matplotlib draw
 slightly different pictures.
 """
 
-import subprocess
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from benchmarks import record
+from benchmarks import record, report
 from benchmarks.readme import evidence, records
 from sparse_transformer.comparison import figures as comparison
 from sparse_transformer.figures import style
@@ -22,7 +20,7 @@ from sparse_transformer.figures import style
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-FIELD = "records"
+FIELD, PASS = "records", "forward_backward"
 
 
 def all_of_them() -> dict[str, str]:
@@ -49,9 +47,7 @@ def draw(figure: str) -> None:
   elif name in evidence.CONTEXTS:
     bits_by_context(records.read(name)).savefig(path)
   else:
-    script = record.REPO / "benchmarks" / "picture.py"
-    command = [sys.executable, script, records.path(name), path]
-    subprocess.run(command, check=True)
+    speedups(records.read(name)).savefig(path)
   with Image.open(path) as image:
     image.load()
   info = PngImagePlugin.PngInfo()
@@ -70,6 +66,56 @@ def _stamp_of(path):
     return None
   with Image.open(path) as image:
     return image.info.get(FIELD)
+
+
+def speedups(content: Mapping[str, Any]) -> "Figure":
+  """Speed-ups over dense attention, and seconds by length.
+
+  Args:
+    content: a record of benchmarks/attention.py.
+  """
+  figure, axes = style.subplots(1, 2, 11, 3.6)
+  figure.set_layout_engine("constrained")
+  bars, lines = axes[0]
+  rows = {
+    name: [row for row in case["rows"] if PASS in row]
+    for name, case in content["cases"].items()
+  }
+  ours = [
+    row
+    for row in rows["12288"]
+    if row["program"] == "ours" and row["pattern"] != report.DENSE
+  ]
+  ours.sort(key=lambda row: row["speedup"][PASS])
+  names = [row["pattern"].split("(block=")[0] for row in ours]
+  ideal = [row["ideal"] for row in ours]
+  found = [row["speedup"][PASS] for row in ours]
+  bars.barh(names, ideal, 0.8, color=style.LIGHT, label="ideal, by pairs")
+  bars.barh(names, found, 0.4, color=style.DARK, label="measured")
+  bars.set_xscale("log")
+  bars.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+  bars.set_title("speed-up over dense causal, n = 12,288")
+  bars.set_xlabel("forward + backward")
+  dense = [
+    row
+    for row in rows["3072"] + rows["12288"]
+    if row["program"] == "sdpa" and row["pattern"] == report.DENSE
+  ]
+  for points, color, label in (
+    (rows["growth"], style.DARK, "Local(l) | Strided(l), l = sqrt n"),
+    (dense, style.COLORS[1], "dense causal, torch SDPA"),
+  ):
+    n = [row["n"] for row in points]
+    seconds = [row[PASS]["median"] for row in points]
+    lines.loglog(n, seconds, "o-", color=color, label=label)
+  lines.set_xlabel("n")
+  lines.set_title("seconds, forward + backward, 4 heads of 64")
+  for axis in (bars, lines):
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+  machine = "{name}, {threads} threads, float32".format(**content["machine"])
+  figure.supxlabel(machine, fontsize=8)
+  return figure
 
 
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":

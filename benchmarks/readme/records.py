@@ -87,7 +87,7 @@ def wrap(text: str) -> str:
 
 
 def origin(name: str, about: dict[str, Any], seeds: int = 0) -> str:
-  """How a record was made: command, seeds if any, machine and commit."""
+  """The origin of a record: command, seeds if any, machine and commit."""
   of_seeds = f"{seeds} seed{'s' * (seeds > 1)}; " if seeds else ""
   return f"```\n{about['command']}\n```\n\n" + wrap(
     f"[Record](../benchmarks/results/{name}.json): {of_seeds}"

@@ -146,7 +146,7 @@ def sampling() -> str:
   """Sampling with the caches of some patterns."""
   titles = "pattern", "cache", "symbols/s at position 12,000"
   rows = [(*titles, "speed-up over no cache")]
-  for case in records.read("sampling-amd-epyc-2-threads")["cases"].values():
+  for case in records.read("sampling")["cases"].values():
     seconds = case["seconds at 12000"]
     without = case.get("seconds at no cache")
     rows.append(
@@ -179,7 +179,7 @@ def compiled() -> str:
 
 
 def measured() -> str:
-  """What was measured on accelerators, at full size."""
+  """Results on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths))
 
@@ -202,7 +202,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
   "docs/scaling.md": {
     "spread": lambda: spread_benchmark.table(records.read("spread")),
     "meshes": lambda: benchmark.meshes(records.read("compiled")),
-    "million": lambda: million_benchmark.text(records.read("million")),
+    "million": lambda: million_benchmark.table(records.read("million")),
     "plan": lambda: plan_benchmark.table(records.read("plan")["rows"]),
     "saving": lambda: saving_benchmark.table(records.read("saving")),
   },

@@ -139,7 +139,7 @@ def _ended(process: subprocess.Popen) -> Iterator[None]:
 
 
 class _Progress:
-  """What is being done and for how long, on standard error.
+  """Shows progress, and for how long, on standard error.
 
   On a terminal, one line that counts seconds; elsewhere, a line for each thing.
   """

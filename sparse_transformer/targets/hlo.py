@@ -2,8 +2,8 @@
 
 The text of an optimized HLO module lists its computations. One execution of the
 entry launches each of its instructions once, those of a loop's body as often as
-the loop runs, and those of one branch of a conditional, for which the branch
-with the most launches is counted.
+the loop runs. Of the branches of a conditional, the one with the most launches
+is counted.
 """
 
 import collections
@@ -226,7 +226,7 @@ class _Module:
             _add_collective(inner, result)
 
   def _trips(self, loop):
-    """How often a loop runs: known to the compiler, or by its condition.
+    """Trips of a loop, as known to the compiler or by its condition.
 
     A loop that counts from 0 by 1 up to a constant is assumed if the condition
     is one comparison with one constant.
@@ -281,7 +281,7 @@ def _written(instruction, instructions):
 
 
 def _end_of_shape(line, start):
-  """Where a shape ends: at the space after it that is in no parentheses."""
+  """The end of a shape: the space after it that is in no parentheses."""
   depth = 0
   for i in range(start, len(line)):
     character = line[i]
@@ -302,7 +302,7 @@ def _is_free(instruction):
 
 
 def _is_copy(instruction):
-  """Whether memory is copied. Asynchronous loop fusions copy a slice."""
+  """Checks for copies of memory. Asynchronous loop fusions copy a slice."""
   is_slice = instruction.opcode == "fusion-start" and (
     "kind=kLoop" in instruction.rest
   )

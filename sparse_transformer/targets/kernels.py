@@ -1,4 +1,4 @@
-"""What the hand-written kernels of a GPU program take of a multiprocessor.
+"""Resources that the hand-written kernels of a GPU program take.
 
 The compiler is told to write the code of all kernels, and the list of what it
 launches, into a folder. NVIDIA's assembler then says how many registers each
@@ -10,7 +10,7 @@ import re
 import subprocess
 from typing import Any
 
-# Kernels of Pallas; names are those of their functions.
+# Kernels of Pallas, which are named after their functions.
 KERNEL_CALL = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton"')
 LAUNCH = re.compile(
   r"\d+: kCustomKernel .*?\] (?P<name>\S+) grid: \[(?P<grid>[^\]]*)\]"
@@ -64,7 +64,7 @@ def read(folder: pathlib.Path, hlo: str, ptxas: str) -> list[dict[str, Any]]:
 
 
 def _assemble(ptxas, path, code):
-  """What the assembler says of the one kernel of a file."""
+  """The report of the assembler on the one kernel of a file."""
   found = re.search(r"^\.target (\w+)", code, re.MULTILINE)
   assert found, f"{path} has no .target"
   done = subprocess.run(

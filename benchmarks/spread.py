@@ -18,6 +18,10 @@ LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
 DEVICES = 4, 8, 32
 PATTERNS = "Local", "Block", "Strided", "Summary", "BigBird"
 NAMES = "pattern", "n", "devices"
+PLANNED = (
+  *("tile", "dealing", "queries", "keys"),
+  *("imbalance", "forward", "backward"),
+)
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def count(name: str, n: int, devices: int) -> dict:
   """Bytes that a device receives, as planned and in programs."""
   from sparse_transformer.attention import registry
   from sparse_transformer.attention.contract import Case
-  from sparse_transformer.attention.traffic import traffic
+  from sparse_transformer.attention.spread import traffic
 
   pattern = pattern_of(name, n)
   case = Case(1, n, HEADS, WIDTH, WIDTH, "float32", "cpu")
@@ -56,13 +60,7 @@ def count(name: str, n: int, devices: int) -> dict:
   others = n - n // devices
   return dict(
     expression=str(pattern),
-    tile=said.tile,
-    dealing=said.dealing,
-    queries=said.queries,
-    keys=said.keys,
-    imbalance=said.imbalance,
-    forward=said.forward,
-    backward=said.backward,
+    **{name: said[name] for name in PLANNED},
     forward_compiled=_compiled(pattern, n, devices, is_spread=True),
     gather_of_keys_and_values=others * HEADS * 2 * WIDTH * ITEM,
     forward_by_the_compiler_alone=_compiled(

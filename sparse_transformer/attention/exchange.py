@@ -1,8 +1,10 @@
 """Brings positions to the devices that need them, and results back.
 
-Within `jax.shard_map`. Both classes are orders of positions, as is
-`contract.Order` on one device: queries, keys and values are arranged for an
-executor, and its results restored.
+A sequence is split over S devices in order, each of which holds `own`
+positions. A `Route` is known before a program is traced, as NumPy arrays. Its
+`Exchange` runs within `jax.shard_map`. `Exchange` and `OverHeads` are orders
+of positions, as `contract.Order` is on one device: queries, keys and values are
+arranged for an executor, and its results restored.
 """
 
 import dataclasses
@@ -15,9 +17,149 @@ from jax import lax
 
 from sparse_transformer.attention import side_by_side
 from sparse_transformer.attention.contract import Arrangement, Table
-from sparse_transformer.attention.moves import Moves
 
 Axes = tuple[str, ...]  # of a mesh
+MAX_ROUNDS = 8  # permutations, one after another
+MAX_SLICES = 4  # joined instead of gathering their rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Route:
+  """How devices get the positions that they need.
+
+  Attributes:
+    positions: int32 [S, places], the position at each place of a device, -1 for
+      none.
+    own: positions that each device holds.
+    kind: the collective: "none", "permute", "all-to-all" or "all-gather".
+    received: positions that a device receives.
+    sent: int32 [S, sent], which of its own positions a device sends, numbers
+      from `own` on for none.
+    rounds: permutations that divide what is sent, each with its number of
+      positions and its pairs (from, to).
+    read: int32 [S, places], where each place is among what a device has, its
+      own positions followed by those that it received; -1 for none.
+  """
+
+  positions: np.ndarray
+  own: int
+  kind: str
+  received: int
+  sent: np.ndarray
+  rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+  read: np.ndarray
+
+
+def find_route(positions: np.ndarray, own: int) -> Route:
+  """The `Route` by which a device receives the fewest positions.
+
+  Among those with equally many, the one with the fewest collectives.
+
+  Args:
+    positions: see `Route`; no position occurs twice on a device.
+    own: positions that each device holds.
+  """
+  num_devices = len(positions)
+  device, place = np.nonzero(positions >= 0)
+  position = positions[device, place]
+  holder = position // own
+  read = np.full(positions.shape, -1, np.int32)
+  is_own = holder == device
+  read[device[is_own], place[is_own]] = position[is_own] % own
+  device, place, position, holder = (
+    x[~is_own] for x in (device, place, position, holder)
+  )
+  counts = np.zeros((num_devices, num_devices), int)
+  np.add.at(counts, (holder, device), 1)
+  shared = np.unique(position)
+  most_shared = np.bincount(shared // own, minlength=num_devices).max()
+  rounds, others = _rounds(counts), num_devices - 1
+  costs = {
+    "all-gather": (others * int(most_shared), 1),
+    "all-to-all": (others * int(counts.max()), 1),
+  }
+  if rounds is not None:
+    costs["permute"] = sum(size for size, _ in rounds), len(rounds)
+  kind = min(costs, key=costs.__getitem__)
+  received = costs[kind][0]
+  # Where each position is among what its holder sends, and its device receives.
+  if kind == "permute":
+    start, size = np.zeros_like(counts), 0
+    for number_sent, pairs in rounds or ():
+      start[tuple(np.transpose(pairs))] = size
+      size += number_sent
+    sent_at = received_at = start[holder, device] + _number(holder, device)
+    num_sent = size
+  elif kind == "all-to-all":
+    size, number = counts.max(), _number(holder, device)
+    sent_at, received_at = device * size + number, holder * size + number
+    num_sent = num_devices * size
+  else:
+    first = np.searchsorted(shared, holder * own)
+    sent_at = np.searchsorted(shared, position) - first
+    received_at, num_sent = holder * most_shared + sent_at, most_shared
+  sent = np.tile(own + np.arange(num_sent, dtype=np.int32), (num_devices, 1))
+  sent[holder, sent_at] = position % own
+  read[device, place] = own + received_at
+  return Route(
+    positions.astype(np.int32),
+    own,
+    kind if received else "none",
+    received,
+    sent,
+    tuple(rounds or ()) if kind == "permute" else (),
+    _alike(read),
+  )
+
+
+def _rounds(counts):
+  """Permutations that together move everything: lists of (size, pairs).
+
+  The largest first: a message is as long as the longest of its round. None if
+  there would be too many.
+  """
+  is_sent = counts > 0
+  if max(is_sent.sum(0).max(), is_sent.sum(1).max()) > MAX_ROUNDS:
+    return None
+  num_devices = len(counts)
+  rounds: list[dict[int, int]] = []  # {from: to}
+  for source, target in sorted(
+    np.argwhere(is_sent).tolist(),
+    key=lambda pair: (-counts[*pair], (pair[1] - pair[0]) % num_devices),
+  ):
+    free = (x for x in rounds if source not in x and target not in x.values())
+    chosen = next(free, None)
+    if chosen is None:
+      rounds.append(chosen := {})
+    chosen[source] = target
+  if len(rounds) > MAX_ROUNDS:
+    return None
+  return [
+    (int(max(counts[pair] for pair in x.items())), tuple(sorted(x.items())))
+    for x in rounds
+  ]
+
+
+def _number(holder, device):
+  """The number of each entry among those of the same holder and device."""
+  group = holder * (device.max(initial=0) + 1) + device
+  order = np.argsort(group, kind="stable")
+  ordered, number = group[order], np.empty(len(group), int)
+  number[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+  return number
+
+
+def _alike(read):
+  """The same for all devices, if they differ only where some have no place.
+
+  Then it is a constant, and may be slices.
+  """
+  common = read.max(0)
+  places = common[common >= 0]
+  if len(np.unique(places)) < len(places):
+    return read
+  is_alike = ((read < 0) | (read == common)).all()
+  return np.broadcast_to(common, read.shape) if is_alike else read
 
 
 def of_device(table: np.ndarray, axes: Axes) -> Table:
@@ -36,94 +178,63 @@ class Exchange:
 
   Attributes:
     axes: mesh axes that positions are split over.
-    moves: what devices send each other.
-    table: int32 [devices, places], the position at each place of a device, -1
-      for none.
-    read: int32 [devices, places], where it is in `moves.held`, -1 for none;
-      None if places are those of `moves.held`, and padding.
+    route: how devices get them.
   """
 
   axes: Axes
-  moves: Moves
-  table: np.ndarray
-  read: np.ndarray | None
+  route: Route
 
   @property
   def positions(self) -> Table:
     """The position at each place of this device."""
-    return of_device(self.table, self.axes)
+    return of_device(self.route.positions, self.axes)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays [B, own, ...] in this order; padded places hold finite values."""
-    came = []
-    for message in self.moves.messages:
-      at = of_device(message.sent, self.axes)
-
-      def send(x_BL, pairs=message.pairs):
-        return self._send(x_BL, pairs)
-
-      found = _as_one(send, [_take(x, at) for x in arrays])
-      came.append([_pad(x, message.before, 0) for x in found])
-    pieces = [arrays, *came] if self.moves.keeps_own else came
-    held = [
-      xs[0] if len(xs) == 1 else jnp.concatenate(xs, 1)
-      for xs in zip(*pieces, strict=True)
-    ]
-    if self.read is None:
-      missing = self.table.shape[1] - self.moves.held.shape[1]
-      return tuple(_pad(x, 0, missing) for x in held)
-    read = of_device(self.read, self.axes)
-    return tuple(_take(x, read) for x in held)
+    if self.route.received:
+      at = of_device(self.route.sent, self.axes)
+      came = _as_one(self._send, [_take(x, at) for x in arrays])
+      arrays = tuple(map(_join, arrays, came))
+    read = of_device(self.route.read, self.axes)
+    return tuple(_take(x, read) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The transpose of `arrange`: where positions are held, they are added."""
-    num_held = self.moves.held.shape[1]
-    if self.read is None:
-      held = [x[:, :num_held] for x in arrays]
-    else:
-      at = of_device(_inverse(self.read, num_held), self.axes)
-      held = [
-        jnp.take(x, at, axis=1, mode="fill", fill_value=0) for x in arrays
-      ]
-    own, first = self.moves.own, 0
-    if self.moves.keeps_own:
-      totals, first = [x[:, :own] for x in held], own
-    else:
+    route, own = self.route, self.route.own
+    copies = len(route.sent) if route.kind == "all-gather" else 1
+    num_held = own + route.sent.shape[1] * copies
+    at = of_device(_inverse(route.read, num_held), self.axes)
+    held = [_take(x, at) for x in arrays]
+    totals = [x[:, :own] for x in held]
+    if route.received:
+      at = of_device(route.sent, self.axes)
+      is_once = all(len(np.unique(row)) == len(row) for row in route.sent)
+      came = _as_one(self._send_back, [x[:, own:] for x in held])
       totals = [
-        jnp.zeros_like(x, shape=(len(x), own, *x.shape[2:])) for x in held
-      ]
-    for message in self.moves.messages:
-      first += message.before
-      size = message.sent.shape[1] * self._copies
-      came = [x[:, first : first + size] for x in held]
-      first += size
-
-      def send_back(x_BL, pairs=message.pairs):
-        return self._send_back(x_BL, pairs)
-
-      at = of_device(message.sent, self.axes)
-      totals = [
-        _add(total, at, x)
-        for total, x in zip(totals, _as_one(send_back, came), strict=True)
+        x.at[:, at].add(new, mode="drop", unique_indices=is_once)
+        for x, new in zip(totals, came, strict=True)
       ]
     return tuple(totals)
 
-  @property
-  def _copies(self):
-    """Messages of the size of what is sent that a device gets at once."""
-    return len(self.table) if self.moves.kind == "all-gather" else 1
-
-  def _send(self, x_BL, pairs):
-    if self.moves.kind == "all-gather":
-      return lax.all_gather(x_BL, self.axes, axis=1, tiled=True)
-    if self.moves.kind == "all-to-all":
+  def _send(self, x_BL, is_back=False):
+    if self.route.kind == "all-to-all":
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
-    return lax.ppermute(x_BL, self.axes, pairs)
+    if self.route.kind == "all-gather":
+      if is_back:
+        return lax.psum_scatter(
+          x_BL, self.axes, scatter_dimension=1, tiled=True
+        )
+      return lax.all_gather(x_BL, self.axes, axis=1, tiled=True)
+    came, first = [], 0
+    for size, pairs in self.route.rounds:
+      ways = [pair[::-1] for pair in pairs] if is_back else pairs
+      piece = x_BL[:, first : first + size]
+      came.append(lax.ppermute(piece, self.axes, ways))
+      first += size
+    return _join(*came)
 
-  def _send_back(self, x_BL, pairs):
-    if self.moves.kind == "all-gather":
-      return lax.psum_scatter(x_BL, self.axes, scatter_dimension=1, tiled=True)
-    return self._send(x_BL, [pair[::-1] for pair in pairs])
+  def _send_back(self, x_BL):
+    return self._send(x_BL, is_back=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,34 +290,34 @@ def _as_one(send: Callable, arrays: Sequence[jax.Array]) -> list[jax.Array]:
   ]
 
 
+def _join(*pieces):
+  return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, 1)
+
+
 def _take(x_BL, at):
-  """Rows of x; some row where there is none."""
-  if _is_all_of(x_BL, at):
-    return x_BL
-  return jnp.take(x_BL, at.clip(0, x_BL.shape[1] - 1), axis=1)
+  """Rows of x, 0 where `at` is out of range or -1."""
+  size = x_BL.shape[1]
+  if isinstance(at, np.ndarray):
+    at = np.where((at < 0) | (at >= size), size, at)
+    run = np.where(at == size, size, at - np.arange(len(at)))
+    ends = np.flatnonzero(np.diff(run)) + 1
+    if len(ends) < MAX_SLICES:
+      return _join(*(_slice(x_BL, x) for x in np.split(at, ends)))
+  at = jnp.where(at < 0, size, at)
+  return jnp.take(x_BL, at, axis=1, mode="fill", fill_value=0)
 
 
-def _add(x_BL, at, new_BP):
-  """x with rows added, each to another one; none where it is out of range."""
-  if _is_all_of(x_BL, at):
-    return x_BL + new_BP
-  return x_BL.at[:, at].add(new_BP, mode="drop", unique_indices=True)
-
-
-def _is_all_of(x_BL, at):
-  is_constant = isinstance(at, np.ndarray)
-  return is_constant and np.array_equal(at, np.arange(x_BL.shape[1]))
-
-
-def _pad(x_BL, before, after):
-  if not before + after:
-    return x_BL
-  return jnp.pad(x_BL, [(0, 0), (before, after), *[(0, 0)] * (x_BL.ndim - 2)])
+def _slice(x_BL, at):
+  """Consecutive rows of x, or as many zeros."""
+  if at[0] == x_BL.shape[1]:
+    shape = len(x_BL), len(at), *x_BL.shape[2:]
+    return jnp.zeros_like(x_BL, shape=shape)
+  return x_BL[:, at[0] : at[-1] + 1]
 
 
 def _inverse(read, num_held):
-  """Where each place of what is held is read, out of range for nowhere."""
+  """Where each place of what is held is read, -1 for nowhere."""
   devices, places = np.nonzero(read >= 0)
-  inverse = np.full((len(read), num_held), read.shape[1], np.int32)
+  inverse = np.full((len(read), num_held), -1, np.int32)
   inverse[devices, read[devices, places]] = places
   return inverse

@@ -1,11 +1,11 @@
-"""Which device computes what if positions are split over devices.
+"""Positions that are split over devices: which device computes what.
 
 Each part of a pattern runs in its own orders. Its tiles of queries are dealt
 out to the devices in slices of that order. Which keys a device reads follows
-from the layout; `moves` finds the cheapest way to bring them there. Where the
-work is uneven, a device may get one slice from each end instead; and where
-neither is cheap, devices may exchange heads for positions: each then has all
-positions of some heads. No pattern is named anywhere.
+from the layout, and `exchange` finds the cheapest way to bring them there.
+Where the work is uneven, a device may get one slice from each end instead; and
+where neither is cheap, devices may exchange heads for positions: each then has
+all positions of some heads. No pattern is named anywhere.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import moves as moves_lib
 from sparse_transformer.attention.contract import (
   Case,
   Executor,
@@ -29,33 +29,19 @@ from sparse_transformer.attention.exchange import (
   Axes,
   Exchange,
   OverHeads,
+  Route,
+  find_route,
   of_device,
 )
-from sparse_transformer.attention.moves import Moves, Needs
 from sparse_transformer.attention.selection import Directions
-from sparse_transformer.patterns import Layout, Pattern
+from sparse_transformer.patterns import Layout, Pattern, shorten
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
-# What it costs to move, in the backward pass too: five arrays of queries and
-# six of keys, per position, and products of seven matrices per pair. One byte
-# of 2 for each element takes as long as this many FLOPs: an H100 with NVLink
-# and a TPU v5e do about as many at half of their peak rates.
+# The cost of moving positions, in the backward pass also: five arrays of
+# queries and six of keys, per position, and products of seven matrices per
+# pair. One byte of 2 for each element takes as long as this many FLOPs: an H100
+# with NVLink and a TPU v5e do about as many at half of their peak rates.
 QUERY_ARRAYS, KEY_ARRAYS, PRODUCTS, FLOPS_PER_BYTE = 5, 6, 7, 1000
-HEADS = "heads"  # instead of slices, see `Share.dealing`
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-  """The places of queries, or of keys, on all devices.
-
-  Attributes:
-    moves: what devices send each other.
-    table, read: see `exchange.Exchange`.
-  """
-
-  moves: Moves
-  table: np.ndarray
-  read: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,13 +51,13 @@ class Shares:
   Attributes:
     dealing: "slices" of the order of queries, one for each device; or
       "zigzag", one from each end.
-    queries, keys: what devices have, and how they get it.
+    queries, keys: the places of each device, and how they are filled.
     layouts: the tiles of each device, of its own places.
   """
 
   dealing: str
-  queries: Side
-  keys: Side
+  queries: Route
+  keys: Route
   layouts: tuple[Layout, ...]
 
   @property
@@ -83,13 +69,17 @@ class Shares:
   def cost(self) -> float:
     """Of the slowest device; see `QUERY_ARRAYS`."""
     pairs = self.tiles.max() * self.layouts[0].tile ** 2
-    received = self.queries.moves.received, self.keys.moves.received
-    return _cost(pairs, *received)
+    return _cost(pairs, self.queries.received, self.keys.received)
 
 
 def _cost(pairs, queries, keys):
   moved = QUERY_ARRAYS * queries + KEY_ARRAYS * keys
   return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
+
+
+def _over_heads(n, num_devices):
+  """Positions that a device receives, as a share of those of all heads."""
+  return n * (num_devices - 1) / num_devices**2
 
 
 def choose(
@@ -99,7 +89,7 @@ def choose(
   shares = share_cheapest(part, n, tile, num_devices)
   if num_heads % num_devices:
     return shares
-  received = n * (num_devices - 1) / num_devices**2
+  received = _over_heads(n, num_devices)
   pairs = shares.tiles.sum() * tile**2 / num_devices
   is_cheaper = _cost(pairs, received, received) < shares.cost
   return None if is_cheaper else shares
@@ -130,18 +120,37 @@ def share(
     dealing: see `Shares`.
   """
   layout, own = part.layout(n, tile), n // num_devices
-  rows = _deal(-(-n // tile), num_devices, dealing)
-  device_of, row_of = (np.empty(rows.size, int) for _ in range(2))
-  device_of[rows] = np.arange(num_devices)[:, None]
-  row_of[rows] = np.arange(rows.shape[1])
-  device = device_of[layout.rows]
-  queries = _queries(layout, rows, own)
-  needs, columns = _needs_of_keys(part, layout, device, own)
-  keys, cols = _keys(layout, needs, columns, num_devices)
-  layouts = _cut(
-    layout, device, row_of[layout.rows], cols, queries.table, keys.table
+  dealt = _deal(-(-n // tile), num_devices, dealing)
+  device_of, row_of = (np.empty(dealt.size, int) for _ in range(2))
+  device_of[dealt] = np.arange(num_devices)[:, None]
+  row_of[dealt] = np.arange(dealt.shape[1])
+  device, rows = device_of[layout.rows], row_of[layout.rows]
+  places = _positions(layout.query_order, dealt, tile)
+  queries = find_route(places.reshape(num_devices, -1), own)
+  places, cols = _keys(part, layout, device, num_devices, own)
+  keys = find_route(places, own)
+  order = np.lexsort((rows, device))
+  ends = np.searchsorted(device[order], range(1, num_devices))
+  layouts = (
+    dataclasses.replace(
+      layout,
+      query_order=queries.positions[d],
+      key_order=keys.positions[d],
+      rows=rows[here],
+      cols=cols[here],
+      pairs=layout.pairs[here],
+      full=layout.full[here],
+    )
+    for d, here in enumerate(np.split(order, ends))
   )
-  return Shares(dealing, queries, keys, layouts)
+  return Shares(dealing, queries, keys, tuple(layouts))
+
+
+def _positions(order, tiles, tile):
+  """The positions in tiles of an order, -1 for none: [..., tile]."""
+  ranks = tiles[..., None] * tile + np.arange(tile)
+  n = len(order)
+  return np.where(ranks < n, order[ranks.clip(max=n - 1)], -1)
 
 
 def _deal(num_rows, num_devices, dealing):
@@ -164,141 +173,35 @@ def _deal(num_rows, num_devices, dealing):
   ]
 
 
-def _queries(layout, rows, own):
-  """The side of queries, for the tiles of each device."""
-  n, tile = len(layout.query_order), layout.tile
-  ranks = (rows[..., None] * tile + np.arange(tile)).reshape(len(rows), -1)
-  order = layout.query_order
-  needs = moves_lib.needs_of([r[r < n] for r in ranks], order, own)
-  moves = moves_lib.cheapest(needs, len(rows), tile)
-  table = np.where(ranks < n, order[ranks.clip(max=n - 1)], -1)
-  if moves.kind == "none" and np.array_equal(table, moves.held):
-    return Side(moves, table.astype(np.int32), None)
-  read = np.full(ranks.shape, -1, np.int32)
-  read[ranks < n] = _places(moves.held, needs)
-  return Side(moves, table.astype(np.int32), read)
+def _keys(part, layout, device, num_devices, own):
+  """(positions of keys [devices, places], the column there of each tile).
 
-
-def _needs_of_keys(part, layout, device, own):
-  """What devices need of keys, and the number of each tile's column.
-
-  Columns are those of a device that some of its tiles are in. Only keys that
-  have a pair there are needed, which matters for those of other devices.
+  A device has the columns that its tiles are in, those of its own positions
+  first. Of other columns, it has only the keys that are in a pair.
   """
   n, tile = len(layout.key_order), layout.tile
   num_cols = -(-n // tile)
   columns, number = np.unique(
     device * num_cols + layout.cols, return_inverse=True
   )
-  of_device_, col = np.divmod(columns, num_cols)
-  ranks = col[:, None] * tile + np.arange(tile)
-  exists = ranks < n
-  positions = layout.key_order[ranks.clip(max=n - 1)]
-  is_own = positions // own == of_device_[:, None]
-  is_away = (~is_own & exists).any(1)
-  needed = exists & ~is_away[:, None]
-  needed[number[layout.full & is_away[number]]] = True
+  owner, col = np.divmod(columns, num_cols)
+  positions = _positions(layout.key_order, col, tile)
+  is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
+  is_needed = np.repeat(~is_away[:, None], tile, axis=1)
+  is_needed[number[layout.full]] = True
   partial = np.flatnonzero(~layout.full & is_away[number])
   rows, cols = layout.rows[partial], layout.cols[partial]
   for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
     found, key = np.nonzero(pairs.any(1))
-    needed[number[partial[here]][found], key] = True
-  needed &= exists
-  column = np.nonzero(needed)[0]
-  needs = Needs(of_device_[column], ranks[needed], positions[needed], own)
-  return needs, _Columns(number, column, of_device_)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Columns:
-  """Tiles of keys of devices.
-
-  Attributes:
-    of_tile: int [tiles], the column of each tile of the layout.
-    of_need: int [needs], that of each need; ascending.
-    device: int [columns], whose it is.
-  """
-
-  of_tile: np.ndarray
-  of_need: np.ndarray
-  device: np.ndarray
-
-
-def _keys(layout, needs, columns, num_devices):
-  """(the side of keys, the place of each tile among those of its device).
-
-  If the needs of each column arrive within one tile, keys are left where they
-  arrive.
-  """
-  tile = layout.tile
-  moves = moves_lib.cheapest(needs, num_devices, tile)
-  place = _places(moves.held, needs)
-  starts = np.searchsorted(columns.of_need, np.arange(len(columns.device)))
-  if len(starts):
-    first = np.minimum.reduceat(place // tile, starts)
-    last = np.maximum.reduceat(place // tile, starts)
-    if (first == last).all():
-      missing = -moves.held.shape[1] % tile
-      table = np.pad(moves.held, ((0, 0), (0, missing)), constant_values=-1)
-      return Side(moves, table, None), first[columns.of_tile]
-  starts = np.searchsorted(columns.device, np.arange(num_devices + 1))
-  number = np.arange(len(columns.device)) - starts[columns.device]
-  size = max(1, int(np.diff(starts).max())) * tile
-  table, read = (np.full((num_devices, size), -1, np.int32) for _ in range(2))
-  at = needs.device, number[columns.of_need] * tile + needs.rank % tile
-  table[at], read[at] = needs.position, place
-  return Side(moves, table, read), number[columns.of_tile]
-
-
-def _places(held, needs):
-  """Where each need is among what its device holds."""
-  device, place = np.nonzero(held >= 0)
-  n = held.shape[0] * needs.own
-  known = device * n + held[device, place]
-  order = np.argsort(known, kind="stable")
-  wanted = needs.device * n + needs.position
-  return place[order[np.searchsorted(known, wanted, sorter=order)]]
-
-
-def _cut(layout, device, rows, cols, query_table, key_table):
-  """The layout of each device, of its own places."""
-  order = np.lexsort((np.arange(len(rows)), rows, device))
-  pieces = np.split(
-    order, np.searchsorted(device[order], range(1, len(query_table)))
-  )
-  return tuple(
-    _merge_tiles(
-      dataclasses.replace(
-        layout,
-        query_order=query_table[d],
-        key_order=key_table[d],
-        rows=rows[piece],
-        cols=cols[piece],
-        pairs=layout.pairs[piece],
-        full=layout.full[piece],
-      )
-    )
-    for d, piece in enumerate(pieces)
-  )
-
-
-def _merge_tiles(layout):
-  """The same, where several columns are in one tile of what arrives."""
-  keys = layout.rows * len(layout.key_order) + layout.cols
-  _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-  if len(first) == len(layout.rows):
-    return layout
-  pairs = np.zeros(len(first), int)
-  np.add.at(pairs, number, layout.pairs)
-  order = np.argsort(first)
-  kept = first[order]
-  return dataclasses.replace(
-    layout,
-    rows=layout.rows[kept],
-    cols=layout.cols[kept],
-    pairs=pairs[order],
-    full=layout.full[kept],
-  )
+    is_needed[number[partial[here]][found], key] = True
+  order = np.lexsort((is_away, owner))
+  starts = np.searchsorted(owner, np.arange(num_devices + 1))
+  place = np.empty(len(columns), int)
+  place[order] = np.arange(len(columns)) - starts[owner[order]]
+  size = max(1, np.diff(starts).max())
+  places = np.full((num_devices, size, tile), -1)
+  places[owner, place] = np.where(is_needed, positions, -1)
+  return places.reshape(num_devices, -1), place[number]
 
 
 def tile_of(
@@ -392,11 +295,22 @@ def plans(
       few = x.num_heads // num_devices
       few_case = dataclasses.replace(case, num_heads=few)
       for plan, _ in executor.plans((x.part,) * few, few_case, tile):
-        found.append((_over_heads(plan, axes), x.heads))
+        plan = dataclasses.replace(
+          plan,
+          queries=OverHeads(axes, plan.queries),
+          keys=OverHeads(axes, plan.keys),
+        )
+        found.append((plan, x.heads))
     else:
       key: Any = executor, x.part, case.length, x.tile
-      tables = _tables(*key, num_devices, x.num_heads)
-      found.append((_plan(x, tables, axes), x.heads))
+      tables = jax.tree.map(
+        lambda table: of_device(table, axes),
+        _tables(*key, num_devices, x.num_heads),
+      )
+      queries = Exchange(axes, x.shares.queries)
+      keys = Exchange(axes, x.shares.keys)
+      plan = Plan(x.part, x.tile, queries, keys, tables)
+      found.append((plan, x.heads))
   return found
 
 
@@ -431,24 +345,82 @@ def of_own_heads(
   }
 
 
-def _over_heads(plan, axes):
-  queries, keys = (OverHeads(axes, x) for x in (plan.queries, plan.keys))
-  return dataclasses.replace(plan, queries=queries, keys=keys)
-
-
-def _plan(decision, tables, axes):
-  shares = decision.shares
-  queries, keys = (
-    Exchange(axes, side.moves, side.table, side.read)
-    for side in (shares.queries, shares.keys)
-  )
-  mine = jax.tree.map(lambda table: of_device(table, axes), tables)
-  return Plan(decision.part, decision.tile, queries, keys, mine)
-
-
 @functools.lru_cache(maxsize=64)
 def _tables(executor, part, n, tile, num_devices, num_heads):
   """The tables of all devices, stacked."""
   layouts = share_cheapest(part, n, tile, num_devices).layouts
   tables = executor.shares(part, layouts, num_heads)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
+
+
+def traffic(
+  executor: Executor,
+  patterns: tuple[Pattern, ...],
+  case: Case,
+  num_devices: int,
+  tile: int = 0,
+) -> list[dict[str, Any]]:
+  """What a device receives for each part, known before it is compiled.
+
+  Args:
+    executor: runs them.
+    patterns: one per head.
+    case: what is run: sequences and heads of a device, whose positions are
+      split over devices, and the length of whole sequences.
+    num_devices: that positions are split over.
+    tile: positions on a side of a tile; 0 chooses automatically.
+
+  Returns:
+    JSON values for each part:
+    part, num_heads, tile: the part, the heads that have it, and its tile.
+    dealing: which queries a device computes: "slices" or "zigzag" of their
+      order, or "heads": all of its heads.
+    queries, keys: what moves them: see `exchange.Route`, or "all-to-all over
+      heads".
+    positions_of_queries, positions_of_keys: how many a device receives of each
+      array, in proportion if only those of some of the heads.
+    positions: those of q, k, v and the output together.
+    forward, backward: bytes that a device receives in each pass. Results are
+      counted as executors in plain XLA compute them, in float32 or wider.
+    imbalance: tiles of the device with the most, by the mean.
+  """
+  item = jnp.dtype(case.dtype).itemsize
+  wide, k, e = max(4, item), case.qk_width, case.value_width
+  of_heads = ("all-to-all over heads", _over_heads(case.length, num_devices))
+
+  def row(part, num_heads, tile, shares, content=False):
+    queries, num_queries = keys, num_keys = of_heads
+    if shares is not None:
+      queries, num_queries = shares.queries.kind, shares.queries.received
+      keys, num_keys = shares.keys.kind, shares.keys.received
+    if content:  # results are in the dtype of values, and gradients likewise
+      forward = backward = num_queries * (2 * (k + e) * item + wide)
+    else:
+      forward = num_queries * (k * item + (e + 1) * wide)
+      forward += num_keys * (k + e) * item
+      backward = num_queries * ((k + e) * item + (2 + k) * wide)
+      backward += num_keys * (k + e) * (item + wide)
+    lanes = case.batch * num_heads
+    tiles = np.ones(1) if shares is None else shares.tiles
+    return dict(
+      part=shorten(part),
+      num_heads=num_heads,
+      tile=tile,
+      dealing="heads" if shares is None else shares.dealing,
+      queries=queries,
+      keys=keys,
+      positions_of_queries=num_queries,
+      positions_of_keys=num_keys,
+      positions=2 * (num_queries + num_keys),
+      forward=round(lanes * forward),
+      backward=round(lanes * backward),
+      imbalance=float(tiles.max() / tiles.mean()),
+    )
+
+  for pattern in patterns:
+    if pattern.contents():  # all positions of some heads, whatever the part
+      return [row(pattern, case.num_heads, tile, None, content=True)]
+  return [
+    row(x.part, x.num_heads, x.tile, x.shares)
+    for x in decide(executor, patterns, case, tile, num_devices)
+  ]

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.traffic import traffic
+from sparse_transformer.attention.spread import traffic
 from sparse_transformer.training import costs, mesh
 
 COLUMNS = (
@@ -28,7 +28,7 @@ COLUMNS = (
 def of_network(
   config: ConfigDict, model: model_lib.Config, sizes: mesh.Sizes
 ) -> list[dict[str, Any]]:
-  """`Traffic` of a device for each part of the patterns, as JSON values.
+  """The traffic of a device for each part of the patterns, as JSON values.
 
   Args:
     config: the experiment's config.
@@ -55,7 +55,7 @@ def of_network(
   )
   layers = collections.Counter(heads[:own] for heads in model.patterns)
   return [
-    dataclasses.asdict(found) | dict(layers=number, positions=found.positions)
+    found | dict(layers=number)
     for heads, number in layers.items()
     for found in traffic(executor, heads, case, sizes["sequence"], model.tile)
   ]

@@ -1,4 +1,4 @@
-"""Several processes that train together, each with devices of its own.
+"""Several processes that train together, each with its devices.
 
 All run the same program. Whatever steers it is decided once: by the first
 process (`decide`), or by all (`together`), so that no process waits for others
@@ -11,8 +11,8 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -26,33 +26,11 @@ from sparse_transformer.training.signals import Signals, Stopped
 
 T = TypeVar("T")
 
-# Some of these is in the error of a collective whose other side is gone.
+# One of these appears in the error of a collective whose other side is gone.
 LOST = (
   *("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
   *("Gloo", "NCCL", "onnection"),
 )
-
-# What is printed when one of them is gone, once: by the runtime before it ends
-# the process, by what caught the error of a collective, or by both. A program
-# of its own filters it, as this one may end meanwhile.
-_SAID = "the connection to another process was lost"
-_REPORT = """
-import os, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):
-  signal.signal(number, signal.SIG_IGN)
-early, late, said = (word.encode() for word in sys.argv[1:])
-is_said = False
-for line in sys.stdin.buffer:
-  if line == b"\\0\\n":
-    break
-  if is_said:
-    continue
-  is_said = said in line
-  if b"JAX distributed service detected fatal errors" in line:
-    is_said = True
-    line = (early if b"DEADLINE_EXCEEDED" in line else late) + b"\\n"
-  os.write(2, line)
-"""
 
 _is_agreed = False  # that the program ends now, in all processes
 
@@ -81,9 +59,10 @@ def joined(
     SystemExit: the connection to them was lost, which a line says.
   """
   _check(coordinator, num_processes, process_id)
-  with _one_line_of_the_runtime(coordinator, connect_seconds):
-    # It would take SIGTERM from `Signals`.
-    jax.config.update("jax_enable_preemption_service", False)
+  # JAX's service for preemption would take SIGTERM from `Signals`, and tells
+  # other processes of no other signal: `Stops` agrees on SIGINT also.
+  jax.config.update("jax_enable_preemption_service", False)
+  with _within(coordinator, connect_seconds):
     try:
       jax.distributed.initialize(
         coordinator,
@@ -91,31 +70,34 @@ def joined(
         process_id,
         # Otherwise, within Slurm, a process would get a single device.
         cluster_detection_method="deactivate" if coordinator else None,
-        initialization_timeout=connect_seconds,
+        initialization_timeout=connect_seconds + 60,  # `_within` ends it before
         heartbeat_timeout_seconds=heartbeat_seconds,
       )
     except (ValueError, RuntimeError) as error:
       raise ValueError(
         f"the processes cannot be connected: {error}; see docs/scaling.md"
       ) from error
-    atexit.register(_leave)
-    try:
-      yield
-      _agree()
-    except (Stopped, FloatingPointError) as error:
-      # All processes raise it, as they have the same numbers.
-      _agree()
-      if is_first():
-        raise
-      # What cli.py would exit with.
-      status = 128 + signal.SIGINT if isinstance(error, Stopped) else 1
-      raise SystemExit(status) from error
-    except jax.errors.JaxRuntimeError as error:
-      if not any(word in str(error) for word in LOST):
-        raise
-      reason = str(error).splitlines()[0][-200:]
-      print(f"{_program()}: {_lost(reason)}", file=sys.stderr, flush=True)
-      raise SystemExit(1) from error
+  atexit.register(_leave)
+  try:
+    yield
+    _agree()
+  except (Stopped, FloatingPointError) as error:
+    # All processes raise it, as they have the same numbers.
+    _agree()
+    if is_first():
+      raise
+    # The status that cli.py would exit with.
+    status = 128 + signal.SIGINT if isinstance(error, Stopped) else 1
+    raise SystemExit(status) from error
+  except jax.errors.JaxRuntimeError as error:
+    if not any(word in str(error) for word in LOST):
+      raise
+    reason = str(error).splitlines()[0][-200:]
+    _say(
+      f"the connection to another process was lost ({reason}); see what it"
+      " printed. The last checkpoint stays: start all processes again to resume"
+    )
+    raise SystemExit(1) from error
 
 
 def _check(coordinator, num_processes, process_id):
@@ -127,7 +109,7 @@ def _check(coordinator, num_processes, process_id):
     return  # the cluster says it
   if missing:
     raise ValueError(
-      f"{' and '.join(missing)} must be given, too: every process needs"
+      f"{' and '.join(missing)} must be given: every process needs"
       " --coordinator, --num_processes and --process_id"
     )
   host, _, port = str(coordinator).rpartition(":")
@@ -140,46 +122,31 @@ def _check(coordinator, num_processes, process_id):
     )
 
 
-def _lost(reason):
-  return (
-    f"{_SAID} ({reason}); see what it printed. The last checkpoint stays: start"
-    " all processes again to resume"
-  )
-
-
-def _program():
-  return os.path.basename(sys.argv[0])
+def _say(line):
+  print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _one_line_of_the_runtime(coordinator, seconds):
-  """Shortens what the runtime prints before it ends the process."""
+def _within(coordinator, seconds):
+  """Ends the process with one line if it takes longer to connect.
+
+  JAX would abort it, with a stack trace.
+  """
   place = f" at --coordinator={coordinator}" if coordinator else ""
-  early = (
-    f"{_program()}: no connection to all processes{place} within {seconds} s;"
-    " check that all of them run, with the same address and number of processes"
-  )
-  late = f"{_program()}: {_lost('it is silent or has ended')}"
-  sys.stderr.flush()
-  kept = os.dup(2)
-  reader, writer = os.pipe()
-  with subprocess.Popen(
-    [sys.executable, "-c", _REPORT, early, late, _SAID],
-    stdin=reader,
-    stderr=kept,
-    start_new_session=True,
-  ):
-    os.dup2(writer, 2)
-    os.close(reader)
-    try:
-      yield
-    finally:
-      sys.stderr.flush()
-      os.dup2(kept, 2)
-      os.close(kept)
-      # Its end: other processes may still hold the pipe.
-      os.write(writer, b"\0\n")
-      os.close(writer)
+
+  def end():
+    _say(
+      f"no connection to all processes{place} within {seconds} s; check that"
+      " all of them run, with the same address and number of processes"
+    )
+    os._exit(1)
+
+  timer = threading.Timer(seconds, end)
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 def _agree():
@@ -190,7 +157,7 @@ def _agree():
 def _leave():
   """Ends at once a process that the others do not know to end.
 
-  JAX would first wait until they end, too, and they may wait for this one.
+  JAX would first wait for them to exit, and they may wait for this one.
   """
   if not _is_agreed:
     sys.stdout.flush()
@@ -209,7 +176,7 @@ def is_first() -> bool:
 
 
 def decide(function: Callable[[], T]) -> T:
-  """What a function returns that only the first process calls; as JSON.
+  """Calls a function in the first process and broadcasts its JSON result.
 
   If it raises an error, all processes end, and the first one reports it.
   """
@@ -229,7 +196,7 @@ def decide(function: Callable[[], T]) -> T:
 
 
 def together(function: Callable[[], T]) -> T:
-  """What a function returns that all processes call.
+  """Calls a function in all processes and returns its result.
 
   If it raises an error in any process, all of them end, and the first one
   reports it.

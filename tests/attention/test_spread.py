@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import catalogue
 import executor_laws as laws
@@ -23,7 +24,6 @@ from sparse_transformer.attention import attend, registry, spread
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.exchange import Exchange
 from sparse_transformer.attention.mosaic import Mosaic
-from sparse_transformer.attention.traffic import traffic
 from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import (
   LSH,
@@ -46,34 +46,29 @@ SPLIT = P(None, "x")
 # What devices have and compute, without compiling anything.
 
 
-def brought(side, own):
+def brought(route):
   """The positions that a device has at each place, as messages bring them."""
-  moves = side.moves
-  mine = np.arange(moves.held.shape[0] * own).reshape(-1, own)
-  pieces = [mine] if moves.keeps_own else []
-  for message in moves.messages:
-    sent = np.take_along_axis(
-      np.pad(mine, ((0, 0), (0, message.sent.max() + 1)), constant_values=-1),
-      message.sent,
-      axis=1,
-    )
-    came = np.full_like(sent, -1)
-    if moves.kind == "permute":
-      for source, target in message.pairs:
-        came[target] = sent[source]
-    elif moves.kind == "all-to-all":
-      devices = len(mine)
-      came = sent.reshape(devices, devices, -1).swapaxes(0, 1)
-      came = came.reshape(devices, -1)
-    else:
-      came = np.tile(sent.ravel(), (len(mine), 1))
-    pieces += [np.full((len(mine), message.before), -1), came]
-  held = np.concatenate(pieces, 1)
-  if side.read is None:
-    missing = side.table.shape[1] - held.shape[1]
-    return np.pad(held, ((0, 0), (0, missing)), constant_values=-1)
-  found = np.take_along_axis(held, side.read.clip(0), axis=1)
-  return np.where(side.read < 0, -1, found)
+  num_devices = len(route.positions)
+  mine = np.arange(num_devices * route.own).reshape(num_devices, -1)
+  sent = np.where(
+    route.sent < route.own,
+    np.take_along_axis(mine, route.sent.clip(max=route.own - 1), axis=1),
+    -1,
+  )
+  came = np.full_like(sent, -1)
+  if route.kind == "permute":
+    first = 0
+    for size, pairs in route.rounds:
+      for source, target in pairs:
+        came[target, first : first + size] = sent[source, first : first + size]
+      first += size
+  elif route.kind == "all-to-all":
+    came = sent.reshape(num_devices, num_devices, -1).swapaxes(0, 1)
+    came = came.reshape(num_devices, -1)
+  else:
+    came = np.tile(sent.ravel(), (num_devices, 1))
+  held = np.concatenate([mine, came], 1)
+  return np.take_along_axis(held, route.read.clip(0), axis=1)
 
 
 def pairs_of_device(part, layout):
@@ -98,11 +93,11 @@ def test_each_pair_is_computed_once_from_what_devices_have(
     count = np.zeros((n, n), int)
     for part in pattern.parts():
       shares = spread.share(part, n, tile, num_devices, dealing)
-      for side in (shares.queries, shares.keys):
-        here = brought(side, n // num_devices)
-        is_place = side.table >= 0
-        assert (here[is_place] == side.table[is_place]).all(), pattern
-      queries = shares.queries.table
+      for route in (shares.queries, shares.keys):
+        is_place = route.positions >= 0
+        found = brought(route)[is_place]
+        assert (found == route.positions[is_place]).all(), pattern
+      queries = shares.queries.positions
       assert sorted(queries[queries >= 0]) == list(range(n)), pattern
       for layout in shares.layouts:
         np.add.at(count, pairs_of_device(part, layout), 1)
@@ -110,12 +105,12 @@ def test_each_pair_is_computed_once_from_what_devices_have(
 
 
 def received(pattern, n, num_devices, num_heads=1, **changes):
-  """`Traffic` of a pattern of one part."""
+  """The traffic of a pattern of one part."""
   case = Case(1, n, num_heads, 16, 16, "float32")
   executor = registry.EXECUTORS["streamed"]
   heads = (pattern,) * num_heads
-  (found,) = traffic(executor, heads, case, num_devices, 64, **changes)
-  return found
+  (found,) = spread.traffic(executor, heads, case, num_devices, 64, **changes)
+  return types.SimpleNamespace(**found)
 
 
 @pytest.mark.parametrize("num_devices", [4, 8, 32])
@@ -267,23 +262,24 @@ def check_exchanges():
     (Causal(), "zigzag"),
   ):
     shares = spread.share(part, n, 4, devices, dealing)
-    for side in (shares.queries, shares.keys):
-      moves = side.moves
-      found[moves.kind, moves.keeps_own, side.read is None] = side
-  kinds = {kind for kind, *_ in found}
+    for route in (shares.queries, shares.keys):
+      is_alike = (route.read == route.read[:1]).all()
+      found[route.kind, is_alike] = route
+  kinds = {kind for kind, _ in found}
   assert kinds == {"none", "permute", "all-to-all", "all-gather"}
-  for side in found.values():
-    exchange = Exchange(("x",), side.moves, side.table, side.read)
-    check_transpose(mesh, exchange, n, side.table.shape[1])
+  for route in found.values():
+    check_transpose(mesh, Exchange(("x",), route), n)
 
 
-def check_transpose(mesh, exchange, n, places):
+def check_transpose(mesh, exchange, n):
   """<arrange x, y> = <x, restore y>, where places are real."""
+  positions = exchange.route.positions.ravel()
+  real = positions >= 0
   x, y = (
     jax.random.normal(jax.random.key(i), (1, size, 2, 3))
-    for i, size in enumerate((n, len(exchange.table) * places))
+    for i, size in enumerate((n, positions.size))
   )
-  y = jnp.where(exchange.table.reshape(1, -1, 1, 1) >= 0, y, 0)
+  y = jnp.where(real[:, None, None], y, 0)
 
   @jax.jit
   @functools.partial(
@@ -294,28 +290,28 @@ def check_transpose(mesh, exchange, n, places):
 
   there, back = both(x, y)
   np.testing.assert_allclose((there * y).sum(), (x * back).sum(), rtol=1e-4)
-  real = exchange.table.ravel() >= 0
-  at = exchange.table.ravel()[real]
+  at = positions[real]
   np.testing.assert_array_equal(there[:, real], np.asarray(x)[:, at])
 
 
 def check_program(backend="streamed", num_devices=4):
-  """Results are those of the definition, bytes those that `traffic` says."""
+  """Results are those of the definition, bytes as `spread.traffic` has them."""
   n, tile = 128, 16
   arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
   program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
   laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
   case = Case(1, n, len(MIXED), 8, 8, "float32")
-  said = traffic(registry.EXECUTORS[backend], MIXED, case, num_devices, tile)
-  # The compiler gathers the keys of Summary once for both passes. Collectives
-  # in loops would be counted as often as these run.
-  total = sum(x.forward + x.backward for x in said)
-  again = sum(x.forward for x in said if x.keys == "all-gather")
+  executor = registry.EXECUTORS[backend]
+  said = spread.traffic(executor, MIXED, case, num_devices, tile)
+  # The compiler brings keys and values once for both passes. Collectives in
+  # loops would be counted as often as these run.
+  total = sum(x["forward"] + x["backward"] for x in said)
+  again = sum(x["positions_of_keys"] * (8 + 8) * 4 for x in said)
   assert received_by(program, num_devices) == total - again
   (forward, _) = compiled(
     MIXED, backend, tile, num_devices, arrays[:3], gradients=False
   )
-  assert received_by(forward, num_devices) == sum(x.forward for x in said)
+  assert received_by(forward, num_devices) == sum(x["forward"] for x in said)
 
 
 def received_by(program, num_devices):

@@ -65,15 +65,15 @@ def test_devices_may_have_more_keys_than_queries(part):
   shares = spread.share(part, n, tile, 2, "slices")
   works = executor.shares(part, shares.layouts, 1)
   sides = shares.queries, shares.keys, shares.keys
-  assert shares.queries.table.shape[1] < shares.keys.table.shape[1]
+  assert shares.queries.positions.shape[1] < shares.keys.positions.shape[1]
   for device, work in enumerate(works):
     q, k, v = (
-      x[:, side.table[device].clip(0)]
+      x[:, side.positions[device].clip(0)]
       for x, side in zip(arrays, sides, strict=True)
     )
     plan = Plan(part, tile, None, None, work)  # the orders are not used
     out, lse = executor.forward(plan, q, k, v)
-    at = shares.queries.table[device]
+    at = shares.queries.positions[device]
     assert out.shape[1] == lse.shape[1] == len(at)
     np.testing.assert_allclose(
       out[:, at >= 0], expected[:, at[at >= 0]], atol=2e-5

@@ -155,7 +155,7 @@ def test_coordinator_that_is_not_there_is_one_line(tmp_path):
   for number in range(2):
     alone = start(number, tmp_path, free_port(), words)
     ((status, lines),) = ends(alone)
-    assert status != 0
+    assert status == 1
     assert len(lines) == 1 and "no connection to all processes" in lines[0]
 
 
@@ -202,8 +202,9 @@ def test_killed_runs_end_as_the_uncut_one(tmp_path):
     if found[victim][0]:
       status, lines = found[1 - victim]
       assert status not in (0, STOPPED)
-      assert len(lines) == 1, lines
-      assert "the connection to another process was lost" in lines[0]
+      # The runtime may end the process before it can say its own line.
+      said = "connection to another process was lost", "another task died"
+      assert any(words in line for words in said for line in lines), lines
   assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
   assert saved(cut)[12] == saved(uncut)[12]
   assert runs.without_speed(cut) == runs.without_speed(uncut)

@@ -251,27 +251,12 @@ def examine(
       [np.asarray(x) for x in jax.device_get(run(*inputs))]
       for inputs in (questions.inputs, questions.inputs, questions.isolated)
     )
+  with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
+    errors = _errors(questions, first, isolated)
   named = dict(zip(laws.NAMES, zip(first, again, strict=True), strict=True))
   differ = [x for x, (a, b) in named.items() if a.tobytes() != b.tobytes()]
   faults = [f"{', '.join(differ)} differ between two runs"] if differ else []
   faults += _effects_outside(questions, first, isolated)
-  rows = [_at(x, questions.rows) for x in isolated[:3]]
-  compared = [(laws.NAMES, rows + isolated[3:], questions.of_rows)]
-  if questions.of_all is not None:
-    compared.append((laws.NAMES, first, questions.of_all))
-  else:
-    heads, keys = questions.mix.heads, questions.rows
-    expected = _by_head(
-      lambda i, *arrays: _reference_of_keys(heads[i], keys[i], *arrays),
-      *(*questions.inputs, *first[:2]),
-    )
-    found = [_at(x, keys) for x in first[3:]]
-    compared.append((laws.NAMES[3:], found, expected))
-  errors = dict.fromkeys(laws.NAMES, 0.0)
-  for names, *arrays in compared:
-    for name, x, y in zip(names, *arrays, strict=True):
-      # Not `max`, which may drop what is not a number.
-      errors[name] = float(np.maximum(errors[name], _error(name, x, y)))
   relative = TOLERANCES[dtype]
   for name, error in errors.items():
     tolerance = LSE_TOLERANCE if name == "lse" else relative
@@ -352,7 +337,7 @@ def _reference_of_rows(pattern, rows, q, k, v, dout, dlse):
   dk, dv = np.zeros(k.shape), np.zeros(v.shape)
   for group in np.array_split(rows, GROUPS):
     mask = _pairs(pattern, group, at)
-    keys = np.flatnonzero(mask.any(0))
+    keys = np.flatnonzero(mask.any(0) | (at == 0))  # one at least
     q_, dout_, dlse_ = (x[:, group] for x in (q, dout, dlse))
     k_, v_ = k[:, keys], v[:, keys]
     *of_group, dk_, dv_ = laws.reference_of_mask(
@@ -410,6 +395,28 @@ def _effects_outside(questions, first, isolated):
   if not dv[BALANCED, seen].any(1).all():
     faults.append("dv lacks pairs of the pattern")
   return faults
+
+
+def _errors(questions, first, isolated):
+  """The largest error of each array, see `examine`."""
+  rows = [_at(x, questions.rows) for x in isolated[:3]]
+  compared = [(laws.NAMES, rows + isolated[3:], questions.of_rows)]
+  if questions.of_all is not None:
+    compared.append((laws.NAMES, first, questions.of_all))
+  else:
+    heads, keys = questions.mix.heads, questions.rows
+    expected = _by_head(
+      lambda i, *arrays: _reference_of_keys(heads[i], keys[i], *arrays),
+      *(*questions.inputs, *first[:2]),
+    )
+    found = [_at(x, keys) for x in first[3:]]
+    compared.append((laws.NAMES[3:], found, expected))
+  errors = dict.fromkeys(laws.NAMES, 0.0)
+  for names, *arrays in compared:
+    for name, x, y in zip(names, *arrays, strict=True):
+      # Not `max`, which may drop what is not a number.
+      errors[name] = float(np.maximum(errors[name], _error(name, x, y)))
+  return errors
 
 
 def _error(name, x, y):

@@ -158,7 +158,7 @@ def _registered(optimized):
   laws.run.clear_cache()
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=4)
 def asked(title, dtype):
   """The questions of a mix, and the plan that answers them."""
   mix = correctness.mixes(False, dtype)[title.replace("split", "full tiles")]
@@ -178,7 +178,11 @@ def run_plan(plan, *inputs):
   return laws.with_gradients(attention, *inputs)
 
 
-def faults_of(questions, plan, run):
+# For changes of the tables: compiled once for each mix.
+run_tables = jax.jit(run_plan)
+
+
+def faults_of(questions, plan, run=run_tables):
   """What `correctness.examine` reports about a plan."""
   return correctness.examine(functools.partial(run, plan), questions)[1]
 
@@ -187,7 +191,7 @@ def faults_of(questions, plan, run):
 def test_nothing_is_found_without_a_mutation(dtype):
   for title in (*correctness.mixes(False, dtype), "split"):
     if not title.startswith("n ="):
-      assert faults_of(*asked(title, dtype), jax.jit(run_plan)) == [], title
+      assert faults_of(*asked(title, dtype)) == [], title
   for mix in correctness.mixes(True, dtype).values():
     assert "failed" not in correctness.check("mutant", mix, dtype)
 
@@ -367,7 +371,7 @@ def test_random_changes_of_the_tables_are_found(capsys):
   for dtype in ("bfloat16", "float32"):
     for title in TITLES:
       questions, plan = asked(title, dtype)
-      run, rng = jax.jit(run_plan), np.random.default_rng(len(kinds))
+      rng = np.random.default_rng(len(kinds))
       for _ in range(NUM_RANDOM):
         work = None
         while work is None:
@@ -375,7 +379,7 @@ def test_random_changes_of_the_tables_are_found(capsys):
           work = changed(plan.tables, change, rng, side)
         kinds.append((title, dtype, change.__name__, side))
         mutant = dataclasses.replace(plan, tables=work)
-        if not faults_of(questions, mutant, run):
+        if not faults_of(questions, mutant):
           missed.append(kinds[-1])
   with capsys.disabled():
     print(f"{len(kinds) - len(missed)} of {len(kinds)} random changes found")
@@ -398,4 +402,4 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   # One pair of the tiles that share this mask.
   assert np.abs(t.effect() - before).sum((1, 2))[0] <= -(-1000 // 32)
   plan = dataclasses.replace(plan, tables=t.work())
-  assert faults_of(questions, plan, jax.jit(run_plan))
+  assert faults_of(questions, plan)

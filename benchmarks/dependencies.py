@@ -10,13 +10,13 @@ import functools
 import hashlib
 import io
 import json
-import pathlib
 import tokenize
 from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
 from benchmarks import record
+from sparse_transformer.targets import compilers
 
 LIBRARY = record.REPO / "sparse_transformer"
 # What a training step is made of.
@@ -27,8 +27,6 @@ PROGRAM = (
     for name in ("experiment", "step", "optimizer", "loss_scale", "mesh")
   ),
 )
-# What compiles it, and reads the result.
-COMPILERS = "targets", "../requirements-cuda.txt", "../requirements-tpu.txt"
 
 
 def of_program(config: ConfigDict) -> str:
@@ -38,8 +36,13 @@ def of_program(config: ConfigDict) -> str:
 
 
 def of_compilers() -> str:
-  """The digest of what turns a lowered program into a report."""
-  return _of_files(COMPILERS)
+  """The digest of what turns a lowered program into machine code."""
+  files = (
+    LIBRARY.glob("targets/*.txtpb"),
+    record.REPO.glob("requirements-*.txt"),
+  )
+  texts = [path.read_text() for found in files for path in sorted(found)]
+  return _digest(json.dumps(compilers.XLA_FLAGS), *texts)
 
 
 @functools.cache
@@ -48,15 +51,9 @@ def _of_files(names: tuple[str, ...]) -> str:
   for name in names:
     path = LIBRARY / name
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-      if file.suffix in (".py", ".txt", ".txtpb"):
-        found += [file.name, _code(file)]
+      if file.suffix == ".py":
+        found += [file.name, without_words(file.read_text())]
   return _digest(*found)
-
-
-def _code(path: pathlib.Path) -> str:
-  """A file, without what has no effect if it is Python."""
-  text = path.read_text()
-  return without_words(text) if path.suffix == ".py" else text
 
 
 def without_words(text: str) -> str:

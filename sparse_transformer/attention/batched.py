@@ -33,6 +33,9 @@ from sparse_transformer.attention.contract import (
 )
 from sparse_transformer.attention.online_softmax import (
   dot,
+  scale,
+  scale_of_scores,
+  softmax_of_tile,
   weights_and_gradients,
 )
 from sparse_transformer.patterns import Layout, Pattern
@@ -297,7 +300,7 @@ def forward(
 
   def process(query, key, pairs):
     (q,), keys = query, Keys(*key)
-    state = online_softmax.softmax_of_tile(q, keys, (pairs, None))
+    state = softmax_of_tile(q * scale(q), keys, (pairs, None))
     return online_softmax.finish(*state)
 
   out, lse = _run(
@@ -317,20 +320,24 @@ def backward(
   plan: Plan, queries: Queries, keys: Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-  tables, scale = plan.tables, online_softmax.scale(queries.q)
+  tables = plan.tables
   of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
 
   def of_query(query, key, pairs):
     (q, dout, lse, delta), (k, v) = query, key
     lse, delta = lse[..., None], delta[..., None]
-    _, ds = weights_and_gradients((q, dout), (k, v), lse, delta, pairs)
-    return (dot("bahts,bahsk->bahtk", (ds * scale).astype(k.dtype), k),)
+    mine = q * scale(q), dout
+    _, ds = weights_and_gradients(mine, (k, v), lse, delta, pairs)
+    ds = (ds * scale_of_scores(q)).astype(k.dtype)
+    return (dot("bahts,bahsk->bahtk", ds, k) * scale(q),)
 
   def of_key(key, query, pairs):
     (k, v), (q, dout, lse, delta) = key, query
     lse, delta = lse[..., None, :], delta[..., None, :]
+    q = q * scale(q)
     p, ds = weights_and_gradients((k, v), (q, dout), lse, delta, pairs)
-    dk = dot("bahts,bahsk->bahtk", (ds * scale).astype(q.dtype), q)
+    ds = (ds * scale_of_scores(q)).astype(q.dtype)
+    dk = dot("bahts,bahsk->bahtk", ds, q)
     return dk, dot("bahts,bahse->bahte", p.astype(dout.dtype), dout)
 
   k, e = (x.shape[-1] for x in keys)

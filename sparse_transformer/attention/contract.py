@@ -45,7 +45,7 @@ class Case:
     dtype: dtype of queries, keys and values.
     platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
       any other.
-    tile: positions on a side of a tile that are asked for; 0 for no wish.
+    tile: positions on a side of a tile that are asked for; 0 for no preference.
   """
 
   batch: int

@@ -167,7 +167,7 @@ class Gathered:
     steps = self._steps(plan)
     arrays = steps.arrange(k_BLHK, v_BLHE)
     out_BHPE, lse_BHP1 = online_softmax.forward(steps, q_BLHK, *arrays)
-    return _merge(out_BHPE, lse_BHP1, plan.tables.places)
+    return _merge(out_BHPE, lse_BHP1[..., 0], plan.tables.places)
 
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
@@ -375,21 +375,22 @@ def _rows(at, *arrays):
   return side_by_side.apply(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
-def _merge(out_BHPE, lse_BHP1, places_BHLR):
+def _merge(out_BHPE, lse_BHP, places_BHLR):
   """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
-  def of_head(both_PE, places_LR):
-    def at_places(places_L):
-      both_LE = both_PE.at[places_L].get(mode="fill", fill_value=0)
-      is_place_L = places_L < len(both_PE)
-      return both_LE[:, :-1], jnp.where(is_place_L, both_LE[:, -1], -jnp.inf)
+  def of_head(out_PE, lse_P, places_LR):
+    return online_softmax.merge(
+      *(
+        (
+          out_PE.at[places_L].get(mode="fill", fill_value=0),
+          lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
+        )
+        for places_L in places_LR.T
+      )
+    )
 
-    return online_softmax.merge(*map(at_places, places_LR.T))
-
-  # A gather then finds both at once.
-  both_BHPE = jnp.concatenate([out_BHPE, lse_BHP1], -1)
   each = jax.vmap(of_head, out_axes=1)
-  return jax.vmap(each)(both_BHPE, places_BHLR)
+  return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
 
 
 def _sum(places_BHLR, *arrays):

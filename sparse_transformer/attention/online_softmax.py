@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparse_transformer.attention.contract import Keys, Queries
@@ -93,6 +94,7 @@ def forward(steps: Steps, q: jax.Array, k: jax.Array, v: jax.Array) -> Softmax:
 
   def of_group(i, done):
     (tile,) = steps.queries(i, q)
+    tile = tile * scale(q)
 
     def step(j, state=None):
       keys = Keys(*steps.keys(i, j, k, v))
@@ -120,6 +122,7 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
   def of_group(i, done):
     dq_done, *others = done
     q, dout, lse, delta = steps.queries(i, *queries)
+    q = q * scale(q)
     q_T, dout_T = transpose_first(q, dout)
 
     def step(j, carry):
@@ -131,7 +134,7 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
         new = steps.spans_gradient(i, j, ds)
         dspans = jax.tree.map(jnp.add, dspans, new)
         p, ds = m * p, m * ds
-      p, ds = p.astype(q.dtype), (ds * scale(q)).astype(q.dtype)
+      p, ds = p.astype(q.dtype), (ds * scale_of_scores(q)).astype(q.dtype)
       new_dv = dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       new_dk = dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
       dq = dq + dot("abhts,abhsk->abhtk", ds, k)
@@ -143,7 +146,7 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
       dq, *others = step(i, carry)
     else:
       dq, *others = lax.fori_loop(*steps.bounds(i), step, carry)
-    return steps.put(i, dq_done, dq), *others
+    return steps.put(i, dq_done, dq * scale(q)), *others
 
   q = queries.q
   nothing = (
@@ -166,7 +169,7 @@ def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
 
 
 def softmax_of_tile(q: jax.Array, keys: Keys, pairs: Pairs) -> Running:
-  """The running softmax over one tile of keys."""
+  """The running softmax over one tile of keys; q is scaled."""
   mask, weights = pairs
   s = _scores(q, keys.k, mask)
   if weights is not None:
@@ -188,10 +191,13 @@ def combine(first: Running, second: Running) -> Running:
 
 def finish(out: jax.Array, max_: jax.Array, sum_: jax.Array) -> Softmax:
   """(out, log-sum-exp) of a running softmax: 0 and -inf without any keys."""
-  # The logarithm of 0 would have an infinite derivative.
-  divisor = jnp.where(sum_ == 0, 1, sum_)
-  lse = jnp.where(sum_ == 0, -jnp.inf, max_ + jnp.log(divisor))
-  return out / divisor, lse
+  return out / jnp.where(sum_ == 0, 1, sum_), _log_sum(max_, sum_)
+
+
+def _log_sum(max_, sum_):
+  """The log-sum-exp, -inf for a sum of 0, where log has no derivative."""
+  lse = max_ + jnp.log(jnp.where(sum_ == 0, 1, sum_))
+  return jnp.where(sum_ == 0, -jnp.inf, lse)
 
 
 def merge(*results: Softmax) -> Softmax:
@@ -207,11 +213,12 @@ def merge(*results: Softmax) -> Softmax:
     return results[0]
   outs, lses = zip(*results, strict=True)
   max_ = functools.reduce(jnp.maximum, lses)
-  weights = [jnp.exp(lse - _finite(max_)) for lse in lses]
-  out = sum(w[..., None] * x for w, x in zip(weights, outs, strict=True))
-  sum_ = functools.reduce(jnp.add, weights)
-  out, lse = finish(out, max_[..., None], sum_[..., None])
-  return out, lse[..., 0]
+  sum_ = functools.reduce(jnp.add, (jnp.exp(x - _finite(max_)) for x in lses))
+  lse = _log_sum(max_, sum_)
+  # The shares of the results, rather than a division by their sum.
+  shares = [jnp.exp(x - _finite(lse))[..., None] for x in lses]
+  parts = (share * out for share, out in zip(shares, outs, strict=True))
+  return functools.reduce(jnp.add, parts), lse
 
 
 def weights_and_gradients(
@@ -224,11 +231,11 @@ def weights_and_gradients(
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
   Both in float32 or wider: round them for products. Those with queries and keys
-  take `scale` times ds.
+  take ds times `scale_of_scores`.
 
   Args:
-    mine, other: tiles (q, dout) and (k, v), in either order. The first has the
-      rows of the results, the second their columns.
+    mine, other: tiles (q, dout), with q scaled, and (k, v), in either order.
+      The first has the rows of the results, the second their columns.
     lse, delta: of the queries, with an axis of size 1 for keys.
     mask: which pairs there are.
   """
@@ -248,7 +255,7 @@ def transpose_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _scores(q, k, mask):
   """The scores, -inf outside the mask."""
-  s = dot("abhtk,abhsk->abhts", q, k) * scale(q)
+  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q)
   return jnp.where(mask, s, -jnp.inf)
 
 
@@ -266,6 +273,15 @@ def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 
-def scale(q: jax.Array) -> float:
-  """The factor of the scores, not of queries, which it might round."""
-  return 1 / math.sqrt(q.shape[-1])
+def scale(q: jax.Array) -> np.ndarray:
+  """The factor of the queries: 1 / sqrt(K), or 1 where that would round them.
+
+  In 16 bits, scaled queries are exact for powers of 4 only; for others, such as
+  K = 32, the log-sum-exp would be off by 0.005.
+  """
+  return np.asarray(1 / np.sqrt(q.shape[-1]) / scale_of_scores(q), q.dtype)
+
+
+def scale_of_scores(q: jax.Array) -> float:
+  """The factor of the scores: what `scale` leaves of 1 / sqrt(K)."""
+  return 1 / math.sqrt(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0

@@ -164,26 +164,23 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
   return ("default", default), *others
 
 
-def tiling(
-  backend: str, case: Case, part: Pattern, tile: int = 0
-) -> tuple[str, int, int]:
+def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
   """How one part of a pattern runs.
 
   Args:
     backend: as in `attend`.
-    case: what is run, with its platform.
+    case: what is run, with its platform and tile.
     part: one of a pattern's parts.
-    tile: positions on a side of a tile; 0 chooses automatically.
 
   Returns:
     (name, tile, count): what runs it, the side of its tiles, and how many
     tiles it processes.
   """
-  name = resolve(backend, dataclasses.replace(case, tile=tile))
+  name = resolve(backend, case)
   n = case.length
   if name == "dense":
     return name, n, 1
-  tile = min(tile, n) or EXECUTORS[name].tile_size(part, case)
+  tile = min(case.tile, n) or EXECUTORS[name].tile_size(part, case)
   return name, tile, analysis.count_tiles(part, n, tile)
 
 

@@ -190,19 +190,9 @@ def parts(
   """
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
-    for part in parts_of(pattern, sets):
-      yield part, heads
-
-
-def parts_of(pattern: Pattern, sets: tuple[Any, ...]) -> Iterator[Pattern]:
-  """The disjoint parts of a pattern that follow the content, bound.
-
-  Args:
-    pattern: of some heads.
-    sets: for each of its `contents`, the sets whose union it is.
-  """
-  for part in pattern.split()[1]:
-    yield from part.bind(_unions(pattern, sets)).parts()
+    for part in pattern.split()[1]:
+      for found in part.bind(_unions(pattern, sets)).parts():
+        yield found, heads
 
 
 def plans(

@@ -168,7 +168,7 @@ def _tiles(
     yield "dense", case.length, case.length**2
     return
   for part in () if static is None else static.parts():
-    name, tile, count = registry.tiling(backend, case, part, case.tile)
+    name, tile, count = registry.tiling(backend, case, part)
     yield name, tile, tile**2 * count
   if others:
     yield from selection.count_scores(pattern, case)

@@ -87,7 +87,7 @@ class Pattern:
         booleans, or has intermediate values that may not fit in 32 bits;
         `orders` are not permutations; `parts` overlap or lack a pair, as far
         as a sample shows; the pattern is not hashable, or has attributes that
-        equality ignores; n is not an integer of at least 1.
+        equality ignores; n is less than 1.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Scattered(Pattern):

@@ -4,33 +4,25 @@ A pattern that breaks one of these rules would give wrong results silently, so
 every use of a pattern checks it, once for each number of positions.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from typing import Any, Protocol
+import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
 
+if TYPE_CHECKING:  # `base` imports this module
+  from sparse_transformer.patterns.base import Pattern
+
 SHORT = 100  # characters of a pattern that an error message quotes
 SAMPLE = 16  # positions at either end and in between, to compare parts at
 
 
-class Checkable(Protocol):
-  """The methods of a pattern that are checked."""
-
-  def __hash__(self) -> int: ...
-
-  def check(self, n: int) -> None: ...
-
-  def mask(self, q: Any, k: Any) -> Any: ...
-
-  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]: ...
-
-  def parts(self) -> tuple[Any, ...]: ...
-
-
-def check(pattern: Checkable, n: int) -> None:
+def check(pattern: Pattern, n: int) -> None:
   """See `Pattern.check`."""
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
@@ -38,11 +30,11 @@ def check(pattern: Checkable, n: int) -> None:
     hash(pattern)
   except TypeError as error:
     raise _not_a_value(pattern, f"it is not hashable ({error})") from error
-  _check(pattern, int(n))
+  _check(pattern, operator.index(n))
 
 
 @functools.lru_cache(maxsize=1024)
-def _check(pattern: Checkable, n: int) -> None:
+def _check(pattern: Pattern, n: int) -> None:
   _check_value(pattern)
   _check_mask(pattern, n)
   orders(pattern, n)
@@ -50,7 +42,7 @@ def _check(pattern: Checkable, n: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def orders(pattern: Checkable, n: int) -> tuple[np.ndarray, np.ndarray]:
+def orders(pattern: Pattern, n: int) -> tuple[np.ndarray, np.ndarray]:
   """The query order and the key order of a pattern, as int32 [n].
 
   Raises:
@@ -78,14 +70,14 @@ def shorten(value: object) -> str:
   return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
 
 
-def _not_a_value(pattern: Checkable, why: str) -> ValueError:
+def _not_a_value(pattern: Pattern, why: str) -> ValueError:
   return ValueError(
     f"{type(pattern).__name__} must be a frozen dataclass with hashable fields,"
     f" so that patterns are equal if their fields are; {why}"
   )
 
 
-def _check_value(pattern: Checkable) -> None:
+def _check_value(pattern: Pattern) -> None:
   """Plans are shared by equal patterns: equality must see all attributes."""
   cls = type(pattern)
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
@@ -104,7 +96,7 @@ def _check_value(pattern: Checkable) -> None:
     raise _not_a_value(pattern, f"equality ignores {names}")
 
 
-def _check_mask(pattern: Checkable, n: int) -> None:
+def _check_mask(pattern: Pattern, n: int) -> None:
   q, k = intervals.Int32(0, n - 1), intervals.Int32(0, n - 1)
   try:
     intervals.as_truth(pattern.mask(q, k))
@@ -121,7 +113,7 @@ def _check_mask(pattern: Checkable, n: int) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def dtype_of_bounds(pattern: Checkable, n: int) -> type[np.signedinteger]:
+def dtype_of_bounds(pattern: Pattern, n: int) -> type[np.signedinteger]:
   """The dtype in which bounds of the values in a mask do not overflow.
 
   They may exceed the values themselves. 32 bits are twice as fast.
@@ -134,7 +126,7 @@ def dtype_of_bounds(pattern: Checkable, n: int) -> type[np.signedinteger]:
   return np.int32
 
 
-def _check_parts(pattern: Checkable, n: int) -> None:
+def _check_parts(pattern: Pattern, n: int) -> None:
   """Each pair must be in exactly one part; compared on a few positions."""
   parts = pattern.parts()
   if parts == (pattern,):
@@ -155,7 +147,7 @@ def _check_parts(pattern: Checkable, n: int) -> None:
     )
 
 
-def _matrix(pattern: Checkable, i: np.ndarray) -> np.ndarray:
+def _matrix(pattern: Pattern, i: np.ndarray) -> np.ndarray:
   return np.broadcast_to(pattern.mask(i[:, None], i), (len(i), len(i)))
 
 

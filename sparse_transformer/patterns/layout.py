@@ -1,18 +1,19 @@
 """The tiles of a pattern that hold pairs, found without n x n work."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-from sparse_transformer.patterns.checks import (
-  Checkable as Part,
-  dtype_of_bounds,
-  orders,
-)
+from sparse_transformer.patterns.checks import dtype_of_bounds, orders
+
+if TYPE_CHECKING:  # `base` imports this module
+  from sparse_transformer.patterns.base import Pattern
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def lay_out(part: Part, n: int, tile: int) -> Layout:
+def lay_out(part: Pattern, n: int, tile: int) -> Layout:
   """The `Layout` of a part on n positions."""
   query_order, key_order = orders(part, n)
   rows, cols, pairs = [], [], []
@@ -68,7 +69,7 @@ def lay_out(part: Part, n: int, tile: int) -> Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def count_pairs(part: Part, n: int) -> int:
+def count_pairs(part: Pattern, n: int) -> int:
   """The exact number of pairs among n positions."""
   return sum(int(nodes.pairs.sum()) for nodes in cover(part, n, 64))
 
@@ -88,7 +89,7 @@ class Nodes(NamedTuple):
   pairs: np.ndarray
 
 
-def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
+def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   """Covers the pairs of a part with the nodes of a quadtree.
 
   Starts from one node over everything. Nodes without pairs are dropped, full
@@ -136,7 +137,7 @@ def cover(part: Part, n: int, tile: int) -> Iterator[Nodes]:
 
 
 def pairs_of_tiles(
-  part: Part, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
+  part: Pattern, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
   """Evaluates a part's mask on tiles, a few at a time.
 
@@ -166,7 +167,7 @@ def _area(rows: np.ndarray, cols: np.ndarray, size: int, n: int) -> np.ndarray:
 
 
 def _count_in_tiles(
-  part: Part, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
+  part: Pattern, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
 ) -> np.ndarray:
   counts = np.zeros(len(rows), np.int64)
   for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):

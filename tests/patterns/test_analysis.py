@@ -196,6 +196,8 @@ def test_long_sequences_take_seconds_and_little_memory(n):
     "patterns = network[0] + network[1] + (Causal(),)\n"
     "for p in (Local(1024) | Strided(1024), *patterns):\n"
     "  print(a.keys_per_query(p, n).sum(), a.cache_size(p, n))\n"
+    "for p in (Local(1024) | Strided(1024)).parts():\n"
+    "  print(len(p.layout(n, 128).rows))\n"
     "print(a.measure_reach(network, n).layers)\n"
     "print(a.measure_reach(((Local(1024),), (Strided(1024),)), n).layers)\n"
     "status = open('/proc/self/status').read()\n"
@@ -216,6 +218,7 @@ def test_long_sequences_take_seconds_and_little_memory(n):
     *(blocks * 1024 * 1025 // 2, 1024),
     *(summary, 32 * blocks),
     *(n * (n + 1) // 2, n),
+    *(72 * blocks - 36, {128: 1024, 1024: 36_864}[blocks]),  # tiles
     *(2, 2),
   ]
   assert peak < 512 * 1024  # KiB

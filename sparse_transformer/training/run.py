@@ -74,12 +74,17 @@ class Run:
     """The state at a step; None means the last, "best" what `best` finds.
 
     The best is found in float32, whatever the dtype of this run's activations.
+
+    Raises:
+      Stopped: a signal was caught.
     """
     if step == "best":
       config = in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    return self.experiment.restore(self.checkpoints, step)
+    state = self._restore(step)
+    self.signals.check()
+    return state
 
   def best(self, weights: str = "ema") -> Result:
     """The best result on the entire validation split, see `evaluations`.
@@ -154,7 +159,7 @@ class Run:
       more = dict(validation_bits_per_dim=best["bits_per_dim"])
     asked = [self.checkpoints.check_step(step) for step in steps]
     for step in asked or self.checkpoints.steps():
-      state = self.state(step) if asked else self._unless_deleted(step)
+      state = self._restore(step) if asked else self._unless_deleted(step)
       for min_context in contexts if state else ():
         about = self._about(split, step, min_context, weights)
         tally = self._tally()
@@ -174,13 +179,16 @@ class Run:
     )
     self.checkpoints.check_step(None)
 
+  def _restore(self, step):
+    return self.experiment.restore(self.checkpoints, step)
+
   def _unless_deleted(self, step):
     """The state at a step; None if the run has deleted it meanwhile.
 
     A run that is training keeps only its last and best checkpoints.
     """
     try:
-      return self.state(step)
+      return self._restore(step)
     except (ValueError, FileNotFoundError):
       if step in self.checkpoints.steps():
         raise

@@ -202,9 +202,8 @@ def main(argv: Sequence[str]) -> None:
   workdir = pathlib.Path(flags.FLAGS.workdir)
   with open_run(workdir, flags.FLAGS.config) as run:
     run.checkpoints.check_step(None)  # there must be one
-    page = make(workdir, run.experiment)
   path = workdir / "report.html"
-  path.write_text(page)
+  path.write_text(make(workdir, run.experiment))
   print(f"report in {path}")
 
 

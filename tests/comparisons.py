@@ -15,7 +15,7 @@ def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
       steps=40,
       tokens_per_step=64,
       seconds=40 / speed,
-      processor_seconds=None,
+      processor_seconds=80 / speed,
       tokens_per_second=64 * speed,
       flops=1e9,
       parameters=100,
@@ -26,9 +26,10 @@ def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
       curve=dict(
         steps=[10, 20, 30, 40],
         seconds=[x / speed for x in (10, 20, 30, 40)],
+        processor_seconds=[x / speed for x in (20, 40, 60, 80)],
         bits_per_dim=[bits + x for x in (3, 2, 1, 0)],
       ),
-      train=dict(steps=[], seconds=[], bits_per_dim=[]),
+      train=dict(steps=[], seconds=[], processor_seconds=[], bits_per_dim=[]),
     )
     | changes
   )

@@ -1,4 +1,4 @@
-"""What a comparison compares, and whether its runs are possible."""
+"""The plan of a comparison: its runs, their configs, and checks of them."""
 
 import ast
 import dataclasses
@@ -141,7 +141,7 @@ def folder_name(choice: str) -> str:
 
 
 def experiments(configs: Iterable[ConfigDict]) -> Iterator[Experiment]:
-  """The experiments of configs; data that several have are read once."""
+  """The experiments of configs; equal data are read once."""
   sources: dict[str, data.Source] = {}
   for config in configs:
     settings = config.data.to_json(sort_keys=True)
@@ -181,7 +181,7 @@ def check(plan: Plan) -> None:
 
 
 def _expected_configs(plan):
-  """The config of each choice; of a time, the steps are not known yet."""
+  """The config of each choice; the steps of a time are not known yet."""
   for choice in plan.choices:
     config = plan.config_of(choice)
     if plan.budget[0] not in budget_lib.CLOCKS:

@@ -36,7 +36,7 @@ runs                       one for each choice and seed
   curve                    of validations during training, of as many sequences
                            as eval.sequences says; lists of equal length:
                            {"steps", "seconds", "processor_seconds",
-                           "bits_per_dim"}, the times only if they are known
+                           "bits_per_dim"}
   train                    the same of training batches, at most MAX_TRAIN
 
 An axis is one of `LABELS`.
@@ -83,7 +83,7 @@ def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
     most: number of points; of more, evenly spaced ones are kept, and the last.
 
   Returns:
-    {column: values}. A time that any of the lines lacks is left out.
+    {column: values}.
   """
   lines = [line for line in lines if line["split"] == split]
   every = math.ceil(len(lines) / most) if most and lines else 1
@@ -91,7 +91,6 @@ def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
   return {
     column: [round(line[name], digits or None) for line in lines]
     for column, (name, digits) in COLUMNS.items()
-    if all(name in line for line in lines)
   }
 
 
@@ -195,12 +194,10 @@ def time_of(record: Mapping[str, Any]) -> str:
 def axes(record: Mapping[str, Any]) -> list[str]:
   """The axes along which the curves of a record differ.
 
-  Time, if all runs know it; tokens, unless all steps have equally many; steps.
+  Time; tokens, unless all steps have equally many; steps.
   """
-  runs, time = record["runs"], time_of(record)
-  timed = all(time in run["curve"] for run in runs)
-  sized = len({run["tokens_per_step"] for run in runs}) > 1
-  return [time] * timed + ["tokens"] * sized + ["steps"]
+  sized = len({run["tokens_per_step"] for run in record["runs"]}) > 1
+  return [time_of(record), *["tokens"] * sized, "steps"]
 
 
 def points(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:

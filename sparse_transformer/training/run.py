@@ -71,15 +71,20 @@ class Run:
   signals: Signals
 
   def state(self, step: int | Literal["best"] | None = None) -> State:
-    """The state at a step; None is the last, and "best" that of `best`.
+    """The state at a step; None means the last, "best" what `best` finds.
 
-    The best is chosen in float32, whatever the dtype of this run's activations.
+    The best is found in float32, whatever the dtype of this run's activations.
+
+    Raises:
+      Stopped: a signal was caught.
     """
     if step == "best":
       config = in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    return self.experiment.restore(self.checkpoints, step)
+    state = self._restore(step)
+    self.signals.check()
+    return state
 
   def best(self, weights: str = "ema") -> Result:
     """The best result on the entire validation split, see `evaluations`.
@@ -126,17 +131,16 @@ class Run:
 
     Args:
       split: one of `data.SPLITS`.
-      steps: steps of checkpoints; None is the last one, () are all. Of these,
+      steps: steps of checkpoints; None means the last one. () means all, and
         one that a training run deletes meanwhile is skipped, with a line on
-        standard error. "best" is that of `best`, whose bits its results have
-        as `validation_bits_per_dim`.
+        standard error. "best" means what `best` finds; results then include
+        its `validation_bits_per_dim`.
       contexts: minimum numbers of positions before a scored one.
       weights: "ema" or "params", see `State`.
 
     Yields:
-      JSON objects: what was scored, with `Tally.summary` of it. After a signal,
-      the last one covers what was scored until then, with `complete` false, and
-      is not saved.
+      JSON objects with `Tally.summary`. After a signal, the last one covers the
+      windows scored until then, has `complete` false, and is not saved.
 
     Raises:
       ValueError: evaluation needs more memory than there is, or the split, step
@@ -155,7 +159,7 @@ class Run:
       more = dict(validation_bits_per_dim=best["bits_per_dim"])
     asked = [self.checkpoints.check_step(step) for step in steps]
     for step in asked or self.checkpoints.steps():
-      state = self.state(step) if asked else self._unless_deleted(step)
+      state = self._restore(step) if asked else self._unless_deleted(step)
       for min_context in contexts if state else ():
         about = self._about(split, step, min_context, weights)
         tally = self._tally()
@@ -175,13 +179,16 @@ class Run:
     )
     self.checkpoints.check_step(None)
 
+  def _restore(self, step):
+    return self.experiment.restore(self.checkpoints, step)
+
   def _unless_deleted(self, step):
     """The state at a step; None if the run has deleted it meanwhile.
 
     A run that is training keeps only its last and best checkpoints.
     """
     try:
-      return self.state(step)
+      return self._restore(step)
     except (ValueError, FileNotFoundError):
       if step in self.checkpoints.steps():
         raise
@@ -189,7 +196,7 @@ class Run:
       return None
 
   def _about(self, split, step, min_context, weights):
-    """What is scored, as results say it."""
+    """The fields of a result that say what is scored."""
     return dict(
       split=split,
       step=step,
@@ -257,7 +264,7 @@ class Run:
     return self.checkpoints.workdir / "evaluations" / f"{name}.json"
 
   def _inputs(self, about):
-    """What a result depends on: checkpoint, data and network, as JSON."""
+    """The inputs of a result: checkpoint, data and network, as JSON."""
     config = self.experiment.config.to_dict()
     groups = {name: config[name] for name in ("data", "model", "attention")}
     crc32 = self.checkpoints.fingerprint(about["step"])

@@ -37,11 +37,12 @@ def of_program(config: ConfigDict) -> str:
 
 def of_compilers() -> str:
   """The digest of what turns a lowered program into machine code."""
-  files = (
-    LIBRARY.glob("targets/*.txtpb"),
-    record.REPO.glob("requirements-*.txt"),
+  devices = sorted((LIBRARY / "targets").glob("*.txtpb"))
+  versions = (
+    LIBRARY.parent / f"requirements-{compiler}.txt"
+    for compiler in compilers.XLA_FLAGS
   )
-  texts = [path.read_text() for found in files for path in sorted(found)]
+  texts = [path.read_text() for path in (*devices, *versions)]
   return _digest(json.dumps(compilers.XLA_FLAGS), *texts)
 
 

@@ -93,13 +93,17 @@ def needed(name: str) -> dict:
   memory = machine.device_memory()
   if registry.current_platform() != "cuda" or not memory:
     return {}
-  for report in atomic.read_json(COMPILED):
-    if (report["preset"], report["target"]) == (name, "h100:1x1x1"):
-      tried = report.get("advice", {"tried": []})["tried"]
-      for each in (report, *tried):
-        (program,) = each["programs"]
-        if program["compiles"] and program["memory"]["peak"] <= memory:
-          return each["changes"]
+  for row in atomic.read_json(COMPILED):
+    preset, *fields = row["preset"].split()
+    changes = dict(field.split("=") for field in fields)
+    (program,) = row["programs"]
+    if (
+      (preset, row["target"]) == (name, "h100:1x1x1")
+      and changes.keys() <= {"train.accumulation"}
+      and program["compiles"]
+      and program["memory"]["peak"] <= memory
+    ):
+      return {field: int(value) for field, value in changes.items()}
   return {}
 
 

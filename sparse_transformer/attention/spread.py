@@ -302,11 +302,8 @@ def plans(
         )
         found.append((plan, x.heads))
     else:
-      key: Any = executor, x.part, case.length, x.tile
-      tables = jax.tree.map(
-        lambda table: of_device(table, axes),
-        _tables(*key, num_devices, x.num_heads),
-      )
+      key: Any = executor, x.part, x.shares, x.num_heads
+      tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
       queries = Exchange(axes, x.shares.queries)
       keys = Exchange(axes, x.shares.keys)
       plan = Plan(x.part, x.tile, queries, keys, tables)
@@ -346,10 +343,9 @@ def of_own_heads(
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(executor, part, n, tile, num_devices, num_heads):
+def _tables(executor, part, shares, num_heads):
   """The tables of all devices, stacked."""
-  layouts = share_cheapest(part, n, tile, num_devices).layouts
-  tables = executor.shares(part, layouts, num_heads)
+  tables = executor.shares(part, shares.layouts, num_heads)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
 
 

@@ -188,7 +188,7 @@ def decide(function: Callable[[], T]) -> T:
       told = dict(value=function())
     except Exception as raised:
       error = raised
-  told = json.loads(_tell(json.dumps(told).encode()))
+  told = json.loads(gather(json.dumps(told))[0])
   if "value" not in told:
     _agree()
     raise error or SystemExit(1)
@@ -251,26 +251,15 @@ def gather(text: str) -> list[str]:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.int32(len(data)))
-  padded = np.zeros(_rounded(max(sizes)), np.uint8)
+  # Each size is a program, hence powers of two.
+  padded = np.zeros(
+    max(1024, 1 << (int(max(sizes)) - 1).bit_length()), np.uint8
+  )
   padded[: len(data)] = data
   rows = multihost_utils.process_allgather(padded)
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
   ]
-
-
-def _tell(data):
-  """The bytes that the first process has."""
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-  padded = np.zeros(_rounded(size), np.uint8)
-  if is_first():
-    padded[:size] = np.frombuffer(data, np.uint8)
-  return multihost_utils.broadcast_one_to_all(padded)[:size].tobytes()
-
-
-def _rounded(size):
-  """A power of two: each size is a program."""
-  return max(1024, 1 << (int(size) - 1).bit_length())
 
 
 def fetch(x: jax.Array) -> np.ndarray:

@@ -114,7 +114,7 @@ def test_digest_changes_with_code_and_config_but_not_with_words(
     config.model.update(changes)
     return dependencies.of_program(config)
 
-  before, path = digest(), library / "attention" / "merged.py"
+  before, path = digest(), library / "attention" / "online_softmax.py"
   assert digest() == before != digest(width=64)
   text = path.read_text()
   path.write_text(text.replace('"""', '"""Other words. ', 1) + "\n# More.\n")

@@ -78,6 +78,10 @@ def attend(
   return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
 
 
+# Plans, each with its executor and heads.
+Planned = Sequence[tuple[Executor, Plan, Heads]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Work:
   """What runs; static."""
@@ -175,7 +179,14 @@ def _by_platform(
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def forward(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
+def forward(
+  plans: Planned,
+  q_BLHK: jax.Array,
+  k_BLHK: jax.Array,
+  v_BLHE: jax.Array,
+  spans_H: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
   del spans_H  # the plans have them
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
@@ -183,30 +194,32 @@ def forward(plans, q_BLHK, k_BLHK, v_BLHE, spans_H):
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
-    new = executor.forward(
+    out, lse = executor.forward(
       plan,
       *plan.queries.arrange(_take_heads(q_BLHK, heads)),
       *plan.keys.arrange(*(_take_heads(x, heads) for x in (k_BLHK, v_BLHE))),
     )
-    new = plan.queries.restore(*new)
-    old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
-    out, lse = new if i == 0 else online_softmax.merge(old, new)
+    out, lse = plan.queries.restore(out, lse)
+    if i:
+      old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
+      out, lse = online_softmax.merge(old, (out, lse))
     out_BLHE = _put_heads(out_BLHE, heads, out)
     lse_BLH = _put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
 
 
 def backward(
-  plans,
-  q_BLHK,
-  k_BLHK,
-  v_BLHE,
-  spans_H,
-  out_BLHE,
-  lse_BLH,
-  dout_BLHE,
-  dlse_BLH,
-):
+  plans: Planned,
+  q_BLHK: jax.Array,
+  k_BLHK: jax.Array,
+  v_BLHE: jax.Array,
+  spans_H: jax.Array | None,
+  out_BLHE: jax.Array,
+  lse_BLH: jax.Array,
+  dout_BLHE: jax.Array,
+  dlse_BLH: jax.Array,
+) -> tuple[Any, ...]:
+  """(dq, dk, dv, dspans_H), from the results over all plans."""
   # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
   delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.

@@ -1,6 +1,6 @@
 """The results as text for the screen, and as Markdown for pages."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from benchmarks.accelerator.parts import DENSE, PARTS
 from sparse_transformer import tables
@@ -24,17 +24,26 @@ def text(content: dict) -> str:
   return "\n".join(lines)
 
 
-def page(contents: Iterable[dict]) -> str:
-  """What devices measured at full size, as Markdown."""
+def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
+  """What devices measured at full size, as Markdown.
+
+  Args:
+    contents: results of devices.
+    names: the parts to show.
+  """
   lines = []
   for content in contents:
-    parts = {x: y for x, y in content["parts"].items() if not y["small"]}
+    parts = {
+      name: found
+      for name, found in content["parts"].items()
+      if name in names and not found["small"]
+    }
     lines += [f"**{about(content)}**", ""] if parts else []
     for part, found in parts.items():
       rows = ROWS[part](found["entries"])
       lines += [f"`{part}`: {_count(found['entries'])}.", ""]
       lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
-  return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n\n"
+  return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n"
 
 
 def about(content: dict) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from benchmarks import (
@@ -14,7 +14,7 @@ from benchmarks import (
   saving as saving_benchmark,
   spread as spread_benchmark,
 )
-from benchmarks.accelerator import summary
+from benchmarks.accelerator import parts as accelerator_parts, summary
 from benchmarks.readme import evidence, records
 from benchmarks.readme.records import wrap
 from sparse_transformer import atomic, tables
@@ -178,10 +178,15 @@ def compiled() -> str:
   return benchmark.table(found)
 
 
-def measured() -> str:
-  """Results on accelerators, at full size."""
+def measured(parts: Collection[str] = accelerator_parts.PARTS) -> str:
+  """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
-  return summary.page(map(atomic.read_json, paths))
+  return summary.page(map(atomic.read_json, paths), parts)
+
+
+def fastest() -> str:
+  """The times among that."""
+  return measured(("attention", "presets", "train"))
 
 
 # By page: its parts between markers.
@@ -190,6 +195,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "quickstart": quickstart,
     "evidence": headline,
     "speed": speed,
+    "measured": fastest,
   },
   "docs/usage.md": {"explained": explained},
   "docs/speed.md": {

@@ -92,6 +92,8 @@ compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.kernels
 
 $(TARGETS)/%/installed: requirements-%.txt
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 12) or sys.exit( \
+	  'make targets needs Python 3.12 or newer: make targets PYTHON=...')"
 	$(PYTHON) -m venv --clear $(TARGETS)/$*
 	$(TARGETS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -21,7 +21,7 @@ from sparse_transformer.targets import compilers
 LIBRARY = record.REPO / "sparse_transformer"
 # What a training step is made of.
 PROGRAM = (
-  *("patterns", "attention", "model"),
+  *("patterns", "attention", "model", "data/images.py", "data/streams.py"),
   *(
     f"training/{name}.py"
     for name in ("experiment", "step", "optimizer", "loss_scale", "mesh")

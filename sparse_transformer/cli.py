@@ -186,7 +186,10 @@ def _parse(parse, argv):
   _check_overrides(argv)
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
-  return parse(argv)
+  try:
+    return parse(argv)
+  except SystemExit as exit:  # of the config file: no flag ends the process
+    raise ValueError(f"--config calls sys.exit({exit.code!r})") from exit
 
 
 def _check_overrides(argv):

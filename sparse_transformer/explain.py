@@ -10,7 +10,7 @@ no data and trains nothing.
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
 Instead compiles the training step, or with --part=attention only its attention,
-for devices that are not here: whether it compiles and fits, what it launches,
+for absent devices: whether it compiles and fits, what it launches,
 and what to change if it does not fit. --target=list lists the devices.
 
 With --workdir in place of --config, all this is about the config of a run.

@@ -128,11 +128,22 @@ class Field:
 
 GROUPS: dict[str, dict[str, Field]] = dict(
   data=dict(
-    name=Field("digits", TEXT, "digits, cifar10, stdlib, bytes, enwik8, ..."),
+    name=Field(
+      "digits",
+      TEXT,
+      "digits, cifar10, imagenet64, stdlib, bytes, enwik8, text8, fasta or"
+      " audio",
+    ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
-    columns=Field(128, SIZE, "text is embedded by row and column, as a table"),
-    fractions=Field((0.9, 0.05, 0.05), SHARES, "train, validation, test"),
+    columns=Field(
+      128, SIZE, "of the table by whose rows and columns text is embedded"
+    ),
+    fractions=Field(
+      (0.9, 0.05, 0.05),
+      SHARES,
+      "train, validation, test of stdlib, bytes, fasta and audio",
+    ),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
   ),
   model=dict(
@@ -154,7 +165,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "standard deviation of token embeddings with init=code; released for"
       " images: 0.01",
     ),
-    position_std=Field(0.007, NOT_NEGATIVE, "the same of position embeddings"),
+    position_std=Field(0.007, NOT_NEGATIVE, "the same, of position embeddings"),
     dtype=Field(
       "float32",
       name("float32", "bfloat16", "float16"),
@@ -194,7 +205,11 @@ GROUPS: dict[str, dict[str, Field]] = dict(
   ),
   # Child et al. 2019, section 6; betas and epsilon as released.
   optimizer=dict(
-    name=Field("adamw", name("adamw", "muon"), "muon: for matrices of blocks"),
+    name=Field(
+      "adamw",
+      name("adamw", "muon"),
+      "muon: Muon for matrices of blocks, Adam for the rest",
+    ),
     learning_rate=Field(0.00035, NOT_NEGATIVE, "peak"),
     adam_learning_rate=Field(
       0.0, NOT_NEGATIVE, "Adam's, with Muon; 0: the same"
@@ -216,7 +231,9 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     accumulation=Field(1, SIZE, "micro-batches per update"),
     log_every=Field(50, COUNT, "steps between lines of metrics"),
     nonfinite=Field(
-      "stop", name("stop", "skip"), "if a gradient is not finite"
+      "stop",
+      name("stop", "skip"),
+      "a step whose loss or gradients are not finite, which changes no weights",
     ),
     max_skipped=Field(10, COUNT, "batches skipped in a row before stopping"),
     spike=Field(

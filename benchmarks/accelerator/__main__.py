@@ -20,10 +20,10 @@ or takes too long is recorded with its error, and the others go on. The parts of
 a later run replace those of an earlier one, others stay. On a CPU, or with
 --small, all sizes are small.
 
-setup, correctness, attention and the executors' determinism need JAX and NumPy
-only. The others also need flax, optax, ml-collections and tqdm, resume
-orbax-checkpoint, and train its data: those of tensorflow-datasets, or a .npy
-file of uint8 images. What is missing is recorded like any other error.
+setup, correctness and attention need JAX and NumPy only. The others also need
+flax, optax, ml-collections and tqdm, resume orbax-checkpoint, and train its
+data: those of tensorflow-datasets, or a .npy file of uint8 images. What is
+missing is recorded like any other error.
 """
 
 import argparse

@@ -129,6 +129,9 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     record(_with_rates(found))
   for (name, kind), times in timing.interleave(functions, warm).items():
     rows[name][kind] = times
+  for name in programs:
+    if name != DENSE and "failed" in rows[name]:
+      found["failed"] = f"{name}: {rows[name]['failed']}"
   return _with_rates(found)
 
 

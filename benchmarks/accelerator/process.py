@@ -138,13 +138,21 @@ class _Progress:
       self.finish(self.running, {"skipped": f"stopped: {self.time}"})
 
   def record_rest(self, part: str, name: str) -> None:
-    """Records why an entry has not run."""
+    """Records why an entry has not run.
+
+    What an earlier run found stays if a part has not even started.
+    """
+    if not self.device:
+      raise ValueError(f"JAX has no device that works: {self.trouble}")
     if self.minutes_left() > 0:
       found = {"failed": self.trouble or "its process ended"}
+      self._start_part(part)
     else:
       found = {"skipped": f"not run: {self.time}"}
-    self._start_part(part)
-    self.results.record(part, name, found)
+    if part in self.started:
+      self.results.record(part, name, found)
+    else:
+      _say(f"{part}: {found['skipped']}")
 
   def seconds_left(self) -> float:
     """Seconds that what runs still has."""

@@ -223,7 +223,7 @@ def _compressors() -> Iterator[str]:
   rows += [(*cells, "", "") for cells in _scores(TEXTS, 3)]
   yield tables.markdown(rows)
   for name in ("compressors", *TEXTS):
-    yield origin(name, records.read(name), seeds=name in TEXTS)
+    yield origin(name, records.read(name), seeds=int(name in TEXTS))
 
 
 def _markov() -> Iterator[str]:
@@ -254,7 +254,7 @@ def _markov() -> Iterator[str]:
   yield tables.markdown([("order", *columns.values()), *rows])
   yield tables.markdown([("network", "bits/base"), *_scores(GENOMES, 4)])
   for name in ("markov", *GENOMES):
-    yield origin(name, records.read(name), seeds=name in GENOMES)
+    yield origin(name, records.read(name), seeds=int(name in GENOMES))
 
 
 def _scores(names, digits):

@@ -207,14 +207,29 @@ class Exchange:
     held = [_take(x, at) for x in arrays]
     totals = [x[:, :own] for x in held]
     if route.received:
-      at = of_device(route.sent, self.axes)
-      is_once = all(len(np.unique(row)) == len(row) for row in route.sent)
       came = _as_one(self._send_back, [x[:, own:] for x in held])
-      totals = [
-        x.at[:, at].add(new, mode="drop", unique_indices=is_once)
-        for x, new in zip(totals, came, strict=True)
-      ]
+      first = 0
+      # One device after another: a row that several have read is then added in
+      # the same order each time, and never twice in one operation.
+      for size in self._sizes():
+        last = first + size
+        at = of_device(route.sent[:, first:last], self.axes)
+        totals = [
+          x.at[:, at].add(new[:, first:last], mode="drop", unique_indices=True)
+          for x, new in zip(totals, came, strict=True)
+        ]
+        first = last
     return tuple(totals)
+
+  def _sizes(self):
+    """How many rows go to each device, in the order in which they are sent."""
+    route = self.route
+    num_devices, num_sent = route.sent.shape
+    if route.kind == "permute":
+      return [size for size, _ in route.rounds]
+    if route.kind == "all-to-all":
+      return [num_sent // num_devices] * num_devices
+    return [num_sent]
 
   def _send(self, x_BL, is_back=False):
     if self.route.kind == "all-to-all":

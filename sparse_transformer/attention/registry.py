@@ -158,6 +158,8 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
       with contextlib.suppress(Unsupported):
         return ((here, on(platform)),)
     return ((here, on(here)),)
+  if target := _TARGET.get():
+    return ((target, on(target)),)
   default = on("")
   names = {platform: on(platform) for platform in ("cpu", current_platform())}
   others = ((p, name) for p, name in names.items() if name != default)

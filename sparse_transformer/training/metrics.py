@@ -232,7 +232,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 def _complete_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   lines = []
-  for text in path.read_text(errors="replace").splitlines():
+  for text in path.read_text("utf-8", errors="replace").splitlines():
     # A killed run may have left half a line.
     with contextlib.suppress(ValueError, RecursionError):
       line = json.loads(text)

@@ -70,7 +70,7 @@ def train_step(
   """Updates the parameters and their average on one batch.
 
   A batch whose loss or gradient is non-finite leaves them and the optimizer
-  unchanged, so the schedule of the learning rate waits, too. Random
+  unchanged, so the schedule of the learning rate does not advance. Random
   numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
   run continues exactly.
 

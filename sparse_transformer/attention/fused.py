@@ -40,7 +40,8 @@ class Fused(abc.ABC):
     out, lse = launch(tables, q_BLHK, k_BMHK, v_BMHE, interpret=self.interpret)
     written = tables.by_query.written
     out, lse = _written_or(0, out, written), _written_or(-jnp.inf, lse, written)
-    return online_softmax.merge(*zip(out, lse, strict=True))
+    slots = range(len(out))
+    return online_softmax.merge(*((out[i], lse[i]) for i in slots))
 
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys

@@ -359,8 +359,8 @@ def test_page_names_only_flags_and_fields_that_exist(page):
   known |= {f"no{flag}" for flag in negated}
   known |= set(re.findall(r'add_argument\(\s*"--([\w-]+)"', code)) | {"help"}
   config = config_lib.get_config()
-  # Schedulers have flags of their own.
-  text = re.sub(r"\b(srun|sbatch|gcloud)\b.*", "", page.read_text())
+  # Flags of pip and of schedulers are not ours.
+  text = re.sub(r"\b(pip|srun|sbatch|gcloud)\b.*", "", page.read_text())
   unknown = []
   for flag in re.findall(r"(?<![\w-])--([a-z_][\w.-]*\w)", text):
     group, _, field = flag.removeprefix("config.").partition(".")

@@ -134,10 +134,11 @@ def explain_choice(backend: str, case: Case) -> str:
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
-  """What runs a case on each platform that there are devices of.
+  """What runs a case on each platform with devices.
 
   Kernels are traced for those only. A program that is lowered for another
-  platform runs on the default, which is plain JAX; see `targeting`.
+  platform runs on the default, which is plain JAX. With `targeting`, there is
+  that platform only.
 
   Returns:
     Pairs (platform, name). The first is ("default", name) and applies to all

@@ -35,7 +35,7 @@ def read(folder: pathlib.Path, hlo: str, ptxas: str) -> list[dict[str, Any]]:
     name
     for line in hlo.splitlines()
     if KERNEL_CALL.search(line)
-    for name in re.findall(r"/(\w+)/pallas_call", line)
+    for name in re.findall(r"(\w+)\)*/pallas_call", line)  # jvp(forward)/...
   }
   if not own:
     return []

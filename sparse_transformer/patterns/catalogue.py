@@ -447,7 +447,7 @@ class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
   Source: Zaheer et al. 2020, arXiv 2007.14062. The paper's pattern is
-  bidirectional; there the last block is global, too, and exactly `num_random`
+  bidirectional; there the last block is also global, and exactly `num_random`
   blocks are drawn from both sides.
 
   Args:

@@ -443,7 +443,7 @@ def _slots(tables, sweep, x, fill):
       index = rows_LG[:, 0], slice(None)
     else:
       group_H, member_H = jnp.asarray(tables.places)
-      index = rows_LG[:, group_H], member_H[None]
+      index = rows_LG[:, group_H], member_H[None]  # type: ignore[assignment]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])

@@ -48,7 +48,7 @@ def measure(
     `span`: the mean span, in positions.
     `spans`: [heads], each of them, 0 for heads without.
   """
-  spans_H = of_heads(heads, spans, jnp.float32)
+  spans_H = of_heads(heads, spans, jnp.float32)  # type: ignore[arg-type]
   if spans_H is None:
     return {}
   num = sum(span_of(pattern) is not None for pattern in heads)

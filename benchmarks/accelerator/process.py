@@ -123,7 +123,10 @@ class _Progress:
   def fail(self, reason: str) -> None:
     """Records why the entry that runs, or the process, has come to its end."""
     if not self.device:
-      raise ValueError(f"JAX has no device that works: {reason}")
+      raise ValueError(
+        f"JAX has no device that works ({reason}); install its packages for the"
+        " device, or set JAX_PLATFORMS=cpu"
+      )
     if self.running != IDLE:
       self.finish(self.running, {"failed": reason})
     else:
@@ -143,7 +146,7 @@ class _Progress:
     What an earlier run found stays if a part has not even started.
     """
     if not self.device:
-      raise ValueError(f"JAX has no device that works: {self.trouble}")
+      raise ValueError("the process ended before it named a device")
     if self.minutes_left() > 0:
       found = {"failed": self.trouble or "its process ended"}
       self._start_part(part)

@@ -4,7 +4,7 @@
 
 Writes benchmarks/results/compiled.json, after each program, and prints a table.
 Each row names the commit that it was compiled from, and has a digest of the
-code that it depends on. Where that is no longer the same, the program is
+code that it depends on. Where the digest differs, the program is
 lowered again, and compiled again if it has changed; with --again, all are. With
 --check, the exit status is 1 if there is such a row. Nothing is run: see
 docs/accelerators.md for what that means.

@@ -1,4 +1,4 @@
-"""Compiles attention by itself for devices that are not here.
+"""Compiles attention by itself for absent devices.
 
   python -m benchmarks.kernels
 

@@ -61,7 +61,7 @@ def measure_missing(
     names: the fields that tell measurements apart.
     keys: their values in the measurements that are wanted.
     measure: function of these values to the other fields.
-    again: whether to measure what the file has already, too.
+    again: whether to repeat measurements that the file already has.
     code: function of these values to the digest of what a measurement depends
       on. What was measured with other code is measured again: `measure` also
       gets the old measurement, {} if there is none. Measurements have the

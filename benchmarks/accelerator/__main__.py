@@ -94,7 +94,7 @@ def run(flags):
 
 def main(argv=None):
   flags = parse(argv)
-  # Ends the process of the part, too.
+  # So that the process of the part ends as well.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     failed = run(flags)

@@ -25,7 +25,7 @@ START = "start"  # the entry of a part that does not even say what it has
 def main():
   request = json.loads(sys.argv[1])
   answers = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # libraries print to standard output, too
+  os.dup2(2, 1)  # libraries also print to standard output
 
   def say(**values):
     print(json.dumps(values), file=answers, flush=True)

@@ -1,6 +1,6 @@
 """Times torch's FlexAttention on an NVIDIA GPU, for the part `attention`.
 
-A process of its own: JAX and torch do not share memory well.
+In a separate process: JAX and torch do not share memory well.
 """
 
 import json

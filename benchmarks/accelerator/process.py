@@ -22,7 +22,7 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 IDLE_SECONDS = 60
 IDLE = "", "start"  # stands for what runs then
 COMMAND = sys.executable, "-m", "benchmarks.accelerator.child"
-# All of a GPU's memory, but as it is needed: other processes find some, too.
+# All of a GPU's memory, but as it is needed, so that other processes find some.
 ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
@@ -186,7 +186,7 @@ def _run_child(progress, parts, ranks):
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT | dict(XLA_FLAGS=_flags(parts)),
-    process_group=0,  # to end what it has started, too
+    process_group=0,  # to end also what it has started
   )
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
   reader = threading.Thread(target=_read, args=(child.stdout, lines))

@@ -69,7 +69,7 @@ def train(
   with jax.set_mesh(experiment.mesh):
     update = experiment.update.lower(experiment.like, batch).compile()
   state, start = experiment.first_state(), time.monotonic()
-  # Validation has a program to compile, too, which has no backward pass.
+  # Validation also compiles a program, which has no backward pass.
   seconds = min(longest, end - start - MARGIN - (start - began))
   if seconds <= 0:
     return {"skipped": f"compiling took {start - began:.0f} seconds"}

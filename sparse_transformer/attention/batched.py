@@ -443,6 +443,7 @@ def _slots(tables, sweep, x, fill):
       index = rows_LG[:, 0], slice(None)
     else:
       group_H, member_H = jnp.asarray(tables.places)
+      # An index of another kind than above; mypy keeps the first type.
       index = rows_LG[:, group_H], member_H[None]  # type: ignore[assignment]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 

@@ -200,7 +200,7 @@ class Executor(Protocol):
 
     Args:
       part: one of a pattern's parts.
-      layouts: the tiles of each device, of places of its own: positions in
+      layouts: the tiles of each device, by place on it: positions in
         `query_order` and `key_order` are -1 for padding, and fill whole tiles.
       num_heads: heads, all of which have this part.
     """

@@ -97,6 +97,7 @@ def find_route(positions: np.ndarray, own: int) -> Route:
   else:
     first = np.searchsorted(shared, holder * own)
     sent_at = np.searchsorted(shared, position) - first
+    # NumPy integers are no `int` for mypy.
     received_at, num_sent = holder * most_shared + sent_at, most_shared  # type: ignore[assignment]
   sent = np.tile(own + np.arange(num_sent, dtype=np.int32), (num_devices, 1))
   sent[holder, sent_at] = position % own

@@ -116,6 +116,7 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
     start = np.cumsum(count[order]) - count[order]
     place = np.arange(len(layout.cols)) - np.repeat(start, count[order])
     step = np.repeat(first[:-1][order], count[order]) + place // span
+    # `most` is an integer, which the stubs of np.sum do not say.
     cols = np.full((most, span), -1, np.int32)  # type: ignore[type-var]
     cols[step, place % span] = layout.cols
     found.append(Steps(row, first.astype(np.int32), cols, single))

@@ -48,6 +48,7 @@ def measure(
     `span`: the mean span, in positions.
     `spans`: [heads], each of them, 0 for heads without.
   """
+  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
   spans_H = of_heads(heads, spans, jnp.float32)  # type: ignore[arg-type]
   if spans_H is None:
     return {}

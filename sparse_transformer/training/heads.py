@@ -149,6 +149,7 @@ def _biases(network, layer, n):
   if not model_spans.any_span(patterns):
     return [None] * len(patterns)
   spans = model_spans.by_pattern(patterns, network.spans[...][layer])
+  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
   spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)  # type: ignore[arg-type]
   assert spans_H is not None
   i = np.arange(n)

@@ -177,8 +177,10 @@ def run_plans(backend, plans, q, k, v, dout, dlse):
   executor = registry.EXECUTORS[backend]
   work = [(executor, plan, heads) for plan, heads in plans]
   out, lse = merged.forward(work, q, k, v, None)
-  grads = merged.backward(work, q, k, v, None, out, lse, dout, dlse)
-  return out, jnp.where(jnp.isfinite(lse), lse, 0), *grads[:3]
+  out = out.astype(v.dtype)  # and gradients, as `attend` rounds them
+  grads = merged.backward(work, q, k, v, None, out, lse, dout, dlse)[:3]
+  grads = (g.astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
+  return out, jnp.where(jnp.isfinite(lse), lse, 0), *grads
 
 
 def plans_of(backend, heads, n, tile):

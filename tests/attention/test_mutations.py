@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import (
-  merged,
   registry,
   triton,
   triton_kernels,
@@ -172,10 +171,7 @@ def asked(title, dtype):
 
 def run_plan(plan, *inputs):
   """The results of kernels whose tables are arguments."""
-  attention = functools.partial(
-    merged.attend_planned, plans=(plan,), heads=(None,), executor="mutant"
-  )
-  return laws.with_gradients(attention, *inputs)
+  return laws.run_plans("mutant", [(plan, None)], *inputs)
 
 
 # For changes of the tables: compiled once for each mix.

@@ -31,11 +31,17 @@ from sparse_transformer.patterns.analysis import (
   reach as reach,
 )
 from sparse_transformer.patterns.base import (
+  CATALOGUE as CATALOGUE,
+  CONTENT as CONTENT,
   Difference as Difference,
   Examples as Examples,
   Intersection as Intersection,
   Pattern as Pattern,
   Union as Union,
+  examples as examples,
+  register as register,
+  signature as signature,
+  table as table,
 )
 from sparse_transformer.patterns.catalogue import *  # noqa: F403
 from sparse_transformer.patterns.checks import shorten as shorten
@@ -51,13 +57,5 @@ from sparse_transformer.patterns.named import (
   assign as assign,
   factorize as factorize,
   parse as parse,
-)
-from sparse_transformer.patterns.registry import (
-  CATALOGUE as CATALOGUE,
-  CONTENT as CONTENT,
-  examples as examples,
-  register as register,
-  signature as signature,
-  table as table,
 )
 from sparse_transformer.patterns.span import AdaptiveSpan as AdaptiveSpan

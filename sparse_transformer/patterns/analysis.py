@@ -20,7 +20,7 @@ are evaluated pair by pair.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -39,7 +39,7 @@ from sparse_transformer.patterns.content import Content
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
-CHUNK = 2**22  # values at a time
+CHUNK = 2**20  # values at a time
 MIN_ROWS = 16  # queries whose expected keys are counted
 
 # The patterns of a network by layer and head, as `assign` returns them.
@@ -47,72 +47,79 @@ Layers: TypeAlias = Sequence[Sequence[Pattern]]
 Pair: TypeAlias = tuple[int, int]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PackedPairs:
-  """The pairs of one part, in its orders: full nodes, and tiles of bits.
-
-  All are sorted by row.
-
-  Attributes:
-    query_order, key_order: int32 [n], the position at each place.
-    full: (size, rows, cols) of the full nodes; a size may come twice.
-    rows, cols: int [tiles], the other tiles that hold pairs.
-    bits: uint8 [tiles, TILE, TILE // 8], their pairs, eight keys per byte.
-  """
-
-  query_order: np.ndarray
-  key_order: np.ndarray
-  full: tuple[tuple[int, np.ndarray, np.ndarray], ...]
-  rows: np.ndarray
-  cols: np.ndarray
-  bits: np.ndarray
-
-  def tiles(
-    self, values: int = 1, chosen: np.ndarray | slice = slice(None)
-  ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Unpacks the tiles that are not full, a few at a time.
-
-    Args:
-      values: how many values the caller computes for each position of a tile.
-      chosen: index of the tiles to unpack; all by default.
-
-    Yields:
-      Their rows, their cols and their pairs, bool [tiles, TILE, TILE].
-    """
-    indices = np.arange(len(self.rows))[chosen]
-    step = max(1, CHUNK // (TILE * max(TILE, values)))
-    for start in range(0, len(indices), step):
-      here = indices[start : start + step]
-      pairs = np.unpackbits(self.bits[here], axis=-1).view(bool)
-      yield self.rows[here], self.cols[here], pairs
-
-
-def packed_pairs(pattern: Pattern, n: int) -> list[PackedPairs]:
-  """The pairs of a pattern's parts: each pair is in exactly one of them."""
-  return [_pack(part, n) for part in pattern.parts()]
-
-
 @functools.lru_cache(maxsize=64)
-def _pack(part: Pattern, n: int) -> PackedPairs:
-  *full, last = layout_lib.cover(part, n, TILE)
-  full_nodes = tuple(
-    (nodes.size, *_by_row(nodes.rows, nodes.cols))
-    for nodes in full
-    if len(nodes.rows)
-  )
-  has_pairs = last.pairs > 0
-  rows, cols = _by_row(last.rows[has_pairs], last.cols[has_pairs])
-  bits = np.zeros((len(rows), TILE, TILE // 8), np.uint8)
-  for here, pairs in layout_lib.pairs_of_tiles(part, n, TILE, rows, cols):
+def _find_pairs(
+  part: Pattern, n: int
+) -> tuple[list[layout_lib.Nodes], layout_lib.Nodes, np.ndarray]:
+  """Full nodes; the other tiles; their pairs, as bits [tiles, TILE, bytes]."""
+  *full, tiles = layout_lib.cover(part, n, TILE)
+  bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
+  for here, pairs in layout_lib.pairs_of_tiles(
+    part, n, TILE, tiles.rows, tiles.cols
+  ):
     bits[here] = np.packbits(pairs, axis=-1)
-  return PackedPairs(*orders(part, n), full_nodes, rows, cols, bits)
+  return full, tiles, bits
 
 
-def _by_row(
-  rows: np.ndarray, cols: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _reduce(
+  ufunc: np.ufunc,
+  pattern: Pattern,
+  values: np.ndarray,
+  empty: int = 0,
+  by_key: bool = False,
+) -> np.ndarray:
+  """Reduces the values of the keys of each query.
+
+  Args:
+    ufunc: what joins values.
+    pattern: the pairs.
+    values: [n, words], those of keys.
+    empty: the result for a query without keys, which `ufunc` ignores.
+    by_key: reduces the values of the queries of each key instead.
+
+  Returns:
+    [n, words], for each query.
+  """
+  (n, words), result = values.shape, np.full_like(values, empty)
+  flip = slice(None, None, -1 if by_key else 1)
+
+  def pad(x):
+    x = np.pad(x, ((0, -n % TILE), (0, 0)), constant_values=empty)
+    return x.reshape(-1, TILE, words)
+
+  for part in pattern.parts():
+    full, tiles, bits = _find_pairs(part, n)
+    to_order, from_order = orders(part, n)[flip]
+    given, found = values[from_order], np.full_like(values, empty)
+    for nodes in full:
+      rows, cols = (nodes.rows, nodes.cols)[flip]
+      of_nodes = ufunc.reduceat(given, np.arange(0, n, nodes.size))
+      joined = np.full_like(of_nodes, empty)
+      _join(ufunc, joined, rows, of_nodes[cols])
+      found = ufunc(found, np.repeat(joined, nodes.size, axis=0)[:n])
+    rows, cols = (tiles.rows, tiles.cols)[flip]
+    given, found = pad(given), pad(found)
+    step = max(1, CHUNK // (TILE**2 * words))
+    for start in range(0, len(rows), step):
+      here = slice(start, start + step)
+      pairs = np.unpackbits(bits[here], axis=-1).view(bool)
+      pairs = pairs.swapaxes(1, 2) if by_key else pairs
+      of_pairs = np.where(pairs[..., None], given[cols[here], None], empty)
+      _join(ufunc, found, rows[here], ufunc.reduce(of_pairs, axis=2))
+    found = found.reshape(-1, words)[:n]
+    result[to_order] = ufunc(result[to_order], found)
+  return result
+
+
+def _join(
+  ufunc: np.ufunc, out: np.ndarray, rows: np.ndarray, values: np.ndarray
+) -> None:
+  """Joins values to out[rows], where a row may be repeated."""
   order = np.argsort(rows, kind="stable")
-  return rows[order], cols[order]
+  starts = np.flatnonzero(np.diff(rows[order], prepend=-1))
+  if len(starts):
+    to = rows[order[starts]]
+    out[to] = ufunc(out[to], ufunc.reduceat(values[order], starts))
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
@@ -161,18 +168,7 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
   """The number of keys that each query attends to: int64 [n]."""
-  counts = np.zeros(n, np.int64)
-  for packed in packed_pairs(pattern, n):
-    changes = np.zeros(n + 1, np.int64)
-    for size, rows, cols in packed.full:
-      widths = np.minimum(n - cols * size, size)
-      np.add.at(changes, rows * size, widths)
-      np.add.at(changes, np.minimum(rows * size + size, n), -widths)
-    found = _pad(np.cumsum(changes[:-1]))
-    for rows, _, pairs in packed.tiles():
-      np.add.at(found.reshape(-1, TILE), rows, pairs.sum(-1))
-    counts[packed.query_order] += found[:n]
-  return counts
+  return _reduce(np.add, pattern, np.ones((n, 1), np.int64))[:, 0]
 
 
 @functools.lru_cache(maxsize=64)
@@ -228,15 +224,6 @@ def most_keys(pattern: Pattern, n: int) -> int:
   return int(keys_per_query(pattern, n).max())
 
 
-def area(pattern: Pattern, n: int) -> int:
-  """The area of the nodes that hold all pairs: an upper bound, nearly tight."""
-  return sum(
-    len(packed.rows) * TILE**2
-    + sum(len(rows) * size**2 for size, rows, _ in packed.full)
-    for packed in packed_pairs(pattern, n)
-  )
-
-
 def count_tiles(part: Pattern, n: int, tile: int) -> int:
   """The number of tiles in the layout of a part, without laying it out."""
   total = 0
@@ -252,21 +239,8 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
 
 def last_readers(pattern: Pattern, n: int) -> np.ndarray:
   """The last query that attends to each key: int64 [n], -1 for none."""
-  last = np.full(n, -1)
-  for packed in packed_pairs(pattern, n):
-    found = np.full(n, -1)
-    for size, rows, cols in packed.full:
-      starts = np.arange(0, n, size)
-      latest = np.maximum.reduceat(packed.query_order, starts)
-      nodes = np.full(len(starts), -1)
-      np.maximum.at(nodes, cols, latest[rows])
-      found = np.maximum(found, np.repeat(nodes, size)[:n])
-    found, queries = _pad(found), _pad(packed.query_order)
-    for rows, cols, pairs in packed.tiles():
-      readers = np.where(pairs, queries.reshape(-1, TILE, 1)[rows], -1).max(1)
-      np.maximum.at(found.reshape(-1, TILE), cols, readers)
-    last[packed.key_order] = np.maximum(last[packed.key_order], found[:n])
-  return last
+  queries = np.arange(n)[:, None]
+  return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
 
 
 def cache_size(pattern: Pattern, n: int) -> int:
@@ -368,7 +342,9 @@ def _follow(
     if frozenset(heads) in idle:
       continue
     new = functools.reduce(
-      np.bitwise_or, (_collect(p, n, seen) for p in set(heads)), seen
+      np.bitwise_or,
+      (_reduce(np.bitwise_or, p, seen) for p in set(heads)),
+      seen,
     )
     idle = {*idle, frozenset(heads)} if np.array_equal(new, seen) else set()
     seen = new
@@ -380,42 +356,3 @@ def _follow(
     missing[query].astype("<u8").view(np.uint8), bitorder="little"
   )
   return None, (query, int(inputs[np.flatnonzero(flags)[0]]))
-
-
-def _collect(pattern: Pattern, n: int, seen: np.ndarray) -> np.ndarray:
-  """For each query, the union of the bits [n, words] of its keys."""
-  result = np.zeros_like(seen)
-  for packed in packed_pairs(pattern, n):
-    found = _collect_part(packed, seen[packed.key_order])
-    result[packed.query_order] |= found
-  return result
-
-
-def _collect_part(packed: PackedPairs, seen: np.ndarray) -> np.ndarray:
-  (n, words), out = seen.shape, np.zeros_like(seen)
-  for size, rows, cols in packed.full:
-    nodes = np.bitwise_or.reduceat(seen, np.arange(0, n, size))
-    joined = np.zeros_like(nodes)
-    _join(joined, rows, nodes[cols])
-    out |= np.repeat(joined, size, axis=0)[:n]
-  tiles, out = (_pad(x).reshape(-1, TILE, words) for x in (seen, out))
-  has_bits = np.any(tiles, axis=(1, 2))[packed.cols]
-  for rows, cols, pairs in packed.tiles(words, has_bits):
-    found = np.zeros((len(rows), TILE, words), np.uint64)
-    keys = tiles[cols]
-    for key in range(TILE):
-      found |= pairs[:, :, key, None] * keys[:, None, key]
-    _join(out, rows, found)
-  return out.reshape(-1, words)[:n]
-
-
-def _join(out: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-  """out[rows] |= values, for sorted rows that may be repeated."""
-  if len(rows):
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    out[rows[starts]] |= np.bitwise_or.reduceat(values, starts)
-
-
-def _pad(x: np.ndarray) -> np.ndarray:
-  """Pads with zeros to a multiple of the tile."""
-  return np.pad(x, ((0, -len(x) % TILE), *((0, 0),) * (x.ndim - 1)))

@@ -1,8 +1,9 @@
 """Patterns: sets of pairs (query, key), their definition and their algebra."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -193,16 +194,16 @@ class _Combination(Pattern):
     return tuple(dict.fromkeys(both))
 
   def support(self) -> Pattern:
-    if not self.contents():
-      return self
-    sides = self.left.support(), self.right.support()
-    return dataclasses.replace(self, left=sides[0], right=sides[1])
+    return self._map(lambda side: side.support())
 
   def bind(self, sets: Mapping[Pattern, Pattern]) -> Pattern:
+    return self._map(lambda side: side.bind(sets))
+
+  def _map(self, function: Callable[[Pattern], Pattern]) -> Pattern:
     if not self.contents():
       return self
-    sides = self.left.bind(sets), self.right.bind(sets)
-    return dataclasses.replace(self, left=sides[0], right=sides[1])
+    left, right = function(self.left), function(self.right)
+    return dataclasses.replace(self, left=left, right=right)
 
   def check(self, n: int) -> None:
     self.left.check(n)
@@ -320,6 +321,16 @@ def _is_natural(pattern: Pattern) -> bool:
   return type(pattern).orders is Pattern.orders
 
 
+class Checked(Pattern):
+  """A pattern whose integers are at least 1, or 0 if that is their default."""
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      if field.type is int:
+        minimum = 0 if field.default == 0 else 1
+        check_fields(self, field.name, minimum=minimum)
+
+
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
   """Checks fields of a pattern; for use in `__post_init__`.
 
@@ -343,3 +354,62 @@ def _flaw(value: Any, minimum: int) -> str:
   if value < minimum:
     return f"at least {minimum}"
   return "" if value < intervals.LIMIT else "an integer that fits in 32 bits"
+
+
+CATALOGUE: dict[str, type[Pattern]] = {}
+# Those whose pairs follow the content.
+CONTENT: dict[str, type[Pattern]] = {}
+
+_Class = TypeVar("_Class", bound=type[Pattern])
+
+
+def register(cls: _Class) -> _Class:
+  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`; a decorator.
+
+  Its name can then be used in expressions (`parse`), and everything derived
+  from the catalogue includes it: tests, benchmarks and the README's table.
+  The class needs a docstring and `examples`. Defining the same class again, as
+  one does in a notebook, replaces it.
+
+  Raises:
+    ValueError: another class has that name.
+  """
+  known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
+  if (known.__module__, known.__qualname__) != (
+    cls.__module__,
+    cls.__qualname__,
+  ):
+    raise ValueError(
+      f"a pattern {cls.__name__} already exists in {known.__module__}; "
+      "choose another name"
+    )
+  is_static = cls.contents is Pattern.contents
+  (CATALOGUE if is_static else CONTENT)[cls.__name__] = cls
+  return cls
+
+
+def examples() -> dict[str, Examples]:
+  """The examples of all registered classes, by name."""
+  return {name: cls.examples() for name, cls in CATALOGUE.items()}
+
+
+def table(
+  catalogue: Mapping[str, type[Pattern]] = CATALOGUE,
+) -> list[tuple[str, str]]:
+  """(signature, first line of the docstring) of all registered classes.
+
+  >>> from sparse_transformer import patterns
+  >>> print(*patterns.table()[2], sep=": ")
+  Local(window, causal=True): The last `window` keys, the query itself included.
+  """
+  return [
+    (signature(cls), (inspect.getdoc(cls) or "").partition("\n")[0])
+    for cls in catalogue.values()
+  ]
+
+
+def signature(cls: type[Pattern]) -> str:
+  """The expression of a class of patterns: its name and arguments."""
+  parameters = inspect.signature(cls).parameters.values()
+  plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+  return f"{cls.__name__}{inspect.Signature(plain)}"

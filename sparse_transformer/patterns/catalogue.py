@@ -11,13 +11,14 @@ import operator
 import numpy as np
 
 from sparse_transformer.patterns.base import (
+  CATALOGUE,
   Booleans,
+  Checked,
   Examples,
   Integers,
   Pattern,
-  check_fields,
+  register,
 )
-from sparse_transformer.patterns.registry import CATALOGUE, register
 
 
 @register
@@ -50,7 +51,7 @@ class Full(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Local(Pattern):
+class Local(Checked):
   """The last `window` keys, the query itself included.
 
   Bidirectional: `window // 2` keys to either side, as in Longformer's library
@@ -62,9 +63,6 @@ class Local(Pattern):
 
   window: int
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "window")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.causal:
@@ -83,7 +81,7 @@ class Local(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Dilated(Pattern):
+class Dilated(Checked):
   """`window` keys `dilation` apart, the query itself included.
 
   Bidirectional: `window // 2` keys to either side.
@@ -94,9 +92,6 @@ class Dilated(Pattern):
   window: int
   dilation: int
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "window", "dilation")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     same = q % self.dilation == k % self.dilation
@@ -119,7 +114,7 @@ class Dilated(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Strided(Pattern):
+class Strided(Checked):
   """Every `stride`-th key, counted back from the query: its column.
 
   Source: Child et al. 2019, section 4.3.
@@ -127,9 +122,6 @@ class Strided(Pattern):
 
   stride: int
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "stride")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     same = q % self.stride == k % self.stride
@@ -150,7 +142,7 @@ class Strided(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Block(Pattern):
+class Block(Checked):
   """The keys so far in the query's own block of `size` positions.
 
   Also those of the `previous` blocks before it. Bidirectional: all keys of
@@ -162,10 +154,6 @@ class Block(Pattern):
   size: int
   previous: int = 0
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "size")
-    check_fields(self, "previous", minimum=0)
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     distance = q // self.size - k // self.size
@@ -185,7 +173,7 @@ class Block(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Summary(Pattern):
+class Summary(Checked):
   """The summary columns so far, in every block of `size` positions.
 
   They are the `shift`-th group of `width` positions, counted from the end of
@@ -201,8 +189,7 @@ class Summary(Pattern):
   causal: bool = True
 
   def __post_init__(self) -> None:
-    check_fields(self, "size", "width")
-    check_fields(self, "shift", minimum=0)
+    super().__post_init__()
     if (self.shift + 1) * self.width > self.size:
       raise ValueError(
         f"{self} does not fit: (shift + 1) * width must be at most size"
@@ -236,16 +223,13 @@ class Summary(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class LogSparse(Pattern):
+class LogSparse(Checked):
   """The last `window` keys, and those at distances 1, 2, 4, 8, ...
 
   Source: Li et al. 2019, arXiv 1907.00235.
   """
 
   window: int = 1
-
-  def __post_init__(self) -> None:
-    check_fields(self, "window")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     masks = (part.mask(q, k) for part in self.parts())
@@ -292,7 +276,7 @@ class _PowerGaps(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Global(Pattern):
+class Global(Checked):
   """The first `size` positions.
 
   Bidirectional: as queries, they also attend to every key.
@@ -300,9 +284,6 @@ class Global(Pattern):
 
   size: int
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "size")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.causal:
@@ -321,7 +302,7 @@ class Global(Pattern):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class RandomBlocks(Pattern):
+class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
   Bidirectional: two blocks attend to each other if the later one drew the
@@ -345,8 +326,7 @@ class RandomBlocks(Pattern):
   causal: bool = True
 
   def __post_init__(self) -> None:
-    check_fields(self, "size", "num", "last")
-    check_fields(self, "seed", "first", minimum=0)
+    super().__post_init__()
     if self.num > MAX_DRAWS:
       raise ValueError(f"{self}: num must be at most {MAX_DRAWS}")
 
@@ -400,8 +380,12 @@ def _share(chance: Integers, size: Integers) -> Integers:
   return high + chance * (size % 128) // _LEVELS
 
 
-class _Shorthand(Pattern):
+class _Shorthand(Checked):
   """A named pattern that is defined by other patterns."""
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:
     """The combination that the name stands for."""
@@ -422,10 +406,6 @@ class Longformer(_Shorthand):
   window: int
   num_global: int = 1
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "window", "num_global")
-    self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:
     window = Local(self.window, causal=self.causal)
@@ -468,13 +448,9 @@ class BigBird(_Shorthand):
   causal: bool = True
 
   def __post_init__(self) -> None:
-    check_fields(self, "block", "window", "num_global", "num_random")
-    check_fields(self, "seed", minimum=0)
+    super().__post_init__()
     if self.window % 2 == 0:
       raise ValueError(f"{self}: window must be an odd number of blocks")
-    if self.num_random > MAX_DRAWS:
-      raise ValueError(f"{self}: num_random must be at most {MAX_DRAWS}")
-    self.definition()  # which checks its own fields
 
   def definition(self) -> Pattern:
     side = self.window // 2
@@ -500,7 +476,7 @@ class BigBird(_Shorthand):
     )
 
 
-class _Raster(Pattern):
+class _Raster(Checked):
   """An image pattern: i = (row * columns + column) * channels + channel."""
 
   columns: int
@@ -526,10 +502,6 @@ class Row(_Raster):
   channels: int = 3
   previous: int = 0
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "columns", "channels")
-    check_fields(self, "previous", minimum=0)
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     rows = self._row(q) - self._row(k)
@@ -558,9 +530,6 @@ class Column(_Raster):
   columns: int
   channels: int = 3
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "columns", "channels")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     same = self._column(q) == self._column(k)
@@ -594,9 +563,6 @@ class Neighborhood(_Raster):
   columns: int
   channels: int = 3
   causal: bool = True
-
-  def __post_init__(self) -> None:
-    check_fields(self, "height", "width", "columns", "channels")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     rows = self._row(q) - self._row(k)

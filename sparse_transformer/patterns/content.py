@@ -23,26 +23,23 @@ import numpy as np
 from sparse_transformer.patterns import intervals
 from sparse_transformer.patterns.base import (
   Booleans,
+  Checked,
   Integers,
   Pattern,
-  check_fields,
+  register,
 )
 from sparse_transformer.patterns.catalogue import Causal, Full
 from sparse_transformer.patterns.checks import shorten
-from sparse_transformer.patterns.registry import register
 
 Array = Any  # of JAX
 PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class Content(Pattern):
-  """A pattern whose pairs follow from queries and keys.
+class Content(Checked):
+  """A pattern whose pairs follow from queries and keys."""
 
-  Attributes:
-    shares: whether it is meant for keys that are the queries at unit length.
-  """
-
+  # Whether it is meant for keys that are the queries at unit length.
   shares: ClassVar[bool] = False
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
@@ -67,35 +64,23 @@ class Content(Pattern):
     self.support().check(n)
 
   def check_within(self, pattern: Pattern) -> None:
-    """Checks that a combination may contain this pattern.
-
-    Raises:
-      ValueError: it may not.
-    """
-    del pattern
+    """Raises a ValueError if a combination may not contain this pattern."""
 
   def most_keys(self, n: int) -> int:
     """The most keys that one of n queries can have."""
     return n
 
   def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
-    """How likely each pair is if labels are even: drawn at random.
+    """The probability of each pair among n positions, for even labels.
 
-    Real ones are not even: they differ in how many positions they have, and
-    neighbors are alike. This is what can be expected before they are known.
-
-    Args:
-      q, k: positions of queries and of keys, of shapes that broadcast.
-      n: number of positions.
-
-    Returns:
-      Numbers from 0 to 1, of the broadcast shape.
+    Real labels are uneven: they differ in how many positions they have, and
+    neighbors are alike. Positions and result broadcast as in `mask`.
     """
     raise NotImplementedError
 
   @property
   def num_directions(self) -> int:
-    """How many directions `labels` projects queries on, D."""
+    """Number of directions that `labels` projects queries on, D."""
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
@@ -104,11 +89,7 @@ class Content(Pattern):
     return None
 
   def labels(
-    self,
-    q_BLHK: Array,
-    k_BMHK: Array,
-    directions_HDK: Array | None,
-    start: Integers = 0,
+    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     """The labels that decide which pairs are in the set.
 
@@ -117,7 +98,8 @@ class Content(Pattern):
     Args:
       q_BLHK: queries, rounded to float32, without gradients.
       k_BMHK: keys from position 0 on, alike.
-      directions_HDK: for each head, or for all of them if H = 1.
+      directions_HDK: for each head, or for all of them if H = 1; None for no
+        directions.
       start: position of the first query.
 
     Returns:
@@ -145,7 +127,7 @@ class _Bound(Pattern):
     raise NotImplementedError("the order is found at run time")
 
   def within_tiles(self) -> Pattern:
-    """What decides about the pairs of the tiles that this set is run in."""
+    """The mask to apply within the tiles that this set is run in."""
     return self
 
 
@@ -241,8 +223,7 @@ class LSH(Content):
   shares = True
 
   def __post_init__(self) -> None:
-    check_fields(self, "window", "buckets", "rounds")
-    check_fields(self, "seed", minimum=0)
+    super().__post_init__()
     if self.buckets % 2:
       raise ValueError(
         f"{shorten(self)}: buckets must be even, since each random vector"
@@ -273,11 +254,7 @@ class LSH(Content):
     return random.standard_normal(shape).astype(np.float32)
 
   def labels(
-    self,
-    q_BLHK: Array,
-    k_BMHK: Array,
-    directions_HDK: Array | None,
-    start: Integers = 0,
+    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     """The bucket of each query in each round."""
     import jax.numpy as jnp
@@ -331,9 +308,6 @@ class Routing(Content):
 
   shares = True
 
-  def __post_init__(self) -> None:
-    check_fields(self, "clusters", "window")
-
   def check(self, n: int) -> None:
     super().check(n)
     _check_coordinates(self, n, self.clusters)
@@ -351,17 +325,12 @@ class Routing(Content):
     return self.clusters
 
   def labels(
-    self,
-    q_BLHK: Array,
-    k_BMHK: Array,
-    directions_HDK: Array | None,
-    start: Integers = 0,
+    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     """The cluster of each query."""
     import jax.numpy as jnp
 
     del k_BMHK, start
-    assert directions_HDK is not None
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
 
@@ -396,9 +365,6 @@ class TopBlocks(Content):
   size: int
   num: int
 
-  def __post_init__(self) -> None:
-    check_fields(self, "size", "num")
-
   def most_keys(self, n: int) -> int:
     return self.size * min(self.num, max(0, n - 1) // self.size)
 
@@ -409,11 +375,7 @@ class TopBlocks(Content):
     )
 
   def labels(
-    self,
-    q_BLHK: Array,
-    k_BMHK: Array,
-    directions_HDK: Array | None,
-    start: Integers = 0,
+    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     """The blocks of each query, -1 for none."""
     import jax
@@ -441,12 +403,10 @@ class TopBlocks(Content):
 
 @functools.lru_cache(maxsize=16)
 def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
-  """How likely a key is among the last `window` earlier ones with its label.
+  """Probability that a key is among the last `window` with the query's label.
 
-  Labels are drawn from `num`, for the query, too.
-
-  Returns:
-    float64 [n], by the key's distance from the query; 0 at distance 0.
+  By its distance from the query: float64 [n], 0 at distance 0. All labels are
+  drawn from `num`.
   """
   distance = np.arange(n)
   if num == 1 or not window:
@@ -474,14 +434,9 @@ def _products(spec: str, x: Array, y: Array) -> Array:
 def _choose(
   q_BLHK: Array, directions_HDK: Array, choice: Callable[[Array], Array]
 ) -> Array:
-  """What each query chooses by its products with directions: [B, H, L, C].
+  """The choice of each query, from its products [B, H, D]: [B, H, L, C].
 
-  Some positions at a time: there are far more products than choices.
-
-  Args:
-    q_BLHK: the queries.
-    directions_HDK: for each head, or for all of them if H = 1.
-    choice: function of the products [B, H, D] of a position.
+  A few positions at a time: there are far more products than choices.
   """
   import jax
   import jax.numpy as jnp
@@ -498,17 +453,13 @@ def _choose(
 
 
 def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
-  """Sorts positions by label.
-
-  Args:
-    labels_BHL: int32, from 0.
-    window: how much the coordinates of different labels are apart, at least.
+  """Sorts positions by label, an int32 from 0.
 
   Returns:
-    (order, coordinates, is_first), each [B, H, L]: the positions by label and
+    (order, coordinates, is_first), each [B, H, L]: positions by label and then
     position; coordinates of positions, which increase along the order, by 1
-    between neighbors with the same label; whether a position is the first
-    with its label.
+    within a label and by more than `window` to the next; whether a position is
+    the first with its label.
   """
   import jax.numpy as jnp
 

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparse_transformer.patterns.base import (
+  CATALOGUE,
+  CONTENT,
   Difference,
   Intersection,
   Pattern,
   Union,
+  signature,
 )
 from sparse_transformer.patterns.catalogue import (
   Block,
@@ -23,11 +26,6 @@ from sparse_transformer.patterns.catalogue import (
   Summary,
 )
 from sparse_transformer.patterns.checks import shorten
-from sparse_transformer.patterns.registry import (
-  CATALOGUE,
-  CONTENT,
-  signature,
-)
 
 FACTORIZATIONS = (
   "dense",

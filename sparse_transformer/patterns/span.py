@@ -10,11 +10,11 @@ from sparse_transformer.patterns.base import (
   Pattern,
   Union,
   check_fields,
+  register,
 )
 from sparse_transformer.patterns.catalogue import Local
 from sparse_transformer.patterns.checks import shorten
 from sparse_transformer.patterns.content import Content
-from sparse_transformer.patterns.registry import register
 
 
 @register

@@ -39,7 +39,7 @@ from sparse_transformer.patterns.content import Content
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
-CHUNK = 2**20  # values at a time
+CHUNK = 2**20  # values that are reduced at a time
 MIN_ROWS = 16  # queries whose expected keys are counted
 
 # The patterns of a network by layer and head, as `assign` returns them.
@@ -68,17 +68,10 @@ def _reduce(
   empty: int = 0,
   by_key: bool = False,
 ) -> np.ndarray:
-  """Reduces the values of the keys of each query.
+  """Reduces the values [n, words] of each query's keys to [n, words].
 
-  Args:
-    ufunc: what joins values.
-    pattern: the pairs.
-    values: [n, words], those of keys.
-    empty: the result for a query without keys, which `ufunc` ignores.
-    by_key: reduces the values of the queries of each key instead.
-
-  Returns:
-    [n, words], for each query.
+  Queries without keys get `empty`, which must change nothing that it is joined
+  with. With `by_key`, reduces the values of each key's queries instead.
   """
   (n, words), result = values.shape, np.full_like(values, empty)
   flip = slice(None, None, -1 if by_key else 1)

@@ -43,20 +43,14 @@ def _check(pattern: Pattern, n: int) -> None:
 
 @functools.lru_cache(maxsize=16)
 def orders(pattern: Pattern, n: int) -> tuple[np.ndarray, np.ndarray]:
-  """The query order and the key order of a pattern, as int32 [n].
-
-  Raises:
-    ValueError: they are not two permutations of range(n).
-  """
+  """The query order and the key order of a pattern, as int32 [n]."""
   found: Any = pattern.orders(n)
-  if not isinstance(found, (tuple, list)) or len(found) != 2:
-    flaw = f"got {type(found).__name__}"
-  else:
-    query_order, key_order = map(np.asarray, found)
-    flaws = _flaw("query", query_order, n), _flaw("key", key_order, n)
-    if not any(flaws):
-      return query_order.astype(np.int32), key_order.astype(np.int32)
-    flaw = flaws[0] or flaws[1]
+  flaw = f"got {type(found).__name__}"
+  if isinstance(found, (tuple, list)) and len(found) == 2:
+    queries, keys = map(np.asarray, found)
+    flaw = _flaw("query", queries, n) or _flaw("key", keys, n)
+    if not flaw:
+      return queries.astype(np.int32), keys.astype(np.int32)
   raise ValueError(
     f"{shorten(pattern)}: orders({n}) must return two permutations of"
     f" range({n}); {flaw}"
@@ -64,7 +58,7 @@ def orders(pattern: Pattern, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shorten(value: object) -> str:
-  """The text of a value as a message quotes it: its middle cut if long."""
+  """The text of a value for a message: its middle is cut if it is long."""
   text = str(value)
   half = SHORT // 2
   return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
@@ -83,12 +77,12 @@ def _check_value(pattern: Pattern) -> None:
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
   if "__dataclass_fields__" not in vars(owner):
     return  # it defines `__eq__`
-  compared = {field.name: field.compare for field in dataclasses.fields(owner)}
-  unseen = {name for name, is_seen in compared.items() if not is_seen}
+  fields = {field.name: field.compare for field in dataclasses.fields(owner)}
+  unseen = {name for name, is_compared in fields.items() if not is_compared}
   if owner is not cls:  # otherwise other attributes follow from the fields
     unseen |= {
       name
-      for name in vars(pattern).keys() - compared.keys()
+      for name in vars(pattern).keys() - fields.keys()
       if not isinstance(getattr(cls, name, None), functools.cached_property)
     }
   if unseen:
@@ -110,20 +104,6 @@ def _check_mask(pattern: Pattern, n: int) -> None:
       f"{shorten(pattern)}: a mask may use {intervals.OPERATORS} only, and"
       f" must return booleans: {error}"
     ) from error
-
-
-@functools.lru_cache(maxsize=1024)
-def dtype_of_bounds(pattern: Pattern, n: int) -> type[np.signedinteger]:
-  """The dtype in which bounds of the values in a mask do not overflow.
-
-  They may exceed the values themselves. 32 bits are twice as fast.
-  """
-  try:
-    i = intervals.SmallInt32(0, n - 1)
-    pattern.mask(i, i)
-  except OverflowError:
-    return np.int64
-  return np.int32
 
 
 def _check_parts(pattern: Pattern, n: int) -> None:

@@ -66,28 +66,21 @@ class TilePairs:
     tiles = np.arange(len(u)) // self.size
     if len(self.rows) < 64 * (tiles[-1] + 1):
       return True
-    sides = (u, self.rows), (v, self.cols)
-    (x, x_tiles), (y, y_tiles) = sorted(
-      sides, key=lambda side: -self._spread(side[0])
-    )
+    starts, sides = np.arange(0, len(u), self.size), []
+    for values, index in ((u, self.rows), (v, self.cols)):
+      low, high = (f.reduceat(values, starts) for f in (np.minimum, np.maximum))
+      sides.append(((high - low).sum(), values, index, low, high))
+    sides.sort(key=lambda side: side[0], reverse=True)
+    (_, x, x_tiles, *_), (_, y, y_tiles, low, high) = sides
     # One sorted array of integers in which each tile has its own range.
-    low, width = min(x.min(), y.min()), 1 + int(np.ptp(np.concatenate([x, y])))
-    sorted_x = np.sort(tiles * width + (x - low))
+    first, width = min(x.min(), y.min()), 1 + np.ptp(np.concatenate([x, y]))
+    sorted_x = np.sort(tiles * width + (x - first))
     begin, end = (
-      x_tiles * width + (self.reduce(ufunc, y, y_tiles) - low)
-      for ufunc in (np.minimum, np.maximum)
+      x_tiles * width + (bound[y_tiles] - first) for bound in (low, high)
     )
     return np.searchsorted(sorted_x, begin) < np.searchsorted(
       sorted_x, end, side="right"
     )
-
-  def _spread(self, values: np.ndarray) -> int:
-    """The sum over tiles of largest minus smallest value."""
-    low, high = (
-      self.reduce(ufunc, values, slice(None))
-      for ufunc in (np.minimum, np.maximum)
-    )
-    return (high - low).sum()
 
 
 class Truth:
@@ -152,8 +145,6 @@ class _Integer:
   """The operators that all kinds of unknown integers share."""
 
   __array_ufunc__ = None  # NumPy's functions raise a TypeError
-
-  # Subclasses define these three.
 
   def bounds(self) -> tuple[Array, Array]:
     """The smallest and the largest value, both included."""
@@ -332,22 +323,11 @@ class Int32(Interval):
     OverflowError: a result may not fit in 32 bits.
   """
 
-  limit = LIMIT
-
   def __init__(self, low: int, high: int):
     largest = max(abs(int(low)), abs(int(high)))
-    if largest >= self.limit:
+    if largest >= LIMIT:
       raise OverflowError(f"an intermediate value may reach {largest:,}")
     super().__init__(low, high)
-
-
-class SmallInt32(Int32):
-  """One interval, from which sums of a few results fit in 32 bits, too."""
-
-  limit = LIMIT // 8
-
-  def _difference(self, other: Any) -> tuple[Array, Array]:
-    return type(self)(*super()._difference(other)).bounds()
 
 
 def _bounds(x: Any) -> tuple[Array, Array]:

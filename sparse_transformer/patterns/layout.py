@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-from sparse_transformer.patterns.checks import dtype_of_bounds, orders
+from sparse_transformer.patterns.checks import orders
 
 if TYPE_CHECKING:  # `base` imports this module
   from sparse_transformer.patterns.base import Pattern
@@ -90,16 +90,11 @@ class Nodes(NamedTuple):
 
 
 def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
-  """Covers the pairs of a part with the nodes of a quadtree.
+  """Covers the pairs of a part, in its orders, with the nodes of a quadtree.
 
   Starts from one node over everything. Nodes without pairs are dropped, full
   ones are kept, and undecided ones are split in four, down to `tile`. So the
   work grows with the outline of the pattern, not with n x n.
-
-  Args:
-    part: one part of a pattern; rows and columns are in its own orders.
-    n: number of positions.
-    tile: size of the smallest nodes.
 
   Yields:
     The full nodes of each size, largest first; they are cut at the end of the
@@ -112,8 +107,8 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
   part.check(n)
-  dtype = dtype_of_bounds(part, n)
-  query_order, key_order = (x.astype(dtype) for x in orders(part, n))
+  # Bounds of the values in a mask may exceed 32 bits.
+  query_order, key_order = (x.astype(np.int64) for x in orders(part, n))
   rows = cols = np.zeros(1, np.int64)
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
@@ -133,7 +128,10 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
     cols = (2 * cols[:, None] + (0, 1, 0, 1)).ravel()
     inside = (rows * size < n) & (cols * size < n)
     rows, cols = rows[inside], cols[inside]
-  yield Nodes(tile, rows, cols, _count_in_tiles(part, n, tile, rows, cols))
+  counts = np.zeros(len(rows), np.int64)
+  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+    counts[here] = pairs.sum((1, 2))
+  yield Nodes(tile, rows, cols, counts)
 
 
 def pairs_of_tiles(
@@ -152,24 +150,10 @@ def pairs_of_tiles(
     q = rows[here, None, None] * tile + offsets[:, None]
     k = cols[here, None, None] * tile + offsets
     inside = (q < n) & (k < n)
-    yield (
-      here,
-      inside
-      & part.mask(
-        np.take(query_order, q, mode="clip"), np.take(key_order, k, mode="clip")
-      ),
-    )
+    queries = np.take(query_order, q, mode="clip")
+    yield here, inside & part.mask(queries, np.take(key_order, k, mode="clip"))
 
 
 def _area(rows: np.ndarray, cols: np.ndarray, size: int, n: int) -> np.ndarray:
   """Pairs of positions in each node, cut at the end of the sequence."""
   return np.clip(n - rows * size, 0, size) * np.clip(n - cols * size, 0, size)
-
-
-def _count_in_tiles(
-  part: Pattern, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
-) -> np.ndarray:
-  counts = np.zeros(len(rows), np.int64)
-  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
-    counts[here] = pairs.sum((1, 2))
-  return counts

@@ -5,15 +5,13 @@ from sparse_transformer.data import (
   streams as streams,
 )
 from sparse_transformer.data.batching import batches as batches
-from sparse_transformer.data.lazy import Lazy as Lazy
-from sparse_transformer.data.registry import (
-  SOURCES as SOURCES,
-  register as register,
-  source as source,
-)
 from sparse_transformer.data.sources import (
+  SOURCES as SOURCES,
   SPLITS as SPLITS,
   Images as Images,
+  Lazy as Lazy,
   Source as Source,
   Stream as Stream,
+  register as register,
+  source as source,
 )

@@ -9,7 +9,7 @@ import threading
 import urllib.request
 from typing import TYPE_CHECKING
 
-from sparse_transformer.data import files, records, registry
+from sparse_transformer.data import files, records, sources
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -32,8 +32,8 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     ConnectionError: if the archive cannot be downloaded.
     NotADirectoryError: if `data_dir` is a file.
   """
-  if name not in registry.BUILDERS:
-    known = ", ".join(registry.BUILDERS)
+  if name not in sources.BUILDERS:
+    known = ", ".join(sources.BUILDERS)
     raise ValueError(f"cannot prepare {name!r}; known: {known}")
   import tensorflow_datasets as tfds
 
@@ -43,7 +43,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   if root.exists() and not root.is_dir():
     raise NotADirectoryError(f"--data_dir={root} is a file; name a folder")
   downloads = root / "downloads"
-  make = pkgutil.resolve_name(registry.BUILDERS[name])
+  make = pkgutil.resolve_name(sources.BUILDERS[name])
   builder = make(data_dir=root, file_format="array_record")
   if not builder.data_path.exists():
     _check_archives(builder, downloads)

@@ -8,9 +8,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer.data import files as files_lib, records
-from sparse_transformer.data.lazy import Lazy
-from sparse_transformer.data.registry import register
-from sparse_transformer.data.sources import SPLITS, Images, Items
+from sparse_transformer.data.sources import (
+  SPLITS,
+  Images,
+  Items,
+  Lazy,
+  register,
+)
 
 # Training images that are held out for validation. CIFAR-10: as many as in
 # Child et al. 2019; ImageNet: as in the code of the follow-up, Jun et al. 2020
@@ -35,9 +39,7 @@ def digits(config: ConfigDict) -> Images:
   return Images((8, 8, 1), 17, load)
 
 
-@register(
-  "cifar10", builder="sparse_transformer.data.builders.cifar10:Cifar10Bytes"
-)
+@register("cifar10", builder="sparse_transformer.data.builders:Cifar10Bytes")
 def cifar10(config: ConfigDict) -> Images:
   """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
 

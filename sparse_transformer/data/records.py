@@ -12,8 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer.data import files, registry
-from sparse_transformer.data.lazy import Lazy
+from sparse_transformer.data import files, sources
 
 BLOCK = 1024  # records read at once
 
@@ -45,8 +44,8 @@ def find(config: ConfigDict, *names: str) -> pathlib.Path:
     versions = set(filter(tfds.core.Version.is_valid, versions))
     if versions:
       return folder / name / max(versions, key=tfds.core.Version)
-  if config.name in registry.BUILDERS:
-    remedy = f"run `{registry.PREPARE} {config.name} --data_dir={folder}`"
+  if config.name in sources.BUILDERS:
+    remedy = f"run `{sources.PREPARE} {config.name} --data_dir={folder}`"
   else:
     remedy = "prepare it where TensorFlow is installed"
   raise FileNotFoundError(
@@ -79,7 +78,9 @@ def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return paths
 
 
-def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
+def read(
+  folder: pathlib.Path, split: str, feature: str
+) -> sources.Lazy[np.ndarray]:
   """Opens one feature of all records of a split, as uint8 arrays.
 
   Args:
@@ -110,7 +111,7 @@ def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
   # records is noticed now, not in the middle of a run.
   for end in np.cumsum(ends):
     item(end - 1)
-  return Lazy(number, item)
+  return sources.Lazy(number, item)
 
 
 def _decode(image: bytes) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The two kinds of sources: images, and streams of symbols.
+"""The two kinds of sources, images and streams of symbols, and their names.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -6,18 +6,41 @@ when a split is first used.
 
 import dataclasses
 import math
+import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, SupportsIndex, TypeVar
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from sparse_transformer.data import codecs, files as files_lib
-from sparse_transformer.data.lazy import Lazy
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy(Sequence[T]):
+  """A sequence of `size` items that calls `item(i)` for item i.
+
+  >>> squares = Lazy(4, lambda i: i * i)
+  >>> squares[-1], list(squares)
+  (9, [0, 1, 4, 9])
+  """
+
+  size: int
+  item: Callable[[int], T]
+
+  def __len__(self) -> int:
+    return self.size
+
+  # One item at a time: slices are not needed.
+  def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
+    return self.item(range(self.size)[operator.index(i)])
+
+
 Items = np.ndarray | Lazy[np.ndarray]
 Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
@@ -61,11 +84,7 @@ class Images:
     return Lazy(len(images), example)
 
   def digest(self) -> dict[str, int | str]:
-    """Number of training images, and CRC-32 of the files or of all images.
-
-    Raises:
-      ValueError: if a file is damaged.
-    """
+    """Number of training images, and CRC-32 of the files or of all images."""
     number = len(self.examples("train"))
     if self.files:
       return dict(images=number, crc32=files_lib.crc32(self.files()))
@@ -143,8 +162,7 @@ class Stream:
     Args:
       split: one of SPLITS.
       min_context: minimum number of positions before a scored one, in [0,
-        length). The first window has no symbols before it: all of its
-        positions are scored.
+        length). All positions of the first window are scored.
 
     Returns:
       (tokens, scored): uint8 and bool [length]. The last window is padded on
@@ -170,6 +188,54 @@ class Stream:
 
 
 Source = Images | Stream
+
+
+Factory = TypeVar("Factory", bound=Callable[..., Source])
+
+SOURCES: dict[str, Callable[..., Source]] = {}
+# "module:class" by the name of the source. Strings, because a builder imports
+# tensorflow-datasets.
+BUILDERS: dict[str, str] = {}
+PREPARE = "python -m sparse_transformer.data prepare"
+
+
+def register(
+  name: str, builder: str | None = None
+) -> Callable[[Factory], Factory]:
+  """Decorates a function that maps the `data` group of a config to a source.
+
+  Args:
+    name: the `data.name` that selects the source.
+    builder: "module:class" of the tensorflow-datasets builder that downloads
+      its data set, if any. The module must be in a package. `python -m
+      sparse_transformer.data prepare NAME` runs it.
+
+  Raises:
+    ValueError: the name is already registered.
+  """
+  if name in SOURCES:
+    raise ValueError(f"source {name!r} is already registered")
+
+  def add(factory: Factory) -> Factory:
+    SOURCES[name] = factory
+    if builder:
+      BUILDERS[name] = builder
+    return factory
+
+  return add
+
+
+def source(config: ConfigDict) -> Source:
+  """Makes the source that the `data` group of a config selects.
+
+  Raises:
+    ValueError: its name is unknown or one of its fields is invalid.
+  """
+  if config.name not in SOURCES:
+    raise ValueError(
+      f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}"
+    )
+  return SOURCES[config.name](config)
 
 
 def _split(load: Callable[[], Mapping[str, T]], split: str) -> T:

@@ -9,8 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer.data import codecs, files as files_lib, records
-from sparse_transformer.data.registry import register
-from sparse_transformer.data.sources import SPLITS, Stream
+from sparse_transformer.data.sources import SPLITS, Stream, register
 
 # Characters of the splits, like the bytes of enwik8.
 TEXT8 = 90_000_000, 5_000_000, 5_000_000
@@ -38,17 +37,17 @@ def stdlib(config: ConfigDict) -> Stream:
   return _from_files(config, codecs.Text(), files)
 
 
-@register("enwik8", builder="sparse_transformer.data.builders.enwik8:Enwik8")
+@register("enwik8", builder="sparse_transformer.data.builders:Enwik8")
 def enwik8(config: ConfigDict) -> Stream:
   """enwik8, from the file or its archive, or as our builder prepares it."""
 
   @functools.cache
   def load():
-    from sparse_transformer.data.builders import enwik8
+    from sparse_transformer.data.builders import Enwik8
 
     path = files_lib.from_config(config.path)
     if path.exists() and not path.is_dir():
-      return enwik8.Enwik8.splits(files_lib.read(path), path)
+      return Enwik8.splits(files_lib.read(path), path)
     folder = records.find(config, "enwik8")
     return {
       split: np.concatenate(list(records.read(folder, split, "bytes")))
@@ -95,11 +94,7 @@ def _from_path(
 ) -> Stream:
   """A stream of the file at `data.path`, or of the files below that folder.
 
-  Args:
-    config: the `data` group of a config.
-    codec: codec of the files.
-    *suffixes: suffixes of the files to read in a folder, compressed or not; all
-      files by default.
+  Those with one of the suffixes, compressed or not; all files by default.
   """
 
   def files():

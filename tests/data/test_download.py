@@ -50,9 +50,9 @@ def test_enwik8_is_prepared_from_a_manually_placed_archive(
 def test_archive_in_the_download_cache_needs_no_network(tmp_path, enwik8):
   from tensorflow_datasets.core.download import resource
 
-  from sparse_transformer.data.builders import enwik8 as module
+  from sparse_transformer.data.builders import Enwik8
 
-  ((url, info),) = module.Enwik8.url_infos.items()
+  ((url, info),) = Enwik8.url_infos.items()
   cache = tmp_path / "downloads" / "enwik8"
   cache.mkdir()
   archive = cache / resource.get_dl_fname(url, info.checksum)
@@ -150,10 +150,10 @@ def test_cifar10_is_prepared_and_read_back(tmp_path, cifar10):
 def test_archive_that_is_not_cifar10_is_an_error(
   tmp_path, cifar10, monkeypatch, changes, message
 ):
-  from sparse_transformer.data.builders import cifar10 as module
+  from sparse_transformer.data.builders import Cifar10Bytes
 
   for name, value in changes.items():
-    monkeypatch.setattr(module.Cifar10Bytes, name, value)
+    monkeypatch.setattr(Cifar10Bytes, name, value)
   with pytest.raises(ValueError, match=message):
     download.prepare("cifar10", str(tmp_path))
   assert not (tmp_path / "cifar10_bytes" / "1.0.0").exists()

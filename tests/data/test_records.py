@@ -10,7 +10,7 @@ import pytest
 from small_data import config
 
 from sparse_transformer import data
-from sparse_transformer.data import images, records, registry
+from sparse_transformer.data import images, records, sources
 
 NAME = "downsampled_imagenet/64x64"
 PIXELS = np.random.RandomState(0).randint(0, 256, (13, 64, 64, 3))
@@ -74,7 +74,7 @@ def test_images_are_read_and_the_last_training_ones_held_out(root):
 
 @pytest.mark.parametrize("name", ["cifar10", "enwik8", "imagenet64"])
 def test_data_set_that_is_not_prepared_is_an_error(tmp_path, name):
-  remedy = f"run `{registry.PREPARE} {name} --data_dir={tmp_path}`"
+  remedy = f"run `{sources.PREPARE} {name} --data_dir={tmp_path}`"
   if name == "imagenet64":
     remedy = "prepare it where TensorFlow is installed"
   with pytest.raises(FileNotFoundError, match=re.escape(remedy)):

@@ -10,7 +10,7 @@ import small_data
 from hypothesis import strategies
 
 from sparse_transformer import data
-from sparse_transformer.data import __main__ as command, download, registry
+from sparse_transformer.data import __main__ as command, download, sources
 
 TOYS = ("toy_stream", "toy_images")
 
@@ -19,8 +19,8 @@ TOYS = ("toy_stream", "toy_images")
 def toys():
   """Registers two sources, for this file only."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(registry, "SOURCES", dict(registry.SOURCES))
-    patch.setattr(registry, "BUILDERS", dict(registry.BUILDERS))
+    patch.setattr(sources, "SOURCES", dict(sources.SOURCES))
+    patch.setattr(sources, "BUILDERS", dict(sources.BUILDERS))
     small_data.register_toys()
     yield
 
@@ -170,7 +170,7 @@ def test_split_shorter_than_a_window_is_scored_but_not_trained_on():
     source.examples("train")
 
 
-# The registry.
+# The sources.
 
 
 def test_vocabularies_and_units():

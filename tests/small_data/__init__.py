@@ -12,7 +12,7 @@ import numpy as np
 import scipy.io.wavfile
 
 from sparse_transformer import data
-from sparse_transformer.data import download, images, records, registry, streams
+from sparse_transformer.data import download, images, records, sources, streams
 
 REPO = pathlib.Path(__file__).parents[2]
 SHARED = REPO.parent / "shared" / "data"  # real data, if present
@@ -49,26 +49,24 @@ def put_archive(root, name, content):
 
 def small_enwik8(root, patch):
   """Puts an archive of 2,000 bytes in place of enwik8; returns the bytes."""
-  from sparse_transformer.data.builders import enwik8
+  from sparse_transformer.data.builders import Enwik8
 
   text = np.random.RandomState(0).bytes(2_000)
   archive = io.BytesIO()
   write_zip(archive, {"enwik8": text})
   info = put_archive(root, "enwik8.zip", archive.getvalue())
   url = "http://nowhere.invalid/enwik8.zip"
-  patch.setattr(enwik8, "URL", url)
-  patch.setattr(enwik8.Enwik8, "url_infos", {url: info})
-  patch.setattr(enwik8.Enwik8, "SIZE", 2_000)
-  patch.setattr(enwik8.Enwik8, "MD5", hashlib.md5(text).hexdigest())
-  patch.setattr(enwik8.Enwik8, "RECORD", 50)
+  patch.setattr(Enwik8, "url_infos", {url: info})
+  patch.setattr(Enwik8, "SIZE", 2_000)
+  patch.setattr(Enwik8, "MD5", hashlib.md5(text).hexdigest())
+  patch.setattr(Enwik8, "RECORD", 50)
   return text
 
 
 def small_cifar10(root, patch):
   """Puts an archive with 8 images per file; returns the files by name."""
-  from sparse_transformer.data.builders import cifar10
+  from sparse_transformer.data.builders import Cifar10Bytes as builder
 
-  builder = cifar10.Cifar10Bytes
   random = np.random.RandomState(0)
   files = {}
   archive = io.BytesIO()
@@ -80,7 +78,7 @@ def small_cifar10(root, patch):
       member.size = files[name].size
       tar.addfile(member, io.BytesIO(files[name].tobytes()))
   info = put_archive(root, "cifar-10-binary.tar.gz", archive.getvalue())
-  patch.setattr(builder, "url_infos", {cifar10.URL: info})
+  patch.setattr(builder, "url_infos", dict.fromkeys(builder.url_infos, info))
   patch.setattr(builder, "IMAGES_PER_FILE", 8)
   patch.setattr(images, "CIFAR10_HELD_OUT", 6)
   return files
@@ -137,6 +135,6 @@ def write(name, folder, patch):
     from small_data import toy
 
     put_archive(folder, "toy.bin", toy.ARCHIVE)
-  if name in registry.BUILDERS:
+  if name in sources.BUILDERS:
     download.prepare(name, str(folder))
   return config(name, path)

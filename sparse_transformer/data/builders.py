@@ -1,0 +1,143 @@
+"""tensorflow-datasets builders that download and write without TensorFlow.
+
+Each is named where its source is registered, and lists its archive in
+`url_infos`.
+"""
+
+import hashlib
+import pathlib
+import tarfile
+import zipfile
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.checksums import UrlInfo
+
+
+def _describe(builder, name, shape, **settings):
+  """The info of records of one array of bytes."""
+  array = tfds.features.Tensor(
+    shape=shape,
+    dtype=np.uint8,
+    # By default each byte is stored as an integer, which is slow to read.
+    encoding=tfds.features.Encoding.BYTES,
+  )
+  return builder.dataset_info_from_configs(
+    features=tfds.features.FeaturesDict({name: array}), **settings
+  )
+
+
+class Enwik8(tfds.core.GeneratorBasedBuilder):
+  """The first 100,000,000 bytes of an English Wikipedia dump.
+
+  90M train, 5M validation and 5M test bytes, as records in file order.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  SIZE = 100_000_000
+  MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # MD5 of the unpacked file
+  RECORD = 100_000  # bytes; a divisor of SIZE / 20
+  url_infos = {
+    "http://mattmahoney.net/dc/enwik8.zip": UrlInfo(
+      size=36_445_475,
+      checksum="547994d9980ebed1288380d652999f38"
+      "a14fe291a6247c157c3d33d4932534bc",
+      filename="enwik8.zip",
+    )
+  }
+
+  @classmethod
+  def splits(cls, data: bytes, path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Splits the contents of the file at `path`.
+
+    Raises:
+      ValueError: the file is not enwik8.
+    """
+    if len(data) != cls.SIZE:
+      raise ValueError(
+        f"{path} has {len(data):,} bytes, but enwik8 has {cls.SIZE:,}; for"
+        " other text, set data.name to bytes"
+      )
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if md5 != cls.MD5:
+      (url,) = cls.url_infos
+      raise ValueError(
+        f"{path} has md5 {md5}, but enwik8 has {cls.MD5}; get it from {url}"
+      )
+    array = np.frombuffer(data, np.uint8)
+    train, validation, test = np.split(
+      array, [cls.SIZE * 18 // 20, cls.SIZE * 19 // 20]
+    )
+    return {"train": train, "validation": validation, "test": test}
+
+  def _info(self):
+    # The records of a text have an order.
+    return _describe(self, "bytes", (self.RECORD,), disable_shuffling=True)
+
+  def _split_generators(self, dl_manager):
+    archive = dl_manager.download(*self.url_infos)
+    with zipfile.ZipFile(archive) as members:
+      data = members.read("enwik8")
+    splits = self.splits(data, archive)
+    return {k: self._generate_examples(v) for k, v in splits.items()}
+
+  def _generate_examples(self, data):
+    for i, record in enumerate(data.reshape(-1, self.RECORD)):
+      yield i, {"bytes": record}
+
+
+# Not called Cifar10: the folder is named after the class, and a copy that the
+# stock `cifar10` builder has made in the same place must not be changed.
+class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
+  """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images.
+
+  The stock builder needs TensorFlow to unpack the archive and to encode the
+  images as PNG. The keys are the same as its own, and so the images have the
+  same order.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  IMAGES_PER_FILE = 10_000
+  TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+  TEST_FILES = ("test_batch.bin",)
+  url_infos = {
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz": (
+      UrlInfo(
+        size=170_052_171,
+        checksum="c4a38c50a1bc5f3a1c5537f2155ab9d6"
+        "8f9f25eb1ed8d9ddda3db29a59bca1dd",
+        filename="cifar-10-binary.tar.gz",
+      )
+    )
+  }
+
+  def _info(self):
+    return _describe(self, "image", (32, 32, 3))
+
+  def _split_generators(self, dl_manager):
+    archive = dl_manager.download(*self.url_infos)
+    return {
+      "train": self._generate_examples(archive, self.TRAIN_FILES),
+      "test": self._generate_examples(archive, self.TEST_FILES),
+    }
+
+  def _generate_examples(self, archive, names):
+    missing = set(names)
+    with tarfile.open(archive, "r:gz") as tar:
+      for member in tar:
+        name = member.name.rpartition("/")[2]
+        if name in missing and (file := tar.extractfile(member)):
+          missing.remove(name)
+          first = names.index(name) * self.IMAGES_PER_FILE
+          for i, image in enumerate(self._images(name, file.read())):
+            yield first + i, {"image": image}
+    if missing:
+      raise ValueError(f"{archive} is not CIFAR-10: has no {sorted(missing)}")
+
+  def _images(self, name, data):
+    """Images [10000, 32, 32, 3] of a file of (label, 3 x 32 x 32) records."""
+    expected = self.IMAGES_PER_FILE * 3073
+    if len(data) != expected:
+      raise ValueError(f"{name} has {len(data)} bytes, expected {expected}")
+    records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

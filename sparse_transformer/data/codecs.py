@@ -1,6 +1,5 @@
 """Codecs between files and the symbols of a stream."""
 
-import collections
 import dataclasses
 import io
 import pathlib
@@ -12,47 +11,28 @@ import numpy as np
 
 from sparse_transformer.data import files
 
-UNKNOWN = 255  # in tables of symbols, for a character that has none
-
 
 class Codec(Protocol):
-  """Converts files to symbols, and sampled symbols to files.
-
-  Attributes:
-    vocab_size: number of symbols.
-    unit: name of the unit of losses, bits per symbol.
-  """
+  """Converts files to symbols, and sampled symbols to files."""
 
   vocab_size: int
-  unit: str
+  unit: str  # of losses: bits per symbol
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Converts the contents of a file to symbols.
-
-    Args:
-      data: the contents, decompressed.
-      path: path of the file, for messages.
+    """Converts the contents of a file, decompressed, to symbols.
 
     Returns:
-      The symbols: a row of uint8, all less than `vocab_size`.
+      A row of uint8, all less than `vocab_size`.
 
     Raises:
-      ValueError: if the file is damaged or of another kind.
+      ValueError: the file at `path` is damaged or of another kind.
     """
     ...
 
   def save(
     self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
   ) -> list[pathlib.Path]:
-    """Writes sequences of symbols to one or more files.
-
-    Args:
-      stem: path of the files, without their suffix.
-      sequences: rows of symbols.
-
-    Returns:
-      The files that were written.
-    """
+    """Writes rows of symbols to files whose names begin with that of `stem`."""
     ...
 
 
@@ -85,9 +65,8 @@ class Letters(Text):
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     letters = np.frombuffer(data, np.uint8)
-    found = _symbol_table(" abcdefghijklmnopqrstuvwxyz")[letters]
-    _check_known(found, letters, path, "a to z and the space")
-    return found
+    known = " abcdefghijklmnopqrstuvwxyz"
+    return _look_up(letters, known, path, "a to z and the space")
 
   def _encode(self, symbols: np.ndarray) -> bytes:
     return bytes(np.where(symbols == 0, ord(" "), symbols + ord("a") - 1))
@@ -132,18 +111,16 @@ class Fasta(Codec):
     text = b"".join(
       line.strip() for line in lines if not line.startswith((b">", b";"))
     )
-    letters = np.frombuffer(text.upper().replace(b"U", b"T"), np.uint8)
-    found = _symbol_table(BASES)[letters]
-    counts: collections.Counter[str] = collections.Counter()
-    rng = np.random.RandomState(0)
+    letters = np.frombuffer(text.upper().replace(b"U", b"T"), np.uint8).copy()
+    rng, drawn = np.random.RandomState(0), []
     for letter, bases in AMBIGUOUS.items():
       here = np.flatnonzero(letters == ord(letter))
-      choices = np.array([BASES.index(base) for base in bases])
-      found[here] = choices[rng.randint(len(bases), size=len(here))]
-      counts[letter] = len(here)
+      choices = np.frombuffer(bases.encode(), np.uint8)
+      letters[here] = choices[rng.randint(len(bases), size=len(here))]
+      drawn += [f"{len(here):,} {letter}"] if len(here) else []
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
-    _check_known(found, letters, path, known)
-    if drawn := [f"{n:,} {letter}" for letter, n in counts.items() if n]:
+    found = _look_up(letters, BASES, path, known)
+    if drawn:
       print(
         f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}",
         file=sys.stderr,
@@ -177,7 +154,11 @@ class Audio(Codec):
   unit = "bits/sample"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    rate, samples = _read_wav(data, path)
+    import scipy.io.wavfile
+
+    with files.blame(path):
+      _check_complete(data)
+      rate, samples = scipy.io.wavfile.read(io.BytesIO(data))
     if samples.ndim != 1:
       raise ValueError(
         f"{path} has {samples.shape[1]} channels; mix it down to one"
@@ -225,14 +206,6 @@ def expand(symbols: np.ndarray) -> np.ndarray:
   return np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
 
 
-def _read_wav(data: bytes, path: pathlib.Path) -> tuple[int, np.ndarray]:
-  import scipy.io.wavfile
-
-  with files.blame(path):
-    _check_complete(data)
-    return scipy.io.wavfile.read(io.BytesIO(data))
-
-
 def _check_complete(data: bytes) -> None:
   """Raises ValueError for a truncated WAV file, which SciPy accepts."""
   order: Literal["big", "little"] = "big" if data[:4] == b"RIFX" else "little"
@@ -265,21 +238,18 @@ def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:
   return samples.astype(np.float64)
 
 
-def _symbol_table(characters: str) -> np.ndarray:
-  """The symbol of each byte: its index in `characters`, or UNKNOWN."""
-  table = np.full(256, UNKNOWN, np.uint8)
-  table[list(characters.encode())] = range(len(characters))
-  return table
-
-
-def _check_known(
-  found: np.ndarray, letters: np.ndarray, path: pathlib.Path, known: str
-) -> None:
-  """Raises ValueError if a letter has no symbol."""
-  unknown = np.flatnonzero(found == UNKNOWN)
+def _look_up(
+  letters: np.ndarray, symbols: str, path: pathlib.Path, known: str
+) -> np.ndarray:
+  """The index of each letter in `symbols`; ValueError if one is missing."""
+  table = np.full(256, len(symbols), np.uint8)
+  table[list(symbols.encode())] = range(len(symbols))
+  found = table[letters]
+  unknown = np.flatnonzero(found == len(symbols))
   if len(unknown):
     first = unknown[0]
     raise ValueError(
       f"{path} may contain only {known}, but {len(unknown):,} characters are"
       f" others; the first is {chr(letters[first])!r} at index {first:,}"
     )
+  return found

@@ -3,7 +3,6 @@
 import http.client
 import pathlib
 import pkgutil
-import queue
 import sys
 import threading
 import urllib.request
@@ -28,9 +27,9 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     The builder of the prepared data set.
 
   Raises:
-    ValueError: if the builder is unknown, or the archive is damaged.
-    ConnectionError: if the archive cannot be downloaded.
-    NotADirectoryError: if `data_dir` is a file.
+    ValueError: there is no such builder, or the archive is damaged.
+    ConnectionError: the archive cannot be downloaded.
+    NotADirectoryError: `data_dir` is a file.
   """
   if name not in sources.BUILDERS:
     known = ", ".join(sources.BUILDERS)
@@ -60,13 +59,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
 def _check_archives(
   builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
 ) -> None:
-  """Checks what tensorflow-datasets would take minutes or forever to notice.
-
-  Raises:
-    ConnectionError: an archive is not local, and its host does not answer.
-    ValueError: an archive that the user placed has another size, or is no
-      regular file.
-  """
+  """Checks what tensorflow-datasets would take minutes or forever to notice."""
   from tensorflow_datasets.core.download import resource
 
   for url, info in builder.url_infos.items():
@@ -87,18 +80,17 @@ def _check_archives(
 
 def _probe(url: str) -> Exception | str | None:
   """Returns what prevents a download, or None."""
-  answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+  found: list[Exception | str | None] = [f"no answer in {PATIENCE} seconds"]
 
   def open_url():
     try:
       urllib.request.urlopen(url, timeout=PATIENCE).close()
-      answer.put(None)
+      found.append(None)
     except (OSError, http.client.HTTPException) as error:
-      answer.put(error)
+      found.append(error)
 
   # In a thread, because resolving a host name cannot time out.
-  threading.Thread(target=open_url, daemon=True).start()
-  try:
-    return answer.get(timeout=PATIENCE)
-  except queue.Empty:
-    return f"no answer in {PATIENCE} seconds"
+  thread = threading.Thread(target=open_url, daemon=True)
+  thread.start()
+  thread.join(PATIENCE)
+  return found[-1]

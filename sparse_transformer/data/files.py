@@ -4,7 +4,6 @@ Their contents may fill half of the memory: joining them takes the other half.
 """
 
 import bz2
-import collections
 import contextlib
 import errno
 import gzip
@@ -27,21 +26,22 @@ OPENERS: dict[str, Callable[..., Any]] = {
 BLOCK = 2**24  # bytes read at once
 
 
+class TooLarge(ValueError):
+  """Data that do not fit into memory."""
+
+
 @contextlib.contextmanager
 def blame(what: pathlib.Path | str) -> Iterator[None]:
-  """Reports what goes wrong while reading `what` as damage to it.
+  """Raises any error of the block as a ValueError: `what` is damaged.
 
   The type of an exception depends on what is broken. Errors of the system are
   not damage, and pass; but EINVAL comes from a position that the file names.
-
-  Raises:
-    ValueError: if the block raises anything else.
   """
   try:
     yield
   except Exception as error:
     of_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
-    if of_system or isinstance(error, MemoryError):
+    if of_system or isinstance(error, MemoryError | TooLarge):
       raise
     raise damaged(what, error) from error
 
@@ -61,13 +61,9 @@ def from_config(path: str) -> pathlib.Path:
 
 
 def check_memory(path: pathlib.Path | str, number: int) -> None:
-  """Checks that this many bytes of data fit into memory, up to this file.
-
-  Raises:
-    ValueError: if they do not.
-  """
+  """Raises `TooLarge` if the data up to this file take too many bytes."""
   if number > (room := machine.memory() // 2):
-    raise ValueError(
+    raise TooLarge(
       f"the data up to {path} take at least {number:,} bytes, but half of this"
       f" machine's memory is {room:,}; use less data"
     )
@@ -78,7 +74,6 @@ def size(path: pathlib.Path) -> int:
 
   Raises:
     ValueError: it is a folder, or a pipe or device, which may never end.
-    OSError: it does not exist.
   """
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
@@ -87,18 +82,18 @@ def size(path: pathlib.Path) -> int:
 
 
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """All files below a folder, level by level; links are not followed down.
+  """All files below a folder, without following links to folders.
 
   Raises:
-    OSError: if a folder cannot be read.
+    OSError: a folder cannot be read.
   """
-  folders = collections.deque([folder])
-  while folders:
-    for entry in list(os.scandir(folders.popleft())):
-      if entry.is_dir(follow_symlinks=False):
-        folders.append(pathlib.Path(entry.path))
-      elif not entry.is_dir():
-        yield pathlib.Path(entry.path)
+
+  def fail(error: OSError) -> None:
+    raise error
+
+  for parent, _, names in os.walk(folder, onerror=fail):
+    for name in names:
+      yield pathlib.Path(parent, name)
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -119,9 +114,8 @@ def read_all(
     The path and the contents of each file.
 
   Raises:
-    ValueError: if a file is not regular or is damaged, or if all of them do not
-      fit into memory.
-    OSError: if a file cannot be read.
+    ValueError: a file is not regular or is damaged, or the files do not fit
+      into memory.
   """
   total, chosen = 0, []
   for path in paths:  # before any is read
@@ -138,28 +132,21 @@ def read_all(
 def _read(path: pathlib.Path, before: int) -> bytes:
   """The contents of a file; `before` bytes are in memory already."""
   suffix = path.suffix.lower()
-  with path.open("rb") as raw:
+  with path.open("rb") as raw, blame(path):
     if suffix == ".zip":
-      with blame(path):
-        archive = zipfile.ZipFile(raw)
+      archive = zipfile.ZipFile(raw)
       members = sorted(archive.infolist(), key=lambda info: info.filename)
       check_memory(path, before + sum(info.file_size for info in members))
-      with blame(path):
-        return b"".join(map(archive.read, members))  # b"" for a folder
+      return b"".join(map(archive.read, members))  # b"" for a folder
     if suffix not in OPENERS:
       return raw.read()
-    blocks, total = [], 0
+    blocks = []
     with OPENERS[suffix](raw) as file:
-      while block := _next_block(path, file):
-        total += len(block)
-        check_memory(path, before + total)
+      while block := file.read(BLOCK):
+        before += len(block)
+        check_memory(path, before)
         blocks.append(block)
     return b"".join(blocks)
-
-
-def _next_block(path: pathlib.Path, file: Any) -> bytes:
-  with blame(path):
-    return file.read(BLOCK)
 
 
 def crc32(paths: Iterable[pathlib.Path]) -> str:

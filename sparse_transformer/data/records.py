@@ -57,20 +57,17 @@ def find(config: ConfigDict, *names: str) -> pathlib.Path:
 def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files of all records after reading them once.
 
-  They hold checksums, so damage is found now and not in the middle of a run.
-
-  Raises:
-    ValueError: if a file is damaged.
+  They hold checksums, so damage is found now, as a ValueError, and not in the
+  middle of a run.
   """
   from array_record.python import array_record_module
 
   paths = sorted(folder.glob("*.array_record-*"))
   for path in paths:
+    make_reader = array_record_module.ArrayRecordReader
     with (
       files.blame(path),
-      contextlib.closing(
-        array_record_module.ArrayRecordReader(str(path))
-      ) as reader,
+      contextlib.closing(make_reader(str(path))) as reader,
     ):
       num = reader.num_records()
       for first in range(0, num, BLOCK):
@@ -89,8 +86,9 @@ def read(
     feature: name of the feature. Encoded images are decoded.
 
   Raises:
-    ValueError: if a file is damaged; now, or when the record is read.
+    ValueError: a file is damaged; now, or when the record is read.
   """
+  import PIL.Image
   import tensorflow_datasets as tfds
 
   with files.blame(folder):
@@ -104,7 +102,9 @@ def read(
   def item(i: int) -> np.ndarray:
     with files.blame(folder):
       value = records[i][feature]
-      return _decode(value) if decoders else value
+      if not decoders:
+        return value
+      return np.asarray(PIL.Image.open(io.BytesIO(value)).convert("RGB"))
 
   # The length comes from dataset_info.json. The last record of each file is
   # found through an index at its end: a file that is truncated or has too few
@@ -112,9 +112,3 @@ def read(
   for end in np.cumsum(ends):
     item(end - 1)
   return sources.Lazy(number, item)
-
-
-def _decode(image: bytes) -> np.ndarray:
-  import PIL.Image
-
-  return np.asarray(PIL.Image.open(io.BytesIO(image)).convert("RGB"))

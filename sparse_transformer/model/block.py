@@ -13,8 +13,8 @@ from flax import nnx
 from sparse_transformer.model import content, experts, sharding
 from sparse_transformer.model.config import Config
 
-# Marks a function that ends with a product. The backward pass needs not that
-# product but what is multiplied: cheap to recompute, and large to keep.
+# Marks a function that ends with a product. The backward pass needs the
+# operands, not the product: cheap to recompute, and large to keep.
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -142,40 +142,29 @@ class ExpertBlock(ResidualBlock):
     chosen_BLK, factors_BLK = experts.choose(
       logits_BLE, self.config.experts_per_token
     )
-    weights = experts.Weights(
-      self.experts_in.kernel[...],
-      self.experts_in.bias[...],
-      self.experts_out.kernel[...],
-      self.experts_out.bias[...],
+    layers = self.experts_in, self.experts_out
+    weights = [x[...] for layer in layers for x in (layer.kernel, layer.bias)]
+    b_BLD = experts.mix(
+      y_BLD, chosen_BLK, factors_BLK, experts.Weights(*weights)
     )
-    b_BLD = experts.mix(y_BLD, chosen_BLK, factors_BLK, weights)
     return self._drop(b_BLD, rng), experts.measure(logits_BLE, chosen_BLK)
 
 
 def _make_mlp(config, rngs):
   """The two layers of an MLP."""
   width, inner = config.width, config.mlp_width
+  into = _weight_init(config, width)
+  out = _weight_init(config, inner, ends_branch=True)
   return (
-    nnx.Linear(
-      width, inner, kernel_init=_weight_init(config, width), rngs=rngs
-    ),
-    nnx.Linear(
-      inner,
-      width,
-      kernel_init=_weight_init(config, inner, ends_branch=True),
-      rngs=rngs,
-    ),
+    nnx.Linear(width, inner, kernel_init=into, rngs=rngs),
+    nnx.Linear(inner, width, kernel_init=out, rngs=rngs),
   )
 
 
 def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
   """Applies linear layers to one input, as one product, in its dtype.
 
-  Biases are added in float32, so that their gradients, which are sums over all
-  positions, are computed in float32, too.
-
-  Returns:
-    The outputs of the layers, in float32.
+  Outputs are float32, and so are the sums of the gradients of biases.
   """
   if len(layers) > 1 and x_BLD.shape[1] == 1:
     # Decoding: to put the weights side by side would cost more than it saves.

@@ -43,14 +43,10 @@ def activate(h: jax.Array) -> jax.Array:
 
 
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
-  """The experts of each position, and the factors of their outputs.
+  """The `num` experts of each position, and the factors of their outputs.
 
   Factors are probabilities among all experts: with probabilities among the
   chosen ones, a single choice would give the router no gradient.
-
-  Args:
-    logits_BLE: float32, from the router.
-    num: experts of a position, K.
 
   Returns:
     (int32 chosen_BLK, float32 factors_BLK).
@@ -92,36 +88,27 @@ def mix(
   factors_BLK: jax.Array,
   weights: Weights,
 ) -> jax.Array:
-  """The sum of what the chosen experts return, times their factors.
+  """The sum of what the chosen experts return, times their factors: [B, L, D].
 
   Products are in the dtype of x, sums in float32. On a mesh, each device
   computes its own positions, with its own part of each expert's inner width.
-
-  Returns:
-    float32 [B, L, D].
   """
   arrays = x_BLD, chosen_BLK, factors_BLK
   if sharding.size(*sharding.AXES) == 1:
     return _mix_positions(*arrays, weights)
   positions = sharding.positions(*chosen_BLK.shape[:2])
-  of_weights = (
-    PartitionSpec(None, None, "tensor"),
-    PartitionSpec(None, "tensor"),
-    PartitionSpec(None, "tensor"),
-    PartitionSpec(),
-  )
+  axes = (None, None, "tensor"), (None, "tensor"), (None, "tensor"), ()
 
   def mix_part(x_BLD, chosen_BLK, factors_BLK, *weights):
-    weights = Weights(*weights)
+    *others, bias_out = weights
     is_first = lax.axis_index("tensor") == 0  # only one adds the bias
-    bias_out = jnp.where(is_first, weights.bias_out, 0)
-    weights = weights._replace(bias_out=bias_out)
+    weights = Weights(*others, jnp.where(is_first, bias_out, 0))
     part_BLD = _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights)
     return lax.psum(part_BLD, "tensor")
 
   return jax.shard_map(
     mix_part,
-    in_specs=(*[positions] * len(arrays), *of_weights),
+    in_specs=(*[positions] * 3, *(PartitionSpec(*x) for x in axes)),
     out_specs=positions,
     # The carry of a loop would have to vary over devices from its start.
     check_vma=False,
@@ -224,8 +211,8 @@ _mix_groups.defvjp(_forward, _backward)
 def _fill(factors_SK: jax.Array, groups: Groups) -> tuple[jax.Array, jax.Array]:
   """(tokens_VT, factors_VT): the positions in the tiles, and their factors.
 
-  Empty places have any position, with factor 0: nothing reads their results,
-  and they add nothing to gradients.
+  Empty places have an arbitrary position with factor 0: nothing reads their
+  results, and they add nothing to gradients.
   """
   entries_VT = jnp.maximum(groups.entries, 0)
   factors_VT = factors_SK.reshape(-1)[entries_VT]

@@ -34,14 +34,10 @@ MATRICES = {
 
 
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-  """How an array of the training state is split.
+  """How an array of the training state, at a path of `jax.tree_util`, is split.
 
   Moments of the optimizer and averages have the path of their parameter, after
-  names of their own. Axes along which parameters are stacked stay whole.
-
-  Args:
-    path: where the array is, from `jax.tree_util`.
-    x: the array, or its shape.
+  other names. Axes along which parameters are stacked stay whole.
   """
   names = [getattr(key, "key", None) for key in path]
   layer = next((name for name in names if name in MATRICES), None)

@@ -1,10 +1,9 @@
 """The network of Child et al. 2019, section 5, with any attention patterns."""
 
-import collections
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,41 +36,8 @@ STACKS = (
 )
 
 
-class Attend(Protocol):
-  """How blocks attend: over whole sequences, or step by step with a cache."""
-
-  def __call__(
-    self,
-    cache: Any,
-    layer: int,
-    index: jax.Array | int,
-    directions: content.Directions,
-    q_BLHK: jax.Array,
-    k_BLHK: jax.Array,
-    v_BLHE: jax.Array,
-  ) -> tuple[jax.Array, Any]:
-    """Attention of one layer.
-
-    Layers run as the stacks that `stacks` lists, so two numbers identify one.
-
-    Args:
-      cache: a pytree that is passed from layer to layer with the same
-        structure, shapes and dtypes; None where nothing is cached.
-      layer: the first layer of the stack, which determines the patterns.
-      index: the position in the stack; traced, since stacks of several layers
-        are scanned.
-      directions: those of this layer, for each of its patterns that follow the
-        content and have any, or the spans of its heads; see
-        `attention.attend`.
-      q_BLHK: queries of all heads.
-      k_BLHK: keys of the same positions; in heads whose pattern follows the
-        content and `shares`, the queries at unit length.
-      v_BLHE: values of the same positions.
-
-    Returns:
-      (out_BLHE in the dtype of the values, the new cache).
-    """
-    ...
+# A function like `Transformer.attend`, which may keep keys in its cache.
+Attend = Callable[..., tuple[jax.Array, Any]]
 
 
 class Transformer(nnx.Module):
@@ -112,8 +78,12 @@ class Transformer(nnx.Module):
       kernel_init=nnx.initializers.zeros,
       rngs=rngs,
     )
-    # Drawn last: whether there are any changes no other parameter.
-    self.centroids = _params(content.init_centroids(config, rngs.params()))
+    # Drawn last: their presence must not change the other parameters.
+    centroids = {
+      str(name): nnx.Param(x)
+      for name, x in content.init_centroids(config, rngs.params()).items()
+    }
+    self.centroids = nnx.Dict(centroids) if centroids else None
     spans = spans_lib.init(config)
     self.spans = None if spans is None else nnx.Param(spans)
 
@@ -150,7 +120,27 @@ class Transformer(nnx.Module):
     k_BLHK: jax.Array,
     v_BLHE: jax.Array,
   ) -> tuple[jax.Array, Any]:
-    """An `Attend` over whole sequences; returns the cache unchanged."""
+    """Attention of one layer, over whole sequences.
+
+    Layers run as the stacks that `stacks` lists, so two numbers identify one.
+
+    Args:
+      cache: a pytree that is passed from layer to layer with the same
+        structure, shapes and dtypes; None where nothing is cached.
+      layer: the first layer of the stack, which determines the patterns.
+      index: the position in the stack; traced, since stacks of several layers
+        are scanned.
+      directions: those of this layer, for each of its patterns that follow the
+        content and have any, or the spans of its heads; see
+        `attention.attend`.
+      q_BLHK: queries of all heads.
+      k_BLHK: keys of the same positions; in heads whose pattern follows the
+        content and `shares`, the queries at unit length.
+      v_BLHE: values of the same positions.
+
+    Returns:
+      (out_BLHE in the dtype of the values, the new cache: here, the same).
+    """
     del index  # layers of one stack have the same patterns
     out_BLHE = attention.attend(
       q_BLHK,
@@ -232,26 +222,27 @@ class Transformer(nnx.Module):
     cache: Any = None,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, Measured]:
-    """Applies the blocks.
+    """As `run`, up to the residual stream after the last block.
 
     Scans over the periods of patterns and MLPs, so that the compiled program
     does not grow with depth, and then applies the remaining layers.
-
-    Returns:
-      (the residual stream after the last block, the cache, what they measure).
     """
     config, period = self.config, self.config.period
     inputs, make_block = self._inputs(rng)
     apply: Callable = functools.partial(self._apply_block, attend, make_block)
     apply = _rematerialize(apply, config.remat)
-    apply = _add_in_float32(apply, config.dtype)
 
     def apply_layers(carry, layers, index, inputs):
-      measured = []
+      (x_BLD, cache), measured = carry, []
       for layer in layers:
-        carry, new = apply(carry, layer, index, inputs)
+        # The rounding errors of a residual stream in bfloat16 would add up. The
+        # block reads a copy, which is also what the backward pass keeps.
+        y_BLD, cache, new = apply(
+          x_BLD.astype(config.dtype), cache, layer, index, inputs
+        )
+        x_BLD = sharding.split_stream(x_BLD + y_BLD)
         measured.append(new)
-      return carry, measured
+      return (x_BLD, cache), measured
 
     def apply_period(carry, inputs):
       return apply_layers(carry, range(period), *inputs)
@@ -291,30 +282,38 @@ class Transformer(nnx.Module):
 
   def _by_period(self, inputs):
     """The inputs of full periods, as arrays [periods, layers of one, ...]."""
-    (packed, *others), period = inputs, self.config.period
+    period = self.config.period
     times = self.config.num_layers // period
+    kinds = self.config.has_experts[:period]
+    counts = {kind: kinds.count(kind) for kind in inputs[0]}, *[period] * 3
 
-    def split(tree, count):
+    def split(count, tree):
       return jax.tree.map(
         lambda p: p[: times * count].reshape(times, count, *p.shape[1:]), tree
       )
 
-    counts = collections.Counter(self.config.has_experts[:period])
-    return (
-      {kind: split(params, counts[kind]) for kind, params in packed.items()},
-      *(split(x, period) for x in others),
-    )
+    return jax.tree.map(split, counts, inputs)
 
-  def _apply_block(self, attend, make_block, carry, layer, index, inputs):
-    """Applies one block, without adding its output to the residual stream."""
+  def _apply_block(
+    self, attend, make_block, x_BLD, cache, layer, index, inputs
+  ):
+    """(What a block adds to the stream, the cache, what it measures)."""
     # The layer is taken here, so that what a rematerialized block keeps are
     # the inputs of the scan: they are not copied.
-    (x_BLD, cache), (packed, centroids, spans, rngs) = carry, inputs
-    *before, kind = self.config.has_experts[: layer + 1]
+    packed, centroids, spans, rngs = inputs
+    config = self.config
+    *before, kind = config.has_experts[: layer + 1]
     block = make_block[kind](_take(packed[kind], before.count(kind)))
-    heads = self.config.patterns[layer]
+    heads = config.patterns[layer]
     spans = spans_lib.by_pattern(heads, _take(spans, layer))
-    directions = spans | self._directions(layer, index, _take(centroids, layer))
+    layers = layer + config.period * np.arange(stacks(config)[layer])
+    directions = spans | content.directions(
+      heads,
+      layers.tolist(),
+      index,
+      _take(centroids, layer),
+      config.qk_width // config.num_heads,
+    )
 
     def attend_heads(q_BLHK, k_BLHK, v_BLHE):
       k_BLHK = content.share(heads, q_BLHK, k_BLHK)
@@ -327,16 +326,7 @@ class Transformer(nnx.Module):
     y_BLD, (cache, of_heads), of_mlp = block(
       x_BLD, attend_heads, _take(rngs, layer)
     )
-    return (y_BLD, cache), of_heads | of_mlp
-
-  def _directions(self, layer, index, centroids):
-    """The directions of a layer, see `Attend`."""
-    config = self.config
-    layers = layer + config.period * np.arange(stacks(config)[layer])
-    width = config.qk_width // config.num_heads
-    return content.directions(
-      config.patterns[layer], layers.tolist(), index, centroids, width
-    )
+    return y_BLD, cache, of_heads | of_mlp
 
 
 def _rematerialize(apply: Callable, remat: str) -> Callable:
@@ -350,34 +340,16 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
   return jax.checkpoint(
     apply,
     prevent_cse=False,
-    static_argnums=1,
+    static_argnums=2,  # layer
     policy=jax.checkpoint_policies.save_only_these_names(*names),
   )
 
 
-def _add_in_float32(apply: Callable, dtype: str) -> Callable:
-  """Adds what a block computes to a residual stream in float32.
-
-  The rounding errors of a stream in bfloat16 would add up over the layers. The
-  block reads a copy in `dtype`, which is also what the backward pass keeps.
-  """
-
-  def add(carry, *args):
-    x_BLD, cache = carry
-    (y_BLD, cache), measured = apply((x_BLD.astype(dtype), cache), *args)
-    return (sharding.split_stream(x_BLD + y_BLD), cache), measured
-
-  return add
-
-
 def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
-  """Prepares the parameters of blocks for a scan over them.
+  """The parameters of a stack of blocks, prepared for a scan over layers.
 
-  A scan copies a layer out of each array, and its gradient into another, which
-  on GPUs are launches of their own. Therefore all vectors become one array.
-
-  Args:
-    blocks: a stack of blocks, with parameters [layers, ...].
+  A scan copies a layer out of each array, and its gradient into another: two
+  launches each on GPUs. Therefore all vectors become one array.
 
   Returns:
     (arrays [layers, ...], a function from the arrays of a layer to its block).
@@ -402,9 +374,8 @@ def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
 def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:
   """Joins measurements in the order of layers.
 
-  Args:
-    scanned: those of each layer of the periods, stacked along the periods.
-    last: those of the layers after the last full period.
+  Those of each layer of a period are stacked along the periods; `last` has
+  those of the layers after the last full period.
   """
   measured = {}
   for name in sorted({name for layer in scanned for name in layer}):
@@ -441,13 +412,6 @@ def _stack(
     return None
   split = nnx.split_rngs(splits=count)
   return split(nnx.vmap(lambda rngs: block(config, rngs=rngs)))(rngs)
-
-
-def _params(arrays: dict[int, jax.Array]) -> nnx.Dict | None:
-  """Parameters by name; None for none."""
-  if not arrays:
-    return None
-  return nnx.Dict({str(name): nnx.Param(x) for name, x in arrays.items()})
 
 
 def _embedding_stds(config: Config) -> tuple[float, float]:
@@ -516,10 +480,9 @@ def count_active_parameters(config: Config) -> int:
 
 
 def num_stacks(path: tuple[Any, ...]) -> int:
-  """First axes along which a parameter is stacked: of layers, of experts.
+  """Number of axes, of layers and experts, along which a parameter is stacked.
 
-  Args:
-    path: where the parameter is, from `jax.tree_util`.
+  Its path comes from `jax.tree_util`.
   """
   return len({*STACKS} & {key.key for key in path})
 

@@ -102,13 +102,7 @@ def factorize(
       return (block | summary,)
     case "fixed_lra":
       return (block | summary | Summary(stride, 1, stride - 1),)
-  return _of_head(parse(name), head)
-
-
-def _of_head(
-  factors: tuple[tuple[Pattern, ...], ...], head: int
-) -> tuple[Pattern, ...]:
-  return tuple(heads[head % len(heads)] for heads in factors)
+  return tuple(heads[head % len(heads)] for heads in parse(name))
 
 
 def assign(
@@ -157,11 +151,7 @@ def assign(
   # In mode "heads", the heads of one factor are numbered from 0, so that they
   # use every summary.
   num_numbers = -(-num_heads // num_factors) if mode == "heads" else num_heads
-  given = () if name in FACTORIZATIONS else parse(name)
-  heads = [
-    _of_head(given, h) if given else factorize(name, head=h, **settings)
-    for h in range(num_numbers)
-  ]
+  heads = [factorize(name, head=h, **settings) for h in range(num_numbers)]
   if mode == "merged":
     rows = [tuple(functools.reduce(Pattern.__or__, head) for head in heads)]
   elif mode == "heads":

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from sparse_transformer import model, patterns
 from sparse_transformer.model import transformer
@@ -66,3 +67,17 @@ def apply(config):
 def tokens(config, batch=2, seed=0):
   rng = np.random.default_rng(seed)
   return rng.integers(config.vocab_size, size=(batch, config.length))
+
+
+def equations(jaxpr):
+  """All equations, including those of nested jaxprs (scan, remat, ...)."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr)),
+    ):
+      if isinstance(value, core.ClosedJaxpr):
+        yield from equations(value.jaxpr)
+      elif isinstance(value, core.Jaxpr):
+        yield from equations(value)

@@ -170,7 +170,21 @@ def test_split_shorter_than_a_window_is_scored_but_not_trained_on():
     source.examples("train")
 
 
-# The sources.
+# Batches.
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 23])
+def test_each_epoch_has_each_example_once_in_a_new_order(batch_size):
+  examples = np.arange(10, dtype=np.uint8)[:, None]
+  batches = data.batches(examples, batch_size, seed=0)
+  steps = -(-30 // batch_size)
+  flat = np.concatenate([batches[step] for step in range(steps)])[:30]
+  epochs = flat.reshape(3, 10)
+  np.testing.assert_array_equal(np.sort(epochs), [list(range(10))] * 3)
+  assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+# The names of sources.
 
 
 def test_vocabularies_and_units():

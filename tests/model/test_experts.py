@@ -137,28 +137,13 @@ def test_balance_is_1_if_even_and_grows_to_the_number_of_experts():
 # What a position depends on: probes, and variants that they must catch.
 
 
-def with_capacity(x_BLD, router, weights, order):
-  """Experts that take only so many choices, the first ones in some order.
-
-  Orders: of "position"; all first choices before the second ones ("choice",
-  GShard's); by "score"; of position, but over the "batch".
-  """
+def with_capacity(x_BLD, router, weights):
+  """Experts that take only so many choices, the first ones in the batch."""
   chosen, factors = experts.choose(logits_of(x_BLD, router), 2)
-  b, place, k = jnp.indices(chosen.shape)
-  first = dict(
-    position=2 * place + k,
-    choice=LENGTH * k + place,
-    score=-factors,
-    batch=2 * (LENGTH * b + place) + k,
-  )[order].ravel()
-  queue = (chosen + NUM * b * (order != "batch")).ravel()
-  is_before = first[:, None] > first[None]
-  is_before &= queue[:, None] == queue[None]
-  capacity = 2 * LENGTH // NUM * (BATCH if order == "batch" else 1)
-  is_kept = (is_before.sum(1) < capacity).reshape(chosen.shape)
-  factors = jnp.where(is_kept, factors, 0)[..., None]
-  factors_BLE = (jax.nn.one_hot(chosen, NUM) * factors).sum(2)
-  return combined(x_BLD, weights, factors_BLE)
+  queue = jax.nn.one_hot(chosen, NUM).reshape(-1, NUM).cumsum(0)
+  is_kept = queue <= 2 * BATCH * LENGTH // NUM
+  kept = jax.nn.one_hot(chosen, NUM) * is_kept.reshape(*chosen.shape, NUM)
+  return combined(x_BLD, weights, (kept * factors[..., None]).sum(2))
 
 
 def by_experts(x_BLD, router, weights):
@@ -170,11 +155,8 @@ def by_experts(x_BLD, router, weights):
 
 VARIANTS = {
   "ours": functools.partial(mixed, k=2),
+  "capacity": with_capacity,
   "by experts": by_experts,
-  **{
-    f"capacity by {order}": functools.partial(with_capacity, order=order)
-    for order in ("position", "choice", "score", "batch")
-  },
 }
 T = 31  # no multiple of a tile
 
@@ -183,10 +165,7 @@ T = 31  # no multiple of a tile
   "name, by_future, by_others",
   [
     ("ours", False, False),
-    ("capacity by position", False, False),
-    ("capacity by choice", True, False),
-    ("capacity by score", True, False),
-    ("capacity by batch", False, True),
+    ("capacity", False, True),
     ("by experts", True, False),
   ],
 )

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
-from jax.extend import core
 
 from sparse_transformer import model, rules
 from sparse_transformer.patterns import Block
@@ -99,7 +98,7 @@ def test_attention_is_not_repeated_when_its_outputs_are_kept():
     return sum(
       equation.primitive.name == "dot_general"
       and equation.outvars[0].aval.ndim == 5
-      for equation in equations(jaxpr)
+      for equation in networks.equations(jaxpr)
     )
 
   assert products("block") == 2 + 2 + 5
@@ -120,20 +119,6 @@ def traced_step(name, batch=1, **changes):
   return jax.jit(experiment.step).trace(state, symbols)
 
 
-def equations(jaxpr):
-  """All equations, including those of nested jaxprs (scan, remat, ...)."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for value in jax.tree.leaves(
-      list(equation.params.values()),
-      is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr)),
-    ):
-      if isinstance(value, core.ClosedJaxpr):
-        yield from equations(value.jaxpr)
-      elif isinstance(value, core.Jaxpr):
-        yield from equations(value)
-
-
 def quadratic(traced, n, tile, groups=1):
   """Shapes with n x n entries, or with all keys for a tile of queries.
 
@@ -141,7 +126,7 @@ def quadratic(traced, n, tile, groups=1):
   """
   shapes = {
     variable.aval.shape
-    for equation in equations(traced.jaxpr.jaxpr)
+    for equation in networks.equations(traced.jaxpr.jaxpr)
     for variable in (*equation.invars, *equation.outvars)
     if hasattr(variable.aval, "shape")
   }
@@ -181,7 +166,8 @@ def test_program_does_not_grow_with_depth():
   def size(num_layers):
     loss, params = remat_loss("block", num_layers)
     return sum(
-      1 for _ in equations(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+      1
+      for _ in networks.equations(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
     )
 
   assert size(8) == size(128)

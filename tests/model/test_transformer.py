@@ -1,6 +1,5 @@
 """Tests of model/transformer.py: parameters, reach, embedding, dropout."""
 
-import dataclasses
 import importlib
 import math
 
@@ -13,7 +12,6 @@ from flax import nnx
 from networks import LENGTH, assign
 
 from sparse_transformer import attention, model, patterns
-from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.patterns import Causal, Local
 from sparse_transformer.training.experiment import Experiment
@@ -193,97 +191,6 @@ def test_symbol_changes_only_what_the_patterns_reach(name, mode, backend):
   np.testing.assert_array_equal(found, expected)
 
 
-def test_backends_give_the_same_logits():
-  config = networks.config(num_layers=3, patterns=assign("fixed", "merged", 3))
-  params, symbols = networks.random_params(config), networks.tokens(config)
-  dense, tiled = (
-    networks.apply(dataclasses.replace(config, backend=name))(params, symbols)
-    for name in ("dense", "auto")
-  )
-  np.testing.assert_allclose(tiled, dense, rtol=1e-4, atol=1e-5)
-
-
-# Embedding, blocks, logits.
-
-
-@pytest.mark.parametrize(
-  "shape, places",
-  [
-    # Row and column of each position.
-    ((2, 3), "00 01 02 10 11 12"),
-    ((3, 2, 1), "00 01 10 11 20 21"),
-    ((6, 1), "0 1 2 3 4 5"),
-    # Row, column and channel.
-    ((2, 2, 3), "000 001 002 010 011 012 100 101 102 110 111 112"),
-  ],
-)
-def test_input_is_the_previous_symbol_with_its_position(shape, places):
-  places = [[int(c) for c in place] for place in places.split()]
-  config = networks.config(shape=shape, length=len(places))
-  params = networks.random_params(config)
-  (symbols,) = networks.tokens(config, batch=1)
-  table, start = (
-    np.asarray(x) for x in (params["token"]["embedding"], params["start"])
-  )
-  axes = [np.asarray(x["embedding"]) for x in params["position"].values()]
-  rows = [
-    table[symbol] + sum(axes[axis][x] for axis, x in enumerate(place))
-    for symbol, place in zip(symbols, places, strict=True)
-  ]
-  expected = np.stack([start, *rows[:-1]])
-  found = transformer.bind(config, params).embed(symbols[None])[0]
-  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-  "num_layers, cycle",
-  [(5, ()), (6, (1, 0, 0, 0)), (3, (1, 0, 0, 0))],  # no multiple of the period
-)
-def test_scan_over_periods_applies_the_blocks_in_turn(num_layers, cycle):
-  assigned = assign(num_layers=num_layers, cycle=cycle)
-  config = networks.config(
-    num_layers=num_layers, patterns=assigned, backend="dense"
-  )
-  params, symbols = networks.random_params(config, 0.3), networks.tokens(config)
-  block = nnx.graphdef(ResidualBlock(config, rngs=nnx.Rngs(0)))
-
-  @jax.jit
-  def in_turn(params):
-    network = transformer.bind(config, params)
-    x = network.embed(symbols)
-    for layer, heads in enumerate(assigned):
-      one = jax.tree.map(lambda p, layer=layer: p[layer], params["blocks"])
-      attend = lambda *qkv, heads=heads: (
-        attention.attend(*qkv, heads, backend="dense"),
-        None,
-      )
-      x = x + nnx.merge(block, one)(x, attend)[0]
-    return network.logits(network.norm(x))
-
-  found = networks.apply(config)(params, symbols)
-  np.testing.assert_allclose(found, in_turn(params), rtol=1e-4, atol=1e-5)
-
-
-def test_final_norm_and_logits_are_the_formula():
-  config = networks.config(num_layers=1)
-  network, symbols = networks.make(config), networks.tokens(config)
-
-  @jax.jit
-  def run(symbols):
-    x = network.run_blocks(network.embed(symbols), network.attend)[0]
-    return x, network(symbols)
-
-  x, found = run(symbols)
-  x = np.asarray(x, np.float64)
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  x = x * np.asarray(network.norm.scale[...]) + np.asarray(
-    network.norm.bias[...]
-  )
-  expected = x @ np.asarray(network.logits.kernel[...])
-  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_too_many_tokens_are_rejected():
   network = networks.make(networks.config())
   with pytest.raises(ValueError, match="21 tokens, .* has 20 positions"):
@@ -339,3 +246,26 @@ def test_branches_and_layers_drop_independently():
   values, counts = np.unique(np.round(out), return_counts=True)
   assert len(values) == 16
   assert counts.min() > 40  # of 80 expected
+
+
+def test_dropout_is_applied_at_the_end_of_each_branch():
+  config = networks.config(dropout=0.25, width=64)
+  params = networks.random_params(config, std=0.1)["blocks"]
+  graph = nnx.graphdef(ResidualBlock(config, rngs=nnx.Rngs(0)))
+  attend = lambda *qkv: (attention.attend(*qkv, (Local(4),) * 2), None)
+  block = jax.jit(
+    lambda params, x, rng=None: nnx.merge(graph, params)(x, attend, rng)[0]
+  )
+  x = np.random.default_rng(0).normal(size=(2, LENGTH, 64)).astype(np.float32)
+  for silent in "out", "mlp_out":  # only the other branch is left
+    first = jax.tree.map(lambda p: p[0], params)
+    first[silent] = jax.tree.map(jnp.zeros_like, first[silent])
+    complete = np.asarray(block(first, x))
+    rngs = jax.random.split(jax.random.key(2))
+    dropped = np.asarray(block(first, x, rngs))
+    is_zero = dropped == 0
+    # 2,560 draws: 0.25 is met within 0.01 (one standard deviation).
+    assert abs(is_zero.mean() - 0.25) < 0.04
+    np.testing.assert_allclose(
+      dropped[~is_zero], complete[~is_zero] / 0.75, atol=1e-5
+    )

@@ -11,6 +11,7 @@ import pytest
 from sparse_transformer import patterns
 from sparse_transformer.patterns import (
   LSH,
+  AdaptiveSpan,
   Block,
   Causal,
   Local,
@@ -21,17 +22,24 @@ from sparse_transformer.patterns import (
   analysis,
 )
 
-ALL = LSH(64, 192, rounds=4, seed=3), Routing(64, 128), TopBlocks(64, 8)
+SPAN = AdaptiveSpan(96, ramp=16)
+ALL = (
+  LSH(64, 192, rounds=4, seed=3),
+  Routing(64, 128),
+  TopBlocks(64, 8),
+  SPAN,
+  AdaptiveSpan(1),
+)
 
 
 @pytest.mark.parametrize("pattern", ALL, ids=str)
 def test_expressions_know_them(pattern):
   assert patterns.parse(str(pattern)) == ((pattern,),)
-  union = Local(64) | pattern
-  assert patterns.parse(str(union)) == ((union,),)
   assert type(pattern).__name__ in patterns.CONTENT
   pattern.check(4096)
-  union.check(4096)
+  for combined in (Local(64) | pattern, pattern - Local(3), Local(8) & pattern):
+    assert patterns.parse(str(combined)) == ((combined,),)
+    combined.check(4096)
 
 
 @pytest.mark.parametrize("pattern", ALL, ids=str)
@@ -40,7 +48,9 @@ def test_pairs_are_unknown_before_run_time(pattern):
     pattern.matrix(9)
   with pytest.raises(ValueError, match="no pairs before it is bound"):
     (Local(3) | pattern).matrix(9)
-  assert pattern.support() == Causal()
+  reach = Local(pattern.max + pattern.ramp) if pattern in ALL[3:] else Causal()
+  assert pattern.support() == reach
+  assert (Strided(7) | pattern).support() == Strided(7) | reach
 
 
 A, B, LOCAL, STRIDED = LSH(4, 6), TopBlocks(4, 2), Local(5), Strided(3)
@@ -137,6 +147,7 @@ def test_most_keys_of_short_sequences():
   assert [LSH(8, 4, 2).most_keys(n) for n in (1, 9, 99)] == [1, 8, 16]
   assert [Routing(4, 8).most_keys(n) for n in (1, 9)] == [1, 8]
   assert [TopBlocks(8, 2).most_keys(n) for n in (8, 9, 99)] == [0, 8, 16]
+  assert [SPAN.most_keys(n) for n in (9, 1000)] == [9, 112]
   assert (Block(8) | TopBlocks(8, 2)).contents() == (TopBlocks(8, 2),)
 
 
@@ -202,6 +213,10 @@ def test_expected_pairs_of_long_sequences_are_counted_at_some_queries():
   expected = int(past.sum()) * 64 + Block(64).pairs(n)
   assert analysis.count_pairs(pattern, n) == pytest.approx(expected, rel=0.01)
   assert analysis.count_pairs(Strided(7), n) == Strided(7).pairs(n)
+
+
+def test_kinds_can_be_combined():
+  (Local(2) | LSH(4, 6) | TopBlocks(8, 2)).check(1000)
 
 
 def test_leaks_are_those_of_the_support():

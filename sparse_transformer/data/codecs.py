@@ -11,6 +11,8 @@ import numpy as np
 
 from sparse_transformer.data import files
 
+Rows = Iterable[np.ndarray]  # of symbols
+
 
 class Codec(Protocol):
   """Converts files to symbols, and sampled symbols to files."""
@@ -29,9 +31,7 @@ class Codec(Protocol):
     """
     ...
 
-  def save(
-    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
-  ) -> list[pathlib.Path]:
+  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with that of `stem`."""
     ...
 
@@ -49,9 +49,7 @@ class Text(Codec):
   def _encode(self, symbols: np.ndarray) -> bytes:
     return bytes(symbols)
 
-  def save(
-    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
-  ) -> list[pathlib.Path]:
+  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     path = stem.with_suffix(".txt")
     path.write_bytes(b"\n\n".join(map(self._encode, sequences)))
     return [path]
@@ -127,9 +125,7 @@ class Fasta(Codec):
       )
     return found
 
-  def save(
-    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
-  ) -> list[pathlib.Path]:
+  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     path = stem.with_suffix(".fasta")
     with path.open("w") as file:
       for i, symbols in enumerate(sequences):
@@ -179,9 +175,7 @@ class Audio(Codec):
       )
     return compress(wave)
 
-  def save(
-    self, stem: pathlib.Path, sequences: Iterable[np.ndarray]
-  ) -> list[pathlib.Path]:
+  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     import scipy.io.wavfile
 
     paths = []
@@ -209,18 +203,15 @@ def expand(symbols: np.ndarray) -> np.ndarray:
 def _check_complete(data: bytes) -> None:
   """Raises ValueError for a truncated WAV file, which SciPy accepts."""
   order: Literal["big", "little"] = "big" if data[:4] == b"RIFX" else "little"
-
-  def end_of(start: int) -> int:  # of a chunk: name, size, contents
+  start = 0
+  while start < len(data):  # of a chunk: name, size, contents
+    name = data[start : start + 4]
     size = int.from_bytes(data[start + 4 : start + 8], order)
     end = start + 8 + size
-    whole = data[start : start + 4] in (b"RIFF", b"RIFX", b"data")
-    if whole and len(data) < end and size < 2**32 - 1:  # which means unknown
+    is_long = name in (b"RIFF", b"RIFX", b"data") and len(data) < end
+    if is_long and size < 2**32 - 1:  # which means unknown
       raise ValueError(f"it has {len(data):,} of {end:,} bytes")
-    return end + size % 2
-
-  end, start = end_of(0), 12
-  while start < min(end, len(data)):
-    start = end_of(start)
+    start = end + size % 2 if start else 12  # the first contains the others
 
 
 def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:

@@ -24,7 +24,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     data_dir: folder of all prepared data sets, or "" for the default one.
 
   Returns:
-    The builder of the prepared data set.
+    Its builder.
 
   Raises:
     ValueError: there is no such builder, or the archive is damaged.

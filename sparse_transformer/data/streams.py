@@ -100,18 +100,18 @@ def _from_path(
   def files():
     path = _check_path(config)
     if not path.is_dir():
-      yield path
-      return
-    found = False
-    for file in files_lib.below(path):
-      if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}:
-        found = True
-        yield file
+      return [path]
+    found = [
+      file
+      for file in files_lib.below(path)
+      if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}
+    ]
     if not found:
       ending = f" that ends in {', '.join(suffixes)}" if suffixes else ""
       raise FileNotFoundError(
         f"{path} has no file{ending}; set data.path to another file or folder"
       )
+    return found
 
   return _from_files(config, codec, files)
 

@@ -10,7 +10,7 @@ places, see `attention.grouping`. Tiles are computed one after the other, which
 also fixes the order in which the gradients of weights are summed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,9 +100,10 @@ def mix(
   axes = (None, None, "tensor"), (None, "tensor"), (None, "tensor"), ()
 
   def mix_part(x_BLD, chosen_BLK, factors_BLK, *weights):
-    *others, bias_out = weights
+    weights = Weights(*weights)
     is_first = lax.axis_index("tensor") == 0  # only one adds the bias
-    weights = Weights(*others, jnp.where(is_first, bias_out, 0))
+    bias_out = jnp.where(is_first, weights.bias_out, 0)
+    weights = weights._replace(bias_out=bias_out)
     part_BLD = _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights)
     return lax.psum(part_BLD, "tensor")
 
@@ -148,7 +149,7 @@ def _forward(x_SD, factors_SK, groups, weights):
   rounded = _rounded(weights, x_SD.dtype)
 
   def compute(v, results):
-    expert = _take(rounded, groups.labels[v])
+    expert = take(rounded, groups.labels[v])
     h_TF = _product(x_SD[tokens_VT[v]], expert.kernel_in)
     h_TF = (h_TF + expert.bias_in[None]).astype(x_SD.dtype)
     y_TD = _product(activate(h_TF), expert.kernel_out) + expert.bias_out[None]
@@ -174,7 +175,7 @@ def _backward(saved, dout_SD):
   def compute(v, carry):
     results, grads = carry
     label, factors_T1 = groups.labels[v], factors_VT[v][:, None]
-    expert = _take(rounded, label)
+    expert = take(rounded, label)
     x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
     # Of what the expert returns, before it is multiplied by its factor.
@@ -247,5 +248,6 @@ def _put(arrays, i, values):
   return jax.tree.map(lambda x, y: x.at[i].set(y), arrays, values)
 
 
-def _take(arrays, i):
+def take(arrays: Any, i: Any) -> Any:
+  """Element i of all arrays of a pytree."""
   return jax.tree.map(lambda x: x[i], arrays)

@@ -247,7 +247,8 @@ class Decoder:
     if not stop:
       return self.init(batch)
     model = transformer.bind(self.config, params)
-    return model.run(model.embed(tokens_BL), attend, self.init(batch))[1]
+    x_BLD = model.embed(tokens_BL)
+    return model.run_blocks(x_BLD, attend, self.init(batch))[1]
 
   def step(
     self,
@@ -303,8 +304,8 @@ class Decoder:
 
     model = transformer.bind(self.config, params)
     x_B1D = model.embed_next(tokens_B, t)
-    logits_B1V, cache, _ = model.run(x_B1D, attend, cache)
-    return logits_B1V[:, 0], cache
+    x_B1D, cache, _ = model.run_blocks(x_B1D, attend, cache)
+    return model.unembed(x_B1D)[:, 0], cache
 
   def num_bytes(self, batch: int) -> int:
     """Size of the cache in bytes."""

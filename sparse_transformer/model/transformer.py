@@ -53,7 +53,10 @@ class Transformer(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    token_std, position_std = _embedding_stds(config)
+    token_std, position_std = config.token_std, config.position_std
+    if config.init == "paper":
+      token_std = position_std = 0.125 / math.sqrt(config.width)
+    position_std /= math.sqrt(len(config.axes))
     embed = functools.partial(nnx.Embed, features=config.width, rngs=rngs)
     self.token = embed(
       config.vocab_size, embedding_init=nnx.initializers.normal(token_std)
@@ -105,10 +108,9 @@ class Transformer(nnx.Module):
     self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
   ) -> tuple[jax.Array, Measured]:
     """As `__call__`; also returns what blocks measure, for training."""
-    logits_BLV, _, measured = self.run(
-      self.embed(tokens_BL), self.attend, rng=rng
-    )
-    return logits_BLV, measured
+    x_BLD = self.embed(tokens_BL)
+    x_BLD, _, measured = self.run_blocks(x_BLD, self.attend, rng=rng)
+    return self.unembed(x_BLD), measured
 
   def attend(
     self,
@@ -154,32 +156,10 @@ class Transformer(nnx.Module):
     )
     return out_BLHE, cache
 
-  def run(
-    self,
-    x_BLD: jax.Array,
-    attend: Attend,
-    cache: Any = None,
-    rng: jax.Array | None = None,
-  ) -> tuple[jax.Array, Any, Measured]:
-    """Applies everything but the embedding.
-
-    Args:
-      x_BLD: embedded symbols, from `embed` or `embed_next`.
-      attend: attention of each layer.
-      cache: the cache that is passed to the first layer.
-      rng: key for dropout; None applies no dropout.
-
-    Returns:
-      (logits_BLV in float32, the cache after the last layer, what blocks
-      measure).
-    """
-    x_BLD = sharding.split_stream(x_BLD)
-    x_BLD, cache, measured = self.run_blocks(x_BLD, attend, cache, rng)
-    return self._predict(x_BLD), cache, measured
-
   # The backward pass needs the norm's input only.
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def _predict(self, x_BLD):
+  def unembed(self, x_BLD: jax.Array) -> jax.Array:
+    """Predicts from the residual stream after the last block: logits_BLV."""
     return self.logits(self.norm(x_BLD))
 
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
@@ -222,11 +202,22 @@ class Transformer(nnx.Module):
     cache: Any = None,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, Measured]:
-    """As `run`, up to the residual stream after the last block.
+    """Applies the blocks.
 
     Scans over the periods of patterns and MLPs, so that the compiled program
     does not grow with depth, and then applies the remaining layers.
+
+    Args:
+      x_BLD: embedded symbols, from `embed` or `embed_next`.
+      attend: attention of each layer.
+      cache: the cache that is passed to the first layer.
+      rng: key for dropout; None applies no dropout.
+
+    Returns:
+      (the residual stream, the cache, both after the last block; what blocks
+      measure).
     """
+    x_BLD = sharding.split_stream(x_BLD)
     config, period = self.config, self.config.period
     inputs, make_block = self._inputs(rng)
     apply: Callable = functools.partial(self._apply_block, attend, make_block)
@@ -303,17 +294,18 @@ class Transformer(nnx.Module):
     packed, centroids, spans, rngs = inputs
     config = self.config
     *before, kind = config.has_experts[: layer + 1]
-    block = make_block[kind](_take(packed[kind], before.count(kind)))
+    block = make_block[kind](experts.take(packed[kind], before.count(kind)))
     heads = config.patterns[layer]
-    spans = spans_lib.by_pattern(heads, _take(spans, layer))
+    spans = spans_lib.by_pattern(heads, experts.take(spans, layer))
     layers = layer + config.period * np.arange(stacks(config)[layer])
-    directions = spans | content.directions(
+    directions = content.directions(
       heads,
       layers.tolist(),
       index,
-      _take(centroids, layer),
+      experts.take(centroids, layer),
       config.qk_width // config.num_heads,
     )
+    directions = {**spans, **directions}
 
     def attend_heads(q_BLHK, k_BLHK, v_BLHE):
       k_BLHK = content.share(heads, q_BLHK, k_BLHK)
@@ -324,7 +316,7 @@ class Transformer(nnx.Module):
       return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
 
     y_BLD, (cache, of_heads), of_mlp = block(
-      x_BLD, attend_heads, _take(rngs, layer)
+      x_BLD, attend_heads, experts.take(rngs, layer)
     )
     return y_BLD, cache, of_heads | of_mlp
 
@@ -387,10 +379,6 @@ def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:
   return measured
 
 
-def _take(tree, i):
-  return jax.tree.map(lambda x: x[i], tree)
-
-
 def stacks(config: Config) -> dict[int, int]:
   """The layers that run as one stack: {first layer: number of layers}.
 
@@ -412,15 +400,6 @@ def _stack(
     return None
   split = nnx.split_rngs(splits=count)
   return split(nnx.vmap(lambda rngs: block(config, rngs=rngs)))(rngs)
-
-
-def _embedding_stds(config: Config) -> tuple[float, float]:
-  """Standard deviations of the token and of each position embedding."""
-  spread = math.sqrt(len(config.axes))
-  if config.init == "paper":
-    std = 0.125 / math.sqrt(config.width)
-    return std, std / spread
-  return config.token_std, config.position_std / spread
 
 
 def init_params(config: Config, seed: int) -> dict:

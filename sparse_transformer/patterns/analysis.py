@@ -267,20 +267,14 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-  """The result of following inputs through a network.
+  """The result of following inputs through a network."""
 
-  Attributes:
-    layers: the number of layers after which every position sees its entire past
-      (or the entire sequence, if the network is not causal); None if never.
-    missing: in that case, the first (query, key) without a path.
-    positions: every pair among this many first positions was followed.
-    inputs: this many inputs were followed to every position of the sequence.
-  """
-
+  # The number of layers after which every position sees its entire past (or the
+  # entire sequence, if the network is not causal); None if never.
   layers: int | None
-  missing: Pair | None
-  positions: int
-  inputs: int
+  missing: Pair | None  # in that case, the first (query, key) without a path
+  positions: int  # every pair among these first positions was followed
+  inputs: int  # inputs that were followed to every position of the sequence
 
 
 def measure_reach(layers: Layers, n: int) -> Reach:
@@ -293,11 +287,11 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   causal = all(is_causal(p, n) for p in {p for heads in layers for p in heads})
   positions = n if n <= EXACT else EXACT if causal else 0
   inputs = _sampled_inputs(n) if n > EXACT else np.arange(0)
-  found = []
-  if positions:
-    found.append(_follow(layers, positions, np.arange(positions), causal))
-  if len(inputs):
-    found.append(_follow(layers, n, inputs, causal))
+  found = [
+    _follow(layers, size, followed, causal)
+    for size, followed in ((positions, np.arange(positions)), (n, inputs))
+    if len(followed)
+  ]
   depths = [depth for depth, _ in found if depth is not None]
   missing = next((pair for _, pair in found if pair), None)
   depth = max(depths) if missing is None else None
@@ -315,11 +309,9 @@ def _sampled_inputs(n: int) -> np.ndarray:
 def _follow(
   layers: Layers, n: int, inputs: np.ndarray, causal: bool
 ) -> tuple[int | None, Pair | None]:
-  """Follows inputs through layers.
+  """Follows inputs through layers, until all positions see what they should.
 
-  Returns:
-    (depth, None), if all positions see the inputs they should after `depth`
-    layers; else (None, the first (query, input) without a path).
+  Returns (number of layers, None) or (None, the first pair without a path).
   """
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
@@ -329,7 +321,7 @@ def _follow(
   if not causal:
     wanted = np.broadcast_to(wanted[-1], wanted.shape)
   idle: set[frozenset[Pattern]] = set()  # layers that add nothing to `seen`
-  for depth, heads in enumerate(layers):
+  for depth, heads in enumerate((*layers, ())):
     if np.array_equal(seen, wanted):
       return depth, None
     if frozenset(heads) in idle:
@@ -341,8 +333,6 @@ def _follow(
     )
     idle = {*idle, frozenset(heads)} if np.array_equal(new, seen) else set()
     seen = new
-  if np.array_equal(seen, wanted):
-    return len(layers), None
   missing = wanted & ~seen
   query = int(np.flatnonzero(missing.any(1))[0])
   flags = np.unpackbits(

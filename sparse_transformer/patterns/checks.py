@@ -1,7 +1,6 @@
 """Checks that a pattern is well defined, as layouts and executors require.
 
-A pattern that breaks one of these rules would give wrong results silently, so
-every use of a pattern checks it, once for each number of positions.
+A pattern that breaks one of these rules would give wrong results silently.
 """
 
 from __future__ import annotations

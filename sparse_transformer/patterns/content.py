@@ -133,21 +133,16 @@ class _Bound(Pattern):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Near(_Bound):
-  """Pairs whose coordinates, found at run time, differ by less than `window`.
+  """Pairs with 0 <= as_query[q] - as_key[k] < window.
 
-  Attributes:
-    order: int32 [B, H, L], positions, in whose order pairs fill tiles.
-    as_query: int32 [B, H, L], the coordinate of each position as a query.
-    as_key: int32 [B, H, L], the coordinate of each position as a key.
-    window: a pair has 0 <= as_query[q] - as_key[k] < window.
-    reach: how many places before its query in `order` a key may be.
+  Coordinates are int32 [B, H, L] and found at run time.
   """
 
-  order: Array
-  as_query: Array
+  order: Array  # positions [B, H, L], in whose order pairs fill tiles
+  as_query: Array  # the coordinate of each position as a query
   as_key: Array
   window: int
-  reach: int
+  reach: int  # how many places before its query in `order` a key may be
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     distance = _look_up(self.as_query, q) - _look_up(self.as_key, k)
@@ -156,15 +151,10 @@ class Near(_Bound):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(_Bound):
-  """Blocks of keys that each query chose.
+  """Blocks of keys that each query chose."""
 
-  Attributes:
-    blocks: int32 [B, H, L, C], those of each query, -1 for none.
-    size: positions in a block.
-  """
-
-  blocks: Array
-  size: int
+  blocks: Array  # int32 [B, H, L, C], -1 for none
+  size: int  # positions in a block
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     blocks = _look_up(self.blocks, q)

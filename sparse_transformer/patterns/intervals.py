@@ -29,11 +29,9 @@ Array: TypeAlias = Any
 
 
 class TilePairs:
-  """Pairs of a query tile and a key tile, decided together.
+  """Pairs of a query tile and a key tile of `size` positions.
 
-  Args:
-    size: positions of a tile.
-    rows, cols: int [pairs], the indices of the query and the key tiles.
+  rows, cols: int [pairs], the indices of the query and the key tiles.
   """
 
   def __init__(self, size: int, rows: np.ndarray, cols: np.ndarray):
@@ -84,15 +82,11 @@ class TilePairs:
 
 
 class Truth:
-  """A condition on tile pairs, in three-valued logic.
-
-  Attributes:
-    may: whether the condition may hold for some pair of positions.
-    must: whether it is known to hold for all of them.
-  """
+  """A condition on tile pairs, in three-valued logic."""
 
   def __init__(self, may: Array, must: Array):
-    self.may, self.must = may, must
+    self.may = may  # whether it may hold for some pair of positions
+    self.must = must  # whether it is known to hold for all of them
 
   def __and__(self, other: "Truth | bool") -> "Truth":
     other = as_truth(other)
@@ -127,11 +121,7 @@ class Truth:
 
 
 def as_truth(x: Any) -> Truth:
-  """A condition as a `Truth`; a constant one is a plain True or False.
-
-  Raises:
-    TypeError: it is not a condition.
-  """
+  """A condition, or a plain True or False, as a `Truth`; else a TypeError."""
   if isinstance(x, Truth):
     return x
   if not isinstance(x, (bool, np.bool_)):
@@ -314,13 +304,10 @@ class Interval(_Integer):
 
 
 class Int32(Interval):
-  """One interval, from which all results must fit in 32 bits.
+  """One interval; results that may not fit in 32 bits raise OverflowError.
 
   Bounds are never too narrow: a mask that can be evaluated on it overflows
   nowhere between `low` and `high`.
-
-  Raises:
-    OverflowError: a result may not fit in 32 bits.
   """
 
   def __init__(self, low: int, high: int):

@@ -20,22 +20,16 @@ if TYPE_CHECKING:  # `base` imports this module
 class Layout:
   """The tiles of one part that hold pairs, sorted by query tile, key tile.
 
-  Attributes:
-    tile: positions on a side of a tile.
-    query_order, key_order: int32 [n], the position at each place; tiles are
-      cut from the matrix of pairs in these orders.
-    rows, cols: int [tiles], which query tile and which key tile.
-    pairs: int [tiles], how many pairs each tile holds.
-    full: bool [tiles], whether those are all pairs of positions in the tile.
+  They are cut from the matrix of pairs in the orders of the part.
   """
 
-  tile: int
-  query_order: np.ndarray
+  tile: int  # positions on a side
+  query_order: np.ndarray  # int32 [n], the position at each place
   key_order: np.ndarray
-  rows: np.ndarray
-  cols: np.ndarray
-  pairs: np.ndarray
-  full: np.ndarray
+  rows: np.ndarray  # int [tiles], the query tile
+  cols: np.ndarray  # the key tile
+  pairs: np.ndarray  # int [tiles], the number of pairs
+  full: np.ndarray  # bool [tiles], whether the tile holds all its pairs
 
   @property
   def fill(self) -> float:
@@ -75,18 +69,12 @@ def count_pairs(part: Pattern, n: int) -> int:
 
 
 class Nodes(NamedTuple):
-  """Square nodes of a quadtree over the matrix of pairs, all of one size.
+  """Square nodes of a quadtree over the matrix of pairs, all of one size."""
 
-  Attributes:
-    size: positions on a side.
-    rows, cols: int [nodes], indices in units of `size`.
-    pairs: int [nodes], how many pairs each node holds.
-  """
-
-  size: int
-  rows: np.ndarray
+  size: int  # positions on a side
+  rows: np.ndarray  # int [nodes], indices in units of `size`
   cols: np.ndarray
-  pairs: np.ndarray
+  pairs: np.ndarray  # int [nodes], the number of pairs of each
 
 
 def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:

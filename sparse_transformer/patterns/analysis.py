@@ -39,7 +39,7 @@ from sparse_transformer.patterns.content import Content
 TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
-CHUNK = 2**20  # values that are reduced at a time
+CHUNK = 2**22  # values at a time
 MIN_ROWS = 16  # queries whose expected keys are counted
 
 # The patterns of a network by layer and head, as `assign` returns them.

@@ -7,7 +7,7 @@ them instead of deciding again, perhaps otherwise.
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,11 +16,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention import (
-  gathered,
-  spanned,
-  spans as spans_lib,
-)
+from sparse_transformer.attention import gathered, spans as spans_lib
 from sparse_transformer.attention.contract import (
   SAVED_NAMES,
   Case,
@@ -93,14 +89,9 @@ def labels(
   given: jax.Array | None,
   start: jax.Array | int = 0,
 ) -> jax.Array:
-  """The labels [B, H, L, C] of positions from `start` on, without gradients.
+  """`Content.labels` of queries and keys as they are, without gradients.
 
-  Args:
-    content: decides.
-    q_BLHK: queries of these positions.
-    k_BMHK: keys from position 0 on; those after a query do not count.
-    given: directions of these heads; None for the pattern's.
-    start: position of the first query.
+  Directions that are not `given` are the pattern's.
   """
   drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
   q, k, directions = jax.tree.map(
@@ -108,18 +99,6 @@ def labels(
     (q_BLHK, k_BMHK, drawn),
   )
   return content.labels(q, k, directions, start)
-
-
-def bind_labels(pattern: Pattern, labels: Sequence[jax.Array]) -> Pattern:
-  """A pattern of some heads, bound to the labels of each of its `contents`.
-
-  One with a span has no labels, and becomes its support.
-  """
-  if not follows(pattern):
-    return pattern.support()
-  contents = zip(pattern.contents(), labels, strict=True)
-  sets = tuple(content.sets(x) for content, x in contents)
-  return pattern.bind(_unions(pattern, sets))
 
 
 def check_directions(
@@ -191,7 +170,7 @@ def parts(
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for part in pattern.split()[1]:
-      for found in part.bind(_unions(pattern, sets)).parts():
+      for found in part.bind(unions(pattern, sets)).parts():
         yield found, heads
 
 
@@ -234,31 +213,29 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   Returns:
     (executor, tile, number of scores) of each part, for one sequence and head.
   """
-  if spans_lib.span_of(pattern) is not None:
-    return spanned.on(case.platform).count_scores(pattern, case)
-  found = []
+  if not follows(pattern):
+    return spans_lib.count_scores(pattern, case)
+  shape = 1, case.length, 1, case.qk_width
 
-  def lay_out_parts(q_BLHK, directions):
+  def tables_of_parts(q_BLHK):
+    directions = {
+      content: jnp.zeros((1, content.num_directions, case.qk_width))
+      for content in pattern.contents()
+      if content.num_directions
+    }
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
     tables = lay_out(bound, case.tile)
-    for plan, _ in plans((pattern,), bound, tables, case.length):
-      scores = gathered.count_scores(plan.tables)
-      found.append(("gathered", plan.tile, scores))
+    found = plans((pattern,), bound, tables, case.length)
+    return [plan.tables for plan, _ in found]
 
-  def array(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-  width = case.qk_width
-  directions = {
-    content: array(1, content.num_directions, width)
-    for content in pattern.contents()
-    if content.num_directions
-  }
-  jax.eval_shape(lay_out_parts, array(1, case.length, 1, width), directions)
-  return found
+  q_BLHK = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return [
+    ("gathered", tables.queries.shape[-1], gathered.count_scores(tables))
+    for tables in jax.eval_shape(tables_of_parts, q_BLHK)
+  ]
 
 
-def _unions(pattern, sets):
+def unions(pattern, sets):
   """What each of a pattern's `contents` stands for."""
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))
@@ -288,16 +265,13 @@ def bind_heads(
     q_BLHK, k_BLHK: queries and keys.
     directions: as in `attention.attend`.
   """
-  found = [
-    pattern if spans_lib.span_of(pattern) is None else pattern.support()
-    for pattern in patterns
-  ]
+  found = [pattern.support() for pattern in patterns]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for j, head in enumerate(range(len(patterns)) if heads is None else heads):
       own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
-      found[head] = pattern.bind(_unions(pattern, own))
+      found[head] = pattern.bind(unions(pattern, own))
   return found
 
 

@@ -1,5 +1,19 @@
-"""The spans of heads: the weights of pairs, and the parts that have them."""
+"""Learned spans: the weights of pairs, and what runs the parts that have them.
 
+`Spanned` processes pairs no further back than spans reach, in plain XLA. A step
+has some tiles of queries, each with the tile of keys that is `ago` tiles before
+its own. Steps go back from ago = 0 until no span reaches further. The spans are
+known at run time only, and so is how many steps there are: one compiled program
+takes less time as they shrink.
+
+Nothing here depends on timing: no two sums go to the same place in one step.
+
+Axes: G heads that run together; A tiles of queries of a step; P places, which
+are positions padded to whole steps, and for keys with tiles before them.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -7,8 +21,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import Heads, group_heads
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Keys,
+  Plan,
+  Queries,
+  group_heads,
+  index_of,
+  make_order,
+)
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
+
+TILE = 128  # positions
+# Scores of a step, of all sequences: on CPUs, they should stay in cache.
+CPU_SCORES, SCORES = 131_072, 2**25
 
 
 def span_of(pattern: Pattern) -> AdaptiveSpan | None:
@@ -40,15 +68,6 @@ def of_heads(
     return given[head if len(given) > 1 else 0]
 
   return jnp.stack([of_head(*item) for item in enumerate(spans)])
-
-
-def parts(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
-  """The parts of heads' patterns that have spans, each with its heads."""
-
-  def of_head(pattern):
-    return () if span_of(pattern) is None else pattern.split()[1]
-
-  return group_heads([of_head(pattern) for pattern in patterns])
 
 
 def weights_of(
@@ -90,3 +109,205 @@ def weights(
         row = jnp.where(part.support().mask(q, k), ramp, row)
     rows.append(row)
   return jnp.stack(rows)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["spans"],
+  meta_fields=["pattern"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The spans [H] of a plan's heads, and the pattern whose weights follow."""
+
+  spans: jax.Array
+  pattern: AdaptiveSpan
+
+
+def plans(
+  patterns: tuple[Pattern, ...], spans_H: jax.Array | None, n: int, tile: int
+) -> list[tuple[Plan, Heads]]:
+  """The plans of the parts with spans, each with its heads.
+
+  Args:
+    patterns: one per head.
+    spans_H: in positions; None if no head has one.
+    n: number of positions.
+    tile: positions on a side of a tile; 0 for the default.
+  """
+  if spans_H is None:
+    return []
+  everywhere = make_order(np.arange(n), n)
+
+  def plan(part, heads):
+    (span,) = part.contents()
+    condition = None if part == span else part.support()
+    tables = Tables(spans_H[index_of(heads)], span)
+    return Plan(condition, min(tile or TILE, n), everywhere, everywhere, tables)
+
+  by_part = group_heads(
+    [
+      () if span_of(pattern) is None else pattern.split()[1]
+      for pattern in patterns
+    ]
+  )
+  return [(plan(part, heads), heads) for part, heads in by_part.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spanned:
+  """Runs `plans`.
+
+  Attributes:
+    scores: how many scores a step computes, of all sequences.
+    together: whether all heads run together, as far as the widest span;
+      otherwise one after another, each as far as its own.
+  """
+
+  scores: int
+  together: bool
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    walk = _Walk(plan, self, *q_BLHK.shape[:3])
+    arrays = walk.pad(q_BLHK), *walk.pad_keys(k_BLHK, v_BLHE)
+    out, lse = map(walk.restore, online_softmax.forward(walk, *arrays))
+    return out, lse[..., 0]
+
+  def backward(
+    self, plan: Plan, queries: Queries, keys: Keys
+  ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """(dq, dk, dv, dspans_H), with weights relative to `lse`."""
+    walk = _Walk(plan, self, *queries.q.shape[:3])
+    dq, dk, dv, dspans_H = online_softmax.backward(
+      walk,
+      Queries(*map(walk.pad, queries.with_columns())),
+      Keys(*walk.pad_keys(*keys)),
+    )
+    dk, dv = (x[:, :, walk.before :] for x in (dk, dv))
+    return *map(walk.restore, (dq, dk, dv)), dspans_H
+
+
+def on(platform: str) -> Spanned:
+  """The executor for a platform."""
+  if platform == "cpu":
+    return Spanned(CPU_SCORES, together=False)
+  return Spanned(SCORES, together=True)
+
+
+def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
+  """As `selection.count_scores`, of the parts with spans, the longest ones."""
+  found = []
+  heads = (pattern,) * case.num_heads
+  for plan, _ in plans(
+    heads, jnp.zeros(case.num_heads), case.length, case.tile
+  ):
+    lanes = case.batch, case.length, case.num_heads
+    walk = _Walk(plan, on(case.platform), *lanes)
+    last = (np.arange(walk.times) + 1) * walk.size - 1
+    steps = (np.minimum(walk.most, last) + 1).sum()
+    found.append(("spanned", plan.tile, int(steps) * walk.size * plan.tile**2))
+  return found
+
+
+class _Walk(online_softmax.Steps):
+  """The steps of a plan, back from each group of tiles of queries.
+
+  Their numbers are how many tiles ago the keys are. Groups of the same heads
+  follow one another. Arrays are [B, H, P, ...].
+  """
+
+  def __init__(self, plan, executor, b, n, h):
+    self.n, self.tile, self.condition = n, plan.tile, plan.pattern
+    self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
+    self.heads = h if executor.together else 1  # of a group
+    num_tiles = -(-n // self.tile)
+    most = max(1, executor.scores // (b * self.heads * self.tile**2))
+    self.times = -(-num_tiles // most)  # groups of the same heads
+    self.size = -(-num_tiles // self.times)
+    self.num = self.times * (h // self.heads)
+    self.most = -(-(self.pattern.most_keys(n) - 1) // self.tile)
+    self.before = self.most * self.tile  # places before the first key
+
+  def bounds(self, i):
+    spans = self._of_group(self.spans, i)
+    reach = jnp.ceil(spans.max() + self.pattern.ramp).astype(jnp.int32) - 1
+    last = jnp.minimum(self.most, self._first(i) + self.size - 1)
+    return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
+
+  def pairs(self, i, ago):
+    tiles = (self._first(i) + jnp.arange(self.size)).reshape(1, 1, -1, 1, 1)
+    mask = tiles >= ago
+    if self.condition is not None:
+      places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
+      q_at = tiles * self.tile + places.swapaxes(3, 4)
+      k_at = (tiles - ago) * self.tile + places
+      mask &= self.condition.mask(q_at, k_at)
+    weights = self._weights(self.spans, i, ago)
+    return mask & (weights > 0), weights
+
+  def spans_gradient(self, i, ago, dweights):
+    _, transposed = jax.vjp(lambda x: self._weights(x, i, ago), self.spans)
+    return transposed(dweights.sum((0, 2), keepdims=True))[0]
+
+  def _weights(self, spans_H, i, ago):
+    """The weights of pairs, [1, G, 1, T, S]."""
+    places = np.arange(self.tile)
+    distance = ago * self.tile + (places[:, None] - places)[None, None, None]
+    spans = self._of_group(spans_H, i).reshape(1, -1, 1, 1, 1)
+    weights = weights_of(self.pattern, spans, distance)
+    return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
+
+  def pad(self, x_BLH, before=0):
+    """x by head: [B, H, P, ...]."""
+    after = self.times * self.size * self.tile - self.n
+    pads = [(0, 0)] * 2 + [(before, after)] + [(0, 0)] * (x_BLH.ndim - 3)
+    return jnp.pad(x_BLH.swapaxes(1, 2), pads)
+
+  def pad_keys(self, *arrays):
+    return tuple(self.pad(x, self.before) for x in arrays)
+
+  def restore(self, x_BHP):
+    """Undoes `pad`."""
+    return x_BHP[:, :, : self.n].swapaxes(1, 2)
+
+  def queries(self, i, *arrays):
+    return tuple(self._take(x, i, self._first(i)) for x in arrays)
+
+  def keys(self, i, ago, *arrays):
+    return tuple(self._take(x, i, self._first_key(i, ago)) for x in arrays)
+
+  def put(self, i, x_BHP, new):
+    return self._put(x_BHP, new, i, self._first(i))
+
+  def add(self, i, ago, x_BHP, new):
+    first = self._first_key(i, ago)
+    return self._put(x_BHP, self._take(x_BHP, i, first) + new, i, first)
+
+  def _first(self, i):
+    """The first tile of queries of a group."""
+    return i % self.times * self.size
+
+  def _first_key(self, i, ago):
+    """The first tile of keys of a step."""
+    return self.most + self._first(i) - ago
+
+  def _of_group(self, x_H, i):
+    first = i // self.times * self.heads
+    return lax.dynamic_slice_in_dim(x_H, first, self.heads)
+
+  def _starts(self, x_BHP, i, first):
+    starts = 0, i // self.times * self.heads, first * self.tile
+    return *map(jnp.int32, starts), *[jnp.int32(0)] * (x_BHP.ndim - 3)
+
+  def _take(self, x_BHP, i, first):
+    b, _, _, *widths = x_BHP.shape
+    sizes = b, self.heads, self.size * self.tile, *widths
+    x = lax.dynamic_slice(x_BHP, self._starts(x_BHP, i, first), sizes)
+    return x.reshape(b, self.heads, self.size, self.tile, *widths)
+
+  def _put(self, x_BHP, new, i, first):
+    new = new.reshape(*new.shape[:2], -1, *new.shape[4:])
+    return lax.dynamic_update_slice(x_BHP, new, self._starts(x_BHP, i, first))

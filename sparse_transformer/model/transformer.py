@@ -16,7 +16,6 @@ from sparse_transformer.model import (
   content,
   experts,
   sharding,
-  spans as spans_lib,
 )
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
@@ -31,7 +30,7 @@ STACKS = (
   "blocks",
   "expert_blocks",
   "centroids",
-  spans_lib.NAME,
+  content.SPANS,
   "experts_in",
   "experts_out",
 )
@@ -114,7 +113,7 @@ class Transformer(nnx.Module):
     )
     # Drawn last: whether there are any changes no other parameter.
     self.centroids = _params(content.init_centroids(config, rngs.params()))
-    spans = spans_lib.init(config)
+    spans = content.init_spans(config)
     self.spans = None if spans is None else nnx.Param(spans)
 
   def __call__(
@@ -272,7 +271,7 @@ class Transformer(nnx.Module):
     Blocks with and without experts are two kinds, each with its own stack.
 
     Returns:
-      (arrays [layers, ...]: {kind: parameters}, centroids, spans, random keys;
+      (arrays [layers, ...]: {kind: parameters}, those of patterns, random keys;
       {kind: function from the parameters of a layer to its block}).
     """
     rngs = None
@@ -283,11 +282,14 @@ class Transformer(nnx.Module):
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
         packed[kind], make_block[kind] = _pack(blocks)
-    centroids = {
-      int(num): param[...] for num, param in (self.centroids or {}).items()
-    }
+    return (packed, self.learned, rngs), make_block
+
+  @property
+  def learned(self) -> content.Learned:
+    """The parameters of patterns, of all layers."""
+    centroids: Any = self.centroids or {}
     spans = None if self.spans is None else self.spans[...]
-    return (packed, centroids, spans, rngs), make_block
+    return {num: param[...] for num, param in centroids.items()}, spans
 
   def _by_period(self, inputs):
     """The inputs of full periods, as arrays [periods, layers of one, ...]."""
@@ -309,33 +311,31 @@ class Transformer(nnx.Module):
     """Applies one block, without adding its output to the residual stream."""
     # The layer is taken here, so that what a rematerialized block keeps are
     # the inputs of the scan: they are not copied.
-    (x_BLD, cache), (packed, centroids, spans, rngs) = carry, inputs
+    (x_BLD, cache), (packed, learned, rngs) = carry, inputs
     *before, kind = self.config.has_experts[: layer + 1]
     block = make_block[kind](_take(packed[kind], before.count(kind)))
     heads = self.config.patterns[layer]
-    spans = spans_lib.by_pattern(heads, _take(spans, layer))
-    directions = spans | self._directions(layer, index, _take(centroids, layer))
+    directions = self._directions(layer, index, _take(learned, layer))
 
     def attend_heads(q_BLHK, k_BLHK, v_BLHE):
       k_BLHK = content.share(heads, q_BLHK, k_BLHK)
       out_BLHE, new = attend(
         cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
       )
-      of_content = content.measure(heads, q_BLHK, directions)
-      return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
+      return out_BLHE, (new, content.measure(heads, q_BLHK, directions))
 
     y_BLD, (cache, of_heads), of_mlp = block(
       x_BLD, attend_heads, _take(rngs, layer)
     )
     return (y_BLD, cache), of_heads | of_mlp
 
-  def _directions(self, layer, index, centroids):
+  def _directions(self, layer, index, learned):
     """The directions of a layer, see `Attend`."""
     config = self.config
     layers = layer + config.period * np.arange(stacks(config)[layer])
     width = config.qk_width // config.num_heads
     return content.directions(
-      config.patterns[layer], layers.tolist(), index, centroids, width
+      config.patterns[layer], layers.tolist(), index, learned, width
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse_transformer.attention import selection
-from sparse_transformer.model import content_cache, kv_cache, sampling
+from sparse_transformer.model import kv_cache, sampling
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -61,32 +61,30 @@ def check_keys(pattern, n, starts):
   expected = np.asarray(jax.jit(realize)(q, k))
 
   plan = kv_cache.make_plan(pattern, n)
-  of_pattern = dict(pattern=pattern, index=1, directions=given)
-  fill, step = (
-    jax.jit(functools.partial(f, **of_pattern))
-    for f in (content_cache.fill, content_cache.step)
-  )
+  nums = kv_cache.num_labels(pattern, n, WIDTH)
+
+  @jax.jit
+  def add(labels, start, q, k):  # to the second of two layers
+    return kv_cache.add_labels(pattern, labels, 1, start, q, k, given)
+
+  @jax.jit
+  def bias_of(labels, t, held):
+    # Values say which positions are read.
+    k = jnp.zeros((BATCH, HEADS, len(held), WIDTH))
+    v = jnp.broadcast_to(held[:, None], (*k.shape[:3], 1))
+    of_layer = [x[1] for x in labels]
+    return plan.take_bound((k, v), of_layer, t, held, given)[1:]
+
   for start in starts:
-    # Of the second of two layers.
-    shape = 2, BATCH, HEADS
-    states = content_cache.init(pattern, n, shape, plan.size + 1, WIDTH)
-    held = plan.held(start)
+    labels = [jnp.zeros((2, BATCH, HEADS, n, num), jnp.int32) for num in nums]
     if start:
-      prompt = dict(q_BLHK=q[:, :start], k_BLHK=k[:, :start])
-      states = fill(states=states, held_S=held, **prompt)
-    held = np.where(held < start, held, -1)
-    for t in range(start, n):
-      held[plan.slots[t]] = t
-      states, bias = step(
-        states=states,
-        t=t,
-        slot=plan.slots[t],
-        q_B1HK=q[:, t : t + 1],
-        k_BHSK=k[:, held].swapaxes(1, 2),
-      )
-      real = np.broadcast_to(np.isfinite(bias), (BATCH, HEADS, len(held)))
+      labels = add(labels, 0, q[:, :start], k[:, :start])
+    for t, held in enumerate(plan.reads(start, n), start):
+      labels = add(labels, t, q[:, t : t + 1], k[:, held])
+      at, bias = bias_of(labels, t, held)
+      real = np.broadcast_to(np.isfinite(bias), at.shape[:3])
       found = np.zeros((BATCH, HEADS, n), int)
-      np.add.at(found, (*np.nonzero(real)[:2], held[np.nonzero(real)[2]]), 1)
+      np.add.at(found, (*np.nonzero(real)[:2], at[real][:, 0]), 1)
       row = np.broadcast_to(expected[:, :, t], found.shape)
       np.testing.assert_array_equal(found, row, f"{start=} {t=}")
 
@@ -109,14 +107,13 @@ def test_steps_of_short_sequences(n):
 
 
 def test_labels_are_small_beside_keys_and_values():
-  def size(pattern):
-    return content_cache.num_bytes(pattern, 12_288, 64)
+  def numbers(pattern):
+    return kv_cache.num_labels(pattern, 12_288, 64)
 
-  # All keys and values are 6 MiB.
-  assert size(LSH(64, 192, 4)) == 12_288 * 4 * 4
-  assert size(Routing(64, 128) | Local(128)) == 12_288 * 4
-  assert size(TopBlocks(64, 8)) == 12_288 * 8 * 4
-  assert size(AdaptiveSpan(1024)) == 0
+  assert numbers(LSH(64, 192, 4)) == [4]
+  assert numbers(Routing(64, 128) | Local(128)) == [1]
+  assert numbers(TopBlocks(64, 8)) == [8]
+  assert numbers(AdaptiveSpan(1024)) == []
 
 
 # Networks.

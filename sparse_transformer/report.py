@@ -97,11 +97,10 @@ def _spans(network, lines):
 
 def _last_spans(network, lines):
   """{layer: the spans of its heads} at the last step that was logged."""
-  from sparse_transformer.attention.spans import span_of
+  from sparse_transformer.attention.spans import any_span
 
   logged = [line["spans"] for line in lines if "spans" in line]
-  heads_of_layers = enumerate(network.patterns)
-  layers = [i for i, heads in heads_of_layers if any(map(span_of, heads))]
+  layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]
   return dict(zip(layers, logged[-1], strict=True)) if logged else {}
 
 

@@ -1,10 +1,10 @@
 """Brings positions to the devices that need them, and results back.
 
 A sequence is split over S devices in order, each of which holds `own`
-positions. A `Route` is known before a program is traced, as NumPy arrays. Its
-`Exchange` runs within `jax.shard_map`. `Exchange` and `OverHeads` are orders
-of positions, as `contract.Order` is on one device: queries, keys and values are
-arranged for an executor, and its results restored.
+positions. A `Route` is known before a program is traced, as NumPy arrays.
+`Exchange` and `OverHeads` are orders of positions, as `contract.Order` is on
+one device, and run within `jax.shard_map`. Their `axes` are the mesh axes that
+positions are split over.
 """
 
 import dataclasses
@@ -16,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import side_by_side
-from sparse_transformer.attention.contract import Arrangement, Table
+from sparse_transformer.attention.contract import (
+  Arrangement,
+  Table,
+  apply_at_once,
+)
 
 Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
@@ -152,12 +155,7 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-  """An order of positions, each of which some device holds.
-
-  Attributes:
-    axes: mesh axes that positions are split over.
-    route: how devices get them.
-  """
+  """An order of positions, each of which some device holds."""
 
   axes: Axes
   route: Route
@@ -212,12 +210,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OverHeads:
-  """An order of all positions: each device gets them for its share of heads.
-
-  Attributes:
-    axes: mesh axes that positions are split over, and heads meanwhile.
-    order: of the positions.
-  """
+  """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
   order: Arrangement
@@ -228,7 +221,7 @@ class OverHeads:
     return self.order.positions
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, n, own heads, ...] in this order, from [B, own, H, ...]."""
+    """Arrays [B, n, heads of a device, ...], from [B, own, H, ...]."""
     return self.order.arrange(*to_heads(self.axes, *arrays))
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -253,7 +246,7 @@ def _as_one(
   rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
   return tuple(
     new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, side_by_side.apply(send, rows), strict=True)
+    for x, new in zip(arrays, apply_at_once(send, rows), strict=True)
   )
 
 

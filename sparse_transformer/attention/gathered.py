@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax, side_by_side
+from sparse_transformer.attention import online_softmax
 from sparse_transformer.attention.contract import (
   Keys,
   Plan,
   Queries,
+  apply_at_once,
   make_order,
 )
 from sparse_transformer.attention.grouping import group
@@ -76,9 +77,8 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
   """The tables of a set; `tile` positions on a side, 0 for the default."""
-  if isinstance(pairs, Near):
-    return _lay_out_near(pairs, tile or TILE)
-  return _lay_out_chosen(pairs, tile or TILE)
+  is_near = isinstance(pairs, Near)
+  return (_lay_out_near if is_near else _lay_out_chosen)(pairs, tile or TILE)
 
 
 def count_scores(tables: Tables) -> int:
@@ -141,7 +141,7 @@ def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
 
 
 def condition(part: Any) -> Pattern:
-  """What decides about the pairs of the tiles that a part is run in."""
+  """The mask applied within the tiles that a part is run in."""
   if isinstance(part, Near | Chosen):
     return part.within_tiles()
   return dataclasses.replace(part, left=condition(part.left))
@@ -198,19 +198,15 @@ class _Steps(online_softmax.Steps):
   single = True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, scores, in_order):
+  def __init__(self, plan, scores, in_order, num_keys):
     self.pattern, self.tables = plan.pattern, plan.tables
     self.in_order = in_order
     b, h, num_tiles, self.tile = self.tables.queries.shape
-    most = max(1, scores // (b * h * self.tile * self.num_keys()))
+    most = max(1, scores // (b * h * self.tile * num_keys))
     self.num = -(-num_tiles // most)
     self.size = -(-num_tiles // self.num)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
-
-  @abc.abstractmethod
-  def num_keys(self):
-    """How many keys each tile of queries has."""
 
   @abc.abstractmethod
   def take(self, i, x):
@@ -254,11 +250,9 @@ class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
   def __init__(self, plan, scores, in_order):
-    super().__init__(plan, scores, in_order)
+    num_keys = plan.tables.span * plan.tile
+    super().__init__(plan, scores, in_order, num_keys)
     self.at = _pad_tiles(self.tables.keys, 0, self.missing * self.tile, -1)
-
-  def num_keys(self):
-    return self.tables.span * self.tile
 
   def take(self, i, x_BHP):
     tiles = self._tiles(x_BHP, i)
@@ -296,14 +290,10 @@ class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
   def __init__(self, plan, scores, in_order):
-    super().__init__(plan, scores, in_order)
-    num_blocks = self.tables.num_blocks
+    (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
+    super().__init__(plan, scores, in_order, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
-    b, h, _ = self.tables.keys.shape
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
-
-  def num_keys(self):
-    return self.tables.keys.shape[-1] // self.tables.num_blocks
 
   def take(self, i, x_BHM):
     return _of_lanes(
@@ -363,16 +353,13 @@ def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
 
 
 def _rows(at, *arrays):
-  """Rows [B, H, ..., K] of arrays [B, L, H, K], at positions [B, H, ...].
-
-  Some row for -1.
-  """
+  """Rows [B, H, ..., K] of [B, L, H, K] at [B, H, ...], arbitrary for -1."""
 
   def of_head(x_L, at):
     return x_L.at[at.clip(0)].get(mode="clip")
 
   of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
-  return side_by_side.apply(lambda x_BLH: of_lanes(x_BLH, at), arrays)
+  return apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
 def _merge(out_BHPE, lse_BHP, places_BHLR):
@@ -404,4 +391,4 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, parts)
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return side_by_side.apply(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)
+  return apply_at_once(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)

@@ -13,7 +13,7 @@ LIMIT = 2**31  # of numbers in 32 bits
 
 
 class Groups(NamedTuple):
-  """Entries in the order of their labels, each label in tiles of its own.
+  """Entries in the order of their labels, each label in separate tiles.
 
   Attributes:
     entries: int32 [N, V, tile], the entries in each tile, in their own order;

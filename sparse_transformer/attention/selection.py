@@ -3,6 +3,10 @@
 Heads with the same pattern are bound together. What a pattern decides are the
 integer labels of positions; they are named, so that rematerialization can keep
 them instead of deciding again, perhaps otherwise.
+
+In all functions, `patterns` has one pattern per head, q_BLHK and k_BLHK are
+queries and keys, `directions` is as in `attention.attend`, and `bound` is what
+`bind` returns.
 """
 
 import functools
@@ -58,14 +62,8 @@ def bind(
 ) -> tuple[Any, ...]:
   """What the patterns that follow the content are bound to.
 
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
-
-  Returns:
-    For each pattern of `with_content`, in order, and each of its `contents`,
-    the sets whose union it is.
+  These are, for each pattern of `with_content`, in order, and each of its
+  `contents`, the sets whose union it is.
   """
 
   def sets_of(content, heads):
@@ -104,12 +102,7 @@ def labels(
 def check_directions(
   patterns: tuple[Pattern, ...], directions: Directions, width: int
 ) -> None:
-  """Checks that all patterns have the directions that they need.
-
-  Args:
-    patterns: one per head.
-    directions: as in `attention.attend`.
-    width: of a head's queries and keys, K.
+  """Checks that all patterns have the directions that they need, of width K.
 
   Raises:
     ValueError: some are missing, superfluous or have another shape.
@@ -151,22 +144,15 @@ def _directions_of(content, num_heads, width):
   return shape, "directions" if content.num_directions else ""
 
 
-def lay_out(bound: tuple[Any, ...], tile: int) -> tuple[Any, ...]:
-  """The tables of all sets of `bind`, with their structure."""
-  return jax.tree.map(
-    lambda pairs: gathered.lay_out(pairs, tile), bound, is_leaf=_is_set
-  )
+def lay_out(bound: tuple[Any, ...], tile: int) -> list[gathered.Tables]:
+  """The tables of all sets."""
+  return [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
 
 
 def parts(
   patterns: tuple[Pattern, ...], bound: tuple[Any, ...]
 ) -> Iterator[tuple[Pattern, Heads]]:
-  """The disjoint parts that follow the content, bound, each with its heads.
-
-  Args:
-    patterns: one per head.
-    bound: from `bind`.
-  """
+  """The disjoint parts that follow the content, bound, each with its heads."""
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for part in pattern.split()[1]:
@@ -177,23 +163,11 @@ def parts(
 def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
-  tables: tuple[Any, ...],
+  tables: list[gathered.Tables],
   n: int,
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of `parts`, each with its heads.
-
-  Args:
-    patterns: one per head.
-    bound: from `bind`.
-    tables: from `lay_out`.
-    n: number of positions.
-  """
-  leaves = zip(
-    jax.tree.leaves(bound, is_leaf=_is_set),
-    jax.tree.leaves(tables, is_leaf=_is_table),
-    strict=True,
-  )
-  table_of = dict(leaves)
+  """The plans of `parts` of n positions, with the tables from `lay_out`."""
+  table_of = dict(zip(_sets(bound), tables, strict=True))
   return [
     (gathered.make_plan(part, table_of[gathered.pairs_of(part)], n), heads)
     for part, heads in parts(patterns, bound)
@@ -201,17 +175,10 @@ def plans(
 
 
 def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
-  """What is computed for the parts of a pattern that follow the content.
+  """(executor, tile, number of scores) of the parts that follow the content.
 
-  Shapes are known before run time, whatever the content. Spans are not: what
-  is computed is at most that of the longest.
-
-  Args:
-    pattern: of one head.
-    case: what is run.
-
-  Returns:
-    (executor, tile, number of scores) of each part, for one sequence and head.
+  For one sequence and head. Shapes are known before run time, whatever the
+  content. Spans are not: what is computed is at most that of the longest.
   """
   if not follows(pattern):
     return spans_lib.count_scores(pattern, case)
@@ -241,12 +208,8 @@ def unions(pattern, sets):
   return dict(zip(pattern.contents(), unions, strict=True))
 
 
-def _is_set(x):
-  return isinstance(x, Pattern)
-
-
-def _is_table(x):
-  return isinstance(x, gathered.Tables)
+def _sets(bound):
+  return jax.tree.leaves(bound, is_leaf=lambda x: isinstance(x, Pattern))
 
 
 def bind_heads(
@@ -259,11 +222,6 @@ def bind_heads(
 
   Positions in the mask of one that is bound have axes of batch and heads. One
   with a span becomes its support.
-
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
   """
   found = [pattern.support() for pattern in patterns]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
@@ -281,13 +239,7 @@ def realize(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> jax.Array | np.ndarray:
-  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
-
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
-  """
+  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content."""
   n = q_BLHK.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
   bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)

@@ -8,6 +8,9 @@ takes less time as they shrink.
 
 Nothing here depends on timing: no two sums go to the same place in one step.
 
+In all functions, `patterns` has one pattern per head, and spans_H are their
+spans in positions.
+
 Axes: G heads that run together; A tiles of queries of a step; P places, which
 are positions padded to whole steps, and for keys with tiles before them.
 """
@@ -45,6 +48,11 @@ def span_of(pattern: Pattern) -> AdaptiveSpan | None:
   return next(found, None)
 
 
+def any_span(patterns: Sequence[Pattern]) -> bool:
+  """Whether any head's pattern has a span."""
+  return any(span_of(pattern) is not None for pattern in patterns)
+
+
 def of_heads(
   patterns: Sequence[Pattern],
   directions: Mapping[Pattern, jax.Array],
@@ -52,13 +60,9 @@ def of_heads(
 ) -> jax.Array | None:
   """The spans [H] of heads, 0 for those without; None if none has any.
 
-  Args:
-    patterns: one per head.
-    directions: as in `attention.attend`.
-    dtype: of the result.
+  The directions are as in `attention.attend`.
   """
-  spans = [span_of(pattern) for pattern in patterns]
-  if all(span is None for span in spans):
+  if not any_span(patterns):
     return None
 
   def of_head(head, span):
@@ -67,20 +71,15 @@ def of_heads(
     given = jnp.asarray(directions[span], dtype)
     return given[head if len(given) > 1 else 0]
 
-  return jnp.stack([of_head(*item) for item in enumerate(spans)])
+  return jnp.stack([of_head(*x) for x in enumerate(map(span_of, patterns))])
 
 
 def weights_of(
   pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
 ) -> jax.Array:
-  """The weights of pairs within the support of a pattern.
+  """The weights of pairs within the support, of which `distance` is q - k.
 
   At the ends of the ramp, the derivative by the span is 0.
-
-  Args:
-    pattern: its ramp counts.
-    spans: in positions.
-    distance: q - k, of a shape that broadcasts.
   """
   room = spans + pattern.ramp - distance
   first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
@@ -95,10 +94,7 @@ def weights(
 ) -> jax.Array:
   """The weights [H, ...] of pairs, 1 for those of static patterns.
 
-  Args:
-    patterns: one per head.
-    spans_H: in positions.
-    q, k: positions of shapes that broadcast to [...].
+  The shapes of the positions q and k broadcast to [...].
   """
   rows = []
   for head, pattern in enumerate(patterns):
@@ -129,11 +125,7 @@ def plans(
 ) -> list[tuple[Plan, Heads]]:
   """The plans of the parts with spans, each with its heads.
 
-  Args:
-    patterns: one per head.
-    spans_H: in positions; None if no head has one.
-    n: number of positions.
-    tile: positions on a side of a tile; 0 for the default.
+  There are n positions; a tile of 0 is the default.
   """
   if spans_H is None:
     return []

@@ -2,10 +2,10 @@
 
 Each part of a pattern runs in its own orders. Its tiles of queries are dealt
 out to the devices in slices of that order. Which keys a device reads follows
-from the layout, and `exchange` finds the cheapest way to bring them there.
-Where the work is uneven, a device may get one slice from each end instead; and
-where neither is cheap, devices may exchange heads for positions: each then has
-all positions of some heads. No pattern is named anywhere.
+from the layout, and `exchange` brings them there. Where the work is uneven, a
+device may get one slice from each end instead; and where neither is cheap,
+devices may exchange heads for positions: each then has all positions of some
+heads. No pattern is named anywhere.
 """
 
 import dataclasses

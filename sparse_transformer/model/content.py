@@ -9,7 +9,6 @@ brought back into [0, 1] after each update, as in the code of Sukhbaatar et al.
 2019. The forward pass does not clip it: at a bound it still has its gradient.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -20,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention.contract import index_of
 from sparse_transformer.attention.selection import LABELS_NAME, with_content
-from sparse_transformer.attention.spans import of_heads, span_of
+from sparse_transformer.attention.spans import any_span, of_heads, span_of
 from sparse_transformer.model.config import Config
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 from sparse_transformer.patterns.content import Content
@@ -41,7 +40,7 @@ Learned = tuple[Mapping[str, jax.Array], jax.Array | None]
 
 def init_spans(config: Config) -> jax.Array | None:
   """The shares of all layers and heads; None if no pattern has a span."""
-  if not any(map(span_of, itertools.chain(*config.patterns))):
+  if not any(map(any_span, config.patterns)):
     return None
   return jnp.zeros((config.num_layers, config.num_heads))
 
@@ -96,6 +95,7 @@ def directions(
 
   def of(content):
     if isinstance(content, AdaptiveSpan):
+      assert shares_H is not None
       return content.max * shares_H
     if has_centroids(content):
       return centroids[str(content.num_directions)]

@@ -45,7 +45,7 @@ Row = tuple[jax.Array, jax.Array, jax.Array]
 class CachePlan:
   """Where the keys of one causal pattern are kept over n steps.
 
-  Args:
+  Attributes:
     pattern: the pattern.
     slots: int32 [n], the slot of each key; `size` for keys without a reader.
     last: int [n], the last query that may attend to each key, -1 for none.
@@ -60,12 +60,12 @@ class CachePlan:
   width: int
 
   @property
-  def is_wide(self) -> bool:
-    """Whether a row may use most slots.
+  def is_narrow(self) -> bool:
+    """Whether rows are known and use few slots, which a step then gathers.
 
-    If so, a step reads all slots at once, which is faster than gathering many.
+    Reading all slots at once is faster than gathering many.
     """
-    return 2 * self.width > self.size
+    return 2 * self.width <= self.size and not self.pattern.contents()
 
   def rows(self, start: int, stop: int) -> np.ndarray:
     """Slots of the keys of queries start to stop - 1.
@@ -83,24 +83,18 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows` or, if wide, bool [stop - start, size + 1].
+    """What steps read: `rows` or, unless narrow, the positions in all slots.
 
-    The mask decides at run time if the pattern follows the content; then these
-    are the positions in all slots, as in `held`.
+    Returns:
+      int32 [stop - start, width], or [stop - start, size + 1] as in `held`.
     """
-    if self.pattern.contents():
-      held, found = self.held(start), []
-      for t in range(start, stop):
-        held[self.slots[t]] = t
-        found.append(held.copy())
-      return np.stack(found)
-    rows = self.rows(start, stop)
-    if not self.is_wide:
-      return rows
-    read = np.zeros((stop - start, self.size + 1), bool)
-    np.put_along_axis(read, rows, True, axis=1)
-    read[:, self.size] = False
-    return read
+    if self.is_narrow:
+      return self.rows(start, stop)
+    held, found = self.held(start), []
+    for t in range(start, stop):
+      held[self.slots[t]] = t
+      found.append(held.copy())
+    return np.stack(found)
 
   def held(self, stop: int) -> np.ndarray:
     """The key in each slot before step `stop`, -1 for none, [size + 1]."""
@@ -110,55 +104,40 @@ class CachePlan:
     return held
 
   def take(
-    self, kv: Sequence[jax.Array], index: jax.Array | int, read: jax.Array
-  ) -> Row:
-    """What one step reads in one layer, by a row of `reads`.
-
-    Args:
-      kv: keys and values of a stack of layers, see `Decoder.init`.
-      index: the layer in the stack.
-      read: a row of `reads`.
-    """
-    if self.is_wide:
-      real = read
-      k, v = (x[index] for x in kv)
-    else:
-      real = read < self.size
-      k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
-    return k, v, jnp.where(real, 0.0, -jnp.inf)[None, None]
-
-  def take_bound(
     self,
     kv: Sequence[jax.Array],
     labels: Sequence[jax.Array],
+    index: jax.Array | int,
     t: jax.Array,
-    held_S: jax.Array,
+    read: jax.Array,
     directions: selection.Directions,
   ) -> Row:
-    """What step t reads if the pattern follows the content.
+    """What step t reads in one layer.
 
     Args:
-      kv: keys and values of the layer.
-      labels: of the layer, those of t included.
+      kv, labels: of a stack of layers, see `Decoder.init`, those of t included.
+      index: the layer in the stack.
       t: the position.
-      held_S: a row of `reads`.
+      read: a row of `reads`.
       directions: as in `attention.attend`.
     """
+    if self.is_narrow:
+      k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
+      return k, v, jnp.where(read < self.size, 0.0, -jnp.inf)[None, None]
+    k, v = (x[index] for x in kv)
     pattern, bound = self.pattern, self.pattern.support()
     if labels:
       contents = zip(labelled(pattern), labels, strict=True)
-      sets = tuple(content.sets(x) for content, x in contents)
+      sets = tuple(content.sets(x[index]) for content, x in contents)
       bound = pattern.bind(selection.unions(pattern, sets))
-    k_at = held_S.reshape(1, 1, 1, -1)
+    k_at = read.reshape(1, 1, 1, -1)
     mask = bound.mask(jnp.reshape(t, (1, 1, 1, 1)), k_at) & (k_at >= 0)
     bias = jnp.where(mask, 0.0, -jnp.inf)[:, :, 0]
-    k, v = kv
     heads = (pattern,) * k.shape[1]
     spans_H = spans_lib.of_heads(heads, directions, bias.dtype)
     if spans_H is not None:
-      weights_HS = spans_lib.weights(heads, spans_H, t, held_S)
-      bias = bias + jnp.log(weights_HS)[None]
-    if self.is_wide:
+      bias = bias + jnp.log(spans_lib.weights(heads, spans_H, t, read))[None]
+    if 2 * self.width > self.size:
       return k, v, bias
     bias = jnp.broadcast_to(bias, k.shape[:3])
     bias, slots_BHR = lax.top_k(bias, self.width)
@@ -240,27 +219,24 @@ def add_labels(
   index: jax.Array | int,
   start: jax.Array | int,
   q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
+  k_BHSK: jax.Array,
   directions: selection.Directions,
 ) -> list[jax.Array]:
-  """The labels of a stack of layers with those of some positions.
+  """The labels of a stack of layers, with those of some positions.
 
   Args:
     pattern: of all heads.
-    labels: for each of `labelled`, [layers, B, H, n, C].
+    labels: see `Decoder.init`.
     index: the layer in the stack.
     start: the first of the positions.
     q_BLHK: their queries.
-    k_BMHK: keys from position 0 on; at later positions, any.
+    k_BHSK: the keys in the slots of the layer, one for each position.
     directions: as in `attention.attend`.
   """
-  n = labels[0].shape[3] if labels else 0
-  k_BMHK = k_BMHK[:, :n]
-  missing = max(0, n - k_BMHK.shape[1])
-  k_BMHK = jnp.pad(k_BMHK, ((0, 0), (0, missing), (0, 0), (0, 0)))
   first = [jnp.int32(i) for i in (index, 0, 0, start, 0)]
   found = []
   for content, x in zip(labelled(pattern), labels, strict=True):
+    k_BMHK = k_BHSK[:, :, : x.shape[3]].swapaxes(1, 2)
     given = directions.get(content)
     new = selection.labels(content, q_BLHK, k_BMHK, given, start)
     found.append(lax.dynamic_update_slice(x, new[None], first))
@@ -281,10 +257,9 @@ class Decoder:
     return {p: make_plan(p, self.config.length) for p in distinct}
 
   def tables(self, start: int, stop: int) -> Tables:
-    """Where the steps at positions start to stop - 1 write and read.
+    """(slots to write, what to read) for each of `plans`, with a row per step.
 
-    Returns:
-      (slots to write, what to read) for each of `plans`, with a row per step.
+    For steps at positions start to stop - 1.
     """
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
@@ -328,11 +303,10 @@ class Decoder:
         # Slots that hold no key get an arbitrary one: no row reads them.
         held = self.plans[pattern].held(stop)
         q, k, v = (x[:, :, heads] for x in inputs)
-        slots = (jnp.take(x, held, axis=1, mode="clip") for x in (k, v))
-        kv = (
-          x.at[index].set(x_BSH.swapaxes(1, 2))
-          for x, x_BSH in zip(kept[:2], slots, strict=True)
+        k, v = (
+          jnp.take(x, held, axis=1, mode="clip").swapaxes(1, 2) for x in (k, v)
         )
+        kv = (x.at[index].set(y) for x, y in zip(kept[:2], (k, v), strict=True))
         given = _of_heads(directions, heads)
         return *kv, *add_labels(pattern, kept[2:], index, 0, q, k, given)
 
@@ -367,16 +341,10 @@ class Decoder:
           x.at[index, :, :, slot].set(new[:, 0])
           for x, new in zip(kept[:2], (k, v), strict=True)
         ]
-        labels = kept[2:]
-        if pattern.contents():
-          given = _of_heads(directions, heads)
-          of_layer = [x[index] for x in kv]
-          k_BMHK = of_layer[0].swapaxes(1, 2)  # a slot for each position
-          labels = add_labels(pattern, labels, index, t, q, k_BMHK, given)
-          labels_of_layer = [x[index] for x in labels]
-          row = plan.take_bound(of_layer, labels_of_layer, t, read, given)
-        else:
-          row = plan.take(kv, index, read)
+        given = _of_heads(directions, heads)
+        k_BHSK = kv[0][index]
+        labels = add_labels(pattern, kept[2:], index, t, q, k_BHSK, given)
+        row = plan.take(kv, labels, index, t, read, given)
         outs.append(_attend_row(q[:, 0], *row))
         groups.append((*kv, *labels))
       # The outputs are sorted by group: restore the order of the heads.

@@ -30,11 +30,9 @@ class Decoder(Protocol):
 
   def tables(self, start: int, stop: int) -> Any:
     """Host arrays with one row for each position from start to stop - 1."""
-    ...
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
     """The state after a prompt, which may be empty."""
-    ...
 
   def step(
     self,
@@ -48,7 +46,6 @@ class Decoder(Protocol):
 
     `table` is the row of `tables` for t; at t = 0 the symbols are ignored.
     """
-    ...
 
 
 @dataclasses.dataclass(frozen=True)

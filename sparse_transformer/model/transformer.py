@@ -443,11 +443,11 @@ def _stack(
   return split(nnx.vmap(lambda rngs: block(config, rngs=rngs)))(rngs)
 
 
-def _params(arrays: dict[int, jax.Array]) -> nnx.Dict | None:
+def _params(arrays: dict[str, jax.Array]) -> nnx.Dict | None:
   """Parameters by name; None for none."""
   if not arrays:
     return None
-  return nnx.Dict({str(name): nnx.Param(x) for name, x in arrays.items()})
+  return nnx.Dict({name: nnx.Param(x) for name, x in arrays.items()})
 
 
 def _embedding_stds(config: Config) -> tuple[float, float]:

@@ -65,20 +65,21 @@ def check_keys(pattern, n, starts):
 
   @jax.jit
   def add(labels, start, q, k):  # to the second of two layers
-    return kv_cache.add_labels(pattern, labels, 1, start, q, k, given)
+    return kv_cache.add_labels(
+      pattern, labels, 1, start, q, k.swapaxes(1, 2), given
+    )
 
   @jax.jit
   def bias_of(labels, t, held):
     # Values say which positions are read.
-    k = jnp.zeros((BATCH, HEADS, len(held), WIDTH))
-    v = jnp.broadcast_to(held[:, None], (*k.shape[:3], 1))
-    of_layer = [x[1] for x in labels]
-    return plan.take_bound((k, v), of_layer, t, held, given)[1:]
+    k = jnp.zeros((2, BATCH, HEADS, len(held), WIDTH))
+    v = jnp.broadcast_to(held[:, None], (*k.shape[:4], 1))
+    return plan.take((k, v), labels, 1, t, held, given)[1:]
 
   for start in starts:
     labels = [jnp.zeros((2, BATCH, HEADS, n, num), jnp.int32) for num in nums]
     if start:
-      labels = add(labels, 0, q[:, :start], k[:, :start])
+      labels = add(labels, 0, q[:, :start], k[:, plan.held(start)])
     for t, held in enumerate(plan.reads(start, n), start):
       labels = add(labels, t, q[:, t : t + 1], k[:, held])
       at, bias = bias_of(labels, t, held)

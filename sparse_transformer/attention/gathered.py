@@ -67,6 +67,9 @@ class Tables:
   span: int = 1
   num_blocks: int = 0
 
+  def steps(self, *args: Any) -> "_Steps":
+    return (_Windows if self.blocks is None else _Blocks)(*args)
+
 
 # Here, since patterns load no JAX.
 jax.tree_util.register_dataclass(
@@ -149,47 +152,43 @@ def condition(part: Any) -> Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """Runs plans of `make_plan`.
+  """Runs plans whose tables are found at run time: these, and those of `spans`.
+
+  The `steps` of their tables say how.
 
   Attributes:
-    scores: how many scores a step computes, of all sequences and heads.
-    in_order: whether the device adds one after another what goes to the same
-      place; otherwise such sums are computed first.
+    is_cpu: whether that is the platform.
   """
 
-  scores: int
-  in_order: bool
+  is_cpu: bool
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    steps = self._steps(plan)
-    arrays = steps.arrange(k_BLHK, v_BLHE)
-    out_BHPE, lse_BHP1 = online_softmax.forward(steps, q_BLHK, *arrays)
-    return _merge(out_BHPE, lse_BHP1[..., 0], plan.tables.places)
+    steps = plan.tables.steps(plan, self.is_cpu, q_BLHK.shape[:3])
+    arrays = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
+    out, lse = online_softmax.forward(steps, *arrays)
+    return steps.merge(out, lse[..., 0])
 
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-    steps = self._steps(plan)
-    arrays = Keys(*steps.arrange(*keys))
-    dq_BHPK, dk, dv, _ = online_softmax.backward(
-      steps, queries.with_columns(), arrays
+  ) -> tuple[jax.Array, ...]:
+    """(dq, dk, dv) of the pairs of a plan, and the gradients of its spans."""
+    steps = plan.tables.steps(plan, self.is_cpu, queries.q.shape[:3])
+    dq, dk, dv, dspans = online_softmax.backward(
+      steps,
+      Queries(*steps.of_queries(*queries.with_columns())),
+      Keys(*steps.of_keys(*keys)),
     )
-    (dq_BLHK,) = _sum(plan.tables.places, dq_BHPK)
-    return dq_BLHK, *steps.restore(len(keys.k[0]), dk, dv)
-
-  def _steps(self, plan):
-    kind = _Windows if plan.tables.blocks is None else _Blocks
-    return kind(plan, self.scores, self.in_order)
+    grads = steps.from_queries(dq), *steps.from_keys(dk, dv)
+    return *grads, *jax.tree.leaves(dspans)
 
 
-def on(platform: str) -> Gathered:
-  """The executor for a platform."""
-  is_cpu = platform == "cpu"
-  return Gathered(CPU_SCORES if is_cpu else SCORES, in_order=is_cpu)
+def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
+  """(steps, tiles of each): a tile has `scores`, and a step up to `limit`."""
+  num = -(-num_tiles // max(1, limit // scores))
+  return num, -(-num_tiles // num)
 
 
 class _Steps(online_softmax.Steps):
@@ -198,13 +197,14 @@ class _Steps(online_softmax.Steps):
   single = True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, scores, in_order, num_keys):
+  def __init__(self, plan, is_cpu, shape, num_keys):
     self.pattern, self.tables = plan.pattern, plan.tables
-    self.in_order = in_order
+    # Whether the device adds one after another what goes to the same place;
+    # otherwise such sums are computed first.
+    self.in_order, self.n = is_cpu, shape[1]
     b, h, num_tiles, self.tile = self.tables.queries.shape
-    most = max(1, scores // (b * h * self.tile * num_keys))
-    self.num = -(-num_tiles // most)
-    self.size = -(-num_tiles // self.num)
+    limit = CPU_SCORES if is_cpu else SCORES
+    self.num, self.size = cut(num_tiles, b * h * self.tile * num_keys, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
@@ -213,12 +213,36 @@ class _Steps(online_softmax.Steps):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
 
   @abc.abstractmethod
-  def restore(self, n, *arrays):
-    """Undoes `arrange`, of n positions: [B, L, H, ...]."""
+  def from_keys(self, *arrays):
+    """Undoes `of_keys`: [B, L, H, ...]."""
 
-  def arrange(self, *arrays):
+  def of_keys(self, *arrays):
     """Arrays [B, L, H, ...] in the order of keys."""
     return _rows(self.at, *arrays)
+
+  def of_queries(self, *arrays):
+    return arrays
+
+  def from_queries(self, dq_BHPK):
+    (dq_BLHK,) = _sum(self.tables.places, dq_BHPK)
+    return dq_BLHK
+
+  def merge(self, out_BHPE, lse_BHP):
+    """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
+
+    def of_head(out_PE, lse_P, places_LR):
+      return online_softmax.merge(
+        *(
+          (
+            out_PE.at[places_L].get(mode="fill", fill_value=0),
+            lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
+          )
+          for places_L in places_LR.T
+        )
+      )
+
+    of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
+    return of_lanes(out_BHPE, lse_BHP, self.tables.places)
 
   def queries(self, i, *arrays):
     return _rows(self._now(self.rows, i), *arrays)
@@ -249,9 +273,8 @@ class _Steps(online_softmax.Steps):
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, plan, scores, in_order):
-    num_keys = plan.tables.span * plan.tile
-    super().__init__(plan, scores, in_order, num_keys)
+  def __init__(self, plan, is_cpu, shape):
+    super().__init__(plan, is_cpu, shape, plan.tables.span * plan.tile)
     self.at = _pad_tiles(self.tables.keys, 0, self.missing * self.tile, -1)
 
   def take(self, i, x_BHP):
@@ -280,8 +303,7 @@ class _Windows(_Steps):
       2,
     )
 
-  def restore(self, n, *arrays):
-    del n
+  def from_keys(self, *arrays):
     behind = (self.tables.span - 1) * self.tile
     return _sum(self.tables.places + behind, *arrays)
 
@@ -289,9 +311,9 @@ class _Windows(_Steps):
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, plan, scores, in_order):
+  def __init__(self, plan, is_cpu, shape):
     (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
-    super().__init__(plan, scores, in_order, num // num_blocks)
+    super().__init__(plan, is_cpu, shape, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
@@ -333,10 +355,10 @@ class _Blocks(_Steps):
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
-  def restore(self, n, *arrays):
+  def from_keys(self, *arrays):
     def of_array(x_BHM):
       b, h, m, s, width = x_BHM.shape
-      return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+      return x_BHM.reshape(b, h, m * s, width)[:, :, : self.n].swapaxes(1, 2)
 
     return tuple(map(of_array, arrays))
 
@@ -360,24 +382,6 @@ def _rows(at, *arrays):
 
   of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
   return apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
-
-
-def _merge(out_BHPE, lse_BHP, places_BHLR):
-  """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
-
-  def of_head(out_PE, lse_P, places_LR):
-    return online_softmax.merge(
-      *(
-        (
-          out_PE.at[places_L].get(mode="fill", fill_value=0),
-          lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
-        )
-        for places_L in places_LR.T
-      )
-    )
-
-  each = jax.vmap(of_head, out_axes=1)
-  return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
 
 
 def _sum(places_BHLR, *arrays):

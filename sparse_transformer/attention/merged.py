@@ -118,11 +118,10 @@ class _Work:
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
     spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
-    at_run_time, by_span = gathered.on(platform), spans_lib.on(platform)
+    at_run_time = gathered.Gathered(platform == "cpu")
     return [
       *((executor, plan, heads) for plan, heads in known),
-      *((at_run_time, plan, heads) for plan, heads in found),
-      *((by_span, plan, heads) for plan, heads in spans),
+      *((at_run_time, plan, heads) for plan, heads in found + spans),
     ]
 
 

@@ -1,10 +1,9 @@
 """Learned spans: the weights of pairs, and what runs the parts that have them.
 
-`Spanned` processes pairs no further back than spans reach, in plain XLA. A step
-has some tiles of queries, each with the tile of keys that is `ago` tiles before
-its own. Steps go back from ago = 0 until no span reaches further. The spans are
-known at run time only, and so is how many steps there are: one compiled program
-takes less time as they shrink.
+A step has some tiles of queries, each with the tile of keys that is `ago` tiles
+before its own. Steps go back from ago = 0 until no span reaches further. The
+spans are known at run time only, and so is how many steps there are: one
+compiled program takes less time as they shrink.
 
 Nothing here depends on timing: no two sums go to the same place in one step.
 
@@ -18,19 +17,18 @@ are positions padded to whole steps, and for keys with tiles before them.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention import gathered, online_softmax
 from sparse_transformer.attention.contract import (
   Case,
   Heads,
-  Keys,
   Plan,
-  Queries,
   group_heads,
   index_of,
   make_order,
@@ -39,7 +37,7 @@ from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 TILE = 128  # positions
 # Scores of a step, of all sequences: on CPUs, they should stay in cache.
-CPU_SCORES, SCORES = 131_072, 2**25
+CPU_SCORES = 131_072
 
 
 def span_of(pattern: Pattern) -> AdaptiveSpan | None:
@@ -119,6 +117,9 @@ class Tables:
   spans: jax.Array
   pattern: AdaptiveSpan
 
+  def steps(self, *args: Any) -> "_Walk":
+    return _Walk(*args)
+
 
 def plans(
   patterns: tuple[Pattern, ...], spans_H: jax.Array | None, n: int, tile: int
@@ -146,49 +147,6 @@ def plans(
   return [(plan(part, heads), heads) for part, heads in by_part.items()]
 
 
-@dataclasses.dataclass(frozen=True)
-class Spanned:
-  """Runs `plans`.
-
-  Attributes:
-    scores: how many scores a step computes, of all sequences.
-    together: whether all heads run together, as far as the widest span;
-      otherwise one after another, each as far as its own.
-  """
-
-  scores: int
-  together: bool
-
-  def forward(
-    self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    walk = _Walk(plan, self, *q_BLHK.shape[:3])
-    arrays = walk.pad(q_BLHK), *walk.pad_keys(k_BLHK, v_BLHE)
-    out, lse = map(walk.restore, online_softmax.forward(walk, *arrays))
-    return out, lse[..., 0]
-
-  def backward(
-    self, plan: Plan, queries: Queries, keys: Keys
-  ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv, dspans_H), with weights relative to `lse`."""
-    walk = _Walk(plan, self, *queries.q.shape[:3])
-    dq, dk, dv, dspans_H = online_softmax.backward(
-      walk,
-      Queries(*map(walk.pad, queries.with_columns())),
-      Keys(*walk.pad_keys(*keys)),
-    )
-    dk, dv = (x[:, :, walk.before :] for x in (dk, dv))
-    return *map(walk.restore, (dq, dk, dv)), dspans_H
-
-
-def on(platform: str) -> Spanned:
-  """The executor for a platform."""
-  if platform == "cpu":
-    return Spanned(CPU_SCORES, together=False)
-  return Spanned(SCORES, together=True)
-
-
 def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   """As `selection.count_scores`, of the parts with spans, the longest ones."""
   found = []
@@ -196,8 +154,8 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   for plan, _ in plans(
     heads, jnp.zeros(case.num_heads), case.length, case.tile
   ):
-    lanes = case.batch, case.length, case.num_heads
-    walk = _Walk(plan, on(case.platform), *lanes)
+    shape = case.batch, case.length, case.num_heads
+    walk = _Walk(plan, case.platform == "cpu", shape)
     last = (np.arange(walk.times) + 1) * walk.size - 1
     steps = (np.minimum(walk.most, last) + 1).sum()
     found.append(("spanned", plan.tile, int(steps) * walk.size * plan.tile**2))
@@ -207,20 +165,22 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
 class _Walk(online_softmax.Steps):
   """The steps of a plan, back from each group of tiles of queries.
 
-  Their numbers are how many tiles ago the keys are. Groups of the same heads
-  follow one another. Arrays are [B, H, P, ...].
+  Their numbers are how many tiles ago the keys are. On CPUs, heads run one
+  after another, each as far as its own span; otherwise together, as far as the
+  widest. Groups of the same heads follow one another. Arrays: [B, H, P, ...].
   """
 
-  def __init__(self, plan, executor, b, n, h):
-    self.n, self.tile, self.condition = n, plan.tile, plan.pattern
+  def __init__(self, plan, is_cpu, shape):
+    b, self.n, h = shape
+    self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    self.heads = h if executor.together else 1  # of a group
-    num_tiles = -(-n // self.tile)
-    most = max(1, executor.scores // (b * self.heads * self.tile**2))
-    self.times = -(-num_tiles // most)  # groups of the same heads
-    self.size = -(-num_tiles // self.times)
+    self.heads, limit = (1, CPU_SCORES) if is_cpu else (h, gathered.SCORES)
+    num_tiles = -(-self.n // self.tile)
+    scores = b * self.heads * self.tile**2
+    # The number of groups of the same heads, and their tiles.
+    self.times, self.size = gathered.cut(num_tiles, scores, limit)
     self.num = self.times * (h // self.heads)
-    self.most = -(-(self.pattern.most_keys(n) - 1) // self.tile)
+    self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
     self.before = self.most * self.tile  # places before the first key
 
   def bounds(self, i):
@@ -252,18 +212,26 @@ class _Walk(online_softmax.Steps):
     weights = weights_of(self.pattern, spans, distance)
     return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
-  def pad(self, x_BLH, before=0):
-    """x by head: [B, H, P, ...]."""
+  def of_queries(self, *arrays, before=0):
+    """Arrays by head: [B, H, P, ...]."""
     after = self.times * self.size * self.tile - self.n
-    pads = [(0, 0)] * 2 + [(before, after)] + [(0, 0)] * (x_BLH.ndim - 3)
-    return jnp.pad(x_BLH.swapaxes(1, 2), pads)
+    pads = (0, 0), (0, 0), (before, after)
+    return tuple(
+      jnp.pad(x.swapaxes(1, 2), (*pads, *[(0, 0)] * (x.ndim - 3)))
+      for x in arrays
+    )
 
-  def pad_keys(self, *arrays):
-    return tuple(self.pad(x, self.before) for x in arrays)
+  def of_keys(self, *arrays):
+    return self.of_queries(*arrays, before=self.before)
 
-  def restore(self, x_BHP):
-    """Undoes `pad`."""
+  def from_queries(self, x_BHP):
     return x_BHP[:, :, : self.n].swapaxes(1, 2)
+
+  def from_keys(self, *arrays):
+    return tuple(self.from_queries(x[:, :, self.before :]) for x in arrays)
+
+  def merge(self, *results):
+    return tuple(map(self.from_queries, results))
 
   def queries(self, i, *arrays):
     return tuple(self._take(x, i, self._first(i)) for x in arrays)

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -187,9 +187,8 @@ def sample(
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
-    for new_BC, took in _chunks(
-      decoder, params, sampler, prompts, length, seed
-    ):
+    draw = functools.partial(_draw_chunk, decoder, sampler)
+    for new_BC, took in _chunks(decoder, draw, params, prompts, length, seed):
       tokens.append(new_BC)
       seconds += took
       bar.update(new_BC.size)
@@ -198,14 +197,7 @@ def sample(
   return np.concatenate(tokens, axis=1), seconds
 
 
-def _chunks(
-  decoder: Decoder,
-  params: dict,
-  sampler: Sampler,
-  prompts: np.ndarray,
-  length: int,
-  seed: int,
-) -> Iterator[tuple[np.ndarray, float]]:
+def _chunks(decoder, draw, params, prompts, length, seed):
   """Yields (tokens_BC of the next positions, the seconds they took)."""
   num, first = prompts.shape
   if first == length:
@@ -218,7 +210,6 @@ def _chunks(
     rows = decoder.tables(first, first + count), rngs[first : first + count]
     return *jax.tree.map(_pad, rows), np.int32(first), np.int32(count)
 
-  draw = functools.partial(_draw_chunk, decoder, sampler)
   # Each chunk gets the state as the one before it has left it.
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))

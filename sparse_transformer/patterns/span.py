@@ -53,8 +53,7 @@ class AdaptiveSpan(Content):
     return min(n, self.max + self.ramp)
 
   def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
-    """1 for all pairs of the longest span."""
-    del n
+    del n  # 1 for all pairs of the longest span
     return self.support().mask(q, k) * 1.0
 
   def check_within(self, pattern: Any) -> None:
@@ -63,11 +62,8 @@ class AdaptiveSpan(Content):
         f"{shorten(pattern)}: a head can combine {shorten(self)} with static"
         " patterns only"
       )
-    if (
-      isinstance(pattern, Union)
-      and pattern.left.contents()
-      and (pattern.right.contents())
-    ):
+    is_twice = isinstance(pattern, Union) and pattern.left.contents()
+    if is_twice and pattern.right.contents():
       raise ValueError(
         f"{shorten(pattern)} has {shorten(self)} on both sides of |; write it"
         " once, as in AdaptiveSpan(...) & (A | B)"

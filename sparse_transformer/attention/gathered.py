@@ -9,7 +9,7 @@ Nothing here depends on timing: what goes to the same place is added in a fixed
 order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
-tile; P places in the order of keys; R places of a query.
+tile; P places of all tiles; R places of a query.
 """
 
 import abc
@@ -223,14 +223,15 @@ class _Steps(online_softmax.Steps):
   def of_queries(self, *arrays):
     return arrays
 
-  def from_queries(self, dq_BHPK):
-    (dq_BLHK,) = _sum(self.tables.places, dq_BHPK)
+  def from_queries(self, dq_BHVTK):
+    (dq_BLHK,) = _sum(self.tables.places, dq_BHVTK)
     return dq_BLHK
 
-  def merge(self, out_BHPE, lse_BHP):
+  def merge(self, out_BHVTE, lse_BHVT):
     """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
-    def of_head(out_PE, lse_P, places_LR):
+    def of_head(out_VTE, lse_VT, places_LR):
+      out_PE, lse_P = out_VTE.reshape(-1, out_VTE.shape[-1]), lse_VT.ravel()
       return online_softmax.merge(
         *(
           (
@@ -242,7 +243,7 @@ class _Steps(online_softmax.Steps):
       )
 
     of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-    return of_lanes(out_BHPE, lse_BHP, self.tables.places)
+    return of_lanes(out_BHVTE, lse_BHVT, self.tables.places)
 
   def queries(self, i, *arrays):
     return _rows(self._now(self.rows, i), *arrays)
@@ -257,17 +258,15 @@ class _Steps(online_softmax.Steps):
     return online_softmax.pairs(self.pattern, q_at, k_at), None
 
   def shape(self, q):
-    """One result for each place of queries, [B, H, V * T]."""
     b, _, h, _ = q.shape
-    return b, h, self.num * self.size * self.tile
+    return b, h, self.num * self.size, self.tile
 
-  def put(self, i, x_BHP, new_BHAT):
-    b, h, a, t, *widths = new_BHAT.shape
-    new_BHP = new_BHAT.reshape(b, h, a * t, *widths)
-    return lax.dynamic_update_slice_in_dim(x_BHP, new_BHP, i * a * t, 2)
+  def put(self, i, x_BHVT, new_BHAT):
+    return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, i * self.size, 2)
 
-  def _now(self, x_BHV, i):
-    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
+  def _now(self, x_BHV, i, more=0):
+    """The tiles of a step, and some more."""
+    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size + more, 2)
 
 
 class _Windows(_Steps):
@@ -275,37 +274,25 @@ class _Windows(_Steps):
 
   def __init__(self, plan, is_cpu, shape):
     super().__init__(plan, is_cpu, shape, plan.tables.span * plan.tile)
-    self.at = _pad_tiles(self.tables.keys, 0, self.missing * self.tile, -1)
+    b, h, _ = self.tables.keys.shape
+    keys = self.tables.keys.reshape(b, h, -1, self.tile)
+    self.at = _pad_tiles(keys, 0, self.missing, -1)
+    self.behind = self.tables.span - 1  # tiles
 
-  def take(self, i, x_BHP):
-    tiles = self._tiles(x_BHP, i)
+  def take(self, i, x_BHVT):
+    tiles = self._now(x_BHVT, i, self.behind)
     windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
     return jnp.concatenate(windows, 3)
 
-  def _tiles(self, x_BHP, i):
-    """The tiles of all windows of a step: [B, H, A + span - 1, T, ...]."""
-    num = self.size + self.tables.span - 1
-    x = lax.dynamic_slice_in_dim(
-      x_BHP, i * self.size * self.tile, num * self.tile, 2
-    )
-    return x.reshape(*x.shape[:2], num, self.tile, *x.shape[3:])
-
-  def add(self, i, j, x_BHP, new_BHAS):
+  def add(self, i, j, x_BHVT, new_BHAS):
     del j
-    tiles, span = self._tiles(x_BHP, i), self.tables.span
-    for c, new in enumerate(jnp.split(new_BHAS, span, 3)):
-      tiles = tiles + _pad_tiles(new, c, span - 1 - c)
-    b, h, num, tile, *widths = tiles.shape
-    return lax.dynamic_update_slice_in_dim(
-      x_BHP,
-      tiles.reshape(b, h, num * tile, *widths),
-      i * self.size * self.tile,
-      2,
-    )
+    tiles = self._now(x_BHVT, i, self.behind)
+    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
+      tiles = tiles + _pad_tiles(new, c, self.behind - c)
+    return self.put(i, x_BHVT, tiles)
 
   def from_keys(self, *arrays):
-    behind = (self.tables.span - 1) * self.tile
-    return _sum(self.tables.places + behind, *arrays)
+    return _sum(self.tables.places + self.behind * self.tile, *arrays)
 
 
 class _Blocks(_Steps):
@@ -385,9 +372,10 @@ def _rows(at, *arrays):
 
 
 def _sum(places_BHLR, *arrays):
-  """Arrays [B, L, H, K]: the sums over the places of each position."""
+  """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
 
-  def of_head(x_PK, places_LR):
+  def of_head(x_VTK, places_LR):
+    x_PK = x_VTK.reshape(-1, x_VTK.shape[-1])
     parts = (
       x_PK.at[places_L].get(mode="fill", fill_value=0)
       for places_L in places_LR.T
@@ -395,4 +383,4 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, parts)
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return apply_at_once(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)
+  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)

@@ -10,8 +10,8 @@ Nothing here depends on timing: no two sums go to the same place in one step.
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions.
 
-Axes: G heads that run together; A tiles of queries of a step; P places, which
-are positions padded to whole steps, and for keys with tiles before them.
+Axes: G heads that run together; A tiles of queries of a step; V tiles of T
+positions, padded to whole steps, and for keys with tiles before them.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ def weights_of(
 
 
 def weights(
-  patterns: tuple[Pattern, ...],
+  patterns: Sequence[Pattern],
   spans_H: jax.Array,
   q: jax.Array | np.ndarray,
   k: jax.Array | np.ndarray,
@@ -122,7 +122,7 @@ class Tables:
 
 
 def plans(
-  patterns: tuple[Pattern, ...], spans_H: jax.Array | None, n: int, tile: int
+  patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
 ) -> list[tuple[Plan, Heads]]:
   """The plans of the parts with spans, each with its heads.
 
@@ -167,21 +167,21 @@ class _Walk(online_softmax.Steps):
 
   Their numbers are how many tiles ago the keys are. On CPUs, heads run one
   after another, each as far as its own span; otherwise together, as far as the
-  widest. Groups of the same heads follow one another. Arrays: [B, H, P, ...].
+  widest. Groups of the same heads follow one another.
   """
 
   def __init__(self, plan, is_cpu, shape):
     b, self.n, h = shape
     self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    self.heads, limit = (1, CPU_SCORES) if is_cpu else (h, gathered.SCORES)
+    self.heads: int = 1 if is_cpu else h  # of a group
+    limit = CPU_SCORES if is_cpu else gathered.SCORES
     num_tiles = -(-self.n // self.tile)
     scores = b * self.heads * self.tile**2
     # The number of groups of the same heads, and their tiles.
     self.times, self.size = gathered.cut(num_tiles, scores, limit)
     self.num = self.times * (h // self.heads)
     self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
-    self.before = self.most * self.tile  # places before the first key
 
   def bounds(self, i):
     spans = self._of_group(self.spans, i)
@@ -213,22 +213,25 @@ class _Walk(online_softmax.Steps):
     return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
   def of_queries(self, *arrays, before=0):
-    """Arrays by head: [B, H, P, ...]."""
+    """Arrays by head, in tiles: [B, H, V, T, ...]."""
     after = self.times * self.size * self.tile - self.n
-    pads = (0, 0), (0, 0), (before, after)
-    return tuple(
-      jnp.pad(x.swapaxes(1, 2), (*pads, *[(0, 0)] * (x.ndim - 3)))
-      for x in arrays
-    )
+    pads = (0, 0), (before * self.tile, after)
+
+    def of_array(x_BLH):
+      x = jnp.pad(x_BLH, (*pads, *[(0, 0)] * (x_BLH.ndim - 2))).swapaxes(1, 2)
+      return x.reshape(*x.shape[:2], -1, self.tile, *x.shape[3:])
+
+    return tuple(map(of_array, arrays))
 
   def of_keys(self, *arrays):
-    return self.of_queries(*arrays, before=self.before)
+    return self.of_queries(*arrays, before=self.most)
 
-  def from_queries(self, x_BHP):
-    return x_BHP[:, :, : self.n].swapaxes(1, 2)
+  def from_queries(self, x_BHVT):
+    b, h, _, _, *widths = x_BHVT.shape
+    return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
 
   def from_keys(self, *arrays):
-    return tuple(self.from_queries(x[:, :, self.before :]) for x in arrays)
+    return tuple(self.from_queries(x[:, :, self.most :]) for x in arrays)
 
   def merge(self, *results):
     return tuple(map(self.from_queries, results))
@@ -239,35 +242,32 @@ class _Walk(online_softmax.Steps):
   def keys(self, i, ago, *arrays):
     return tuple(self._take(x, i, self._first_key(i, ago)) for x in arrays)
 
-  def put(self, i, x_BHP, new):
-    return self._put(x_BHP, new, i, self._first(i))
+  def put(self, i, x_BHVT, new):
+    return self._put(x_BHVT, new, i, self._first(i))
 
-  def add(self, i, ago, x_BHP, new):
+  def add(self, i, ago, x_BHVT, new):
     first = self._first_key(i, ago)
-    return self._put(x_BHP, self._take(x_BHP, i, first) + new, i, first)
+    return self._put(x_BHVT, self._take(x_BHVT, i, first) + new, i, first)
 
   def _first(self, i):
     """The first tile of queries of a group."""
     return i % self.times * self.size
 
   def _first_key(self, i, ago):
-    """The first tile of keys of a step."""
+    """The first tile of keys of a step, among those with `most` before them."""
     return self.most + self._first(i) - ago
 
   def _of_group(self, x_H, i):
-    first = i // self.times * self.heads
-    return lax.dynamic_slice_in_dim(x_H, first, self.heads)
+    return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
 
-  def _starts(self, x_BHP, i, first):
-    starts = 0, i // self.times * self.heads, first * self.tile
-    return *map(jnp.int32, starts), *[jnp.int32(0)] * (x_BHP.ndim - 3)
+  def _head(self, i):
+    """The first head of a group."""
+    return i // self.times * self.heads
 
-  def _take(self, x_BHP, i, first):
-    b, _, _, *widths = x_BHP.shape
-    sizes = b, self.heads, self.size * self.tile, *widths
-    x = lax.dynamic_slice(x_BHP, self._starts(x_BHP, i, first), sizes)
-    return x.reshape(b, self.heads, self.size, self.tile, *widths)
+  def _take(self, x_BHVT, i, first):
+    x = lax.dynamic_slice_in_dim(x_BHVT, self._head(i), self.heads, 1)
+    return lax.dynamic_slice_in_dim(x, first, self.size, 2)
 
-  def _put(self, x_BHP, new, i, first):
-    new = new.reshape(*new.shape[:2], -1, *new.shape[4:])
-    return lax.dynamic_update_slice(x_BHP, new, self._starts(x_BHP, i, first))
+  def _put(self, x_BHVT, new, i, first):
+    starts = 0, self._head(i), first, *[0] * (x_BHVT.ndim - 3)
+    return lax.dynamic_update_slice(x_BHVT, new, [*map(jnp.int32, starts)])

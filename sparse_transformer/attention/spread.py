@@ -108,10 +108,8 @@ def share(
   """How devices share a part of n positions, dealt in "slices" or "zigzag"."""
   layout, own = part.layout(n, tile), n // num_devices
   dealt = _deal(-(-n // tile), num_devices, dealing)
-  device_of, row_of = (np.empty(dealt.size, int) for _ in range(2))
-  device_of[dealt] = np.arange(num_devices)[:, None]
-  row_of[dealt] = np.arange(dealt.shape[1])
-  device, rows = device_of[layout.rows], row_of[layout.rows]
+  place = np.argsort(dealt, axis=None)[layout.rows]
+  device, rows = np.divmod(place, dealt.shape[1])
   places = _positions(layout.query_order, dealt, tile)
   queries = find_route(places.reshape(num_devices, -1), own)
   places, cols = _keys(part, layout, device, num_devices, own)
@@ -213,10 +211,7 @@ def decide(
   tile: int,
   num_devices: int,
 ) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
-  """How the parts of patterns are shared: (part, heads, how many, shares).
-
-  The arguments are those of `traffic`.
-  """
+  """How parts are shared: (part, heads, how many, shares); see `traffic`."""
   n = case.length
   for part, heads in heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
@@ -231,9 +226,7 @@ def plans(
   tile: int,
   axes: Axes,
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of a device for all parts, each with its heads.
-
-  As `Executor.plans`, of a case with the length that a device has.
+  """`Executor.plans` of a device, for a case with the length that it has.
 
   Raises:
     ValueError: the executor cannot run if positions are split.
@@ -313,8 +306,8 @@ def traffic(
   Args:
     executor: runs them.
     patterns: one per head.
-    case: what is run: sequences and heads of a device, whose positions are
-      split over devices, and the length of whole sequences.
+    case: what is run: sequences and heads of a device, and the length of whole
+      sequences.
     num_devices: that positions are split over.
     tile: positions on a side of a tile; 0 chooses automatically.
 

@@ -78,7 +78,7 @@ def directions(
   learned: Learned,
   width: int,
 ) -> Directions:
-  """The directions of a layer.
+  """The directions of a layer, and the spans of its heads in positions.
 
   Args:
     heads: the patterns of its heads.
@@ -86,10 +86,6 @@ def directions(
     index: which of them it is; may be traced.
     learned: of the layer.
     width: of a head's queries, K.
-
-  Returns:
-    Those of each of its patterns that follow the content and have any, and the
-    spans of its heads in positions.
   """
   centroids, shares_H = learned
 
@@ -155,9 +151,7 @@ def measure(
   return found
 
 
-def _codebook(
-  content: Content, q_BLHK: jax.Array, centroids_HCK: jax.Array
-) -> jax.Array:
+def _codebook(content, q_BLHK, centroids_HCK):
   """The loss of each head."""
   # As in attention, so that the compiler finds them once.
   given = lax.stop_gradient(centroids_HCK)

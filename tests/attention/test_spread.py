@@ -1,10 +1,6 @@
 """Laws of positions that are split over devices."""
 
 import functools
-import os
-import pathlib
-import subprocess
-import sys
 import types
 
 import catalogue
@@ -13,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -193,26 +190,7 @@ def test_executor_that_cannot_share_is_rejected():
 
 # On 8 devices.
 
-EIGHT_DEVICES = """
-import sys, test_spread
-getattr(test_spread, sys.argv[1])(*sys.argv[2:])
-"""
-
-
-def on_eight_devices(check, *arguments):
-  folder = pathlib.Path(__file__).parent
-  path = folder, folder.parent, folder.parent.parent
-  subprocess.run(
-    [sys.executable, "-c", EIGHT_DEVICES, check.__name__, *arguments],
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(map(str, path)),
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-      "JAX_PLATFORMS": "cpu",
-    },
-    check=True,
-    timeout=3600,
-  )
+on_eight_devices = functools.partial(runs.on_devices, 8)
 
 
 def mesh_of(num_devices):

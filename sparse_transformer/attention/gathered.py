@@ -101,12 +101,9 @@ def _lay_out_near(pairs, tile):
   keys = jnp.pad(
     pairs.order, ((0, 0), (0, 0), (behind, ahead)), constant_values=-1
   )
-  places = jnp.put_along_axis(
-    jnp.zeros_like(pairs.order),
-    pairs.order,
-    jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), pairs.order.shape),
-    axis=-1,
-    inplace=False,
+  at = jnp.arange(n, dtype=jnp.int32)
+  places = _of_lanes(
+    lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
   )
   queries = keys[..., behind:].reshape(b, h, -1, tile)
   return Tables(queries, keys, None, places[..., None], span)
@@ -154,10 +151,7 @@ def condition(part: Any) -> Pattern:
 class Gathered:
   """Runs plans whose tables are found at run time: these, and those of `spans`.
 
-  The `steps` of their tables say how.
-
-  Attributes:
-    is_cpu: whether that is the platform.
+  The `steps` of their tables say how, which depends on whether it is a CPU.
   """
 
   is_cpu: bool

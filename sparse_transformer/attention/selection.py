@@ -244,10 +244,9 @@ def realize(
   i = np.arange(n).reshape(1, 1, n, 1)
   bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)
   masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in bound]
-  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
-  spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)  # type: ignore[arg-type]
-  if spans_H is not None:
-    weights_HLM = spans_lib.weights(patterns, spans_H, i[0, 0], i[0, 0, :, 0])
+  at = i[0, 0]
+  weights_HLM = spans_lib.weights(patterns, directions, at, at[:, 0])
+  if weights_HLM is not None:
     pairs = zip(masks, weights_HLM, strict=True)
     masks = [mask & (weights != 0)[None, None] for mask, weights in pairs]
   is_known = all(isinstance(mask, np.ndarray) for mask in masks)

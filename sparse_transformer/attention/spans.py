@@ -54,7 +54,7 @@ def any_span(patterns: Sequence[Pattern]) -> bool:
 def of_heads(
   patterns: Sequence[Pattern],
   directions: Mapping[Pattern, jax.Array],
-  dtype: jnp.dtype,
+  dtype: Any = jnp.float32,
 ) -> jax.Array | None:
   """The spans [H] of heads, 0 for those without; None if none has any.
 
@@ -86,14 +86,19 @@ def weights_of(
 
 def weights(
   patterns: Sequence[Pattern],
-  spans_H: jax.Array,
+  directions: Mapping[Pattern, jax.Array],
   q: jax.Array | np.ndarray,
   k: jax.Array | np.ndarray,
-) -> jax.Array:
+  dtype: Any = jnp.float32,
+) -> jax.Array | None:
   """The weights [H, ...] of pairs, 1 for those of static patterns.
 
-  The shapes of the positions q and k broadcast to [...].
+  None if no head has a span. The shapes of the positions q and k broadcast to
+  [...].
   """
+  spans_H = of_heads(patterns, directions, dtype)
+  if spans_H is None:
+    return None
   rows = []
   for head, pattern in enumerate(patterns):
     row = jnp.ones((q - k).shape, spans_H.dtype)

@@ -325,11 +325,15 @@ def traffic(
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width
-  of_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
-
-  def row(part, num_heads, shares, content=False):
+  over_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
+  content = [pattern for pattern in patterns if pattern.contents()]
+  shared = decide(executor, patterns, case, tile, num_devices)
+  if content:  # all positions of some heads, whatever the part
+    shared = iter([(content[0], None, case.num_heads, Shares("heads", tile))])
+  rows = []
+  for part, _, num_heads, shares in shared:
     (queries, num_queries), (keys, num_keys) = (
-      of_heads if x is None else (x.kind, x.received)
+      over_heads if x is None else (x.kind, x.received)
       for x in (shares.queries, shares.keys)
     )
     if content:  # results are in the dtype of values, and gradients likewise
@@ -340,7 +344,7 @@ def traffic(
       backward = num_queries * ((k + e) * item + (2 + k) * wide)
       backward += num_keys * (k + e) * (item + wide)
     lanes, tiles = case.batch * num_heads, shares.tiles
-    return dict(
+    row = dict(
       part=shorten(part),
       num_heads=num_heads,
       tile=shares.tile,
@@ -354,13 +358,5 @@ def traffic(
       backward=round(lanes * backward),
       imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
     )
-
-  for pattern in patterns:
-    if pattern.contents():  # all positions of some heads, whatever the part
-      return [row(pattern, case.num_heads, Shares("heads", tile), content=True)]
-  return [
-    row(part, count, shares)
-    for part, _, count, shares in decide(
-      executor, patterns, case, tile, num_devices
-    )
-  ]
+    rows.append(row)
+  return rows

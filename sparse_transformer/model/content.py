@@ -130,8 +130,7 @@ def measure(
     With spans, `span`: the mean span, in positions; and `spans`: [heads], each
       of them, 0 for heads without.
   """
-  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
-  spans_H = of_heads(heads, directions, jnp.float32)  # type: ignore[arg-type]
+  spans_H = of_heads(heads, directions)
   found = {}
   if spans_H is not None:
     num = sum(span_of(pattern) is not None for pattern in heads)

@@ -5,12 +5,13 @@ position to that of the last query that attends to it; then the slot is free
 for another key. A step reads only the keys of its own row of the pattern. Both
 follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
-every stride-th.
+every stride-th. A step gathers the slots of its row if they are few; otherwise
+it reads all slots, and the mask says which of them count.
 
 Where pairs follow the content, all keys and the labels of all positions are
-kept. A step adds the labels of its position, and the mask of the pattern, bound
-to them, says which slots it reads. So it does for learned spans, for which a
-key is kept as long as the longest span reaches.
+kept. A step adds the labels of its position, and the mask is that of the
+pattern bound to them. With learned spans, a key is kept as long as the longest
+span reaches.
 
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
@@ -61,17 +62,13 @@ class CachePlan:
 
   @property
   def is_narrow(self) -> bool:
-    """Whether rows are known and use few slots, which a step then gathers.
-
-    Reading all slots at once is faster than gathering many.
-    """
+    """Whether rows are known beforehand, and use few of the slots."""
     return 2 * self.width <= self.size and not self.pattern.contents()
 
   def rows(self, start: int, stop: int) -> np.ndarray:
     """Slots of the keys of queries start to stop - 1.
 
-    Returns:
-      int32 [stop - start, width], filled with `size` after a row's last key.
+    int32 [stop - start, width], filled with `size` after a row's last key.
     """
     queries = np.arange(start, stop, dtype=np.int32)
     # Keys from `stop` on have no reader here: the pattern is causal.
@@ -83,11 +80,7 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows` or, unless narrow, the positions in all slots.
-
-    Returns:
-      int32 [stop - start, width], or [stop - start, size + 1] as in `held`.
-    """
+    """What steps read: `rows` or, unless narrow, what all slots then hold."""
     if self.is_narrow:
       return self.rows(start, stop)
     held, found = self.held(start), []
@@ -112,14 +105,9 @@ class CachePlan:
     read: jax.Array,
     directions: selection.Directions,
   ) -> Row:
-    """What step t reads in one layer.
+    """What step t reads in one layer of a stack, by its row of `reads`.
 
-    Args:
-      kv, labels: of a stack of layers, see `Decoder.init`, those of t included.
-      index: the layer in the stack.
-      t: the position.
-      read: a row of `reads`.
-      directions: as in `attention.attend`.
+    Keys, values and labels are as in `Decoder.init`, those of t included.
     """
     if self.is_narrow:
       k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
@@ -134,9 +122,9 @@ class CachePlan:
     mask = bound.mask(jnp.reshape(t, (1, 1, 1, 1)), k_at) & (k_at >= 0)
     bias = jnp.where(mask, 0.0, -jnp.inf)[:, :, 0]
     heads = (pattern,) * k.shape[1]
-    spans_H = spans_lib.of_heads(heads, directions, bias.dtype)
-    if spans_H is not None:
-      bias = bias + jnp.log(spans_lib.weights(heads, spans_H, t, read))[None]
+    weights_HS = spans_lib.weights(heads, directions, t, read)
+    if weights_HS is not None:
+      bias = bias + jnp.log(weights_HS)[None]
     if 2 * self.width > self.size:
       return k, v, bias
     bias = jnp.broadcast_to(bias, k.shape[:3])
@@ -222,16 +210,9 @@ def add_labels(
   k_BHSK: jax.Array,
   directions: selection.Directions,
 ) -> list[jax.Array]:
-  """The labels of a stack of layers, with those of some positions.
+  """The labels of layers, with those of positions from `start` on in one layer.
 
-  Args:
-    pattern: of all heads.
-    labels: see `Decoder.init`.
-    index: the layer in the stack.
-    start: the first of the positions.
-    q_BLHK: their queries.
-    k_BHSK: the keys in the slots of the layer, one for each position.
-    directions: as in `attention.attend`.
+  The slots of that layer have the keys of all positions so far.
   """
   first = [jnp.int32(i) for i in (index, 0, 0, start, 0)]
   found = []

@@ -208,7 +208,9 @@ def _chunks(decoder, draw, params, prompts, length, seed):
 
   def chunk(count):
     rows = decoder.tables(first, first + count), rngs[first : first + count]
-    return *jax.tree.map(_pad, rows), np.int32(first), np.int32(count)
+    at = np.minimum(np.arange(CHUNK), count - 1)  # all chunks have CHUNK rows
+    rows = jax.tree.map(lambda x: x[at], rows)
+    return *rows, np.int32(first), np.int32(count)
 
   # Each chunk gets the state as the one before it has left it.
   shardings = jax.tree.map(lambda x: x.sharding, state)
@@ -246,8 +248,3 @@ def _draw_chunk(
   tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
   carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
   return carry[0], carry[2]
-
-
-def _pad(x):
-  """Repeats the last row, so that all chunks have CHUNK rows."""
-  return x[np.minimum(np.arange(CHUNK), len(x) - 1)]

@@ -41,6 +41,7 @@ from sparse_transformer.patterns.catalogue import *  # noqa: F403
 from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.content import (
   LSH as LSH,
+  AdaptiveSpan as AdaptiveSpan,
   Routing as Routing,
   TopBlocks as TopBlocks,
 )
@@ -60,4 +61,3 @@ from sparse_transformer.patterns.registry import (
   signature as signature,
   table as table,
 )
-from sparse_transformer.patterns.span import AdaptiveSpan as AdaptiveSpan

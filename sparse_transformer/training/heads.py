@@ -144,14 +144,12 @@ def weigh(
 
 def _biases(patterns, directions, n):
   """Of each head, what is added to its scores: log of the weights of spans."""
-  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
-  spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)  # type: ignore[arg-type]
-  if spans_H is None:
-    return [None] * len(patterns)
   i = np.arange(n)
-  weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, i[:, None], i))
+  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
+  if weights_HLM is None:
+    return [None] * len(patterns)
   with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
-    return np.log(weights_HLM)
+    return np.log(np.asarray(weights_HLM))
 
 
 def _weigh(

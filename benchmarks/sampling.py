@@ -23,7 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
 from configs import stdlib
-from sparse_transformer import comparison, model as model_lib
+from sparse_transformer import model as model_lib
+from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
 

@@ -68,6 +68,7 @@ class Tables:
   num_blocks: int = 0
 
   def steps(self, *args: Any) -> "_Steps":
+    """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
     return (_Windows if self.blocks is None else _Blocks)(*args)
 
 

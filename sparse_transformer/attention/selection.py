@@ -11,7 +11,7 @@ queries and keys, `directions` is as in `attention.attend`, and `bound` is what
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,7 +202,9 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   ]
 
 
-def unions(pattern, sets):
+def unions(
+  pattern: Pattern, sets: Sequence[tuple[Pattern, ...]]
+) -> dict[Pattern, Pattern]:
   """What each of a pattern's `contents` stands for."""
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))

@@ -123,6 +123,7 @@ class Tables:
   pattern: AdaptiveSpan
 
   def steps(self, *args: Any) -> "_Walk":
+    """See `gathered.Tables`."""
     return _Walk(*args)
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import record
 from configs import stdlib
 from sparse_transformer import model as model_lib
-from sparse_transformer.comparison import choices
+from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
 
@@ -50,7 +50,7 @@ def network(expression, mode):
     "attention.mode": mode,
     "attention.cycle": (),
   }
-  config = choices.with_values(stdlib.get_config(), **values)
+  config = comparison.with_values(stdlib.get_config(), **values)
   return Experiment(config).model
 
 

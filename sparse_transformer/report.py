@@ -97,7 +97,7 @@ def _spans(network, lines):
 
 def _last_spans(network, lines):
   """{layer: the spans of its heads} at the last step that was logged."""
-  from sparse_transformer.model.spans import any_span
+  from sparse_transformer.attention.spans import any_span
 
   logged = [line["spans"] for line in lines if "spans" in line]
   layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]

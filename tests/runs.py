@@ -1,9 +1,12 @@
 """Helpers for several test files: tiny configs, commands in this process."""
 
+import inspect
 import os
 import pathlib
 import runpy
+import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import grain  # noqa: F401  defines its flags now, not within a command
@@ -62,6 +65,24 @@ def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
   with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
     checkpoints.save(jax.jit(experiment.init)())
   return workdir
+
+
+def on_devices(number: int, check: Callable, *arguments: str) -> None:
+  """Calls a function of a test file in a process with several CPU devices."""
+  path = pathlib.Path(inspect.getfile(check))
+  program = f"import sys, {path.stem} as m; m.{check.__name__}(*sys.argv[1:])"
+  folders = path.parent, pathlib.Path(__file__).parent, REPO
+  subprocess.run(
+    [sys.executable, "-c", program, *arguments],
+    env={
+      **os.environ,
+      "PYTHONPATH": os.pathsep.join(map(str, folders)),
+      "XLA_FLAGS": flags_of_devices(number),
+      "JAX_PLATFORMS": "cpu",
+    },
+    check=True,
+    timeout=3600,
+  )
 
 
 def flags_of_devices(number: int) -> str:

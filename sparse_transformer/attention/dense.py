@@ -58,10 +58,9 @@ def attend(
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  spans_H = spans_lib.of_heads(patterns, directions, dtype)
-  if spans_H is not None:
-    i = np.arange(q_BLHK.shape[1])
-    weights_HLM = spans_lib.weights(patterns, spans_H, i[:, None], i)
+  i = np.arange(q_BLHK.shape[1])
+  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i, dtype)
+  if weights_HLM is not None:
     weights_BHLM = weights_BHLM * weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0

@@ -1,13 +1,14 @@
 """Brings positions to the devices that need them, and results back.
 
 A sequence is split over S devices in order, each of which holds `own`
-positions. A `Route` is known before a program is traced, as NumPy arrays. Its
-`Exchange` runs within `jax.shard_map`. `Exchange` and `OverHeads` are orders
-of positions, as `contract.Order` is on one device: queries, keys and values are
-arranged for an executor, and its results restored.
+positions. A `Route` is known before a program is traced, as NumPy arrays.
+`Exchange` and `OverHeads` are orders of positions, as `contract.Order` is on
+one device, and run within `jax.shard_map`. Their `axes` are the mesh axes that
+positions are split over.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import side_by_side
-from sparse_transformer.attention.contract import Arrangement, Table
+from sparse_transformer.attention.contract import (
+  Arrangement,
+  Table,
+  apply_at_once,
+)
 
 Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
@@ -25,104 +29,81 @@ MAX_SLICES = 4  # joined instead of gathering their rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Route:
-  """How devices get the positions that they need.
+  """How devices get the positions that they need: in a few messages each.
 
   Attributes:
     positions: int32 [S, places], the position at each place of a device, -1 for
       none.
     own: positions that each device holds.
-    kind: the collective: "none", "permute", "all-to-all" or "all-gather".
-    received: positions that a device receives.
+    sizes: the number of positions in each message, the same on all devices.
+    ways: the pairs (from, to) of each message, a permutation; None if the i-th
+      message of a device goes to device i.
     sent: int32 [S, sent], which of its own positions a device sends, numbers
       from `own` on for none.
-    rounds: permutations that divide what is sent, each with its number of
-      positions and its pairs (from, to).
     read: int32 [S, places], where each place is among what a device has, its
       own positions followed by those that it received; -1 for none.
   """
 
   positions: np.ndarray
   own: int
-  kind: str
-  received: int
+  sizes: tuple[int, ...]
+  ways: tuple[tuple[tuple[int, int], ...], ...] | None
   sent: np.ndarray
-  rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
   read: np.ndarray
+
+  @property
+  def kind(self) -> str:
+    """The collective: "none", "permute" or "all-to-all"."""
+    if not self.sizes:
+      return "none"
+    return "all-to-all" if self.ways is None else "permute"
+
+  @property
+  def received(self) -> int:
+    """Positions that a device receives from others."""
+    return sum(self.sizes if self.ways is not None else self.sizes[1:])
 
 
 def find_route(positions: np.ndarray, own: int) -> Route:
   """The `Route` by which a device receives the fewest positions.
-
-  Among those with equally many, the one with the fewest collectives.
 
   Args:
     positions: see `Route`; no position occurs twice on a device.
     own: positions that each device holds.
   """
   num_devices = len(positions)
-  device, place = np.nonzero(positions >= 0)
-  position = positions[device, place]
-  holder = position // own
-  read = np.full(positions.shape, -1, np.int32)
-  is_own = holder == device
-  read[device[is_own], place[is_own]] = position[is_own] % own
-  device, place, position, holder = (
-    x[~is_own] for x in (device, place, position, holder)
+  read = np.where(positions < 0, -1, positions % own).astype(np.int32)
+  holders = np.where(positions < 0, -1, positions // own)
+  device, place = np.nonzero(
+    (holders >= 0) & (holders != np.arange(num_devices)[:, None])
   )
+  holder = holders[device, place]
   counts = np.zeros((num_devices, num_devices), int)
   np.add.at(counts, (holder, device), 1)
-  shared = np.unique(position)
-  most_shared = np.bincount(shared // own, minlength=num_devices).max()
-  rounds, others = _rounds(counts), num_devices - 1
-  costs = {
-    "all-gather": (others * int(most_shared), 1),
-    "all-to-all": (others * int(counts.max()), 1),
-  }
-  if rounds is not None:
-    costs["permute"] = sum(size for size, _ in rounds), len(rounds)
-  kind = min(costs, key=costs.__getitem__)
-  received = costs[kind][0]
-  # Where each position is among what its holder sends, and its device receives.
-  if kind == "permute":
-    start, size = np.zeros_like(counts), 0
-    for number_sent, pairs in rounds or ():
-      start[tuple(np.transpose(pairs))] = size
-      size += number_sent
-    sent_at = received_at = start[holder, device] + _number(holder, device)
-    num_sent = size
-  elif kind == "all-to-all":
-    size, number = counts.max(), _number(holder, device)
-    sent_at, received_at = device * size + number, holder * size + number
-    num_sent = num_devices * size
+  sizes, ways = _find_messages(counts)
+  starts = np.cumsum([0, *sizes])
+  sent_at = received_at = _number(holder, device)
+  if ways is None:
+    sent_at, received_at = sent_at + starts[device], sent_at + starts[holder]
   else:
-    first = np.searchsorted(shared, holder * own)
-    sent_at = np.searchsorted(shared, position) - first
-    # NumPy integers are no `int` for mypy.
-    received_at, num_sent = holder * most_shared + sent_at, most_shared  # type: ignore[assignment]
-  sent = np.tile(own + np.arange(num_sent, dtype=np.int32), (num_devices, 1))
-  sent[holder, sent_at] = position % own
+    start = np.zeros_like(counts)
+    for first, pairs in zip(starts, ways, strict=False):
+      start[tuple(np.transpose(pairs))] = first
+    sent_at = received_at = sent_at + start[holder, device]
+  sent = np.tile(own + np.arange(starts[-1], dtype=np.int32), (num_devices, 1))
+  sent[holder, sent_at] = read[device, place]
   read[device, place] = own + received_at
-  return Route(
-    positions.astype(np.int32),
-    own,
-    kind if received else "none",
-    received,
-    sent,
-    tuple(rounds or ()) if kind == "permute" else (),
-    _alike(read),
-  )
+  return Route(positions.astype(np.int32), own, sizes, ways, sent, _alike(read))
 
 
-def _rounds(counts):
-  """Permutations that together move everything: lists of (size, pairs).
-
-  The largest first: a message is as long as the longest of its round. None if
-  there would be too many.
-  """
-  is_sent = counts > 0
+def _find_messages(counts):
+  """(sizes, ways) of messages that move counts[from, to] positions."""
+  num_devices, is_sent = len(counts), counts > 0
+  size = int(counts.max())
+  to_all = (size,) * num_devices, None
   if max(is_sent.sum(0).max(), is_sent.sum(1).max()) > MAX_ROUNDS:
-    return None
-  num_devices = len(counts)
+    return to_all
+  # The largest first: a message is as long as the longest of its permutation.
   rounds: list[dict[int, int]] = []  # {from: to}
   for source, target in sorted(
     np.argwhere(is_sent).tolist(),
@@ -133,12 +114,11 @@ def _rounds(counts):
     if chosen is None:
       rounds.append(chosen := {})
     chosen[source] = target
-  if len(rounds) > MAX_ROUNDS:
-    return None
-  return [
-    (int(max(counts[pair] for pair in x.items())), tuple(sorted(x.items())))
-    for x in rounds
-  ]
+  sizes = tuple(int(max(counts[pair] for pair in x.items())) for x in rounds)
+  is_worse = (sum(sizes), len(rounds)) > ((num_devices - 1) * size, 1)
+  if is_worse or len(rounds) > MAX_ROUNDS:
+    return to_all
+  return sizes, tuple(tuple(sorted(x.items())) for x in rounds)
 
 
 def _number(holder, device):
@@ -175,12 +155,7 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-  """An order of positions, each of which some device holds.
-
-  Attributes:
-    axes: mesh axes that positions are split over.
-    route: how devices get them.
-  """
+  """An order of positions, each of which some device holds."""
 
   axes: Axes
   route: Route
@@ -192,7 +167,7 @@ class Exchange:
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays [B, own, ...] in this order; padded places hold finite values."""
-    if self.route.received:
+    if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
       came = _as_one(self._send, [_take(x, at) for x in arrays])
       arrays = tuple(map(_join, arrays, came))
@@ -202,65 +177,40 @@ class Exchange:
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The transpose of `arrange`: where positions are held, they are added."""
     route, own = self.route, self.route.own
-    copies = len(route.sent) if route.kind == "all-gather" else 1
-    num_held = own + route.sent.shape[1] * copies
-    at = of_device(_inverse(route.read, num_held), self.axes)
+    at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
     held = [_take(x, at) for x in arrays]
     totals = [x[:, :own] for x in held]
-    if route.received:
-      came = _as_one(self._send_back, [x[:, own:] for x in held])
-      first = 0
-      # One device after another: a row that several have read is then added in
-      # the same order each time, and never twice in one operation.
-      for size in self._sizes():
-        last = first + size
-        at = of_device(route.sent[:, first:last], self.axes)
-        totals = [
-          x.at[:, at].add(new[:, first:last], mode="drop", unique_indices=True)
-          for x, new in zip(totals, came, strict=True)
-        ]
-        first = last
+    if not route.sizes:
+      return tuple(totals)
+    send_back = functools.partial(self._send, is_back=True)
+    came = _as_one(send_back, [x[:, own:] for x in held])
+    # One message after another: a row that several have read is then added in
+    # the same order each time, and never twice in one operation.
+    ends = np.cumsum(route.sizes)
+    for first, last in zip(ends - route.sizes, ends, strict=True):
+      at = of_device(route.sent[:, first:last], self.axes)
+      totals = [
+        x.at[:, at].add(new[:, first:last], mode="drop", unique_indices=True)
+        for x, new in zip(totals, came, strict=True)
+      ]
     return tuple(totals)
 
-  def _sizes(self):
-    """How many rows go to each device, in the order in which they are sent."""
-    route = self.route
-    num_devices, num_sent = route.sent.shape
-    if route.kind == "permute":
-      return [size for size, _ in route.rounds]
-    if route.kind == "all-to-all":
-      return [num_sent // num_devices] * num_devices
-    return [num_sent]
-
   def _send(self, x_BL, is_back=False):
-    if self.route.kind == "all-to-all":
+    """Sends messages, or what was added to them back."""
+    if self.route.ways is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
-    if self.route.kind == "all-gather":
-      if is_back:
-        return lax.psum_scatter(
-          x_BL, self.axes, scatter_dimension=1, tiled=True
-        )
-      return lax.all_gather(x_BL, self.axes, axis=1, tiled=True)
-    came, first = [], 0
-    for size, pairs in self.route.rounds:
-      ways = [pair[::-1] for pair in pairs] if is_back else pairs
-      piece = x_BL[:, first : first + size]
-      came.append(lax.ppermute(piece, self.axes, ways))
-      first += size
+    pieces = jnp.split(x_BL, np.cumsum(self.route.sizes)[:-1], axis=1)
+    step = -1 if is_back else 1
+    came = (
+      lax.ppermute(piece, self.axes, [pair[::step] for pair in pairs])
+      for piece, pairs in zip(pieces, self.route.ways, strict=True)
+    )
     return _join(*came)
-
-  def _send_back(self, x_BL):
-    return self._send(x_BL, is_back=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OverHeads:
-  """An order of all positions: each device gets them for its share of heads.
-
-  Attributes:
-    axes: mesh axes that positions are split over, and heads meanwhile.
-    order: of the positions.
-  """
+  """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
   order: Arrangement
@@ -271,7 +221,7 @@ class OverHeads:
     return self.order.positions
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, n, own heads, ...] in this order, from [B, own, H, ...]."""
+    """Arrays [B, n, heads of a device, ...], from [B, own, H, ...]."""
     return self.order.arrange(*to_heads(self.axes, *arrays))
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -281,29 +231,23 @@ class OverHeads:
 
 def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """All positions of a device's heads, from its positions of all heads."""
-
-  def send(x_BLH):
-    return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
-
-  return tuple(_as_one(send, arrays))
+  return _as_one(lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays)
 
 
 def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """Undoes `to_heads`."""
-
-  def send(x_BLH):
-    return lax.all_to_all(x_BLH, axes, 1, 2, tiled=True)
-
-  return tuple(_as_one(send, arrays))
+  return _as_one(lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays)
 
 
-def _as_one(send: Callable, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def _as_one(
+  send: Callable, arrays: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
   """Sends arrays [B, L, H, ...], those of one dtype in one message."""
   rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
-  return [
+  return tuple(
     new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, side_by_side.apply(send, rows), strict=True)
-  ]
+    for x, new in zip(arrays, apply_at_once(send, rows), strict=True)
+  )
 
 
 def _join(*pieces):

@@ -9,7 +9,7 @@ Nothing here depends on timing: what goes to the same place is added in a fixed
 order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
-tile; P places in the order of keys; R places of a query.
+tile; P places of all tiles; R places of a query.
 """
 
 import abc
@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax, side_by_side
+from sparse_transformer.attention import online_softmax
 from sparse_transformer.attention.contract import (
   Keys,
   Plan,
   Queries,
+  apply_at_once,
   make_order,
 )
 from sparse_transformer.attention.grouping import group
@@ -66,6 +67,10 @@ class Tables:
   span: int = 1
   num_blocks: int = 0
 
+  def steps(self, *args: Any) -> "_Steps":
+    """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
+    return (_Windows if self.blocks is None else _Blocks)(*args)
+
 
 # Here, since patterns load no JAX.
 jax.tree_util.register_dataclass(
@@ -76,9 +81,8 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
   """The tables of a set; `tile` positions on a side, 0 for the default."""
-  if isinstance(pairs, Near):
-    return _lay_out_near(pairs, tile or TILE)
-  return _lay_out_chosen(pairs, tile or TILE)
+  is_near = isinstance(pairs, Near)
+  return (_lay_out_near if is_near else _lay_out_chosen)(pairs, tile or TILE)
 
 
 def count_scores(tables: Tables) -> int:
@@ -98,12 +102,9 @@ def _lay_out_near(pairs, tile):
   keys = jnp.pad(
     pairs.order, ((0, 0), (0, 0), (behind, ahead)), constant_values=-1
   )
-  places = jnp.put_along_axis(
-    jnp.zeros_like(pairs.order),
-    pairs.order,
-    jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), pairs.order.shape),
-    axis=-1,
-    inplace=False,
+  at = jnp.arange(n, dtype=jnp.int32)
+  places = _of_lanes(
+    lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
   )
   queries = keys[..., behind:].reshape(b, h, -1, tile)
   return Tables(queries, keys, None, places[..., None], span)
@@ -141,7 +142,7 @@ def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
 
 
 def condition(part: Any) -> Pattern:
-  """What decides about the pairs of the tiles that a part is run in."""
+  """The mask applied within the tiles that a part is run in."""
   if isinstance(part, Near | Chosen):
     return part.within_tiles()
   return dataclasses.replace(part, left=condition(part.left))
@@ -149,47 +150,40 @@ def condition(part: Any) -> Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """Runs plans of `make_plan`.
+  """Runs plans whose tables are found at run time: these, and those of `spans`.
 
-  Attributes:
-    scores: how many scores a step computes, of all sequences and heads.
-    in_order: whether the device adds one after another what goes to the same
-      place; otherwise such sums are computed first.
+  The `steps` of their tables say how, which depends on whether it is a CPU.
   """
 
-  scores: int
-  in_order: bool
+  is_cpu: bool
 
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan."""
-    steps = self._steps(plan)
-    arrays = steps.arrange(k_BLHK, v_BLHE)
-    out_BHPE, lse_BHP1 = online_softmax.forward(steps, q_BLHK, *arrays)
-    return _merge(out_BHPE, lse_BHP1[..., 0], plan.tables.places)
+    steps = plan.tables.steps(plan, self.is_cpu, q_BLHK.shape[:3])
+    arrays = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
+    out, lse = online_softmax.forward(steps, *arrays)
+    return steps.merge(out, lse[..., 0])
 
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-    steps = self._steps(plan)
-    arrays = Keys(*steps.arrange(*keys))
-    dq_BHPK, dk, dv, _ = online_softmax.backward(
-      steps, queries.with_columns(), arrays
+  ) -> tuple[jax.Array, ...]:
+    """(dq, dk, dv) of the pairs of a plan, and the gradients of its spans."""
+    steps = plan.tables.steps(plan, self.is_cpu, queries.q.shape[:3])
+    dq, dk, dv, dspans = online_softmax.backward(
+      steps,
+      Queries(*steps.of_queries(*queries.with_columns())),
+      Keys(*steps.of_keys(*keys)),
     )
-    (dq_BLHK,) = _sum(plan.tables.places, dq_BHPK)
-    return dq_BLHK, *steps.restore(len(keys.k[0]), dk, dv)
-
-  def _steps(self, plan):
-    kind = _Windows if plan.tables.blocks is None else _Blocks
-    return kind(plan, self.scores, self.in_order)
+    grads = steps.from_queries(dq), *steps.from_keys(dk, dv)
+    return *grads, *jax.tree.leaves(dspans)
 
 
-def on(platform: str) -> Gathered:
-  """The executor for a platform."""
-  is_cpu = platform == "cpu"
-  return Gathered(CPU_SCORES if is_cpu else SCORES, in_order=is_cpu)
+def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
+  """(steps, tiles of each): a tile has `scores`, and a step up to `limit`."""
+  num = -(-num_tiles // max(1, limit // scores))
+  return num, -(-num_tiles // num)
 
 
 class _Steps(online_softmax.Steps):
@@ -198,31 +192,53 @@ class _Steps(online_softmax.Steps):
   single = True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, scores, in_order):
+  def __init__(self, plan, is_cpu, shape, num_keys):
     self.pattern, self.tables = plan.pattern, plan.tables
-    self.in_order = in_order
+    # Whether the device adds one after another what goes to the same place;
+    # otherwise such sums are computed first.
+    self.in_order, self.n = is_cpu, shape[1]
     b, h, num_tiles, self.tile = self.tables.queries.shape
-    most = max(1, scores // (b * h * self.tile * self.num_keys()))
-    self.num = -(-num_tiles // most)
-    self.size = -(-num_tiles // self.num)
+    limit = CPU_SCORES if is_cpu else SCORES
+    self.num, self.size = cut(num_tiles, b * h * self.tile * num_keys, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
-
-  @abc.abstractmethod
-  def num_keys(self):
-    """How many keys each tile of queries has."""
 
   @abc.abstractmethod
   def take(self, i, x):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
 
   @abc.abstractmethod
-  def restore(self, n, *arrays):
-    """Undoes `arrange`, of n positions: [B, L, H, ...]."""
+  def from_keys(self, *arrays):
+    """Undoes `of_keys`: [B, L, H, ...]."""
 
-  def arrange(self, *arrays):
+  def of_keys(self, *arrays):
     """Arrays [B, L, H, ...] in the order of keys."""
     return _rows(self.at, *arrays)
+
+  def of_queries(self, *arrays):
+    return arrays
+
+  def from_queries(self, dq_BHVTK):
+    (dq_BLHK,) = _sum(self.tables.places, dq_BHVTK)
+    return dq_BLHK
+
+  def merge(self, out_BHVTE, lse_BHVT):
+    """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
+
+    def of_head(out_VTE, lse_VT, places_LR):
+      out_PE, lse_P = out_VTE.reshape(-1, out_VTE.shape[-1]), lse_VT.ravel()
+      return online_softmax.merge(
+        *(
+          (
+            out_PE.at[places_L].get(mode="fill", fill_value=0),
+            lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
+          )
+          for places_L in places_LR.T
+        )
+      )
+
+    of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
+    return of_lanes(out_BHVTE, lse_BHVT, self.tables.places)
 
   def queries(self, i, *arrays):
     return _rows(self._now(self.rows, i), *arrays)
@@ -237,73 +253,51 @@ class _Steps(online_softmax.Steps):
     return online_softmax.pairs(self.pattern, q_at, k_at), None
 
   def shape(self, q):
-    """One result for each place of queries, [B, H, V * T]."""
     b, _, h, _ = q.shape
-    return b, h, self.num * self.size * self.tile
+    return b, h, self.num * self.size, self.tile
 
-  def put(self, i, x_BHP, new_BHAT):
-    b, h, a, t, *widths = new_BHAT.shape
-    new_BHP = new_BHAT.reshape(b, h, a * t, *widths)
-    return lax.dynamic_update_slice_in_dim(x_BHP, new_BHP, i * a * t, 2)
+  def put(self, i, x_BHVT, new_BHAT):
+    return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, i * self.size, 2)
 
-  def _now(self, x_BHV, i):
-    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size, 2)
+  def _now(self, x_BHV, i, more=0):
+    """The tiles of a step, and some more."""
+    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size + more, 2)
 
 
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, plan, scores, in_order):
-    super().__init__(plan, scores, in_order)
-    self.at = _pad_tiles(self.tables.keys, 0, self.missing * self.tile, -1)
+  def __init__(self, plan, is_cpu, shape):
+    super().__init__(plan, is_cpu, shape, plan.tables.span * plan.tile)
+    b, h, _ = self.tables.keys.shape
+    keys = self.tables.keys.reshape(b, h, -1, self.tile)
+    self.at = _pad_tiles(keys, 0, self.missing, -1)
+    self.behind = self.tables.span - 1  # tiles
 
-  def num_keys(self):
-    return self.tables.span * self.tile
-
-  def take(self, i, x_BHP):
-    tiles = self._tiles(x_BHP, i)
+  def take(self, i, x_BHVT):
+    tiles = self._now(x_BHVT, i, self.behind)
     windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
     return jnp.concatenate(windows, 3)
 
-  def _tiles(self, x_BHP, i):
-    """The tiles of all windows of a step: [B, H, A + span - 1, T, ...]."""
-    num = self.size + self.tables.span - 1
-    x = lax.dynamic_slice_in_dim(
-      x_BHP, i * self.size * self.tile, num * self.tile, 2
-    )
-    return x.reshape(*x.shape[:2], num, self.tile, *x.shape[3:])
-
-  def add(self, i, j, x_BHP, new_BHAS):
+  def add(self, i, j, x_BHVT, new_BHAS):
     del j
-    tiles, span = self._tiles(x_BHP, i), self.tables.span
-    for c, new in enumerate(jnp.split(new_BHAS, span, 3)):
-      tiles = tiles + _pad_tiles(new, c, span - 1 - c)
-    b, h, num, tile, *widths = tiles.shape
-    return lax.dynamic_update_slice_in_dim(
-      x_BHP,
-      tiles.reshape(b, h, num * tile, *widths),
-      i * self.size * self.tile,
-      2,
-    )
+    tiles = self._now(x_BHVT, i, self.behind)
+    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
+      tiles = tiles + _pad_tiles(new, c, self.behind - c)
+    return self.put(i, x_BHVT, tiles)
 
-  def restore(self, n, *arrays):
-    del n
-    behind = (self.tables.span - 1) * self.tile
-    return _sum(self.tables.places + behind, *arrays)
+  def from_keys(self, *arrays):
+    return _sum(self.tables.places + self.behind * self.tile, *arrays)
 
 
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, plan, scores, in_order):
-    super().__init__(plan, scores, in_order)
-    num_blocks = self.tables.num_blocks
+  def __init__(self, plan, is_cpu, shape):
+    (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
+    super().__init__(plan, is_cpu, shape, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
-    b, h, _ = self.tables.keys.shape
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
-
-  def num_keys(self):
-    return self.tables.keys.shape[-1] // self.tables.num_blocks
 
   def take(self, i, x_BHM):
     return _of_lanes(
@@ -343,10 +337,10 @@ class _Blocks(_Steps):
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
-  def restore(self, n, *arrays):
+  def from_keys(self, *arrays):
     def of_array(x_BHM):
       b, h, m, s, width = x_BHM.shape
-      return x_BHM.reshape(b, h, m * s, width)[:, :, :n].swapaxes(1, 2)
+      return x_BHM.reshape(b, h, m * s, width)[:, :, : self.n].swapaxes(1, 2)
 
     return tuple(map(of_array, arrays))
 
@@ -363,40 +357,20 @@ def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
 
 
 def _rows(at, *arrays):
-  """Rows [B, H, ..., K] of arrays [B, L, H, K], at positions [B, H, ...].
-
-  Some row for -1.
-  """
+  """Rows [B, H, ..., K] of [B, L, H, K] at [B, H, ...], arbitrary for -1."""
 
   def of_head(x_L, at):
     return x_L.at[at.clip(0)].get(mode="clip")
 
   of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
-  return side_by_side.apply(lambda x_BLH: of_lanes(x_BLH, at), arrays)
-
-
-def _merge(out_BHPE, lse_BHP, places_BHLR):
-  """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
-
-  def of_head(out_PE, lse_P, places_LR):
-    return online_softmax.merge(
-      *(
-        (
-          out_PE.at[places_L].get(mode="fill", fill_value=0),
-          lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
-        )
-        for places_L in places_LR.T
-      )
-    )
-
-  each = jax.vmap(of_head, out_axes=1)
-  return jax.vmap(each)(out_BHPE, lse_BHP, places_BHLR)
+  return apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
 def _sum(places_BHLR, *arrays):
-  """Arrays [B, L, H, K]: the sums over the places of each position."""
+  """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
 
-  def of_head(x_PK, places_LR):
+  def of_head(x_VTK, places_LR):
+    x_PK = x_VTK.reshape(-1, x_VTK.shape[-1])
     parts = (
       x_PK.at[places_L].get(mode="fill", fill_value=0)
       for places_L in places_LR.T
@@ -404,4 +378,4 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, parts)
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return side_by_side.apply(lambda x_BHP: of_lanes(x_BHP, places_BHLR), arrays)
+  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)

@@ -13,7 +13,7 @@ LIMIT = 2**31  # of numbers in 32 bits
 
 
 class Groups(NamedTuple):
-  """Entries in the order of their labels, each label in tiles of its own.
+  """Entries in the order of their labels, each label in separate tiles.
 
   Attributes:
     entries: int32 [N, V, tile], the entries in each tile, in their own order;
@@ -30,15 +30,9 @@ class Groups(NamedTuple):
 
 
 def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
-  """Groups the entries of each row by label.
+  """Groups the entries of each row by label; label `num` leaves an entry out.
 
-  Args:
-    labels_NE: integers from 0 to `num`; entries with label `num` are left out.
-    num: number of labels.
-    tile: entries of a tile.
-
-  Returns:
-    `Groups`, with the smallest V that suffices for all labels.
+  V is the smallest number of tiles that suffices for all labels.
 
   >>> groups = group(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
   >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()

@@ -22,7 +22,6 @@ from sparse_transformer.attention import (
   online_softmax,
   registry,
   selection,
-  spanned,
   spans as spans_lib,
   spread,
 )
@@ -118,14 +117,11 @@ class _Work:
       known = executor.plans(static, case, self.tile)
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
-    at_run_time, by_span = gathered.on(platform), spanned.on(platform)
-    spans = []
-    if spans_H is not None:
-      spans = by_span.plans(self.patterns, spans_H, case.length, self.tile)
+    spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
+    at_run_time = gathered.Gathered(platform == "cpu")
     return [
       *((executor, plan, heads) for plan, heads in known),
-      *((at_run_time, plan, heads) for plan, heads in found),
-      *((by_span, plan, heads) for plan, heads in spans),
+      *((at_run_time, plan, heads) for plan, heads in found + spans),
     ]
 
 

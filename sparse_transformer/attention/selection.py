@@ -3,6 +3,10 @@
 Heads with the same pattern are bound together. What a pattern decides are the
 integer labels of positions; they are named, so that rematerialization can keep
 them instead of deciding again, perhaps otherwise.
+
+In all functions, `patterns` has one pattern per head, q_BLHK and k_BLHK are
+queries and keys, `directions` is as in `attention.attend`, and `bound` is what
+`bind` returns.
 """
 
 import functools
@@ -16,11 +20,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention import (
-  gathered,
-  spanned,
-  spans as spans_lib,
-)
+from sparse_transformer.attention import gathered, spans as spans_lib
 from sparse_transformer.attention.contract import (
   SAVED_NAMES,
   Case,
@@ -62,14 +62,8 @@ def bind(
 ) -> tuple[Any, ...]:
   """What the patterns that follow the content are bound to.
 
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
-
-  Returns:
-    For each pattern of `with_content`, in order, and each of its `contents`,
-    the sets whose union it is.
+  These are, for each pattern of `with_content`, in order, and each of its
+  `contents`, the sets whose union it is.
   """
 
   def sets_of(content, heads):
@@ -93,14 +87,9 @@ def labels(
   given: jax.Array | None,
   start: jax.Array | int = 0,
 ) -> jax.Array:
-  """The labels [B, H, L, C] of positions from `start` on, without gradients.
+  """`Content.labels` of queries and keys as they are, without gradients.
 
-  Args:
-    content: decides.
-    q_BLHK: queries of these positions.
-    k_BMHK: keys from position 0 on; those after a query do not count.
-    given: directions of these heads; None for the pattern's.
-    start: position of the first query.
+  Directions that are not `given` are the pattern's.
   """
   drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
   q, k, directions = jax.tree.map(
@@ -110,27 +99,10 @@ def labels(
   return content.labels(q, k, directions, start)
 
 
-def bind_labels(pattern: Pattern, labels: Sequence[jax.Array]) -> Pattern:
-  """A pattern of some heads, bound to the labels of each of its `contents`.
-
-  One with a span has no labels, and becomes its support.
-  """
-  if not follows(pattern):
-    return pattern.support()
-  contents = zip(pattern.contents(), labels, strict=True)
-  sets = tuple(content.sets(x) for content, x in contents)
-  return pattern.bind(_unions(pattern, sets))
-
-
 def check_directions(
   patterns: tuple[Pattern, ...], directions: Directions, width: int
 ) -> None:
-  """Checks that all patterns have the directions that they need.
-
-  Args:
-    patterns: one per head.
-    directions: as in `attention.attend`.
-    width: of a head's queries and keys, K.
+  """Checks that all patterns have the directions that they need, of width K.
 
   Raises:
     ValueError: some are missing, superfluous or have another shape.
@@ -172,49 +144,30 @@ def _directions_of(content, num_heads, width):
   return shape, "directions" if content.num_directions else ""
 
 
-def lay_out(bound: tuple[Any, ...], tile: int) -> tuple[Any, ...]:
-  """The tables of all sets of `bind`, with their structure."""
-  return jax.tree.map(
-    lambda pairs: gathered.lay_out(pairs, tile), bound, is_leaf=_is_set
-  )
+def lay_out(bound: tuple[Any, ...], tile: int) -> list[gathered.Tables]:
+  """The tables of all sets."""
+  return [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
 
 
 def parts(
   patterns: tuple[Pattern, ...], bound: tuple[Any, ...]
 ) -> Iterator[tuple[Pattern, Heads]]:
-  """The disjoint parts that follow the content, bound, each with its heads.
-
-  Args:
-    patterns: one per head.
-    bound: from `bind`.
-  """
+  """The disjoint parts that follow the content, bound, each with its heads."""
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for part in pattern.split()[1]:
-      for found in part.bind(_unions(pattern, sets)).parts():
+      for found in part.bind(unions(pattern, sets)).parts():
         yield found, heads
 
 
 def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
-  tables: tuple[Any, ...],
+  tables: list[gathered.Tables],
   n: int,
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of `parts`, each with its heads.
-
-  Args:
-    patterns: one per head.
-    bound: from `bind`.
-    tables: from `lay_out`.
-    n: number of positions.
-  """
-  leaves = zip(
-    jax.tree.leaves(bound, is_leaf=_is_set),
-    jax.tree.leaves(tables, is_leaf=_is_table),
-    strict=True,
-  )
-  table_of = dict(leaves)
+  """The plans of `parts` of n positions, with the tables from `lay_out`."""
+  table_of = dict(zip(_sets(bound), tables, strict=True))
   return [
     (gathered.make_plan(part, table_of[gathered.pairs_of(part)], n), heads)
     for part, heads in parts(patterns, bound)
@@ -222,54 +175,43 @@ def plans(
 
 
 def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
-  """What is computed for the parts of a pattern that follow the content.
+  """(executor, tile, number of scores) of the parts that follow the content.
 
-  Shapes are known before run time, whatever the content. Spans are not: what
-  is computed is at most that of the longest.
-
-  Args:
-    pattern: of one head.
-    case: what is run.
-
-  Returns:
-    (executor, tile, number of scores) of each part, for one sequence and head.
+  For one sequence and head. Shapes are known before run time, whatever the
+  content. Spans are not: what is computed is at most that of the longest.
   """
-  if spans_lib.span_of(pattern) is not None:
-    return spanned.on(case.platform).count_scores(pattern, case)
-  found = []
+  if not follows(pattern):
+    return spans_lib.count_scores(pattern, case)
+  shape = 1, case.length, 1, case.qk_width
 
-  def lay_out_parts(q_BLHK, directions):
+  def tables_of_parts(q_BLHK):
+    directions = {
+      content: jnp.zeros((1, content.num_directions, case.qk_width))
+      for content in pattern.contents()
+      if content.num_directions
+    }
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
     tables = lay_out(bound, case.tile)
-    for plan, _ in plans((pattern,), bound, tables, case.length):
-      scores = gathered.count_scores(plan.tables)
-      found.append(("gathered", plan.tile, scores))
+    found = plans((pattern,), bound, tables, case.length)
+    return [plan.tables for plan, _ in found]
 
-  def array(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-  width = case.qk_width
-  directions = {
-    content: array(1, content.num_directions, width)
-    for content in pattern.contents()
-    if content.num_directions
-  }
-  jax.eval_shape(lay_out_parts, array(1, case.length, 1, width), directions)
-  return found
+  q_BLHK = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return [
+    ("gathered", tables.queries.shape[-1], gathered.count_scores(tables))
+    for tables in jax.eval_shape(tables_of_parts, q_BLHK)
+  ]
 
 
-def _unions(pattern, sets):
+def unions(
+  pattern: Pattern, sets: Sequence[tuple[Pattern, ...]]
+) -> dict[Pattern, Pattern]:
   """What each of a pattern's `contents` stands for."""
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))
 
 
-def _is_set(x):
-  return isinstance(x, Pattern)
-
-
-def _is_table(x):
-  return isinstance(x, gathered.Tables)
+def _sets(bound):
+  return jax.tree.leaves(bound, is_leaf=lambda x: isinstance(x, Pattern))
 
 
 def bind_heads(
@@ -282,22 +224,14 @@ def bind_heads(
 
   Positions in the mask of one that is bound have axes of batch and heads. One
   with a span becomes its support.
-
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
   """
-  found = [
-    pattern if spans_lib.span_of(pattern) is None else pattern.support()
-    for pattern in patterns
-  ]
+  found = [pattern.support() for pattern in patterns]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for j, head in enumerate(range(len(patterns)) if heads is None else heads):
       own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
-      found[head] = pattern.bind(_unions(pattern, own))
+      found[head] = pattern.bind(unions(pattern, own))
   return found
 
 
@@ -307,21 +241,14 @@ def realize(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> jax.Array | np.ndarray:
-  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content.
-
-  Args:
-    patterns: one per head.
-    q_BLHK, k_BLHK: queries and keys.
-    directions: as in `attention.attend`.
-  """
+  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content."""
   n = q_BLHK.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
   bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)
   masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in bound]
-  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
-  spans_H = spans_lib.of_heads(patterns, directions, jnp.float32)  # type: ignore[arg-type]
-  if spans_H is not None:
-    weights_HLM = spans_lib.weights(patterns, spans_H, i[0, 0], i[0, 0, :, 0])
+  at = i[0, 0]
+  weights_HLM = spans_lib.weights(patterns, directions, at, at[:, 0])
+  if weights_HLM is not None:
     pairs = zip(masks, weights_HLM, strict=True)
     masks = [mask & (weights != 0)[None, None] for mask, weights in pairs]
   is_known = all(isinstance(mask, np.ndarray) for mask in masks)

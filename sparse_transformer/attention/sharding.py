@@ -39,11 +39,7 @@ class Split(NamedTuple):
 
 
 def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
-  """How queries are split over the mesh in context.
-
-  Args:
-    q_BLHK: queries.
-    spec: see `attention.attend`.
+  """How queries are split over the mesh in context; see `attend` for the spec.
 
   Raises:
     ValueError: the spec does not fit the mesh or the array.
@@ -55,8 +51,8 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
     return several + [()] * (3 - len(several))
 
   if spec is None:
-    entries = entries_of(jax.typeof(q_BLHK).sharding.spec[:3])
-    sequences, positions, heads = entries
+    spec = jax.typeof(q_BLHK).sharding.spec[:3]
+    sequences, positions, heads = entries_of(spec)
     sequences = _add_axes(sequences, mesh, len(q_BLHK))
     return Split(sequences, positions, heads)
   if len(spec) > 3 or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
@@ -103,15 +99,12 @@ def on_any_mesh(
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
-    attention: a function (*arrays, tables), of what a device has, to (out_BLHE,
-      lse_BLH).
+    attention: a function (*arrays, tables), of what a device has, to its
+      results, which on explicit axes are split as the first array is.
     split: how arrays are split.
     arrays: [B, L, H, ...].
     tables: a pytree of other arrays.
     specs: their specs; a prefix of the pytree.
-
-  Returns:
-    (out_BLHE, lse_BLH); on explicit axes, split as the first array is.
   """
   mesh = mesh_of(arrays[0])
   free = {*mesh.auto_axes, *mesh.explicit_axes}
@@ -148,12 +141,10 @@ def _reshard(mesh, inputs, specs):
   """Inputs whose types say what `jax.shard_map` is told."""
   explicit = {*mesh.explicit_axes}
 
-  def of(spec):
-    axes = (tuple(a for a in _axes(x) if a in explicit) for x in spec)
-    return PartitionSpec(*(x or None for x in axes))
-
   def reshard(spec, tree):
-    on = jax.sharding.NamedSharding(mesh, of(spec))
+    axes = (tuple(a for a in _axes(x) if a in explicit) for x in spec)
+    spec = PartitionSpec(*(x or None for x in axes))
+    on = jax.sharding.NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.sharding.reshard(x, on), tree)
 
   return jax.tree.map(
@@ -179,9 +170,7 @@ def _varying_alike(inputs: Any) -> Any:
 
 def _axes(entry):
   """The axes in an entry of a spec."""
-  if entry is None:
-    return ()
-  return (entry,) if isinstance(entry, str) else tuple(entry)
+  return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def _size(mesh, axes):

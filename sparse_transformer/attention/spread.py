@@ -2,15 +2,16 @@
 
 Each part of a pattern runs in its own orders. Its tiles of queries are dealt
 out to the devices in slices of that order. Which keys a device reads follows
-from the layout, and `exchange` finds the cheapest way to bring them there.
-Where the work is uneven, a device may get one slice from each end instead; and
-where neither is cheap, devices may exchange heads for positions: each then has
-all positions of some heads. No pattern is named anywhere.
+from the layout, and `exchange` brings them there. Where the work is uneven, a
+device may get one slice from each end instead; and where neither is cheap,
+devices may exchange heads for positions: each then has all positions of some
+heads. No pattern is named anywhere.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -49,30 +50,28 @@ class Shares:
   """How devices share a part.
 
   Attributes:
-    dealing: "slices" of the order of queries, one for each device; or
-      "zigzag", one from each end.
-    queries, keys: the places of each device, and how they are filled.
+    dealing: the queries of a device: "slices" of their order, one for each
+      device; "zigzag", one from each end; or "heads": all, of its heads.
+    tile: positions on a side of a tile.
+    queries, keys: the places of each device, and how they are filled; None if
+      devices exchange heads for positions.
     layouts: the tiles of each device, of its own places.
   """
 
   dealing: str
-  queries: Route
-  keys: Route
-  layouts: tuple[Layout, ...]
+  tile: int
+  queries: Route | None = None
+  keys: Route | None = None
+  layouts: tuple[Layout, ...] = ()
 
   @property
   def tiles(self) -> np.ndarray:
     """How many tiles each device computes."""
     return np.array([len(layout.rows) for layout in self.layouts])
 
-  @property
-  def cost(self) -> float:
-    """Of the slowest device; see `QUERY_ARRAYS`."""
-    pairs = self.tiles.max() * self.layouts[0].tile ** 2
-    return _cost(pairs, self.queries.received, self.keys.received)
-
 
 def _cost(pairs, queries, keys):
+  """Of a device that computes pairs, and receives positions."""
   moved = QUERY_ARRAYS * queries + KEY_ARRAYS * keys
   return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
 
@@ -84,47 +83,33 @@ def _over_heads(n, num_devices):
 
 def choose(
   part: Pattern, n: int, tile: int, num_devices: int, num_heads: int
-) -> Shares | None:
-  """The cheapest way to share a part; None to exchange heads for positions."""
-  shares = share_cheapest(part, n, tile, num_devices)
-  if num_heads % num_devices:
-    return shares
-  received = _over_heads(n, num_devices)
-  pairs = shares.tiles.sum() * tile**2 / num_devices
-  is_cheaper = _cost(pairs, received, received) < shares.cost
-  return None if is_cheaper else shares
-
-
-def share_cheapest(
-  part: Pattern, n: int, tile: int, num_devices: int
 ) -> Shares:
-  """The cheaper of both dealings; see `share`."""
-  slices = share(part, n, tile, num_devices, "slices")
-  if slices.tiles.max() * num_devices <= slices.tiles.sum():
-    return slices
-  zigzag = share(part, n, tile, num_devices, "zigzag")
-  return min(slices, zigzag, key=lambda shares: shares.cost)
+  """The cheapest way to share a part, by the cost of the slowest device."""
+
+  def cost(x):
+    pairs = x.tiles.max() * tile**2
+    return _cost(pairs, x.queries.received, x.keys.received)
+
+  best = share(part, n, tile, num_devices, "slices")
+  mean = best.tiles.mean()
+  if best.tiles.max() > mean:
+    best = min(best, share(part, n, tile, num_devices, "zigzag"), key=cost)
+  if num_heads % num_devices == 0:
+    received = _over_heads(n, num_devices)
+    if _cost(mean * tile**2, received, received) < cost(best):
+      return Shares("heads", tile)
+  return best
 
 
 @functools.lru_cache(maxsize=128)
 def share(
   part: Pattern, n: int, tile: int, num_devices: int, dealing: str
 ) -> Shares:
-  """How devices share a part.
-
-  Args:
-    part: one of a pattern's parts.
-    n: number of positions, a multiple of the number of devices.
-    tile: positions on a side of a tile.
-    num_devices: that positions are split over.
-    dealing: see `Shares`.
-  """
+  """How devices share a part of n positions, dealt in "slices" or "zigzag"."""
   layout, own = part.layout(n, tile), n // num_devices
   dealt = _deal(-(-n // tile), num_devices, dealing)
-  device_of, row_of = (np.empty(dealt.size, int) for _ in range(2))
-  device_of[dealt] = np.arange(num_devices)[:, None]
-  row_of[dealt] = np.arange(dealt.shape[1])
-  device, rows = device_of[layout.rows], row_of[layout.rows]
+  place = np.argsort(dealt, axis=None)[layout.rows]
+  device, rows = np.divmod(place, dealt.shape[1])
   places = _positions(layout.query_order, dealt, tile)
   queries = find_route(places.reshape(num_devices, -1), own)
   places, cols = _keys(part, layout, device, num_devices, own)
@@ -143,7 +128,7 @@ def share(
     )
     for d, here in enumerate(np.split(order, ends))
   )
-  return Shares(dealing, queries, keys, tuple(layouts))
+  return Shares(dealing, tile, queries, keys, tuple(layouts))
 
 
 def _positions(order, tiles, tile):
@@ -219,48 +204,19 @@ def tile_of(
   return max(t for t in range(1, tile + 1) if own % t == 0 or t == tile // 4)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Decision:
-  """How one part runs.
-
-  Attributes:
-    part: the part.
-    heads: the heads that have it.
-    num_heads: how many these are.
-    tile: positions on a side of a tile.
-    shares: how devices share it; None if they exchange heads for positions.
-  """
-
-  part: Pattern
-  heads: Heads
-  num_heads: int
-  tile: int
-  shares: Shares | None
-
-
 def decide(
   executor: Executor,
   patterns: tuple[Pattern, ...],
   case: Case,
   tile: int,
   num_devices: int,
-) -> list[Decision]:
-  """How the parts of patterns run.
-
-  Args:
-    executor: runs them.
-    patterns: one per head.
-    case: what is run, of the length of the whole sequence.
-    tile: positions on a side of a tile; 0 chooses automatically.
-    num_devices: that positions are split over.
-  """
-  n, found = case.length, []
+) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
+  """How parts are shared: (part, heads, how many, shares); see `traffic`."""
+  n = case.length
   for part, heads in heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
     size = tile_of(executor, part, case, tile, n // num_devices)
-    shares = choose(part, n, size, num_devices, count)
-    found.append(Decision(part, heads, count, size, shares))
-  return found
+    yield part, heads, count, choose(part, n, size, num_devices, count)
 
 
 def plans(
@@ -270,14 +226,7 @@ def plans(
   tile: int,
   axes: Axes,
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of a device for all parts, each with its heads.
-
-  Args:
-    executor: runs them.
-    patterns: one per head.
-    case: what is run, of the length that a device has.
-    tile: positions on a side of a tile; 0 chooses automatically.
-    axes: mesh axes that positions are split over.
+  """`Executor.plans` of a device, for a case with the length that it has.
 
   Raises:
     ValueError: the executor cannot run if positions are split.
@@ -290,24 +239,25 @@ def plans(
     )
   case = dataclasses.replace(case, length=case.length * num_devices)
   found = []
-  for x in decide(executor, patterns, case, tile, num_devices):
-    if x.shares is None:
-      few = x.num_heads // num_devices
+  for part, heads, count, shares in decide(
+    executor, patterns, case, tile, num_devices
+  ):
+    if shares.queries is None or shares.keys is None:
+      few = count // num_devices
       few_case = dataclasses.replace(case, num_heads=few)
-      for plan, _ in executor.plans((x.part,) * few, few_case, tile):
+      for plan, _ in executor.plans((part,) * few, few_case, tile):
         plan = dataclasses.replace(
           plan,
           queries=OverHeads(axes, plan.queries),
           keys=OverHeads(axes, plan.keys),
         )
-        found.append((plan, x.heads))
+        found.append((plan, heads))
     else:
-      key: Any = executor, x.part, x.shares, x.num_heads
+      key: Any = executor, part, shares, count
       tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
-      queries = Exchange(axes, x.shares.queries)
-      keys = Exchange(axes, x.shares.keys)
-      plan = Plan(x.part, x.tile, queries, keys, tables)
-      found.append((plan, x.heads))
+      queries, keys = (Exchange(axes, x) for x in (shares.queries, shares.keys))
+      plan = Plan(part, shares.tile, queries, keys, tables)
+      found.append((plan, heads))
   return found
 
 
@@ -315,11 +265,6 @@ def of_own_heads(
   patterns: tuple[Pattern, ...], directions: Directions, axes: Axes
 ) -> tuple[tuple[Pattern, ...], Directions]:
   """The patterns and directions of a device's heads, if it has all positions.
-
-  Args:
-    patterns: one per head.
-    directions: as in `attention.attend`.
-    axes: mesh axes that positions are split over, and heads meanwhile.
 
   Raises:
     ValueError: heads cannot be split so that devices have the same patterns.
@@ -361,18 +306,16 @@ def traffic(
   Args:
     executor: runs them.
     patterns: one per head.
-    case: what is run: sequences and heads of a device, whose positions are
-      split over devices, and the length of whole sequences.
+    case: what is run: sequences and heads of a device, and the length of whole
+      sequences.
     num_devices: that positions are split over.
     tile: positions on a side of a tile; 0 chooses automatically.
 
   Returns:
     JSON values for each part:
     part, num_heads, tile: the part, the heads that have it, and its tile.
-    dealing: which queries a device computes: "slices" or "zigzag" of their
-      order, or "heads": all of its heads.
-    queries, keys: what moves them: see `exchange.Route`, or "all-to-all over
-      heads".
+    dealing: see `Shares`.
+    queries, keys: what moves them: `Route.kind`, or "all-to-all over heads".
     positions_of_queries, positions_of_keys: how many a device receives of each
       array, in proportion if only those of some of the heads.
     positions: those of q, k, v and the output together.
@@ -382,13 +325,17 @@ def traffic(
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width
-  of_heads = ("all-to-all over heads", _over_heads(case.length, num_devices))
-
-  def row(part, num_heads, tile, shares, content=False):
-    queries, num_queries = keys, num_keys = of_heads
-    if shares is not None:
-      queries, num_queries = shares.queries.kind, shares.queries.received
-      keys, num_keys = shares.keys.kind, shares.keys.received
+  over_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
+  content = [pattern for pattern in patterns if pattern.contents()]
+  shared = decide(executor, patterns, case, tile, num_devices)
+  if content:  # all positions of some heads, whatever the part
+    shared = iter([(content[0], None, case.num_heads, Shares("heads", tile))])
+  rows = []
+  for part, _, num_heads, shares in shared:
+    (queries, num_queries), (keys, num_keys) = (
+      over_heads if x is None else (x.kind, x.received)
+      for x in (shares.queries, shares.keys)
+    )
     if content:  # results are in the dtype of values, and gradients likewise
       forward = backward = num_queries * (2 * (k + e) * item + wide)
     else:
@@ -396,13 +343,12 @@ def traffic(
       forward += num_keys * (k + e) * item
       backward = num_queries * ((k + e) * item + (2 + k) * wide)
       backward += num_keys * (k + e) * (item + wide)
-    lanes = case.batch * num_heads
-    tiles = np.ones(1) if shares is None else shares.tiles
-    return dict(
+    lanes, tiles = case.batch * num_heads, shares.tiles
+    row = dict(
       part=shorten(part),
       num_heads=num_heads,
-      tile=tile,
-      dealing="heads" if shares is None else shares.dealing,
+      tile=shares.tile,
+      dealing=shares.dealing,
       queries=queries,
       keys=keys,
       positions_of_queries=num_queries,
@@ -410,13 +356,7 @@ def traffic(
       positions=2 * (num_queries + num_keys),
       forward=round(lanes * forward),
       backward=round(lanes * backward),
-      imbalance=float(tiles.max() / tiles.mean()),
+      imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
     )
-
-  for pattern in patterns:
-    if pattern.contents():  # all positions of some heads, whatever the part
-      return [row(pattern, case.num_heads, tile, None, content=True)]
-  return [
-    row(x.part, x.num_heads, x.tile, x.shares)
-    for x in decide(executor, patterns, case, tile, num_devices)
-  ]
+    rows.append(row)
+  return rows

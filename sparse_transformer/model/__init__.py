@@ -4,7 +4,7 @@ from sparse_transformer.model.config import (
   Config as Config,
   configure as configure,
 )
-from sparse_transformer.model.spans import clip_spans as clip_spans
+from sparse_transformer.model.content import clip_spans as clip_spans
 from sparse_transformer.model.transformer import (
   Measured as Measured,
   Transformer as Transformer,

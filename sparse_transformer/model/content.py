@@ -1,7 +1,12 @@
 """What patterns that follow the content need from the network.
 
 They project queries on directions: random vectors of each layer, or centroids
-of clusters, which are parameters. Some take the queries as keys.
+of clusters, which are parameters. Some take the queries as keys. The spans of
+heads are parameters also.
+
+A parameter of a span is its share of the longest one. It starts at 0 and is
+brought back into [0, 1] after each update, as in the code of Sukhbaatar et al.
+2019. The forward pass does not clip it: at a bound it still has its gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,28 +19,46 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention.contract import index_of
 from sparse_transformer.attention.selection import LABELS_NAME, with_content
+from sparse_transformer.attention.spans import any_span, of_heads, span_of
 from sparse_transformer.model.config import Config
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import AdaptiveSpan, Pattern
 from sparse_transformer.patterns.content import Content
 
 # What rematerialization keeps: labels that follow from recomputed queries,
 # which may round differently, could be others.
 SAVED_NAMES = LABELS_NAME, "codebook"
 
-# {pattern: [heads or 1, directions, K]} of a layer.
+SPANS = "spans"  # the parameter of the spans
+
+# {pattern: [heads or 1, directions, K], or spans [heads]} of a layer.
 Directions = Mapping[Pattern, jax.Array]
-# {number of clusters: [layers, heads, clusters, K]}; one layer has no first
-# axis. Patterns with the same number of clusters share them.
-Centroids = Mapping[int, jax.Array]
+# ({number of clusters: [layers, heads, clusters, K]}, shares [layers, heads] or
+# None); one layer has no first axis. Patterns with the same number of clusters
+# share them.
+Learned = tuple[Mapping[str, jax.Array], jax.Array | None]
 
 
-def init_centroids(config: Config, rng: jax.Array) -> dict[int, jax.Array]:
+def init_spans(config: Config) -> jax.Array | None:
+  """The shares of all layers and heads; None if no pattern has a span."""
+  if not any(map(any_span, config.patterns)):
+    return None
+  return jnp.zeros((config.num_layers, config.num_heads))
+
+
+def clip_spans(params: dict) -> dict:
+  """The parameters of a network, with its spans brought back into bounds."""
+  if SPANS not in params:
+    return params
+  return params | {SPANS: jnp.clip(params[SPANS], 0, 1)}
+
+
+def init_centroids(config: Config, rng: jax.Array) -> dict[str, jax.Array]:
   """Draws the centroids of all layers and heads, of about unit length."""
   contents = {c for heads in config.patterns for c in _contents(heads)}
   width = config.qk_width // config.num_heads
   of_layers = config.num_layers, config.num_heads
   return {
-    num: jax.random.normal(
+    str(num): jax.random.normal(
       jax.random.fold_in(rng, num), (*of_layers, num, width)
     )
     / np.sqrt(width)
@@ -52,29 +75,34 @@ def directions(
   heads: Sequence[Pattern],
   layers: Sequence[int],
   index: jax.Array | int,
-  centroids: Centroids,
+  learned: Learned,
   width: int,
 ) -> Directions:
-  """The directions of a layer.
+  """The directions of a layer, and the spans of its heads in positions.
 
   Args:
     heads: the patterns of its heads.
     layers: the layers of its stack, see `transformer.stacks`.
     index: which of them it is; may be traced.
-    centroids: those of the layer.
+    learned: of the layer.
     width: of a head's queries, K.
-
-  Returns:
-    Those of each of its patterns that follow the content and have any.
   """
+  centroids, shares_H = learned
 
   def of(content):
+    if isinstance(content, AdaptiveSpan):
+      assert shares_H is not None
+      return content.max * shares_H
     if has_centroids(content):
-      return centroids[content.num_directions]
+      return centroids[str(content.num_directions)]
     drawn = np.stack([content.directions(width, layer) for layer in layers])
     return jnp.asarray(drawn)[index]
 
-  return {c: of(c) for c in _contents(heads) if c.num_directions}
+  return {
+    c: of(c)
+    for c in _contents(heads)
+    if c.num_directions or isinstance(c, AdaptiveSpan)
+  }
 
 
 def share(
@@ -93,13 +121,20 @@ def share(
 def measure(
   heads: Sequence[Pattern], q_BLHK: jax.Array, directions: Directions
 ) -> dict[str, jax.Array]:
-  """The auxiliary loss of the centroids of a layer, if it has any.
+  """The auxiliary losses of the parameters of a layer.
 
   Returns:
-    `codebook`: the mean of 1 minus the cosine of the angle between a query and
-      the centroid of its cluster. Queries get no gradient: the centroids move
-      to them.
+    With centroids, `codebook`: the mean of 1 minus the cosine of the angle
+      between a query and the centroid of its cluster. Queries get no gradient:
+      the centroids move to them.
+    With spans, `span`: the mean span, in positions; and `spans`: [heads], each
+      of them, 0 for heads without.
   """
+  spans_H = of_heads(heads, directions)
+  found = {}
+  if spans_H is not None:
+    num = sum(span_of(pattern) is not None for pattern in heads)
+    found = dict(span=spans_H.sum() / num, spans=spans_H)
   q_BLHK = lax.stop_gradient(q_BLHK).astype(jnp.float32)
   losses = [
     _codebook(
@@ -110,12 +145,12 @@ def measure(
     for pattern, using in with_content(tuple(heads)).items()
     for content in filter(has_centroids, pattern.contents())
   ]
-  return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
+  if losses:
+    found["codebook"] = jnp.concatenate(losses).mean()
+  return found
 
 
-def _codebook(
-  content: Content, q_BLHK: jax.Array, centroids_HCK: jax.Array
-) -> jax.Array:
+def _codebook(content, q_BLHK, centroids_HCK):
   """The loss of each head."""
   # As in attention, so that the compiler finds them once.
   given = lax.stop_gradient(centroids_HCK)

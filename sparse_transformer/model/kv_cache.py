@@ -5,8 +5,13 @@ position to that of the last query that attends to it; then the slot is free
 for another key. A step reads only the keys of its own row of the pattern. Both
 follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
-every stride-th. Where pairs follow the content, a key is kept for as long as a
-query might attend to it, and `content_cache` finds the keys of a step.
+every stride-th. A step gathers the slots of its row if they are few; otherwise
+it reads all slots, and the mask says which of them count.
+
+Where pairs follow the content, all keys and the labels of all positions are
+kept. A step adds the labels of its position, and the mask is that of the
+pattern bound to them. With learned spans, a key is kept as long as the longest
+span reaches.
 
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
@@ -14,26 +19,34 @@ Axes are named as in the README, with S for slots and R for keys of a row.
 import collections
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from sparse_transformer.model import content_cache, transformer
+from sparse_transformer.attention import selection, spans as spans_lib
+from sparse_transformer.model import transformer
 from sparse_transformer.model.config import Config
 from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns.catalogue import Causal
+from sparse_transformer.patterns.content import Content
 
 # {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
 Cache = dict[int, list[tuple[jax.Array, ...]]]
 # For each pattern (slots, reads), see `Decoder.tables`.
 Tables = list[tuple[np.ndarray, np.ndarray]]
+# (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]) that a step
+# reads: -inf for keys that are not in its row.
+Row = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
   """Where the keys of one causal pattern are kept over n steps.
 
-  Args:
+  Attributes:
     pattern: the pattern.
     slots: int32 [n], the slot of each key; `size` for keys without a reader.
     last: int [n], the last query that may attend to each key, -1 for none.
@@ -48,18 +61,14 @@ class CachePlan:
   width: int
 
   @property
-  def is_wide(self) -> bool:
-    """Whether a row may use most slots.
-
-    If so, a step reads all slots at once, which is faster than gathering many.
-    """
-    return 2 * self.width > self.size
+  def is_narrow(self) -> bool:
+    """Whether rows are known beforehand, and use few of the slots."""
+    return 2 * self.width <= self.size and not self.pattern.contents()
 
   def rows(self, start: int, stop: int) -> np.ndarray:
     """Slots of the keys of queries start to stop - 1.
 
-    Returns:
-      int32 [stop - start, width], filled with `size` after a row's last key.
+    int32 [stop - start, width], filled with `size` after a row's last key.
     """
     queries = np.arange(start, stop, dtype=np.int32)
     # Keys from `stop` on have no reader here: the pattern is causal.
@@ -71,54 +80,57 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows` or, if wide, bool [stop - start, size + 1].
-
-    Nothing for a pattern that follows the content: the labels say what.
-    """
-    if self.pattern.contents():
-      return np.zeros((stop - start, 0), bool)
-    rows = self.rows(start, stop)
-    if not self.is_wide:
-      return rows
-    read = np.zeros((stop - start, self.size + 1), bool)
-    np.put_along_axis(read, rows, True, axis=1)
-    read[:, self.size] = False
-    return read
+    """What steps read: `rows` or, unless narrow, what all slots then hold."""
+    if self.is_narrow:
+      return self.rows(start, stop)
+    held, found = self.held(start), []
+    for t in range(start, stop):
+      held[self.slots[t]] = t
+      found.append(held.copy())
+    return np.stack(found)
 
   def held(self, stop: int) -> np.ndarray:
-    """The key in each slot before step `stop`: int32 [size + 1].
-
-    `stop` where a slot holds no key.
-    """
+    """The key in each slot before step `stop`, -1 for none, [size + 1]."""
     keys = np.flatnonzero(self.last[:stop] >= stop)
-    held = np.full(self.size + 1, stop, np.int32)
+    held = np.full(self.size + 1, -1, np.int32)
     held[self.slots[keys]] = keys
     return held
 
   def take(
     self,
-    slots: tuple[jax.Array, jax.Array],
+    kv: Sequence[jax.Array],
+    labels: Sequence[jax.Array],
     index: jax.Array | int,
+    t: jax.Array,
     read: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Takes what one step reads from the slots of one layer.
+    directions: selection.Directions,
+  ) -> Row:
+    """What step t reads in one layer of a stack, by its row of `reads`.
 
-    Args:
-      slots: keys and values of a stack of layers, see `Decoder.init`.
-      index: the layer in the stack.
-      read: a row of `reads`.
-
-    Returns:
-      (k_BHRK, v_BHRE, what is added to scores [1, 1, R]: 0 for the keys of
-      the row, -inf for others).
+    Keys, values and labels are as in `Decoder.init`, those of t included.
     """
-    if self.is_wide:
-      real = read
-      k, v = (x[index] for x in slots)
-    else:
-      real = read < self.size
-      k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in slots)
-    return k, v, jnp.where(real, 0.0, -jnp.inf)[None, None]
+    if self.is_narrow:
+      k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
+      return k, v, jnp.where(read < self.size, 0.0, -jnp.inf)[None, None]
+    k, v = (x[index] for x in kv)
+    pattern, bound = self.pattern, self.pattern.support()
+    if labels:
+      contents = zip(labelled(pattern), labels, strict=True)
+      sets = tuple(content.sets(x[index]) for content, x in contents)
+      bound = pattern.bind(selection.unions(pattern, sets))
+    k_at = read.reshape(1, 1, 1, -1)
+    mask = bound.mask(jnp.reshape(t, (1, 1, 1, 1)), k_at) & (k_at >= 0)
+    bias = jnp.where(mask, 0.0, -jnp.inf)[:, :, 0]
+    heads = (pattern,) * k.shape[1]
+    weights_HS = spans_lib.weights(heads, directions, t, read)
+    if weights_HS is not None:
+      bias = bias + jnp.log(weights_HS)[None]
+    if 2 * self.width > self.size:
+      return k, v, bias
+    bias = jnp.broadcast_to(bias, k.shape[:3])
+    bias, slots_BHR = lax.top_k(bias, self.width)
+    k, v = (jnp.take_along_axis(x, slots_BHR[..., None], 2) for x in (k, v))
+    return k, v, bias
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,7 +144,7 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
   Raises:
     ValueError: if the pattern is not causal.
   """
-  kept = content_cache.kept(pattern)
+  kept = kept_pairs(pattern)
   if not analysis.is_causal(kept, n):
     raise ValueError(
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
@@ -165,6 +177,53 @@ def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
   return slots, size
 
 
+def kept_pairs(pattern: Pattern) -> Pattern:
+  """The pairs for which keys are kept: labels may depend on all before."""
+  return Causal() if labelled(pattern) else pattern.support()
+
+
+def labelled(pattern: Pattern) -> tuple[Content, ...]:
+  """What a pattern contains that has labels."""
+  return pattern.contents() if selection.follows(pattern) else ()
+
+
+def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
+  """The labels of a position, of n, for each of `labelled`; width is K."""
+
+  def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+  def of(content):
+    directions = array(1, content.num_directions, width)
+    q, k = array(1, 1, 1, width), array(1, n, 1, width)
+    return jax.eval_shape(content.labels, q, k, directions).shape[-1]
+
+  return [of(content) for content in labelled(pattern)]
+
+
+def add_labels(
+  pattern: Pattern,
+  labels: Sequence[jax.Array],
+  index: jax.Array | int,
+  start: jax.Array | int,
+  q_BLHK: jax.Array,
+  k_BHSK: jax.Array,
+  directions: selection.Directions,
+) -> list[jax.Array]:
+  """The labels of layers, with those of positions from `start` on in one layer.
+
+  The slots of that layer have the keys of all positions so far.
+  """
+  first = [jnp.int32(i) for i in (index, 0, 0, start, 0)]
+  found = []
+  for content, x in zip(labelled(pattern), labels, strict=True):
+    k_BMHK = k_BHSK[:, :, : x.shape[3]].swapaxes(1, 2)
+    given = directions.get(content)
+    new = selection.labels(content, q_BLHK, k_BMHK, given, start)
+    found.append(lax.dynamic_update_slice(x, new[None], first))
+  return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Decoder:
   """A `sampling.Decoder` that predicts position by position with a cache."""
@@ -179,10 +238,9 @@ class Decoder:
     return {p: make_plan(p, self.config.length) for p in distinct}
 
   def tables(self, start: int, stop: int) -> Tables:
-    """Where the steps at positions start to stop - 1 write and read.
+    """(slots to write, what to read) for each of `plans`, with a row per step.
 
-    Returns:
-      (slots to write, what to read) for each of `plans`, with a row per step.
+    For steps at positions start to stop - 1.
     """
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
@@ -193,25 +251,22 @@ class Decoder:
     """Makes the empty cache.
 
     Returns:
-      {first layer of a stack: [(k, v, ...) of each group of heads]}, see
+      {first layer of a stack: [(k, v, *labels) of each group of heads]}, see
       `transformer.stacks`. k is [layers of the stack, B, heads of the group,
-      S + 1, K]; the last slot takes the keys without a reader. Others are the
-      states of `content_cache`, if the pattern follows the content.
+      S + 1, K]; the last slot takes the keys without a reader. Labels are
+      int32 [layers of the stack, B, heads of the group, n, C].
     """
     config = self.config
-    widths = config.qk_width, config.width
+    widths = [x // config.num_heads for x in (config.qk_width, config.width)]
 
     def cache(layers, pattern, heads):
-      size = self.plans[pattern].size + 1
       kept = layers, batch, len(heads)
-      k, v = (
-        jnp.zeros((*kept, size, width // config.num_heads), config.dtype)
-        for width in widths
+      size = self.plans[pattern].size + 1
+      nums = num_labels(pattern, config.length, widths[0])
+      return (
+        *(jnp.zeros((*kept, size, width), config.dtype) for width in widths),
+        *(jnp.zeros((*kept, config.length, c), jnp.int32) for c in nums),
       )
-      states = content_cache.init(
-        pattern, config.length, kept, size, k.shape[-1]
-      )
-      return k, v, *states
 
     return {
       layer: [cache(count, *group) for group in self._groups(layer)]
@@ -229,16 +284,12 @@ class Decoder:
         # Slots that hold no key get an arbitrary one: no row reads them.
         held = self.plans[pattern].held(stop)
         q, k, v = (x[:, :, heads] for x in inputs)
-        slots = (jnp.take(x, held, axis=1, mode="clip") for x in (k, v))
-        new = (
-          x.at[index].set(x_BSH.swapaxes(1, 2))
-          for x, x_BSH in zip(kept[:2], slots, strict=True)
+        k, v = (
+          jnp.take(x, held, axis=1, mode="clip").swapaxes(1, 2) for x in (k, v)
         )
-        given = content_cache.take_heads(directions, heads)
-        states = content_cache.fill(
-          pattern, list(kept[2:]), index, held, q, k, given
-        )
-        return *new, *states
+        kv = (x.at[index].set(y) for x, y in zip(kept[:2], (k, v), strict=True))
+        given = _of_heads(directions, heads)
+        return *kv, *add_labels(pattern, kept[2:], index, 0, q, k, given)
 
       groups = zip(cache[layer], self._groups(layer), strict=True)
       cache = cache | {layer: [fill(kept, *group) for kept, group in groups]}
@@ -258,45 +309,26 @@ class Decoder:
     t: jax.Array,
     table: list[tuple[jax.Array, jax.Array]],
   ) -> tuple[jax.Array, Cache]:
-    """Predicts position t.
-
-    Args:
-      params: parameters of the network.
-      cache: the cache after position t - 1.
-      tokens_B: symbols at t - 1; ignored at t = 0.
-      t: the position, traced.
-      table: the row of `tables` for t.
-
-    Returns:
-      (logits_BV, the cache after t).
-    """
-    place = {pattern: i for i, pattern in enumerate(self.plans)}
+    """Predicts position t, see `sampling.Decoder`."""
+    rows = dict(zip(self.plans, table, strict=True))
 
     def attend(cache, layer, index, directions, q_B1HK, k_B1HK, v_B1HE):
       outs, groups = [], []
       for kept, (pattern, heads) in zip(
         cache[layer], self._groups(layer), strict=True
       ):
-        plan = self.plans[pattern]
-        slot, read = table[place[pattern]]
+        plan, (slot, read) = self.plans[pattern], rows[pattern]
         q, k, v = (x[:, :, heads] for x in (q_B1HK, k_B1HK, v_B1HE))
-        slots = tuple(
-          s.at[index, :, :, slot].set(x[:, 0])
-          for s, x in zip(kept[:2], (k, v), strict=True)
-        )
-        states = list(kept[2:])
-        if states:
-          of_layer = [x[index] for x in slots]
-          given = content_cache.take_heads(directions, heads)
-          states, bias = content_cache.step(
-            pattern, states, index, t, slot, q, of_layer[0], given
-          )
-          k, v = of_layer
-          row = _narrow(k, v, bias, plan.width)
-        else:
-          row = plan.take(slots, index, read)
+        kv = [
+          x.at[index, :, :, slot].set(new[:, 0])
+          for x, new in zip(kept[:2], (k, v), strict=True)
+        ]
+        given = _of_heads(directions, heads)
+        k_BHSK = kv[0][index]
+        labels = add_labels(pattern, kept[2:], index, t, q, k_BHSK, given)
+        row = plan.take(kv, labels, index, t, read, given)
         outs.append(_attend_row(q[:, 0], *row))
-        groups.append((*slots, *states))
+        groups.append((*kv, *labels))
       # The outputs are sorted by group: restore the order of the heads.
       order = np.concatenate([heads for _, heads in self._groups(layer)])
       out_BHE = jnp.concatenate(outs, axis=1)[:, np.argsort(order)]
@@ -321,31 +353,17 @@ class Decoder:
     ]
 
 
-def _narrow(
-  k_BHSK: jax.Array, v_BHSE: jax.Array, bias_BHS: jax.Array, width: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The slots of at most `width` keys of a query, if these are few."""
-  if 2 * width > k_BHSK.shape[2]:
-    return k_BHSK, v_BHSE, bias_BHS
-  bias_BHS = jnp.broadcast_to(bias_BHS, k_BHSK.shape[:3])
-  bias_BHR, slots_BHR = jax.lax.top_k(bias_BHS, width)
-  k, v = (
-    jnp.take_along_axis(x, slots_BHR[..., None], 2) for x in (k_BHSK, v_BHSE)
-  )
-  return k, v, bias_BHR
+def _of_heads(
+  directions: selection.Directions, heads: np.ndarray
+) -> selection.Directions:
+  """The directions of some heads."""
+  return {c: x if len(x) == 1 else x[heads] for c, x in directions.items()}
 
 
 def _attend_row(
   q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, bias_BHR: jax.Array
 ) -> jax.Array:
-  """Attention of one query per head: out_BHE, 0 where a row has no keys.
-
-  Args:
-    q_BHK: the queries.
-    k_BHRK, v_BHRE: keys and values.
-    bias_BHR: what is added to scores, [B or 1, H or 1, R]: -inf for keys
-      outside the row.
-  """
+  """Attention of one query per head to a `Row`: out_BHE, 0 without keys."""
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])
   s_BHR = jnp.einsum("bhk,bhrk->bhr", q_BHK, k_BHRK.astype(dtype)) + bias_BHR

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -30,11 +30,9 @@ class Decoder(Protocol):
 
   def tables(self, start: int, stop: int) -> Any:
     """Host arrays with one row for each position from start to stop - 1."""
-    ...
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
     """The state after a prompt, which may be empty."""
-    ...
 
   def step(
     self,
@@ -48,7 +46,6 @@ class Decoder(Protocol):
 
     `table` is the row of `tables` for t; at t = 0 the symbols are ignored.
     """
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +187,8 @@ def sample(
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
-    for new_BC, took in _chunks(
-      decoder, params, sampler, prompts, length, seed
-    ):
+    draw = functools.partial(_draw_chunk, decoder, sampler)
+    for new_BC, took in _chunks(decoder, draw, params, prompts, length, seed):
       tokens.append(new_BC)
       seconds += took
       bar.update(new_BC.size)
@@ -201,14 +197,7 @@ def sample(
   return np.concatenate(tokens, axis=1), seconds
 
 
-def _chunks(
-  decoder: Decoder,
-  params: dict,
-  sampler: Sampler,
-  prompts: np.ndarray,
-  length: int,
-  seed: int,
-) -> Iterator[tuple[np.ndarray, float]]:
+def _chunks(decoder, draw, params, prompts, length, seed):
   """Yields (tokens_BC of the next positions, the seconds they took)."""
   num, first = prompts.shape
   if first == length:
@@ -219,9 +208,10 @@ def _chunks(
 
   def chunk(count):
     rows = decoder.tables(first, first + count), rngs[first : first + count]
-    return *jax.tree.map(_pad, rows), np.int32(first), np.int32(count)
+    at = np.minimum(np.arange(CHUNK), count - 1)  # all chunks have CHUNK rows
+    rows = jax.tree.map(lambda x: x[at], rows)
+    return *rows, np.int32(first), np.int32(count)
 
-  draw = functools.partial(_draw_chunk, decoder, sampler)
   # Each chunk gets the state as the one before it has left it.
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))
@@ -258,8 +248,3 @@ def _draw_chunk(
   tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
   carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
   return carry[0], carry[2]
-
-
-def _pad(x):
-  """Repeats the last row, so that all chunks have CHUNK rows."""
-  return x[np.minimum(np.arange(CHUNK), len(x) - 1)]

@@ -15,7 +15,6 @@ from sparse_transformer.model import (
   content,
   experts,
   sharding,
-  spans as spans_lib,
 )
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 from sparse_transformer.model.config import Config
@@ -30,7 +29,7 @@ STACKS = (
   "blocks",
   "expert_blocks",
   "centroids",
-  spans_lib.NAME,
+  content.SPANS,
   "experts_in",
   "experts_out",
 )
@@ -83,11 +82,11 @@ class Transformer(nnx.Module):
     )
     # Drawn last: their presence must not change the other parameters.
     centroids = {
-      str(name): nnx.Param(x)
+      name: nnx.Param(x)
       for name, x in content.init_centroids(config, rngs.params()).items()
     }
     self.centroids = nnx.Dict(centroids) if centroids else None
-    spans = spans_lib.init(config)
+    spans = content.init_spans(config)
     self.spans = None if spans is None else nnx.Param(spans)
 
   def __call__(
@@ -254,7 +253,7 @@ class Transformer(nnx.Module):
     Blocks with and without experts are two kinds, each with its own stack.
 
     Returns:
-      (arrays [layers, ...]: {kind: parameters}, centroids, spans, random keys;
+      (arrays [layers, ...]: {kind: parameters}, those of patterns, random keys;
       {kind: function from the parameters of a layer to its block}).
     """
     rngs = None
@@ -265,11 +264,14 @@ class Transformer(nnx.Module):
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
         packed[kind], make_block[kind] = _pack(blocks)
-    centroids = {
-      int(num): param[...] for num, param in (self.centroids or {}).items()
-    }
+    return (packed, self.learned, rngs), make_block
+
+  @property
+  def learned(self) -> content.Learned:
+    """The parameters of patterns, of all layers."""
+    centroids: Any = self.centroids or {}
     spans = None if self.spans is None else self.spans[...]
-    return (packed, centroids, spans, rngs), make_block
+    return {num: param[...] for num, param in centroids.items()}, spans
 
   def _by_period(self, inputs):
     """The inputs of full periods, as arrays [periods, layers of one, ...]."""
@@ -291,29 +293,26 @@ class Transformer(nnx.Module):
     """(What a block adds to the stream, the cache, what it measures)."""
     # The layer is taken here, so that what a rematerialized block keeps are
     # the inputs of the scan: they are not copied.
-    packed, centroids, spans, rngs = inputs
+    packed, learned, rngs = inputs
     config = self.config
     *before, kind = config.has_experts[: layer + 1]
     block = make_block[kind](experts.take(packed[kind], before.count(kind)))
     heads = config.patterns[layer]
-    spans = spans_lib.by_pattern(heads, experts.take(spans, layer))
     layers = layer + config.period * np.arange(stacks(config)[layer])
     directions = content.directions(
       heads,
       layers.tolist(),
       index,
-      experts.take(centroids, layer),
+      experts.take(learned, layer),
       config.qk_width // config.num_heads,
     )
-    directions = {**spans, **directions}
 
     def attend_heads(q_BLHK, k_BLHK, v_BLHE):
       k_BLHK = content.share(heads, q_BLHK, k_BLHK)
       out_BLHE, new = attend(
         cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
       )
-      of_content = content.measure(heads, q_BLHK, directions)
-      return out_BLHE, (new, of_content | spans_lib.measure(heads, spans))
+      return out_BLHE, (new, content.measure(heads, q_BLHK, directions))
 
     y_BLD, (cache, of_heads), of_mlp = block(
       x_BLD, attend_heads, experts.take(rngs, layer)

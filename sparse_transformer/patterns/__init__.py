@@ -47,6 +47,7 @@ from sparse_transformer.patterns.catalogue import *  # noqa: F403
 from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.content import (
   LSH as LSH,
+  AdaptiveSpan as AdaptiveSpan,
   Routing as Routing,
   TopBlocks as TopBlocks,
 )
@@ -58,4 +59,3 @@ from sparse_transformer.patterns.named import (
   factorize as factorize,
   parse as parse,
 )
-from sparse_transformer.patterns.span import AdaptiveSpan as AdaptiveSpan

@@ -12,33 +12,27 @@ from sparse_transformer.attention import registry
 from sparse_transformer.attention.spread import traffic
 from sparse_transformer.training import costs, mesh
 
-COLUMNS = (
-  "sent along sequence",
-  "layers",
-  "heads",
-  "queries by",
-  "keys by",
-  "positions",
-  "KiB forward",
-  "backward",
-  "imbalance",
-)
+# {title: a cell of a row}
+COLUMNS = {
+  "sent along sequence": "{part}",
+  "layers": "{layers}",
+  "heads": "{num_heads}",
+  "queries by": "{queries}",
+  "keys by": "{keys}",
+  "positions": "{positions:,.0f}",
+  "KiB forward": "{kib[0]:,.0f}",
+  "backward": "{kib[1]:,.0f}",
+  "imbalance": "{imbalance:.2f}",
+}
 
 
 def of_network(
   config: ConfigDict, model: model_lib.Config, sizes: mesh.Sizes
 ) -> list[dict[str, Any]]:
-  """The traffic of a device for each part of the patterns, as JSON values.
+  """`traffic` for each part of the patterns, of one micro-batch and one layer.
 
-  Args:
-    config: the experiment's config.
-    model: the network.
-    sizes: the devices along each axis of the mesh.
-
-  Returns:
-    One row for each part, of one micro-batch and one layer, with the number of
-    `layers` that have it; none if positions are not split, or by an executor
-    that gathers them all.
+  With the number of `layers` that have it. Nothing if positions are not split,
+  or by an executor that gathers them all.
   """
   if sizes["sequence"] == 1:
     return []
@@ -63,16 +57,7 @@ def of_network(
 
 def table(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
   """Rows of a table, of what `of_network` returns."""
-  yield COLUMNS
+  yield tuple(COLUMNS)
   for row in found:
-    yield (
-      row["part"],
-      str(row["layers"]),
-      str(row["num_heads"]),
-      row["queries"],
-      row["keys"],
-      f"{row['positions']:,.0f}",
-      f"{row['forward'] / 1024:,.0f}",
-      f"{row['backward'] / 1024:,.0f}",
-      f"{row['imbalance']:.2f}",
-    )
+    kib = row["forward"] / 1024, row["backward"] / 1024
+    yield tuple(cell.format(**row, kib=kib) for cell in COLUMNS.values())

@@ -22,7 +22,7 @@ from sparse_transformer.figures.patterns import (
   places,
   save_patterns,
 )
-from sparse_transformer.model import content_cache
+from sparse_transformer.model import kv_cache
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training import costs, exchanged, mesh
 
@@ -134,7 +134,7 @@ def _measure(
   most = analysis.most_keys(pattern, n)
   causal = analysis.is_causal(pattern, n)
   cache = (
-    analysis.cache_size(content_cache.kept(pattern), n) if causal else None
+    analysis.cache_size(kv_cache.kept_pairs(pattern), n) if causal else None
   )
   fewest = None
   if not pattern.contents():
@@ -221,11 +221,13 @@ def explain_cache(
   size = sum(costs.widths(model)) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
-  states = sum(
-    content_cache.num_bytes(pattern, model.length, costs.widths(model)[0])
+  width = costs.widths(model)[0]
+  labels = sum(
+    sum(kv_cache.num_labels(pattern, model.length, width))
     for pattern in itertools.chain(*model.patterns)
   )
-  return dict(keys=keys, bytes=keys * size + states, full_bytes=every * size)
+  total = keys * size + 4 * labels * model.length  # int32
+  return dict(keys=keys, bytes=total, full_bytes=every * size)
 
 
 # Pictures and tables.

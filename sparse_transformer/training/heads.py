@@ -22,7 +22,7 @@ from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention import selection, spans as spans_lib
 from sparse_transformer.figures import heads as pictures
 from sparse_transformer.figures.patterns import MAX_LENGTH, MAX_PANELS
-from sparse_transformer.model import content, spans as model_spans, transformer
+from sparse_transformer.model import content, transformer
 from sparse_transformer.patterns import Pattern
 
 MAX_LAYERS = 8  # that are drawn
@@ -116,18 +116,17 @@ def weigh(
     (layer, its heads).
   """
   network = transformer.bind(model, params)
-  centroids: Any = network.centroids or {}
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
     directions = content.directions(
       patterns,
       [layer],
       0,
-      {int(number): x[...][layer] for number, x in centroids.items()},
+      jax.tree.map(lambda x, layer=layer: x[layer], network.learned),
       q_BLHK.shape[-1],
     )
     bound = selection.bind_heads(patterns, q_BLHK, k_BLHK, directions)
-    biases = _biases(network, layer, q_BLHK.shape[1])
+    biases = _biases(patterns, directions, q_BLHK.shape[1])
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
@@ -143,19 +142,14 @@ def weigh(
     )
 
 
-def _biases(network, layer, n):
+def _biases(patterns, directions, n):
   """Of each head, what is added to its scores: log of the weights of spans."""
-  patterns = network.config.patterns[layer]
-  if not model_spans.any_span(patterns):
-    return [None] * len(patterns)
-  spans = model_spans.by_pattern(patterns, network.spans[...][layer])
-  # Stubs of NumPy and JAX disagree on whether jnp.float32 is a dtype.
-  spans_H = spans_lib.of_heads(patterns, spans, jnp.float32)  # type: ignore[arg-type]
-  assert spans_H is not None
   i = np.arange(n)
-  weights_HLM = np.asarray(spans_lib.weights(patterns, spans_H, i[:, None], i))
+  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
+  if weights_HLM is None:
+    return [None] * len(patterns)
   with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
-    return np.log(weights_HLM)
+    return np.log(np.asarray(weights_HLM))
 
 
 def _weigh(

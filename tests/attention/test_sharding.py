@@ -1,10 +1,6 @@
 """`attend` on several devices: within `jax.shard_map`, on explicit axes."""
 
 import functools
-import os
-import pathlib
-import subprocess
-import sys
 
 import executor_laws as laws
 import jax
@@ -115,12 +111,6 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
     assert x.sharding.spec == entire(spec, x)
 
 
-FOUR_DEVICES = """
-import sys, test_sharding
-test_sharding.check_on_four_devices(*sys.argv[1:])
-"""
-
-
 @pytest.mark.parametrize(
   "backend, way",
   [
@@ -131,19 +121,7 @@ test_sharding.check_on_four_devices(*sys.argv[1:])
   ],
 )
 def test_results_on_four_devices_are_those_of_the_definition(backend, way):
-  folder = pathlib.Path(__file__).parent
-  path = folder, folder.parent, folder.parent.parent
-  subprocess.run(
-    [sys.executable, "-c", FOUR_DEVICES, backend, way],
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(map(str, path)),
-      "XLA_FLAGS": runs.flags_of_devices(4),
-      "JAX_PLATFORMS": "cpu",
-    },
-    check=True,
-    timeout=240,
-  )
+  runs.on_devices(4, check_on_four_devices, backend, way)
 
 
 def check_on_four_devices(backend, way):

@@ -1,10 +1,6 @@
 """Laws of positions that are split over devices."""
 
 import functools
-import os
-import pathlib
-import subprocess
-import sys
 import types
 
 import catalogue
@@ -13,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -55,18 +52,15 @@ def brought(route):
     np.take_along_axis(mine, route.sent.clip(max=route.own - 1), axis=1),
     -1,
   )
-  came = np.full_like(sent, -1)
-  if route.kind == "permute":
-    first = 0
-    for size, pairs in route.rounds:
-      for source, target in pairs:
-        came[target, first : first + size] = sent[source, first : first + size]
-      first += size
-  elif route.kind == "all-to-all":
+  if route.ways is None:
     came = sent.reshape(num_devices, num_devices, -1).swapaxes(0, 1)
     came = came.reshape(num_devices, -1)
   else:
-    came = np.tile(sent.ravel(), (num_devices, 1))
+    came, last = np.full_like(sent, -1), 0
+    for size, pairs in zip(route.sizes, route.ways, strict=True):
+      first, last = last, last + size
+      for source, target in pairs:
+        came[target, first:last] = sent[source, first:last]
   held = np.concatenate([mine, came], 1)
   return np.take_along_axis(held, route.read.clip(0), axis=1)
 
@@ -131,7 +125,7 @@ def test_devices_receive_no_more_than_a_pattern_needs(
   assert strided.imbalance < 1.01
 
   summary = received(Summary(size, width), n, num_devices)
-  assert summary.keys == "all-gather"
+  assert summary.keys == "all-to-all"
   assert summary.positions_of_keys <= n * width / size + 64 * num_devices
 
 
@@ -196,26 +190,7 @@ def test_executor_that_cannot_share_is_rejected():
 
 # On 8 devices.
 
-EIGHT_DEVICES = """
-import sys, test_spread
-getattr(test_spread, sys.argv[1])(*sys.argv[2:])
-"""
-
-
-def on_eight_devices(check, *arguments):
-  folder = pathlib.Path(__file__).parent
-  path = folder, folder.parent, folder.parent.parent
-  subprocess.run(
-    [sys.executable, "-c", EIGHT_DEVICES, check.__name__, *arguments],
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(map(str, path)),
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-      "JAX_PLATFORMS": "cpu",
-    },
-    check=True,
-    timeout=3600,
-  )
+on_eight_devices = functools.partial(runs.on_devices, 8)
 
 
 def mesh_of(num_devices):
@@ -266,7 +241,7 @@ def check_exchanges():
       is_alike = (route.read == route.read[:1]).all()
       found[route.kind, is_alike] = route
   kinds = {kind for kind, _ in found}
-  assert kinds == {"none", "permute", "all-to-all", "all-gather"}
+  assert kinds == {"none", "permute", "all-to-all"}
   for route in found.values():
     check_transpose(mesh, Exchange(("x",), route), n)
 

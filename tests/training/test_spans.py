@@ -8,7 +8,7 @@ import runs
 
 from sparse_transformer import model, report
 from sparse_transformer.figures import curves
-from sparse_transformer.model import spans as spans_lib
+from sparse_transformer.model import content
 from sparse_transformer.patterns import AdaptiveSpan, Local
 from sparse_transformer.training import explanation, heads, loop, optimizer
 from sparse_transformer.training.experiment import Experiment
@@ -53,7 +53,7 @@ def test_heads_of_layers_have_spans_of_their_own():
 
 def test_parameters_only_where_a_pattern_needs_them():
   config = network()
-  np.testing.assert_array_equal(spans_lib.init(config), np.zeros((3, 2)))
+  np.testing.assert_array_equal(content.init_spans(config), np.zeros((3, 2)))
   params = jax.eval_shape(lambda: model.init_params(config, 0))
   assert params["spans"].shape == (3, 2)
   assert not optimizer.decays(params)["spans"]

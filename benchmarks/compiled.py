@@ -56,7 +56,12 @@ VARIANTS = (
 
 
 def main() -> None:
-  args, names = _parse(), ("preset", "target")
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
+  parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
+  parser.add_argument("--again", action="store_true")
+  parser.add_argument("--check", action="store_true", help="compile nothing")
+  args, names = parser.parse_args(), ("preset", "target")
   if args.check:
     record.check_code(RESULTS, names, code_of, "benchmarks.compiled")
     return
@@ -70,15 +75,6 @@ def main() -> None:
     RESULTS, names, keys, compile_preset, args.again, code_of
   )
   print(table(results))
-
-
-def _parse():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
-  parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
-  parser.add_argument("--again", action="store_true")
-  parser.add_argument("--check", action="store_true", help="compile nothing")
-  return parser.parse_args()
 
 
 def code_of(preset: str, target: str) -> str:
@@ -95,14 +91,9 @@ def config_of(preset: str) -> ConfigDict:
 
 
 def compile_preset(preset: str, name: str, old: dict) -> dict:
-  """The report on a preset.
+  """The report on a preset; the old one if that is on the same program.
 
   A batch that is too small for the mesh gets one sequence for each part.
-
-  Args:
-    preset: name of a config, and fields to change: "enwik8 model.remat=none".
-    name: what to compile for, as in --target.
-    old: the last report, which stays if it is on the same program.
   """
   target, config = catalogue.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
@@ -123,33 +114,22 @@ def table(results):
   titles = "preset", "target", "attention", "changed", "peak memory"
   rows = [(*titles, "launches", "collectives")]
   for report in results:
-    rows.append(
-      (f"`{report['preset']}`", f"`{report['target']}`", *_row(report))
-    )
+    (program,) = report["programs"]
+    cells = ["does not fit", *[""] * 3]
+    if program["compiles"] and program["fits"]:
+      changes = report.get("changes", {}).items()
+      kinds = program["collectives"].values()
+      count = sum(kind["count"] for kind in kinds)
+      moved = rendering.size(sum(kind["bytes"] for kind in kinds))
+      cells = [
+        ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-",
+        rendering.size(program["memory"]["peak"]),
+        f"{program['launches']:,}",
+        f"{count:,} ({moved})" if count else "-",
+      ]
+    names = f"`{report['preset']}`", f"`{report['target']}`"
+    rows.append((*names, program["executor"], *cells))
   return tables.markdown(rows)
-
-
-def _row(report):
-  (program,) = report["programs"]
-  if not program["compiles"] or not program["fits"]:
-    return program["executor"], "does not fit", *[""] * 3
-  count, moved = (
-    sum(kind[field] for kind in program["collectives"].values())
-    for field in ("count", "bytes")
-  )
-  return (
-    program["executor"],
-    _changes(report),
-    rendering.size(program["memory"]["peak"]),
-    f"{program['launches']:,}",
-    f"{count:,} ({rendering.size(moved)})" if count else "-",
-  )
-
-
-def _changes(report):
-  """The fields that were changed for the mesh."""
-  changes = report.get("changes", {}).items()
-  return ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-"
 
 
 def is_on_mesh(report: dict) -> bool:

@@ -18,7 +18,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -26,9 +26,9 @@ from absl import flags
 from benchmarks import blocks, record
 from benchmarks.readme import figures
 from sparse_transformer import cli, config as config_lib, data
-
-if TYPE_CHECKING:
-  from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training import checkpoint, evaluate
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.run import in_float32
 
 BLOCK = 4_096  # symbols; longer ones would be few
 
@@ -68,22 +68,12 @@ def main(argv: Sequence[str]) -> None:
 def score_run(
   workdir: str, split: str, contexts: Sequence[int], number: int
 ) -> dict[str, Any]:
-  """Bits of the same symbols of a split with each minimum context.
-
-  Args:
-    workdir: folder of a run, of which the last checkpoint is scored.
-    split: one of `data.SPLITS`.
-    contexts: minimum numbers of symbols before a scored one.
-    number: how many symbols to score.
+  """Bits of `number` symbols of a split with each minimum context.
 
   Raises:
     ValueError: the data are images, the split is too short, or a context is too
       long for the run's windows.
   """
-  from sparse_transformer.training import checkpoint
-  from sparse_transformer.training.experiment import Experiment
-  from sparse_transformer.training.run import in_float32
-
   config = in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)
   source = experiment.source
@@ -123,15 +113,13 @@ def score_run(
 
 
 def bits_of(
-  experiment: "Experiment",
+  experiment: Experiment,
   params: Any,
   split: str,
   min_context: int,
   places: range,
 ) -> np.ndarray:
   """Bits of the symbols at consecutive places of a split, float64."""
-  from sparse_transformer.training import evaluate
-
   windows = experiment.source.windows(split, min_context)
   # Every window scores its last `step` positions, the first one all.
   step = experiment.source.length - min_context

@@ -11,6 +11,7 @@ see docs/accelerators.md for what that means.
 
 import argparse
 import itertools
+from collections.abc import Iterator
 
 from benchmarks import dependencies, record
 from configs import enwik8
@@ -25,9 +26,8 @@ LENGTHS = 3_072, 12_288
 WIDTHS = (64, 64), (128, 128)
 FUSED = [
   (target, "auto", pattern, n, *widths)
-  for target, pattern, n, widths in itertools.product(
-    TARGETS, PATTERNS, LENGTHS, WIDTHS
-  )
+  for target in TARGETS
+  for pattern, n, widths in itertools.product(PATTERNS, LENGTHS, WIDTHS)
 ]
 # What plain XLA launches instead.
 PLAIN = [
@@ -47,9 +47,8 @@ def main() -> None:
   rows = record.measure_missing(
     RESULTS, NAMES, keys, compile_attention, args.again, code_of
   )
-  found = {tuple(r[name] for name in NAMES): r for r in rows}
-  print(memory_table(found))
-  print(launches_table(found))
+  found = {tuple(row[name] for name in NAMES): row for row in rows}
+  print("\n".join(summaries(found)))
 
 
 def code_of(*key) -> str:
@@ -81,21 +80,17 @@ def compile_attention(
   )
 
 
-def memory_table(found: dict) -> str:
-  """Peak memory of fused attention on each target, in MiB."""
+def summaries(found: dict) -> Iterator[str]:
+  """Tables of the peak memory in MiB, and of launches on a GPU."""
   rows = [("pattern", "n", "K, E", *TARGETS)]
-  for pattern, n, widths in itertools.product(PATTERNS, LENGTHS, WIDTHS):
-    peaks = [
-      found[target, "auto", pattern, n, *widths]["peak_bytes"]
+  for pattern, n, (k, e) in itertools.product(PATTERNS, LENGTHS, WIDTHS):
+    peaks = (
+      found[target, "auto", pattern, n, k, e]["peak_bytes"]
       for target in TARGETS
-    ]
+    )
     cells = (f"{peak / 2**20:.0f}" for peak in peaks)
-    rows.append((pattern, f"{n:,}", "{}, {}".format(*widths), *cells))
-  return tables.markdown(rows)
-
-
-def launches_table(found: dict) -> str:
-  """Launches on a GPU by each executor."""
+    rows.append((pattern, f"{n:,}", f"{k}, {e}", *cells))
+  yield tables.markdown(rows)
   rows = [("attention by", *PATTERNS)]
   for backend in ("auto", "batched", "streamed"):
     programs = [
@@ -103,7 +98,7 @@ def launches_table(found: dict) -> str:
     ]
     cells = (f"{program['launches']:,}" for program in programs)
     rows.append((f"`{programs[0]['executor']}`", *cells))
-  return tables.markdown(rows)
+  yield tables.markdown(rows)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ and `versions`, or a list of measurements that each say what they are of. The
 README's numbers come from records, see `benchmarks.readme`.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -14,19 +15,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sparse_transformer import atomic, machine, version
+from absl import flags
+
+from sparse_transformer import atomic, cli, data, machine, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
 
 
 def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
-  """What a record says about how it was made.
-
-  Args:
-    program: how the program was started: "python -m benchmarks.markov".
-    argv: its arguments.
-  """
+  """How a record was made: by a program ("python train.py") with arguments."""
   return dict(
     command=without_folders(f"{program} {shlex.join(argv)}".strip()),
     machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
@@ -44,6 +42,52 @@ def write(path: pathlib.Path, content: Any) -> None:
   """Writes a record, and creates its folder if needed."""
   path.parent.mkdir(parents=True, exist_ok=True)
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def main(
+  name: str,
+  description: str,
+  measure: Callable[..., dict[str, Any]],
+  program: str = "python -m benchmarks.{}",
+  **defaults: Any,
+) -> None:
+  """Runs a benchmark as a command, and writes its record, or --out.
+
+  Args:
+    name: of the module and of the record.
+    description: for --help.
+    measure: function of the flags to the fields of the record.
+    program: the command, whose braces stand for the name.
+    **defaults: the flags by name, with their defaults.
+  """
+  parser = argparse.ArgumentParser(description=description)
+  for flag, default in defaults.items():
+    parser.add_argument(f"--{flag}", type=type(default), default=default)
+  parser.add_argument(
+    "--out", type=pathlib.Path, default=FOLDER / f"{name}.json"
+  )
+  args = vars(parser.parse_args())
+  out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
+  write(out, content | measure(**args))
+
+
+def main_on_data(
+  name: str, score: Callable[[data.Source], dict[str, Any]]
+) -> None:
+  """The same for a baseline, which scores the data of a config."""
+
+  def run(argv):
+    cli.check_arguments(argv)
+    cli.require("config")
+    args = flags.FLAGS
+    source = data.source(args.config.data)
+    content = about(f"python -m benchmarks.{name}", sys.argv[1:])
+    content |= dict(unit=source.unit) | score(source)
+    write(pathlib.Path(args.out), content)
+
+  out = str(FOLDER / f"{name}.json")
+  flags.DEFINE_string("out", out, "File of the record.")
+  cli.run_on_config(run)
 
 
 def measure_missing(
@@ -92,17 +136,12 @@ def check_code(
 ) -> None:
   """Exits with status 1 if a file has measurements of other code.
 
-  Args:
-    path, names, code: as in `measure_missing`.
-    program: the module that measures them again.
+  `program` is the module that repeats them; the rest as in `measure_missing`.
   """
   rows = atomic.read_json(path)
-  stale = [
-    key
-    for row in rows
-    if row.get("code") != code(*(key := [row[name] for name in names]))
-  ]
-  if stale:
+  keys = ([row[name] for name in names] for row in rows)
+  pairs = zip(rows, keys, strict=True)
+  if stale := [key for row, key in pairs if row.get("code") != code(*key)]:
     first = ", ".join(map(str, stale[0]))
     sys.exit(
       f"{path.name}: {len(stale)} of {len(rows)} rows were compiled from other"

@@ -5,9 +5,9 @@
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, and only one of them computes at a time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
-Torch and the other peers are installed into a separate environment, .peers,
-from requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures
-GPUs and TPUs.
+Torch and the other peers are in a separate environment, which `make bench`
+installs from requirements-peers.txt; without it, only ours and JAX's run. It
+measures CPUs; `benchmarks.accelerator` measures GPUs and TPUs.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -28,19 +28,17 @@ import os
 import pathlib
 import platform
 import re
-import shutil
 import statistics
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import cases as cases_lib, report
-from sparse_transformer import machine as machine_lib, version
+from benchmarks import cases as cases_lib, record, report
+from sparse_transformer import machine, version
 
 HERE = pathlib.Path(__file__).resolve().parent
-PEERS = HERE / ".peers"
-REQUIREMENTS = HERE / "requirements-peers.txt"
+PEERS = record.REPO / ".venv" / "peers"
 
 
 class Process:
@@ -73,28 +71,11 @@ class Process:
     self.child.wait()
 
 
-def peers_python():
-  """The Python of the peers' environment, which is created if missing."""
-  python, marker = PEERS / "bin" / "python", PEERS / "installed"
-  if marker.exists() and marker.read_text() == REQUIREMENTS.read_text():
-    return python
-  say("installing the peers")
-  pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
-  for command in (sys.executable, "-m", "venv", "--clear", PEERS), pip:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-      shutil.rmtree(PEERS, ignore_errors=True)
-      raise OSError((done.stderr or done.stdout).strip().rpartition("\n")[2])
-  (PEERS / ".gitignore").write_text("*\n")
-  marker.write_text(REQUIREMENTS.read_text())
-  return python
-
-
-def start_peers(install):
+def start_peers():
   """The peers' process, or None if they are not installed."""
   try:
-    if install or (PEERS / "installed").exists():
-      return Process(peers_python(), "peers.py")
+    if (PEERS / "installed").exists():
+      return Process(PEERS / "bin" / "python", "peers.py")
   except OSError as error:
     say(f"no torch peers: {error}")
   return None
@@ -135,7 +116,7 @@ def run(ours, peers, cases):
   processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
     "machine": {
-      "name": machine_lib.cpu_name(),
+      "name": machine.cpu_name(),
       "cores": os.cpu_count(),
       "threads": ours.about["threads"],
     },
@@ -190,11 +171,12 @@ def choose(cases, names, rounds):
   """The named cases, or all of them, with the given number of rounds."""
   if unknown := set(names) - set(cases):
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  chosen = {name: cases[name] for name in names or cases}
-  for name, case in chosen.items():
-    if rounds and case.rounds:
-      chosen[name] = dataclasses.replace(case, rounds=rounds)
-  return chosen
+  return {
+    name: dataclasses.replace(cases[name], rounds=rounds)
+    if rounds and cases[name].rounds
+    else cases[name]
+    for name in names or cases
+  }
 
 
 def parse():
@@ -204,20 +186,13 @@ def parse():
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  flags.add_argument(
-    "--cases", default="", help="names, separated by commas; default: all"
-  )
+  names = "names, separated by commas; default: all"
+  flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
-  flags.add_argument(
-    "--no-peers", dest="peers", action="store_false", help="run without torch"
-  )
+  flags.add_argument("--no-peers", action="store_true", help="without torch")
   flags.add_argument("--threads", type=int, default=2)
   flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
-  flags.add_argument(
-    "--quick",
-    action="store_true",
-    help="one small case; peers only if installed; no JSON without --out",
-  )
+  flags.add_argument("--quick", action="store_true", help="one small case")
   return flags.parse_args()
 
 
@@ -233,23 +208,18 @@ def main():
   cases = choose(
     cases, list(filter(None, flags.cases.split(","))), flags.rounds
   )
-  peers = start_peers(install=not flags.quick) if flags.peers else None
+  peers = None if flags.no_peers else start_peers()
   out = flags.out
   for results in run(ours, peers, cases):
     if out is None and not flags.quick:
-      out = HERE / "results" / f"attention-{slug(results['machine'])}.json"
+      text = "{name} {threads} threads".format(**results["machine"]).lower()
+      slug = "-".join(re.findall("[a-z0-9]+", text))
+      out = record.FOLDER / f"attention-{slug}.json"
     if out:
-      out.parent.mkdir(parents=True, exist_ok=True)
-      out.write_text(json.dumps(results, indent=1) + "\n")
+      record.write(out, results)
   show(results)
   for process in filter(None, (ours, peers)):
     process.close()
-
-
-def slug(machine):
-  """The machine's name in lowercase letters, digits and hyphens."""
-  text = "{name} {threads} threads".format(**machine).lower()
-  return "-".join(re.findall("[a-z0-9]+", text))
 
 
 if __name__ == "__main__":

@@ -73,14 +73,12 @@ def local_attention(entry):
 
 def _contestant(entry, attend, backward=True):
   """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
-  inputs = [
+  *qkv, dout = (
     torch.from_numpy(x).transpose(1, 2).contiguous()
     for x in worker.random_inputs(entry)
-  ]
-  *qkv, dout = inputs
+  )
   for x in qkv if backward else ():
     x.requires_grad_()
-  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
 
   @torch.no_grad()
   def forward():
@@ -93,11 +91,8 @@ def _contestant(entry, attend, backward=True):
   passes = {"forward": forward}
   if backward:
     passes["forward_backward"] = forward_backward
-  return worker.Contestant(
-    passes,
-    tuple(map(first, inputs)),
-    lambda outputs: [first(x) for x in outputs[:2]],
-  )
+  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
+  return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 
 def rates():
@@ -132,6 +127,4 @@ def forget():
 
 if __name__ == "__main__":
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
-  worker.Worker(
-    {program.__name__: program for program in programs}, hello, rates, forget
-  ).serve()
+  worker.Worker(programs, hello, rates, forget).serve()

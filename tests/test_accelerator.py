@@ -1,7 +1,6 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from benchmarks.accelerator import (
   sanitizer,
   summary,
 )
-from benchmarks.accelerator.parts import PARTS, RANKS, Settings
+from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.results import Results
 from sparse_transformer.attention import registry, triton
 from sparse_transformer.attention.contract import Case
@@ -168,7 +167,8 @@ def test_device_that_hangs_between_entries_is_left(tmp_path, monkeypatch):
   assert found["resume"]["last"].keys() == {"seconds"}
 
 
-def test_failure_of_one_part_leaves_the_others():
+def test_failure_of_one_part_leaves_the_others(monkeypatch):
+  monkeypatch.setitem(PARTS, "nothing", Part("nothing.entries"))
   settings = Settings(small=True)
   found = child.find(["setup", "nothing"], range(RANKS), settings)
   *_, (part, name) = found
@@ -401,15 +401,14 @@ def test_unknown_executor_is_reported_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_have_entries_of_full_size(part):
-  module = importlib.import_module(f"benchmarks.accelerator.{part}")
-  ranks = [module.entries(Settings(), rank) for rank in range(RANKS)]
+  ranks = [child.entries_of(part, Settings(), rank) for rank in range(RANKS)]
   assert ranks[0]
   for entries in ranks:
     assert all(map(callable, entries.values()))
   if part == "attention":
-    for n, (stride, _) in module.SIZES.items():
-      for heads in module.mixes(stride, small=False).values():
-        assert len(heads) == module.HEADS
+    for n, (stride, _) in attention.SIZES.items():
+      for heads in attention.mixes(stride, small=False).values():
+        assert len(heads) == attention.HEADS
         for pattern in set(heads):
           pattern.check(n)
 

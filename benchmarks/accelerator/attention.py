@@ -18,6 +18,7 @@ import jax
 
 from benchmarks.accelerator import cases, timing
 from benchmarks.accelerator.parts import DENSE, RANKS, Settings
+from benchmarks.report import FLOPS
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
 
@@ -39,10 +40,6 @@ SMALL_EXPRESSIONS = {
 }
 TOO_SLOW = 10  # seconds of a forward pass
 FLEX, FLEX_SECONDS = "torch flex", 50  # the most that it may take, compiled
-# Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
-FLOPS = {"forward": 4, "forward_backward": 14}
-
-
 # Sizes and patterns that say most, which come first.
 FIRST = (
   "n = 12288, batch 4, local | strided",
@@ -63,20 +60,17 @@ def entries(settings: Settings, rank: int) -> dict:
     for title, heads in mixes(stride, settings.small).items()
   }
   first = {name: found[name] for name in FIRST if name in found}
+  programs = cases.executors(settings, rank)
+  if rank == 0:
+    titles = {"": [DENSE, *programs]}
+  else:
+    programs += [FLEX] * (rank == RANKS - 1)
+    titles = {f", {program}": [program] for program in programs}
   return {
-    title.format(name): functools.partial(measure, programs, *case)
-    for title, programs in _programs(settings, rank).items()
+    name + title: functools.partial(measure, programs, *case)
+    for title, programs in titles.items()
     for name, case in (first | found).items()
   }
-
-
-def _programs(settings, rank):
-  """{name of an entry: names of its programs} of a rank."""
-  names = cases.executors(settings, rank)
-  if rank == 0:
-    return {"{}": [DENSE, *names]}
-  others = [*names, FLEX] if rank == RANKS - 1 else names
-  return {f"{{}}, {name}": [name] for name in others}
 
 
 def mixes(stride: int, small: bool) -> dict:

@@ -40,8 +40,7 @@ def unsupported(
   name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
-  platform = registry.current_platform()
-  case = Case(batch, n, heads, *widths, dtype, platform)
+  case = Case(batch, n, heads, *widths, dtype, registry.current_platform())
   executor = dense if name == REFERENCE else registry.EXECUTORS[name]
   return executor.unsupported(case)
 

@@ -92,15 +92,11 @@ Results = list[np.ndarray]  # out, lse, dq, dk, dv
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-  """What an entry runs.
+  """What an entry runs: the pattern of each head, n positions, and widths.
 
-  Attributes:
-    heads: the pattern of each head.
-    n: number of positions.
-    widths: of queries and keys, and of values.
-    num_rows: rows of each head that are isolated, see `Questions`.
-    is_sampled: whether only those rows are compared, and as many keys; if not,
-      all are.
+  `widths` are those of queries and keys, and of values. `num_rows` rows of each
+  head are isolated, see `Questions`; if `is_sampled`, only they are compared,
+  and as many keys.
   """
 
   heads: tuple[patterns.Pattern, ...]
@@ -146,9 +142,8 @@ def entries(settings: Settings, rank: int) -> dict:
       if name not in first:
         chosen = [x for x in chosen if not x[1].is_sampled][::step]
       for title, mix in chosen:
-        found[f"{name}, {dtype}, {title}"] = functools.partial(
-          _entry, name, mix, dtype
-        )
+        run = functools.partial(check, name, mix, dtype)
+        found[f"{name}, {dtype}, {title}"] = run
   if rank == 1 and "triton" in first:
     found = sanitizer.entries() | found
   return found
@@ -183,13 +178,9 @@ def _parse(texts):
   return tuple(patterns.parse(text)[0][0] for text in texts)
 
 
-def _entry(name, mix, dtype, record):
-  del record
-  return check(name, mix, dtype)
-
-
-def check(name: str, mix: Mix, dtype: str) -> dict:
+def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   """What an executor gets wrong, as the result of an entry."""
+  del record
   sizes = len(SCORES), mix.n, len(mix.heads), mix.widths
   if reason := cases.unsupported(name, *sizes, dtype):
     return {"skipped": reason}
@@ -215,14 +206,7 @@ def ask(mix: Mix, dtype: str) -> Questions:
   inputs = _draw(mix, dtype, rng)
   rows, seen = _choose_rows(mix, rng)
   isolated = _isolate(inputs, rows, seen)
-  of_all = None
-  if not mix.is_sampled:
-    of_all = _by_head(
-      lambda i, *arrays: laws.reference_of_mask(
-        mix.heads[i].matrix(mix.n), *arrays
-      ),
-      *inputs,
-    )
+  of_all = None if mix.is_sampled else laws.reference(*inputs, mix.heads)
   of_rows = _by_head(
     lambda i, *arrays: _reference_of_rows(mix.heads[i], rows[i], *arrays),
     *isolated,

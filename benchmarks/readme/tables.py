@@ -2,19 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from benchmarks import (
-  compiled as benchmark,
-  million as million_benchmark,
-  plan as plan_benchmark,
-  record,
-  report,
-  saving as saving_benchmark,
-  spread as spread_benchmark,
-)
-from benchmarks.accelerator import parts as accelerator_parts, summary
+import benchmarks.compiled
+import benchmarks.million
+import benchmarks.plan
+import benchmarks.saving
+import benchmarks.spread
+from benchmarks import record, report
+from benchmarks.accelerator import parts as accelerator, summary
 from benchmarks.readme import evidence, records
 from benchmarks.readme.records import wrap
 from sparse_transformer import atomic, tables
@@ -174,30 +171,33 @@ def explained() -> str:
 
 def compiled() -> str:
   """All presets as compiled for GPUs and TPUs."""
-  found = itertools.filterfalse(benchmark.is_on_mesh, records.read("compiled"))
-  return benchmark.table(found)
+  is_on_mesh = benchmarks.compiled.is_on_mesh
+  found = itertools.filterfalse(is_on_mesh, records.read("compiled"))
+  return benchmarks.compiled.table(found)
 
 
-def measured(parts: Collection[str] = accelerator_parts.PARTS) -> str:
+def measured(parts: Collection[str] = accelerator.PARTS) -> str:
   """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths), parts)
 
 
-def fastest() -> str:
-  """The times among that."""
-  return measured(("attention", "presets", "train"))
-
-
-# By page: its parts between markers.
-PARTS: dict[str, dict[str, Callable[[], str]]] = {
+# By page: its parts between markers, each a text or several.
+PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
     "quickstart": quickstart,
     "evidence": headline,
     "speed": speed,
-    "measured": fastest,
+    "measured": lambda: measured(("attention", "presets", "train")),
   },
   "docs/usage.md": {"explained": explained},
+  "docs/evidence.md": {
+    part.__name__: part
+    for part in (
+      *(evidence.trained, evidence.commands, evidence.comparisons),
+      *(evidence.contexts, evidence.compressors, evidence.markov),
+    )
+  },
   "docs/speed.md": {
     "peers": peers,
     "content": content,
@@ -206,10 +206,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
-    "spread": lambda: spread_benchmark.table(records.read("spread")),
-    "meshes": lambda: benchmark.meshes(records.read("compiled")),
-    "million": lambda: million_benchmark.table(records.read("million")),
-    "plan": lambda: plan_benchmark.table(records.read("plan")["rows"]),
-    "saving": lambda: saving_benchmark.table(records.read("saving")),
+    "spread": lambda: benchmarks.spread.table(records.read("spread")),
+    "meshes": lambda: benchmarks.compiled.meshes(records.read("compiled")),
+    "million": lambda: benchmarks.million.table(records.read("million")),
+    "plan": lambda: benchmarks.plan.table(records.read("plan")["rows"]),
+    "saving": lambda: benchmarks.saving.table(records.read("saving")),
   },
 }

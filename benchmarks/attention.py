@@ -3,7 +3,8 @@
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
-separate processes, and only one of them computes at a time. The entries of a
+separate processes, new ones for each case, and only one of them computes at a
+time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
 Torch and the other peers are in a separate environment, which `make bench`
 installs from requirements-peers.txt; without it, only ours and JAX's run. It
@@ -27,7 +28,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -35,6 +35,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import cases as cases_lib, record, report
+from benchmarks.accelerator.results import slug
 from sparse_transformer import machine, version
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -106,37 +107,31 @@ def measure(case, ours, peers):
     if times:
       row[name] = dict(median=statistics.median(times), rounds=times)
       row[name] |= dict(min=min(times), max=max(times))
-  for process in filter(None, (ours, peers)):
-    process("forget")
   return rows
 
 
-def run(ours, peers, cases):
+def run(cases, has_peers):
   """Runs the cases, and yields the results so far after each one."""
-  processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
-    "machine": {
-      "name": machine.cpu_name(),
-      "cores": os.cpu_count(),
-      "threads": ours.about["threads"],
-    },
+    "machine": {"name": machine.cpu_name(), "cores": os.cpu_count()},
     "python": platform.python_version(),
-    "versions": {name: p.about["versions"] for name, p in processes.items()},
+    "versions": {},
     "commit": version.commit(),
     "rates": {"matmul": 0, "copy": 0, "exp": 0},
     "cases": {},
   }
   for name, case in cases.items():
     say(f"{name}: {case.title}")
+    ours = Process(sys.executable, "ours.py")
+    peers = start_peers() if has_peers else None
+    processes = {"jax": ours} | ({"torch": peers} if peers else {})
+    results["machine"]["threads"] = ours.about["threads"]
+    results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
     raise_rates(results["rates"], processes.values())
-    process = Process(sys.executable, "ours.py") if case.alone else ours
-    rows = measure(case, process, peers)
-    if case.alone:
+    rows = measure(case, ours, peers)
+    raise_rates(results["rates"], processes.values())
+    for process in processes.values():
       process.close()
-    else:
-      for row in rows:
-        row.pop("process_bytes", None)  # includes the cases before
-    raise_rates(results["rates"], processes.values())
     results["cases"][name] = {"title": case.title, "rows": rows}
     for known in results["cases"].values():  # the rates may have risen
       report.add_ratios(known["rows"], results["rates"])
@@ -201,26 +196,22 @@ def main():
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
-  ours = Process(sys.executable, "ours.py")
-  if ours.about["backend"] != "cpu":
-    sys.exit("this measures CPUs; on GPUs and TPUs: make accelerator")
   cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
   cases = choose(
     cases, list(filter(None, flags.cases.split(","))), flags.rounds
   )
-  peers = None if flags.no_peers else start_peers()
   out = flags.out
-  for results in run(ours, peers, cases):
+  for results in run(cases, has_peers=not flags.no_peers):
     if out is None and not flags.quick:
-      text = "{name} {threads} threads".format(**results["machine"]).lower()
-      slug = "-".join(re.findall("[a-z0-9]+", text))
-      out = record.FOLDER / f"attention-{slug}.json"
+      name = "{name} {threads} threads".format(**results["machine"])
+      out = record.FOLDER / f"attention-{slug(name)}.json"
     if out:
       record.write(out, results)
   show(results)
-  for process in filter(None, (ours, peers)):
-    process.close()
 
 
 if __name__ == "__main__":
-  main()
+  try:
+    main()
+  except OSError as error:
+    sys.exit(f"attention: {error}")

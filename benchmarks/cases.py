@@ -27,14 +27,7 @@ ALGEBRA = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A program that runs a pattern.
-
-  Attributes:
-    program: a key of the programs of `ours.py` or `peers.py`.
-    pattern: an expression for `patterns.parse`.
-    n: number of positions.
-    width: width of each head's queries, keys and values.
-  """
+  """A program of `ours.py` or `peers.py` that runs a pattern, an expression."""
 
   program: str
   pattern: str
@@ -47,17 +40,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries whose measurements are interleaved.
+  """Entries whose measurements are interleaved, in rounds.
 
-  Attributes:
-    rounds: measurements of each entry; 0 only checks the results.
-    alone: whether the case gets its own process, whose memory is reported.
+  Without rounds, only results are checked.
   """
 
   title: str
   entries: tuple[Entry, ...]
   rounds: int = 0
-  alone: bool = False
 
 
 def oracle():
@@ -98,7 +88,7 @@ def cpu():
       "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
     ),
     "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
-    "million": Case("n = 1,048,576, one head", (million,), 1, alone=True),
+    "million": Case("n = 1,048,576, one head", (million,), 1),
   }
 
 

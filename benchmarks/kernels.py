@@ -4,14 +4,13 @@
 
 Forward and backward pass of one layer with 8 heads, merged fixed or strided, in
 bfloat16, with one sequence on each device. Writes
-benchmarks/results/kernels.json, after each program, and prints tables. What was
-compiled from the same code is compiled again only with --again. Nothing is run:
-see docs/accelerators.md for what that means.
+benchmarks/results/kernels.json, after each program, and prints a table. What
+was compiled from the same code is compiled again only with --again. Nothing is
+run: see docs/accelerators.md for what that means.
 """
 
 import argparse
 import itertools
-from collections.abc import Iterator
 
 from benchmarks import dependencies, record
 from configs import enwik8
@@ -47,8 +46,13 @@ def main() -> None:
   rows = record.measure_missing(
     RESULTS, NAMES, keys, compile_attention, args.again, code_of
   )
-  found = {tuple(row[name] for name in NAMES): row for row in rows}
-  print("\n".join(summaries(found)))
+  titles = *NAMES, "executor", "launches", "peak MiB"
+  print(tables.markdown([titles, *map(_cells, rows)]))
+
+
+def _cells(row):
+  size = f"{row['peak_bytes'] / 2**20:.0f}"
+  return *(str(row[x]) for x in (*NAMES, "executor", "launches")), size
 
 
 def code_of(*key) -> str:
@@ -78,27 +82,6 @@ def compile_attention(
   return {field: program[field] for field in fields} | dict(
     jax=report["jax"], peak_bytes=program["memory"]["peak"]
   )
-
-
-def summaries(found: dict) -> Iterator[str]:
-  """Tables of the peak memory in MiB, and of launches on a GPU."""
-  rows = [("pattern", "n", "K, E", *TARGETS)]
-  for pattern, n, (k, e) in itertools.product(PATTERNS, LENGTHS, WIDTHS):
-    peaks = (
-      found[target, "auto", pattern, n, k, e]["peak_bytes"]
-      for target in TARGETS
-    )
-    cells = (f"{peak / 2**20:.0f}" for peak in peaks)
-    rows.append((pattern, f"{n:,}", f"{k}, {e}", *cells))
-  yield tables.markdown(rows)
-  rows = [("attention by", *PATTERNS)]
-  for backend in ("auto", "batched", "streamed"):
-    programs = [
-      found["h100", backend, pattern, 12_288, 64, 64] for pattern in PATTERNS
-    ]
-    cells = (f"{program['launches']:,}" for program in programs)
-    rows.append((f"`{programs[0]['executor']}`", *cells))
-  yield tables.markdown(rows)
 
 
 if __name__ == "__main__":

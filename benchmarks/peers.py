@@ -1,7 +1,6 @@
 """The process that runs torch and the other peers, on a CPU."""
 
 import dataclasses
-import gc
 import importlib.metadata
 import warnings
 
@@ -120,11 +119,6 @@ def hello():
   }
 
 
-def forget():
-  torch._dynamo.reset()
-  gc.collect()
-
-
 if __name__ == "__main__":
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
-  worker.Worker(programs, hello, rates, forget).serve()
+  worker.Worker(programs, hello, rates).serve()

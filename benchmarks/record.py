@@ -53,12 +53,8 @@ def main(
 ) -> None:
   """Runs a benchmark as a command, and writes its record, or --out.
 
-  Args:
-    name: of the module and of the record.
-    description: for --help.
-    measure: function of the flags to the fields of the record.
-    program: the command, whose braces stand for the name.
-    **defaults: the flags by name, with their defaults.
+  `measure` maps the flags, which `defaults` names, to the fields of the record.
+  The command is `program`, whose braces stand for the name.
   """
   parser = argparse.ArgumentParser(description=description)
   for flag, default in defaults.items():
@@ -98,7 +94,7 @@ def measure_missing(
   again: bool = False,
   code: Callable[..., str] | None = None,
 ) -> list[dict[str, Any]]:
-  """Measures what a file does not have yet, so that a benchmark can resume.
+  """Measures what a record does not have yet, so that a benchmark can resume.
 
   Args:
     path: a record, a list, which is written after each measurement.
@@ -107,12 +103,8 @@ def measure_missing(
     measure: function of these values to the other fields.
     again: whether to repeat measurements that the file already has.
     code: function of these values to the digest of what a measurement depends
-      on. What was measured with other code is measured again: `measure` also
-      gets the old measurement, {} if there is none. Measurements have the
-      fields `code` and `commit` then.
-
-  Returns:
-    All measurements of the file, sorted by key.
+      on, which is recorded with the commit. Where it differs, the measurement
+      is repeated; `measure` also takes the old one, {} if there is none.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}

@@ -113,16 +113,13 @@ def num_threads():
 class Worker:
   """Answers requests by calling its methods by name.
 
-  Args:
-    programs: functions from an entry to a `Contestant`, called by their names.
-    hello: function that returns what this process runs on.
-    rates: function that measures matmul, copy and exp rates.
-    forget: function that drops compiled programs.
+  `programs` are functions from an entry to a `Contestant`. `hello` returns what
+  this process runs on, and `rates` its matmul, copy and exp rates.
   """
 
-  def __init__(self, programs, hello, rates, forget):
+  def __init__(self, programs, hello, rates):
     self.programs = {program.__name__: program for program in programs}
-    self.hello, self.rates, self._forget = hello, rates, forget
+    self.hello, self.rates = hello, rates
     self.passes = []  # {name: (function, repeats)} of each contestant
 
   def prepare(self, entry):
@@ -157,12 +154,6 @@ class Worker:
     run, repeats = self.passes[index][name]
     total = seconds(lambda: [run() for _ in range(repeats)])
     return {"seconds": total / repeats}
-
-  def forget(self):
-    """Drops all compiled entries."""
-    self.passes.clear()
-    self._forget()
-    return {}
 
   def serve(self):
     """Answers requests until standard input ends."""

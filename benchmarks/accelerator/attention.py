@@ -101,11 +101,10 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
     "programs": {},
   }
-  if names == [FLEX]:
-    row = _flex(platform, batch, n, heads, found["dtype"])
-    found["programs"][FLEX] = row
-    return row if "skipped" in row else _with_rates(found)
   rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
+  if names == [FLEX]:
+    rows[FLEX] = row = _flex(platform, batch, n, heads, dtype)
+    return row if "skipped" in row else _with_rates(found)
   programs = {}
   for name in names:
     if name == DENSE:
@@ -116,7 +115,7 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
       programs[name] = functools.partial(cases.of_executor, name, heads)
   if not programs:
     return {"skipped": reason}
-  inputs = cases.random_inputs(batch, n, HEADS, widths, dtype)
+  inputs = cases.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   functions, warm = {}, {}
   for name, make in programs.items():
     rows[name] = _warm_up(name, make, inputs, functions, warm)
@@ -130,10 +129,7 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
 
 
 def _warm_up(name, make, inputs, functions, warm):
-  """Compiles a program; adds its passes to functions, and their times to warm.
-
-  Returns its row: these times, or why it failed.
-  """
+  """The row of a program: its times, which go to warm too, or why it failed."""
   row = {}
   try:
     for kind, run in make().items():
@@ -168,12 +164,9 @@ def _dense(batch, n, platform):
   needed, memory = 16 * batch * HEADS * n**2, machine.device_memory()
   if implementation == "xla" and memory and needed > memory / 2:
     raise ValueError(f"its scores would take {needed / 2**30:.3g} GiB")
+  attend = jax.nn.dot_product_attention
   return cases.passes(
-    functools.partial(
-      jax.nn.dot_product_attention,
-      is_causal=True,
-      implementation=implementation,
-    )
+    functools.partial(attend, is_causal=True, implementation=implementation)
   )
 
 

@@ -45,16 +45,10 @@ def unsupported(
   return executor.unsupported(case)
 
 
-def random_inputs(
-  batch: int, n: int, heads: int, widths: tuple, dtype: str
-) -> list[jax.Array]:
+def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
   """q, k, v and the cotangent of the output."""
-  k, e = widths
   keys = jax.random.split(jax.random.key(0), 4)
-  return [
-    jax.random.normal(key, (batch, n, heads, width), jnp.dtype(dtype))
-    for key, width in zip(keys, (k, k, e, e), strict=True)
-  ]
+  return [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]
 
 
 def passes(attention) -> dict:

@@ -111,15 +111,14 @@ class Questions:
   """Inputs of a mix, and what is known about the results.
 
   Attributes:
-    mix: the patterns and their sizes.
     inputs: q, k, v, dout and dlse [B, n, H, ...], as `laws.run` takes them.
     rows: int [H, rows], the isolated rows of each head.
     seen: bool [n, H], the keys that an isolated row sees.
     isolated: `inputs` with cotangents on isolated rows only, and other values
       wherever these rows must not look.
-    of_rows: results in float64 for `isolated`: out, lse and dq on the isolated
-      rows [B, rows, H, ...], dk and dv of all keys.
-    of_all: results in float64 for `inputs`; None if the mix is sampled.
+    of_rows: float64 results for `isolated`: out, lse and dq of these rows
+      [B, rows, H, ...], dk and dv of all keys.
+    of_all: float64 results for `inputs`; None if the mix is sampled.
   """
 
   mix: Mix
@@ -217,17 +216,12 @@ def ask(mix: Mix, dtype: str) -> Questions:
 def examine(
   run: Callable[..., Any], questions: Questions
 ) -> tuple[dict[str, float], list[str]]:
-  """The errors of an attention, and what is wrong with it.
+  """The errors of an attention, and lines that say what is wrong with it.
 
-  Args:
-    run: maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
-      for rows without keys. It is called three times with the same shapes.
-    questions: what to run, and what must come out.
-
-  Returns:
-    The largest error of each array, relative to the largest value of its head,
-    or absolute for lse, over the factor in `ALLOWED`. And lines that say what
-    is wrong, none if all is right.
+  `run` maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
+  for rows without keys. It is called three times with the same shapes. Errors
+  are relative to the largest value of a head, or absolute for lse, over the
+  factor in `ALLOWED`.
   """
   dtype = questions.inputs[0].dtype.name
   with jax.default_matmul_precision(PRECISION.get(dtype)):
@@ -368,11 +362,8 @@ def _effects_outside(questions, first, isolated):
   _, _, dq, dk, dv = isolated
   others = np.ones(seen.shape, bool)
   np.put_along_axis(others, rows.T, False, axis=0)
-  for name, x, where in (
-    ("dq", dq, others),
-    ("dk", dk, ~seen),
-    ("dv", dv, ~seen),
-  ):
+  unseen = ("dq", dq, others), ("dk", dk, ~seen), ("dv", dv, ~seen)
+  for name, x, where in unseen:
     if x[:, where].any():
       faults.append(f"{name} is not zero outside the pattern")
   # There, no weight is so small that it would be rounded to zero.

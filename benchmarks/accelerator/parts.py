@@ -57,10 +57,8 @@ class Settings:
   Attributes:
     small: whether to use small sizes.
     executors: names of the executors of attention to run; () for all.
-    minutes: the most that all parts together may take; for a process, what is
-      left of that.
-    data: for `train`: a .npy file of images, or the `data.path` of the config;
-      "" for the default place of the data set.
+    minutes: the most that all parts, or those of a process, may take.
+    data: of `train`: a .npy file of images, or the `data.path` of the config.
   """
 
   small: bool = False
@@ -83,8 +81,6 @@ def schedule(
 
   >>> list(schedule(["setup", "correctness"]))
   [(('setup', 'correctness'), (0, 1, 2))]
-  >>> [(parts, ranks) for parts, ranks in schedule(["setup", "train"])][:2]
-  [(('setup',), (0,)), (('train',), (0,))]
   """
   kind = lambda name: (PARTS[name].alone, PARTS[name].exact)
   groups = [tuple(found) for _, found in itertools.groupby(names, kind)]

@@ -34,11 +34,9 @@ def run_parts(
 ) -> None:
   """Runs all entries of some parts until the time is over.
 
-  A process that dies or takes too long is replaced by another, which
-  continues with the next entry.
-
-  Raises:
-    ValueError: JAX finds no device, or a setting is invalid.
+  A process that dies or takes too long is replaced by another, which continues
+  with the next entry. Without a device, or if a setting is invalid, it raises
+  ValueError.
   """
   progress = _Progress(settings, results)
   for some, ranks in schedule(parts):

@@ -29,15 +29,10 @@ def seconds(
 
 
 def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
-  """Times of functions, one run of each per round.
+  """{key: median, min, max, rounds} of functions, one run of each per round.
 
-  Args:
-    functions: {key: function}, which does not wait for its outputs.
-    warm: {key: seconds}, from `warm_up`.
-    wait: waits for the outputs.
-
-  Returns:
-    {key: {"median", "min", "max", "rounds"}}, in seconds.
+  `functions` do not wait for their outputs, `wait` does; `warm` has their
+  seconds from `warm_up`.
   """
   times = {
     key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions

@@ -71,8 +71,7 @@ def _stamp_of(path):
 def speedups(content: Mapping[str, Any]) -> "Figure":
   """Speed-ups over dense attention, and seconds by length.
 
-  Args:
-    content: a record of benchmarks/attention.py.
+  `content` is a record of benchmarks/attention.py.
   """
   figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
@@ -81,33 +80,27 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
     name: [row for row in case["rows"] if PASS in row]
     for name, case in content["cases"].items()
   }
+  is_dense = lambda row: row["pattern"] == report.DENSE
   ours = [
-    row
+    (row["speedup"][PASS], row["ideal"], row["pattern"].split("(block=")[0])
     for row in rows["12288"]
-    if row["program"] == "ours" and row["pattern"] != report.DENSE
+    if row["program"] == "ours" and not is_dense(row)
   ]
-  ours.sort(key=lambda row: row["speedup"][PASS])
-  names = [row["pattern"].split("(block=")[0] for row in ours]
-  ideal = [row["ideal"] for row in ours]
-  found = [row["speedup"][PASS] for row in ours]
+  found, ideal, names = zip(*sorted(ours), strict=True)
   bars.barh(names, ideal, 0.8, color=style.LIGHT, label="ideal, by pairs")
   bars.barh(names, found, 0.4, color=style.DARK, label="measured")
   bars.set_xscale("log")
   bars.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
   bars.set_title("speed-up over dense causal, n = 12,288")
   bars.set_xlabel("forward + backward")
-  dense = [
-    row
-    for row in rows["3072"] + rows["12288"]
-    if row["program"] == "sdpa" and row["pattern"] == report.DENSE
-  ]
+  dense = filter(is_dense, rows["3072"] + rows["12288"])
+  dense = [row for row in dense if row["program"] == "sdpa"]
   for points, color, label in (
     (rows["growth"], style.DARK, "Local(l) | Strided(l), l = sqrt n"),
     (dense, style.COLORS[1], "dense causal, torch SDPA"),
   ):
-    n = [row["n"] for row in points]
-    seconds = [row[PASS]["median"] for row in points]
-    lines.loglog(n, seconds, "o-", color=color, label=label)
+    n, times = zip(*((x["n"], x[PASS]["median"]) for x in points), strict=True)
+    lines.loglog(n, times, "o-", color=color, label=label)
   lines.set_xlabel("n")
   lines.set_title("seconds, forward + backward, 4 heads of 64")
   for axis in (bars, lines):
@@ -121,8 +114,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":
   """Paired differences of bits to the first minimum context, with errors.
 
-  Args:
-    content: a record of `benchmarks.context`.
+  `content` is a record of `benchmarks.context`.
   """
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")

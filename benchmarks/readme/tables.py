@@ -75,40 +75,26 @@ def speed() -> str:
 
 def peers() -> str:
   """Other libraries, growth with n, a million positions and errors."""
-  times = {
-    (row["program"], row["pattern"]): row for row in _attention_rows("12288")
-  }
-
-  def ms(program, pattern, name=PASS):
-    return f"{1e3 * times[program, pattern][name]['median']:,.0f}"
-
-  strided = "Local(128) | Strided(128)"
+  rows = [("program", "pattern", "forward, ms", "forward + backward, ms")]
+  found = sorted(_attention_rows("12288"), key=lambda row: row["pattern"])
+  rivals = {row["pattern"] for row in found if row["program"] != OURS}
+  for row in found:
+    if row["pattern"] in rivals and "forward" in row:
+      passes = (row.get(name) for name in report.PASSES)
+      cells = (f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes)
+      rows.append((f"`{row['program']}`", f"`{row['pattern']}`", *cells))
   growth = _attention_rows("growth", OURS)
   first, *_, last = [row["n"] for row in growth]
   (million,) = _attention_rows("million", OURS)
-  errors = [
-    error
-    for case in ("oracle", "3072", "12288")
-    for row in _attention_rows(case, OURS)
-    for error in row.get("errors", [])
-  ]
-  return wrap(
-    "At the same size, torch's `scaled_dot_product_attention` takes"
-    f" {ms('sdpa', 'Causal()')} ms, `jax.nn.dot_product_attention`"
-    f" {ms('jax_nn', 'Causal()')} ms, and local-attention"
-    f" {ms('local_attention', 'Local(128)')} ms with a window of 128."
-    " FlexAttention, compiled, has no backward pass on CPUs; forward only, it"
-    f" takes {ms('flex', 'Local(128)', 'forward')} ms for the window and"
-    f" {ms('flex', strided, 'forward')} ms for the strided mask, where ours"
-    f" takes {ms('ours', 'Local(128)', 'forward')} and"
-    f" {ms('ours', strided, 'forward')}. With l = sqrt n, the time of"
-    " `Local(l) | Strided(l)` grows as"
+  cases = map(_attention_rows, ("oracle", "3072", "12288"))
+  ours = [x for rows in cases for x in rows if x["program"] == OURS]
+  error = max(error for row in ours for error in row.get("errors", []))
+  return f"{tables.markdown(rows)}\n" + wrap(
+    "With l = sqrt n, the time of `Local(l) | Strided(l)` grows as"
     f" n^{report.exponent(growth, PASS):.2f} from n = {first:,} to {last:,}; at"
     f" n = {million['n']:,} one head takes {million[PASS]['median']:.0f} s and"
     f" {million['process_bytes'] / 2**30:.1f} GiB. All results agree with dense"
-    f" float64 and with FlexAttention to {max(errors):.0e}.".replace(
-      "e-0", "e-"
-    )
+    f" float64 and with FlexAttention to {error:.0e}.".replace("e-0", "e-")
   )
 
 
@@ -125,18 +111,12 @@ def content() -> str:
 def experts() -> str:
   """Mixtures of experts beside a dense MLP of the same FLOPs."""
   found = records.read("experts")
-  dense, *others = found["rows"]
-  times = (
-    f"{row['milliseconds']:,.0f} ms for {row['case']}"
-    f" ({1 / row['speed_up']:.2f} times as long)"
-    for row in others
+  titles = f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
+  cells = (
+    (x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}")
+    for x in found["rows"]
   )
-  return wrap(
-    f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
-    f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward."
-    " Mixtures of experts with the same FLOPs take, router included,"
-    f" {' and '.join(times)}."
-  )
+  return tables.markdown([titles, *cells])
 
 
 def sampling() -> str:

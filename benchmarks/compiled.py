@@ -10,7 +10,6 @@ lowered again, and compiled again if it has changed; with --again, all are. With
 docs/accelerators.md for what that means.
 """
 
-import argparse
 import importlib
 import itertools
 
@@ -22,7 +21,6 @@ from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import catalogue, compilers, rendering
 from sparse_transformer.training import mesh
 
-RESULTS = record.FOLDER / "compiled.json"
 PRESETS = sorted(
   path.stem
   for path in (record.REPO / "configs").glob("*.py")
@@ -53,28 +51,6 @@ VARIANTS = (
   ("enwik8 mesh.fsdp=4 mesh.sequence=4", SIXTEEN_V5E),
   ("music_3m mesh.sequence=16", SIXTEEN_V5E),
 )
-
-
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
-  parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
-  parser.add_argument("--again", action="store_true")
-  parser.add_argument("--check", action="store_true", help="compile nothing")
-  args, names = parser.parse_args(), ("preset", "target")
-  if args.check:
-    record.check_code(RESULTS, names, code_of, "benchmarks.compiled")
-    return
-  everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
-  keys = [
-    (preset, target)
-    for preset, target in (*everything, *VARIANTS)
-    if preset.split()[0] in args.presets and target in args.targets
-  ]
-  results = record.measure_missing(
-    RESULTS, names, keys, compile_preset, args.again, code_of
-  )
-  print(table(results))
 
 
 def code_of(preset: str, target: str) -> str:
@@ -160,4 +136,8 @@ def meshes(results):
 
 
 if __name__ == "__main__":
-  main()
+  everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
+  record.main_of_rows(
+    *("compiled", __doc__, ("preset", "target"), (*everything, *VARIANTS)),
+    *(compile_preset, table, code_of),
+  )

@@ -9,7 +9,6 @@ was compiled from the same code is compiled again only with --again. Nothing is
 run: see docs/accelerators.md for what that means.
 """
 
-import argparse
 import itertools
 
 from benchmarks import dependencies, record
@@ -17,7 +16,6 @@ from configs import enwik8
 from sparse_transformer import tables
 from sparse_transformer.targets import catalogue, compilers
 
-RESULTS = record.FOLDER / "kernels.json"
 NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
 TARGETS = "h100", "v5e", "v6e"
 PATTERNS = "fixed", "strided"
@@ -35,24 +33,14 @@ PLAIN = [
 ]
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--again", action="store_true")
-  parser.add_argument("--check", action="store_true", help="compile nothing")
-  args, keys = parser.parse_args(), PLAIN + FUSED
-  if args.check:
-    record.check_code(RESULTS, NAMES, code_of, "benchmarks.kernels")
-    return
-  rows = record.measure_missing(
-    RESULTS, NAMES, keys, compile_attention, args.again, code_of
-  )
-  titles = *NAMES, "executor", "launches", "peak MiB"
-  print(tables.markdown([titles, *map(_cells, rows)]))
-
-
-def _cells(row):
-  size = f"{row['peak_bytes'] / 2**20:.0f}"
-  return *(str(row[x]) for x in (*NAMES, "executor", "launches")), size
+def table(rows: list[dict]) -> str:
+  """Launches and peak memory of each program."""
+  shown = *NAMES, "executor", "launches"
+  lines = [(*shown, "peak MiB")]
+  for row in rows:
+    cells = (str(row[name]) for name in shown)
+    lines.append((*cells, f"{row['peak_bytes'] / 2**20:.0f}"))
+  return tables.markdown(lines)
 
 
 def code_of(*key) -> str:
@@ -85,4 +73,6 @@ def compile_attention(
 
 
 if __name__ == "__main__":
-  main()
+  record.main_of_rows(
+    "kernels", __doc__, NAMES, PLAIN + FUSED, compile_attention, table, code_of
+  )

@@ -7,7 +7,7 @@ head of width 32, in float32, on CPU devices that XLA emulates on one host. As
 they share its cores, the time says nothing about several devices; the memory
 does. Then the memory of a compiled step at n = 16,384, which is not run, by the
 number of devices. Writes benchmarks/results/million.json, after each program,
-and prints a table. What is there already is not measured again.
+and prints a table. What is there already is measured again only with --again.
 """
 
 import os
@@ -34,16 +34,6 @@ FLAGS = (
   "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600",
   "--xla_cpu_collective_call_terminate_timeout_seconds=7200",
 )
-
-
-def main() -> None:
-  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
-  jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", DEVICES)
-  # First, as the peak of a process covers all that it has done.
-  keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
-  path = record.FOLDER / "million.json"
-  print(table(record.measure_missing(path, NAMES, keys, measure)))
 
 
 def measure(n: int, stride: int, sequence: int) -> dict:
@@ -108,4 +98,9 @@ def table(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-  main()
+  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", DEVICES)
+  # The long one first: the peak of a process covers all that it has done.
+  keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
+  record.main_of_rows("million", __doc__, NAMES, keys, measure, table)

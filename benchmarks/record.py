@@ -86,6 +86,28 @@ def main_on_data(
   cli.run_on_config(run)
 
 
+def main_of_rows(
+  name: str,
+  description: str,
+  names: tuple[str, ...],
+  keys: Iterable[tuple],
+  measure: Callable[..., dict[str, Any]],
+  table: Callable[[list[dict[str, Any]]], str],
+  code: Callable[..., str] | None = None,
+) -> None:
+  """Runs `measure_missing` on a record as a command, and prints its table."""
+  parser = argparse.ArgumentParser(description=description)
+  parser.add_argument("--again", action="store_true", help="measure all rows")
+  parser.add_argument("--only", default="", help="rows with this text")
+  parser.add_argument("--check", action="store_true", help="measure nothing")
+  args, path = parser.parse_args(), FOLDER / f"{name}.json"
+  if args.check and code:
+    check_code(path, names, code, f"benchmarks.{name}")
+    return
+  keys = [key for key in keys if args.only in " ".join(map(str, key))]
+  print(table(measure_missing(path, names, keys, measure, args.again, code)))
+
+
 def measure_missing(
   path: pathlib.Path,
   names: tuple[str, ...],

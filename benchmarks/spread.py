@@ -8,7 +8,6 @@ programs. Writes benchmarks/results/spread.json, after each program, and prints
 a table. What is there already is counted again only with --again.
 """
 
-import argparse
 import functools
 import itertools
 
@@ -31,16 +30,6 @@ PLANNED = (
   *("tile", "dealing", "queries", "keys"),
   *("imbalance", "forward", "backward"),
 )
-
-
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--again", action="store_true")
-  again = parser.parse_args().again
-  jax.config.update("jax_num_cpu_devices", max(DEVICES))
-  path = record.FOLDER / "spread.json"
-  keys = itertools.product(PATTERNS, LENGTHS, DEVICES)
-  print(table(record.measure_missing(path, NAMES, keys, count, again)))
 
 
 def count(name: str, n: int, devices: int) -> dict:
@@ -99,4 +88,6 @@ def table(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-  main()
+  jax.config.update("jax_num_cpu_devices", max(DEVICES))
+  keys = itertools.product(PATTERNS, LENGTHS, DEVICES)
+  record.main_of_rows("spread", __doc__, NAMES, keys, count, table)

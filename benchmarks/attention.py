@@ -82,8 +82,12 @@ def start_peers():
   return None
 
 
-def measure(case, ours, peers):
-  """Runs a case and returns its rows, without peers if there are none."""
+def measure(case, rounds, ours, peers):
+  """Runs a case and returns its rows, without peers if there are none.
+
+  A case that is measured has its own rounds if `rounds` is 0.
+  """
+  rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:
     process = ours if entry.program in ("ours", "jax_nn") else peers
@@ -95,8 +99,8 @@ def measure(case, ours, peers):
     rows.append(row)
     index = row.pop("index", None)
     turns += [(row, process, index, x, []) for x in row.pop("passes", [])]
-  for i in range(case.rounds):
-    say(f"  round {i + 1} of {case.rounds}")
+  for i in range(rounds):
+    say(f"  round {i + 1} of {rounds}")
     for row, process, index, name, times in turns:
       answer = process("run", index=index, name=name)
       if "failed" in answer:
@@ -110,7 +114,7 @@ def measure(case, ours, peers):
   return rows
 
 
-def run(cases, has_peers):
+def run(cases, rounds, has_peers):
   """Runs the cases, and yields the results so far after each one."""
   results = {
     "machine": {"name": machine.cpu_name(), "cores": os.cpu_count()},
@@ -128,7 +132,7 @@ def run(cases, has_peers):
     results["machine"]["threads"] = ours.about["threads"]
     results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
     raise_rates(results["rates"], processes.values())
-    rows = measure(case, ours, peers)
+    rows = measure(case, rounds, ours, peers)
     raise_rates(results["rates"], processes.values())
     for process in processes.values():
       process.close()
@@ -162,18 +166,6 @@ def say(line):
   print(line, file=sys.stderr, flush=True)
 
 
-def choose(cases, names, rounds):
-  """The named cases, or all of them, with the given number of rounds."""
-  if unknown := set(names) - set(cases):
-    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  return {
-    name: dataclasses.replace(cases[name], rounds=rounds)
-    if rounds and cases[name].rounds
-    else cases[name]
-    for name in names or cases
-  }
-
-
 def parse():
   """The flags of the command line."""
   flags = argparse.ArgumentParser(
@@ -197,11 +189,11 @@ def main():
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
   cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
-  cases = choose(
-    cases, list(filter(None, flags.cases.split(","))), flags.rounds
-  )
-  out = flags.out
-  for results in run(cases, has_peers=not flags.no_peers):
+  out, names = flags.out, [*filter(None, flags.cases.split(","))]
+  if unknown := set(names) - set(cases):
+    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
+  cases = {name: cases[name] for name in names or cases}
+  for results in run(cases, flags.rounds, has_peers=not flags.no_peers):
     if out is None and not flags.quick:
       name = "{name} {threads} threads".format(**results["machine"])
       out = record.FOLDER / f"attention-{slug(name)}.json"

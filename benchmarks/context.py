@@ -38,8 +38,6 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if not (args.workdirs and args.out):
     raise ValueError("--workdirs and --out must be set; see --help")
-  if args.symbols < 1:
-    raise ValueError(f"--symbols={args.symbols} must be at least 1")
   try:
     contexts = [int(word) for word in args.min_context]
   except ValueError:
@@ -157,7 +155,7 @@ if __name__ == "__main__":
   flags.DEFINE_list(
     "min_context", ["0", "256", "1024", "2048"], "Minimum contexts to compare."
   )
-  flags.DEFINE_integer("symbols", 65_536, "How many symbols are scored.")
+  flags.DEFINE_integer("symbols", 65_536, "How many are scored.", lower_bound=1)
   flags.DEFINE_enum("split", "test", data.SPLITS, "Split to score.")
   flags.DEFINE_string("out", None, "File of the record.")
   cli.run(main)

@@ -1,6 +1,7 @@
 """The process that runs torch and the other peers, on a CPU."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import warnings
 
@@ -19,19 +20,18 @@ torch.set_num_threads(worker.num_threads())
 torch._dynamo.config.recompile_limit = 64
 
 
-def sdpa(entry):
-  if entry.pattern != "Causal()":
+def sdpa(entry, **mask):
+  if not mask and entry.pattern != "Causal()":
     raise ValueError(f"sdpa runs Causal() only, not {entry.pattern}")
+  mask = mask or {"is_causal": True}
   return _contestant(
-    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)
+    entry, functools.partial(F.scaled_dot_product_attention, **mask)
   )
 
 
 def sdpa_mask(entry):
   mask_LM = torch.from_numpy(worker.pattern_of(entry).matrix(entry.n).copy())
-  return _contestant(
-    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, attn_mask=mask_LM)
-  )
+  return sdpa(entry, attn_mask=mask_LM)
 
 
 def flex(entry):

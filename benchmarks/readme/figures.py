@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from benchmarks import record, report
 from benchmarks.readme import evidence, records
@@ -41,18 +41,15 @@ def outdated() -> list[str]:
 
 def draw(figure: str) -> None:
   """Draws a figure, named by its path in the repository."""
-  path, name = record.REPO / figure, all_of_them()[figure]
+  name = all_of_them()[figure]
   if name in evidence.COMPARISONS:
-    comparison.draw(evidence.read(name)).savefig(path)
+    drawn = comparison.draw(evidence.read(name))
   elif name in evidence.CONTEXTS:
-    bits_by_context(records.read(name)).savefig(path)
+    drawn = bits_by_context(records.read(name))
   else:
-    speedups(records.read(name)).savefig(path)
-  with Image.open(path) as image:
-    image.load()
-  info = PngImagePlugin.PngInfo()
-  info.add_text(FIELD, _digest(name))
-  image.save(path, pnginfo=info, optimize=True)
+    drawn = speedups(records.read(name))
+  about, options = {FIELD: _digest(name)}, {"optimize": True}
+  drawn.savefig(record.REPO / figure, metadata=about, pil_kwargs=options)
 
 
 def _digest(name):

@@ -32,11 +32,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def score(source: data.Source) -> dict:
-  """Bits per symbol by each compressor.
-
-  Raises:
-    ValueError: the data are images, not a stream of symbols.
-  """
+  """Bits per symbol by each compressor."""
   if not isinstance(source, data.Stream):
     raise ValueError(
       "compressors need a stream of symbols, not images; name a config of text"

@@ -66,12 +66,7 @@ def main(argv: Sequence[str]) -> None:
 def score_run(
   workdir: str, split: str, contexts: Sequence[int], number: int
 ) -> dict[str, Any]:
-  """Bits of `number` symbols of a split with each minimum context.
-
-  Raises:
-    ValueError: the data are images, the split is too short, or a context is too
-      long for the run's windows.
-  """
+  """Bits of `number` symbols of a split with each minimum context."""
   config = in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)
   source = experiment.source

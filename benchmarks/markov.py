@@ -33,11 +33,7 @@ Splits = dict[str, np.ndarray]
 
 
 def score(source: data.Source) -> dict[str, Any]:
-  """Bits per base of each order and smoothing, with one strand and with both.
-
-  Raises:
-    ValueError: the data are not DNA.
-  """
+  """Bits per base of each order and smoothing, with one strand and both."""
   if source.unit != "bits/base":
     raise ValueError(
       f"data of {source.unit} are not DNA; use a config of fasta"

@@ -12,11 +12,7 @@ SLOW = REFERENCE, "streamed"  # on accelerators
 
 
 def executors(settings: Settings, rank: int | None = None) -> list[str]:
-  """The names of a rank that were asked for: what `auto` takes has rank 0.
-
-  Raises:
-    ValueError: a name is unknown.
-  """
+  """The names of a rank that were asked for: what `auto` takes has rank 0."""
   case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
   first = registry.resolve("auto", case)
   last = RANKS - 1

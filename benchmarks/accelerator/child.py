@@ -64,11 +64,7 @@ def main():
 
 
 def find(parts, ranks, settings):
-  """{(part, entry): function}, by rank; of a part that fails, one that says so.
-
-  Raises:
-    ValueError: a setting is invalid.
-  """
+  """{(part, entry): function}, by rank; one that fails for a part that does."""
   found, broken = {}, set()
   for rank in ranks:
     for part in parts:

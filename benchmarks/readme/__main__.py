@@ -53,12 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def made(name: str, text: str) -> tuple[str, list[str]]:
-  """The page with a name, made from its text, and the parts that differed.
-
-  Raises:
-    FileNotFoundError: a record is missing.
-    ValueError: the page lacks a part, or has an unknown one.
-  """
+  """The page with a name, made from its text, and the parts that differed."""
   for other in re.findall(r"benchmarks/results/([\w.-]+\.json)", text):
     if not (record.FOLDER / other).exists():
       raise FileNotFoundError(

@@ -17,12 +17,7 @@ def path(name: str) -> pathlib.Path:
 
 
 def read(name: str) -> Any:
-  """The content of a record.
-
-  Raises:
-    FileNotFoundError: it is missing.
-    ValueError: it cannot be read.
-  """
+  """The content of a record."""
   if not path(name).exists():
     raise FileNotFoundError(
       f"benchmarks/results/{name}.json is missing; pages have numbers from it"

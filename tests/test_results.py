@@ -90,10 +90,7 @@ def test_records_name_no_folder_of_a_machine():
   "text, words",
   [
     (f"{pages.BEGIN.format('other')}\n\n{pages.END}\n", "parts: .*other"),
-    (
-      "See benchmarks/results/long_ago.json.",
-      "long_ago.json, which is missing",
-    ),
+    ("See benchmarks/results/ago.json.", "ago.json, which is missing"),
   ],
 )
 def test_unknown_parts_and_records_are_rejected(text, words):

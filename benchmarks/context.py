@@ -53,8 +53,7 @@ def main(argv: Sequence[str]) -> None:
     for row in runs[-1]["contexts"]:
       print(workdir, "{min_context}: {bits:.4f}".format(**row), flush=True)
   if len({run["pattern"] for run in runs}) == len(runs):
-    for run in runs:
-      run["run"] = run["pattern"]
+    runs = [run | {"run": run["pattern"]} for run in runs]
   content = record.about("python -m benchmarks.context", sys.argv[1:])
   content |= dict(split=args.split, symbols=args.symbols, block=BLOCK)
   content |= dict(runs=runs)

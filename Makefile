@@ -11,6 +11,7 @@ RUN := runs/digits
 APART := .venv/apart
 TARGETS := .venv/targets
 DOCS := .venv/docs
+PEERS := .venv/peers
 
 .PHONY: quickstart test soak lint package docs tutorial bench accelerator \
   targets targets-test compiled results
@@ -64,7 +65,7 @@ results: .venv/installed
 	$(BIN)/python -m benchmarks.kernels --check
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
-bench: .venv/installed
+bench: .venv/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/attention.py
 
 # Checks the code on a GPU or TPU, and measures it there. JAX's packages for the
@@ -102,6 +103,11 @@ $(DOCS)/installed: requirements-docs.txt
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+# If it fails, attention is measured without peers.
+$(PEERS)/installed: benchmarks/requirements-peers.txt
+	-$(PYTHON) -m venv --clear $(PEERS) && $(PEERS)/bin/pip install --quiet \
+	  --disable-pip-version-check -r $< && touch $@
 
 .venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv

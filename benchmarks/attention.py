@@ -3,11 +3,12 @@
   python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
-separate processes, and only one of them computes at a time. The entries of a
+separate processes, new ones for each case, and only one of them computes at a
+time. The entries of a
 case are interleaved, one run per round; times are medians over the rounds.
-Torch and the other peers are installed into a separate environment, .peers,
-from requirements-peers.txt. It measures CPUs; `benchmarks.accelerator` measures
-GPUs and TPUs.
+Torch and the other peers are in a separate environment, which `make bench`
+installs from requirements-peers.txt; without it, only ours and JAX's run. It
+measures CPUs; `benchmarks.accelerator` measures GPUs and TPUs.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -27,20 +28,18 @@ import json
 import os
 import pathlib
 import platform
-import re
-import shutil
 import statistics
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import cases as cases_lib, report
-from sparse_transformer import machine as machine_lib, version
+from benchmarks import cases as cases_lib, record, report
+from benchmarks.accelerator.results import slug
+from sparse_transformer import machine, version
 
 HERE = pathlib.Path(__file__).resolve().parent
-PEERS = HERE / ".peers"
-REQUIREMENTS = HERE / "requirements-peers.txt"
+PEERS = record.REPO / ".venv" / "peers"
 
 
 class Process:
@@ -73,35 +72,22 @@ class Process:
     self.child.wait()
 
 
-def peers_python():
-  """The Python of the peers' environment, which is created if missing."""
-  python, marker = PEERS / "bin" / "python", PEERS / "installed"
-  if marker.exists() and marker.read_text() == REQUIREMENTS.read_text():
-    return python
-  say("installing the peers")
-  pip = python, "-m", "pip", "install", "-r", REQUIREMENTS
-  for command in (sys.executable, "-m", "venv", "--clear", PEERS), pip:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-      shutil.rmtree(PEERS, ignore_errors=True)
-      raise OSError((done.stderr or done.stdout).strip().rpartition("\n")[2])
-  (PEERS / ".gitignore").write_text("*\n")
-  marker.write_text(REQUIREMENTS.read_text())
-  return python
-
-
-def start_peers(install):
+def start_peers():
   """The peers' process, or None if they are not installed."""
   try:
-    if install or (PEERS / "installed").exists():
-      return Process(peers_python(), "peers.py")
+    if (PEERS / "installed").exists():
+      return Process(PEERS / "bin" / "python", "peers.py")
   except OSError as error:
     say(f"no torch peers: {error}")
   return None
 
 
-def measure(case, ours, peers):
-  """Runs a case and returns its rows, without peers if there are none."""
+def measure(case, rounds, ours, peers):
+  """Runs a case and returns its rows, without peers if there are none.
+
+  A case that is measured has its own rounds if `rounds` is 0.
+  """
+  rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:
     process = ours if entry.program in ("ours", "jax_nn") else peers
@@ -113,8 +99,8 @@ def measure(case, ours, peers):
     rows.append(row)
     index = row.pop("index", None)
     turns += [(row, process, index, x, []) for x in row.pop("passes", [])]
-  for i in range(case.rounds):
-    say(f"  round {i + 1} of {case.rounds}")
+  for i in range(rounds):
+    say(f"  round {i + 1} of {rounds}")
     for row, process, index, name, times in turns:
       answer = process("run", index=index, name=name)
       if "failed" in answer:
@@ -125,37 +111,31 @@ def measure(case, ours, peers):
     if times:
       row[name] = dict(median=statistics.median(times), rounds=times)
       row[name] |= dict(min=min(times), max=max(times))
-  for process in filter(None, (ours, peers)):
-    process("forget")
   return rows
 
 
-def run(ours, peers, cases):
+def run(cases, rounds, has_peers):
   """Runs the cases, and yields the results so far after each one."""
-  processes = {"jax": ours} | ({"torch": peers} if peers else {})
   results = {
-    "machine": {
-      "name": machine_lib.cpu_name(),
-      "cores": os.cpu_count(),
-      "threads": ours.about["threads"],
-    },
+    "machine": {"name": machine.cpu_name(), "cores": os.cpu_count()},
     "python": platform.python_version(),
-    "versions": {name: p.about["versions"] for name, p in processes.items()},
+    "versions": {},
     "commit": version.commit(),
     "rates": {"matmul": 0, "copy": 0, "exp": 0},
     "cases": {},
   }
   for name, case in cases.items():
     say(f"{name}: {case.title}")
+    ours = Process(sys.executable, "ours.py")
+    peers = start_peers() if has_peers else None
+    processes = {"jax": ours} | ({"torch": peers} if peers else {})
+    results["machine"]["threads"] = ours.about["threads"]
+    results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
     raise_rates(results["rates"], processes.values())
-    process = Process(sys.executable, "ours.py") if case.alone else ours
-    rows = measure(case, process, peers)
-    if case.alone:
+    rows = measure(case, rounds, ours, peers)
+    raise_rates(results["rates"], processes.values())
+    for process in processes.values():
       process.close()
-    else:
-      for row in rows:
-        row.pop("process_bytes", None)  # includes the cases before
-    raise_rates(results["rates"], processes.values())
     results["cases"][name] = {"title": case.title, "rows": rows}
     for known in results["cases"].values():  # the rates may have risen
       report.add_ratios(known["rows"], results["rates"])
@@ -186,17 +166,6 @@ def say(line):
   print(line, file=sys.stderr, flush=True)
 
 
-def choose(cases, names, rounds):
-  """The named cases, or all of them, with the given number of rounds."""
-  if unknown := set(names) - set(cases):
-    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  chosen = {name: cases[name] for name in names or cases}
-  for name, case in chosen.items():
-    if rounds and case.rounds:
-      chosen[name] = dataclasses.replace(case, rounds=rounds)
-  return chosen
-
-
 def parse():
   """The flags of the command line."""
   flags = argparse.ArgumentParser(
@@ -204,20 +173,13 @@ def parse():
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  flags.add_argument(
-    "--cases", default="", help="names, separated by commas; default: all"
-  )
+  names = "names, separated by commas; default: all"
+  flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
-  flags.add_argument(
-    "--no-peers", dest="peers", action="store_false", help="run without torch"
-  )
+  flags.add_argument("--no-peers", action="store_true", help="without torch")
   flags.add_argument("--threads", type=int, default=2)
   flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
-  flags.add_argument(
-    "--quick",
-    action="store_true",
-    help="one small case; peers only if installed; no JSON without --out",
-  )
+  flags.add_argument("--quick", action="store_true", help="one small case")
   return flags.parse_args()
 
 
@@ -226,31 +188,22 @@ def main():
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
-  ours = Process(sys.executable, "ours.py")
-  if ours.about["backend"] != "cpu":
-    sys.exit("this measures CPUs; on GPUs and TPUs: make accelerator")
   cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
-  cases = choose(
-    cases, list(filter(None, flags.cases.split(","))), flags.rounds
-  )
-  peers = start_peers(install=not flags.quick) if flags.peers else None
-  out = flags.out
-  for results in run(ours, peers, cases):
+  out, names = flags.out, [*filter(None, flags.cases.split(","))]
+  if unknown := set(names) - set(cases):
+    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
+  cases = {name: cases[name] for name in names or cases}
+  for results in run(cases, flags.rounds, has_peers=not flags.no_peers):
     if out is None and not flags.quick:
-      out = HERE / "results" / f"attention-{slug(results['machine'])}.json"
+      name = "{name} {threads} threads".format(**results["machine"])
+      out = record.FOLDER / f"attention-{slug(name)}.json"
     if out:
-      out.parent.mkdir(parents=True, exist_ok=True)
-      out.write_text(json.dumps(results, indent=1) + "\n")
+      record.write(out, results)
   show(results)
-  for process in filter(None, (ours, peers)):
-    process.close()
-
-
-def slug(machine):
-  """The machine's name in lowercase letters, digits and hyphens."""
-  text = "{name} {threads} threads".format(**machine).lower()
-  return "-".join(re.findall("[a-z0-9]+", text))
 
 
 if __name__ == "__main__":
-  main()
+  try:
+    main()
+  except OSError as error:
+    sys.exit(f"attention: {error}")

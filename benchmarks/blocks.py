@@ -8,14 +8,8 @@ import numpy as np
 def mean_and_error(values: np.ndarray, size: int) -> tuple[float, float | None]:
   """The mean of a row of values, and its standard error over blocks.
 
-  The last block may be shorter: means are weighted by the length of the block.
-
-  Args:
-    values: values of consecutive positions.
-    size: positions whose mean counts as one observation.
-
-  Returns:
-    The mean; the error, None if there are fewer than two blocks.
+  The last block of `size` values may be shorter, and weighs less. The error is
+  None if there are fewer than two blocks.
   """
   starts = np.arange(0, len(values), size)
   sums = np.add.reduceat(values.astype(np.float64), starts)

@@ -27,14 +27,7 @@ ALGEBRA = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A program that runs a pattern.
-
-  Attributes:
-    program: a key of the programs of `ours.py` or `peers.py`.
-    pattern: an expression for `patterns.parse`.
-    n: number of positions.
-    width: width of each head's queries, keys and values.
-  """
+  """A program of `ours.py` or `peers.py` that runs a pattern, an expression."""
 
   program: str
   pattern: str
@@ -47,17 +40,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries whose measurements are interleaved.
+  """Entries whose measurements are interleaved, in rounds.
 
-  Attributes:
-    rounds: measurements of each entry; 0 only checks the results.
-    alone: whether the case gets its own process, whose memory is reported.
+  Without rounds, only results are checked.
   """
 
   title: str
   entries: tuple[Entry, ...]
   rounds: int = 0
-  alone: bool = False
 
 
 def oracle():
@@ -66,67 +56,47 @@ def oracle():
   return *(str(pattern) for some in examples for pattern in some), *ALGEBRA
 
 
+def _entries(n, programs):
+  """Entries of one length, from {pattern: programs}."""
+  return tuple(Entry(x, p, n) for p in programs for x in programs[p])
+
+
 def cpu():
   """{name: case} for CPUs."""
+  both = ("ours", "flex_eager")
+  small = {
+    "Local(128)": ("ours", "local_attention", "flex"),
+    STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
+    "Causal()": ("ours", "sdpa", "jax_nn"),
+  }
+  peers = {
+    "Causal()": ("sdpa", "jax_nn"),
+    "Local(128)": ("local_attention", "flex"),
+    STRIDED(l=128): ("flex",),
+    FIXED: ("flex",),
+  }
+  large = dict.fromkeys(MEASURED, ("ours",))
+  growth = (Entry("ours", STRIDED(l=x), x**2) for x in (64, 128, 256, 512))
+  million = Entry("ours", STRIDED(l=1024), 2**20, heads=1)
   return {
     "oracle": Case(
       "FlexAttention as an oracle, n = 512",
-      tuple(
-        Entry(program, pattern, 512)
-        for pattern in oracle()
-        for program in ("ours", "flex_eager")
-      ),
+      _entries(512, dict.fromkeys(oracle(), both)),
     ),
-    "3072": Case(
-      "n = 3,072",
-      tuple(
-        Entry(program, pattern, 3072)
-        for pattern, programs in {
-          "Local(128)": ("ours", "local_attention", "flex"),
-          STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
-          "Causal()": ("ours", "sdpa", "jax_nn"),
-        }.items()
-        for program in programs
-      ),
-      7,
-    ),
+    "3072": Case("n = 3,072", _entries(3072, small), 7),
     "12288": Case(
-      "n = 12,288",
-      (
-        *(Entry("ours", pattern, 12_288) for pattern in MEASURED),
-        Entry("sdpa", "Causal()", 12_288),
-        Entry("jax_nn", "Causal()", 12_288),
-        Entry("local_attention", "Local(128)", 12_288),
-        *(
-          Entry("flex", pattern, 12_288)
-          for pattern in ("Local(128)", STRIDED(l=128), FIXED)
-        ),
-      ),
-      5,
+      "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
     ),
-    "growth": Case(
-      "growth with n, l = sqrt n",
-      tuple(
-        Entry("ours", STRIDED(l=root), root**2) for root in (64, 128, 256, 512)
-      ),
-      3,
-    ),
-    "million": Case(
-      "n = 1,048,576, one head",
-      (Entry("ours", STRIDED(l=1024), 2**20, heads=1),),
-      1,
-      alone=True,
-    ),
+    "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
+    "million": Case("n = 1,048,576, one head", (million,), 1),
   }
 
 
 def quick():
   """{name: case} for one small case."""
   programs = {
-    "ours": ("Local(64)", STRIDED(l=32)),
-    "jax_nn": ("Causal()",),
-    "sdpa": ("Causal()",),
-    "local_attention": ("Local(64)",),
+    "Local(64)": ("ours", "local_attention"),
+    STRIDED(l=32): ("ours",),
+    "Causal()": ("jax_nn", "sdpa"),
   }
-  entries = (Entry(x, p, 1024) for x in programs for p in programs[x])
-  return {"quick": Case("quick, n = 1,024", tuple(entries), 2)}
+  return {"quick": Case("quick, n = 1,024", _entries(1024, programs), 2)}

@@ -10,7 +10,6 @@ lowered again, and compiled again if it has changed; with --again, all are. With
 docs/accelerators.md for what that means.
 """
 
-import argparse
 import importlib
 import itertools
 
@@ -22,7 +21,6 @@ from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import catalogue, compilers, rendering
 from sparse_transformer.training import mesh
 
-RESULTS = record.FOLDER / "compiled.json"
 PRESETS = sorted(
   path.stem
   for path in (record.REPO / "configs").glob("*.py")
@@ -55,32 +53,6 @@ VARIANTS = (
 )
 
 
-def main() -> None:
-  args, names = _parse(), ("preset", "target")
-  if args.check:
-    record.check_code(RESULTS, names, code_of, "benchmarks.compiled")
-    return
-  everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
-  keys = [
-    (preset, target)
-    for preset, target in (*everything, *VARIANTS)
-    if preset.split()[0] in args.presets and target in args.targets
-  ]
-  results = record.measure_missing(
-    RESULTS, names, keys, compile_preset, args.again, code_of
-  )
-  print(table(results))
-
-
-def _parse():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
-  parser.add_argument("--targets", nargs="+", default=[*TARGETS, SIXTEEN_V5E])
-  parser.add_argument("--again", action="store_true")
-  parser.add_argument("--check", action="store_true", help="compile nothing")
-  return parser.parse_args()
-
-
 def code_of(preset: str, target: str) -> str:
   """The digest of what the report on a preset depends on."""
   del target  # the compilers' folder describes all
@@ -95,14 +67,9 @@ def config_of(preset: str) -> ConfigDict:
 
 
 def compile_preset(preset: str, name: str, old: dict) -> dict:
-  """The report on a preset.
+  """The report on a preset; the old one if that is on the same program.
 
   A batch that is too small for the mesh gets one sequence for each part.
-
-  Args:
-    preset: name of a config, and fields to change: "enwik8 model.remat=none".
-    name: what to compile for, as in --target.
-    old: the last report, which stays if it is on the same program.
   """
   target, config = catalogue.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
@@ -123,33 +90,22 @@ def table(results):
   titles = "preset", "target", "attention", "changed", "peak memory"
   rows = [(*titles, "launches", "collectives")]
   for report in results:
-    rows.append(
-      (f"`{report['preset']}`", f"`{report['target']}`", *_row(report))
-    )
+    (program,) = report["programs"]
+    cells = ["does not fit", *[""] * 3]
+    if program["compiles"] and program["fits"]:
+      changes = report.get("changes", {}).items()
+      kinds = program["collectives"].values()
+      count = sum(kind["count"] for kind in kinds)
+      moved = rendering.size(sum(kind["bytes"] for kind in kinds))
+      cells = [
+        ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-",
+        rendering.size(program["memory"]["peak"]),
+        f"{program['launches']:,}",
+        f"{count:,} ({moved})" if count else "-",
+      ]
+    names = f"`{report['preset']}`", f"`{report['target']}`"
+    rows.append((*names, program["executor"], *cells))
   return tables.markdown(rows)
-
-
-def _row(report):
-  (program,) = report["programs"]
-  if not program["compiles"] or not program["fits"]:
-    return program["executor"], "does not fit", *[""] * 3
-  count, moved = (
-    sum(kind[field] for kind in program["collectives"].values())
-    for field in ("count", "bytes")
-  )
-  return (
-    program["executor"],
-    _changes(report),
-    rendering.size(program["memory"]["peak"]),
-    f"{program['launches']:,}",
-    f"{count:,} ({rendering.size(moved)})" if count else "-",
-  )
-
-
-def _changes(report):
-  """The fields that were changed for the mesh."""
-  changes = report.get("changes", {}).items()
-  return ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-"
 
 
 def is_on_mesh(report: dict) -> bool:
@@ -180,4 +136,8 @@ def meshes(results):
 
 
 if __name__ == "__main__":
-  main()
+  everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
+  record.main_of_rows(
+    *("compiled", __doc__, ("preset", "target"), (*everything, *VARIANTS)),
+    *(compile_preset, table, code_of),
+  )

@@ -3,8 +3,7 @@
   python -m benchmarks.content [--length=N] [--rounds=N] [--only=TEXT] [--out=F]
 
 Batch 1, 4 heads of 64, float32, forward and backward, all gradients.
-`AdaptiveSpan` is compiled once, and run with several spans. See
-`turns.measure`.
+`AdaptiveSpan` is compiled once, and run with several spans.
 """
 
 import functools

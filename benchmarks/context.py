@@ -18,7 +18,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -26,9 +26,9 @@ from absl import flags
 from benchmarks import blocks, record
 from benchmarks.readme import figures
 from sparse_transformer import cli, config as config_lib, data
-
-if TYPE_CHECKING:
-  from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training import checkpoint, evaluate
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.run import in_float32
 
 BLOCK = 4_096  # symbols; longer ones would be few
 
@@ -38,8 +38,6 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if not (args.workdirs and args.out):
     raise ValueError("--workdirs and --out must be set; see --help")
-  if args.symbols < 1:
-    raise ValueError(f"--symbols={args.symbols} must be at least 1")
   try:
     contexts = [int(word) for word in args.min_context]
   except ValueError:
@@ -55,8 +53,7 @@ def main(argv: Sequence[str]) -> None:
     for row in runs[-1]["contexts"]:
       print(workdir, "{min_context}: {bits:.4f}".format(**row), flush=True)
   if len({run["pattern"] for run in runs}) == len(runs):
-    for run in runs:
-      run["run"] = run["pattern"]
+    runs = [run | {"run": run["pattern"]} for run in runs]
   content = record.about("python -m benchmarks.context", sys.argv[1:])
   content |= dict(split=args.split, symbols=args.symbols, block=BLOCK)
   content |= dict(runs=runs)
@@ -68,22 +65,7 @@ def main(argv: Sequence[str]) -> None:
 def score_run(
   workdir: str, split: str, contexts: Sequence[int], number: int
 ) -> dict[str, Any]:
-  """Bits of the same symbols of a split with each minimum context.
-
-  Args:
-    workdir: folder of a run, of which the last checkpoint is scored.
-    split: one of `data.SPLITS`.
-    contexts: minimum numbers of symbols before a scored one.
-    number: how many symbols to score.
-
-  Raises:
-    ValueError: the data are images, the split is too short, or a context is too
-      long for the run's windows.
-  """
-  from sparse_transformer.training import checkpoint
-  from sparse_transformer.training.experiment import Experiment
-  from sparse_transformer.training.run import in_float32
-
+  """Bits of `number` symbols of a split with each minimum context."""
   config = in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)
   source = experiment.source
@@ -123,15 +105,13 @@ def score_run(
 
 
 def bits_of(
-  experiment: "Experiment",
+  experiment: Experiment,
   params: Any,
   split: str,
   min_context: int,
   places: range,
 ) -> np.ndarray:
   """Bits of the symbols at consecutive places of a split, float64."""
-  from sparse_transformer.training import evaluate
-
   windows = experiment.source.windows(split, min_context)
   # Every window scores its last `step` positions, the first one all.
   step = experiment.source.length - min_context
@@ -169,7 +149,7 @@ if __name__ == "__main__":
   flags.DEFINE_list(
     "min_context", ["0", "256", "1024", "2048"], "Minimum contexts to compare."
   )
-  flags.DEFINE_integer("symbols", 65_536, "How many symbols are scored.")
+  flags.DEFINE_integer("symbols", 65_536, "How many are scored.", lower_bound=1)
   flags.DEFINE_enum("split", "test", data.SPLITS, "Split to score.")
   flags.DEFINE_string("out", None, "File of the record.")
   cli.run(main)

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import tokenize
-from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
@@ -68,18 +67,12 @@ def without_words(text: str) -> str:
     if token.type == tokenize.COMMENT:
       row, column = token.start
       lines[row - 1] = lines[row - 1][:column]
-  for node in _docstrings(ast.parse(text)):
-    for row in range(node.lineno - 1, node.end_lineno):
-      lines[row] = ""
+  for node in ast.walk(ast.parse(text)):
+    match node:  # a statement that is just a string
+      case ast.Expr(value=ast.Constant(value=str())):
+        for row in range(node.lineno - 1, node.end_lineno):
+          lines[row] = ""
   return "\n".join(line.rstrip() for line in lines if line.strip())
-
-
-def _docstrings(tree: ast.AST) -> Iterable[ast.Expr]:
-  """Statements that are just a string."""
-  for node in ast.walk(tree):
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-      if isinstance(node.value.value, str):
-        yield node
 
 
 def _digest(*texts: str) -> str:

@@ -4,7 +4,7 @@
 
 Each token passes through 2 experts, 256 to 1,024 to 256 wide, or through an MLP
 with twice the inner width; float32, forward and backward, all gradients. Those
-of experts include the choice by a router. See `turns.measure`.
+of experts include the choice by a router.
 """
 
 import functools

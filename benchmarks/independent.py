@@ -7,30 +7,18 @@ values in the training split, each counted once more than it occurs. Writes
 benchmarks/results/independent.json.
 """
 
-import pathlib
-import sys
-from collections.abc import Sequence
-
 import numpy as np
-from absl import flags
 
 from benchmarks import record
-from sparse_transformer import cli, data
+from sparse_transformer import data
 
 
-def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
-  cli.require("config")
-  args = flags.FLAGS
-  source = data.source(args.config.data)
+def score(source: data.Source) -> dict:
+  """Bits per dim of the test split."""
   train, test = (np.stack(list(source.examples(x))) for x in ("train", "test"))
   bits = bits_per_dim(train, test, source.vocab_size)
-  content = record.about("python -m benchmarks.independent", sys.argv[1:])
-  record.write(
-    pathlib.Path(args.out),
-    content | dict(unit=source.unit, images=len(test), test=bits),
-  )
   print(f"{bits:.4f} {source.unit}")
+  return dict(images=len(test), test=bits)
 
 
 def bits_per_dim(train_NL: np.ndarray, test_ML: np.ndarray, size: int) -> float:
@@ -43,7 +31,4 @@ def bits_per_dim(train_NL: np.ndarray, test_ML: np.ndarray, size: int) -> float:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string(
-    "out", str(record.FOLDER / "independent.json"), "File of the record."
-  )
-  cli.run_on_config(main)
+  record.main_on_data("independent", score)

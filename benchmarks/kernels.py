@@ -4,12 +4,11 @@
 
 Forward and backward pass of one layer with 8 heads, merged fixed or strided, in
 bfloat16, with one sequence on each device. Writes
-benchmarks/results/kernels.json, after each program, and prints tables. What was
-compiled from the same code is compiled again only with --again. Nothing is run:
-see docs/accelerators.md for what that means.
+benchmarks/results/kernels.json, after each program, and prints a table. What
+was compiled from the same code is compiled again only with --again. Nothing is
+run: see docs/accelerators.md for what that means.
 """
 
-import argparse
 import itertools
 
 from benchmarks import dependencies, record
@@ -17,7 +16,6 @@ from configs import enwik8
 from sparse_transformer import tables
 from sparse_transformer.targets import catalogue, compilers
 
-RESULTS = record.FOLDER / "kernels.json"
 NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
 TARGETS = "h100", "v5e", "v6e"
 PATTERNS = "fixed", "strided"
@@ -25,9 +23,8 @@ LENGTHS = 3_072, 12_288
 WIDTHS = (64, 64), (128, 128)
 FUSED = [
   (target, "auto", pattern, n, *widths)
-  for target, pattern, n, widths in itertools.product(
-    TARGETS, PATTERNS, LENGTHS, WIDTHS
-  )
+  for target in TARGETS
+  for pattern, n, widths in itertools.product(PATTERNS, LENGTHS, WIDTHS)
 ]
 # What plain XLA launches instead.
 PLAIN = [
@@ -36,20 +33,14 @@ PLAIN = [
 ]
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--again", action="store_true")
-  parser.add_argument("--check", action="store_true", help="compile nothing")
-  args, keys = parser.parse_args(), PLAIN + FUSED
-  if args.check:
-    record.check_code(RESULTS, NAMES, code_of, "benchmarks.kernels")
-    return
-  rows = record.measure_missing(
-    RESULTS, NAMES, keys, compile_attention, args.again, code_of
-  )
-  found = {tuple(r[name] for name in NAMES): r for r in rows}
-  print(memory_table(found))
-  print(launches_table(found))
+def table(rows: list[dict]) -> str:
+  """Launches and peak memory of each program."""
+  shown = *NAMES, "executor", "launches"
+  lines = [(*shown, "peak MiB")]
+  for row in rows:
+    cells = (str(row[name]) for name in shown)
+    lines.append((*cells, f"{row['peak_bytes'] / 2**20:.0f}"))
+  return tables.markdown(lines)
 
 
 def code_of(*key) -> str:
@@ -81,30 +72,7 @@ def compile_attention(
   )
 
 
-def memory_table(found: dict) -> str:
-  """Peak memory of fused attention on each target, in MiB."""
-  rows = [("pattern", "n", "K, E", *TARGETS)]
-  for pattern, n, widths in itertools.product(PATTERNS, LENGTHS, WIDTHS):
-    peaks = [
-      found[target, "auto", pattern, n, *widths]["peak_bytes"]
-      for target in TARGETS
-    ]
-    cells = (f"{peak / 2**20:.0f}" for peak in peaks)
-    rows.append((pattern, f"{n:,}", "{}, {}".format(*widths), *cells))
-  return tables.markdown(rows)
-
-
-def launches_table(found: dict) -> str:
-  """Launches on a GPU by each executor."""
-  rows = [("attention by", *PATTERNS)]
-  for backend in ("auto", "batched", "streamed"):
-    programs = [
-      found["h100", backend, pattern, 12_288, 64, 64] for pattern in PATTERNS
-    ]
-    cells = (f"{program['launches']:,}" for program in programs)
-    rows.append((f"`{programs[0]['executor']}`", *cells))
-  return tables.markdown(rows)
-
-
 if __name__ == "__main__":
-  main()
+  record.main_of_rows(
+    "kernels", __doc__, NAMES, PLAIN + FUSED, compile_attention, table, code_of
+  )

@@ -17,16 +17,13 @@ before them: "add" predicts them uniformly, "interpolated" by a lower order.
 Errors are over blocks of 16,384 bases. Writes benchmarks/results/markov.json.
 """
 
-import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from benchmarks import blocks, record
-from sparse_transformer import cli, data
+from sparse_transformer import data
 
 ORDERS = 2, 4, 8, 12
 AMOUNTS = [2.0**i for i in range(-10, 15)]
@@ -35,14 +32,11 @@ BLOCK = 16_384  # bases; of the errors, as in eval.py
 Splits = dict[str, np.ndarray]
 
 
-def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
-  cli.require("config")
-  args = flags.FLAGS
-  source = data.source(args.config.data)
+def score(source: data.Source) -> dict[str, Any]:
+  """Bits per base of each order and smoothing, with one strand and both."""
   if source.unit != "bits/base":
     raise ValueError(
-      f"data.name={args.config.data.name} is not DNA; use a config of fasta"
+      f"data of {source.unit} are not DNA; use a config of fasta"
     )
   splits = source.load()
   forward = splits["train"]
@@ -50,24 +44,16 @@ def main(argv: Sequence[str]) -> None:
   rows = [
     dict(strands=number, **row)
     for number in (1, 2)
-    for row in score(strands[:number], splits, source.vocab_size)
+    for row in _rows(strands[:number], splits, source.vocab_size)
   ]
-  content = record.about("python -m benchmarks.markov", sys.argv[1:])
-  content |= dict(unit=source.unit, rows=rows)
-  content |= dict(symbols={split: len(splits[split]) for split in data.SPLITS})
-  record.write(pathlib.Path(args.out), content)
+  symbols = {split: len(splits[split]) for split in data.SPLITS}
+  return dict(rows=rows, symbols=symbols)
 
 
-def score(
+def _rows(
   strands: Sequence[np.ndarray], splits: Splits, size: int
 ) -> Iterator[dict[str, Any]]:
-  """The scores of each order and smoothing.
-
-  Args:
-    strands: rows of symbols to count, uint8.
-    splits: rows of symbols to score, by the name of the split.
-    size: number of different symbols, V.
-  """
+  """The scores of models that count `size` different symbols in strands."""
   lower = {split: np.full(len(splits[split]), 1 / size) for split in SCORED}
   for order in range(max(ORDERS) + 1):
     counts = Counts(strands, order, size)
@@ -83,15 +69,9 @@ def score(
 
 
 class Counts:
-  """Counts of each symbol after each context of `order` symbols.
+  """Counts of each of `size` symbols in strands, after `order` others.
 
-  Args:
-    strands: rows of symbols to count.
-    order: number of symbols in a context, k.
-    size: number of different symbols.
-
-  Attributes:
-    contexts: the contexts that occur, as numbers in ascending order.
+  `contexts` are those that occur, as numbers in ascending order.
   """
 
   def __init__(self, strands: Sequence[np.ndarray], order: int, size: int):
@@ -129,9 +109,8 @@ def best(
 ) -> tuple[float, Splits]:
   """The best amount of smoothing on the validation split, and predictions.
 
-  Args:
-    found: n(context, symbol) and n(context) by split, see `Counts`.
-    lower: the predictions towards which counts are smoothed.
+  `found` are n(context, symbol) and n(context) by split, as `Counts` returns;
+  they are smoothed towards `lower`.
   """
 
   def smooth(split, amount):
@@ -148,19 +127,12 @@ def best(
 
 def bits(predictions: Splits) -> dict[str, Any]:
   """Bits per symbol of each split, and the error of the test split's."""
-  found = {
-    split: blocks.mean_and_error(-np.log2(p), BLOCK)
-    for split, p in predictions.items()
-  }
-  return dict(
-    validation=found["validation"][0],
-    test=found["test"][0],
-    standard_error=found["test"][1],
+  validation, test = (
+    blocks.mean_and_error(-np.log2(predictions[split]), BLOCK)
+    for split in SCORED
   )
+  return dict(validation=validation[0], test=test[0], standard_error=test[1])
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string(
-    "out", str(record.FOLDER / "markov.json"), "File of the record."
-  )
-  cli.run_on_config(main)
+  record.main_on_data("markov", score)

@@ -7,7 +7,7 @@ head of width 32, in float32, on CPU devices that XLA emulates on one host. As
 they share its cores, the time says nothing about several devices; the memory
 does. Then the memory of a compiled step at n = 16,384, which is not run, by the
 number of devices. Writes benchmarks/results/million.json, after each program,
-and prints a table. What is there already is not measured again.
+and prints a table. What is there already is measured again only with --again.
 """
 
 import os
@@ -15,45 +15,33 @@ import resource
 import sys
 import time
 
+import jax
+import numpy as np
+
+from benchmarks import record
+from configs import music_3m
+from sparse_transformer import tables
+from sparse_transformer.comparison import plan as comparison
+from sparse_transformer.targets.rendering import size
+from sparse_transformer.training.experiment import Experiment
+
 DEVICES = 8
 MILLION, SHORTER = (1_048_576, 1024), (16_384, 128)  # (length, stride)
 SPLITS = 1, 2, 4, 8
 NAMES = "n", "stride", "sequence"
 # Devices that share few cores wait long for each other.
 FLAGS = (
-  f"--xla_force_host_platform_device_count={DEVICES}",
   "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600",
   "--xla_cpu_collective_call_terminate_timeout_seconds=7200",
 )
 
 
-def main() -> None:
-  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
-  os.environ["JAX_PLATFORMS"] = "cpu"
-  from benchmarks import record
-
-  # First, as the peak of a process covers all that it has done.
-  keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
-  path = record.FOLDER / "million.json"
-  print(table(record.measure_missing(path, NAMES, keys, measure)))
-
-
 def measure(n: int, stride: int, sequence: int) -> dict:
   """Memory of a compiled step and, of the long one, of a process that runs it.
 
-  Args:
-    n: positions.
-    stride: of the pattern.
-    sequence: devices that positions are split over.
+  A sequence of n positions, with patterns of a stride, is split over
+  `sequence` devices.
   """
-  import jax
-  import numpy as np
-
-  from benchmarks import record
-  from configs import music_3m
-  from sparse_transformer.comparison import plan as comparison
-  from sparse_transformer.training.experiment import Experiment
-
   values = {
     "data.length": n,
     "data.columns": stride,
@@ -98,25 +86,21 @@ def measure(n: int, stride: int, sequence: int) -> dict:
 
 def table(rows: list[dict]) -> str:
   """Memory of a device and time, by length and number of devices."""
-  from sparse_transformer import tables
-  from sparse_transformer.targets.rendering import size
-
   titles = "n", "`mesh.sequence`", "arguments", "temporaries"
   lines = [(*titles, "process with all devices", "step")]
   for row in rows:
-    ran = "process_bytes" in row
-    lines.append(
-      (
-        f"{row['n']:,}",
-        f"{row['sequence']}",
-        size(row["arguments"]),
-        size(row["temporaries"]),
-        size(row["process_bytes"]) if ran else "not run",
-        f"{row['seconds']:,.0f} s" if ran else "not run",
-      )
-    )
+    sizes = size(row["arguments"]), size(row["temporaries"])
+    ran = "not run", "not run"
+    if "process_bytes" in row:
+      ran = size(row["process_bytes"]), f"{row['seconds']:,.0f} s"
+    lines.append((f"{row['n']:,}", f"{row['sequence']}", *sizes, *ran))
   return tables.markdown(lines)
 
 
 if __name__ == "__main__":
-  main()
+  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", DEVICES)
+  # The long one first: the peak of a process covers all that it has done.
+  keys = [(*MILLION, DEVICES), *((*SHORTER, split) for split in SPLITS)]
+  record.main_of_rows("million", __doc__, NAMES, keys, measure, table)

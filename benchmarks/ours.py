@@ -1,22 +1,30 @@
 """The process that runs the JAX contestants: our attention and jax.nn's."""
 
 import functools
-import gc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import worker
-from benchmarks.cases import Entry
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 
 
 def ours(entry):
   """Our attention, with the backend that `auto` chooses."""
+  pattern, n = worker.pattern_of(entry), entry.n
+  widths, platform = (entry.width, entry.width), registry.current_platform()
+  case = Case(entry.batch, n, entry.heads, *widths, entry.dtype, platform)
+  parts = [part for part in pattern.parts() if part.pairs(n)]
+  found = [registry.tiling("auto", case, part) for part in parts]
+  area = sum(count * tile**2 for _, tile, count in found)
   return _compile(
-    entry, functools.partial(attend, patterns=worker.pattern_of(entry))
+    entry,
+    functools.partial(attend, patterns=pattern),
+    executor=found[0][0],
+    computed_per_pair=area / pattern.pairs(n),
+    tiles=[tile for _, tile, _ in found],
   )
 
 
@@ -30,7 +38,7 @@ def jax_nn(entry):
   return _compile(entry, attention)
 
 
-def _compile(entry, attention):
+def _compile(entry, attention, **facts):
   def forward_backward(q, k, v, dout):
     out, vjp = jax.vjp(attention, q, k, v)
     return out, *vjp(dout)
@@ -38,46 +46,14 @@ def _compile(entry, attention):
   inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
   forward = jax.jit(attention).lower(*inputs[:3]).compile()
   both = jax.jit(forward_backward).lower(*inputs).compile()
-  first = lambda x: np.asarray(x[0], np.float64)
   return worker.Contestant(
     {
       "forward": lambda: jax.block_until_ready(forward(*inputs[:3])),
       "forward_backward": lambda: jax.block_until_ready(both(*inputs)),
     },
-    tuple(map(first, inputs)),
-    lambda outputs: [first(x) for x in outputs[:2]],
-    both.memory_analysis().temp_size_in_bytes,
+    lambda x: np.asarray(x[0], np.float64),
+    facts={"temp_bytes": both.memory_analysis().temp_size_in_bytes, **facts},
   )
-
-
-def tiles(entry):
-  """The executor of an entry, its tiles, and their area per pair."""
-  pattern, n = worker.pattern_of(entry), entry.n
-  case = Case(
-    batch=entry.batch,
-    length=n,
-    num_heads=entry.heads,
-    qk_width=entry.width,
-    value_width=entry.width,
-    dtype=entry.dtype,
-    platform=registry.current_platform(),
-  )
-  parts = [part for part in pattern.parts() if part.pairs(n)]
-  found = [registry.tiling("auto", case, part) for part in parts]
-  area = sum(count * tile**2 for _, tile, count in found)
-  return {
-    "executor": found[0][0],
-    "computed_per_pair": area / pattern.pairs(n),
-    "tiles": [tile for _, tile, _ in found],
-  }
-
-
-class Worker(worker.Worker):
-  def prepare(self, entry):
-    facts = super().prepare(entry)
-    if entry["program"] == "ours":
-      facts |= tiles(Entry(**entry))
-    return facts
 
 
 def rates():
@@ -104,17 +80,13 @@ def rates():
 
 
 def hello():
+  if jax.default_backend() != "cpu":
+    raise OSError("this measures CPUs; on GPUs and TPUs: make accelerator")
   return {
-    "backend": jax.default_backend(),
     "threads": worker.num_threads(),
     "versions": {"jax": jax.__version__, "numpy": np.__version__},
   }
 
 
-def forget():
-  jax.clear_caches()
-  gc.collect()
-
-
 if __name__ == "__main__":
-  Worker({"ours": ours, "jax_nn": jax_nn}, hello, rates, forget).serve()
+  worker.Worker((ours, jax_nn), hello, rates).serve()

@@ -1,7 +1,7 @@
 """The process that runs torch and the other peers, on a CPU."""
 
 import dataclasses
-import gc
+import functools
 import importlib.metadata
 import warnings
 
@@ -20,19 +20,18 @@ torch.set_num_threads(worker.num_threads())
 torch._dynamo.config.recompile_limit = 64
 
 
-def sdpa(entry):
-  if entry.pattern != "Causal()":
+def sdpa(entry, **mask):
+  if not mask and entry.pattern != "Causal()":
     raise ValueError(f"sdpa runs Causal() only, not {entry.pattern}")
+  mask = mask or {"is_causal": True}
   return _contestant(
-    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)
+    entry, functools.partial(F.scaled_dot_product_attention, **mask)
   )
 
 
 def sdpa_mask(entry):
   mask_LM = torch.from_numpy(worker.pattern_of(entry).matrix(entry.n).copy())
-  return _contestant(
-    entry, lambda *qkv: F.scaled_dot_product_attention(*qkv, attn_mask=mask_LM)
-  )
+  return sdpa(entry, attn_mask=mask_LM)
 
 
 def flex(entry):
@@ -73,14 +72,12 @@ def local_attention(entry):
 
 def _contestant(entry, attend, backward=True):
   """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
-  inputs = [
+  *qkv, dout = (
     torch.from_numpy(x).transpose(1, 2).contiguous()
     for x in worker.random_inputs(entry)
-  ]
-  *qkv, dout = inputs
+  )
   for x in qkv if backward else ():
     x.requires_grad_()
-  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
 
   @torch.no_grad()
   def forward():
@@ -93,11 +90,8 @@ def _contestant(entry, attend, backward=True):
   passes = {"forward": forward}
   if backward:
     passes["forward_backward"] = forward_backward
-  return worker.Contestant(
-    passes,
-    tuple(map(first, inputs)),
-    lambda outputs: [first(x) for x in outputs[:2]],
-  )
+  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
+  return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 
 def rates():
@@ -125,13 +119,6 @@ def hello():
   }
 
 
-def forget():
-  torch._dynamo.reset()
-  gc.collect()
-
-
 if __name__ == "__main__":
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
-  worker.Worker(
-    {program.__name__: program for program in programs}, hello, rates, forget
-  ).serve()
+  worker.Worker(programs, hello, rates).serve()

@@ -9,8 +9,6 @@ figures divided by `FLOPS` and `BANDWIDTH`, which are assumptions. Writes
 benchmarks/results/plan.json, and prints a table.
 """
 
-import sys
-
 from benchmarks import record
 from configs import music_152m
 from sparse_transformer import tables
@@ -36,13 +34,12 @@ CASES = (
 )
 
 
-def main() -> None:
+def measure() -> dict:
+  """What is assumed, and a plan of each case."""
   rows = [plan(pattern, axes) for pattern, axes in CASES]
-  content = record.about("python -m benchmarks.plan", sys.argv[1:])
-  assumed = dict(flops_per_second=FLOPS, bytes_per_second=BANDWIDTH)
-  path = record.FOLDER / "plan.json"
-  record.write(path, content | dict(assumed=assumed, rows=rows))
   print(table(rows))
+  assumed = dict(flops_per_second=FLOPS, bytes_per_second=BANDWIDTH)
+  return dict(assumed=assumed, rows=rows)
 
 
 def plan(pattern: str, axes: dict[str, int]) -> dict:
@@ -91,8 +88,10 @@ def table(rows: list[dict]) -> str:
   times = "compute, ms", "attention transfers, ms", "gradient sums, ms"
   lines = [(*titles, *times)]
   for row in rows:
-    received = "; ".join(
-      f"{x['part'].partition('(')[0]} {_of_layer(x)}" for x in row["parts"]
+    received = (
+      f"{x['part'].partition('(')[0]}"
+      f" {rendering.size(2 * x['forward'] + x['backward'])}"
+      for x in row["parts"]
     )
     names = "compute_seconds", "attention_seconds", "gradient_seconds"
     lines.append(
@@ -101,16 +100,12 @@ def table(rows: list[dict]) -> str:
         f"{row['devices']:,}",
         ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
         rendering.size(row["memory"]["total"]),
-        received,
+        "; ".join(received),
         *(f"{1e3 * row[name]:,.1f}" for name in names),
       )
     )
   return tables.markdown(lines)
 
 
-def _of_layer(part):
-  return rendering.size(2 * part["forward"] + part["backward"])
-
-
 if __name__ == "__main__":
-  main()
+  record.main("plan", __doc__, measure)

@@ -5,6 +5,7 @@ and `versions`, or a list of measurements that each say what they are of. The
 README's numbers come from records, see `benchmarks.readme`.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -14,19 +15,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sparse_transformer import atomic, machine, version
+from absl import flags
+
+from sparse_transformer import atomic, cli, data, machine, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
 
 
 def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
-  """What a record says about how it was made.
-
-  Args:
-    program: how the program was started: "python -m benchmarks.markov".
-    argv: its arguments.
-  """
+  """How a record was made: by a program ("python train.py") with arguments."""
   return dict(
     command=without_folders(f"{program} {shlex.join(argv)}".strip()),
     machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
@@ -46,6 +44,70 @@ def write(path: pathlib.Path, content: Any) -> None:
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def main(
+  name: str,
+  description: str,
+  measure: Callable[..., dict[str, Any]],
+  program: str = "python -m benchmarks.{}",
+  **defaults: Any,
+) -> None:
+  """Runs a benchmark as a command, and writes its record, or --out.
+
+  `measure` maps the flags, which `defaults` names, to the fields of the record.
+  The command is `program`, whose braces stand for the name.
+  """
+  parser = argparse.ArgumentParser(description=description)
+  for flag, default in defaults.items():
+    parser.add_argument(f"--{flag}", type=type(default), default=default)
+  parser.add_argument(
+    "--out", type=pathlib.Path, default=FOLDER / f"{name}.json"
+  )
+  args = vars(parser.parse_args())
+  out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
+  write(out, content | measure(**args))
+
+
+def main_on_data(
+  name: str, score: Callable[[data.Source], dict[str, Any]]
+) -> None:
+  """The same for a baseline, which scores the data of a config."""
+
+  def run(argv):
+    cli.check_arguments(argv)
+    cli.require("config")
+    args = flags.FLAGS
+    source = data.source(args.config.data)
+    content = about(f"python -m benchmarks.{name}", sys.argv[1:])
+    content |= dict(unit=source.unit) | score(source)
+    write(pathlib.Path(args.out), content)
+
+  out = str(FOLDER / f"{name}.json")
+  flags.DEFINE_string("out", out, "File of the record.")
+  cli.run_on_config(run)
+
+
+def main_of_rows(
+  name: str,
+  description: str,
+  names: tuple[str, ...],
+  keys: Iterable[tuple],
+  measure: Callable[..., dict[str, Any]],
+  table: Callable[[list[dict[str, Any]]], str],
+  code: Callable[..., str] | None = None,
+) -> None:
+  """Runs `measure_missing` on a record as a command, and prints its table."""
+  parser = argparse.ArgumentParser(description=description)
+  parser.add_argument("--again", action="store_true", help="measure all rows")
+  parser.add_argument("--only", default="", help="rows with this text")
+  parser.add_argument("--check", action="store_true", help="measure nothing")
+  args, path = parser.parse_args(), FOLDER / f"{name}.json"
+  if args.check and code:
+    check_code(path, names, code, f"benchmarks.{name}")
+    return
+  keys = [key for key in keys if args.only in " ".join(map(str, key))]
+  print(table(measure_missing(path, names, keys, measure, args.again, code)))
+
+
 def measure_missing(
   path: pathlib.Path,
   names: tuple[str, ...],
@@ -54,7 +116,7 @@ def measure_missing(
   again: bool = False,
   code: Callable[..., str] | None = None,
 ) -> list[dict[str, Any]]:
-  """Measures what a file does not have yet, so that a benchmark can resume.
+  """Measures what a record does not have yet, so that a benchmark can resume.
 
   Args:
     path: a record, a list, which is written after each measurement.
@@ -63,12 +125,8 @@ def measure_missing(
     measure: function of these values to the other fields.
     again: whether to repeat measurements that the file already has.
     code: function of these values to the digest of what a measurement depends
-      on. What was measured with other code is measured again: `measure` also
-      gets the old measurement, {} if there is none. Measurements have the
-      fields `code` and `commit` then.
-
-  Returns:
-    All measurements of the file, sorted by key.
+      on, which is recorded with the commit. Where it differs, the measurement
+      is repeated; `measure` also takes the old one, {} if there is none.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}
@@ -92,17 +150,12 @@ def check_code(
 ) -> None:
   """Exits with status 1 if a file has measurements of other code.
 
-  Args:
-    path, names, code: as in `measure_missing`.
-    program: the module that measures them again.
+  `program` is the module that repeats them; the rest as in `measure_missing`.
   """
   rows = atomic.read_json(path)
-  stale = [
-    key
-    for row in rows
-    if row.get("code") != code(*(key := [row[name] for name in names]))
-  ]
-  if stale:
+  keys = ([row[name] for name in names] for row in rows)
+  pairs = zip(rows, keys, strict=True)
+  if stale := [key for row, key in pairs if row.get("code") != code(*key)]:
     first = ", ".join(map(str, stale[0]))
     sys.exit(
       f"{path.name}: {len(stale)} of {len(rows)} rows were compiled from other"

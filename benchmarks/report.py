@@ -69,13 +69,7 @@ def table(rows):
   """All rows as text; times as median (min-max)."""
   titles = "program", "pattern", "n", "forward ms", "forward + backward ms"
   titles += "of peak", "speed-up/ideal", "computed/needed", "temp MiB", "errors"
-  lines = [titles, *map(_cells, rows)]
-  used = [  # columns that are empty in all rows are left out
-    i
-    for i in range(len(titles))
-    if any(len(line) > i and line[i] for line in lines[1:])
-  ]
-  return tables.align([[x[i] for i in used if i < len(x)] for x in lines])
+  return tables.align([titles, *map(_cells, rows)])
 
 
 def _cells(row):
@@ -83,18 +77,17 @@ def _cells(row):
   if "failed" in row:
     return *first, row["failed"]
   name = next((x for x in reversed(PASSES) if x in row), "")
-
-  def number(form, value):
-    return "" if value is None else form.format(value)
-
-  speedup = row.get("speedup", {}).get(name)
+  of_peak, speedup = (
+    row.get(field, {}).get(name) for field in ("of_peak", "speedup")
+  )
+  computed, size = row.get("computed_per_pair"), row.get("temp_bytes")
   return (
     *first,
     *(_spread(row[x]) if x in row else "" for x in PASSES),
-    number("{:.2f}", row.get("of_peak", {}).get(name)),
-    number("{:.2f}", speedup) + number("/{:.1f}", speedup and row["ideal"]),
-    number("{:.2f}", row.get("computed_per_pair")),
-    number("{:.0f}", (row.get("temp_bytes") or 0) / 2**20 or None),
+    f"{of_peak:.2f}" if of_peak else "",
+    f"{speedup:.2f}/{row['ideal']:.1f}" if speedup else "",
+    f"{computed:.2f}" if computed else "",
+    f"{size / 2**20:.0f}" if size else "",
     " ".join(f"{error:.0e}" for error in row.get("errors", [])),
   )
 

@@ -57,33 +57,30 @@ def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
 
 
 def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-  """The results in the files of a run.
-
-  Raises:
-    FileNotFoundError: it has not been evaluated.
-  """
+  """The results in the files of a run."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
   lines = metrics.read(workdir)
-  times = {
-    name: [x[name] for x in lines if name in x] for name in metrics.TIMES
-  }
   fields = "step", "bits_per_dim", *metrics.TIMES
-  path = record.without_folders(config.data.path)
+  most = {
+    name: max((x[name] for x in lines if name in x), default=None)
+    for name in ("step", *metrics.TIMES)
+  }
+  config = config.to_dict()
+  config["data"]["path"] = record.without_folders(config["data"]["path"])
   return dict(
-    seed=config.train.seed,
-    parameters=model.count_parameters(Experiment(config).model),
-    steps=max((line["step"] for line in lines), default=0),
-    **{name: max(values, default=None) for name, values in times.items()},
+    seed=config["train"]["seed"],
+    parameters=model.count_parameters(Experiment(ConfigDict(config)).model),
+    steps=most.pop("step") or 0,
+    **most,
     evaluations=[_without_lists(atomic.read_json(path)) for path in paths],
     validation=[
       {name: line[name] for name in fields if name in line}
       for line in lines
       if line["split"] == "validation"
     ],
-    config=config.to_dict()
-    | dict(data=config.data.to_dict() | dict(path=path)),
+    config=config,
   )
 
 

@@ -8,11 +8,9 @@ attention, which keeps and reads all keys. Without a cache, each symbol takes a
 pass over the entire sequence.
 """
 
-import argparse
 import pathlib
 import statistics
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +19,10 @@ from jax import lax
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import record
+from benchmarks import record, turns
 from configs import stdlib
 from sparse_transformer import model as model_lib
-from sparse_transformer.comparison import plan as comparison
+from sparse_transformer.comparison import plan
 from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
 
@@ -38,8 +36,8 @@ CASES = {
 }
 
 
-def network(expression, mode):
-  """The config of the network with a given pattern."""
+def prepare_network(expression, mode):
+  """The config and the initial parameters of a network with a pattern."""
   values = {
     "data.length": LENGTH,
     "model.num_layers": LAYERS,
@@ -50,18 +48,14 @@ def network(expression, mode):
     "attention.mode": mode,
     "attention.cycle": (),
   }
-  config = comparison.with_values(stdlib.get_config(), **values)
-  return Experiment(config).model
+  config = plan.with_values(stdlib.get_config(), **values)
+  model = Experiment(config).model
+  return model, jax.jit(lambda: model_lib.init_params(model, 0))()
 
 
-def init(config):
-  """Initial parameters."""
-  return jax.jit(lambda: model_lib.init_params(config, 0))()
-
-
-def prepare(config):
+def prepare(config, params):
   """(facts about the cache, {position: function that runs STEPS steps})."""
-  decoder, params = kv_cache.Decoder(config), init(config)
+  decoder = kv_cache.Decoder(config)
 
   def steps(params, state, first, tables):
     def step(state, inputs):
@@ -81,7 +75,6 @@ def prepare(config):
       state[0], symbols = run(params, state[0], np.int32(place), tables)
       jax.block_until_ready(symbols)
 
-    call()
     return call
 
   about = dict(
@@ -91,49 +84,35 @@ def prepare(config):
   return about, {place: at(place) for place in PLACES}
 
 
-def prepare_recompute(config):
+def prepare_recompute(config, params):
   """A function that computes a symbol by a pass over the entire sequence."""
-  params, apply = init(config), jax.jit(model_lib.make_apply(config))
+  apply = jax.jit(model_lib.make_apply(config))
   tokens = jnp.zeros((1, LENGTH), jnp.uint8)
-
-  def call():
-    jax.block_until_ready(apply(params, tokens))
-
-  call()
-  return call
+  return lambda: jax.block_until_ready(apply(params, tokens))
 
 
-def main():
-  flags = argparse.ArgumentParser(description=__doc__)
-  flags.add_argument("--rounds", type=int, default=7)
-  flags.add_argument(
-    "--out", type=pathlib.Path, default=record.FOLDER / "sampling.json"
-  )
-  flags = flags.parse_args()
-  results, calls = {}, {}
+def measure(rounds: int) -> dict:
+  """The cache of each case, and the seconds of a symbol."""
+  results, calls, symbols = {}, {}, {}
   for name, case in CASES.items():
-    config = network(*case)
-    results[name], at = prepare(config)
-    calls |= {(name, place): (call, STEPS) for place, call in at.items()}
+    network = prepare_network(*case)
+    results[name], at = prepare(*network)
+    calls |= {(name, place): call for place, call in at.items()}
     if name != "full cache":
-      calls[name, "no cache"] = prepare_recompute(config), 1
-  times = {key: [] for key in calls}
-  for _ in range(flags.rounds):
-    for key, (call, steps) in calls.items():
-      start = time.perf_counter()
-      call()
-      times[key].append((time.perf_counter() - start) / steps)
-  for (name, place), seconds in times.items():
-    results[name][f"seconds at {place}"] = statistics.median(seconds)
-  about = record.about("python benchmarks/sampling.py", sys.argv[1:])
-  record.write(flags.out, about | dict(cases=results))
+      calls[name, "no cache"] = prepare_recompute(*network)
+      symbols[name, "no cache"] = 1
+  for key, seconds in turns.seconds(calls, rounds).items():
+    name, place = key
+    median = statistics.median(seconds) / symbols.get(key, STEPS)
+    results[name][f"seconds at {place}"] = median
   for name, row in results.items():
     early, late = (1 / row[f"seconds at {place}"] for place in PLACES)
     print(
       f"{name}: {early:,.0f} symbols/s at 1,000, {late:,.0f} at 12,000; cache"
       f" {row['cache_bytes'] / 2**20:,.1f} MiB"
     )
+  return dict(cases=results)
 
 
 if __name__ == "__main__":
-  main()
+  record.main("sampling", __doc__, measure, "python benchmarks/{}.py", rounds=7)

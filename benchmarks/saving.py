@@ -7,10 +7,7 @@ and with one that they wait for, interleaved; wall time. The network is wide and
 its batches are small, so that the state is large for the time of a step.
 """
 
-import argparse
-import pathlib
 import statistics
-import sys
 import tempfile
 import time
 
@@ -26,19 +23,19 @@ STEPS = 10
 CASES = "none", "written meanwhile", "waited for"
 
 
-def experiment():
-  """Digits with a large network and small batches."""
+def measure(rounds: int) -> dict:
+  """Medians of the seconds of each case."""
   config = digits.get_config()
   config.model.width = 384
   config.train.batch_size = 4
-  return Experiment(config)
-
-
-def measure(run: Experiment, workdir: str, rounds: int) -> dict:
-  """Medians of the seconds of each case."""
+  run = Experiment(config)
   state, times = run.first_state(), {name: [] for name in CASES}
   done = 0
-  with Checkpoints(workdir, keep=1) as checkpoints, jax.set_mesh(run.mesh):
+  with (
+    tempfile.TemporaryDirectory() as workdir,
+    Checkpoints(workdir, keep=1) as checkpoints,
+    jax.set_mesh(run.mesh),
+  ):
     for _ in range(1 + rounds):  # the first one compiles
       for name in CASES:
         jax.block_until_ready(state)
@@ -53,13 +50,15 @@ def measure(run: Experiment, workdir: str, rounds: int) -> dict:
         jax.block_until_ready(state)
         times[name].append(time.perf_counter() - start)
         checkpoints.finish()
-  return dict(
+  result = dict(
     megabytes=sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6,
     steps=STEPS,
     seconds={
       name: round(statistics.median(x[1:]), 3) for name, x in times.items()
     },
   )
+  print(table(result))
+  return result
 
 
 def table(result: dict) -> str:
@@ -71,19 +70,5 @@ def table(result: dict) -> str:
   return tables.markdown(rows)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument(
-    "--out", type=pathlib.Path, default=record.FOLDER / "saving.json"
-  )
-  args = parser.parse_args()
-  content = record.about("python -m benchmarks.saving", sys.argv[1:])
-  with tempfile.TemporaryDirectory() as workdir:
-    result = measure(experiment(), workdir, args.rounds)
-  print(table(result))
-  record.write(args.out, content | result)
-
-
 if __name__ == "__main__":
-  main()
+  record.main("saving", __doc__, measure, rounds=5)

@@ -8,10 +8,18 @@ programs. Writes benchmarks/results/spread.json, after each program, and prints
 a table. What is there already is counted again only with --again.
 """
 
-import argparse
 import functools
 import itertools
-import os
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from benchmarks import record
+from sparse_transformer import patterns, tables
+from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.spread import traffic
+from sparse_transformer.targets import hlo
 
 HEADS, WIDTH, ITEM = 2, 16, 4
 LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
@@ -24,36 +32,11 @@ PLANNED = (
 )
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--again", action="store_true")
-  again = parser.parse_args().again
-  flag = f"--xla_force_host_platform_device_count={max(DEVICES)}"
-  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
-  from benchmarks import record
-
-  path = record.FOLDER / "spread.json"
-  keys = itertools.product(PATTERNS, LENGTHS, DEVICES)
-  rows = record.measure_missing(path, NAMES, keys, count, again)
-  print(table(rows))
-
-
-def pattern_of(name: str, n: int):
-  """A pattern, in the size of one length."""
-  from sparse_transformer import patterns
-
-  size, width = LENGTHS[n]
-  sizes = dict(Local=(size,), Block=(size,), Strided=(size,), BigBird=(64,))
-  return getattr(patterns, name)(*sizes.get(name, (size, width)))
-
-
 def count(name: str, n: int, devices: int) -> dict:
   """Bytes that a device receives, as planned and in programs."""
-  from sparse_transformer.attention import registry
-  from sparse_transformer.attention.contract import Case
-  from sparse_transformer.attention.spread import traffic
-
-  pattern = pattern_of(name, n)
+  size, width = LENGTHS[n]
+  sizes = dict(Summary=(size, width), BigBird=(64,))
+  pattern = getattr(patterns, name)(*sizes.get(name, (size,)))
   case = Case(1, n, HEADS, WIDTH, WIDTH, "float32", "cpu")
   executor = registry.EXECUTORS[registry.resolve("auto", case)]
   (said,) = traffic(executor, (pattern,) * HEADS, case, devices)
@@ -71,12 +54,6 @@ def count(name: str, n: int, devices: int) -> dict:
 
 def _compiled(pattern, n, devices, is_spread):
   """Bytes that a device receives in a compiled forward pass."""
-  import jax
-  from jax.sharding import AxisType, NamedSharding, PartitionSpec
-
-  from sparse_transformer.attention import attend
-  from sparse_transformer.targets import hlo
-
   mesh = jax.make_mesh(
     (devices,), ("sequence",), (AxisType.Auto,), devices=jax.devices()[:devices]
   )
@@ -84,9 +61,9 @@ def _compiled(pattern, n, devices, is_spread):
   split = NamedSharding(mesh, spec)
   x = jax.ShapeDtypeStruct((1, n, HEADS, WIDTH), "float32", sharding=split)
   if is_spread:
-    run = functools.partial(attend, patterns=pattern, spec=spec)
+    run = jax.jit(functools.partial(attend, patterns=pattern, spec=spec))
     with jax.set_mesh(mesh):
-      program = jax.jit(run).lower(x, x, x).compile()
+      program = run.lower(x, x, x).compile()
   else:  # without a mesh in context: only the compiler knows of devices
     run = functools.partial(attend, patterns=pattern)
     run = jax.jit(run, out_shardings=split)
@@ -96,29 +73,21 @@ def _compiled(pattern, n, devices, is_spread):
 
 def table(rows: list[dict]) -> str:
   """KiB that a device receives in a forward pass."""
-  from sparse_transformer import tables
-
-  names = (
-    "forward",
-    "backward",
-    "gather_of_keys_and_values",
-    "forward_by_the_compiler_alone",
-  )
-  titles = "forward", "backward", "all-gather of K and V", "compiler alone"
-  lines = [("pattern", "n", "devices", "keys move by", *titles)]
+  columns = {
+    "forward": "forward",
+    "backward": "backward",
+    "gather_of_keys_and_values": "all-gather of K and V",
+    "forward_by_the_compiler_alone": "compiler alone",
+  }
+  lines = [("pattern", "n", "devices", "keys move by", *columns.values())]
   for row in rows:
-    cells = (f"{row[name] / 1024:,.0f}" for name in names)
-    lines.append(
-      (
-        f"`{row['expression']}`",
-        f"{row['n']:,}",
-        str(row["devices"]),
-        row["keys"],
-        *cells,
-      )
-    )
+    about = f"`{row['expression']}`", f"{row['n']:,}", str(row["devices"])
+    cells = (f"{row[name] / 1024:,.0f}" for name in columns)
+    lines.append((*about, row["keys"], *cells))
   return tables.markdown(lines)
 
 
 if __name__ == "__main__":
-  main()
+  jax.config.update("jax_num_cpu_devices", max(DEVICES))
+  keys = itertools.product(PATTERNS, LENGTHS, DEVICES)
+  record.main_of_rows("spread", __doc__, NAMES, keys, count, table)

@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,18 +28,16 @@ class Contestant:
   Attributes:
     passes: "forward" and, if the program has one, "forward_backward": functions
       that return their outputs once all of them are computed.
-    inputs: q, k, v, dout of the first example, [n, heads, width], float64.
-    values: function from the outputs of the last pass to out and, after a
-      backward pass, dq, of the same shape and dtype as `inputs`.
-    temp_bytes: temporary memory of forward + backward.
+    first: function from an output to that of the first example,
+      [n, heads, width], in float64.
     pattern: what the program runs, if it differs from the entry's pattern.
+    facts: what else is known about it.
   """
 
   passes: dict[str, Callable]
-  inputs: tuple[np.ndarray, ...]
-  values: Callable
-  temp_bytes: int | None = None
+  first: Callable[[Any], np.ndarray]
   pattern: patterns.Pattern | None = None
+  facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def pattern_of(entry):
@@ -73,27 +72,19 @@ def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
   return np.stack(outs, 1), np.stack(dqs, 1)
 
 
-def errors(inputs, values, pattern):
+def errors(entry, pattern, found):
   """Largest absolute errors of out and, if there is a backward pass, of dq.
 
   Compares all rows up to n = 4,096, and 4M / n of them beyond.
   """
-  n = len(inputs[0])
-  num_rows = n if n <= 4096 else max(1, 2**22 // n)
-  rows = np.linspace(0, n - 1, num_rows).astype(int)
+  num_rows = entry.n if entry.n <= 4096 else max(1, 2**22 // entry.n)
+  rows = np.linspace(0, entry.n - 1, num_rows).astype(int)
+  inputs = (x[0].astype(np.float64) for x in random_inputs(entry))
   exact = reference(*inputs, pattern, rows)
   return [
     float(np.abs(value[rows] - truth).max())
-    for value, truth in zip(values, exact, strict=False)
+    for value, truth in zip(found, exact, strict=False)
   ]
-
-
-def warm_up(function):
-  """(outputs, seconds of a call after the first, which may take longer)."""
-  start = time.perf_counter()
-  outputs = function()
-  took = time.perf_counter() - start
-  return outputs, took if took > 1 else seconds(function)
 
 
 def seconds(function):
@@ -122,53 +113,47 @@ def num_threads():
 class Worker:
   """Answers requests by calling its methods by name.
 
-  Args:
-    programs: {name: function from an entry to a `Contestant`}.
-    hello: function that returns what this process runs on.
-    rates: function that measures matmul, copy and exp rates.
-    forget: function that drops compiled programs.
+  `programs` are functions from an entry to a `Contestant`. `hello` returns what
+  this process runs on, and `rates` its matmul, copy and exp rates.
   """
 
-  def __init__(self, programs, hello, rates, forget):
-    self.programs = programs
+  def __init__(self, programs, hello, rates):
+    self.programs = {program.__name__: program for program in programs}
     self.hello, self.rates = hello, rates
-    self._forget = forget
-    self.contestants, self.repeats = [], []
+    self.passes = []  # {name: (function, repeats)} of each contestant
 
   def prepare(self, entry):
     """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
-    pattern = contestant.pattern or pattern_of(entry)
-    took = {}
+    pattern = contestant.pattern
+    if pattern is None:
+      pattern = pattern_of(entry)
+    passes = {}
     for name, run in contestant.passes.items():
-      outputs, took[name] = warm_up(run)
-    facts = {"index": len(self.contestants), "passes": list(took)}
-    facts["temp_bytes"] = contestant.temp_bytes
+      start = time.perf_counter()
+      outputs = run()
+      took = time.perf_counter() - start
+      if took <= 1:  # a first call may take longer
+        took = seconds(run)
+      passes[name] = run, max(1, round(MIN_SECONDS / took))
+    self.passes.append(passes)
+    found = [contestant.first(x) for x in outputs[:2]]
     # Kilobytes on Linux: the peak of this process so far.
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    facts["process_bytes"] = usage.ru_maxrss * 1024
-    facts["pairs"] = pattern.pairs(entry.n)
-    values = contestant.values(outputs)
-    facts["errors"] = errors(contestant.inputs, values, pattern)
-    self.contestants.append(contestant)
-    self.repeats.append(
-      {name: max(1, round(MIN_SECONDS / s)) for name, s in took.items()}
-    )
-    return facts
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return contestant.facts | {
+      "index": len(self.passes) - 1,
+      "passes": list(passes),
+      "process_bytes": peak * 1024,
+      "pairs": pattern.pairs(entry.n),
+      "errors": errors(entry, pattern, found),
+    }
 
   def run(self, index, name):
     """Seconds of one pass, averaged over its repeats."""
-    run, repeats = self.contestants[index].passes[name], self.repeats[index]
-    total = seconds(lambda: [run() for _ in range(repeats[name])])
-    return {"seconds": total / repeats[name]}
-
-  def forget(self):
-    """Drops all compiled entries."""
-    self.contestants.clear()
-    self.repeats.clear()
-    self._forget()
-    return {}
+    run, repeats = self.passes[index][name]
+    total = seconds(lambda: [run() for _ in range(repeats)])
+    return {"seconds": total / repeats}
 
   def serve(self):
     """Answers requests until standard input ends."""

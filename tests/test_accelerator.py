@@ -1,7 +1,6 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import os
@@ -23,21 +22,14 @@ from benchmarks.accelerator import (
   sanitizer,
   summary,
 )
-from benchmarks.accelerator.parts import PARTS, RANKS, Settings
+from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.results import Results
 from sparse_transformer.attention import registry, triton
 from sparse_transformer.attention.contract import Case
 
 REPO = pathlib.Path(__file__).parents[1]
-DEVICE = {
-  "name": "Fake 9000",
-  "number": 1,
-  "platform": "cuda",
-  "python": "3",
-  "jax": "0",
-  "xla_flags": "",
-  "commit": None,
-}
+DEVICE = dict(name="Fake 9000", number=1, platform="cuda", python="3")
+DEVICE |= dict(jax="0", xla_flags="", commit=None)
 # A process with entries that end well, raise, end the process, and hang.
 FAKE = f"""
 import json, os, sys, time
@@ -168,7 +160,8 @@ def test_device_that_hangs_between_entries_is_left(tmp_path, monkeypatch):
   assert found["resume"]["last"].keys() == {"seconds"}
 
 
-def test_failure_of_one_part_leaves_the_others():
+def test_failure_of_one_part_leaves_the_others(monkeypatch):
+  monkeypatch.setitem(PARTS, "nothing", Part("nothing.entries"))
   settings = Settings(small=True)
   found = child.find(["setup", "nothing"], range(RANKS), settings)
   *_, (part, name) = found
@@ -221,21 +214,23 @@ def test_later_run_of_a_part_replaces_it_and_keeps_the_others(tmp_path):
 @pytest.mark.parametrize(
   "words, error",
   [
-    (["--out=/proc/x.json"], "/proc/x.json"),
+    ("--out=/proc/x.json", "/proc/x.json"),
+    ("--parts=setup,speed", "unknown part 'speed'; known: setup,"),
+    ("--minutes=0", "--minutes=0.0 must be positive"),
+    ("--parts=setup --out=/dev/null/x.json", "'/dev/null'"),
+    ("--out={}/list.json", "holds something else; name another file"),
     (
-      ["--parts=setup,speed"],
-      "unknown part 'speed'; known: setup,",
+      "--parts=correctness --executors=fast --out={}/x.json",
+      "accelerator: unknown executor 'fast'; known: ",
     ),
-    (["--minutes=0"], "--minutes=0.0 must be positive"),
-    (["--parts=setup", "--out=/dev/null/x.json"], "'/dev/null'"),
-    (["--out={}/list.json"], "holds something else; name another file"),
   ],
 )
 def test_bad_input_is_reported_in_one_line(words, error, tmp_path):
   (tmp_path / "list.json").write_text("[]")
-  done = command(*(word.format(tmp_path) for word in words))
+  done = command(*words.format(tmp_path).split())
   assert done.returncode == 1
-  assert len(done.stderr.splitlines()) == 1 and error in done.stderr
+  (line,) = done.stderr.splitlines()
+  assert error in line
 
 
 def test_small_run_finds_that_executors_are_correct(tmp_path):
@@ -248,68 +243,49 @@ def test_small_run_finds_that_executors_are_correct(tmp_path):
   text = out.read_text()
   assert str(REPO) not in text
   content = json.loads(text)
-  entries = content["parts"]["correctness"]["entries"].values()
-  assert {found["dtype"] for found in entries} == {
-    "float32",
-    "bfloat16",
-    "float16",
-  }
-  assert content["parts"]["correctness"]["small"]
-  assert content["device"]["platform"] == "cpu"
+  found = content["parts"]["correctness"]
+  dtypes = {entry["dtype"] for entry in found["entries"].values()}
+  assert dtypes == {"float32", "bfloat16", "float16"}
+  assert found["small"] and content["device"]["platform"] == "cpu"
 
 
-def _wrong(change):
-  """The faults found in `streamed` with its results changed."""
+# {what is wrong: (a result, its change, of which call and inputs)}
+WRONG = {
+  "": ("dv", lambda i, inputs, x: x),
+  r"error of dk 0.\d+, above 2e-05$": (
+    "dk",
+    lambda i, inputs, x: x.at[:, -1].set(0),
+  ),
+  "error of lse 0.0002, above 0.0001; ": ("lse", lambda i, inputs, x: x + 2e-4),
+  "out differ between two runs; out depends on keys outside the pattern": (
+    "out",
+    lambda i, inputs, x: x * (1 + 1e-6 * i),
+  ),
+  "out depends on keys outside the pattern$": (
+    "out",
+    lambda i, inputs, x: x + 1e-8 * inputs[2].sum(),
+  ),
+  "dv is not zero outside the pattern": ("dv", lambda i, inputs, x: x + 1e-20),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_results_are_found(words):
   from benchmarks.accelerator import correctness
 
   (*_, mix) = correctness.mixes(True, "float32").values()
-  mix = dataclasses.replace(mix, n=100)
-  run = lambda *x: laws.run(*x, mix.heads, "streamed", 0)
+  mix, calls = dataclasses.replace(mix, n=100), itertools.count()
+  name, change = WRONG[words]
+
+  def run(*inputs):
+    found = laws.run(*inputs, mix.heads, "streamed", 0)
+    results = dict(zip(laws.NAMES, found, strict=True))
+    results[name] = change(next(calls), inputs, results[name])
+    return [*results.values()]
+
   questions = correctness.ask(mix, "float32")
-  calls = itertools.count()
-  return correctness.examine(
-    lambda *inputs: change(next(calls), inputs, *run(*inputs)), questions
-  )[1]
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    (
-      lambda i, _, out, lse, dq, dk, dv: (
-        out,
-        lse,
-        dq,
-        dk.at[:, -1].set(0),
-        dv,
-      ),
-      r"error of dk 0.\d+, above 2e-05$",
-    ),
-    (
-      lambda i, _, out, lse, *grads: (out, lse + 2e-4, *grads),
-      r"error of lse 0.0002, above 0.0001; ",
-    ),
-    (
-      lambda i, _, out, *rest: (out * (1 + 1e-6 * i), *rest),
-      r"out differ between two runs; out depends on keys outside the pattern",
-    ),
-    (
-      lambda _, inputs, out, *rest: (out + 1e-8 * inputs[2].sum(), *rest),
-      r"out depends on keys outside the pattern$",
-    ),
-    (
-      lambda i, _, *results: (*results[:-1], results[-1] + 1e-20),
-      r"dv is not zero outside the pattern",
-    ),
-  ],
-)
-def test_wrong_results_are_found(change, words):
-  faults = _wrong(change)
-  assert re.match(words, "; ".join(faults))
-
-
-def test_right_results_are_not_faults():
-  assert _wrong(lambda i, inputs, *results: results) == []
+  _, faults = correctness.examine(run, questions)
+  assert re.match(words, "; ".join(faults)) and bool(faults) == bool(words)
 
 
 def test_long_mixes_split_the_lists_of_keys():
@@ -354,12 +330,10 @@ def test_report_of_the_sanitizer(text, found, tmp_path, monkeypatch):
   words = (tmp_path / "words").read_text().split()
   assert words[0] == "--tool=racecheck"
   assert words[-3:] == [*sanitizer.COMMAND]
-
-
-def test_sanitizer_that_is_not_installed_is_skipped(tmp_path, monkeypatch):
+  path.unlink()
   monkeypatch.setenv("PATH", str(tmp_path))
-  found = sanitizer.run("memcheck")
-  assert found == {"skipped": "compute-sanitizer is not installed"}
+  missing = {"skipped": "compute-sanitizer is not installed"}
+  assert sanitizer.run("memcheck") == missing
 
 
 @pytest.mark.soak
@@ -390,26 +364,16 @@ def test_command_ends_in_time_whatever_happens(parts, tmp_path, monkeypatch):
     assert entries and not any("failed" in x for x in entries.values())
 
 
-def test_unknown_executor_is_reported_in_one_line(tmp_path):
-  done = command(
-    "--parts=correctness", "--executors=fast", f"--out={tmp_path / 'x.json'}"
-  )
-  assert done.returncode == 1
-  assert done.stderr.startswith("accelerator: unknown executor 'fast'; known: ")
-  assert len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_have_entries_of_full_size(part):
-  module = importlib.import_module(f"benchmarks.accelerator.{part}")
-  ranks = [module.entries(Settings(), rank) for rank in range(RANKS)]
+  ranks = [child.entries_of(part, Settings(), rank) for rank in range(RANKS)]
   assert ranks[0]
   for entries in ranks:
     assert all(map(callable, entries.values()))
   if part == "attention":
-    for n, (stride, _) in module.SIZES.items():
-      for heads in module.mixes(stride, small=False).values():
-        assert len(heads) == module.HEADS
+    for n, (stride, _) in attention.SIZES.items():
+      for heads in attention.mixes(stride, small=False).values():
+        assert len(heads) == attention.HEADS
         for pattern in set(heads):
           pattern.check(n)
 

@@ -59,21 +59,21 @@ def test_independent_positions_score_the_entropy_of_their_values():
   assert bits == pytest.approx(entropy, abs=0.02)
 
 
-def write_fasta(path, bases):
-  path.write_text(">a\n" + "".join("ACGT"[base] for base in bases) + "\n")
+def score(baseline, config, data, out):
+  """The exit status of a command."""
+  return runs.command(
+    f"benchmarks/{baseline}.py",
+    f"--config={runs.REPO}/configs/{config}.py",
+    f"--config.data.path={data}",
+    f"--out={out}",
+  )
 
 
 def test_markov_models_find_the_chain_that_made_the_bases(tmp_path, capsys):
   data, out = tmp_path / "a.fasta", tmp_path / "out" / "markov.json"
   bases = dna(40_000)
-  write_fasta(data, bases)
-  status = runs.command(
-    "benchmarks/markov.py",
-    f"--config={runs.REPO}/configs/genome.py",
-    f"--config.data.path={data}",
-    f"--out={out}",
-  )
-  assert status == 0
+  data.write_text(">a\n" + "".join("ACGT"[base] for base in bases) + "\n")
+  assert score("markov", "genome", data, out) == 0
   record = json.loads(out.read_text())
   assert str(tmp_path) not in out.read_text()
   rows = {
@@ -99,13 +99,7 @@ def test_compressors_are_scored_alone_and_given_the_rest(tmp_path):
   data, out = tmp_path / "text.txt", tmp_path / "compressors.json"
   text = np.random.default_rng(0).integers(32, size=5_000).astype(np.uint8)
   data.write_bytes(text.tobytes() * 4)  # the test split repeats the rest
-  status = runs.command(
-    "benchmarks/compressors.py",
-    f"--config={runs.REPO}/configs/text_small.py",
-    f"--config.data.path={data}",
-    f"--out={out}",
-  )
-  assert status == 0
+  assert score("compressors", "text_small", data, out) == 0
   record = json.loads(out.read_text())
   assert record["symbols"] == 20_000 and record["test_symbols"] == 1_000
   rows = {row["compressor"]: row for row in record["rows"]}

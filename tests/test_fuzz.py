@@ -46,19 +46,15 @@ def mutate(rng, content):
   return bytes(content)
 
 
-def wav():
-  content = io.BytesIO()
-  with wave.open(content, "wb") as file:
+def archives():
+  """A WAV and a zip file."""
+  sound, archive = io.BytesIO(), io.BytesIO()
+  with wave.open(sound, "wb") as file:
     file.setparams((1, 2, 8000, 0, "NONE", ""))
     file.writeframes(bytes(range(198)))
-  return content.getvalue()
-
-
-def archive():
-  content = io.BytesIO()
-  with zipfile.ZipFile(content, "w") as file:
+  with zipfile.ZipFile(archive, "w") as file:
     file.writestr("a", "text" * 20)
-  return content.getvalue()
+  return sound.getvalue(), archive.getvalue()
 
 
 def decode(codec):
@@ -76,12 +72,13 @@ def parse(path):
       pattern.check(100)
 
 
+WAV, ZIP = archives()
 # {name: (content, what reads it)}
 FILES = {
   "x.fasta": (b">one\nACGTNRYacgt\n>two\nTTTT\n", decode(codecs.Fasta())),
-  "x.wav": (wav(), decode(codecs.Audio(12_000))),
+  "x.wav": (WAV, decode(codecs.Audio(12_000))),
   "text8": (b"some letters of text", decode(codecs.Letters())),
-  "x.zip": (archive(), files.read),
+  "x.zip": (ZIP, files.read),
   "x.gz": (gzip.compress(b"text" * 20), files.read),
   "x.bz2": (bz2.compress(b"text" * 20), files.read),
   "x.xz": (lzma.compress(b"text" * 20), files.read),
@@ -230,16 +227,14 @@ def damage(rng, folder):
   """Deletes, cuts, changes, adds or replaces a file or folder in a folder."""
   paths = sorted(folder.rglob("*"))
   path, other = rng.choice(paths), rng.choice(paths)
-  kind = rng.randrange(7)
+  kind, parent = rng.randrange(7), path if path.is_dir() else path.parent
   if kind < 2:
     path.unlink() if path.is_file() else shutil.rmtree(path)
     if kind:
       path.mkdir()
   elif kind == 2:
-    parent = path if path.is_dir() else path.parent
     (parent / rng.choice(("7", "notes", ".DS_Store", "-1", "3.tmp"))).mkdir()
   elif kind == 3:
-    parent = path if path.is_dir() else path.parent
     name = rng.choice(("5", "0", "notes", "lost+found", "config.json"))
     (parent / name).write_bytes(rng.randbytes(9))
   elif kind == 4 and not {path, other} & {*path.parents, *other.parents}:
@@ -264,12 +259,11 @@ def test_damaged_folder_of_a_run_is_used_or_is_a_one_line_error(
     run = shutil.copytree(trained, f"run{number}")
     for _ in range(rng.randrange(1, 4)):
       damage(rng, pathlib.Path(run))
-    word = f"--workdir={run}"
-    answer(capfd, "sparse_transformer/report.py", word)
-    if number % 3 == 0:
-      answer(capfd, "eval.py", word)
-    elif number % 3 == 1:
-      answer(capfd, "train.py", "--config=config.py", word)
-    else:
-      answer(capfd, "sparse_transformer/sample.py", word, "--num=1")
+    script, *words = (
+      ("eval.py",),
+      ("train.py", "--config=config.py"),
+      ("sparse_transformer/sample.py", "--num=1"),
+    )[number % 3]
+    answer(capfd, "sparse_transformer/report.py", f"--workdir={run}")
+    answer(capfd, script, f"--workdir={run}", *words)
     shutil.rmtree(run)

@@ -30,15 +30,8 @@ MAY_IMPORT = {
   "figures": {"tables", "rules", "patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention"},
-  "training": {
-    *LEAVES,
-    "config",
-    "patterns",
-    "data",
-    "figures",
-    "attention",
-    "model",
-  },
+  "training": LEAVES
+  | {"config", "patterns", "data", "figures", "attention", "model"},
   "targets": {"tables", "attention", "training"},
 }
 COMMANDS = "sample", "explain", "compare", "report"
@@ -93,6 +86,11 @@ def test_imports_between_packages_go_one_way():
   assert not upward, "\n".join(upward)
 
 
+def run_python(script, *words):
+  command = sys.executable, "-c", script, *words
+  return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+
+
 def loaded_by(*command):
   """The modules loaded when a command ends, and the completed process."""
   script = (
@@ -104,12 +102,7 @@ def loaded_by(*command):
     "elif kind == 'module': runpy.run_module(name, run_name='__main__')\n"
     "else: runpy.run_path(name, run_name='__main__')\n"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", script, *command],
-    cwd=REPO,
-    capture_output=True,
-    text=True,
-  )
+  done = run_python(script, *command)
   modules = set(done.stdout.rpartition("LOADED ")[2].split())
   assert "sys" in modules, done.stderr
   return modules, done
@@ -171,11 +164,11 @@ def test_every_imported_library_is_declared():
   normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
   declared = {normal(re.split(r"[\s>=<\[;]", line)[0]) for line in lines}
   distributions = importlib.metadata.packages_distributions()
-  missing = []
+  known, missing = {"sparse_transformer", *sys.stdlib_module_names}, []
   for path, tree in sources().items():
     for node, name in imported(tree):
       top = name.split(".")[0]
-      if top == "sparse_transformer" or top in sys.stdlib_module_names:
+      if top in known:
         continue
       if not declared & {normal(d) for d in distributions.get(top, [])}:
         missing.append(f"{where(path, node)}: {top} is not in requirements.txt")
@@ -204,10 +197,7 @@ def decorators(function):
 def test_public_functions_are_annotated():
   missing = []
   for path, owner, function in public_functions():
-    if function.name[0] == "_" and function.name not in (
-      "__init__",
-      "__call__",
-    ):
+    if re.match(r"_(?!_init__|_call__)", function.name):
       continue
     a = function.args
     arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
@@ -266,21 +256,18 @@ def name_of(page):
 
 
 def lines_of(page):
-  """(number, line, whether it is text, neither table nor code)."""
+  """(number, line) of the text, without tables and code."""
   in_code = False
   for number, line in enumerate(page.read_text().splitlines(), 1):
     if line.startswith("```"):
       in_code = not in_code
-    is_text = not in_code and not line.startswith(("```", "|"))
-    yield number, line, is_text
+    elif not in_code and line[:1] != "|":
+      yield number, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_is_wrapped_at_100_columns(page):
-  long = [
-    n for n, line, is_text in lines_of(page) if is_text and len(line) > 100
-  ]
-  assert long == []
+  assert [n for n, line in lines_of(page) if len(line) > 100] == []
 
 
 def links_of(page):
@@ -299,11 +286,8 @@ def links_of(page):
 
 def anchors_of(page):
   """What links to headings end in."""
-  titles = [
-    x[1:] for _, x, is_text in lines_of(page) if is_text and x[:1] == "#"
-  ]
-  plain = (re.sub(r"[^\w\s-]", "", x.strip("# ").lower()) for x in titles)
-  return {x.replace(" ", "-") for x in plain}
+  titles = (x.strip("# ").lower() for _, x in lines_of(page) if x[:1] == "#")
+  return {re.sub(r"[^\w\s-]", "", x).replace(" ", "-") for x in titles}
 
 
 @pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=name_of)
@@ -330,14 +314,13 @@ def test_pages_of_docs_link_up():
 def test_page_names_only_what_exists(page):
   text = page.read_text()
   scripts = re.findall(r"python ([\w/]+\.py)", text)
-  scripts += re.findall(r"\bconfigs/\w+\.py|\bbenchmarks/\w+\.py", text)
+  scripts += re.findall(r"\b(?:configs|benchmarks)/\w+\.py", text)
   scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
   missing = [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
   for module in re.findall(r"python -m ([\w.]+)(?<!NAME)", text):
     path = REPO / module.replace(".", "/")
-    if not (
-      path.with_suffix(".py").exists() or (path / "__main__.py").exists()
-    ):
+    files = path.with_suffix(".py"), path / "__main__.py"
+    if not any(file.exists() for file in files):
       missing.append(module)
   makefile = (REPO / "Makefile").read_text()
   for target in re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE):
@@ -390,16 +373,8 @@ def test_page_lists_the_catalogue_of_patterns(catalogue):
   "page", ["README.md", "docs/usage.md", "docs/architecture.md"]
 )
 def test_python_code_of_a_page_runs(page):
-  blocks = re.findall(
-    r"^```python\n(.*?)^```$",
-    (REPO / page).read_text(),
-    re.DOTALL | re.MULTILINE,
-  )
+  code = r"(?ms)^```python\n(.*?)^```$"
+  blocks = re.findall(code, (REPO / page).read_text())
   assert blocks
-  done = subprocess.run(
-    [sys.executable, "-c", "\n".join(blocks)],
-    cwd=REPO,
-    capture_output=True,
-    text=True,
-  )
+  done = run_python("\n".join(blocks))
   assert done.returncode == 0, done.stderr

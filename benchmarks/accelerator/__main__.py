@@ -36,7 +36,7 @@ from benchmarks.accelerator.parts import PARTS, Settings
 from benchmarks.accelerator.process import run_parts
 from benchmarks.accelerator.results import Results
 
-HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 
 def parse(argv):
@@ -47,46 +47,30 @@ def parse(argv):
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  flags.add_argument(
-    "--parts", default="", help="names, separated by commas; default: all"
-  )
-  flags.add_argument(
-    "--executors",
-    default="",
-    help="names of executors of attention, separated by commas; default: all",
-  )
-  flags.add_argument(
-    "--minutes", type=float, default=30, help="the most that all may take"
-  )
-  flags.add_argument(
-    "--data", default="", help="of train: a .npy file of images, or data.path"
-  )
+  names = "names, separated by commas; default: all"
+  minutes, data = "the most that all may take", "of train: a .npy file, or path"
+  flags.add_argument("--parts", default="", help=names)
+  flags.add_argument("--executors", default="", help=f"of attention: {names}")
+  flags.add_argument("--minutes", type=float, default=30, help=minutes)
+  flags.add_argument("--data", default="", help=data)
   flags.add_argument("--small", action="store_true", help="small sizes")
   flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
   return flags.parse_args(argv)
 
 
-def chosen(text):
-  """The parts with these names, separated by commas; all of them for ""."""
-  names = [name for name in text.split(",") if name] or list(PARTS)
-  for name in names:
-    if name not in PARTS:
-      raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
-  return [name for name in PARTS if name in names]
-
-
 def run(flags):
   """Runs the parts, and returns how many entries failed."""
-  names = chosen(flags.parts)
+  split = lambda text: tuple(filter(None, text.split(",")))
+  wanted = split(flags.parts) or PARTS
+  for name in wanted:
+    if name not in PARTS:
+      raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
   if not flags.minutes > 0:
     raise ValueError(f"--minutes={flags.minutes} must be positive")
-  settings = Settings(
-    small=flags.small,
-    executors=tuple(filter(None, flags.executors.split(","))),
-    minutes=flags.minutes,
-    data=flags.data,
-  )
-  results = Results(flags.out, HERE.parent / "results")
+  names = [name for name in PARTS if name in wanted]
+  executors = split(flags.executors)
+  settings = Settings(flags.small, executors, flags.minutes, flags.data)
+  results = Results(flags.out, RESULTS)
   run_parts(names, settings, results)
   print(f"{summary.text(results.content)}\n\nresults in {results.path}")
   return summary.failures(results.content, names)

@@ -18,6 +18,7 @@ import jax
 
 from benchmarks.accelerator import cases, timing
 from benchmarks.accelerator.parts import DENSE, RANKS, Settings
+from benchmarks.report import FLOPS
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
 
@@ -39,10 +40,6 @@ SMALL_EXPRESSIONS = {
 }
 TOO_SLOW = 10  # seconds of a forward pass
 FLEX, FLEX_SECONDS = "torch flex", 50  # the most that it may take, compiled
-# Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
-FLOPS = {"forward": 4, "forward_backward": 14}
-
-
 # Sizes and patterns that say most, which come first.
 FIRST = (
   "n = 12288, batch 4, local | strided",
@@ -63,20 +60,17 @@ def entries(settings: Settings, rank: int) -> dict:
     for title, heads in mixes(stride, settings.small).items()
   }
   first = {name: found[name] for name in FIRST if name in found}
+  programs = cases.executors(settings, rank)
+  if rank == 0:
+    titles = {"": [DENSE, *programs]}
+  else:
+    programs += [FLEX] * (rank == RANKS - 1)
+    titles = {f", {program}": [program] for program in programs}
   return {
-    title.format(name): functools.partial(measure, programs, *case)
-    for title, programs in _programs(settings, rank).items()
+    name + title: functools.partial(measure, programs, *case)
+    for title, programs in titles.items()
     for name, case in (first | found).items()
   }
-
-
-def _programs(settings, rank):
-  """{name of an entry: names of its programs} of a rank."""
-  names = cases.executors(settings, rank)
-  if rank == 0:
-    return {"{}": [DENSE, *names]}
-  others = [*names, FLEX] if rank == RANKS - 1 else names
-  return {f"{{}}, {name}": [name] for name in others}
 
 
 def mixes(stride: int, small: bool) -> dict:
@@ -107,11 +101,10 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
     "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
     "programs": {},
   }
-  if names == [FLEX]:
-    row = _flex(platform, batch, n, heads, found["dtype"])
-    found["programs"][FLEX] = row
-    return row if "skipped" in row else _with_rates(found)
   rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
+  if names == [FLEX]:
+    rows[FLEX] = row = _flex(platform, batch, n, heads, dtype)
+    return row if "skipped" in row else _with_rates(found)
   programs = {}
   for name in names:
     if name == DENSE:
@@ -122,7 +115,7 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
       programs[name] = functools.partial(cases.of_executor, name, heads)
   if not programs:
     return {"skipped": reason}
-  inputs = cases.random_inputs(batch, n, HEADS, widths, dtype)
+  inputs = cases.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   functions, warm = {}, {}
   for name, make in programs.items():
     rows[name] = _warm_up(name, make, inputs, functions, warm)
@@ -136,10 +129,7 @@ def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
 
 
 def _warm_up(name, make, inputs, functions, warm):
-  """Compiles a program; adds its passes to functions, and their times to warm.
-
-  Returns its row: these times, or why it failed.
-  """
+  """The row of a program: its times, which go to warm too, or why it failed."""
   row = {}
   try:
     for kind, run in make().items():
@@ -174,12 +164,9 @@ def _dense(batch, n, platform):
   needed, memory = 16 * batch * HEADS * n**2, machine.device_memory()
   if implementation == "xla" and memory and needed > memory / 2:
     raise ValueError(f"its scores would take {needed / 2**30:.3g} GiB")
+  attend = jax.nn.dot_product_attention
   return cases.passes(
-    functools.partial(
-      jax.nn.dot_product_attention,
-      is_causal=True,
-      implementation=implementation,
-    )
+    functools.partial(attend, is_causal=True, implementation=implementation)
   )
 
 

@@ -12,11 +12,7 @@ SLOW = REFERENCE, "streamed"  # on accelerators
 
 
 def executors(settings: Settings, rank: int | None = None) -> list[str]:
-  """The names of a rank that were asked for: what `auto` takes has rank 0.
-
-  Raises:
-    ValueError: a name is unknown.
-  """
+  """The names of a rank that were asked for: what `auto` takes has rank 0."""
   case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
   first = registry.resolve("auto", case)
   last = RANKS - 1
@@ -40,22 +36,15 @@ def unsupported(
   name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
-  platform = registry.current_platform()
-  case = Case(batch, n, heads, *widths, dtype, platform)
+  case = Case(batch, n, heads, *widths, dtype, registry.current_platform())
   executor = dense if name == REFERENCE else registry.EXECUTORS[name]
   return executor.unsupported(case)
 
 
-def random_inputs(
-  batch: int, n: int, heads: int, widths: tuple, dtype: str
-) -> list[jax.Array]:
+def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
   """q, k, v and the cotangent of the output."""
-  k, e = widths
   keys = jax.random.split(jax.random.key(0), 4)
-  return [
-    jax.random.normal(key, (batch, n, heads, width), jnp.dtype(dtype))
-    for key, width in zip(keys, (k, k, e, e), strict=True)
-  ]
+  return [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]
 
 
 def passes(attention) -> dict:

@@ -11,6 +11,7 @@ standard output is an object with one of the keys
   failed: why nothing can run.
 """
 
+import functools
 import gc
 import importlib
 import json
@@ -29,6 +30,8 @@ def main():
 
   def say(**values):
     print(json.dumps(values), file=answers, flush=True)
+
+  import jax
 
   from benchmarks.accelerator import setup
 
@@ -56,35 +59,36 @@ def main():
       return  # the rest runs in a new process
     if "failed" in found and not setup.device_works():
       return  # so that the next entry does not fail for this one's reason
-    forget()
+    jax.clear_caches()
+    gc.collect()
 
 
 def find(parts, ranks, settings):
-  """{(part, entry): function}, by rank; of a part that fails, one that says so.
-
-  Raises:
-    ValueError: a setting is invalid.
-  """
+  """{(part, entry): function}, by rank; one that fails for a part that does."""
   found, broken = {}, set()
   for rank in ranks:
     for part in parts:
       try:
-        module = importlib.import_module(f"benchmarks.accelerator.{part}")
-        entries = module.entries(settings, rank)
+        entries = entries_of(part, settings, rank)
       except ValueError:
         raise
       except Exception as error:  # a package is missing, for example
-        entries = {} if part in broken else {START: _raises(error)}
+        fail = functools.partial(_raise, error)
+        entries = {} if part in broken else {START: fail}
         broken.add(part)
       found |= {(part, name): run for name, run in entries.items()}
   return found
 
 
-def _raises(error):
-  def run(record):
-    raise error
+def entries_of(part, settings, rank):
+  """{entry: function} of a part and a rank."""
+  module, name = PARTS[part].entries.split(".")
+  module = importlib.import_module(f"benchmarks.accelerator.{module}")
+  return getattr(module, name)(settings, rank)
 
-  return run
+
+def _raise(error, record):
+  raise error
 
 
 def attempt(run, record):
@@ -95,14 +99,6 @@ def attempt(run, record):
     # The status of XLA's errors, on all platforms.
     no_memory = "RESOURCE_EXHAUSTED" in str(error)
     return {"skipped" if no_memory else "failed": one_line(error)}
-
-
-def forget():
-  """Drops compiled programs and arrays."""
-  import jax
-
-  jax.clear_caches()
-  gc.collect()
 
 
 def one_line(error):

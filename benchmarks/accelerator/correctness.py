@@ -92,15 +92,11 @@ Results = list[np.ndarray]  # out, lse, dq, dk, dv
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-  """What an entry runs.
+  """What an entry runs: the pattern of each head, n positions, and widths.
 
-  Attributes:
-    heads: the pattern of each head.
-    n: number of positions.
-    widths: of queries and keys, and of values.
-    num_rows: rows of each head that are isolated, see `Questions`.
-    is_sampled: whether only those rows are compared, and as many keys; if not,
-      all are.
+  `widths` are those of queries and keys, and of values. `num_rows` rows of each
+  head are isolated, see `Questions`; if `is_sampled`, only they are compared,
+  and as many keys.
   """
 
   heads: tuple[patterns.Pattern, ...]
@@ -115,15 +111,14 @@ class Questions:
   """Inputs of a mix, and what is known about the results.
 
   Attributes:
-    mix: the patterns and their sizes.
     inputs: q, k, v, dout and dlse [B, n, H, ...], as `laws.run` takes them.
     rows: int [H, rows], the isolated rows of each head.
     seen: bool [n, H], the keys that an isolated row sees.
     isolated: `inputs` with cotangents on isolated rows only, and other values
       wherever these rows must not look.
-    of_rows: results in float64 for `isolated`: out, lse and dq on the isolated
-      rows [B, rows, H, ...], dk and dv of all keys.
-    of_all: results in float64 for `inputs`; None if the mix is sampled.
+    of_rows: float64 results for `isolated`: out, lse and dq of these rows
+      [B, rows, H, ...], dk and dv of all keys.
+    of_all: float64 results for `inputs`; None if the mix is sampled.
   """
 
   mix: Mix
@@ -146,9 +141,8 @@ def entries(settings: Settings, rank: int) -> dict:
       if name not in first:
         chosen = [x for x in chosen if not x[1].is_sampled][::step]
       for title, mix in chosen:
-        found[f"{name}, {dtype}, {title}"] = functools.partial(
-          _entry, name, mix, dtype
-        )
+        run = functools.partial(check, name, mix, dtype)
+        found[f"{name}, {dtype}, {title}"] = run
   if rank == 1 and "triton" in first:
     found = sanitizer.entries() | found
   return found
@@ -183,13 +177,9 @@ def _parse(texts):
   return tuple(patterns.parse(text)[0][0] for text in texts)
 
 
-def _entry(name, mix, dtype, record):
-  del record
-  return check(name, mix, dtype)
-
-
-def check(name: str, mix: Mix, dtype: str) -> dict:
+def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   """What an executor gets wrong, as the result of an entry."""
+  del record
   sizes = len(SCORES), mix.n, len(mix.heads), mix.widths
   if reason := cases.unsupported(name, *sizes, dtype):
     return {"skipped": reason}
@@ -215,14 +205,7 @@ def ask(mix: Mix, dtype: str) -> Questions:
   inputs = _draw(mix, dtype, rng)
   rows, seen = _choose_rows(mix, rng)
   isolated = _isolate(inputs, rows, seen)
-  of_all = None
-  if not mix.is_sampled:
-    of_all = _by_head(
-      lambda i, *arrays: laws.reference_of_mask(
-        mix.heads[i].matrix(mix.n), *arrays
-      ),
-      *inputs,
-    )
+  of_all = None if mix.is_sampled else laws.reference(*inputs, mix.heads)
   of_rows = _by_head(
     lambda i, *arrays: _reference_of_rows(mix.heads[i], rows[i], *arrays),
     *isolated,
@@ -233,17 +216,12 @@ def ask(mix: Mix, dtype: str) -> Questions:
 def examine(
   run: Callable[..., Any], questions: Questions
 ) -> tuple[dict[str, float], list[str]]:
-  """The errors of an attention, and what is wrong with it.
+  """The errors of an attention, and lines that say what is wrong with it.
 
-  Args:
-    run: maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
-      for rows without keys. It is called three times with the same shapes.
-    questions: what to run, and what must come out.
-
-  Returns:
-    The largest error of each array, relative to the largest value of its head,
-    or absolute for lse, over the factor in `ALLOWED`. And lines that say what
-    is wrong, none if all is right.
+  `run` maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
+  for rows without keys. It is called three times with the same shapes. Errors
+  are relative to the largest value of a head, or absolute for lse, over the
+  factor in `ALLOWED`.
   """
   dtype = questions.inputs[0].dtype.name
   with jax.default_matmul_precision(PRECISION.get(dtype)):
@@ -384,11 +362,8 @@ def _effects_outside(questions, first, isolated):
   _, _, dq, dk, dv = isolated
   others = np.ones(seen.shape, bool)
   np.put_along_axis(others, rows.T, False, axis=0)
-  for name, x, where in (
-    ("dq", dq, others),
-    ("dk", dk, ~seen),
-    ("dv", dv, ~seen),
-  ):
+  unseen = ("dq", dq, others), ("dk", dk, ~seen), ("dv", dv, ~seen)
+  for name, x, where in unseen:
     if x[:, where].any():
       faults.append(f"{name} is not zero outside the pattern")
   # There, no weight is so small that it would be rounded to zero.

@@ -5,7 +5,6 @@ In a separate process: JAX and torch do not share memory well.
 
 import json
 import sys
-import time
 
 import torch
 from torch.nn.attention import flex_attention as flex_lib
@@ -15,7 +14,7 @@ from sparse_transformer import patterns
 
 
 def passes(request):
-  """{name: function that returns once it has run}."""
+  """{name: function of a pass}."""
   ((pattern,),) = patterns.parse(request["text"])
   n, dtype = request["n"], getattr(torch, request["dtype"])
   # Compiled: otherwise it takes several arrays of n x n int64.
@@ -40,28 +39,13 @@ def passes(request):
   return {"forward": forward, "forward_backward": forward_backward}
 
 
-def measure(run):
-  """The spread of its times over some rounds."""
-
-  def seconds(repeats):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-      run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
-
-  seconds(1)  # compiles
-  warm = seconds(1)
-  repeats = max(1, min(500, round(timing.MIN_SECONDS / warm)))
-  return timing.spread([seconds(repeats) for _ in range(timing.ROUNDS)])
-
-
 def main():
   found = {}
+  wait = lambda _: torch.cuda.synchronize()
   for name, run in passes(json.loads(sys.argv[1])).items():
     try:
-      found[name] = measure(run)
+      warm = timing.warm_up(run, wait)
+      found |= timing.interleave({name: run}, {name: warm}, wait)
     except Exception as error:
       found["failed"] = " ".join(str(error).split())[:300]
   print(json.dumps(found))

@@ -1,10 +1,10 @@
 """The parts by name, what they are asked for, and the order of their entries.
 
-A part is a module with a function `entries(settings, rank)`, which returns
-{name: function(record)} of one rank, the most valuable first. The function of
-an entry returns what it found as a dictionary of JSON values. On the way, it
-may call `record` with what it has found so far, which is kept if it does not
-come to its end.
+A part is a function `entries(settings, rank)`, which returns {name:
+function(record)} of one rank, the most valuable first. The function of an entry
+returns what it found as a dictionary of JSON values. On the way, it may call
+`record` with what it has found so far, which is kept if it does not come to its
+end.
 
 What an entry found is a failure if it has the key "failed", whose value says
 why. One with "skipped" could not run here, and is none.
@@ -23,6 +23,7 @@ class Part:
   """How the entries of a part run.
 
   Attributes:
+    entries: "module.function"; the module is loaded in the part's process only.
     seconds: the most that an entry may take.
     alone: whether each entry has a process to itself, so that the peak of the
       device's memory is the entry's.
@@ -30,6 +31,7 @@ class Part:
       only.
   """
 
+  entries: str
   seconds: float = 60
   alone: bool = False
   exact: bool = False
@@ -37,13 +39,14 @@ class Part:
 
 # In the order in which they run.
 PARTS = {
-  "setup": Part(exact=True),  # as `correctness`, so that they share a process
-  "correctness": Part(exact=True),
-  "attention": Part(),
-  "presets": Part(seconds=240, alone=True),
-  "train": Part(seconds=7 * 60, alone=True),
-  "determinism": Part(seconds=120, exact=True),
-  "resume": Part(seconds=120, exact=True),
+  # As `correctness`, so that they share a process.
+  "setup": Part("setup.entries", exact=True),
+  "correctness": Part("correctness.entries", exact=True),
+  "attention": Part("attention.entries"),
+  "presets": Part("presets.entries", seconds=240, alone=True),
+  "train": Part("train.entries", seconds=7 * 60, alone=True),
+  "determinism": Part("training.determinism", seconds=120, exact=True),
+  "resume": Part("training.resume", seconds=120, exact=True),
 }
 
 
@@ -54,10 +57,8 @@ class Settings:
   Attributes:
     small: whether to use small sizes.
     executors: names of the executors of attention to run; () for all.
-    minutes: the most that all parts together may take; for a process, what is
-      left of that.
-    data: for `train`: a .npy file of images, or the `data.path` of the config;
-      "" for the default place of the data set.
+    minutes: the most that all parts, or those of a process, may take.
+    data: of `train`: a .npy file of images, or the `data.path` of the config.
   """
 
   small: bool = False
@@ -80,8 +81,6 @@ def schedule(
 
   >>> list(schedule(["setup", "correctness"]))
   [(('setup', 'correctness'), (0, 1, 2))]
-  >>> [(parts, ranks) for parts, ranks in schedule(["setup", "train"])][:2]
-  [(('setup',), (0,)), (('train',), (0,))]
   """
   kind = lambda name: (PARTS[name].alone, PARTS[name].exact)
   groups = [tuple(found) for _, found in itertools.groupby(names, kind)]

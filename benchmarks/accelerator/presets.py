@@ -25,29 +25,31 @@ STEP_ROUNDS, ROUND_SECONDS = 5, 1.0
 
 def entries(settings: Settings, rank: int) -> dict:
   """One for each config, the paper's first, and then with other `remat`s."""
-  if settings.small:
-    small = training.SMALL["digits"]
-    remats = [("none",), ("block",), ()][rank]
-    return {
-      f"digits, {remat}": functools.partial(measure, "digits", remat, small)
-      for remat in remats
-    }
+  changes = training.SMALL["digits"] if settings.small else {}
+  return {
+    f"{name}, {remat}" if remat else name: functools.partial(
+      measure, name, remat, changes
+    )
+    for name, remat in _chosen(settings.small, rank)
+  }
+
+
+def _chosen(small, rank):
+  """(name of a config, its `remat`, or "" for the config's) of a rank."""
+  if small:
+    return [("digits", remat) for remat in ("none", "block")[rank : rank + 1]]
   if rank == 0:
-    return {name: functools.partial(measure, name, "", {}) for name in FIRST}
+    return [(name, "") for name in FIRST]
   if rank == 1:
     names = sorted(path.stem for path in FOLDER.glob("*.py"))
     others = dict.fromkeys([*PAPER, *names])
-    return {
-      name: functools.partial(measure, name, "", {})
-      for name in others
-      if name not in (*FIRST, "default")
-    }
-  return {
-    f"{name}, {remat}": functools.partial(measure, name, remat, {})
+    return [(name, "") for name in others if name not in (*FIRST, "default")]
+  return [
+    (name, remat)
     for name in PAPER
     for remat in rules.REMATS
     if remat != training.load(name).config.model.remat
-  }
+  ]
 
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:
@@ -58,15 +60,20 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
   experiment = training.load(name, **changes)
   config, model = experiment.config, experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
+  batch, start = training.random_tokens(experiment, 0), time.perf_counter()
   with jax.set_mesh(experiment.mesh):
-    update, compile_seconds = _compile(experiment)
+    update = experiment.update.lower(experiment.like, batch).compile()
+  plan = update.memory_analysis()
   found = {
     "batch": config.train.batch_size,
     "accumulation": config.train.accumulation,
     "dtype": model.dtype,
     "remat": model.remat,
-    "compile_seconds": compile_seconds,
-    "compiled_bytes": _planned(update.memory_analysis()),
+    "compile_seconds": time.perf_counter() - start,
+    "compiled_bytes": plan.argument_size_in_bytes
+    + plan.output_size_in_bytes
+    + plan.temp_size_in_bytes
+    - plan.alias_size_in_bytes,
   }
   record(found)
   memory = machine.device_memory()
@@ -75,7 +82,7 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
     return found | {
       "skipped": "a device needs {:.1f} of its {:.1f} GiB".format(*sizes)
     }
-  found["step"] = _time_steps(experiment, update)
+  found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")
   tokens = config.train.batch_size * model.length
@@ -86,10 +93,7 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
 
 
 def needed(name: str) -> dict:
-  """Changes with which the memory of this GPU is enough, as it was compiled.
-
-  {} if that is not known.
-  """
+  """Changes with which this GPU's memory is enough, as compiled; else {}."""
   memory = machine.device_memory()
   if registry.current_platform() != "cuda" or not memory:
     return {}
@@ -107,28 +111,8 @@ def needed(name: str) -> dict:
   return {}
 
 
-def _compile(experiment):
-  """(the compiled step, seconds that it took)."""
-  start = time.perf_counter()
-  tokens = training.random_tokens(experiment, 0)
-  lowered = experiment.update.lower(experiment.like, tokens)
-  return lowered.compile(), time.perf_counter() - start
-
-
-def _planned(analysis):
-  """Bytes on a device that a compiled program needs."""
-  return (
-    analysis.argument_size_in_bytes
-    + analysis.output_size_in_bytes
-    + analysis.temp_size_in_bytes
-    - analysis.alias_size_in_bytes
-  )
-
-
-def _time_steps(experiment, update):
+def _time_steps(update, state, batch):
   """Seconds of a step, which waits for the one before it only."""
-  state = experiment.first_state()
-  batch = training.random_tokens(experiment, 0)
 
   def run(steps):
     nonlocal state

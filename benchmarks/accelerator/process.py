@@ -34,11 +34,9 @@ def run_parts(
 ) -> None:
   """Runs all entries of some parts until the time is over.
 
-  A process that dies or takes too long is replaced by another, which
-  continues with the next entry.
-
-  Raises:
-    ValueError: JAX finds no device, or a setting is invalid.
+  A process that dies or takes too long is replaced by another, which continues
+  with the next entry. Without a device, or if a setting is invalid, it raises
+  ValueError.
   """
   progress = _Progress(settings, results)
   for some, ranks in schedule(parts):
@@ -58,11 +56,9 @@ class _Progress:
 
   Attributes:
     left: pairs (part, entry) that have not run; IDLE while they are unknown.
-    done: those that have.
-    running: the one that runs.
+    done: those that have; `running`: the one that runs.
     started: parts of which there are results.
     device: what JAX runs on; {} until that is known.
-    time: how long the run may take, in words.
     trouble: why the last process ended between two entries.
   """
 
@@ -141,10 +137,7 @@ class _Progress:
       self.finish(self.running, {"skipped": f"stopped: {self.time}"})
 
   def record_rest(self, part: str, name: str) -> None:
-    """Records why an entry has not run.
-
-    What an earlier run found stays if a part has not even started.
-    """
+    """Records why an entry has not run; a part may not even have started."""
     if not self.device:
       raise ValueError("the process ended before it named a device")
     if self.minutes_left() > 0:
@@ -171,21 +164,22 @@ class _Progress:
 def _run_child(progress, parts, ranks):
   """Runs a process until it ends, or takes too long."""
   progress.start(IDLE)
-  settings = dataclasses.replace(
-    progress.settings, minutes=progress.minutes_left()
-  )
+  minutes = {"minutes": progress.minutes_left()}
   request = {
     "parts": parts,
     "ranks": ranks,
-    "settings": dataclasses.asdict(settings),
+    "settings": dataclasses.asdict(progress.settings) | minutes,
     "skip": sorted(progress.done),
   }
+  flags = os.environ.get("XLA_FLAGS", "")
+  if any(PARTS[part].exact for part in parts):
+    flags = f"--xla_gpu_deterministic_ops=true {flags}"
   child = subprocess.Popen(
     [*COMMAND, json.dumps(request)],
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
-    env=os.environ | ENVIRONMENT | dict(XLA_FLAGS=_flags(parts)),
+    env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags.strip()},
     process_group=0,  # to end also what it has started
   )
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
@@ -221,10 +215,3 @@ def _read(file, lines):
 def _say(line):
   """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)
-
-
-def _flags(parts):
-  """The user's flags of XLA, and those that a part needs."""
-  exact = any(PARTS[part].exact for part in parts)
-  needed = "--xla_gpu_deterministic_ops=true" if exact else ""
-  return f"{needed} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -12,16 +12,11 @@ class Results:
   """What the parts found on one device.
 
   Args:
-    path: the file to write; None names it after the device.
-    folder: where such a file is.
+    path: the file to write; None names it after the device, in `folder`.
 
   Attributes:
     path: the file; None until the device is known.
     content: {"device": ..., "parts": {part: {"entries": {name: found}}}}.
-
-  Raises:
-    OSError: it cannot be written.
-    ValueError: there is such a file, of something else.
   """
 
   def __init__(self, path: pathlib.Path | None, folder: pathlib.Path):

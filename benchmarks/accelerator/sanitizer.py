@@ -7,7 +7,6 @@ looks for accesses out of bounds (memcheck), races (racecheck), and reads of
 memory that nothing has written (initcheck).
 """
 
-import functools
 import os
 import pathlib
 import re
@@ -31,12 +30,7 @@ COMMAND = sys.executable, "-m", "benchmarks.accelerator.sanitizer"
 
 def entries() -> dict:
   """One for each tool."""
-  return {f"triton, {tool}": functools.partial(_entry, tool) for tool in TOOLS}
-
-
-def _entry(tool, record):
-  del record
-  return run(tool)
+  return {f"triton, {tool}": lambda _, tool=tool: run(tool) for tool in TOOLS}
 
 
 def run(tool: str) -> dict:

@@ -1,8 +1,8 @@
 """The device, its driver, versions, and what it can run."""
 
+import contextlib
 import importlib.metadata
 import os
-import pathlib
 import platform
 import subprocess
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.accelerator.parts import Settings
-from sparse_transformer import machine
+from sparse_transformer import machine, version
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 
@@ -50,7 +50,7 @@ def device() -> dict:
     "jax": jax.__version__,
     "jaxlib": importlib.metadata.version("jaxlib"),
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    "commit": commit(),
+    "commit": version.commit(),
   }
 
 
@@ -65,23 +65,19 @@ def device_works() -> bool:
 def driver() -> str | None:
   """The version of the NVIDIA driver, or None."""
   words = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
-  lines = _output(*words)
-  return lines and lines.splitlines()[0]
-
-
-def commit() -> str | None:
-  """The short hash of the working tree's commit, or None."""
-  return _output("git", "describe", "--always", "--dirty")
+  try:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return next(iter(done.stdout.split()), None)
 
 
 def versions() -> dict:
   """{package: version}, None for those that are not installed."""
-  found = {}
+  found = dict.fromkeys(PACKAGES)
   for name in PACKAGES:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = None
   return found
 
 
@@ -95,15 +91,3 @@ def executors(dtype: str) -> dict:
       for name, executor in registry.EXECUTORS.items()
     },
   }
-
-
-def _output(*command):
-  """What a command prints, or None."""
-  folder = pathlib.Path(__file__).parent
-  try:
-    done = subprocess.run(
-      command, cwd=folder, capture_output=True, text=True, timeout=30
-    )
-  except (OSError, subprocess.TimeoutExpired):
-    return None
-  return done.stdout.strip() or None

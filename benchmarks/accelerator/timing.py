@@ -11,42 +11,37 @@ MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
 SLOW_SECONDS = 2.0  # a function that takes longer is run once
 
 
-def warm_up(function: Callable[[], object]) -> float:
+def warm_up(function: Callable, wait=jax.block_until_ready) -> float:
   """Seconds of a call, after one that compiles."""
-  jax.block_until_ready(function())
-  return seconds(function, 1)
+  wait(function())
+  return seconds(function, 1, wait)
 
 
-def seconds(function: Callable[[], object], repeats: int) -> float:
+def seconds(
+  function: Callable, repeats: int, wait=jax.block_until_ready
+) -> float:
   """Seconds of a call: the mean of several that are dispatched at once."""
   start = time.perf_counter()
   for _ in range(repeats):
     outputs = function()
-  jax.block_until_ready(outputs)
+  wait(outputs)
   return (time.perf_counter() - start) / repeats
 
 
-def interleave(
-  functions: dict, warm: dict, rounds: int = ROUNDS
-) -> dict[object, dict]:
-  """Times of functions, one run of each per round.
+def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
+  """{key: median, min, max, rounds} of functions, one run of each per round.
 
-  Args:
-    functions: {key: function}; JAX runs them, and they do not wait.
-    warm: {key: seconds}, from `warm_up`.
-    rounds: measurements of each.
-
-  Returns:
-    {key: {"median", "min", "max", "rounds"}}, in seconds.
+  `functions` do not wait for their outputs, `wait` does; `warm` has their
+  seconds from `warm_up`.
   """
   times = {
     key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
   }
-  for _ in range(rounds):
+  for _ in range(ROUNDS):
     for key, function in functions.items():
       if warm[key] <= SLOW_SECONDS:
         repeats = max(1, min(500, round(MIN_SECONDS / warm[key])))
-        times[key].append(seconds(function, repeats))
+        times[key].append(seconds(function, repeats, wait))
   return {key: spread(found) for key, found in times.items()}
 
 

@@ -45,16 +45,7 @@ def entries(settings: Settings, rank: int) -> dict:
 def train(
   name: str, changes: dict, end: float, longest: float, path: str, record
 ) -> dict:
-  """Trains a config, and validates it.
-
-  Args:
-    name: of the config.
-    changes: to its fields.
-    end: when all must be done, by `time.monotonic`.
-    longest: the most seconds to train.
-    path: of the images, see `find`.
-    record: takes the curve as it grows.
-  """
+  """Trains a config until `end`, or for `longest` seconds, and validates it."""
   fitted = {"train.steps": STEPS, "optimizer.warmup_steps": STEPS // 20}
   experiment = training.load(name, **changes | fitted)
   try:
@@ -107,12 +98,7 @@ def _at(state, step):
 
 
 def find(experiment, path: str) -> data.Source:
-  """The source of the images, with those of a .npy file if one is given.
-
-  Raises:
-    OSError: there are no data.
-    ValueError: the images have another shape or dtype.
-  """
+  """The source of the images, with those of a .npy file if one is given."""
   if not path.endswith(".npy"):
     experiment.config.data.path = path
     return data.source(experiment.config.data)

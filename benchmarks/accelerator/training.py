@@ -1,12 +1,21 @@
-"""Training steps of a config on random tokens, for several parts."""
+"""Training steps of a config on random tokens, and whether they repeat.
 
+Here are the parts `determinism` (the same training twice gives the same bits,
+as `correctness` shows for attention by itself) and `resume` (so does a run that
+is stopped halfway and resumed).
+"""
+
+import functools
 import importlib
+import tempfile
 
 import jax
 import numpy as np
 
+from benchmarks.accelerator.parts import Settings
 from sparse_transformer.training.experiment import Experiment
 
+STEPS = 20
 # The paper's two kinds of attention, in networks that take seconds.
 CUT = {
   "cifar10_15m": {"model.num_layers": 4, "train.batch_size": 4},
@@ -29,14 +38,51 @@ def load(name: str, **changes) -> Experiment:
   return Experiment(config)
 
 
-def cut(small: bool) -> dict:
-  """{name: experiment with few layers and a batch for each device}."""
-  devices = jax.local_device_count()
-  found = {}
-  for name, changes in (SMALL if small else CUT).items():
-    batch = changes["train.batch_size"] * devices
-    found[name] = load(name, **changes | {"train.batch_size": batch})
-  return found
+def determinism(settings: Settings, rank: int) -> dict:
+  """One entry for each network."""
+  return {
+    f"{STEPS} steps, {name}": functools.partial(_train_twice, experiment)
+    for name, experiment in _cut(settings, rank)
+  }
+
+
+def resume(settings: Settings, rank: int) -> dict:
+  """One entry for each network."""
+  return {
+    name: functools.partial(_interrupt, experiment)
+    for name, experiment in _cut(settings, rank)
+  }
+
+
+def _cut(settings, rank):
+  """(name, experiment with few layers and a batch for each device)."""
+  networks = SMALL if settings.small else CUT
+  for name, changes in networks.items() if rank == 0 else ():
+    batch = changes["train.batch_size"] * jax.local_device_count()
+    yield name, load(name, **changes | {"train.batch_size": batch})
+
+
+def _train_twice(experiment, record):
+  del record
+  first, second = (
+    advance(experiment, experiment.first_state(), STEPS) for _ in range(2)
+  )
+  return {"steps": STEPS} | difference(first, second)
+
+
+def _interrupt(experiment, record):
+  from sparse_transformer.training.checkpoint import Checkpoints
+
+  del record
+  expected = advance(experiment, experiment.first_state(), STEPS)
+  with tempfile.TemporaryDirectory() as folder:
+    with Checkpoints(folder, keep=1) as checkpoints:
+      half = advance(experiment, experiment.first_state(), STEPS // 2)
+      checkpoints.save(half)
+      checkpoints.finish()
+      halfway = experiment.restore(checkpoints)
+  resumed = advance(experiment, halfway, STEPS)
+  return {"steps": STEPS} | difference(expected, resumed)
 
 
 def random_tokens(experiment: Experiment, step: int) -> jax.Array:

@@ -2,9 +2,9 @@
 
 python -m benchmarks.readme [--check]
 
-All come from benchmarks/results: the parts of pages between markers, all of
-docs/evidence.md, and the figures. Those that differed are listed and, unless
---check is given, corrected; the exit status is then 1.
+All come from benchmarks/results: the parts of pages between markers, and the
+figures. Those that differed are listed and, unless --check is given, corrected;
+the exit status is then 1.
 """
 
 import re
@@ -14,22 +14,21 @@ from collections.abc import Sequence
 from absl import flags
 
 from benchmarks import record
-from benchmarks.readme import evidence, figures, tables
+from benchmarks.readme import figures, tables
 from sparse_transformer import atomic, cli
 
 BEGIN, END = "<!-- made by make results: {} -->", "<!-- end -->"
 PART = re.compile(
   BEGIN.format(r"(\w+)") + r"\n\n(.*?)" + re.escape(END), re.DOTALL
 )
-EVIDENCE = "docs/evidence.md"
 
 
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   is_check, differ = flags.FLAGS.check, []
-  for name in (*tables.PARTS, EVIDENCE):
+  for name in tables.PARTS:
     path = record.REPO / name
-    old = path.read_text() if path.exists() else ""
+    old = path.read_text()
     try:
       new, found = made(name, old)
     except KeyError as error:
@@ -54,31 +53,22 @@ def main(argv: Sequence[str]) -> None:
 
 
 def made(name: str, text: str) -> tuple[str, list[str]]:
-  """A page made from the records, and the names of parts that differed.
-
-  Args:
-    name: path of the page in the repository.
-    text: the page as it is.
-
-  Raises:
-    FileNotFoundError: a record is missing.
-    ValueError: the page lacks a part, or has an unknown one.
-  """
+  """The page with a name, made from its text, and the parts that differed."""
   for other in re.findall(r"benchmarks/results/([\w.-]+\.json)", text):
     if not (record.FOLDER / other).exists():
       raise FileNotFoundError(
         f"{name} names benchmarks/results/{other}, which is missing"
       )
-  if name == EVIDENCE:
-    new = evidence.page()
-    return new, [name] * (new != text)
   makers, old = tables.PARTS[name], dict(PART.findall(text))
   if differing := old.keys() ^ makers.keys():
     raise ValueError(
       f"{name} and benchmarks/readme/tables.py have different parts:"
       f" {', '.join(sorted(differing))}"
     )
-  new = {part: f"{make().rstrip()}\n\n" for part, make in makers.items()}
+  new = {}
+  for part, make in makers.items():
+    texts = [made] if isinstance(made := make(), str) else made
+    new[part] = "".join(f"{text.rstrip()}\n\n" for text in texts)
   found = [f"{name}: {part}" for part in makers if new[part] != old[part]]
   return PART.sub(
     lambda part: f"{BEGIN.format(part[1])}\n\n{new[part[1]]}{END}", text

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from benchmarks import record, report
 from benchmarks.readme import evidence, records
@@ -41,18 +41,15 @@ def outdated() -> list[str]:
 
 def draw(figure: str) -> None:
   """Draws a figure, named by its path in the repository."""
-  path, name = record.REPO / figure, all_of_them()[figure]
+  name = all_of_them()[figure]
   if name in evidence.COMPARISONS:
-    comparison.draw(evidence.read(name)).savefig(path)
+    drawn = comparison.draw(evidence.read(name))
   elif name in evidence.CONTEXTS:
-    bits_by_context(records.read(name)).savefig(path)
+    drawn = bits_by_context(records.read(name))
   else:
-    speedups(records.read(name)).savefig(path)
-  with Image.open(path) as image:
-    image.load()
-  info = PngImagePlugin.PngInfo()
-  info.add_text(FIELD, _digest(name))
-  image.save(path, pnginfo=info, optimize=True)
+    drawn = speedups(records.read(name))
+  about, options = {FIELD: _digest(name)}, {"optimize": True}
+  drawn.savefig(record.REPO / figure, metadata=about, pil_kwargs=options)
 
 
 def _digest(name):
@@ -71,8 +68,7 @@ def _stamp_of(path):
 def speedups(content: Mapping[str, Any]) -> "Figure":
   """Speed-ups over dense attention, and seconds by length.
 
-  Args:
-    content: a record of benchmarks/attention.py.
+  `content` is a record of benchmarks/attention.py.
   """
   figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
@@ -81,33 +77,27 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
     name: [row for row in case["rows"] if PASS in row]
     for name, case in content["cases"].items()
   }
+  is_dense = lambda row: row["pattern"] == report.DENSE
   ours = [
-    row
+    (row["speedup"][PASS], row["ideal"], row["pattern"].split("(block=")[0])
     for row in rows["12288"]
-    if row["program"] == "ours" and row["pattern"] != report.DENSE
+    if row["program"] == "ours" and not is_dense(row)
   ]
-  ours.sort(key=lambda row: row["speedup"][PASS])
-  names = [row["pattern"].split("(block=")[0] for row in ours]
-  ideal = [row["ideal"] for row in ours]
-  found = [row["speedup"][PASS] for row in ours]
+  found, ideal, names = zip(*sorted(ours), strict=True)
   bars.barh(names, ideal, 0.8, color=style.LIGHT, label="ideal, by pairs")
   bars.barh(names, found, 0.4, color=style.DARK, label="measured")
   bars.set_xscale("log")
   bars.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
   bars.set_title("speed-up over dense causal, n = 12,288")
   bars.set_xlabel("forward + backward")
-  dense = [
-    row
-    for row in rows["3072"] + rows["12288"]
-    if row["program"] == "sdpa" and row["pattern"] == report.DENSE
-  ]
+  dense = filter(is_dense, rows["3072"] + rows["12288"])
+  dense = [row for row in dense if row["program"] == "sdpa"]
   for points, color, label in (
     (rows["growth"], style.DARK, "Local(l) | Strided(l), l = sqrt n"),
     (dense, style.COLORS[1], "dense causal, torch SDPA"),
   ):
-    n = [row["n"] for row in points]
-    seconds = [row[PASS]["median"] for row in points]
-    lines.loglog(n, seconds, "o-", color=color, label=label)
+    n, times = zip(*((x["n"], x[PASS]["median"]) for x in points), strict=True)
+    lines.loglog(n, times, "o-", color=color, label=label)
   lines.set_xlabel("n")
   lines.set_title("seconds, forward + backward, 4 heads of 64")
   for axis in (bars, lines):
@@ -121,8 +111,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":
   """Paired differences of bits to the first minimum context, with errors.
 
-  Args:
-    content: a record of `benchmarks.context`.
+  `content` is a record of `benchmarks.context`.
   """
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")

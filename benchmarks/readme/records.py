@@ -17,12 +17,7 @@ def path(name: str) -> pathlib.Path:
 
 
 def read(name: str) -> Any:
-  """The content of a record.
-
-  Raises:
-    FileNotFoundError: it is missing.
-    ValueError: it cannot be read.
-  """
+  """The content of a record."""
   if not path(name).exists():
     raise FileNotFoundError(
       f"benchmarks/results/{name}.json is missing; pages have numbers from it"
@@ -49,11 +44,7 @@ def time_of(run: dict[str, Any]) -> str:
 
 
 def minutes(seconds: float) -> str:
-  """A time in whole minutes.
-
-  >>> minutes(40), minutes(119)
-  ('1 minute', '2 minutes')
-  """
+  """A time in whole minutes: '1 minute', '2 minutes'."""
   number = max(1, round(seconds / 60))
   return f"{number:,} minute{'s' * (number != 1)}"
 

@@ -2,19 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from benchmarks import (
-  compiled as benchmark,
-  million as million_benchmark,
-  plan as plan_benchmark,
-  record,
-  report,
-  saving as saving_benchmark,
-  spread as spread_benchmark,
-)
-from benchmarks.accelerator import parts as accelerator_parts, summary
+import benchmarks.compiled
+import benchmarks.million
+import benchmarks.plan
+import benchmarks.saving
+import benchmarks.spread
+from benchmarks import record, report
+from benchmarks.accelerator import parts as accelerator, summary
 from benchmarks.readme import evidence, records
 from benchmarks.readme.records import wrap
 from sparse_transformer import atomic, tables
@@ -78,40 +75,26 @@ def speed() -> str:
 
 def peers() -> str:
   """Other libraries, growth with n, a million positions and errors."""
-  times = {
-    (row["program"], row["pattern"]): row for row in _attention_rows("12288")
-  }
-
-  def ms(program, pattern, name=PASS):
-    return f"{1e3 * times[program, pattern][name]['median']:,.0f}"
-
-  strided = "Local(128) | Strided(128)"
+  rows = [("program", "pattern", "forward, ms", "forward + backward, ms")]
+  found = sorted(_attention_rows("12288"), key=lambda row: row["pattern"])
+  rivals = {row["pattern"] for row in found if row["program"] != OURS}
+  for row in found:
+    if row["pattern"] in rivals and "forward" in row:
+      passes = (row.get(name) for name in report.PASSES)
+      cells = (f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes)
+      rows.append((f"`{row['program']}`", f"`{row['pattern']}`", *cells))
   growth = _attention_rows("growth", OURS)
   first, *_, last = [row["n"] for row in growth]
   (million,) = _attention_rows("million", OURS)
-  errors = [
-    error
-    for case in ("oracle", "3072", "12288")
-    for row in _attention_rows(case, OURS)
-    for error in row.get("errors", [])
-  ]
-  return wrap(
-    "At the same size, torch's `scaled_dot_product_attention` takes"
-    f" {ms('sdpa', 'Causal()')} ms, `jax.nn.dot_product_attention`"
-    f" {ms('jax_nn', 'Causal()')} ms, and local-attention"
-    f" {ms('local_attention', 'Local(128)')} ms with a window of 128."
-    " FlexAttention, compiled, has no backward pass on CPUs; forward only, it"
-    f" takes {ms('flex', 'Local(128)', 'forward')} ms for the window and"
-    f" {ms('flex', strided, 'forward')} ms for the strided mask, where ours"
-    f" takes {ms('ours', 'Local(128)', 'forward')} and"
-    f" {ms('ours', strided, 'forward')}. With l = sqrt n, the time of"
-    " `Local(l) | Strided(l)` grows as"
+  cases = map(_attention_rows, ("oracle", "3072", "12288"))
+  ours = [x for rows in cases for x in rows if x["program"] == OURS]
+  error = max(error for row in ours for error in row.get("errors", []))
+  return f"{tables.markdown(rows)}\n" + wrap(
+    "With l = sqrt n, the time of `Local(l) | Strided(l)` grows as"
     f" n^{report.exponent(growth, PASS):.2f} from n = {first:,} to {last:,}; at"
     f" n = {million['n']:,} one head takes {million[PASS]['median']:.0f} s and"
     f" {million['process_bytes'] / 2**30:.1f} GiB. All results agree with dense"
-    f" float64 and with FlexAttention to {max(errors):.0e}.".replace(
-      "e-0", "e-"
-    )
+    f" float64 and with FlexAttention to {error:.0e}.".replace("e-0", "e-")
   )
 
 
@@ -128,18 +111,12 @@ def content() -> str:
 def experts() -> str:
   """Mixtures of experts beside a dense MLP of the same FLOPs."""
   found = records.read("experts")
-  dense, *others = found["rows"]
-  times = (
-    f"{row['milliseconds']:,.0f} ms for {row['case']}"
-    f" ({1 / row['speed_up']:.2f} times as long)"
-    for row in others
+  titles = f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
+  cells = (
+    (x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}")
+    for x in found["rows"]
   )
-  return wrap(
-    f"For {found['tokens']:,} tokens of width 256, a dense MLP of inner width"
-    f" 2,048 takes {dense['milliseconds']:,.0f} ms, forward and backward."
-    " Mixtures of experts with the same FLOPs take, router included,"
-    f" {' and '.join(times)}."
-  )
+  return tables.markdown([titles, *cells])
 
 
 def sampling() -> str:
@@ -174,30 +151,33 @@ def explained() -> str:
 
 def compiled() -> str:
   """All presets as compiled for GPUs and TPUs."""
-  found = itertools.filterfalse(benchmark.is_on_mesh, records.read("compiled"))
-  return benchmark.table(found)
+  is_on_mesh = benchmarks.compiled.is_on_mesh
+  found = itertools.filterfalse(is_on_mesh, records.read("compiled"))
+  return benchmarks.compiled.table(found)
 
 
-def measured(parts: Collection[str] = accelerator_parts.PARTS) -> str:
+def measured(parts: Collection[str] = accelerator.PARTS) -> str:
   """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths), parts)
 
 
-def fastest() -> str:
-  """The times among that."""
-  return measured(("attention", "presets", "train"))
-
-
-# By page: its parts between markers.
-PARTS: dict[str, dict[str, Callable[[], str]]] = {
+# By page: its parts between markers, each a text or several.
+PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
     "quickstart": quickstart,
     "evidence": headline,
     "speed": speed,
-    "measured": fastest,
+    "measured": lambda: measured(("attention", "presets", "train")),
   },
   "docs/usage.md": {"explained": explained},
+  "docs/evidence.md": {
+    part.__name__: part
+    for part in (
+      *(evidence.trained, evidence.commands, evidence.comparisons),
+      *(evidence.contexts, evidence.compressors, evidence.markov),
+    )
+  },
   "docs/speed.md": {
     "peers": peers,
     "content": content,
@@ -206,10 +186,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
-    "spread": lambda: spread_benchmark.table(records.read("spread")),
-    "meshes": lambda: benchmark.meshes(records.read("compiled")),
-    "million": lambda: million_benchmark.table(records.read("million")),
-    "plan": lambda: plan_benchmark.table(records.read("plan")["rows"]),
-    "saving": lambda: saving_benchmark.table(records.read("saving")),
+    "spread": lambda: benchmarks.spread.table(records.read("spread")),
+    "meshes": lambda: benchmarks.compiled.meshes(records.read("compiled")),
+    "million": lambda: benchmarks.million.table(records.read("million")),
+    "plan": lambda: benchmarks.plan.table(records.read("plan")["rows"]),
+    "saving": lambda: benchmarks.saving.table(records.read("saving")),
   },
 }

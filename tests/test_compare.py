@@ -254,9 +254,9 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path = tmp_path / "dense" / "seed0" / "result.json"
   path.parent.mkdir(parents=True)
   path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read .*delete it"):
+  with pytest.raises(ValueError, match=f"{path} cannot be read"):
     comparison_runs.run_all(
-      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path)
+      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path), {}
     )
 
 
@@ -287,32 +287,19 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
 
   def times(experiments, kind):
     measured.append([x.config.attention.pattern for x in experiments])
-    return [0.5, 100.0]
+    return [0.5, 9 / 7.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
   monkeypatch.setattr(process, "call", lambda task, f, *inputs: f(*inputs))
-  # Killed before the other seeds had theirs.
-  (tmp_path / "local" / "seed0").mkdir(parents=True)
-  (tmp_path / "local" / "seed0" / "steps.json").write_text("7")
   for _ in range(2):
-    comparison_runs.decide_steps(comparison)
-    assert measured == [["dense", "fixed"]]
-    for name, number in (("dense", 18), ("local", 7), ("fixed", 1)):
-      for seed in range(2):
-        path = comparison.workdir(name, seed) / "steps.json"
-        assert json.loads(path.read_text()) == number
+    steps = comparison_runs.decide_steps(comparison)
+    assert steps == dict(dense=18, local=7, fixed=1)
+    assert measured == [names]  # once
   # Others need not be measured.
   flops = of(config, field, names, ("flops", 1e9), tmp_path / "b", seeds=2)
-  comparison_runs.decide_steps(flops)
-  expected = [
-    budget.count_steps(flops.config_of(x), flops.budget) for x in names
-  ]
-  found = [
-    json.loads(path.read_text())
-    for name in names
-    for path in sorted((tmp_path / "b" / name).glob("*/steps.json"))
-  ]
-  assert found == [number for number in expected for _ in range(2)]
+  assert comparison_runs.decide_steps(flops) == {
+    x: budget.count_steps(flops.config_of(x), flops.budget) for x in names
+  }
 
 
 def test_timed_steps_take_turns(monkeypatch):
@@ -343,26 +330,32 @@ def test_experiments_with_the_same_data_share_them():
 
 
 def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
+  names = ["dense", "local"]
   comparison = of(
-    runs.tiny(), "attention.pattern", ["dense", "local"], STEPS, tmp_path, 3
+    runs.tiny(), "attention.pattern", names, STEPS, tmp_path, seeds=3
   )
+  for run in TWO:
+    workdir = comparison.workdir(run["choice"], run["seed"])
+    workdir.mkdir(parents=True)
+    (workdir / "result.json").write_text(
+      json.dumps({x: run[x] for x in run if x not in ("test", "curve")})
+    )
+    line = dict(step=1, split="validation", bits_per_dim=3.0)
+    line |= dict(seconds=1.0, processor_seconds=1.0)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
-  for seed in range(3):
-    path = comparison.workdir("local", seed) / "steps.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("5")
 
   def call(task, function, settings, folder):
     assert function is comparison_runs.test
     assert settings["train"]["steps"] == 5
     called.append(folder)
-    path = pathlib.Path(folder) / "test.json"
-    path.write_text('{"bits_per_dim": 3.5, "standard_error": 0.1}')
+    path = pathlib.Path(folder) / "result.json"
+    test = dict(bits_per_dim=3.5, standard_error=0.1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
   monkeypatch.setattr(process, "call", call)
   for _ in range(2):
-    found = [dict(run) for run in TWO]
-    comparison_runs.test_best(comparison, found)
+    found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
     assert called == [str(comparison.workdir("local", i)) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
@@ -486,7 +479,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", '{"about": {}, "rows": []}'])
 def test_other_file_is_not_a_record(text, tmp_path):
   (tmp_path / "file").write_text(text)
-  with pytest.raises(ValueError, match="is not a record of a comparison"):
+  with pytest.raises(ValueError, match="has no about or no runs"):
     record.read(tmp_path / "file")
 
 
@@ -579,12 +572,15 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   workdir = root / plan.folder_name("Strided(8)") / "seed0"
   path = workdir / "result.json"
   result = json.loads(path.read_text())
-  trained = {name: result[name] for name in comparison_runs.TRAINED}
-  path.write_text(json.dumps(trained))
+  later = {name: result.pop(name) for name in ("best_step", "validation")}
+  tested = result.pop("test")
+  path.write_text(json.dumps(result))
   monkeypatch.setattr(loop, "train", None)
   settings = json.loads((workdir / "config.json").read_text())
   comparison_runs.run(settings, str(workdir))
-  assert json.loads(path.read_text()) == result
+  assert json.loads(path.read_text()) == result | later
+  comparison_runs.test(settings, str(workdir))
+  assert json.loads(path.read_text())["test"] == tested
   # The folder of one comparison is not used for another.
   other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")
   assert runs.command(SCRIPT, *other) == 1
@@ -616,9 +612,9 @@ def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
   missing.unlink()
   others = {p: p.read_bytes() for p in root.glob("*/seed*/result.json")}
   # A run that fails is one line.
-  path = missing.with_name("steps.json")
+  path = root / "steps.json"
   text = path.read_text()
-  path.write_text("-1")
+  path.write_text(json.dumps(json.loads(text) | {"local": -1}))
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 1
   (error,) = capfd.readouterr().err.splitlines()

@@ -79,7 +79,7 @@ def _draw_panel(panel, record, axis):
   panel.grid(color=style.GRID, lw=0.6)
   panel.set_xlabel(record_lib.LABELS[axis])
   panel.set_xlim(left=0)
-  panel.xaxis.set_major_formatter(_short if axis == "tokens" else _number)
+  panel.xaxis.set_major_formatter(_format(axis))
   panel.locator_params(axis="x", nbins=6)
 
 
@@ -126,22 +126,16 @@ def _add_tokens(panel, size):
     "top", functions=(lambda x: x * size, lambda x: x / size)
   )
   above.set_xlabel(record_lib.LABELS["tokens"])
-  above.xaxis.set_major_formatter(_short)
+  above.xaxis.set_major_formatter(_format("tokens"))
   above.spines["top"].set_visible(False)
   above.locator_params(axis="x", nbins=6)
 
 
-def _number(x, _):
-  """A tick of time or steps."""
-  return f"{x:,.0f}" if x % 1 == 0 else f"{x:g}"
+def _format(axis):
+  """How numbers along an axis are written: 12k tokens, but 12,000 steps."""
+  from matplotlib import ticker
 
-
-def _short(x, _):
-  """A tick of tokens, of which there may be billions."""
-  for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if x >= size:
-      return f"{x / size:g}{letter}"
-  return f"{x:g}"
+  return ticker.EngFormatter(sep="") if axis == "tokens" else "{x:,.10g}"
 
 
 def _shorten(name):

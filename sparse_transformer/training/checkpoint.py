@@ -84,7 +84,7 @@ class Checkpoints:
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
     if keep is not None:
-      self._attempt(lambda: processes.is_first() and self._prepare())
+      self._attempt(self._prepare)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -148,7 +148,7 @@ class Checkpoints:
         validation=validation, arrays=digest.of_arrays(tree)
       )
       new = self._new(step)
-      if self._attempt(lambda: processes.is_first() and _make_empty(new)):
+      if self._attempt(lambda: _make_empty(new)):
         self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
@@ -223,6 +223,8 @@ class Checkpoints:
 
   def _prepare(self) -> None:
     """Makes the folder, and finds out early whether it can be written to."""
+    if not processes.is_first():
+      return
     self._folder.mkdir(parents=True, exist_ok=True)
     for path in self._folder.glob(f"[0-9]*{TEMPORARY}"):
       # What a killed run was writing or deleting.
@@ -260,8 +262,8 @@ class Checkpoints:
   def _prune(self) -> None:
     steps = self.steps()
     bits = {s: _read_about(self._path(s)).get("validation") for s in steps}
-    known = [step for step in steps if bits[step] is not None]
-    best = sorted(known, key=lambda step: bits[step])[: self._keep_best]
+    known = {s: x for s, x in bits.items() if x is not None}
+    best = sorted(known, key=known.__getitem__)[: self._keep_best]
     for step in {*steps[: -self._keep]}.difference(best):
       _delete(self._path(step))
 
@@ -320,8 +322,9 @@ class Damaged(ValueError):
 
 
 def _make_empty(folder: pathlib.Path) -> None:
-  shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
-  folder.mkdir()
+  if processes.is_first():
+    shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
+    folder.mkdir()
 
 
 def _load(path: pathlib.Path, like: State) -> State:

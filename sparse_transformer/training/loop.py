@@ -158,7 +158,8 @@ def _run(
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
-    if first > _last_validated(lines) and is_due(
+    validated = [x["step"] for x in lines if x["split"] == "validation"]
+    if first > max(validated, default=0) and is_due(
       first, config.eval.every, last
     ):
       # A signal had interrupted this validation.
@@ -264,12 +265,6 @@ def _first_state(
   if processes.is_first():
     print(f"resumes from step {int(state.step)}", flush=True)
   return state
-
-
-def _last_validated(lines: Sequence[Mapping]) -> int:
-  """The step of the last validation in metrics.jsonl, else 0."""
-  steps = [line["step"] for line in lines if line["split"] == "validation"]
-  return steps[-1] if steps else 0
 
 
 def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import tqdm
 
-from sparse_transformer.training import processes, rows, step as step_lib
+from sparse_transformer.training import processes, step as step_lib
 
 Losses = Callable[[Any, Any], jax.Array]
 
@@ -177,8 +177,8 @@ def _place(windows, start, shape, sharding):
     return [np.zeros_like(x) for x in windows[0]]
 
   return (
-    rows.place(lambda i: read(i)[0], shape, sharding),
-    rows.place(lambda i: read(i)[1], shape, sharding),
+    processes.place(lambda i: read(i)[0], shape, sharding),
+    processes.place(lambda i: read(i)[1], shape, sharding),
   )
 
 

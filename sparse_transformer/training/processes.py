@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from sparse_transformer.training.signals import Signals, Stopped
 
@@ -249,6 +249,29 @@ def fetch(x: jax.Array) -> np.ndarray:
   if not are_several() or x.is_fully_replicated:
     return np.asarray(x)
   return multihost_utils.process_allgather(x, tiled=True)
+
+
+def place(
+  read: Callable[[int], np.ndarray],
+  shape: tuple[int, int],
+  sharding: Sharding | None,
+) -> jax.Array:
+  """An array [B, L] on devices; each process reads only the rows it needs.
+
+  Args:
+    read: gives row i, [L]. It is called once for each row that a device of
+      this process has.
+    shape: (B, L).
+    sharding: of the array, which splits rows only; None for one device.
+  """
+  row = functools.cache(read)  # several devices may have the same ones
+
+  def part(index):
+    return np.stack([row(i) for i in range(shape[0])[index[0]]])
+
+  if sharding is None:
+    return jax.device_put(part((slice(None),)))
+  return jax.make_array_from_callback(shape, sharding, part)
 
 
 class Stops(Signals):

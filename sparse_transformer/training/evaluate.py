@@ -1,6 +1,5 @@
 """Bits per dim over a split, with every position counted once."""
 
-import contextlib
 import functools
 import math
 import sys
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
+from jax.sharding import NamedSharding
 
 from sparse_transformer.training import processes, step as step_lib
 
@@ -123,7 +123,7 @@ def bits_per_dim(
   windows: Sequence,
   *,
   batch_size: int,
-  sharding: jax.sharding.Sharding | None,
+  sharding: NamedSharding,
   name: str | None = None,
   tally: Tally | None = None,
   check_stop: Callable[[], None] | None = None,
@@ -158,7 +158,7 @@ def bits_per_dim(
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
-    with _mesh_of(sharding):
+    with jax.set_mesh(sharding.mesh):
       nats_BL = losses(params, tokens_BL)
     nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
     tally.add(nats, scored)
@@ -180,11 +180,3 @@ def _place(windows, start, shape, sharding):
     processes.place(lambda i: read(i)[0], shape, sharding),
     processes.place(lambda i: read(i)[1], shape, sharding),
   )
-
-
-def _mesh_of(sharding):
-  """A context with the mesh of a sharding, if it has one."""
-  mesh = getattr(sharding, "mesh", None)
-  if isinstance(mesh, jax.sharding.Mesh):
-    return jax.set_mesh(mesh)
-  return contextlib.nullcontext()

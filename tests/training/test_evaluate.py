@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import runs
 import scipy.signal
-from jax.sharding import SingleDeviceSharding
 
 from sparse_transformer import data
 from sparse_transformer.training import evaluate
 from sparse_transformer.training.experiment import Experiment
 
-SHARDING = SingleDeviceSharding(jax.devices()[0])
+SHARDING = Experiment(runs.tiny()).batch_sharding
 
 
 def stream(text, length):
@@ -201,6 +200,6 @@ def test_memory_does_not_grow_with_the_split():
     None,
     data.Lazy(100, window),
     batch_size=5,
-    sharding=None,
+    sharding=SHARDING,
   )
   assert 5 <= most <= 11

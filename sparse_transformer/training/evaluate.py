@@ -4,12 +4,12 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import tqdm
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from sparse_transformer.training import processes, step as step_lib
 
@@ -158,7 +158,7 @@ def bits_per_dim(
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
-    with jax.set_mesh(sharding.mesh):
+    with jax.set_mesh(cast(Mesh, sharding.mesh)):
       nats_BL = losses(params, tokens_BL)
     nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
     tally.add(nats, scored)

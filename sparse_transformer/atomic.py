@@ -5,18 +5,21 @@ import pathlib
 from typing import Any
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Reads a file of JSON.
+def read_json(path: pathlib.Path, *fields: str) -> Any:
+  """Reads a file of JSON; if fields are named, an object that has them.
 
   Raises:
-    ValueError: it is not JSON.
+    ValueError: it is not JSON, or not such an object.
     OSError: it cannot be read.
   """
-  content = path.read_bytes()
+  text = path.read_bytes()
   try:
-    return json.loads(content)
+    content = json.loads(text)
+    if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
+      raise ValueError(f"it has no {' or no '.join(fields)}")
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
+  return content
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -59,9 +59,7 @@ def main(argv: Sequence[str]) -> None:
   plan_lib.check_folder(root, about)
   plan_lib.check(plan)
   plan_lib.create_folder(root, about)
-  runs.decide_steps(plan)
-  found = runs.run_all(plan)
-  runs.test_best(plan, found)
+  found = runs.run_all(plan, runs.decide_steps(plan))
   about |= dict(
     unit=found[0]["unit"],
     commit=version.commit(),

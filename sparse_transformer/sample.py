@@ -72,11 +72,7 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
 
 
 def _real_examples(source: data.Source, num: int) -> np.ndarray:
-  """Sequences of the test split: the first images, or windows spread over it.
-
-  Returns:
-    uint8 [num, length].
-  """
+  """The first test images, or windows spread over the split, [num, length]."""
   examples = source.examples("test")
   if isinstance(source, data.Images):
     places = np.arange(num) % len(examples)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
-from matplotlib.text import Text
 
 from sparse_transformer.comparison import (
   budget,
@@ -122,18 +121,13 @@ def test_value_of_another_type_raises(text):
     plan.with_values(runs.tiny(), **{"model.width": text})
 
 
-def test_each_value_has_its_own_folder():
-  names = ["dense", "Local(4), Strided(4)", "Local(4) | Strided(4)", "1e-3"]
-  folders = {plan.folder_name(name) for name in names}
-  assert len(folders) == len(names)
-  assert not any(set(folder) & set("/ |()") for folder in folders)
-
-
-def test_folder_is_within_the_comparison_and_its_name_not_too_long(tmp_path):
+def test_each_value_has_its_own_folder_within_the_comparison(tmp_path):
   long = "Local(4)" + " | Local(4)" * 100
   names = [".", "..", "x" * 300, "x" * 301, "ä" * 300, long, f"{long} | dense"]
+  names += ["dense", "Local(4), Strided(4)", "Local(4) | Strided(4)", "1e-3"]
   for name in names:
     folder = tmp_path / plan.folder_name(name)
+    assert not {*folder.name} & {*"/ |()"}
     folder.mkdir()  # neither too long, nor that of another
     assert folder.resolve().parent == tmp_path
 
@@ -254,9 +248,9 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path = tmp_path / "dense" / "seed0" / "result.json"
   path.parent.mkdir(parents=True)
   path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read .*delete it"):
+  with pytest.raises(ValueError, match=f"{path} cannot be read"):
     comparison_runs.run_all(
-      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path)
+      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path), {}
     )
 
 
@@ -287,32 +281,19 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
 
   def times(experiments, kind):
     measured.append([x.config.attention.pattern for x in experiments])
-    return [0.5, 100.0]
+    return [0.5, 9 / 7.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
   monkeypatch.setattr(process, "call", lambda task, f, *inputs: f(*inputs))
-  # Killed before the other seeds had theirs.
-  (tmp_path / "local" / "seed0").mkdir(parents=True)
-  (tmp_path / "local" / "seed0" / "steps.json").write_text("7")
   for _ in range(2):
-    comparison_runs.decide_steps(comparison)
-    assert measured == [["dense", "fixed"]]
-    for name, number in (("dense", 18), ("local", 7), ("fixed", 1)):
-      for seed in range(2):
-        path = comparison.workdir(name, seed) / "steps.json"
-        assert json.loads(path.read_text()) == number
+    steps = comparison_runs.decide_steps(comparison)
+    assert steps == dict(dense=18, local=7, fixed=1)
+    assert measured == [names]  # once
   # Others need not be measured.
   flops = of(config, field, names, ("flops", 1e9), tmp_path / "b", seeds=2)
-  comparison_runs.decide_steps(flops)
-  expected = [
-    budget.count_steps(flops.config_of(x), flops.budget) for x in names
-  ]
-  found = [
-    json.loads(path.read_text())
-    for name in names
-    for path in sorted((tmp_path / "b" / name).glob("*/steps.json"))
-  ]
-  assert found == [number for number in expected for _ in range(2)]
+  assert comparison_runs.decide_steps(flops) == {
+    x: budget.count_steps(flops.config_of(x), flops.budget) for x in names
+  }
 
 
 def test_timed_steps_take_turns(monkeypatch):
@@ -343,26 +324,32 @@ def test_experiments_with_the_same_data_share_them():
 
 
 def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
+  names = ["dense", "local"]
   comparison = of(
-    runs.tiny(), "attention.pattern", ["dense", "local"], STEPS, tmp_path, 3
+    runs.tiny(), "attention.pattern", names, STEPS, tmp_path, seeds=3
   )
+  for run in TWO:
+    workdir = comparison.workdir(run["choice"], run["seed"])
+    workdir.mkdir(parents=True)
+    (workdir / "result.json").write_text(
+      json.dumps({x: run[x] for x in run if x not in ("test", "curve")})
+    )
+    line = dict(step=1, split="validation", bits_per_dim=3.0)
+    line |= dict(seconds=1.0, processor_seconds=1.0)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
-  for seed in range(3):
-    path = comparison.workdir("local", seed) / "steps.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("5")
 
   def call(task, function, settings, folder):
     assert function is comparison_runs.test
     assert settings["train"]["steps"] == 5
     called.append(folder)
-    path = pathlib.Path(folder) / "test.json"
-    path.write_text('{"bits_per_dim": 3.5, "standard_error": 0.1}')
+    path = pathlib.Path(folder) / "result.json"
+    test = dict(bits_per_dim=3.5, standard_error=0.1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
   monkeypatch.setattr(process, "call", call)
   for _ in range(2):
-    found = [dict(run) for run in TWO]
-    comparison_runs.test_best(comparison, found)
+    found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
     assert called == [str(comparison.workdir("local", i)) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
@@ -480,13 +467,14 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   for axis, x in zip(figure.axes, (20, 40), strict=True):
     ends = [line.get_xydata()[-1].tolist() for line in axis.lines]
     assert ends == [[40, 5], [x, pytest.approx(11.5 / 3)]]
-    assert [text.get_text() for text in axis.texts] == ["dense", "local"]
+  (legend,) = figure.legends
+  assert [text.get_text() for text in legend.texts] == ["dense", "local"]
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"about": {}, "rows": []}'])
 def test_other_file_is_not_a_record(text, tmp_path):
   (tmp_path / "file").write_text(text)
-  with pytest.raises(ValueError, match="is not a record of a comparison"):
+  with pytest.raises(ValueError, match="has no about or no runs"):
     record.read(tmp_path / "file")
 
 
@@ -496,28 +484,21 @@ def test_time_is_processor_time_if_the_budget_is():
   assert labels == ["processor seconds of training", "steps"]
 
 
-@pytest.mark.parametrize("number", [1, 2, 9])
-def test_labels_are_within_the_figure_and_apart(number):
+@pytest.mark.parametrize("number", [1, 9, 30])
+def test_legend_is_within_the_figure_and_beside_the_panels(number):
   names = ["Local(8) | " * 9 + f"Global({i})" for i in range(number)]
   made = comparisons.record(
-    *(
-      comparisons.run(name, seed, 3 + i / 100)
-      for i, name in enumerate(names)
-      for seed in range(2)
-    )
+    *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
   figure = figures.draw(made)
   figure.draw_without_rendering()
+  (legend,) = figure.legends
+  assert len({text.get_text() for text in legend.texts}) == number
+  box = legend.get_window_extent()
+  assert box.x1 <= figure.bbox.x1 and box.y0 >= 0
   for axis in figure.axes:
-    assert len({text.get_text() for text in axis.texts}) == number
-    boxes = sorted(  # without the lines to the labels
-      (Text.get_window_extent(text) for text in axis.texts),
-      key=lambda box: box.y0,
-    )
-    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+    assert axis.get_window_extent().x1 < box.x0
     assert axis.get_window_extent().width > 2 * figure.dpi
-    for below, above in zip(boxes[:-1], boxes[1:], strict=True):
-      assert below.y1 < above.y0 + 0.2 * below.height
 
 
 def test_table_ranks_by_validation_and_shows_the_only_test():
@@ -579,12 +560,15 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   workdir = root / plan.folder_name("Strided(8)") / "seed0"
   path = workdir / "result.json"
   result = json.loads(path.read_text())
-  trained = {name: result[name] for name in comparison_runs.TRAINED}
-  path.write_text(json.dumps(trained))
+  later = {name: result.pop(name) for name in ("best_step", "validation")}
+  tested = result.pop("test")
+  path.write_text(json.dumps(result))
   monkeypatch.setattr(loop, "train", None)
   settings = json.loads((workdir / "config.json").read_text())
   comparison_runs.run(settings, str(workdir))
-  assert json.loads(path.read_text()) == result
+  assert json.loads(path.read_text()) == result | later
+  comparison_runs.test(settings, str(workdir))
+  assert json.loads(path.read_text())["test"] == tested
   # The folder of one comparison is not used for another.
   other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")
   assert runs.command(SCRIPT, *other) == 1
@@ -616,9 +600,9 @@ def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
   missing.unlink()
   others = {p: p.read_bytes() for p in root.glob("*/seed*/result.json")}
   # A run that fails is one line.
-  path = missing.with_name("steps.json")
+  path = root / "steps.json"
   text = path.read_text()
-  path.write_text("-1")
+  path.write_text(json.dumps(json.loads(text) | {"local": -1}))
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 1
   (error,) = capfd.readouterr().err.splitlines()

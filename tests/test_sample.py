@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 import runs
-import scipy.io.wavfile
 from PIL import Image
-
-from sparse_transformer import data, sample
-from sparse_transformer.data import codecs
 
 
 @pytest.fixture(scope="module")
@@ -55,28 +51,6 @@ def test_samples_complete_real_images_and_are_next_to_them(images):
   for row in (0, 9):
     np.testing.assert_array_equal(drawn[row : row + 5], real[row : row + 5])
     assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
-
-
-def stream(codec):
-  return data.Stream(length=32, columns=8, load=dict, codec=codec)
-
-
-def test_bases_are_written_as_fasta(tmp_path):
-  tokens = np.arange(64).reshape(2, 32) % 4
-  sample.save(tmp_path, stream(codecs.Fasta()), tokens)
-  lines = (tmp_path / "samples.fasta").read_text().splitlines()
-  assert lines[::2] == [">sample_0", ">sample_1"]
-  assert all(
-    len(line) == 32 and set(line) <= set("ACGT") for line in lines[1::2]
-  )
-
-
-def test_sound_is_written_as_a_file_for_each_sample(tmp_path):
-  tokens = np.random.RandomState(0).randint(256, size=(2, 32))
-  sample.save(tmp_path, stream(codecs.Audio(12_000)), tokens)
-  for i in range(2):
-    rate, wave = scipy.io.wavfile.read(tmp_path / f"samples_{i}.wav")
-    assert (rate, len(wave)) == (12_000, 32)
 
 
 @pytest.mark.parametrize(

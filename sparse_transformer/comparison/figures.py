@@ -2,8 +2,6 @@
 
 import typing
 
-import numpy as np
-
 from sparse_transformer.comparison import record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import style
@@ -11,10 +9,9 @@ from sparse_transformer.figures import style
 if typing.TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 3.4, 3.4  # of a panel without labels, in inches
+WIDTH, HEIGHT = 3.4, 3.4  # of a panel, in inches
 MAX_LABEL = 26  # characters of a choice
 LETTER = 0.08  # width of one, in inches
-APART = 0.06  # of labels, relative to the height of a panel
 MARKERS = "os^Dv<>"  # at the end of a line, as a second way to tell them apart
 
 
@@ -30,8 +27,9 @@ def draw(record: Record) -> "Figure":
   """
   names = [_shorten(choice) for choice in record["about"]["choices"]]
   axes = record_lib.axes(record)
-  width = WIDTH + LETTER * max(map(len, names))
-  figure, grid = style.subplots(1, len(axes), width * len(axes), HEIGHT)
+  width = WIDTH * len(axes) + LETTER * (5 + max(map(len, names)))
+  height = max(HEIGHT, 0.22 * len(names))
+  figure, grid = style.subplots(1, len(axes), width, height)
   figure.set_layout_engine("constrained")
   for axis, panel in zip(axes, grid[0], strict=True):
     _draw_panel(panel, record, axis)
@@ -39,7 +37,8 @@ def draw(record: Record) -> "Figure":
   high = max(panel.get_ylim()[1] for panel in grid[0])
   for panel in grid[0]:
     panel.set_ylim(low, high)
-    _label_lines(panel, names)
+  lines = grid[0, 0].lines
+  figure.legend(lines, names, loc="outside right upper", frameon=False)
   if "tokens" not in axes:
     _add_tokens(grid[0, -1], record["runs"][0]["tokens_per_step"])
   grid[0, 0].set_ylabel(f"validation, {record['about']['unit']}")
@@ -79,45 +78,8 @@ def _draw_panel(panel, record, axis):
   panel.grid(color=style.GRID, lw=0.6)
   panel.set_xlabel(record_lib.LABELS[axis])
   panel.set_xlim(left=0)
-  panel.xaxis.set_major_formatter(_short if axis == "tokens" else _number)
+  panel.xaxis.set_major_formatter(_format(axis))
   panel.locator_params(axis="x", nbins=6)
-
-
-def _label_lines(panel, names):
-  """Writes the names right of the panel, each connected to its line's end."""
-  ends = [line.get_xydata()[-1] for line in panel.lines]
-  low, high = panel.get_ylim()
-  heights = _spread([y for _, y in ends], APART * (high - low))
-  for line, name, end, height in zip(
-    panel.lines, names, ends, heights, strict=True
-  ):
-    panel.annotate(
-      name,
-      end,
-      xytext=(1.02, (height - low) / (high - low)),
-      textcoords="axes fraction",
-      color=line.get_color(),
-      va="center",
-      arrowprops=dict(
-        arrowstyle="-", color=line.get_color(), lw=0.7, ls=":", shrinkB=3
-      ),
-    )
-
-
-def _spread(heights, apart):
-  """The nearest heights, by least squares, that are so far apart."""
-  order = np.argsort(heights, kind="stable")
-  steps = apart * np.arange(len(heights))
-  groups: list[list[float]] = []  # of neighbors that would overlap
-  for height in np.asarray(heights)[order] - steps:
-    groups.append([height])
-    while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
-      last = groups.pop()
-      groups[-1] += last
-  spread = np.empty(len(heights))
-  spread[order] = np.repeat([np.mean(g) for g in groups], [*map(len, groups)])
-  spread[order] += steps
-  return spread
 
 
 def _add_tokens(panel, size):
@@ -126,22 +88,16 @@ def _add_tokens(panel, size):
     "top", functions=(lambda x: x * size, lambda x: x / size)
   )
   above.set_xlabel(record_lib.LABELS["tokens"])
-  above.xaxis.set_major_formatter(_short)
+  above.xaxis.set_major_formatter(_format("tokens"))
   above.spines["top"].set_visible(False)
   above.locator_params(axis="x", nbins=6)
 
 
-def _number(x, _):
-  """A tick of time or steps."""
-  return f"{x:,.0f}" if x % 1 == 0 else f"{x:g}"
+def _format(axis):
+  """How numbers along an axis are written: 12k tokens, but 12,000 steps."""
+  from matplotlib import ticker
 
-
-def _short(x, _):
-  """A tick of tokens, of which there may be billions."""
-  for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if x >= size:
-      return f"{x / size:g}{letter}"
-  return f"{x:g}"
+  return ticker.EngFormatter(sep="") if axis == "tokens" else "{x:,.10g}"
 
 
 def _shorten(name):

@@ -191,10 +191,10 @@ def _expected_configs(plan):
 
 
 def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
-  """Checks that a folder can hold a comparison.
+  """Checks that a folder, which need not exist, can hold a comparison.
 
   Args:
-    root: the folder, which need not exist.
+    root: the folder.
     about: what is compared, see `Plan.about`.
 
   Raises:
@@ -206,7 +206,7 @@ def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
   if (root / NAME).exists():
-    old = read_json(root / NAME, *about)
+    old = atomic.read_json(root / NAME, *about)
     if differing := [name for name in about if old[name] != about[name]]:
       raise ValueError(
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
@@ -219,20 +219,3 @@ def create_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
   root.mkdir(parents=True, exist_ok=True)
   if not (root / NAME).exists():
     atomic.write_text(root / NAME, json.dumps(about) + "\n")
-
-
-def read_json(path: pathlib.Path, *fields: str) -> Any:
-  """Reads a JSON file; if fields are named, an object that has them.
-
-  Raises:
-    ValueError: it holds anything else.
-  """
-  try:
-    content = json.loads(path.read_bytes())
-    if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
-      raise ValueError(f"it has no {' or no '.join(fields)}")
-  except (ValueError, IsADirectoryError, RecursionError) as error:
-    raise ValueError(
-      f"{path} cannot be read ({error}); delete it, or use another --workdir"
-    ) from error
-  return content

@@ -158,19 +158,8 @@ def _mean_of_known(values):
 
 
 def read(path: pathlib.Path) -> Record:
-  """Reads a record.
-
-  Raises:
-    ValueError: it is none.
-    OSError: it cannot be read.
-  """
-  record = atomic.read_json(path)
-  if not isinstance(record, dict) or not {"about", "runs"} <= record.keys():
-    raise ValueError(
-      f"{path} is not a record of a comparison; run its command again to write"
-      " one"
-    )
-  return record
+  """Reads a record; raises as `atomic.read_json` does."""
+  return atomic.read_json(path, "about", "runs")
 
 
 def write(path: pathlib.Path, record: Record) -> None:

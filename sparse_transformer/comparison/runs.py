@@ -5,7 +5,7 @@ import pathlib
 import resource
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,179 +13,143 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic
 from sparse_transformer.comparison import budget as budget_lib, process, record
-from sparse_transformer.comparison.plan import Plan, experiments, read_json
+from sparse_transformer.comparison.plan import Plan, experiments
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.run import in_float32, open_run
 
-# Fields of a run's result.json: after training, and after scoring.
-TRAINED = (
-  "steps",
-  "seconds",
-  "processor_seconds",
-  "tokens_per_step",
-  "tokens_per_second",
-  "flops",
-  "parameters",
-  "peak_bytes",
-  "unit",
-)
-SCORED = *TRAINED, "best_step", "validation"
+RESULT = "result.json"  # in the workdir of a run
 
 
-def decide_steps(plan: Plan) -> None:
-  """Writes the number of steps of each run into its steps.json, once.
-
-  Runs with the same value have equally many steps.
-  """
-  paths = {choice: _steps_path(plan, choice) for choice in plan.choices}
-  new = [choice for choice in plan.choices if not paths[choice].exists()]
-  if new and plan.budget[0] in budget_lib.CLOCKS:
-    print(f"measuring the steps of {', '.join(new)}", flush=True)
-    configs = {
-      str(paths[choice]): plan.config_of(choice).to_dict() for choice in new
-    }
-    task = f"the measurement of steps in {plan.root}"
-    process.call(task, measure_steps, configs, plan.budget)
-  for choice, path in paths.items():
-    steps = (
-      _read_steps(path)
-      if path.exists()
-      else budget_lib.count_steps(plan.config_of(choice), plan.budget)
-    )
-    for seed in range(plan.seeds):
-      if not (of_seed := _steps_path(plan, choice, seed)).exists():
-        _write(of_seed, steps)
+def decide_steps(plan: Plan) -> dict[str, int]:
+  """The number of training steps with each value, kept in steps.json."""
+  path = plan.root / "steps.json"
+  if not path.exists():
+    if plan.budget[0] in budget_lib.CLOCKS:
+      print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
+      configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
+      task = f"the measurement of steps in {plan.root}"
+      process.call(task, measure_steps, configs, plan.budget, str(path))
+    else:
+      steps = [
+        budget_lib.count_steps(plan.config_of(choice), plan.budget)
+        for choice in plan.choices
+      ]
+      _write(path, dict(zip(plan.choices, steps, strict=True)))
+  return atomic.read_json(path, *plan.choices)
 
 
 def measure_steps(
-  configs: Mapping[str, Mapping[str, Any]], budget: budget_lib.Budget
+  configs: Mapping[str, Mapping[str, Any]],
+  budget: budget_lib.Budget,
+  path: str,
 ) -> None:
-  """Writes the steps that a time allows with each config.
+  """Writes the steps that a time allows.
 
   Args:
-    configs: configs, by the file to write the steps to.
+    configs: configs by name.
     budget: the time of each run.
+    path: the file to write {name: steps} to.
   """
   made = experiments(ConfigDict(x).lock() for x in configs.values())
   times = budget_lib.time_per_step(list(made), budget[0])
-  for path, time in zip(configs, times, strict=True):
-    _write(pathlib.Path(path), budget_lib.steps_within(budget, time))
+  steps = [budget_lib.steps_within(budget, time) for time in times]
+  _write(pathlib.Path(path), dict(zip(configs, steps, strict=True)))
 
 
-def _steps_path(plan, choice, seed=0):
-  return plan.workdir(choice, seed) / "steps.json"
-
-
-def _read_steps(path):
-  steps = read_json(path)
-  if type(steps) is not int:
-    raise ValueError(f"{path} must be a whole number, not {steps!r}; delete it")
-  return steps
-
-
-def run_all(plan: Plan) -> list[Run]:
+def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   """Runs what has no result yet; returns all runs as in a record.
 
-  None has been scored on the test split.
+  Those with the best value on the validation split, and no others, are then
+  scored on the test split.
+
+  Args:
+    plan: what is compared.
+    steps: of training with each value.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):
     for choice in plan.choices:
-      path = plan.workdir(choice, seed) / "result.json"
-      if not path.exists() or "validation" not in read_json(path, *TRAINED):
+      path = plan.workdir(choice, seed) / RESULT
+      if not path.exists() or "validation" not in _read(path):
         print(f"{plan.field}={choice}, seed {seed}", flush=True)
-        _call(run, plan, choice, seed)
-  return [
-    _read(plan, choice, seed)
+        _call(run, plan, choice, seed, steps)
+  found = [
+    _recorded(plan.workdir(choice, seed), choice, seed)
     for choice in plan.choices
     for seed in range(plan.seeds)
   ]
+  best = record.best_choice(found)
+  for seed, of_best in enumerate(record.of_choice(found, best)):
+    path = plan.workdir(best, seed) / RESULT
+    if "test" not in _read(path):
+      print(f"{plan.field}={best}, seed {seed}: test", flush=True)
+      _call(test, plan, best, seed, steps)
+    of_best["test"] = _read(path, "test")["test"]
+  return found
 
 
-def _read(plan, choice, seed):
-  """A run as in a record."""
+def _call(function, plan, choice, seed, steps):
   workdir = plan.workdir(choice, seed)
-  result = read_json(workdir / "result.json", *SCORED)
+  config = plan.config_of(choice, seed, steps[choice])
+  task = f"the run in {workdir}"
+  process.call(task, function, config.to_dict(), str(workdir))
+
+
+def _read(path, *fields):
+  return atomic.read_json(path, "steps", "peak_bytes", *fields)
+
+
+def _recorded(workdir, choice, seed):
+  """A run as in a record, not yet scored on the test split."""
+  result = _read(workdir / RESULT, "best_step", "validation")
   lines = metrics.read(workdir)
   if not any(line["split"] == "validation" for line in lines):
     raise ValueError(
       f"{workdir / 'metrics.jsonl'} has no validation, and the run has no"
       f" curve; delete {workdir} and run the same command to train it again"
     )
-  return dict(
-    choice=choice,
-    seed=seed,
-    **{name: result[name] for name in SCORED},
-    test=None,
+  curves = dict(
     curve=record.curve(lines, "validation"),
     train=record.curve(lines, "train", record.MAX_TRAIN),
   )
-
-
-def test_best(plan: Plan, runs: Sequence[Run]) -> None:
-  """Scores the runs with the best value on the test split, each only once.
-
-  Args:
-    plan: what is compared.
-    runs: from `run_all`; of the best, `test` is set.
-  """
-  best = record.best_choice(runs)
-  for run in runs:
-    if run["choice"] == best:
-      path = plan.workdir(best, run["seed"]) / "test.json"
-      if not path.exists():
-        print(f"{plan.field}={best}, seed {run['seed']}: test", flush=True)
-        _call(test, plan, best, run["seed"])
-      run["test"] = read_json(path, "bits_per_dim", "standard_error")
-
-
-def _call(function, plan, choice, seed):
-  workdir = plan.workdir(choice, seed)
-  steps = _read_steps(_steps_path(plan, choice, seed))
-  config = plan.config_of(choice, seed, steps)
-  task = f"the run in {workdir}"
-  process.call(task, function, config.to_dict(), str(workdir))
+  return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
 
 
 def run(settings: Mapping[str, Any], folder: str) -> None:
   """Trains a run and scores it on the validation split.
 
-  Writes its result.json. If there is one without a score, the run is not
-  trained.
+  Writes its result. If there is one without a score, the run is not trained.
 
   Args:
     settings: its config.
     folder: its workdir.
   """
-  workdir = pathlib.Path(folder)
-  config = ConfigDict(settings).lock()
-  path = workdir / "result.json"
+  path, config = pathlib.Path(folder) / RESULT, ConfigDict(settings).lock()
   if not path.exists():
-    loop.train(config, workdir)
+    loop.train(config, folder)
     # The peak is of training: scoring may take place in another process.
-    _write(path, _trained(config, metrics.read(workdir)))
-  result = read_json(path, *TRAINED)
-  with open_run(workdir, in_float32(config)) as opened:
+    _write(path, _trained(config, metrics.read(folder)))
+  with open_run(folder, in_float32(config)) as opened:
     best = opened.best()
-  (workdir / "test.json").unlink(missing_ok=True)  # of another checkpoint
-  _write(path, result | dict(best_step=best["step"], validation=_score(best)))
+  scored = dict(best_step=best["step"], validation=_score(best))
+  _write(path, _read(path) | scored)
 
 
 def test(settings: Mapping[str, Any], folder: str) -> None:
-  """Scores the best checkpoint of a run on the test split, as test.json.
+  """Adds the score of the best checkpoint on the test split to a result.
 
   Args:
     settings: config of the run.
     folder: its workdir.
   """
-  workdir = pathlib.Path(folder)
-  step = read_json(workdir / "result.json", *SCORED)["best_step"]
-  with open_run(workdir, in_float32(ConfigDict(settings))) as opened:
-    (result,) = opened.evaluations("test", [step])
-  _write(workdir / "test.json", _score(result))
+  path = pathlib.Path(folder) / RESULT
+  result = _read(path, "best_step")
+  with open_run(folder, in_float32(ConfigDict(settings))) as opened:
+    (found,) = opened.evaluations("test", [result["best_step"]])
+  _write(path, result | dict(test=_score(found)))
 
 
 def _write(path, content):

@@ -84,7 +84,7 @@ class Checkpoints:
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
     if keep is not None:
-      self._report(processes.decide(lambda: _problem(self._prepare)))
+      self._attempt(self._prepare)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -96,14 +96,12 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Returns the steps of the finished checkpoints in ascending order."""
-    return self._find(saved_arrays.FOLDER)
-
-  def validations(self) -> dict[int, float]:
-    """Returns {step: bits per dim on validation data}, where known."""
-    found = {
-      s: _read_about(self._path(s)).get("validation") for s in self.steps()
+    names = {
+      path.parent.name
+      for part in (saved_arrays.FOLDER, FILES)  # one may have been deleted
+      for path in self._folder.glob(f"[0-9]*/{part}")
     }
-    return {step: bits for step, bits in found.items() if bits is not None}
+    return sorted(int(x) for x in names if x.isdecimal() and str(int(x)) == x)
 
   def fingerprint(self, step: int) -> str | None:
     """Returns a CRC-32 of a checkpoint's contents; None if it is unknown."""
@@ -147,13 +145,10 @@ class Checkpoints:
     if not processes.decide(lambda: step in self.steps()):
       tree = saved_arrays.as_tree(state)
       about = self._about | dict(
-        validation=validation,
-        digests=dict(version=digest.VERSION, arrays=digest.of_arrays(tree)),
+        validation=validation, arrays=digest.of_arrays(tree)
       )
       new = self._new(step)
-      problem = processes.decide(lambda: _problem(lambda: _make_empty(new)))
-      self._report(problem)
-      if not problem:
+      if self._attempt(lambda: _make_empty(new)):
         self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
@@ -207,7 +202,7 @@ class Checkpoints:
 
   def _last_intact(self) -> int | None:
     """The step of the last checkpoint whose files are as they were written."""
-    for step in reversed(self._find(saved_arrays.FOLDER, "about", FILES)):
+    for step in reversed(self.steps()):
       path = self._path(step)
       try:
         _verify(path)
@@ -219,18 +214,6 @@ class Checkpoints:
         return step
     return None
 
-  def _find(self, *parts: str) -> list[int]:
-    """The steps whose folders hold one of these parts, in ascending order."""
-    if not self._folder.is_dir():
-      return []
-    names = [name for name in os.listdir(self._folder) if name.isdecimal()]
-    return sorted(
-      int(name)
-      for name in names
-      if str(int(name)) == name
-      and any((self._folder / name / part).exists() for part in parts)
-    )
-
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
 
@@ -240,11 +223,13 @@ class Checkpoints:
 
   def _prepare(self) -> None:
     """Makes the folder, and finds out early whether it can be written to."""
+    if not processes.is_first():
+      return
     self._folder.mkdir(parents=True, exist_ok=True)
     for path in self._folder.glob(f"[0-9]*{TEMPORARY}"):
-      if path.is_dir():  # what a killed run was writing or deleting
-        shutil.rmtree(path, ignore_errors=True)
-    probe = self._folder / f"0{TEMPORARY}"
+      # What a killed run was writing or deleting.
+      shutil.rmtree(path, ignore_errors=True)
+    probe = self._new(0)
     probe.mkdir()
     probe.rmdir()
 
@@ -253,13 +238,8 @@ class Checkpoints:
     writing = saved_arrays.start_writing(self._new(step), tree)
     self._saving = self._thread.submit(self._complete, writing, step, about)
 
-  def _complete(
-    self, writing: contextlib.ExitStack, step: int, about: dict[str, Any]
-  ) -> None:
-    """Adds the rest when the arrays are written, and prunes older checkpoints.
-
-    Only the first process does.
-    """
+  def _complete(self, writing: Any, step: int, about: dict[str, Any]) -> None:
+    """Adds the rest when the arrays are written, and prunes older ones."""
     path, new = self._path(step), self._new(step)
     try:
       writing.close()
@@ -280,36 +260,44 @@ class Checkpoints:
     self._prune()
 
   def _prune(self) -> None:
-    steps, bits = self.steps(), self.validations()
-    best = sorted(bits, key=lambda step: (bits[step], step))[: self._keep_best]
-    kept = {*steps[-self._keep :], *best}
-    for step in steps:
-      if step not in kept:
-        _delete(self._path(step))
+    steps = self.steps()
+    bits = {s: _read_about(self._path(s)).get("validation") for s in steps}
+    known = {s: x for s, x in bits.items() if x is not None}
+    best = sorted(known, key=known.__getitem__)[: self._keep_best]
+    for step in {*steps[: -self._keep]}.difference(best):
+      _delete(self._path(step))
 
   def _check_run(self, path: pathlib.Path) -> None:
     """Raises ValueError if a checkpoint is not from the current run."""
-    saved = _read_about(path)
-    if "config" in saved and "config" in self._about:
-      current = ConfigDict(self._about["config"])
-      config_lib.check_saved(path, saved["config"], current)
-    old, new = saved.get("data"), self._about.get("data")
-    if old and new and old != new:
+    if not self._about:
+      return
+    saved, current = _read_about(path), ConfigDict(self._about["config"])
+    config_lib.check_saved(path, saved["config"], current)
+    there, here = (
+      ", ".join(f"{name} {value}" for name, value in x["data"].items())
+      for x in (saved, self._about)
+    )
+    if there != here:
       raise ValueError(
-        f"checkpoint {path} is from a run on other data ({_describe(old)})"
-        f" than the current data ({_describe(new)}); use the same data, or"
-        " another --workdir"
+        f"checkpoint {path} is from a run on other data ({there}) than the"
+        f" current data ({here}); use the same data, or another --workdir"
       )
 
-  def _attempt(self, function: Callable[[], Any]) -> None:
-    """Calls a function in all processes, and reports the first problem."""
-    problems = processes.gather(_problem(function) or "")
-    self._report(next(filter(None, problems), None))
+  def _attempt(self, function: Callable[[], Any]) -> bool:
+    """Calls a function in all processes, which then report the first problem.
 
-  def _report(self, problem: str | None) -> None:
-    """Says why a checkpoint could not be written, which all processes know."""
+    Returns:
+      Whether there was none.
+    """
+    problem = ""
+    try:
+      function()
+    except Exception as error:  # Orbax forwards what TensorStore raises
+      problem = saved_arrays.first_line(error) or type(error).__name__
+    problem = next(filter(None, processes.gather(problem)), "")
     if problem:
       processes.decide(lambda: self._fail(problem))
+    return not problem
 
   def _fail(self, problem: str) -> None:
     steps = self.steps()
@@ -333,44 +321,25 @@ class Damaged(ValueError):
     self.reason = reason
 
 
-def _problem(attempt: Callable[[], Any]) -> str | None:
-  """Why a function fails, in one line; None if it does not."""
-  try:
-    attempt()
-  except Exception as error:  # Orbax forwards what TensorStore raises
-    return saved_arrays.first_line(error) or type(error).__name__
-  return None
-
-
 def _make_empty(folder: pathlib.Path) -> None:
-  shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
-  folder.mkdir()
+  if processes.is_first():
+    shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
+    folder.mkdir()
 
 
 def _load(path: pathlib.Path, like: State) -> State:
-  """The state in a checkpoint whose files have been verified.
-
-  Raises:
-    ValueError: it is from another network, or cannot be restored.
-  """
+  """The state in a checkpoint whose files have been verified."""
   found = saved_arrays.read(path, like)
-  _check_digests(path, found)
-  return State(**found)
-
-
-def _check_digests(path: pathlib.Path, tree: dict[str, Any]) -> None:
-  """Raises ValueError if arrays are not those that were saved, bit for bit."""
-  saved = _read_about(path)["digests"]
-  if saved["version"] != digest.VERSION:
-    return  # of another formula; the files have been verified
-  found = digest.of_arrays(tree)
-  if other := [x for x in found if saved["arrays"].get(x) != found[x]]:
+  digests = digest.of_arrays(found)
+  saved = _read_about(path).get("arrays", digests)
+  if other := [x for x in digests if saved.get(x) != digests[x]]:
     raise ValueError(
       f"checkpoint {path} has intact files, but some arrays, restored on"
       f" {jax.device_count()} devices, have other bits than were saved:"
       f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
       " other devices"
     )
+  return State(**found)
 
 
 def _verify(path: pathlib.Path) -> None:
@@ -429,7 +398,3 @@ def _read_about(path: pathlib.Path) -> dict[str, Any]:
     return atomic.read_json(path / "about" / "metadata")
   except (OSError, ValueError):
     return {}
-
-
-def _describe(digest: dict[str, Any]) -> str:
-  return ", ".join(f"{name} {value}" for name, value in digest.items())

@@ -8,8 +8,6 @@ from jax import lax
 
 from sparse_transformer.training import processes
 
-VERSION = 1  # of the formula
-
 
 def of_arrays(tree: Any) -> dict[str, str]:
   """{path: digest, 16 hexadecimal digits} of all arrays of a pytree.

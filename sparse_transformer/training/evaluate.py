@@ -1,17 +1,17 @@
 """Bits per dim over a split, with every position counted once."""
 
-import contextlib
 import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import tqdm
+from jax.sharding import Mesh, NamedSharding
 
-from sparse_transformer.training import processes, rows, step as step_lib
+from sparse_transformer.training import processes, step as step_lib
 
 Losses = Callable[[Any, Any], jax.Array]
 
@@ -123,7 +123,7 @@ def bits_per_dim(
   windows: Sequence,
   *,
   batch_size: int,
-  sharding: jax.sharding.Sharding | None,
+  sharding: NamedSharding,
   name: str | None = None,
   tally: Tally | None = None,
   check_stop: Callable[[], None] | None = None,
@@ -158,7 +158,7 @@ def bits_per_dim(
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
-    with _mesh_of(sharding):
+    with jax.set_mesh(cast(Mesh, sharding.mesh)):
       nats_BL = losses(params, tokens_BL)
     nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
     tally.add(nats, scored)
@@ -177,14 +177,6 @@ def _place(windows, start, shape, sharding):
     return [np.zeros_like(x) for x in windows[0]]
 
   return (
-    rows.place(lambda i: read(i)[0], shape, sharding),
-    rows.place(lambda i: read(i)[1], shape, sharding),
+    processes.place(lambda i: read(i)[0], shape, sharding),
+    processes.place(lambda i: read(i)[1], shape, sharding),
   )
-
-
-def _mesh_of(sharding):
-  """A context with the mesh of a sharding, if it has one."""
-  mesh = getattr(sharding, "mesh", None)
-  if isinstance(mesh, jax.sharding.Mesh):
-    return jax.set_mesh(mesh)
-  return contextlib.nullcontext()

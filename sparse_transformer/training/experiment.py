@@ -19,7 +19,7 @@ from sparse_transformer.training import (
   costs,
   evaluate,
   mesh as mesh_lib,
-  rows,
+  processes,
   step as step_lib,
 )
 from sparse_transformer.training.optimizer import make_optimizer
@@ -139,7 +139,7 @@ class Experiment:
     numbers = self.numbers[updates]
     shape = len(numbers), self.model.length
     read = lambda i: self.examples[int(numbers[i])]
-    return rows.place(read, shape, self.batch_sharding)
+    return processes.place(read, shape, self.batch_sharding)
 
   def restore(
     self, checkpoints: Checkpoints, step: int | None = None

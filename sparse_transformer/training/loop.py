@@ -1,13 +1,12 @@
 """The training loop of a run."""
 
 import contextlib
-import functools
 import math
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from sparse_transformer import config as config_lib, model as model_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
 from sparse_transformer.figures.patterns import save_patterns
-from sparse_transformer.model import Config
 from sparse_transformer.training import (
   cautions,
   checkpoint,
@@ -51,17 +49,17 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
-  experiment = processes.together(functools.partial(_checked, config))
+  experiment = processes.together(lambda: Experiment(config))
+  processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)
   processes.decide(lambda: config_lib.check_config(workdir, config))
   if processes.is_first():
     cautions.report(config)
-  model = experiment.model
 
   with (
-    _hold(workdir),
+    workdir_lib.hold(workdir),
     # Until the first step is done, there is nothing to save.
-    signals_lib.Signals(expendable=True) as signals,
+    processes.Stops(expendable=True) as stops,
     checkpoint.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
@@ -72,7 +70,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
   ):
     state = _first_state(experiment, checkpoints)
     step = int(state.step)
-    processes.decide(lambda: _describe(workdir, config, model, step))
+    processes.decide(lambda: _describe(workdir, experiment, step))
     with metrics.Writer(
       workdir,
       step=step,
@@ -81,40 +79,18 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       silent=not processes.is_first(),
     ) as writer:
       lines = processes.decide(lambda: metrics.read(workdir))
-      stops = processes.Stops(signals)
       state = _run(experiment, state, lines, writer, checkpoints, stops)
     checkpoints.finish()
-    if stops.name:
+    if stops.reason:
       raise signals_lib.Stopped(
-        f"{stops.name} at step {int(state.step)}, which is saved; run the"
+        f"{stops.reason} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
   return state
 
 
-def _checked(config: ConfigDict) -> Experiment:
-  """The experiment of a config, see `check`."""
-  experiment = Experiment(config)
-  check(experiment)
-  return experiment
-
-
-@contextlib.contextmanager
-def _hold(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds the workdir, in the first process, while all of them use it."""
-  with contextlib.ExitStack() as stack:
-    held = workdir_lib.hold(workdir)
-    holder = processes.decide(lambda: stack.enter_context(held))
-    processes.together(lambda: workdir_lib.check_held(workdir, holder))
-    yield
-
-
 def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
-  """The description of the run for its checkpoints.
-
-  Raises:
-    ValueError: other processes have another config, other data or packages.
-  """
+  """The description of the run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: checkpoint.about(config, source))
   fields = config_lib.flatten(config)
@@ -125,10 +101,9 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(
-  workdir: pathlib.Path, config: ConfigDict, model: Config, step: int
-) -> None:
+def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
   """Writes the config and a picture of the patterns."""
+  config, model = experiment.config, experiment.model
   config_lib.write_config(workdir, config, step)
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
@@ -183,7 +158,8 @@ def _run(
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
-    if first > _last_validated(lines) and is_due(
+    validated = [x["step"] for x in lines if x["split"] == "validation"]
+    if first > max(validated, default=0) and is_due(
       first, config.eval.every, last
     ):
       # A signal had interrupted this validation.
@@ -194,7 +170,7 @@ def _run(
       batch = experiment.batch(step)
       state, measured = experiment.update(state, batch)
       bits = None
-      stops.signals.expendable = False
+      stops.expendable = False
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
@@ -228,9 +204,9 @@ def _run(
   # -- The end.
   _act(monitor.flush(), experiment, writer)
   watch.stop()
-  if last == 0 or stops.name:
+  if last == 0 or stops.reason:
     checkpoints.save(state, bits)
-  if stops.name:
+  if stops.reason:
     writer.note(int(state.step), "stopped", **watch.times())
   return state
 
@@ -289,12 +265,6 @@ def _first_state(
   if processes.is_first():
     print(f"resumes from step {int(state.step)}", flush=True)
   return state
-
-
-def _last_validated(lines: Sequence[Mapping]) -> int:
-  """The step of the last validation in metrics.jsonl, else 0."""
-  steps = [line["step"] for line in lines if line["split"] == "validation"]
-  return steps[-1] if steps else 0
 
 
 def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:

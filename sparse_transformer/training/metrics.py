@@ -227,11 +227,7 @@ class Stopwatch:
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the lines of `metrics.jsonl` as dictionaries, in order."""
-  return _complete_lines(pathlib.Path(workdir) / "metrics.jsonl")
-
-
-def _complete_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  lines = []
+  path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   for text in path.read_text("utf-8", errors="replace").splitlines():
     # A killed run may have left half a line.
     with contextlib.suppress(ValueError, RecursionError):
@@ -257,6 +253,5 @@ def _is_complete(line: Any) -> bool:
 def _truncate(path: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, and incomplete ones."""
   if path.exists():
-    kept = [line for line in _complete_lines(path) if line["step"] <= step]
-    text = "".join(json.dumps(line) + "\n" for line in kept)
-    atomic.write_text(path, text)
+    kept = [line for line in read(path.parent) if line["step"] <= step]
+    atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))

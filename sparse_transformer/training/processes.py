@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from sparse_transformer.training.signals import Signals, Stopped
 
@@ -31,8 +31,6 @@ LOST = (
   *("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
   *("Gloo", "NCCL", "onnection"),
 )
-
-_is_agreed = False  # that the program ends now, in all processes
 
 
 @contextlib.contextmanager
@@ -80,10 +78,10 @@ def joined(
   atexit.register(_leave)
   try:
     yield
-    _agree()
+    _end_together()
   except (Stopped, FloatingPointError) as error:
     # All processes raise it, as they have the same numbers.
-    _agree()
+    _end_together()
     if is_first():
       raise
     # The status that cli.py would exit with.
@@ -101,18 +99,14 @@ def joined(
 
 
 def _check(coordinator, num_processes, process_id):
-  given = dict(
-    coordinator=coordinator, num_processes=num_processes, process_id=process_id
-  )
-  missing = [f"--{name}" for name, value in given.items() if value is None]
-  if len(missing) == len(given):
+  given = coordinator, num_processes, process_id
+  if given == (None,) * 3:
     return  # the cluster says it
-  if missing:
+  if None in given:
     raise ValueError(
-      f"{' and '.join(missing)} must be given: every process needs"
-      " --coordinator, --num_processes and --process_id"
+      "--coordinator, --num_processes and --process_id must be given together"
     )
-  host, _, port = str(coordinator).rpartition(":")
+  host, _, port = coordinator.rpartition(":")
   if not host or not port.isdecimal() or int(port) >= 2**16:
     raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
   if not 0 <= process_id < num_processes:
@@ -149,20 +143,19 @@ def _within(coordinator, seconds):
     timer.cancel()
 
 
-def _agree():
-  global _is_agreed
-  _is_agreed = True
-
-
 def _leave():
   """Ends at once a process that the others do not know to end.
 
   JAX would first wait for them to exit, and they may wait for this one.
   """
-  if not _is_agreed:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(1)
+
+
+def _end_together():
+  """All processes know that the program ends now."""
+  atexit.unregister(_leave)
 
 
 def are_several() -> bool:
@@ -182,17 +175,8 @@ def decide(function: Callable[[], T]) -> T:
   """
   if not are_several():
     return function()
-  told, error = {}, None
-  if is_first():
-    try:
-      told = dict(value=function())
-    except Exception as raised:
-      error = raised
-  told = json.loads(gather(json.dumps(told))[0])
-  if "value" not in told:
-    _agree()
-    raise error or SystemExit(1)
-  return told["value"]
+  value = together(lambda: function() if is_first() else None)
+  return json.loads(gather(json.dumps(value))[0])
 
 
 def together(function: Callable[[], T]) -> T:
@@ -211,7 +195,7 @@ def together(function: Callable[[], T]) -> T:
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   number = next((i for i, text in enumerate(errors) if text), None)
   if number is not None:
-    _agree()
+    _end_together()
     if not is_first():
       raise SystemExit(1)
     raise error or ValueError(f"in process {number}: {errors[number]}")
@@ -229,8 +213,8 @@ def check_same(values: Mapping[str, Any]) -> None:
   """
 
   def compare():
-    for number, text in enumerate(texts):
-      other = json.loads(text)
+    first, *others = map(json.loads, texts)
+    for number, other in enumerate(others, 1):
       for name in sorted({*first, *other}):
         a, b = first.get(name), other.get(name)
         if a != b:
@@ -239,10 +223,8 @@ def check_same(values: Mapping[str, Any]) -> None:
             " all processes with the same command, code and data"
           )
 
-  if are_several():
-    texts = gather(json.dumps(values))
-    first = json.loads(texts[0])
-    decide(compare)
+  texts = gather(json.dumps(values))
+  together(compare)
 
 
 def gather(text: str) -> list[str]:
@@ -269,25 +251,43 @@ def fetch(x: jax.Array) -> np.ndarray:
   return multihost_utils.process_allgather(x, tiled=True)
 
 
-class Stops:
+def place(
+  read: Callable[[int], np.ndarray],
+  shape: tuple[int, int],
+  sharding: Sharding,
+) -> jax.Array:
+  """An array [B, L] on devices; each process reads only the rows it needs.
+
+  Args:
+    read: gives row i, [L]. It is called once for each row that a device of
+      this process has.
+    shape: (B, L).
+    sharding: of the array, which splits rows only.
+  """
+  row = functools.cache(read)  # several devices may have the same ones
+
+  def part(index):
+    return np.stack([row(i) for i in range(shape[0])[index[0]]])
+
+  return jax.make_array_from_callback(shape, sharding, part)
+
+
+class Stops(Signals):
   """Signals of all processes, which stop together.
 
   Each process gives its signal to a sum over all of them, and reads the
   result of the one before: nothing waits.
-
-  Attributes:
-    signals: those of this process.
   """
 
-  def __init__(self, signals: Signals):
-    self.signals = signals
+  def __init__(self, expendable: bool = False):
+    super().__init__(expendable)
     self._last: jax.Array | None = None
     self._agreed: str | None = None
 
   @property
-  def name(self) -> str | None:
+  def reason(self) -> str | None:
     """The signal that all processes stop for; None if there is none."""
-    return self._agreed if are_several() else self.signals.name
+    return self._agreed if are_several() else self.name
 
   def check(self) -> None:
     """Raises Stopped if any process caught a signal.
@@ -295,28 +295,26 @@ class Stops:
     All processes must call it equally often.
     """
     if not are_several():
-      return self.signals.check()
-    last, self._last = self._last, self._sent()
+      return super().check()
+    number = signal.Signals[self.name] if self.name else 0
+    last, self._last = self._last, _largest(number)
     if last is not None and (number := int(last)):
       self._agreed = signal.Signals(number).name
       raise Stopped(self._agreed)
 
-  def _sent(self):
-    """The largest number of a signal, as it will be known."""
-    name = self.signals.name
-    number = np.array([signal.Signals[name] if name else 0], np.int32)
-    split, largest = _over_all_devices()
-    num = jax.device_count()
-    return largest(
-      jax.make_array_from_callback((num,), split, lambda _: number)
-    )
+
+def _largest(number):
+  """The largest of the numbers of all processes, as it will be known."""
+  split, largest = _over_all_devices()
+  part = np.array([number], np.int32)
+  shape = (jax.device_count(),)
+  return largest(jax.make_array_from_callback(shape, split, lambda _: part))
 
 
 @functools.cache
 def _over_all_devices():
   """(how to give each device a number, the largest of them on every device)."""
-  num = jax.device_count()
-  mesh = jax.make_mesh((num,), ("all",), (AxisType.Auto,))
-  split = NamedSharding(mesh, PartitionSpec("all"))
+  mesh = jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,))
   whole = NamedSharding(mesh, PartitionSpec())
-  return split, jax.jit(jnp.max, out_shardings=whole)
+  largest = jax.jit(jnp.max, out_shardings=whole)
+  return NamedSharding(mesh, PartitionSpec("all")), largest

@@ -17,24 +17,21 @@ from sparse_transformer.training.step import State
 FOLDER = "state"  # in that of a checkpoint
 
 
-def start_writing(path: pathlib.Path, tree: Any) -> contextlib.ExitStack:
-  """Starts to write arrays into a checkpoint, asynchronously.
+def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
+  """Starts to write arrays, from `as_tree`, into the folder of a checkpoint.
 
   All processes write their shards. Arrays may be donated after the call: on
   accelerators they are copied to the host first, and JAX does not reuse the
   memory of those on CPUs while Orbax refers to it.
 
-  Args:
-    path: the folder of the checkpoint.
-    tree: the arrays, from `as_tree`.
-
   Returns:
-    What `close` waits for; it raises the error of the save, if any.
+    Its `close` waits, and raises the error of the save, if any.
   """
   with contextlib.ExitStack() as stack:
     orbax = stack.enter_context(_orbax())
     orbax.save(path / FOLDER, args=ocp.args.StandardSave(tree))
-    return stack.pop_all()
+    stack.pop_all()
+    return orbax
 
 
 def read(path: pathlib.Path, like: State) -> dict[str, Any]:
@@ -79,7 +76,15 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
     )
   else:
     tree.pop("loss_scale", None)
-  _check_shapes(path, _shapes(metadata.tree), _shapes(tree))
+  saved, expected = _shapes(metadata.tree), _shapes(tree)
+  names = sorted(saved.keys() | expected.keys())
+  if differing := [n for n in names if saved.get(n) != expected.get(n)]:
+    raise ValueError(
+      f"checkpoint {path} is from another network: the shapes of"
+      f" {', '.join(differing[:3])} differ; omit overrides of the model, and"
+      " use patterns with the centroids and learned spans that it was trained"
+      " with"
+    )
   return tree
 
 
@@ -95,23 +100,6 @@ def _readable(path: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def _check_shapes(
-  path: pathlib.Path,
-  saved: dict[str, tuple[int, ...]],
-  expected: dict[str, tuple[int, ...]],
-) -> None:
-  """Raises ValueError if a checkpoint is from another network."""
-  names = sorted(saved.keys() | expected.keys())
-  differing = [n for n in names if saved.get(n) != expected.get(n)]
-  if differing:
-    raise ValueError(
-      f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; omit overrides of the model, and"
-      " use patterns with the centroids and learned spans that it was trained"
-      " with"
-    )
-
-
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """The shape of each array by its path, spelled as in Orbax."""
   return {
@@ -120,12 +108,8 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   }
 
 
-@contextlib.contextmanager
-def _orbax() -> Iterator[ocp.AsyncCheckpointer]:
-  """Reads and writes arrays; exits when that is done.
-
-  If there are several processes, all of them have to.
-  """
+def _orbax() -> ocp.AsyncCheckpointer:
+  """Reads and writes arrays; a context manager, in all processes."""
   # Orbax's default is to wait for others by a program on the devices, which
   # may be in the middle of a step.
   everyone = set(range(jax.process_count()))
@@ -133,17 +117,10 @@ def _orbax() -> Iterator[ocp.AsyncCheckpointer]:
     active_processes=everyone if processes.are_several() else None
   )
   handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
-  # Orbax logs the traceback of each error that it also raises.
-  logger = logging.getLogger("absl")
-  logger.addFilter(_is_not_orbax)
-  try:
-    with ocp.AsyncCheckpointer(
-      handler, multiprocessing_options=options
-    ) as checkpointer:
-      yield checkpointer
-  finally:
-    logger.removeFilter(_is_not_orbax)
+  return ocp.AsyncCheckpointer(handler, multiprocessing_options=options)
 
 
-def _is_not_orbax(record: logging.LogRecord) -> bool:
-  return "/orbax/checkpoint/" not in record.pathname
+# Orbax logs the traceback of each error that it also raises.
+logging.getLogger("absl").addFilter(
+  lambda record: "/orbax/checkpoint/" not in record.pathname
+)

@@ -5,7 +5,7 @@ import pathlib
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, Self
 
 STOPPING = signal.SIGTERM, signal.SIGINT
 
@@ -34,7 +34,7 @@ class Signals:
     self.expendable = expendable
     self._handlers: dict[signal.Signals, Any] = {}
 
-  def __enter__(self) -> "Signals":
+  def __enter__(self) -> Self:
     self.name = None
     if threading.current_thread() is not threading.main_thread():
       return self  # only the main thread can handle signals

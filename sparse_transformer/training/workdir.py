@@ -8,58 +8,57 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-
-def check_held(workdir: str | os.PathLike, holder: str) -> None:
-  """Checks that the workdir is the one that another process holds.
-
-  Args:
-    workdir: the folder.
-    holder: what `hold` returned in that process.
-
-  Raises:
-    ValueError: it is not, as when hosts have a folder of this name each.
-  """
-  path = pathlib.Path(workdir) / "lock"
-  found = path.read_text() if path.exists() else "nobody"
-  if found != holder:
-    raise ValueError(
-      f"{workdir} is not the folder that the first process uses: it is held by"
-      f" {found}, not by {holder}; all processes need the same folder, on a"
-      " shared file system"
-    )
+from sparse_transformer.training import processes
 
 
 @contextlib.contextmanager
-def hold(workdir: str | os.PathLike) -> Iterator[str]:
+def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
-  The operating system owns the lock: it is released when the process ends,
-  however it ends.
-
-  Returns:
-    What the lock says about the holder.
+  The first process locks it for all. The operating system owns the lock: it is
+  released when the process ends, however it ends.
 
   Raises:
-    ValueError: another process holds it; the message names process and host.
+    ValueError: another run holds it; the message names process and host. Or
+      the processes have different folders of this name.
   """
   path = pathlib.Path(workdir) / "lock"
+  with contextlib.ExitStack() as stack:
+    holder = processes.decide(lambda: _lock(path, stack))
+    processes.together(lambda: _check_held(path, holder))
+    yield
+
+
+def _lock(path, stack):
+  """Locks the file until the stack is closed; returns what it says."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open("a+") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      file.seek(0)
-      holder = file.read().strip() or "another process"
-      raise ValueError(
-        f"{workdir} is in use by {holder}; wait until it ends, or use another"
-        " --workdir"
-      ) from None
-    now = datetime.datetime.now().isoformat(" ", "seconds")
-    holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
-    # The name of the holder is optional: a full disk is not an error here.
-    with contextlib.suppress(OSError):
-      file.truncate(0)
-      file.write(holder)
-      file.flush()
-      os.fsync(file.fileno())
-    yield holder
+  file = stack.enter_context(path.open("a+"))
+  file.seek(0)
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    holder = file.read().strip() or "another process"
+    raise ValueError(
+      f"{path.parent} is in use by {holder}; wait until it ends, or use another"
+      " --workdir"
+    ) from None
+  now = datetime.datetime.now().isoformat(" ", "seconds")
+  holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+  # The name of the holder is optional: a full disk is not an error here.
+  with contextlib.suppress(OSError):
+    file.truncate(0)
+    file.write(holder)
+    file.flush()
+    os.fsync(file.fileno())
+  return holder
+
+
+def _check_held(path, holder):
+  """Raises ValueError if hosts have a folder of this name each."""
+  found = path.read_text() if path.exists() else "nobody"
+  if processes.are_several() and found != holder:
+    raise ValueError(
+      f"{path.parent} is not the folder that the first process uses: it is held"
+      f" by {found}, not by {holder}; all processes need the same folder, on a"
+      " shared file system"
+    )

@@ -352,5 +352,3 @@ def test_restored_arrays_with_other_bits_are_an_error(
     ):
       load(tmp_path, state)
   assert steps(tmp_path) == [4]
-  monkeypatch.setattr(digest, "VERSION", 2)  # as in a checkpoint of the future
-  assert_same(restore_last(tmp_path, state), at(state, 4))

@@ -102,7 +102,7 @@ def saved(workdir):
   found = {}
   for path in (workdir / "checkpoints").iterdir():
     about = json.loads((path / "about" / "metadata").read_text())
-    found[int(path.name)] = about["digests"]["arrays"]
+    found[int(path.name)] = about["arrays"]
   return found
 
 
@@ -133,8 +133,8 @@ def test_two_processes_stop_together_and_one_resumes(tmp_path):
 @pytest.mark.parametrize(
   "given, words",
   [
-    (("host:1", None, None), "--num_processes and --process_id must be given"),
-    ((None, None, 1), "--coordinator and --num_processes must be given"),
+    (("host:1", None, None), "--process_id must be given together"),
+    ((None, None, 1), "--process_id must be given together"),
     (("host", 2, 1), "--coordinator=host must be HOST:PORT"),
     (("host:70000", 2, 1), "must be HOST:PORT"),
     (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),

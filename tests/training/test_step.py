@@ -1,11 +1,7 @@
 """Tests of a training step: loss, update, accumulation, randomness."""
 
 import functools
-import json
 import math
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,7 @@ import optax
 import pytest
 import runs
 
-from sparse_transformer.training import loop, step as step_lib
+from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_optimizer, make_schedule
 
@@ -214,13 +210,6 @@ def test_accumulation_gives_the_same_update(trained):
   )
 
 
-def test_untrained_loss_is_the_log_of_the_vocabulary_size(trained):
-  experiment, batches, _, states, _ = trained
-  losses = experiment.losses(states[0].params, batches[0])
-  assert losses.shape == batches[0].shape
-  np.testing.assert_allclose(losses, np.float32(math.log(17)), rtol=1e-7)
-
-
 def test_initial_state_is_a_function_of_the_seed(trained):
   experiment = trained[0]
   init = jax.jit(
@@ -276,71 +265,3 @@ def test_gradient_is_that_of_all_losses_and_nats_are_nats(accumulation):
   for name, values in measure(state.params).items():
     expected = values.mean(0) if values.ndim == 1 else values
     np.testing.assert_allclose(measured[name], expected, rtol=1e-6)
-
-
-# Devices.
-
-DEVICES = """
-import json, sys
-_, backend, workdir, changes, *sys.path[:0] = sys.argv
-import jax, runs
-from sparse_transformer.attention import registry, triton
-from sparse_transformer.training import loop, step
-
-seen, plain = [], step.train_step
-
-def train_step(state, tokens_BL, **kwargs):
-  jax.debug.inspect_array_sharding(
-    tokens_BL, callback=lambda s: seen.append(s.shard_shape((8, 64)))
-  )
-  return plain(state, tokens_BL, **kwargs)
-
-step.train_step = train_step
-jax.config.update("jax_disable_most_optimizations", True)
-registry.register("interpreted", triton.Triton(interpret=True))
-changes = json.loads(changes) | {"attention.backend": backend}
-state = loop.train(runs.tiny(**changes), workdir)
-assert seen[0][0] == 2, seen
-for x in jax.tree.leaves(state):
-  assert x.sharding.is_fully_replicated and len(x.sharding.device_set) == 4
-"""
-
-
-@pytest.mark.parametrize(
-  "backend, more",
-  [
-    pytest.param("auto", {}, marks=pytest.mark.soak),
-    pytest.param("interpreted", {"model.width": 32}, marks=pytest.mark.soak),
-    pytest.param("auto", {"model.experts": 4}, marks=pytest.mark.soak),
-    pytest.param(
-      "auto", {"attention.pattern": runs.CONTENT}, marks=pytest.mark.soak
-    ),
-  ],
-)
-def test_run_on_four_devices_equals_the_run_on_one(backend, more, tmp_path):
-  changes = {"train.accumulation": 2, "model.dropout": 0.1, "train.steps": 3}
-  changes |= more
-  process = subprocess.Popen(
-    [
-      *(sys.executable, "-c", DEVICES, backend, tmp_path / "4"),
-      *(json.dumps(changes), runs.REPO, runs.REPO / "tests"),
-    ],
-    env={
-      **os.environ,
-      "XLA_FLAGS": runs.flags_of_devices(4),
-      "JAX_PLATFORMS": "cpu",
-    },
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  loop.train(runs.tiny(**changes), tmp_path / "1")
-  _, stderr = process.communicate(timeout=240)
-  assert process.returncode == 0, stderr
-  expected, found = map(runs.without_speed, (tmp_path / "1", tmp_path / "4"))
-  assert len(expected) == 4  # 3 steps and a validation
-  for line, other in zip(expected, found, strict=True):
-    assert other.pop("split") == line.pop("split")
-    loads = (np.array(x.pop("expert_load", [])) for x in (line, other))
-    np.testing.assert_array_equal(*loads)
-    assert other == pytest.approx(line, rel=1e-5)

@@ -20,16 +20,9 @@ Prepare = Callable[[pathlib.Path], object]
 DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 NEW = "--workdir=new"
 TRAIN, EVAL = "train.py", "eval.py"
-SAMPLE, EXPLAIN, COMPARE, REPORT, DATA, FIGURES = (
+SAMPLE, EXPLAIN, COMPARE, REPORT, DATA = (
   f"sparse_transformer/{name}.py"
-  for name in (
-    "sample",
-    "explain",
-    "compare",
-    "report",
-    "data/__main__",
-    "figures/__main__",
-  )
+  for name in ("sample", "explain", "compare", "report", "data/__main__")
 )
 VARY = "--vary=attention.pattern=dense,local"
 # The words before a case in a table.
@@ -41,7 +34,6 @@ BASES = {
   SAMPLE: ("--workdir=run",),
   REPORT: ("--workdir=run",),
   DATA: ("prepare",),
-  FIGURES: (),
 }
 
 
@@ -320,10 +312,6 @@ more                                  => unexpected argument 'more'
 mnist                                 => mnist.*cifar10
 digits                                => digits.*cifar10
 ../cifar10                            => cifar10
-""",
-  FIGURES: r"""
-nowhere                               => expected one argument
---out=a.png
 """,
 }
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
   "config": {"atomic", "rules"},
   "patterns": set(),
   "data": {"machine"},
-  "figures": {"tables", "rules", "patterns"},
+  "figures": {"patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention"},
   "training": {
@@ -141,7 +141,7 @@ MISSPELT = {
   "eval": ("script", "eval.py", "--workdir=unused"),
   **{
     name: ("module", f"sparse_transformer.{name}")
-    for name in (*COMMANDS, "data", "figures")
+    for name in (*COMMANDS, "data")
   },
 }
 

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "attention",
     "model",
   },
-  "targets": {"tables", "attention", "training"},
+  "targets": {"config", "tables", "attention", "training"},
 }
 COMMANDS = "sample", "explain", "compare", "report"
 

@@ -78,7 +78,7 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str
 ) -> Case:
-  """The attention of one micro-batch, for a platform of `attention.registry`."""
+  """The attention of one micro-batch, for a `platform` as in `Case`."""
   qk_width, value_width = widths(model)
   return Case(
     batch=config.train.batch_size // config.train.accumulation,
@@ -326,7 +326,7 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
     neither the parameters themselves nor constants of the program.
   """
   heads, inner = model.num_heads, model.mlp_width
-  if model.vocab_size in (heads, inner):
+  if sizes["tensor"] > 1 and model.vocab_size in (heads, inner):
     # Logits must not look as if they were split.
     model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
 

@@ -101,8 +101,8 @@ def _show_query(axis, weights, query, width):
   missing = -len(weights) % width
   cells = np.pad(weights, (0, missing), constant_values=-1).reshape(-1, width)
   sizes = [cell_size(side) for side in cells.shape]
-  for side, size in enumerate(sizes):
-    starts = np.arange(0, cells.shape[side], size)
+  for side in (0, 1):
+    starts = np.arange(0, cells.shape[side], sizes[side])
     cells = np.maximum.reduceat(cells, starts, axis=side)
   show(axis, paint(cells, cells.max()), aspect="auto")
   y, x = query // width // sizes[0], query % width // sizes[1]

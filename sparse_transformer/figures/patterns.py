@@ -160,8 +160,8 @@ def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
   cells = np.zeros(rows * -(-length // rows), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
-  cells = cells.reshape(rows, -1)
-  return paint(cells, *(-(-side // MAX_CELLS) for side in cells.shape))
+  in_data = cells.reshape(rows, -1)
+  return paint(in_data, *(-(-side // MAX_CELLS) for side in in_data.shape))
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:

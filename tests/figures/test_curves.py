@@ -43,10 +43,10 @@ def test_curves_of_a_run_go_through_their_points():
 
 
 def test_speed_leaves_out_lines_without_it():
-  axis = draw(curves.throughput_by_step(LINES))
+  axis = draw(curves.speed_by_step(LINES, "tokens_per_second"))
   assert points(axis) == [[[2, 7]]]
   lines = [line | dict(mfu=0.4) for line in TRAIN]
-  axis = draw(curves.utilization_by_step([*lines, LINES[-1]]))
+  axis = draw(curves.speed_by_step([*lines, LINES[-1]], "mfu"))
   assert points(axis) == [[[1, 0.4], [2, 0.4]]]
 
 
@@ -58,7 +58,9 @@ def test_throughput_is_below_the_top_of_the_frame(rates):
     dict(step=i, split="train", tokens_per_second=rate)
     for i, rate in enumerate(rates)
   ]
-  bottom, top = draw(curves.throughput_by_step(lines)).get_ylim()
+  bottom, top = draw(
+    curves.speed_by_step(lines, "tokens_per_second")
+  ).get_ylim()
   assert bottom == 0 and 1.05 * max(rates) < top < 1.2 * max(rates)
 
 
@@ -68,7 +70,7 @@ def test_throughput_is_below_the_top_of_the_frame(rates):
 def test_any_lines_can_be_drawn(lines):
   for figure in (
     curves.bits_by_step(lines, "bits/dim"),
-    curves.throughput_by_step(lines),
+    curves.speed_by_step(lines, "tokens_per_second"),
   ):
     assert np.isfinite(
       [*draw(figure).get_xlim(), *figure.axes[0].get_ylim()]

@@ -56,7 +56,10 @@ def _summary(name, experiment, lines):
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     *_experts(network, lines),
     *(
-      (f"last spans, layer {layer}", " ".join(f"{x:.1f}" for x in spans))
+      (
+        f"last spans, layer {layer}, in positions",
+        " ".join(f"{x:.1f}" for x in spans),
+      )
       for layer, spans in _last_spans(network, lines).items()
     ),
     ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
@@ -145,7 +148,7 @@ def _curves(unit, network, lines):
 
 
 def _pictures(workdir):
-  """The patterns, and the heads that `explain --workdir --example` has drawn."""
+  """The patterns, and the heads that `explain --example` has drawn."""
   path = workdir / "patterns.png"
   if path.exists():
     yield html.section("Patterns", html.picture(path, "attention patterns"))

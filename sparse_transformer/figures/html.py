@@ -95,8 +95,10 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
 
   with Image.open(file) as image:
     width, resolution = image.width, image.info.get("dpi")
-  is_open = isinstance(file, io.BytesIO)
-  data = file.getvalue() if is_open else pathlib.Path(file).read_bytes()
+  if isinstance(file, io.BytesIO):
+    data = file.getvalue()
+  else:
+    data = pathlib.Path(file).read_bytes()
   size = ""
   if resolution:
     inches = width / resolution[0]

@@ -34,9 +34,7 @@ Report = dict[str, Any]
 def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   """What a network costs and sees, as JSON values.
 
-  Args:
-    config: the experiment's config, for its batches and its optimizer.
-    model: the network, which need not be the config's.
+  The config is used for its batches and its optimizer.
 
   Raises:
     ValueError: the batch cannot be split evenly.
@@ -48,18 +46,14 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   attention = explain_attention(config, model)
   total = _total(attention, model)
   pairs = total["pairs"]
+  names = "vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
     shape=list(model.shape),
-    vocab_size=model.vocab_size,
-    num_layers=model.num_layers,
-    num_heads=model.num_heads,
-    width=model.width,
-    dtype=model.dtype,
-    remat=model.remat,
+    **{name: getattr(model, name) for name in names},
     parameters=model_lib.count_parameters(model),
     active_parameters=model_lib.count_active_parameters(model),
-    experts=explain_experts(model),
+    experts=_experts(model),
     attention=attention,
     total=total,
     reach=explain_reach(model),
@@ -68,7 +62,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
     rematerialisation=costs.rematerialization(config, model, pairs),
-    cache=explain_cache(model, attention),
+    cache=_cache(model, attention),
   )
 
 
@@ -198,17 +192,13 @@ def explain_reach(model: model_lib.Config) -> Report:
   )
 
 
-def explain_experts(model: model_lib.Config) -> Report | None:
-  """Which blocks have experts, and how many; None if none has."""
+def _experts(model: model_lib.Config) -> Report | None:
   blocks = [block for block, has in enumerate(model.has_experts) if has]
-  if not blocks:
-    return None
-  return dict(
-    blocks=blocks, number=model.experts, per_token=model.experts_per_token
-  )
+  numbers = dict(number=model.experts, per_token=model.experts_per_token)
+  return dict(blocks=blocks, **numbers) if blocks else None
 
 
-def explain_cache(
+def _cache(
   model: model_lib.Config, attention: Sequence[Report]
 ) -> Report | None:
   """The size of the cache for decoding one sequence.

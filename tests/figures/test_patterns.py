@@ -105,15 +105,6 @@ def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
       assert any(layers[layer][head] == pattern for layer in in_layers)
 
 
-def test_picture_shows_at_most_twelve_patterns(tmp_path):
-  widths = []
-  for num in (1, 200):
-    layers = tuple((patterns.Local(w),) for w in range(1, num + 1))
-    pictures.save_patterns(tmp_path / "p.png", layers, (8, 8, 1), 64)
-    widths.append(pixels(tmp_path / "p.png").shape[1])
-  assert widths[1] == widths[0] * pictures.MAX_PANELS
-
-
 def test_million_positions_are_drawn(tmp_path):
   drawn = patterns.Local(1024) | patterns.Strided(1024)
   layers = ((drawn, catalogue.Around()),)

@@ -273,7 +273,7 @@ def test_config_of_a_run_is_explained(run, capsys, tmp_path):
   "words, message",
   [
     (["--example=200"], "--example=200 must be less than 200"),
-    (["--step=3"], "--step is about an --example"),
+    (["--step=3"], "--step requires --example"),
     (["--example=1", "--temperature=0"], "--temperature=0"),
     (["--example=1", "--temperature=nan"], "--temperature=nan"),
     (["--example=1", "--step=7"], "7"),

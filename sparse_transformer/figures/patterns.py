@@ -69,13 +69,12 @@ def describe_places(layers: Sequence[int], heads: Sequence[int]) -> str:
   >>> describe_places([0, 2, 4, 6, 8], [0])
   'layers 0, 2, 4, 6 ..., head 0'
   """
-  return f"{_some('layer', layers)}, {_some('head', heads)}"
-
-
-def _some(noun, numbers):
-  more = " ..." if len(numbers) > 4 else ""
-  plural = "s" if len(numbers) > 1 else ""
-  return f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}"
+  words = []
+  for noun, numbers in (("layer", layers), ("head", heads)):
+    more = " ..." if len(numbers) > 4 else ""
+    plural = "s" if len(numbers) > 1 else ""
+    words.append(f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}")
+  return ", ".join(words)
 
 
 def panels(

@@ -176,19 +176,22 @@ def step(
     recomputed=_recomputed_flops(model, batch, pairs),
   )
   head_widths = sum(widths(model)) * model.num_heads * model.num_layers
+  # Each matmul runs three times, forward and for both gradients, and once more
+  # if it is recomputed.
+  moved = sum(
+    product.moved(tokens) * (3 + (name in REPEATED[model.remat]))
+    for name, product in _all_matmuls(model)
+  )
+  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
   traffic = dict(
-    weights=_weight_traffic(model, tokens),
+    weights=moved * itemsize(model) + logits * 4,
     # q, k, v, out forward; these and dout, dq, dk, dv backward.
     attention=6 * tokens * head_widths * itemsize(model),
     # The state is read and written, the gradients are read.
     optimizer=2 * _num_bytes(state) + _num_bytes(state.params),
   )
-  return dict(
-    sequences=batch,
-    tokens=tokens,
-    flops=flops | dict(total=sum(flops.values())),
-    bytes=traffic | dict(total=sum(traffic.values())),
-  )
+  flops["total"], traffic["total"] = sum(flops.values()), sum(traffic.values())
+  return dict(sequences=batch, tokens=tokens, flops=flops, bytes=traffic)
 
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
@@ -269,21 +272,6 @@ def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
   weights = sum(p.flops for name, p in _all_matmuls(model) if name in repeated)
   attention = 2 * pairs * sum(widths(model)) * ("attention" in repeated)
   return batch * (weights * model.length + attention)
-
-
-def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
-  """Bytes of the operands and results of all matmuls with weights.
-
-  Each runs three times, forward and for both gradients, and once more if it is
-  recomputed.
-  """
-  repeated = REPEATED[model.remat]
-  of_blocks = sum(
-    product.moved(tokens) * (3 + (name in repeated))
-    for name, product in _all_matmuls(model)
-  )
-  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
-  return of_blocks * itemsize(model) + logits * 4
 
 
 def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:

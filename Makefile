@@ -46,7 +46,7 @@ package:
 
 # Makes the gallery from the catalogue of patterns, and site/ from all of docs.
 docs: .venv/installed $(DOCS)/installed
-	$(BIN)/python -m sparse_transformer.figures docs
+	$(BIN)/python docs/make.py
 	$(DOCS)/bin/mkdocs build --strict
 
 # Runs the tutorial again, and stores its outputs in it.

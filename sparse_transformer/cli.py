@@ -34,10 +34,10 @@ TRACEBACK = "Traceback (most recent call last):\n"
 MAX_LINE = 1500  # characters of an error that are shown
 
 
-def run(
-  main: Callable[[Sequence[str]], Any],
-  parse: Callable[[Sequence[str]], Any] = flags.FLAGS,
-) -> NoReturn:
+Main = Callable[[Sequence[str]], Any]
+
+
+def run(main: Main, parse: Main = flags.FLAGS) -> NoReturn:
   """Parses the flags, calls `main(argv)`, and exits.
 
   A user's mistake is reported as one line on standard error, with exit status
@@ -55,7 +55,7 @@ def run(
   )
 
 
-def run_on_config(main: Callable[[Sequence[str]], Any]) -> NoReturn:
+def run_on_config(main: Main) -> NoReturn:
   """`run` for a command on an experiment, whose file --config names.
 
   Fields can be overridden: --config.attention.pattern=fixed.
@@ -64,7 +64,6 @@ def run_on_config(main: Callable[[Sequence[str]], Any]) -> NoReturn:
 
 
 def _parse_on_config(argv):
-  # This reads the command line as well, and may therefore fail.
   config_flags.DEFINE_config_file(
     "config",
     None,
@@ -79,7 +78,7 @@ def _parse_on_config(argv):
   return flags.FLAGS(argv)
 
 
-def run_on_workdir(main: Callable[[Sequence[str]], Any]) -> NoReturn:
+def run_on_workdir(main: Main) -> NoReturn:
   """`run` for a command on a trained run; --config is the one in --workdir.
 
   Fields can be overridden: --config.attention.backend=dense.
@@ -105,7 +104,7 @@ def _parse_on_workdir(argv):
   return flags.FLAGS(argv)
 
 
-def run_on_either(main: Callable[[Sequence[str]], Any]) -> NoReturn:
+def run_on_either(main: Main) -> NoReturn:
   """`run_on_workdir` if --workdir is given, otherwise `run_on_config`."""
   run(main, parse=_parse_on_either)
 
@@ -164,11 +163,7 @@ def _check_flags(*required):
 
 
 def check_arguments(argv: Sequence[str]) -> None:
-  """Checks that the command line contains nothing but flags.
-
-  Raises:
-    ValueError: if it contains anything else.
-  """
+  """Raises ValueError if the command line contains anything but flags."""
   if len(argv) > 1:
     raise ValueError(
       f"unexpected argument {argv[1]!r}; settings are given as --name=value"
@@ -183,34 +178,18 @@ def _parse(parse, argv):
       parse([argv[0], *asked])
     except SystemExit:
       sys.exit(0)  # absl's status is 1
-  _check_overrides(argv)
-  # ml_collections warns of a config that is None, which `require` rejects.
-  logging.set_verbosity(logging.ERROR)
-  try:
-    return parse(argv)
-  except SystemExit as exit:  # of the config file: no flag ends the process
-    raise ValueError(f"--config calls sys.exit({exit.code!r})") from exit
-
-
-def _check_overrides(argv):
-  """Raises ValueError if an override names what cannot be a field."""
-  for word in argv[1:]:
-    name = word.partition("=")[0]
+  for name in (word.partition("=")[0] for word in argv[1:]):
     if re.match(OVERRIDE, name) and not re.fullmatch(OVERRIDE + FIELD, name):
       raise ValueError(
         f"{name} names no field; one is set by --config.group.name=value"
       )
+  # ml_collections warns of a config that is None, which `require` rejects.
+  logging.set_verbosity(logging.ERROR)
+  return parse(argv)
 
 
 def _call(function, describe, argv):
-  """function(argv); signals, and errors that are no bugs, end the process.
-
-  Args:
-    function: function of the command line.
-    describe: function from an exception to what the user is told; None for a
-      bug, which keeps its traceback.
-    argv: the command line.
-  """
+  """function(argv); signals, and errors that are no bugs, end the process."""
   # Orbax logs every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)

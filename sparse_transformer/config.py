@@ -49,24 +49,29 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       " folder that train.py wrote"
     )
-  settings = atomic.read_json(path)
-  try:
-    groups = with_defaults(settings)
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ValueError(
-      f"{path} cannot be read: {type(error).__name__}: {error}"
-    ) from error
-  return ConfigDict(groups).lock()
+  return _from_json(atomic.read_json(path), path).lock()
 
 
 def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """A config that was read as JSON: newer fields have their defaults."""
+  """A config that was read as JSON: with tuples, and defaults of new fields."""
   defaults = get_config().to_dict()
   settings = {"loss": {}, "mesh": {}} | settings  # newer groups
-  return {
-    group: defaults.get(group, {}) | _with_tuples(settings[group])
-    for group in (*defaults, *settings)
-  }
+  found: dict[str, dict[str, Any]] = {}
+  for group in (*defaults, *settings):
+    found[group] = defaults.get(group, {}) | {
+      name: tuple(value) if isinstance(value, list) else value
+      for name, value in settings[group].items()
+    }
+  return found
+
+
+def _from_json(settings: dict[str, Any], place: object) -> ConfigDict:
+  try:
+    return ConfigDict(with_defaults(settings))
+  except (TypeError, KeyError, AttributeError) as error:
+    raise ValueError(
+      f"{place} cannot be read: {type(error).__name__}: {error}"
+    ) from error
 
 
 def write_config(
@@ -103,13 +108,7 @@ def check_saved(
   path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
-  try:
-    before = ConfigDict(with_defaults(saved))
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ValueError(
-      f"the config in checkpoint {path} cannot be read:"
-      f" {type(error).__name__}: {error}"
-    ) from error
+  before = _from_json(saved, f"the config in checkpoint {path}")
   _check_changes(f"checkpoint {path}", _differences(before, config))
 
 
@@ -154,12 +153,4 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
   return {
     name: list(value) if isinstance(value, tuple) else value
     for name, value in rules.flatten(config).items()
-  }
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-  """Restores the tuples that JSON turned into lists."""
-  return {
-    name: tuple(value) if isinstance(value, list) else value
-    for name, value in fields.items()
   }

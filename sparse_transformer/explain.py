@@ -54,15 +54,17 @@ def main(argv: Sequence[str]) -> None:
 
 def _check_together(args):
   """Checks that no flag lacks the one that it belongs to."""
-  if args["part"].present and args.target is None:
-    raise ValueError("--part is a part of what --target compiles; name one")
-  if args.example is None:
-    for name in ("step", "temperature"):
-      if args[name].present:
-        raise ValueError(f"--{name} is about an --example; name one")
-  elif args.workdir is None:
+  has_example = args.example is not None
+  for name, needed, is_given in (
+    ("part", "--target", args.target is not None),
+    ("step", "--example", has_example),
+    ("temperature", "--example", has_example),
+  ):
+    if args[name].present and not is_given:
+      raise ValueError(f"--{name} requires {needed}")
+  if has_example and args.workdir is None:
     raise ValueError("--example is one of a run's data; name its --workdir")
-  elif args.target is not None:
+  if has_example and args.target is not None:
     raise ValueError("--example and --target cannot be combined; set only one")
 
 

@@ -19,9 +19,7 @@ def device_name() -> str:
 
 def cpu_name() -> str:
   """The model of the processor."""
-  cpuinfo = PROC / "cpuinfo"
-  text = cpuinfo.read_text() if cpuinfo.exists() else ""
-  found = re.search(r"model name\s*: (.*)", text)
+  found = re.search(r"model name\s*: (.*)", _read("cpuinfo"))
   return found[1] if found else "CPU"
 
 
@@ -42,7 +40,8 @@ def memory() -> int:
   space counts: with it a process is slow, but not out of memory.
   """
   size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  return min([size, *_cgroup_limits()]) + _swap()
+  swap = re.search(r"SwapTotal:\s*(\d+) kB", _read("meminfo"))
+  return min([size, *_cgroup_limits()]) + (int(swap[1]) * 1024 if swap else 0)
 
 
 def device_memory() -> int | None:
@@ -60,9 +59,7 @@ def device_memory() -> int | None:
 
 def _cgroup_limits() -> Iterator[int]:
   """Limits of the control groups of this process, in both versions of Linux."""
-  groups = PROC / "self/cgroup"
-  lines = groups.read_text().splitlines() if groups.exists() else []
-  for line in lines:
+  for line in _read("self/cgroup").splitlines():
     _, controllers, group = line.split(":", 2)
     if controllers not in ("", "memory"):
       continue
@@ -75,8 +72,7 @@ def _cgroup_limits() -> Iterator[int]:
         yield int(text)
 
 
-def _swap() -> int:
-  meminfo = PROC / "meminfo"
-  text = meminfo.read_text() if meminfo.exists() else ""
-  found = re.search(r"SwapTotal:\s*(\d+) kB", text)
-  return int(found[1]) * 1024 if found else 0
+def _read(name: str) -> str:
+  """The text of a file of /proc; empty where there is none."""
+  path = PROC / name
+  return path.read_text() if path.exists() else ""

@@ -30,17 +30,16 @@ def make(workdir: pathlib.Path, experiment: "Experiment") -> str:
   from sparse_transformer.training import metrics
 
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
-  name = workdir.resolve().name
+  name, settings = workdir.resolve().name, experiment.config.to_dict()
   sections = (
     _summary(name, experiment, lines),
     _evaluations(workdir),
     _curves(experiment.source.unit, experiment.model, lines),
-    _patterns(workdir),
-    _heads(workdir),
+    *_pictures(workdir),
     _samples(workdir),
-    _config(experiment.config),
+    html.section("Config", html.preformatted(json.dumps(settings, indent=2))),
   )
-  return html.page(f"Run {name}", *filter(None, sections))
+  return html.page(f"Run {name}", *sections)
 
 
 def _summary(name, experiment, lines):
@@ -56,19 +55,23 @@ def _summary(name, experiment, lines):
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     *_experts(network, lines),
-    *_spans(network, lines),
+    *(
+      (
+        f"last spans, layer {layer}, in positions",
+        " ".join(f"{x:.1f}" for x in spans),
+      )
+      for layer, spans in _last_spans(network, lines).items()
+    ),
     ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,} of {config.train.steps:,}"),
   ]
   for split in ("train", "validation"):
-    of_split = [line for line in lines if line["split"] == split]
-    if of_split:
-      line = of_split[-1]
+    for line in [line for line in lines if line["split"] == split][-1:]:
       bits = f"{line['bits_per_dim']:.4f} {source.unit}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
   if used := [line["mfu"] for line in lines if "mfu" in line]:
-    rows.append(("model-FLOPs utilization", f"{100 * used[-1]:.1f} %"))
+    rows.append((curves.SPEEDS["mfu"], f"{100 * used[-1]:.1f} %"))
   return html.table(rows)
 
 
@@ -86,13 +89,6 @@ def _experts(network, lines):
   for block, load in zip(blocks, loads[-1] if loads else (), strict=False):
     shares = " ".join(f"{x:.2f}" for x in load)
     yield f"last load, block {block}", f"{shares} of the mean"
-
-
-def _spans(network, lines):
-  """Rows on the learned spans of a network, if it has any."""
-  for layer, spans in _last_spans(network, lines).items():
-    text = " ".join(f"{x:.1f}" for x in spans)
-    yield f"last spans, layer {layer}", f"{text} positions"
 
 
 def _last_spans(network, lines):
@@ -142,33 +138,25 @@ def _curves(unit, network, lines):
     return html.section("Curves", html.note("No metrics yet."))
   bits = curves.bits_by_step(lines, unit)
   parts = [html.figure(bits, "training and validation bits by step")]
-  if any("tokens_per_second" in line for line in lines):
-    speed = curves.throughput_by_step(lines)
-    parts.append(html.figure(speed, "tokens per second"))
-  if any("mfu" in line for line in lines):
-    used = curves.utilization_by_step(lines)
-    parts.append(html.figure(used, "model-FLOPs utilization"))
+  for field, name in curves.SPEEDS.items():
+    if any(field in line for line in lines):
+      parts.append(html.figure(curves.speed_by_step(lines, field), name))
   if spans := _last_spans(network, lines):
     figure = curves.spans_by_layer(spans)
     parts.append(html.figure(figure, "learned spans by layer and head"))
   return html.section("Curves", *parts)
 
 
-def _patterns(workdir):
+def _pictures(workdir):
+  """The patterns, and the heads that `explain --example` has drawn."""
   path = workdir / "patterns.png"
   if path.exists():
-    return html.section("Patterns", html.picture(path, "attention patterns"))
-  return None
-
-
-def _heads(workdir):
-  """The pictures of `explain --workdir --example`, in the order of layers."""
+    yield html.section("Patterns", html.picture(path, "attention patterns"))
   paths = list((workdir / "attention").glob("layer_*.png"))
-  paths.sort(key=lambda path: (len(path.name), path.name))
-  if not paths:
-    return None
-  shown = [html.picture(path, f"heads, {path.stem}") for path in paths]
-  return html.section("Heads on an example", *shown)
+  paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
+  if paths:
+    shown = [html.picture(path, f"heads, {path.stem}") for path in paths]
+    yield html.section("Heads on an example", *shown)
 
 
 def _samples(workdir):
@@ -187,11 +175,6 @@ def _samples(workdir):
   return html.section(
     "Samples", html.note("None: run python -m sparse_transformer.sample.")
   )
-
-
-def _config(config):
-  text = json.dumps(config.to_dict(), indent=2)
-  return html.section("Config", html.preformatted(text))
 
 
 def main(argv: Sequence[str]) -> None:

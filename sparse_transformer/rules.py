@@ -35,11 +35,7 @@ class Rule:
 
 
 def number(bounds: str, is_within: Callable[[Any], bool]) -> Rule:
-  """A finite float or integer within bounds, as float32.
-
-  Devices compute in float32, in which 0.99999999 is 1, and with integers of 32
-  bits.
-  """
+  """A finite number within bounds in float32, in which 0.99999999 is 1."""
 
   def accepts(value):
     if type(value) is int and abs(value) < 2**31:
@@ -69,10 +65,8 @@ def integer(at_least: int, *, below: int = 2**31) -> Rule:
 
 def name(*known: str) -> Rule:
   """One of the known names."""
-  return Rule(
-    f"one of {', '.join(known)}",
-    lambda value: isinstance(value, str) and value in known,
-  )
+  accepts = lambda value: isinstance(value, str) and value in known
+  return Rule(f"one of {', '.join(known)}", accepts)
 
 
 def items(rule: Rule) -> Rule:
@@ -99,10 +93,8 @@ FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 SHARE = number("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 SHARES = Rule(
   "three numbers above 0 that sum to 1",
-  lambda value: (
-    items(POSITIVE).accepts(value)
-    and len(value) == 3
-    and math.isclose(sum(value), 1)
+  lambda x: (
+    items(POSITIVE).accepts(x) and len(x) == 3 and math.isclose(sum(x), 1)
   ),
 )
 DEVICES = Rule(
@@ -283,14 +275,14 @@ def check(config: ConfigDict) -> None:
       fields, values and rules.
   """
   values = flatten(config)
-  problems = [
-    f"{verb} {', '.join(fields[:3])}{' ...' if len(fields) > 3 else ''}"
-    for verb, fields in (
-      ("lacks", [field for field in FIELDS if field not in values]),
-      ("has unknown", [field for field in values if field not in FIELDS]),
-    )
-    if fields
-  ]
+  problems = []
+  for verb, some, others in (
+    ("lacks", FIELDS, values),
+    ("has unknown", values, FIELDS),
+  ):
+    if fields := [field for field in some if field not in others]:
+      more = " ..." if len(fields) > 3 else ""
+      problems.append(f"{verb} {', '.join(fields[:3])}{more}")
   if problems:
     raise ValueError(
       f"the config {' and '.join(problems)}; docs/config.md lists all fields"

@@ -20,16 +20,9 @@ Prepare = Callable[[pathlib.Path], object]
 DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 NEW = "--workdir=new"
 TRAIN, EVAL = "train.py", "eval.py"
-SAMPLE, EXPLAIN, COMPARE, REPORT, DATA, FIGURES = (
+SAMPLE, EXPLAIN, COMPARE, REPORT, DATA = (
   f"sparse_transformer/{name}.py"
-  for name in (
-    "sample",
-    "explain",
-    "compare",
-    "report",
-    "data/__main__",
-    "figures/__main__",
-  )
+  for name in ("sample", "explain", "compare", "report", "data/__main__")
 )
 VARY = "--vary=attention.pattern=dense,local"
 # The words before a case in a table.
@@ -41,7 +34,6 @@ BASES = {
   SAMPLE: ("--workdir=run",),
   REPORT: ("--workdir=run",),
   DATA: ("prepare",),
-  FIGURES: (),
 }
 
 
@@ -176,86 +168,59 @@ more                                  => unexpected argument 'more'.*--name=
 --replay=last                         => replay.*last
 --replay=3                            => new is not a run
 --coordinator=host:1                  => --num_processes and --process_id must
---num_processes=0
 --process_id=-1
 --distributed=yes
---heartbeat_seconds=x
 --verbosity=loud
 --flagfile=nowhere                    => nowhere
 --config.attention.patern=fixed       => patern
---config.atention.pattern=fixed       => atention
---config.train.steps.more=4           => steps
 --config.train.batch-size=8
 --config.train.steps[0]=8             => steps
---config.data.__class__=3             => __class__
 --config.train.steps
 --config.data.name=mnist              => 'mnist'.*digits
---config.data.name=
 --config.model.num_layers=0           => num_layers=0 must be
 --config.model.num_layers=many
---config.model.num_heads=3            => num_heads=3 must divide model.width=128
 --config.model.width=10000000         => model.width=10000000
---config.model.width=99999999999999999999
 --config.model.half_size=maybe
---config.model.dropout=1.0            => dropout=1.0 must be
 --config.model.dropout=nan
---config.model.init=xavier
 --config.model.dtype=float8           => float8.*float32, bfloat16
---config.model.experts=1              => experts_per_token=2 .*model.experts=1
 --config.attention.mode=mixed         => 'mixed'.*interleaved, merged, heads
 --config.attention.cycle=(0,2)        => \(0, 2\).*0 to 1
 --config.attention.cycle=(0
---config.attention.cycle=zero
 --config.attention.stride=65          => stride=65 .* the 64 positions
---config.attention.window=65          => window=65 .* the 64 positions
 --config.attention.backend=fast       => 'fast'.*auto.*dense
---config.attention.tile=-1
 --config.optimizer.learning_rate=1e400
 --config.optimizer.adam_learning_rate=0.01 => is for optimizer.name=muon
 --config.optimizer.warmup_steps=700   => warmup_steps=700 .*train.steps=700
---config.optimizer.clip_norm=0.0
---config.train.seed=-1
 --config.train.steps=
 --config.train.batch_size=1000000000
 --config.train.accumulation=3         => batch_size=16 .*accumulation=3
---config.train.nonfinite=ignore       => stop, skip
---config.eval.batch_size=0
---config.data.fractions=(0.5, 0.5)
 --config.mesh.fsdp=7
 --config.mesh.tensor=all
 """,
   EVAL: r"""
 more                                  => unexpected argument 'more'
 --wrokdir=there
---config=x
 --config.train.stepz=3                => stepz
 --split=tests                         => tests.*train.*validation.*test
---split=
 --weights=best                        => best.*ema
 --min_context=3                       => min_context=3 must be 0 for images
 --min_context=                        => --min_context is empty; see --help
 --step=                               => --step is empty; see --help
---min_context=x                       => min_context=x
 --min_context=0,
 --step=last                           => step=last
 --step=99                             => no checkpoint of step 99.* 2$
---step=all,2                          => step=all,2
 --step=2,,2                           => step=2,,2
 --config.eval.batch_size=0            => eval.batch_size=0
 --config.model.width=32               => another network.*overrides
---config.attention.stride=x           => attention.stride.*x
 --config.attention.backend=triton     => needs an NVIDIA GPU
 --config.attention.backend=mosaic     => needs a TPU
---config.attention.pattern=Full()     => later key
 """,
   SAMPLE: r"""
 more                                  => unexpected argument 'more'
 --wrokdir=there
 --num=0                               => num=0
---num=
 --num=1000000000                      => num=1000000000
 --temperature=-1                      => temperature=-1
---temperature=nan                     => temperature=nan
 --top_k=-1                            => top_k=-1
 --top_p=0                             => top_p=0
 --seed=99999999999999999999           => seed=99999999999999999999
@@ -266,7 +231,6 @@ more                                  => unexpected argument 'more'
 --prompt=                             => --prompt is empty; see --help
 --prompt=text                         => --prompt is for text
 --cache=maybe
---config.model.num_layers=0           => num_layers
 """,
   REPORT: r"""
 more                                  => unexpected argument 'more'
@@ -275,17 +239,15 @@ more                                  => unexpected argument 'more'
   EXPLAIN: r"""
 more                                  => unexpected argument 'more'
 --jsn
---out
 --out=                                => --out is empty; see --help
+--out=/proc/nowhere                   => /proc/nowhere
 --config.train.accumulation=3         => accumulation=3
---config.data.name=mnist              => mnist
 --config.attention.pattern=Full()     => later key
 --target=                             => --target is empty
 --target=h1000                        => unknown target 'h1000'; known: .*h100
 --target=h100:8                       => such as h100:1x1x8
 --target=v5e:8x8                      => batch_size=16.*mesh.data=64
 --part=attention                      => --part.*--target
---part=layer
 --step=best                           => --step
 """,
   COMPARE: r"""
@@ -294,36 +256,25 @@ more                                  => unexpected argument 'more'
 --vary=                               => --vary is empty; see --help
 --vary=pattern                        => no field 'pattern'
 --vary=attention.patern=dense         => no field 'attention.patern'
---vary=attention=dense                => no field 'attention'
---vary=attention.pattern.x=dense      => no field 'attention.pattern.x'
 --vary=attention.pattern=dense,dense  => different values
 --vary=attention.pattern=dense,zigzag => zigzag
 --vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
 --vary=attention.stride=8,65          => attention.stride=65
 --vary=train.steps=2,4                => train.steps
---vary=train.batch_size=0,4           => train.batch_size=0
 --vary=train.accumulation=1,3         => accumulation=3
---vary=model.width=16,wide            => model.width.*wide
 --vary=model.width=16,10000000        => model.width=10000000
 --vary=model.width=__import__('os')   => model.width
 --vary=data.name=digits,mnist         => mnist
---budget=
 --budget=500                          => --budget=500
 --budget=steps:x                      => --budget=steps:x
---budget=steps:2.5                    => --budget=steps:2.5
 --budget=hours:3                      => --budget=hours:3
 --seeds=0                             => seeds=0
---seeds=two                           => seeds.*two
 --workdir=/proc/nowhere               => /proc/nowhere
 """,
   DATA: r"""
 mnist                                 => mnist.*cifar10
 digits                                => digits.*cifar10
 ../cifar10                            => cifar10
-""",
-  FIGURES: r"""
-nowhere                               => expected one argument
---out=a.png
 """,
 }
 
@@ -353,18 +304,12 @@ def words():
 PATTERNS = r"""
 zigzag                    => 'zigzag'.*dense, local, strided, fixed
 ()                        => \(\)
-Local(3).mask             => mask
 Local(3) + Local(4)       => \+
-[Local(n) for n in (3,)]  => for n in
-f'{Local(3)}'             => f'
 __import__('os').system('touch new') => __import__
 Local(print('hello'))     => print
 Local(0)                  => Local\(0\).*at least 1
-Local(size=3)             => size
 RandomBlocks(3, 100000)   => RandomBlocks.*100000
-LSH(4, 5)                 => buckets must be even
 TopBlocks(64, 2)          => TopBlocks\(64, 2\) can have no pairs among 64
-Local(9) - LSH(4, 8)      => subtracts pairs that follow the content
 (Local(3), Full())        => later key.*& Causal\(\)
 Local(3) - Causal()       => Local\(3\) - Causal\(\)
 """
@@ -397,23 +342,18 @@ EDITS = r"""
 del settings['eval']                      => '?eval'?
 del settings['train']['steps']            => train.steps
 settings['train']['steps'] = 'many'       => train.steps='many' must be
-settings['train']['steps'] = {'a': 1}     => train.steps
 settings['model']['half_size'] = 2        => model.half_size=2 must be
 settings['model'] = None                  => model
-settings['evaluation'] = {}               => evaluation
 settings = {'model': settings}            => lacks
 """
 CONFIG_FILES = (
   ("", "get_config"),
   ("def get_config(:", "config.py|invalid syntax"),
-  ("def get_config():\nreturn 1", "config.py|indented"),
   ("\0\1\2", "config.py|null byte"),
   ("import no_such_module", "no_such_module"),
   ("raise ValueError('a\\nb')", "a b"),
-  ("raise Exception", "Exception"),
   ("def get_config(): return get_config()", "recursion|deep"),
   ("def get_config(): return 1 / 0", "division by zero"),
-  ("def get_config(): return open('no such file')", "no such file"),
   ("def get_config(size): return size", "size"),
   *(
     (f"def get_config(): {result}", "config is of type .* must be a ConfigDict")
@@ -448,7 +388,6 @@ DATA_FILES: tuple[tuple[str, str, str, Prepare | None], ...] = (
   ("bytes", "nowhere", "nowhere.*data.path", None),
   ("bytes", "/dev/zero", "/dev/zero is not a regular file", None),
   ("bytes", "folder", "folder has no file", folder("folder")),
-  ("bytes", "text", "empty", file("text")),
   ("bytes", "text", "data.length=32", file("text", b"short " * 3)),
   ("bytes", "a.gz", "a.gz is damaged", file("a.gz", b"text" * 100)),
   ("fasta", "a.fa", "a.fa is not a FASTA", file("a.fa", b"ACGT" * 100)),
@@ -527,13 +466,10 @@ def folders():
     prepare = replaced("config.json", "{")
     yield bad(script, phrase="run/config.json cannot be read", prepare=prepare)
   for field, value in (
-    ("model.width", -16),
     ("model.width", 32),
     ("train.seed", "x"),
     ("train.stepz", 3),
     ("data.name", "mnist"),
-    ("data.fractions", ["a", "b", "c"]),
-    ("attention.pattern", ["dense"]),
     ("optimizer.learning_rate", float("nan")),
   ):
     prepare = setting(field, value)

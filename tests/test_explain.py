@@ -211,14 +211,6 @@ def test_command_prints_json(tmp_path, capsys, monkeypatch):
   assert all((tmp_path / path).is_file() for path in result["pictures"])
 
 
-def test_folder_that_cannot_be_made_is_reported_in_one_line(tmp_path, capsys):
-  path = tmp_path / "file"
-  path.write_text("mine")
-  assert runs.command(SCRIPT, DIGITS, f"--out={path}") == 1
-  error = capsys.readouterr().err
-  assert str(path) in error and error.count("\n") == 1
-
-
 def test_masks_that_do_not_fit_in_memory_are_an_error():
   config = stdlib.get_config()
   config.data.length, config.attention.backend = 2**20, "dense"
@@ -247,12 +239,8 @@ def test_heads_of_a_run_are_drawn_on_an_example(run, capsys):
   word = f"--workdir={run}"
   result = heads(capsys, word)
   rows = result["heads"]
-  assert [(row["layer"], row["head"]) for row in rows] == [
-    (0, 0),
-    (0, 1),
-    (1, 0),
-    (1, 1),
-  ]
+  places = [(row["layer"], row["head"]) for row in rows]
+  assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
   blocks, strided = patterns.parse("Block(8) | TopBlocks(8, 3), Strided(8)")
   assert rows[1]["pairs"] == analysis.count_pairs(blocks[0], 64)
   assert rows[2]["pairs"] == rows[3]["pairs"] == strided[0].pairs(64)
@@ -285,12 +273,9 @@ def test_config_of_a_run_is_explained(run, capsys, tmp_path):
   "words, message",
   [
     (["--example=200"], "--example=200 must be less than 200"),
-    (["--example=-1"], "--example=-1"),
-    (["--step=3"], "--step is about an --example"),
-    (["--temperature=2"], "--temperature is about an --example"),
+    (["--step=3"], "--step requires --example"),
     (["--example=1", "--temperature=0"], "--temperature=0"),
     (["--example=1", "--temperature=nan"], "--temperature=nan"),
-    (["--example=1", "--step=worst"], "--step=worst must be an integer"),
     (["--example=1", "--step=7"], "7"),
     (["--example=1", "--target=h100"], "cannot be combined"),
   ],

@@ -27,12 +27,12 @@ MAY_IMPORT = {
   "config": {"atomic", "rules"},
   "patterns": set(),
   "data": {"machine"},
-  "figures": {"tables", "rules", "patterns"},
+  "figures": {"patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention"},
   "training": LEAVES
   | {"config", "patterns", "data", "figures", "attention", "model"},
-  "targets": {"tables", "attention", "training"},
+  "targets": {"config", "tables", "attention", "training"},
 }
 COMMANDS = "sample", "explain", "compare", "report"
 
@@ -134,7 +134,7 @@ MISSPELT = {
   "eval": ("script", "eval.py", "--workdir=unused"),
   **{
     name: ("module", f"sparse_transformer.{name}")
-    for name in (*COMMANDS, "data", "figures")
+    for name in (*COMMANDS, "data")
   },
 }
 

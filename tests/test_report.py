@@ -9,7 +9,6 @@ import subprocess
 import comparisons
 import pytest
 import runs
-from PIL import Image
 
 from sparse_transformer.comparison import results
 from sparse_transformer.figures import style
@@ -100,14 +99,6 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
   assert "run eval.py" in page
 
 
-def test_damaged_picture_is_named(workdir, tmp_path, capsys):
-  copy = shutil.copytree(workdir, tmp_path / "run")
-  (copy / "patterns.png").write_text("x")
-  assert runs.command(SCRIPT, f"--workdir={copy}") == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "patterns.png" in line
-
-
 @pytest.mark.parametrize(
   "text",
   [None, "", "\0\n{", '{"step": 1}\n', '{"step": 1, "split": "skipped"}'],
@@ -124,8 +115,8 @@ def test_page_needs_no_metrics(text, workdir, tmp_path):
   assert "Samples" in page and "None: run python" in page
 
 
-def browse(page, tmp_path, *words):
-  """Opens a file in a browser; returns what it prints."""
+def browse(page, tmp_path):
+  """Opens a file in a browser; returns the document that it shows."""
   done = subprocess.run(
     [
       BROWSER,
@@ -133,7 +124,7 @@ def browse(page, tmp_path, *words):
       *("--disable-background-networking", "--disable-component-update"),
       *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
       f"--user-data-dir={tmp_path / 'profile'}",
-      *("--enable-logging=stderr", "--v=0", *words, page.as_uri()),
+      *("--enable-logging=stderr", "--v=0", "--dump-dom", page.as_uri()),
     ],
     capture_output=True,
     text=True,
@@ -169,7 +160,7 @@ def test_browser_shows_all_of_a_page_at_any_width(workdir, tmp_path):
     for width in (400, 1280)
   ]
   (probe := tmp_path / "probe.html").write_text(PROBE + "".join(frames))
-  dom = browse(probe, tmp_path, "--dump-dom")
+  dom = browse(probe, tmp_path)
   found = json.loads(html.unescape(re.search("<title>(.*)</title>", dom)[1]))
   assert [frame["width"] for frame in found] == [400, 1280, 400, 1280]
   assert [len(frame["pictures"]) for frame in found] == [5, 5, 1, 1]
@@ -183,12 +174,3 @@ def test_browser_shows_all_of_a_page_at_any_width(workdir, tmp_path):
       # Labels are 10 points high, and must not be less than 10 pixels.
       points = pixels / style.DPI * 72
       assert not labelled or shown >= 0.99 * points
-
-
-@pytest.mark.skipif(not BROWSER, reason="no Chromium on this machine")
-def test_browser_shows_the_page_from_disk(workdir, tmp_path):
-  shot = tmp_path / "shot.png"
-  words = "--window-size=1280,3000", f"--screenshot={shot}"
-  browse(workdir / "report.html", tmp_path, *words)
-  with Image.open(shot) as image:
-    assert len(image.convert("RGB").getcolors(2**24)) > 50

@@ -62,17 +62,11 @@ def test_value_of_a_wrong_type_or_size_is_rejected(field):
   "field, value, message",
   [
     ("optimizer.learning_rate", math.nan, "learning_rate=nan .* finite number"),
-    ("optimizer.clip_norm", 0, "clip_norm=0 .* above 0"),
-    ("optimizer.beta1", 2.0, "beta1=2.0 .* at least 0 and below 1"),
     ("optimizer.beta2", 1 - 1e-9, "beta2=0.999999999 .* below 1"),
-    ("optimizer.epsilon", 1e-50, "epsilon=1e-50 .* above 0"),
     ("optimizer.ema_decay", 1.5, "ema_decay=1.5 .* at most 1"),
     ("model.num_heads", 10_001, "num_heads=10001 .* below 10,001"),
     ("model.init", "xavier", "init='xavier' must be one of code, paper"),
     ("train.seed", 2**70, "seed=1180591620717411303424 .* below 4,294,967,296"),
-    ("train.batch_size", 0, "batch_size=0 .* at least 1"),
-    ("data.rate", 0, "rate=0 .* at least 1"),
-    ("data.fractions", (0.5, 0.5), r"fractions=\(0.5, 0.5\) .* three numbers"),
     ("data.fractions", (0.5, 0.25, 0.5), "fractions=.* that sum to 1"),
     ("data.fractions", (-0.5, 1.0, 0.5), "fractions=.* above 0"),
     ("attention.cycle", (0, 1.0), r"cycle=\(0, 1.0\) .* each item an integer"),
@@ -87,11 +81,9 @@ def test_value_that_makes_no_sense_is_rejected(field, value, message):
   [
     ("optimizer.learning_rate", 1),  # an integer for a number
     ("optimizer.ema_decay", 1.0),
-    ("optimizer.warmup_steps", 0),
     ("model.num_layers", 10_000),
     ("train.seed", 2**32 - 1),
     ("train.steps", 0),
-    ("train.spike", 0.0),
     ("train.spike", math.inf),
     ("optimizer.clip_norm", math.inf),  # does not clip
     ("attention.cycle", (1, 0)),

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5, 3.2  # inches
 BLOCKS = 64  # of positions whose means are drawn
+# What lines say of the speed of a run.
+SPEEDS = dict(
+  tokens_per_second="tokens per second", mfu="model-FLOPs utilization"
+)
 
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
@@ -28,23 +32,24 @@ def bits_by_step(lines: Lines, unit: str) -> "Figure":
     ("train", dict(color=style.LIGHT, lw=0.8)),
     ("validation", dict(color=style.DARK, lw=2, marker=".")),
   ):
-    steps, bits = _columns(lines, "bits_per_dim", split)
-    if len(steps):
-      _plot(axis, steps, bits, label=split, **look)
+    of_split = [line for line in lines if line["split"] == split]
+    if of_split:
+      _plot(axis, *_columns(of_split, "bits_per_dim"), label=split, **look)
   axis.set(xlabel="step", ylabel=unit)
   if axis.lines:
     axis.legend(frameon=False)
   return figure
 
 
-def throughput_by_step(lines: Lines) -> "Figure":
-  """A figure of tokens per second."""
-  return _speed_by_step(lines, "tokens_per_second", "tokens per second")
-
-
-def utilization_by_step(lines: Lines) -> "Figure":
-  """A figure of model-FLOPs utilization, as a fraction of the peak."""
-  return _speed_by_step(lines, "mfu", "model-FLOPs utilization")
+def speed_by_step(lines: Lines, field: str) -> "Figure":
+  """A figure of a field of `SPEEDS` by step."""
+  figure, axis = _axis()
+  steps, values = _columns(lines, field)
+  _plot(axis, steps, values, color=style.DARK, lw=1)
+  axis.set(xlabel="step", ylabel=SPEEDS[field])
+  # Above the highest point, however little the others differ from it.
+  axis.set_ylim(0, 1.1 * np.nanmax(values, initial=0) or 1)
+  return figure
 
 
 def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
@@ -62,16 +67,6 @@ def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
   axis.set(xlabel="layer", ylabel="span in positions", xticks=layers)
   axis.set_ylim(bottom=0)
   axis.legend(frameon=False)
-  return figure
-
-
-def _speed_by_step(lines, field, label):
-  figure, axis = _axis()
-  steps, values = _columns(lines, field)
-  _plot(axis, steps, values, color=style.DARK, lw=1)
-  axis.set(xlabel="step", ylabel=label)
-  # Above the highest point, however little the others differ from it.
-  axis.set_ylim(0, 1.1 * np.nanmax(values, initial=0) or 1)
   return figure
 
 
@@ -131,23 +126,15 @@ def _axis():
 
 
 def _plot(axis, x, y, **look):
-  """Draws and returns a curve; one with a single point is drawn as a dot."""
+  """Draws a curve; one with a single point is drawn as a dot."""
   if np.isfinite(y).sum() == 1:
     look["marker"] = "."
-  (line,) = axis.plot(x, y, **look)
-  return line
+  axis.plot(x, y, **look)
 
 
-def _columns(lines, field, split=None):
-  """The steps of the lines that have a field, and its values.
-
-  Values that are not finite are nan.
-  """
-  known = [
-    line
-    for line in lines
-    if field in line and (split is None or line["split"] == split)
-  ]
+def _columns(lines, field):
+  """The steps of the lines that have a field, and its values; nan for inf."""
+  known = [line for line in lines if field in line]
   values = np.array([line[field] for line in known], float)
   values[~np.isfinite(values)] = np.nan
   return [line["step"] for line in known], values

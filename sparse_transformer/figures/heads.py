@@ -11,9 +11,10 @@ from sparse_transformer.figures import style
 from sparse_transformer.figures.patterns import (
   MAX_CELLS,
   MAX_PANELS,
-  PANEL,
+  columns,
+  pool,
   show,
-  wrap,
+  shown_query,
 )
 
 if TYPE_CHECKING:
@@ -29,33 +30,22 @@ def cell_size(n: int) -> int:
   return -(-n // MAX_CELLS)
 
 
-def shown_query(n: int) -> int:
-  """The query, of n, whose keys are drawn in the data."""
-  return min(n - 1, int(n * 0.71))
-
-
-def join(weights: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray:
-  """Joins cells of size x size pairs.
+def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """Joins pairs into the cells of a picture.
 
   Args:
-    weights: [queries, keys].
+    weights: [n, n], of queries and keys.
     mask: which of them are pairs.
-    size: a number of positions.
 
   Returns:
     The mean over queries of the weights on the keys of a cell; -1 for cells
     without pairs.
   """
-  shares, has_pairs = (_sum(x, size) for x in (weights, mask))
-  queries = np.diff(np.arange(0, len(weights), size), append=len(weights))
-  return np.where(has_pairs > 0, shares / queries[:, None], -1)
-
-
-def _sum(x, size):
-  for axis in (0, 1):
-    starts = np.arange(0, x.shape[axis], size)
-    x = np.add.reduceat(x, starts, axis=axis, dtype=np.float32)
-  return x
+  size = cell_size(len(weights))
+  starts = np.arange(0, len(weights), size)
+  keys = np.diff(starts, append=len(weights))
+  shares, has_pairs = (pool(x, size, size) for x in (weights, mask))
+  return np.where(has_pairs > 0, shares * keys, -1)
 
 
 def save_heads(
@@ -88,49 +78,34 @@ def panels(
   Above are the weights of one query, in the shape of the data; below those of
   all queries, one per row.
   """
-  titles = [wrap(title) for title in titles]
-  lines = max(title.count("\n") for title in titles) + title.count("\n") + 3
-  figure, axes = style.subplots(
-    2, len(heads), PANEL * max(2, len(heads)), 2 * PANEL + 0.25 * lines
+  query, size = (f(len(heads[0][0])) for f in (shown_query, cell_size))
+  legend = "white: no pair; the darker, the larger,\nrelative to its row"
+  labels = (
+    f"weights of query {query:,},\nin the data",
+    "of all queries,\none per row",
   )
-  query = shown_query(len(heads[0][0]))
-  for (top, bottom), name, (of_query, of_all) in zip(
-    axes.T, titles, heads, strict=True
-  ):
-    top.set_title(name, fontsize="medium", color=style.DARK)
+  figure, axes = columns(titles, labels, f"{title}\n{legend}")
+  for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):
     _show_query(top, of_query, query, math.prod(shape[1:]))
     show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
-    size = cell_size(len(of_query))
     if size > 1:
       bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")
-  for axis, label in zip(
-    axes[:, 0],
-    (
-      f"weights of query {query:,},\nin the data",
-      "of all queries,\none per row",
-    ),
-    strict=True,
-  ):
-    axis.set_ylabel(label, color=style.GRAY)
-  legend = "white: no pair; the darker, the larger,\nrelative to its row"
-  figure.suptitle(f"{title}\n{legend}", fontsize="medium")
   figure.tight_layout()
   return figure
 
 
-def _show_query(axis, weights, query, columns):
+def _show_query(axis, weights, query, width):
   """Shows the weights of a query in rows of the data, and marks the query."""
   from matplotlib.patches import Rectangle
 
-  rows = -(-len(weights) // columns)
-  cells = np.full(rows * columns, -1.0)
-  cells[: len(weights)] = weights
-  cells = cells.reshape(rows, columns)
-  height, width = (cell_size(x) for x in cells.shape)
-  cells = np.maximum.reduceat(cells, np.arange(0, rows, height), axis=0)
-  cells = np.maximum.reduceat(cells, np.arange(0, columns, width), axis=1)
+  missing = -len(weights) % width
+  cells = np.pad(weights, (0, missing), constant_values=-1).reshape(-1, width)
+  sizes = [cell_size(side) for side in cells.shape]
+  for side in (0, 1):
+    starts = np.arange(0, cells.shape[side], sizes[side])
+    cells = np.maximum.reduceat(cells, starts, axis=side)
   show(axis, paint(cells, cells.max()), aspect="auto")
-  y, x = query // columns // height, query % columns // width
+  y, x = query // width // sizes[0], query % width // sizes[1]
   # In a small image it is inside its cell, in a large one around it.
   size = [max(0.5, side / 48) for side in cells.shape[::-1]]
   corner = x - size[0] / 2, y - size[1] / 2

@@ -75,33 +75,30 @@ def _row(tag, cells):
   return f"<tr>{''.join(cells)}</tr>"
 
 
-def picture(path: str | os.PathLike, text: str) -> str:
-  """A PNG file, with alternative text.
-
-  Raises:
-    OSError: the file cannot be read, or is not an image.
-  """
-  return _image(pathlib.Path(path), text)
-
-
 def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
-  """A matplotlib figure, with alternative text."""
+  """`picture` of a matplotlib figure."""
   file = io.BytesIO()
   figure.savefig(file, format="png")
-  return _image(file, text)
+  return picture(file, text)
 
 
-def _image(file, text):
-  """The image in a box that scrolls.
+def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
+  """A PNG file in a box that scrolls, with alternative text.
 
   One that has a resolution, as figures have, has the size of paper, and shrinks
   by a quarter at most, so that its labels remain readable.
+
+  Raises:
+    OSError: the file cannot be read, or is not an image.
   """
   from PIL import Image
 
   with Image.open(file) as image:
     width, resolution = image.width, image.info.get("dpi")
-  data = file.getvalue() if isinstance(file, io.BytesIO) else file.read_bytes()
+  if isinstance(file, io.BytesIO):
+    data = file.getvalue()
+  else:
+    data = pathlib.Path(file).read_bytes()
   size = ""
   if resolution:
     inches = width / resolution[0]

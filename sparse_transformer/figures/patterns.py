@@ -69,13 +69,12 @@ def describe_places(layers: Sequence[int], heads: Sequence[int]) -> str:
   >>> describe_places([0, 2, 4, 6, 8], [0])
   'layers 0, 2, 4, 6 ..., head 0'
   """
-  return f"{_some('layer', layers)}, {_some('head', heads)}"
-
-
-def _some(noun, numbers):
-  more = " ..." if len(numbers) > 4 else ""
-  plural = "s" if len(numbers) > 1 else ""
-  return f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}"
+  words = []
+  for noun, numbers in (("layer", layers), ("head", heads)):
+    more = " ..." if len(numbers) > 4 else ""
+    plural = "s" if len(numbers) > 1 else ""
+    words.append(f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}")
+  return ", ".join(words)
 
 
 def panels(
@@ -91,38 +90,50 @@ def panels(
   position; below is the pattern as a matrix of queries (rows) and keys, of
   which at most the first 4,096 positions are drawn.
   """
-  titles = [wrap(title) for title in titles]
-  above = 0.2 * (1 + max(title.count("\n") for title in titles))
-  figure, axes = style.subplots(
-    2, len(patterns), PANEL * len(patterns), 2 * PANEL + above
+  labels = (
+    "keys of one query,\nin the data",
+    "keys of all queries,\none per row",
   )
-  for column, title, pattern in zip(axes.T, titles, patterns, strict=True):
-    top, bottom = column
-    top.set_title(title, fontsize="medium", color=style.DARK)
+  figure, axes = columns(titles, labels, note)
+  for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
     show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
       notes.append(f"the first {MAX_LENGTH:,} of {length:,}")
     bottom.set_xlabel("\n".join(notes))
-  for axis, label in zip(
-    axes[:, 0],
-    ("keys of one query,\nin the data", "keys of all queries,\none per row"),
-    strict=True,
-  ):
-    axis.set_ylabel(label, color=style.GRAY)
-  if note:
-    figure.suptitle(note, fontsize="medium")
   figure.tight_layout()
   return figure
 
 
-def wrap(title: str) -> str:
-  """Breaks the lines of a title that is above a panel."""
-  return "\n".join(
-    textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
-    for line in title.splitlines()
-  )
+def columns(
+  titles: Sequence[str], labels: Sequence[str], above: str
+) -> "tuple[Figure, np.ndarray]":
+  """A figure with two panels below each title, and its axes [2, titles].
+
+  Args:
+    titles: one for each column; long ones are broken into lines.
+    labels: of the two rows.
+    above: what stands above all columns.
+  """
+  wrapped = [
+    "\n".join(
+      textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
+      for line in title.splitlines()
+    )
+    for title in titles
+  ]
+  lines = 1 + max(title.count("\n") for title in wrapped)
+  height = 2 * PANEL + 0.2 * lines + 0.25 * len(above.splitlines())
+  width = PANEL * max(len(titles), 2 if above else 1)
+  figure, axes = style.subplots(2, len(titles), width, height)
+  for axis, title in zip(axes[0], wrapped, strict=True):
+    axis.set_title(title, fontsize="medium", color=style.DARK)
+  for axis, label in zip(axes[:, 0], labels, strict=True):
+    axis.set_ylabel(label, color=style.GRAY)
+  if above:
+    figure.suptitle(above, fontsize="medium")
+  return figure, axes
 
 
 def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
@@ -137,18 +148,19 @@ def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
     axis.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **lines)
 
 
+def shown_query(n: int) -> int:
+  """The query, of n, whose keys are drawn in the data."""
+  return min(n - 1, int(n * 0.71))
+
+
 def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
   """RGB image of what a query in the lower half sees, in `rows` rows."""
-  query = min(length - 1, int(length * 0.71))
+  query = shown_query(length)
   cells = np.zeros(rows * -(-length // rows), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
-  height, width = rows, len(cells) // rows
-  return paint(
-    cells.reshape(height, width),
-    -(-height // MAX_CELLS),
-    -(-width // MAX_CELLS),
-  )
+  in_data = cells.reshape(rows, -1)
+  return paint(in_data, *(-(-side // MAX_CELLS) for side in in_data.shape))
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
@@ -182,16 +194,16 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """
   colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
   nothing, key, query, maybe = map(style.rgb, colors)
-  share = _pool((cells > 0) & (cells != MAYBE), height, width)[..., None]
+  share = pool((cells > 0) & (cells != MAYBE), height, width)[..., None]
   shade = np.where(share > 0, PALEST + (1 - PALEST) * share, 0)
   painted = nothing + (key - nothing) * shade
-  has_maybe = _pool(cells == MAYBE, height, width)[..., None] > 0
+  has_maybe = pool(cells == MAYBE, height, width)[..., None] > 0
   painted = np.where(has_maybe & (share == 0), maybe, painted)
-  has_query = _pool(cells == QUERY, height, width)[..., None] > 0
+  has_query = pool(cells == QUERY, height, width)[..., None] > 0
   return np.where(has_query, query, painted).round().astype(np.uint8)
 
 
-def _pool(cells, *sizes):
+def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:
   """Means over blocks of the given sizes; those at the end may be smaller."""
   for axis, size in enumerate(sizes):
     starts = np.arange(0, cells.shape[axis], size)

@@ -54,8 +54,17 @@ class Config:
         f"model.num_heads={self.num_heads} must divide model.width="
         f"{self.width} and the width {self.qk_width} of queries and keys"
       )
-    if self.experts:
-      _check_experts(self)
+    if self.experts and self.experts_per_token > self.experts:
+      raise ValueError(
+        f"model.experts_per_token={self.experts_per_token} must be at most"
+        f" model.experts={self.experts}"
+      )
+    if self.experts and self.experts_every > self.num_layers:
+      raise ValueError(
+        f"model.experts={self.experts}, but no block has them: set"
+        f" model.experts_every={self.experts_every} to at most"
+        f" model.num_layers={self.num_layers}"
+      )
 
   @property
   def qk_width(self) -> int:
@@ -91,20 +100,6 @@ class Config:
     )
 
 
-def _check_experts(config: Config) -> None:
-  if config.experts_per_token > config.experts:
-    raise ValueError(
-      f"model.experts_per_token={config.experts_per_token} must be at most"
-      f" model.experts={config.experts}"
-    )
-  if config.experts_every > config.num_layers:
-    raise ValueError(
-      f"model.experts={config.experts}, but no block has them: set"
-      f" model.experts_every={config.experts_every} to at most"
-      f" model.num_layers={config.num_layers}"
-    )
-
-
 class Source(Protocol):
   """The properties of a data source that a network depends on."""
 
@@ -134,8 +129,12 @@ def configure(config: ConfigDict, source: Source) -> Config:
   settings = dict(config.attention)
   backend, tile = settings.pop("backend"), settings.pop("tile")
   name, mode = settings.pop("pattern"), settings.pop("mode")
-  if name in patterns_lib.FACTORIZATIONS:
-    _check_lengths(settings, source.length)
+  for field in ("stride", "window"):
+    if settings[field] > source.length and name in patterns_lib.FACTORIZATIONS:
+      raise ValueError(
+        f"attention.{field}={settings[field]} must lie between 1 and the"
+        f" {source.length} positions of a sequence"
+      )
   patterns = patterns_lib.assign(
     name,
     mode,
@@ -152,21 +151,12 @@ def configure(config: ConfigDict, source: Source) -> Config:
     tile=tile,
     **config.model,
   )
-  heads = list(itertools.chain(*patterns[: network.period]))
+  heads = dict.fromkeys(itertools.chain(*patterns[: network.period]))
   for pattern in heads:
     pattern.check(source.length)
-  for pattern in dict.fromkeys(heads):
+  for pattern in heads:
     _check_use(pattern, source.length)
   return network
-
-
-def _check_lengths(settings: dict, length: int) -> None:
-  for field in ("stride", "window"):
-    if settings[field] > length:
-      raise ValueError(
-        f"attention.{field}={settings[field]} must lie between 1 and the"
-        f" {length} positions of a sequence"
-      )
 
 
 def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:

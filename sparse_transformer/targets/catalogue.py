@@ -26,37 +26,38 @@ class Kind:
     axes: what the numbers of a topology count.
     sizes: usual topologies of one host, the smallest first; a name without a
       topology means that one.
-    memory: bytes of one device; None for a GPU, whose file says it.
+    gib: memory of one device in GiB; None for a GPU, whose file says it.
   """
 
   description: str
   compiler: str
   axes: str
   sizes: tuple[str, ...]
-  memory: int | None = None
+  gib: float | None = None
 
 
-def _gpu(description):
-  sizes = "1x1x1", "1x1x2", "1x1x4", "1x1x8"
-  return Kind(description, "cuda", "slices x hosts x GPUs", sizes)
-
-
-def _tpu(description, axes, sizes, gib):
-  return Kind(description, "tpu", axes, sizes, int(gib * GIB))
-
-
-PLANE = "X x Y", ("1x1", "2x2", "2x4")
-CUBE = "X x Y x Z", ("2x2x1", "2x2x2")
-
-
+_gpu = functools.partial(
+  Kind,
+  compiler="cuda",
+  axes="slices x hosts x GPUs",
+  sizes=("1x1x1", "1x1x2", "1x1x4", "1x1x8"),
+)
+_tpu = functools.partial(
+  Kind, compiler="tpu", axes="X x Y", sizes=("1x1", "2x2", "2x4")
+)
 # The memory of TPUs is what their compiler says is available.
 KINDS = {
   "a100": _gpu("NVIDIA A100 SXM, 80 GB"),
   "h100": _gpu("NVIDIA H100 SXM, 80 GB"),
   "h200": _gpu("NVIDIA H200 SXM, 141 GB"),
-  "v5e": _tpu("Cloud TPU v5e, 16 GB", *PLANE, 15.75),
-  "v5p": _tpu("Cloud TPU v5p, 95 GB", *CUBE, 95.73),
-  "v6e": _tpu("Cloud TPU v6e, 32 GB", *PLANE, 31.24),
+  "v5e": _tpu("Cloud TPU v5e, 16 GB", gib=15.75),
+  "v5p": _tpu(
+    "Cloud TPU v5p, 95 GB",
+    axes="X x Y x Z",
+    sizes=("2x2x1", "2x2x2"),
+    gib=95.73,
+  ),
+  "v6e": _tpu("Cloud TPU v6e, 32 GB", gib=31.24),
 }
 
 
@@ -91,8 +92,8 @@ class Target:
   @property
   def memory(self) -> int:
     """Bytes of memory of one device."""
-    if size := KINDS[self.kind].memory:
-      return size
+    if gib := KINDS[self.kind].gib:
+      return int(gib * GIB)
     found = re.search(r"device_memory_size: (\d+)", self.gpu_config)
     assert found, f"{self.kind}.txtpb has no device_memory_size"
     return int(found[1])

@@ -11,9 +11,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -88,27 +87,39 @@ def compile_for(
       known=known,
       dump=folder,
     )
-    environment = os.environ | SETTINGS | dict(XLA_FLAGS=_flags(target, folder))
+    flags = [*XLA_FLAGS[target.compiler]]
+    if target.compiler == "cuda":
+      flags += kernels.flags(pathlib.Path(folder))
+    # The user's own flags come last, so that they win.
+    flags.append(os.environ.get("XLA_FLAGS", ""))
+    environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))
+    environment.pop("PYTHONPATH", None)
     log = tempfile.TemporaryFile("w+")
     process = subprocess.Popen(
       [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=log,
-      env={k: v for k, v in environment.items() if k != "PYTHONPATH"},
+      env=environment,
       text=True,
     )
-    with log, process, _ended(process), _Progress(str(target)) as progress:
+    with log, process, contextlib.ExitStack() as stack:
+      stack.callback(process.kill)  # if it still runs, for example after Ctrl-C
       assert process.stdin and process.stdout
       process.stdin.write(json.dumps(request))
       process.stdin.close()
-      for line in process.stdout:
+      began, doing = time.time(), "starting"
+      while True:
+        seconds = time.time() - began
+        print(f"{target}: {doing} ({seconds:.0f} s)", file=sys.stderr)
+        if not (line := process.stdout.readline()):
+          break
         answer = json.loads(line)
         if "error" in answer:
           raise ValueError(answer["error"])
         if "result" in answer:
           return answer["result"]
-        progress.show(answer["doing"])
+        doing = answer["doing"]
       if (status := process.wait()) < 0:
         raise OSError(
           f"the compiler for {target} was ended by signal {-status}; a large"
@@ -118,60 +129,3 @@ def compile_for(
       raise RuntimeError(
         f"compiling for {target} ended with status {status}:\n{log.read()}"
       )
-
-
-def _flags(target, folder):
-  """The user's own flags come last, so that they win."""
-  flags = [*XLA_FLAGS[target.compiler]]
-  if target.compiler == "cuda":
-    flags += kernels.flags(pathlib.Path(folder))
-  return " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen) -> Iterator[None]:
-  """Ends a process that is still running, for example after Ctrl-C."""
-  try:
-    yield
-  finally:
-    if process.poll() is None:
-      process.kill()
-
-
-class _Progress:
-  """Shows progress, and for how long, on standard error.
-
-  On a terminal, one line that counts seconds; elsewhere, a line for each thing.
-  """
-
-  def __init__(self, name):
-    self._name, self._doing, self._began = name, "", time.time()
-    self._is_live = sys.stderr.isatty()
-    self._ended = threading.Event()
-    self._thread = threading.Thread(target=self._count, daemon=True)
-
-  def __enter__(self):
-    self.show("starting")
-    if self._is_live:
-      self._thread.start()
-    return self
-
-  def __exit__(self, *_):
-    self._ended.set()
-    if self._is_live:
-      self._thread.join()
-      print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-  def show(self, doing):
-    self._doing = doing
-    if not self._is_live:
-      self._write(end="\n")
-
-  def _count(self):
-    while not self._ended.wait(1):
-      self._write(start="\r\033[K", end="")
-
-  def _write(self, start="", end=""):
-    seconds = time.time() - self._began
-    line = f"{start}{self._name}: {self._doing} ({seconds:.0f} s)"
-    print(line, end=end, file=sys.stderr, flush=True)

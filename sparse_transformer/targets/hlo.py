@@ -9,38 +9,28 @@ is counted.
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator
 
-COLLECTIVES = (
-  "all-gather",
-  "all-reduce",
-  "all-to-all",
-  "collective-broadcast",
-  "collective-permute",
-  "ragged-all-to-all",
-  "reduce-scatter",
+COLLECTIVES = set(
+  "all-gather all-reduce all-to-all collective-broadcast collective-permute"
+  " ragged-all-to-all reduce-scatter".split()
 )
 # Instructions that launch nothing.
-FREE = {
-  "add-dependency",
-  "after-all",
-  "bitcast",
-  "constant",
-  "domain",
-  "get-tuple-element",
-  "opt-barrier",
-  "parameter",
-  "partition-id",
-  "replica-id",
-  "tuple",
-}
+FREE = set(
+  "add-dependency after-all bitcast constant domain get-tuple-element"
+  " opt-barrier parameter partition-id replica-id tuple".split()
+)
 FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
 
+BRANCHES = "branch_computations", "true_computation", "false_computation"
+CALLS = {"call": "to_apply", "async-start": "calls"}
 SLICED = "dynamic-slice", "dynamic-update-slice"
 
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 NAMED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+
+
+Counts = collections.Counter[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +64,8 @@ class Profile:
     unknown_loops: loops whose number of trips is unknown; they count as one.
   """
 
-  launches: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  moved: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  launches: Counts = dataclasses.field(default_factory=collections.Counter)
+  moved: Counts = dataclasses.field(default_factory=collections.Counter)
   copies: int = 0
   collectives: dict[str, tuple[int, int]] = dataclasses.field(
     default_factory=dict
@@ -97,12 +83,13 @@ class Profile:
       self.moved[name] += other.moved[name] * times
     self.copies += other.copies * times
     for kind, (count, size) in other.collectives.items():
-      before = self.collectives.get(kind, (0, 0))
-      self.collectives[kind] = (
-        before[0] + count * times,
-        before[1] + size * times,
-      )
+      self.add_collective(kind, count * times, size * times)
     self.unknown_loops += other.unknown_loops
+
+  def add_collective(self, kind: str, count: int, size: int) -> None:
+    """Adds collectives of a kind."""
+    before = self.collectives.get(kind, (0, 0))
+    self.collectives[kind] = before[0] + count, before[1] + size
 
 
 def profile(text: str) -> Profile:
@@ -155,15 +142,11 @@ class _Module:
   def profile(self, name):
     """The profile of a computation, which others may share."""
     if name not in self._profiles:
-      result, instructions = Profile(), self._instructions(name)
+      result, instructions = Profile(), _instructions(self._lines[name])
       for instruction in instructions.values():
         self._count(instruction, instructions, result)
       self._profiles[name] = result
     return self._profiles[name]
-
-  def _instructions(self, name):
-    """The instructions of a computation, by name."""
-    return {x.name: x for x in _instructions(self._lines[name])}
 
   def _count(self, instruction, instructions, result):
     opcode = instruction.opcode
@@ -175,19 +158,12 @@ class _Module:
     elif opcode == "conditional":
       branches = [
         self.profile(name)
-        for attribute in (
-          "branch_computations",
-          "true_computation",
-          "false_computation",
-        )
+        for attribute in BRANCHES
         for name in instruction.computations(attribute)
       ]
       result.add(max(branches, key=lambda branch: branch.num_launches))
-    elif opcode == "call":
-      for name in instruction.computations("to_apply"):
-        result.add(self.profile(name))
-    elif opcode == "async-start":
-      for name in instruction.computations("calls"):
+    elif opcode in CALLS:
+      for name in instruction.computations(CALLS[opcode]):
         result.add(self.profile(name))
     elif _is_copy(instruction):
       result.copies += 1
@@ -209,7 +185,7 @@ class _Module:
       )
       return sum(read) + _written(instruction, instructions)
     (name,) = instruction.computations("calls")
-    inner = self._instructions(name)
+    inner = _instructions(self._lines[name])
     *_, root = inner.values()
     parameters = (x.name for x in inner.values() if x.opcode == "parameter")
     read = (_read(name, inner, inner.values()) for name in parameters)
@@ -221,7 +197,7 @@ class _Module:
       _add_collective(instruction, result)
     elif instruction.opcode in ("fusion", "fusion-start"):
       for name in instruction.computations("calls"):
-        for inner in _instructions(self._lines[name]):
+        for inner in _instructions(self._lines[name]).values():
           if inner.opcode in COLLECTIVES:
             _add_collective(inner, result)
 
@@ -234,7 +210,7 @@ class _Module:
     if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
       return int(known[1])
     condition, *_ = loop.computations("condition")
-    lines = self._instructions(condition).values()
+    lines = _instructions(self._lines[condition]).values()
     limits = [
       int(constant[0])
       for x in lines
@@ -247,14 +223,16 @@ class _Module:
     return None
 
 
-def _instructions(lines: list[str]) -> Iterator[Instruction]:
+def _instructions(lines: list[str]) -> dict[str, Instruction]:
+  """The instructions of a computation, by name."""
+  found = {}
   for line in lines:
-    named = NAMED.match(line)
-    if named is None:
-      continue
-    end = _end_of_shape(line, named.end())
-    opcode, _, rest = line[end:].strip().partition("(")
-    yield Instruction(named[1], line[named.end() : end], opcode, rest)
+    if named := NAMED.match(line):
+      end = _end_of_shape(line, named.end())
+      shape = line[named.end() : end]
+      opcode, _, rest = line[end:].strip().partition("(")
+      found[named[1]] = Instruction(named[1], shape, opcode, rest)
+  return found
 
 
 def _read(name, instructions, users):
@@ -284,12 +262,8 @@ def _end_of_shape(line, start):
   """The end of a shape: the space after it that is in no parentheses."""
   depth = 0
   for i in range(start, len(line)):
-    character = line[i]
-    if character == "(":
-      depth += 1
-    elif character == ")":
-      depth -= 1
-    elif character == " " and not depth:
+    depth += (line[i] == "(") - (line[i] == ")")
+    if line[i] == " " and not depth:
       return i
   return len(line)
 
@@ -313,8 +287,7 @@ def _is_copy(instruction):
 def _add_collective(instruction, result):
   """Counts a collective, or the end of one; its shape is that of the result."""
   kind = instruction.opcode.removesuffix("-done")
-  count, size = result.collectives.get(kind, (0, 0))
-  result.collectives[kind] = count + 1, size + num_bytes(instruction.shape)
+  result.add_collective(kind, 1, num_bytes(instruction.shape))
 
 
 def num_bytes(shape: str) -> int:

@@ -8,8 +8,11 @@ kernel needs, and how much it spills to memory.
 import pathlib
 import re
 import subprocess
+import sysconfig
 from typing import Any
 
+LIBRARIES = pathlib.Path(sysconfig.get_paths()["purelib"])
+PTXAS = LIBRARIES / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
 # Kernels of Pallas, which are named after their functions.
 KERNEL_CALL = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton"')
 LAUNCH = re.compile(
@@ -23,7 +26,9 @@ def flags(folder: pathlib.Path) -> list[str]:
   return [f"--xla_dump_to={folder}", "--xla_dump_emitter_re=ptx"]
 
 
-def read(folder: pathlib.Path, hlo: str, ptxas: str) -> list[dict[str, Any]]:
+def read(
+  folder: pathlib.Path, hlo: str, ptxas: pathlib.Path = PTXAS
+) -> list[dict[str, Any]]:
   """Registers, spills and shared memory of each hand-written kernel.
 
   Args:
@@ -50,30 +55,25 @@ def read(folder: pathlib.Path, hlo: str, ptxas: str) -> list[dict[str, Any]]:
     code = path.read_text()
     for entry in re.findall(r"\.entry (\w+)\(", code):
       if re.sub(r"_\d+$", "", entry) in own:
+        found = re.search(r"^\.target (\w+)", code, re.MULTILINE)
+        assert found, f"{path} has no .target"
+        done = subprocess.run(
+          [ptxas, "-v", "-arch", found[1], path, "-o", "/dev/null"],
+          capture_output=True,
+          text=True,
+          check=True,
+        )
         launch = shared.get(entry, {})
         result.append(
           dict(
             kernel=entry,
-            **_assemble(ptxas, path, code),
+            **parse_assembly(done.stderr),
             shared_bytes=int(launch.get("shared", 0)),
             grid=launch.get("grid", ""),
             threads=launch.get("threads", ""),
           )
         )
   return sorted(result, key=lambda kernel: kernel["kernel"])
-
-
-def _assemble(ptxas, path, code):
-  """The report of the assembler on the one kernel of a file."""
-  found = re.search(r"^\.target (\w+)", code, re.MULTILINE)
-  assert found, f"{path} has no .target"
-  done = subprocess.run(
-    [ptxas, "-v", "-arch", found[1], str(path), "-o", "/dev/null"],
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  return parse_assembly(done.stderr)
 
 
 def parse_assembly(log: str) -> dict[str, int]:

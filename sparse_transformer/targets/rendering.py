@@ -12,22 +12,18 @@ DEFAULT_FRACTION = 0.75
 
 def render(report: Report) -> str:
   """The report as text."""
-  programs = (_program(program, report) for program in report["programs"])
-  return "\n\n".join([_title(report), *programs])
-
-
-def _title(report):
-  return (
+  title = (
     f"{report['target']}: {report['devices']} x {report['device']};"
     f" batch {report['batch_size']}, accumulation {report['accumulation']},"
     f" remat {report['remat']}; jax {report['jax']}\n"
     "Compiled for, not run on: these are properties of the program."
   )
-
-
-def _program(program, report):
-  table = tables.align(_rows(program, report))
-  return f"{program['name']}\n{table}" + _kernels(program)
+  parts = [title]
+  for program in report["programs"]:
+    parts.append(f"{program['name']}\n{tables.align(_rows(program, report))}")
+    if program.get("kernels"):
+      parts[-1] += "\n" + tables.align(_kernels(program["kernels"]), 1)
+  return "\n\n".join(parts)
 
 
 def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
@@ -39,37 +35,29 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
     return
   seconds = program["trace_seconds"] + program["compile_seconds"]
   yield "  compiles", f"in {seconds:.0f} s"
-  memory = program["memory"]
-  yield "  peak memory", f"{size(memory['peak'])}{_verdict(program, report)}"
+  # TPUs run a program by themselves; nothing is launched from outside.
+  is_tpu = report["device"].startswith("TPU")
+  memory, room = program["memory"], report["memory"]
+  text = f"{size(memory['peak'])} of {size(room)}: "
+  text += "fits" if program["fits"] else "does not fit"
+  is_default = is_tpu or memory["peak"] <= DEFAULT_FRACTION * room
+  if program["fits"] and not is_default:
+    text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+  yield "  peak memory", text
   yield "  arguments", size(memory["arguments"])
   yield "  temporaries", size(memory["temporaries"])
-  # TPUs run a program by themselves; nothing is launched from outside.
-  name = "operations" if _is_tpu(report) else "launches"
-  yield f"  {name}", _launches(program)
-  yield "  collectives", _collectives(program)
-  if moved := program.get("most_moved"):
-    yield "  moves", _most(moved, size)
-
-
-def _verdict(program, report):
-  peak, memory = program["memory"]["peak"], report["memory"]
-  if not program["fits"]:
-    return f" of {size(memory)}: does not fit"
-  text = f" of {size(memory)}: fits"
-  if not _is_tpu(report) and peak > DEFAULT_FRACTION * memory:
-    text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
-  return text
-
-
-def _is_tpu(report):
-  return report["device"].startswith("TPU")
-
-
-def _launches(program):
   text = f"{program['launches']:,} and {program['copies']:,} copies"
   if program["unknown_loops"]:
     text += f"; at least, {program['unknown_loops']} loops counted once"
-  return f"{text}; {_most(program['most_launched'], '{:,}'.format)}"
+  most = _most(program["most_launched"], "{:,}".format)
+  yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
+  collectives = (
+    f"{kind} {moved['count']:,} ({size(moved['bytes'])})"
+    for kind, moved in program["collectives"].items()
+  )
+  yield "  collectives", ", ".join(collectives) or "none"
+  if moved := program.get("most_moved"):
+    yield "  moves", _most(moved, size)
 
 
 def _most(counts, number):
@@ -78,32 +66,13 @@ def _most(counts, number):
   return ", ".join(f"{name} {number(count)}" for name, count in first)
 
 
-def _collectives(program):
-  return (
-    ", ".join(
-      f"{kind} {moved['count']:,} ({size(moved['bytes'])})"
-      for kind, moved in program["collectives"].items()
-    )
-    or "none"
-  )
-
-
-def _kernels(program):
-  """A table of the hand-written kernels."""
-  if not program.get("kernels"):
-    return ""
-  rows = [("  kernel", "registers", "spilled", "shared memory", "threads")]
-  for kernel in program["kernels"]:
-    rows.append(
-      (
-        f"  {kernel['kernel']}",
-        str(kernel["registers"]),
-        size(kernel["spilled_bytes"]),
-        size(kernel["shared_bytes"]),
-        kernel["threads"],
-      )
-    )
-  return "\n" + tables.align(rows, right_from=1)
+def _kernels(kernels):
+  """A row for each hand-written kernel."""
+  yield "  kernel", "registers", "spilled", "shared memory", "threads"
+  for kernel in kernels:
+    sizes = size(kernel["spilled_bytes"]), size(kernel["shared_bytes"])
+    name, registers = f"  {kernel['kernel']}", str(kernel["registers"])
+    yield name, registers, *sizes, kernel["threads"]
 
 
 def size(count: int) -> str:

@@ -13,7 +13,6 @@ import os
 import pathlib
 import re
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 from ml_collections import ConfigDict
 
-from sparse_transformer import attention
+from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.targets import catalogue, hlo, kernels
 from sparse_transformer.training import costs, mesh
@@ -58,7 +57,7 @@ def main() -> None:
 def _answer(request: Report, tell: Callable[[str], None]) -> Report:
   target = catalogue.parse(request["target"])
   devices = _devices(target)
-  config = ConfigDict(_with_tuples(request["config"]))
+  config = ConfigDict(config_lib.with_defaults(request["config"]))
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)
@@ -78,13 +77,6 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
       for program in programs
     ],
   )
-
-
-def _with_tuples(value):
-  """Lists, which JSON has made of tuples, as tuples again."""
-  if isinstance(value, dict):
-    return {name: _with_tuples(item) for name, item in value.items()}
-  return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _devices(target: catalogue.Target) -> list[jax.Device]:
@@ -114,7 +106,6 @@ def _devices(target: catalogue.Target) -> list[jax.Device]:
 def _step(experiment: Experiment) -> Iterator[Report]:
   """The training step."""
   config = experiment.config
-
   tokens = jax.ShapeDtypeStruct(
     (config.train.batch_size, experiment.model.length),
     jnp.uint8,
@@ -204,13 +195,21 @@ def _report(
       return report | _failure(error)
   report["compile_seconds"] = round(time.time() - began, 1)
   tell(f"{name}: reading the program")
-  text = compiled.as_text()
-  profile, memory = hlo.profile(text), _memory(compiled)
+  text, memory = compiled.as_text(), compiled.memory_analysis()
+  profile, dump = hlo.profile(text), pathlib.Path(request["dump"])
   report |= dict(
     compiles=True,
-    memory=memory,
+    memory=dict(  # bytes on one device
+      peak=memory.peak_memory_in_bytes,
+      arguments=memory.argument_size_in_bytes,
+      outputs=memory.output_size_in_bytes,
+      aliased=memory.alias_size_in_bytes,
+      temporaries=memory.temp_size_in_bytes,
+      code=memory.generated_code_size_in_bytes,
+    ),
     # The compiler for TPUs rejects what does not fit.
-    fits=target.compiler == "tpu" or memory["peak"] <= target.memory,
+    fits=target.compiler == "tpu"
+    or memory.peak_memory_in_bytes <= target.memory,
     launches=profile.num_launches,
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
@@ -220,9 +219,9 @@ def _report(
       kind: dict(count=count, bytes=size)
       for kind, (count, size) in sorted(profile.collectives.items())
     },
-    kernels=_kernels(pathlib.Path(request["dump"]), text, target),
+    kernels=kernels.read(dump, text) if target.compiler == "cuda" else [],
   )
-  for path in pathlib.Path(request["dump"]).iterdir():
+  for path in dump.iterdir():
     path.unlink()
   return report
 
@@ -246,27 +245,6 @@ def _first_line(error: Exception) -> str:
     return first
   errors = re.findall(r"^\w+(?:Error|Exception): .*", rest, re.MULTILINE)
   return " ".join([first.partition("Traceback")[0].strip(), *errors[-1:]])
-
-
-def _memory(compiled):
-  """Bytes on one device."""
-  memory = compiled.memory_analysis()
-  return dict(
-    peak=memory.peak_memory_in_bytes,
-    arguments=memory.argument_size_in_bytes,
-    outputs=memory.output_size_in_bytes,
-    aliased=memory.alias_size_in_bytes,
-    temporaries=memory.temp_size_in_bytes,
-    code=memory.generated_code_size_in_bytes,
-  )
-
-
-def _kernels(dump, text, target):
-  if target.compiler != "cuda":
-    return []
-  libraries = pathlib.Path(sysconfig.get_paths()["purelib"])
-  ptxas = libraries / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
-  return kernels.read(dump, text, str(ptxas))
 
 
 if __name__ == "__main__":

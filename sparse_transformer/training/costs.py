@@ -78,13 +78,7 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str
 ) -> Case:
-  """The attention of one micro-batch, for a platform of `attention.registry`.
-
-  Args:
-    config: the experiment's config.
-    model: its network.
-    platform: see `Case`.
-  """
+  """The attention of one micro-batch, for a `platform` as in `Case`."""
   qk_width, value_width = widths(model)
   return Case(
     batch=config.train.batch_size // config.train.accumulation,
@@ -110,10 +104,8 @@ def count_pairs(model: model_lib.Config) -> int:
   Of pairs that follow the content, the expected number.
   """
   heads = collections.Counter(itertools.chain(*model.patterns))
-  return sum(
-    n * analysis.count_pairs(pattern, model.length)
-    for pattern, n in heads.items()
-  )
+  n = model.length
+  return sum(heads[x] * analysis.count_pairs(x, n) for x in heads)
 
 
 def flops_per_pair(model: model_lib.Config) -> int:
@@ -153,12 +145,8 @@ def speed(
   """The speed fields of a line of metrics; none if the speed is unknown (0).
 
   `mfu`, model-FLOPs utilization, is the fraction of the peak of all devices; it
-  is omitted for devices whose peak is not known.
-
-  Args:
-    tokens_per_second: total over all devices.
-    flops_per_token: see the function.
-    dtype: dtype of activations, `model.dtype`.
+  is omitted for devices whose peak is not known. `tokens_per_second` counts all
+  devices; `dtype` is that of activations.
   """
   if not tokens_per_second:
     return {}
@@ -177,10 +165,7 @@ def step(
 ) -> dict[str, Any]:
   """FLOPs and memory traffic, in bytes, of one step on the entire batch.
 
-  Args:
-    config: the experiment's config.
-    model: its network.
-    pairs: number of pairs, from `count_pairs`.
+  `pairs` is their number, from `count_pairs`.
   """
   batch = config.train.batch_size
   tokens = batch * model.length
@@ -191,19 +176,22 @@ def step(
     recomputed=_recomputed_flops(model, batch, pairs),
   )
   head_widths = sum(widths(model)) * model.num_heads * model.num_layers
+  # Each matmul runs three times, forward and for both gradients, and once more
+  # if it is recomputed.
+  moved = sum(
+    product.moved(tokens) * (3 + (name in REPEATED[model.remat]))
+    for name, product in _all_matmuls(model)
+  )
+  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
   traffic = dict(
-    weights=_weight_traffic(model, tokens),
+    weights=moved * itemsize(model) + logits * 4,
     # q, k, v, out forward; these and dout, dq, dk, dv backward.
     attention=6 * tokens * head_widths * itemsize(model),
     # The state is read and written, the gradients are read.
     optimizer=2 * _num_bytes(state) + _num_bytes(state.params),
   )
-  return dict(
-    sequences=batch,
-    tokens=tokens,
-    flops=flops | dict(total=sum(flops.values())),
-    bytes=traffic | dict(total=sum(traffic.values())),
-  )
+  flops["total"], traffic["total"] = sum(flops.values()), sum(traffic.values())
+  return dict(sequences=batch, tokens=tokens, flops=flops, bytes=traffic)
 
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
@@ -236,15 +224,15 @@ def rematerialization(
   """
   batch, sizes = config.train.batch_size, mesh.sizes(config)
   sequences = num_sequences(config, sizes)
-  ways = [dataclasses.replace(model, remat=r) for r in rules.REMATS]
-  return {
-    way.remat: dict(
+  ways = {}
+  for remat in rules.REMATS:
+    way = dataclasses.replace(model, remat=remat)
+    ways[remat] = dict(
       activations=_kept(way, sizes)[0] * sequences,
       layer=_recomputed_bytes(way, sizes) * sequences,
       recomputed=_recomputed_flops(way, batch, pairs),
     )
-    for way in ways
-  }
+  return ways
 
 
 def itemsize(model: model_lib.Config) -> int:
@@ -286,21 +274,6 @@ def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
   return batch * (weights * model.length + attention)
 
 
-def _weight_traffic(model: model_lib.Config, tokens: int) -> int:
-  """Bytes of the operands and results of all matmuls with weights.
-
-  Each runs three times, forward and for both gradients, and once more if it is
-  recomputed.
-  """
-  repeated = REPEATED[model.remat]
-  of_blocks = sum(
-    product.moved(tokens) * (3 + (name in repeated))
-    for name, product in _all_matmuls(model)
-  )
-  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
-  return of_blocks * itemsize(model) + logits * 4
-
-
 def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:
   """Sequences of a micro-batch on one device; it may have a part of each."""
   micro = config.train.batch_size // config.train.accumulation
@@ -327,10 +300,7 @@ def _num_bytes(tree: Any) -> int:
 
 
 def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
-  """Bytes of activations that are recomputed for one sequence and layer.
-
-  Those of one device.
-  """
+  """Bytes on one device that are recomputed for one sequence and layer."""
   everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
   return (everything - _kept(model, sizes)[0]) // model.num_layers
 
@@ -343,6 +313,25 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
     The latter are copies of weights, such as a scan over layers makes, but
     neither the parameters themselves nor constants of the program.
   """
+  heads, inner = model.num_heads, model.mlp_width
+  if sizes["tensor"] > 1 and model.vocab_size in (heads, inner):
+    # Logits must not look as if they were split.
+    model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
+
+  def num_bytes(x):
+    is_split = x.shape[-2:-1] == (heads,) or x.shape[-1:] in (
+      (heads,),
+      (inner,),
+    )
+    return _num_bytes(x) // (sizes["tensor"] if is_split else 1)
+
+  one, two = (sum(map(num_bytes, _residuals(model, b))) for b in (1, 2))
+  return (two - one) // sizes["sequence"], 2 * one - two
+
+
+@functools.lru_cache(maxsize=64)
+def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
+  """The arrays that the backward pass is given, by shape, on all devices."""
 
   # What a layer keeps is the same for all executors and all static patterns, of
   # which only the period matters: use those that are planned fastest.
@@ -350,37 +339,14 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
     static = Block(1 + layer % model.period)
     return functools.reduce(operator.or_, pattern.contents(), static)
 
-  heads = [
-    tuple(stand_in(layer, pattern) for pattern in of_layer)
-    for layer, of_layer in enumerate(model.patterns)
-  ]
-  backend = "dense" if model.backend == "dense" else "batched"
-  model = dataclasses.replace(
-    model, patterns=tuple(heads), backend=backend, tile=0
+  patterns = tuple(
+    tuple(stand_in(layer, pattern) for pattern in heads)
+    for layer, heads in enumerate(model.patterns)
   )
-  size, copies = _trace_kept(model)
-  if sizes["tensor"] > 1:
-    # No array of logits looks as if it had the inner width of an MLP.
-    model = dataclasses.replace(model, vocab_size=model.mlp_width + 1)
-    split, _ = _trace_kept(model, only_split=True)
-    size -= split - split // sizes["tensor"]
-  return size // sizes["sequence"], copies
-
-
-@functools.lru_cache(maxsize=64)
-def _trace_kept(
-  model: model_lib.Config, only_split: bool = False
-) -> tuple[int, int]:
-  """What is kept on all devices together.
-
-  Args:
-    model: the network.
-    only_split: counts only what `tensor` splits: arrays of heads, and of the
-      inner width of an MLP.
-  """
-  apply = model_lib.make_apply(model)
-  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
-  rng = jax.eval_shape(lambda: jax.random.key(0))
+  backend = "dense" if model.backend == "dense" else "batched"
+  apply = model_lib.make_apply(
+    dataclasses.replace(model, patterns=patterns, backend=backend, tile=0)
+  )
 
   def backward(params, tokens_BL, rng):
     def loss(params):
@@ -388,17 +354,11 @@ def _trace_kept(
 
     return jax.vjp(loss, params)[1]
 
-  def counts(shape):
-    heads, inner = model.num_heads, model.mlp_width
-    is_split = shape[-2:-1] == (heads,) or shape[-1:] in ((heads,), (inner,))
-    return is_split or not only_split
-
-  def kept(batch):
-    tokens = jax.ShapeDtypeStruct((batch, model.length), jnp.uint8)
-    program = jax.make_jaxpr(backward)(params, tokens, rng).jaxpr
-    given = {id(x) for x in (*program.invars, *program.constvars)}
-    found = {id(x): x.aval for x in program.outvars if id(x) not in given}
-    return _num_bytes([x for x in found.values() if counts(x.shape)])  # type: ignore[attr-defined]
-
-  one, two = kept(1), kept(2)
-  return two - one, 2 * one - two
+  program = jax.make_jaxpr(backward)(
+    jax.eval_shape(lambda: model_lib.init_params(model, 0)),
+    jax.ShapeDtypeStruct((batch, model.length), jnp.uint8),
+    jax.eval_shape(lambda: jax.random.key(0)),
+  ).jaxpr
+  given = {id(x) for x in (*program.invars, *program.constvars)}
+  found = {id(x): x.aval for x in program.outvars if id(x) not in given}
+  return list(found.values())

@@ -34,9 +34,7 @@ Report = dict[str, Any]
 def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   """What a network costs and sees, as JSON values.
 
-  Args:
-    config: the experiment's config, for its batches and its optimizer.
-    model: the network, which need not be the config's.
+  The config is used for its batches and its optimizer.
 
   Raises:
     ValueError: the batch cannot be split evenly.
@@ -48,18 +46,14 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   attention = explain_attention(config, model)
   total = _total(attention, model)
   pairs = total["pairs"]
+  names = "vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
     shape=list(model.shape),
-    vocab_size=model.vocab_size,
-    num_layers=model.num_layers,
-    num_heads=model.num_heads,
-    width=model.width,
-    dtype=model.dtype,
-    remat=model.remat,
+    **{name: getattr(model, name) for name in names},
     parameters=model_lib.count_parameters(model),
     active_parameters=model_lib.count_active_parameters(model),
-    experts=explain_experts(model),
+    experts=_experts(model),
     attention=attention,
     total=total,
     reach=explain_reach(model),
@@ -68,7 +62,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
     rematerialisation=costs.rematerialization(config, model, pairs),
-    cache=explain_cache(model, attention),
+    cache=_cache(model, attention),
   )
 
 
@@ -99,25 +93,29 @@ def explain_attention(
 
 def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
   """All rows of `explain_attention` together."""
-
-  def total(field):
-    return sum(
-      row[field] * len(row["layers"]) * len(row["heads"]) for row in attention
-    )
-
-  pairs, computed = total("pairs"), total("computed")
-  queries = model.length * model.num_layers * model.num_heads
+  heads = [len(row["layers"]) * len(row["heads"]) for row in attention]
+  pairs, computed = (
+    sum(row[field] * n for row, n in zip(attention, heads, strict=True))
+    for field in ("pairs", "computed")
+  )
   fewest = [row["keys_min"] for row in attention]
   return dict(
-    pairs=pairs,
     follows_content=any(row["follows_content"] for row in attention),
     keys_min=None if None in fewest else min(fewest),
-    keys_mean=pairs / queries,
+    keys_mean=pairs / (model.length * sum(heads)),
     keys_max=max(row["keys_max"] for row in attention),
+    flops=sum(row["flops"] for row in attention),
+    **_work(pairs, computed),
+  )
+
+
+def _work(pairs: int, computed: int) -> Report:
+  """The scores that are needed and those that are computed."""
+  return dict(
+    pairs=pairs,
     computed=computed,
     fill=pairs / max(1, computed),
     waste=computed / max(1, pairs),
-    flops=sum(row["flops"] for row in attention),
   )
 
 
@@ -131,7 +129,6 @@ def _measure(
   """
   n = model.length
   pairs = analysis.count_pairs(pattern, n)
-  most = analysis.most_keys(pattern, n)
   causal = analysis.is_causal(pattern, n)
   cache = (
     analysis.cache_size(kv_cache.kept_pairs(pattern), n) if causal else None
@@ -141,21 +138,17 @@ def _measure(
     fewest = int(analysis.keys_per_query(pattern, n).min())
   case = costs.attention_case(config, model, registry.current_platform())
   tiles = list(_tiles(pattern, case, model.backend))
-  computed = sum(scores for *_, scores in tiles)
   return dict(
     pattern=str(pattern),
     follows_content=bool(pattern.contents()),
     executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
-    pairs=pairs,
     keys_min=fewest,
     keys_mean=pairs / n,
-    keys_max=most,
+    keys_max=analysis.most_keys(pattern, n),
     tile=sorted({tile for _, tile, scores in tiles if scores}),
-    computed=computed,
-    fill=pairs / max(1, computed),
-    waste=computed / max(1, pairs),
     causal=causal,
     cache=cache,
+    **_work(pairs, sum(scores for *_, scores in tiles)),
   )
 
 
@@ -199,17 +192,13 @@ def explain_reach(model: model_lib.Config) -> Report:
   )
 
 
-def explain_experts(model: model_lib.Config) -> Report | None:
-  """Which blocks have experts, and how many; None if none has."""
+def _experts(model: model_lib.Config) -> Report | None:
   blocks = [block for block, has in enumerate(model.has_experts) if has]
-  if not blocks:
-    return None
-  return dict(
-    blocks=blocks, number=model.experts, per_token=model.experts_per_token
-  )
+  numbers = dict(number=model.experts, per_token=model.experts_per_token)
+  return dict(blocks=blocks, **numbers) if blocks else None
 
 
-def explain_cache(
+def _cache(
   model: model_lib.Config, attention: Sequence[Report]
 ) -> Report | None:
   """The size of the cache for decoding one sequence.
@@ -246,51 +235,9 @@ def draw(folder: str | os.PathLike, model: model_lib.Config) -> list[str]:
   return [str(path) for path in pictures]
 
 
-def render(report: Report) -> str:
-  """The report as text."""
-  shape = " x ".join(map(str, report["shape"]))
-  title = (
-    f"{report['positions']:,} positions ({shape}) of {report['vocab_size']}"
-    f" symbols; {report['num_layers']} layers of {report['num_heads']} heads,"
-    f" width {report['width']}, {report['dtype']};"
-    f" {report['parameters']:,} parameters{_active(report)}"
-  )
-  parts = [
-    title,
-    tables.align(_attention_rows(report), right_from=3) + _note(report),
-    tables.align(_summary_rows(report)),
-    tables.align(_remat_rows(report), right_from=1),
-  ]
-  if sent := report["exchanged"]:
-    parts.append(tables.align(exchanged.table(sent), right_from=5))
-  return "\n\n".join(parts)
-
-
-def _active(report: Report) -> str:
-  """What the parameters of experts add to the title."""
-  experts = report["experts"]
-  if experts is None:
-    return ""
-  return (
-    f", {report['active_parameters']:,} for each token: blocks"
-    f" {_ranges(experts['blocks'])} have {experts['number']} experts, of which"
-    f" {experts['per_token']} for each token"
-  )
-
-
 COLUMNS = (
-  "pattern",
-  "layers",
-  "heads",
-  "pairs",
-  "keys: min",
-  "mean",
-  "max",
-  "executor",
-  "tile",
-  "computed / needed",
-  "FLOPs",
-  "cached keys",
+  *("pattern", "layers", "heads", "pairs", "keys: min", "mean", "max"),
+  *("executor", "tile", "computed / needed", "FLOPs", "cached keys"),
 )
 NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
@@ -300,10 +247,53 @@ EXPECTED = """
 LSH, were drawn evenly at random. Uneven ones have more keys, up to the max.
 What is computed, and its time and memory, do not depend on the content. Learned
 spans count as the longest: what is computed shrinks with them."""
+# What the parts of a step and of its memory are.
+FLOPS = dict(
+  weights="matmuls with weights",
+  attention="pairs of the patterns",
+  recomputed="parts of the forward pass, in the backward pass",
+)
+TRAFFIC = dict(
+  weights="operands and results of matmuls",
+  attention="operands and results, once each",
+  optimizer="state and gradients",
+)
+MEMORY = dict(
+  parameters="",
+  optimizer="",
+  average="of the parameters",
+  gradients="and their sum over micro-batches",
+  activations="kept for the backward pass",
+  copies="of weights, kept for the backward pass",
+  layer="activations recomputed for one",
+)
 
 
-def _note(report: Report) -> str:
-  return NOTE + (EXPECTED if report["total"]["follows_content"] else "")
+def render(report: Report) -> str:
+  """The report as text."""
+  shape = " x ".join(map(str, report["shape"]))
+  title = (
+    f"{report['positions']:,} positions ({shape}) of {report['vocab_size']}"
+    f" symbols; {report['num_layers']} layers of {report['num_heads']} heads,"
+    f" width {report['width']}, {report['dtype']};"
+    f" {report['parameters']:,} parameters"
+  )
+  if experts := report["experts"]:
+    title += (
+      f", {report['active_parameters']:,} for each token: blocks"
+      f" {_ranges(experts['blocks'])} have {experts['number']} experts, of"
+      f" which {experts['per_token']} for each token"
+    )
+  note = NOTE + (EXPECTED if report["total"]["follows_content"] else "")
+  parts = [
+    title,
+    tables.align(_attention_rows(report), right_from=3) + note,
+    tables.align(_summary_rows(report)),
+    tables.align(_remat_rows(report), right_from=1),
+  ]
+  if sent := report["exchanged"]:
+    parts.append(tables.align(exchanged.table(sent), right_from=5))
+  return "\n\n".join(parts)
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
@@ -339,54 +329,54 @@ def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
 def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   """(name, value, description) rows on the network, a step and decoding."""
   step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
-  flops, traffic = step["flops"], step["bytes"]
-  layers = report["reach"]["may_see"]
-  sees = "sees" if layers is None else "always sees"
-  yield sees, _seen(report["reach"]), _checked(report)
-  if layers is not None:
-    what = "if patterns that follow the content had all pairs they may have"
-    yield "may see", _everything(layers), what
+  yield from _reach_rows(report["reach"], report["positions"])
   yield ("",)
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
-  yield "FLOPs", _flops(flops["total"]), what
-  yield "  weights", _flops(flops["weights"]), "matmuls with weights"
-  yield "  attention", _flops(flops["attention"]), "pairs of the patterns"
-  what = "parts of the forward pass, in the backward pass"
-  yield "  recomputed", _flops(flops["recomputed"]), what
-  yield "traffic", _bytes(traffic["total"]), "to and from memory, at least"
-  what = "operands and results of matmuls"
-  yield "  weights", _bytes(traffic["weights"]), what
-  what = "operands and results, once each"
-  yield "  attention", _bytes(traffic["attention"]), what
-  yield "  optimizer", _bytes(traffic["optimizer"]), "state and gradients"
+  yield "FLOPs", _flops(step["flops"]["total"]), what
+  for part, what in FLOPS.items():
+    yield f"  {part}", _flops(step["flops"][part]), what
+  what = "to and from memory, at least"
+  yield "traffic", _bytes(step["bytes"]["total"]), what
+  for part, what in TRAFFIC.items():
+    yield f"  {part}", _bytes(step["bytes"][part]), what
   yield ("",)
+  mesh = report["mesh"]
+  along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
+  split = f" of {math.prod(mesh.values())} ({', '.join(along)})"
   what = (
-    f"per device{_split(report['mesh'])}, {memory['sequences']} sequences at a"
+    f"per device{split if along else ''}, {memory['sequences']} sequences at a"
     " time; the parts are exact, their sum is an estimate"
   )
   yield "memory", _bytes(memory["total"]), what
-  yield "  parameters", _bytes(memory["parameters"]), ""
-  yield "  optimizer", _bytes(memory["optimizer"]), ""
-  yield "  average", _bytes(memory["average"]), "of the parameters"
-  what = "and their sum over micro-batches"
-  yield "  gradients", _bytes(memory["gradients"]), what
-  what = "kept for the backward pass"
-  yield "  activations", _bytes(memory["activations"]), what
-  yield "  copies", _bytes(memory["copies"]), f"of weights, {what}"
-  yield "  layer", _bytes(memory["layer"]), "activations recomputed for one"
+  for part, what in MEMORY.items():
+    yield f"  {part}", _bytes(memory[part]), what
   yield ("",)
-  if not all(row["causal"] for row in report["attention"]):
+  if cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what
 
 
-def _split(mesh: Report) -> str:
-  """How many devices there are, along the axes that have several."""
-  number = math.prod(mesh.values())
-  along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
-  return f" of {number} ({', '.join(along)})" if along else ""
+def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
+  everything = "everything after {} layer{}".format
+  layers, may_see = reach["layers"], reach["may_see"]
+  checked = []
+  if reach["positions_checked"]:
+    checked.append(f"every pair of {reach['positions_checked']:,} positions")
+  if reach["inputs_checked"]:
+    checked.append(f"{reach['inputs_checked']} inputs to all {n:,}")
+  what = f"checked: {', '.join(checked)}"
+  seen = "not everything"
+  if reach["missing"]:
+    query, key = reach["missing"]
+    what = f"query {query:,} never reaches key {key:,}; {what}"
+  else:
+    seen = everything(layers, "s" * (layers != 1))
+  yield "sees" if may_see is None else "always sees", seen, what
+  if may_see is not None:
+    what = "if patterns that follow the content had all pairs they may have"
+    yield "may see", everything(may_see, "s" * (may_see != 1)), what
 
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
@@ -395,30 +385,6 @@ def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
     mark = " (chosen)" if remat == report["remat"] else ""
     sizes = _bytes(way["activations"]), _bytes(way["layer"])
     yield remat + mark, *sizes, _flops(way["recomputed"])
-
-
-def _seen(reach: Report) -> str:
-  if reach["missing"]:
-    return "not everything"
-  return _everything(reach["layers"])
-
-
-def _everything(layers: int) -> str:
-  return f"everything after {layers} layer{'s' if layers != 1 else ''}"
-
-
-def _checked(report: Report) -> str:
-  reach, n = report["reach"], report["positions"]
-  checked = []
-  if reach["positions_checked"]:
-    checked.append(f"every pair of {reach['positions_checked']:,} positions")
-  if reach["inputs_checked"]:
-    checked.append(f"{reach['inputs_checked']} inputs to all {n:,}")
-  result = f"checked: {', '.join(checked)}"
-  if reach["missing"]:
-    query, key = reach["missing"]
-    result = f"query {query:,} never reaches key {key:,}; {result}"
-  return result
 
 
 def _ranges(numbers: Sequence[int]) -> str:

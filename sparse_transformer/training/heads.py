@@ -2,7 +2,7 @@
 
 The queries and keys of all drawn layers are collected in one pass of the
 network. Then the pairs of each head, static or bound to these queries and
-keys, are weighted a few queries at a time.
+keys, are weighted.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ from sparse_transformer.model import content, transformer
 from sparse_transformer.patterns import Pattern
 
 MAX_LAYERS = 8  # that are drawn
-CHUNK = 2**22  # pairs at a time
 
 Report = dict[str, Any]
 # {layer: (q_BLHK, k_BLHK)}
@@ -66,9 +65,8 @@ def collect(
     params: its parameters.
     tokens_L: symbols; at most as many as the network has positions.
   """
-  chosen = np.linspace(0, model.num_layers - 1, MAX_LAYERS).round().astype(int)
-  if model.num_layers <= MAX_LAYERS:
-    chosen = np.arange(model.num_layers)
+  drawn = min(MAX_LAYERS, model.num_layers)
+  chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
   shape = 1, len(tokens_L), model.num_heads, model.qk_width // model.num_heads
   sizes = transformer.stacks(model)
 
@@ -131,15 +129,8 @@ def weigh(
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    yield (
-      layer,
-      [
-        _weigh(pattern, known, q_LK / scale, k_LK, bias_LM)
-        for pattern, known, q_LK, k_LK, bias_LM in zip(
-          patterns, bound, q_HLK, k_HLK, biases, strict=True
-        )
-      ],
-    )
+    heads = zip(patterns, bound, q_HLK / scale, k_HLK, biases, strict=True)
+    yield layer, [_weigh(*head) for head in heads]
 
 
 def _biases(patterns, directions, n):
@@ -152,47 +143,33 @@ def _biases(patterns, directions, n):
     return np.log(np.asarray(weights_HLM))
 
 
-def _weigh(
-  pattern: Pattern,
-  known: Pattern,
-  q_LK: np.ndarray,
-  k_LK: np.ndarray,
-  bias_LM: np.ndarray | None,
-) -> Head:
+def _weigh(pattern, known, q_LK, k_LK, bias_LM):
   """A head, whose pattern is bound to its queries and keys: `known`."""
-  n, size = len(q_LK), pictures.cell_size(len(q_LK))
-  shown, i = pictures.shown_query(n), np.arange(n)
-  counts, entropies, strips = [], [], []
-  step = size * max(1, CHUNK // (n * size))
-  for start in range(0, n, step):
-    rows = i[start : start + step]
-    mask_RM = np.asarray(known.mask(rows[None, None, :, None], i))
-    mask_RM = np.broadcast_to(mask_RM, (1, 1, len(rows), n))[0, 0]
-    scores_RM = q_LK[rows] @ k_LK.T
-    if bias_LM is not None:
-      scores_RM += bias_LM[rows]
-      mask_RM = mask_RM & (bias_LM[rows] > -np.inf)
-    scores_RM = np.where(mask_RM, scores_RM, -np.inf)
-    largest_R1 = scores_RM.max(1, keepdims=True)
-    scores_RM -= np.where(np.isfinite(largest_R1), largest_R1, 0)
-    weights_RM = np.exp(scores_RM)
-    sums_R1 = weights_RM.sum(1, keepdims=True)
-    weights_RM /= np.maximum(sums_R1, 1)
-    # With p = exp(s) / z: -log p = log z - s.
-    nats = np.log(np.maximum(sums_R1, 1)) - np.where(mask_RM, scores_RM, 0)
-    counts.append(mask_RM.sum(1))
-    entropies.append((weights_RM * nats).sum(1) / math.log(2))
-    strips.append(pictures.join(weights_RM, mask_RM, size))
-    if shown in rows:
-      query = np.where(mask_RM, weights_RM, -1)[shown - start]
-  keys, bits = np.concatenate(counts), np.concatenate(entropies)
+  n = len(q_LK)
+  i = np.arange(n)
+  mask_LM = np.asarray(known.mask(i[None, None, :, None], i))
+  mask_LM = np.broadcast_to(mask_LM, (1, 1, n, n))[0, 0]
+  scores_LM = q_LK @ k_LK.T
+  if bias_LM is not None:
+    scores_LM += bias_LM
+    mask_LM = mask_LM & (bias_LM > -np.inf)
+  scores_LM = np.where(mask_LM, scores_LM, -np.inf)
+  largest_L1 = scores_LM.max(1, keepdims=True)
+  scores_LM -= np.where(np.isfinite(largest_L1), largest_L1, 0)
+  weights_LM = np.exp(scores_LM)
+  sums_L1 = np.maximum(weights_LM.sum(1, keepdims=True), 1)
+  weights_LM /= sums_L1
+  # With p = exp(s) / z: -log p = log z - s.
+  nats = np.log(sums_L1) - np.where(mask_LM, scores_LM, 0)
+  bits = (weights_LM * nats).sum(1) / math.log(2)
+  keys, shown = mask_LM.sum(1), pictures.shown_query(n)
   return Head(
     pattern,
     pairs=int(keys.sum()),
     keys_max=int(keys.max()),
     entropy=float(bits[keys > 0].mean()) if keys.any() else 0.0,
-    query=query,
-    weights=np.concatenate(strips),
+    query=np.where(mask_LM, weights_LM, -1)[shown],
+    weights=pictures.join(weights_LM, mask_LM),
   )
 
 
@@ -229,27 +206,23 @@ def explain(
   rows, paths = [], []
   collected = collect(model, params, tokens_L[:n])
   for layer, heads in weigh(model, params, collected, temperature):
-    titles = [f"head {i}: {h.pattern}" for i, h in enumerate(heads)]
     paths.append(folder / f"layer_{layer}.png")
     pictures.save_heads(
       paths[-1],
       f"layer {layer} of {model.num_layers}, {title}",
-      titles,
+      [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
       [(head.query, head.weights) for head in heads],
       model.shape,
     )
-    rows += [
-      dict(
-        layer=layer,
-        head=i,
-        pattern=str(head.pattern),
+    for i, head in enumerate(heads):
+      measured = dict(
         pairs=head.pairs,
         keys_mean=head.pairs / n,
         keys_max=head.keys_max,
         entropy=head.entropy,
       )
-      for i, head in enumerate(heads)
-    ]
+      name = str(head.pattern)
+      rows.append(dict(layer=layer, head=i, pattern=name, **measured))
   report = about | dict(
     positions=n,
     length=len(tokens_L),
@@ -262,24 +235,22 @@ def explain(
   return report
 
 
-COLUMNS = "layer", "head", "pattern", "pairs", "keys: mean", "max", "entropy"
+COLUMNS = {
+  "layer": "{layer}",
+  "head": "{head}",
+  "pattern": "{pattern}",
+  "pairs": "{pairs:,}",
+  "keys: mean": "{keys_mean:,.1f}",
+  "max": "{keys_max:,}",
+  "entropy": "{entropy:.2f}",
+}
 
 
 def render(report: Report) -> str:
   """The report as text."""
-  lines: list[Sequence[str]] = [COLUMNS]
+  lines = [list(COLUMNS)]
   for row in report["heads"]:
-    lines.append(
-      (
-        str(row["layer"]),
-        str(row["head"]),
-        row["pattern"],
-        f"{row['pairs']:,}",
-        f"{row['keys_mean']:,.1f}",
-        f"{row['keys_max']:,}",
-        f"{row['entropy']:.2f}",
-      )
-    )
+    lines.append([cell.format(**row) for cell in COLUMNS.values()])
   drawn = len(report["pictures"])
   notes = [
     "entropy: of a query's weights, in bits, at temperature"

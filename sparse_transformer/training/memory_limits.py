@@ -20,32 +20,26 @@ def check_training(config: ConfigDict, source: data.Source) -> None:
   is saved; and what validation needs. What XLA, patterns and data take does not
   count, nor does what `model.remat` keeps.
 
-  Args:
-    config: the experiment's config.
-    source: its data source.
-
   Raises:
     ValueError: the run needs more memory than there is.
   """
-  model, train = _without_patterns(config, source), config.train
-  sizes, network = mesh.sizes(config), _describe_network(model)
-  weights = _weights_on_device(model, sizes)
-  state = 4 * weights  # the weights, two moments of the optimizer, the average
-  on_host = state  # at least a device's part is copied
+  model, sizes, state = _sizes(config, source)
+  train, network = config.train, _describe_network(model)
+  # At least a device's part of the state is copied.
+  copies = 1
   if jax.default_backend() == "cpu":
-    on_host += state * jax.local_device_count()
-  _check_fits(network, on_host, machine.memory(), "this machine")
+    copies += jax.local_device_count()
+  _check_fits(network, copies * state, machine.memory(), "this machine")
   if not train.steps:
     return  # only the initial state is saved
-  _check_fits(network, state + weights, machine.device_memory())
+  _check_fits(network, state + state // 4, machine.device_memory())
   positions = costs.num_sequences(config, sizes) * model.length
   positions //= sizes["sequence"]
   layers = model.num_layers * model.width * costs.itemsize(model)
-  logits = 4 * model.vocab_size
   _check_fits(
     f"train.batch_size={train.batch_size}, train.accumulation="
     f"{train.accumulation} with sequences of {model.length} positions",
-    state + positions * (layers + logits),
+    state + positions * (layers + 4 * model.vocab_size),
     machine.device_memory(),
   )
   check_inference(config, source, config.eval.batch_size)
@@ -76,16 +70,14 @@ def check_inference(
   Raises:
     ValueError: it needs more memory than there is.
   """
-  model, room = _without_patterns(config, source), machine.device_memory()
-  sizes = mesh.sizes(config)
-  state = 4 * _weights_on_device(model, sizes)
+  (model, sizes, state), room = _sizes(config, source), machine.device_memory()
   _check_fits(_describe_network(model), state, room)
-  stream, logits = 4 * model.width, 4 * model.vocab_size
   mlp = model.mlp_width * costs.itemsize(model)
-  positions = model.length if cache is None else 1
-  sequence = (stream + max(logits, mlp)) * positions + (cache or 0)
+  position = 4 * model.width + max(4 * model.vocab_size, mlp)
   if cache is None:
-    sequence //= sizes["sequence"]
+    sequence = position * model.length // sizes["sequence"]
+  else:
+    sequence = position + cache
   shards = mesh.num_shards(sizes)
   own = batch if batch % shards else batch // shards
   _check_fits(
@@ -95,22 +87,21 @@ def check_inference(
   )
 
 
-def _weights_on_device(model: model_lib.Config, sizes: mesh.Sizes) -> int:
-  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
-  return costs.bytes_on_device(params, sizes)
-
-
-def _without_patterns(
+def _sizes(
   config: ConfigDict, source: data.Source
-) -> model_lib.Config:
-  """The sizes of a network whose patterns, which take longer, are not made."""
-  return model_lib.Config(
+) -> tuple[model_lib.Config, mesh.Sizes, int]:
+  """The network without patterns, the mesh, and bytes of a device's state."""
+  model = model_lib.Config(
     vocab_size=source.vocab_size,
     length=source.length,
     shape=tuple(source.shape),
     patterns=(),
     **config.model,
   )
+  sizes = mesh.sizes(config)
+  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  # The weights, two moments of the optimizer, the average.
+  return model, sizes, 4 * costs.bytes_on_device(params, sizes)
 
 
 def _describe_network(model: model_lib.Config) -> str:

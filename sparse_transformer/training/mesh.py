@@ -67,10 +67,6 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
 def check_network(model: model_lib.Config, sizes: Sizes) -> None:
   """Checks that a network can be split over a mesh.
 
-  Args:
-    model: the network.
-    sizes: the devices along each axis.
-
   Raises:
     ValueError: it cannot.
   """
@@ -92,34 +88,27 @@ def check_batch(config: ConfigDict, sizes: Sizes) -> None:
   Raises:
     ValueError: it cannot.
   """
-  train, copies = config.train, num_shards(sizes)
-  if train.batch_size % (copies * train.accumulation):
-    raise ValueError(
-      f"train.batch_size={train.batch_size} must be a multiple of"
-      f" {_shards(sizes)} x train.accumulation={train.accumulation}"
-    )
+  micro = config.train.accumulation
+  words = f" x train.accumulation={micro}"
+  _check_split("train", config.train.batch_size, sizes, micro, words)
 
 
 def check_eval_batch(config: ConfigDict, sizes: Sizes) -> None:
-  """Checks that a batch of evaluation can be split into devices.
+  """`check_batch` for a batch of evaluation."""
+  _check_split("eval", config.eval.batch_size, sizes)
 
-  Raises:
-    ValueError: it cannot.
-  """
-  size = config.eval.batch_size
-  if size % num_shards(sizes):
+
+def _check_split(group, size, sizes, micro=1, words=""):
+  if size % (num_shards(sizes) * micro):
     raise ValueError(
-      f"eval.batch_size={size} must be a multiple of {_shards(sizes)}"
+      f"{group}.batch_size={size} must be a multiple of"
+      f" mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}{words}"
     )
 
 
 def num_shards(sizes: Sizes) -> int:
   """Into how many parts a batch is split."""
   return sizes["data"] * sizes["fsdp"]
-
-
-def _shards(sizes: Sizes) -> str:
-  return f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
 
 
 def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:

@@ -6,21 +6,20 @@ import jax
 # dtype: "float32" as JAX multiplies it by default, in TensorFloat-32 on GPUs
 # that have it and in bfloat16 on TPUs; "highest" without such rounding.
 Rates = dict[str, float]
-_HOPPER_SXM = Rates(
-  bfloat16=989.4e12, float16=989.4e12, float32=494.7e12, highest=66.9e12
-)
-_HOPPER_PCIE = Rates(
-  bfloat16=756e12, float16=756e12, float32=378e12, highest=51.2e12
-)
-_AMPERE = Rates(
-  bfloat16=312e12, float16=312e12, float32=156e12, highest=19.5e12
-)
-# Without bfloat16 and TensorFloat-32.
-_VOLTA = Rates(float16=125e12, float32=15.7e12, highest=15.7e12)
+
+
+def _gpu(half: float, highest: float) -> Rates:
+  return Rates(bfloat16=half, float16=half, float32=half / 2, highest=highest)
 
 
 def _tpu(bfloat16: float) -> Rates:
   return Rates(bfloat16=bfloat16, float32=bfloat16)
+
+
+_HOPPER_SXM, _HOPPER_PCIE = _gpu(989.4e12, 66.9e12), _gpu(756e12, 51.2e12)
+_AMPERE = _gpu(312e12, 19.5e12)
+# Without bfloat16 and TensorFloat-32.
+_VOLTA = Rates(float16=125e12, float32=15.7e12, highest=15.7e12)
 
 
 # By JAX's `device_kind`. Sources: NVIDIA's white papers on the architectures of

@@ -43,10 +43,10 @@ def test_curves_of_a_run_go_through_their_points():
 
 
 def test_speed_leaves_out_lines_without_it():
-  axis = draw(curves.throughput_by_step(LINES))
+  axis = draw(curves.speed_by_step(LINES, "tokens_per_second"))
   assert points(axis) == [[[2, 7]]]
   lines = [line | dict(mfu=0.4) for line in TRAIN]
-  axis = draw(curves.utilization_by_step([*lines, LINES[-1]]))
+  axis = draw(curves.speed_by_step([*lines, LINES[-1]], "mfu"))
   assert points(axis) == [[[1, 0.4], [2, 0.4]]]
 
 
@@ -58,7 +58,9 @@ def test_throughput_is_below_the_top_of_the_frame(rates):
     dict(step=i, split="train", tokens_per_second=rate)
     for i, rate in enumerate(rates)
   ]
-  bottom, top = draw(curves.throughput_by_step(lines)).get_ylim()
+  bottom, top = draw(
+    curves.speed_by_step(lines, "tokens_per_second")
+  ).get_ylim()
   assert bottom == 0 and 1.05 * max(rates) < top < 1.2 * max(rates)
 
 
@@ -68,7 +70,7 @@ def test_throughput_is_below_the_top_of_the_frame(rates):
 def test_any_lines_can_be_drawn(lines):
   for figure in (
     curves.bits_by_step(lines, "bits/dim"),
-    curves.throughput_by_step(lines),
+    curves.speed_by_step(lines, "tokens_per_second"),
   ):
     assert np.isfinite(
       [*draw(figure).get_xlim(), *figure.axes[0].get_ylim()]
@@ -94,7 +96,7 @@ def test_only_positions_that_every_window_scores_are_drawn(min_context):
 
 
 @pytest.mark.parametrize(
-  "n, min_context", [(1, 0), (2, 1), (64, 0), (64, 1), (1000, 100), (200, 100)]
+  "n, min_context", [(1, 0), (2, 1), (64, 0), (1000, 100)]
 )
 def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
   _, means, _ = points(of_positions(np.full(n, 2.0), min_context))
@@ -107,6 +109,7 @@ def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
 
 
 def test_positions_that_are_not_scored_are_left_out():
+  of_positions(np.full(50, np.nan), min_context=0)
   bits_L = np.random.RandomState(0).rand(200)
   bits_L[:7] = bits_L[50] = np.nan
   means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))
@@ -115,11 +118,6 @@ def test_positions_that_are_not_scored_are_left_out():
   np.testing.assert_allclose(means[2:], expected)
   dots, _, _ = points(of_positions(bits_L, 0))
   assert np.isnan(np.array(dots)[:, 1]).sum() == 8
-
-
-@pytest.mark.parametrize("n", [1, 50])
-def test_window_of_which_nothing_is_scored_can_be_drawn(n):
-  of_positions(np.full(n, np.nan), min_context=0)
 
 
 def test_labels_of_few_positions_far_out_are_whole_numbers():

@@ -1,13 +1,15 @@
 """Docs show the catalogue of patterns and the config fields as they are."""
 
+import shutil
+
 import content
 import numpy as np
 import pytest
 import runs
 from PIL import Image
 
+from docs import make as gallery
 from sparse_transformer import patterns
-from sparse_transformer.figures import gallery
 
 DOCS = runs.REPO / "docs"
 HINT = "what the page shows has changed: make docs"
@@ -19,20 +21,15 @@ def test_page_shows_what_it_is_made_from(name):
 
 
 def test_each_pattern_has_a_picture_and_there_are_no_others():
-  expected = {
-    gallery.file_name(pattern): pattern for pattern in gallery.drawn()
-  }
+  shown = gallery.drawn()
+  expected = {gallery.file_name(pattern): pattern for pattern in shown}
+  assert len(expected) == len(shown)
   found = {path.name for path in (DOCS / gallery.PICTURES).iterdir()}
   assert found == set(expected), HINT
   for name, pattern in expected.items():
     with Image.open(DOCS / gallery.PICTURES / name) as image:
       pixels = np.asarray(image.convert("RGB"))
     np.testing.assert_array_equal(pixels, gallery.picture(pattern), HINT)
-
-
-def test_patterns_have_files_of_their_own():
-  shown = list(gallery.drawn())
-  assert len({gallery.file_name(pattern) for pattern in shown}) == len(shown)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +55,32 @@ def test_costs_on_the_page_are_those_of_the_patterns():
     assert f"| `{text}` | {mean:,.1f} |" in page
 
 
+def test_readme_names_patterns_as_configs_do():
+  n = gallery.SIDE**2
+  settings = dict(stride=12, window=12, width=3, num_summaries=1)
+  for name in set(gallery.SHOWN) & set(patterns.FACTORIZATIONS):
+    factors = patterns.factorize(name, **settings)
+    ((shown,),) = patterns.parse(gallery.SHOWN[name])
+    expected = np.any([factor.matrix(n) for factor in factors], axis=0)
+    np.testing.assert_array_equal(shown.matrix(n), expected)
+
+
+def test_all_parts_are_made_at_once(tmp_path):
+  for name in gallery.PAGES:  # parts of which it makes
+    shutil.copy(DOCS / name, tmp_path)
+  gallery.write(tmp_path)
+  with Image.open(DOCS / "patterns.png") as old:
+    with Image.open(tmp_path / "patterns.png") as new:
+      assert new.size == old.size
+
+
 def test_patterns_that_follow_the_content_are_drawn_for_the_given_input():
   assert set(gallery.OF_CONTENT) == set(patterns.CONTENT)
   vectors, centers = gallery.given_input()
   q = vectors[None, :, None]
   i = np.arange(gallery.POSITIONS)
-  for name in gallery.OF_CONTENT:
-    for pattern in gallery._small(name):
+  for shown in gallery.OF_CONTENT.values():
+    for pattern in shown[:-1]:
       found = gallery.realize(pattern).mask(i[:, None], i)
       expected = content.by_definition(pattern, q, q, centers[None])
       np.testing.assert_array_equal(found, expected[0, 0])

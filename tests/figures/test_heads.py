@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from sparse_transformer.figures import heads, style
+from sparse_transformer.figures import heads, patterns, style
 
 WHITE, PALE, DARK = map(style.rgb, ("#ffffff", style.PALER, style.DARK))
 
@@ -34,4 +34,4 @@ def test_picture_has_both_views_of_each_head(tmp_path):
   many = ["head"] * 20, [(query, matrix)] * 20, (8, 5)
   heads.save_heads(tmp_path / "p.png", "a title", *many)
   with Image.open(tmp_path / "p.png") as image:
-    assert image.width == 12 * heads.PANEL * style.DPI
+    assert image.width == 12 * patterns.PANEL * style.DPI

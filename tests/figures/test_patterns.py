@@ -1,20 +1,12 @@
 """Pictures of patterns show the pairs of the patterns, and nothing else."""
 
-import shutil
-
 import catalogue
 import numpy as np
 import pytest
-import runs
 from PIL import Image
 
 from sparse_transformer import patterns
-from sparse_transformer.figures import (
-  __main__ as readme,
-  gallery,
-  patterns as pictures,
-  style,
-)
+from sparse_transformer.figures import patterns as pictures, style
 
 WHITE, KEY, QUERY = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
 
@@ -113,15 +105,6 @@ def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
       assert any(layers[layer][head] == pattern for layer in in_layers)
 
 
-def test_picture_shows_at_most_twelve_patterns(tmp_path):
-  widths = []
-  for num in (1, 200):
-    layers = tuple((patterns.Local(w),) for w in range(1, num + 1))
-    pictures.save_patterns(tmp_path / "p.png", layers, (8, 8, 1), 64)
-    widths.append(pixels(tmp_path / "p.png").shape[1])
-  assert widths[1] == widths[0] * pictures.MAX_PANELS
-
-
 def test_million_positions_are_drawn(tmp_path):
   drawn = patterns.Local(1024) | patterns.Strided(1024)
   layers = ((drawn, catalogue.Around()),)
@@ -129,24 +112,3 @@ def test_million_positions_are_drawn(tmp_path):
   pictures.save_patterns(path, layers, (1024, 1024), 2**20, [drawn])
   shown = np.unique(pixels(path).reshape(-1, 3), axis=0).tolist()
   assert QUERY.tolist() in shown and KEY.tolist() in shown
-
-
-def test_readme_picture_is_drawn_by_its_command(tmp_path):
-  script = "sparse_transformer/figures/__main__.py"
-  for name in gallery.PAGES:  # parts of which it makes
-    shutil.copy(runs.REPO / "docs" / name, tmp_path)
-  assert runs.command(script, tmp_path) == 0
-  in_readme = pixels(runs.REPO / "docs" / "patterns.png")
-  assert pixels(tmp_path / "patterns.png").shape == in_readme.shape
-  assert runs.command(script) == 1
-  assert runs.command(script, tmp_path / "patterns.png") == 1
-
-
-def test_readme_names_patterns_as_configs_do():
-  n = readme.ROWS * readme.COLUMNS
-  settings = dict(stride=12, window=12, width=3, num_summaries=1)
-  for name in set(readme.SHOWN) & set(patterns.FACTORIZATIONS):
-    factors = patterns.factorize(name, **settings)
-    ((shown,),) = patterns.parse(readme.SHOWN[name])
-    expected = np.any([factor.matrix(n) for factor in factors], axis=0)
-    np.testing.assert_array_equal(shown.matrix(n), expected)

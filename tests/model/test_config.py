@@ -16,18 +16,13 @@ from sparse_transformer.patterns import Local, Strided
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (dict(num_heads=3), ["num_heads=3", "width=8"]),
-    (
-      dict(num_heads=8, half_size=True),
-      ["num_heads=8", "width=8", "the width 4 of queries"],
-    ),
+    (dict(num_heads=3), "num_heads=3 must divide .*width=8"),
+    (dict(num_heads=8, half_size=True), "width=8 and the width 4 of queries"),
   ],
 )
 def test_invalid_network_is_rejected(changes, words):
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match=words):
     networks.config(**changes)
-  for word in words:
-    assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +32,6 @@ def test_invalid_network_is_rejected(changes, words):
     (dict(window=65), "window=65 .* 64 positions"),
     (dict(pattern="Local(3, causal=False)"), "query 0 see the later key 1"),
     (dict(pattern="Local(3) - Causal()"), "no pairs: none of the 64 queries"),
-    (
-      dict(pattern="Local(8), Summary(65, 1)"),
-      r"Summary\(65, 1\) has no pairs: none of the 64 queries",
-    ),
     (
       dict(pattern="(Local(8), Local(1) - Local(2))", mode="heads"),
       "Local.1. - Local.2. has no pairs",

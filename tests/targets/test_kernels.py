@@ -38,7 +38,7 @@ def test_hand_written_kernels_are_found(tmp_path):
   log = LOG.format(stores=0, loads=0)
   assembler.write_text(f"#!/bin/sh\ncat >&2 <<EOF\n{log}EOF\n")
   assembler.chmod(assembler.stat().st_mode | stat.S_IXUSR)
-  first, second = kernels.read(tmp_path, HLO, str(assembler))
+  first, second = kernels.read(tmp_path, HLO, assembler)
   assert first == dict(
     kernel="forward",
     registers=127,
@@ -51,4 +51,4 @@ def test_hand_written_kernels_are_found(tmp_path):
 
 
 def test_program_without_hand_written_kernels(tmp_path):
-  assert kernels.read(tmp_path, "ENTRY %main", "no assembler") == []
+  assert kernels.read(tmp_path, "ENTRY %main") == []

@@ -56,7 +56,6 @@ def test_queries_and_keys_are_those_of_each_layer():
 @pytest.mark.parametrize("cells", [7, 256])
 def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   monkeypatch.setattr(pictures, "MAX_CELLS", cells)
-  monkeypatch.setattr(heads, "CHUNK", 8 * 20)  # queries of a few pixels
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
   network = networks.config(
     num_layers=1, num_heads=4, width=16, patterns=(of_layer,)

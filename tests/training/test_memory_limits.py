@@ -95,7 +95,6 @@ TEXT = {"data.name": "bytes", "data.path": "unused"}
     ({"train.batch_size": 10**9}, ["train.batch_size=1000000000"]),
     ({"eval.batch_size": 10**9}, ["eval.batch_size=1000000000"]),
     ({"model.width": 10**7}, ["model.width=10000000", "parameters"]),
-    ({"model.width": 2**20, "model.num_layers": 10_000}, ["num_layers=10000"]),
     (TEXT | {"data.length": 2**31 - 1}, ["2147483647 positions"]),
     (TEXT | {"data.columns": 2**31 - 1}, ["embeddings of 2147483647 rows"]),
   ],

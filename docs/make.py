@@ -1,28 +1,47 @@
-"""The parts of docs that are made from code: patterns and config fields.
+"""Makes the parts of docs that show patterns and config fields.
+
+python docs/make.py
 
 The rest of a page is written by hand: a part stands between `<!-- NAME -->` and
-`<!-- /NAME -->`. Pictures are pixels without text, so that the same catalogue
-gives the same files wherever they are drawn.
+`<!-- /NAME -->`. Pictures in the gallery are pixels without text, so that the
+same catalogue gives the same files wherever they are drawn.
 """
 
 import dataclasses
 import functools
 import inspect
-import itertools
-import os
 import pathlib
 import re
+import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sparse_transformer import patterns, rules, tables
-from sparse_transformer.figures import style
-from sparse_transformer.figures.patterns import image_of_matrix, image_of_query
-from sparse_transformer.patterns import Pattern
-from sparse_transformer.patterns.catalogue import Local
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from sparse_transformer import patterns, rules, tables
+from sparse_transformer.attention import selection
+from sparse_transformer.figures import style
+from sparse_transformer.figures.patterns import (
+  image_of_matrix,
+  image_of_query,
+  panels,
+)
+from sparse_transformer.patterns import Pattern
+
+DOCS = pathlib.Path(__file__).resolve().parent
+# The picture of the README, of an image small enough to see its cells.
+SIDE = 12
+SHOWN = {
+  "dense": "Causal()",
+  "local": "Local(12)",
+  "strided": "Local(12) | Strided(12)",
+  "fixed": "Block(12) | Summary(12, 3)",
+  "dilated": "Dilated(8, 4)",
+  "BigBird": "BigBird(12, num_random=2)",
+  "neighborhood": "Neighborhood(5, 7, columns=12, channels=1)",
+}
+# The gallery.
 PICTURES = "figures/patterns"  # in the folder of docs
 ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
 POSITIONS = ROWS * COLUMNS
@@ -31,42 +50,57 @@ GAP = 12  # pixels between the two views
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
 # Of the given input of patterns that follow the content.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
-# What is shown of these patterns, by class: small ones and one for long
-# sequences.
+# Examples of these patterns: two small ones, and one for long sequences.
 OF_CONTENT = {
-  "LSH": (
-    "LSH(12, 8)",
-    "Local(6) | LSH(6, 8, rounds=2)",
-    "LSH(64, 192, rounds=4)",
-  ),
-  "Routing": (
-    "Routing(5, 12)",
-    "Local(6) | Routing(5, 6)",
-    "Routing(64, 128)",
-  ),
-  "TopBlocks": (
-    "TopBlocks(6, 3)",
-    "Block(6) | TopBlocks(6, 3)",
-    "TopBlocks(64, 8)",
-  ),
-  "AdaptiveSpan": (
-    "AdaptiveSpan(24, ramp=8)",
-    "Strided(12) | AdaptiveSpan(12, ramp=4)",
-    "AdaptiveSpan(1024)",
-  ),
+  name: tuple(patterns.parse(text)[0][0] for text in texts)
+  for name, texts in {
+    "LSH": (
+      "LSH(12, 8)",
+      "Local(6) | LSH(6, 8, rounds=2)",
+      "LSH(64, 192, rounds=4)",
+    ),
+    "Routing": (
+      "Routing(5, 12)",
+      "Local(6) | Routing(5, 6)",
+      "Routing(64, 128)",
+    ),
+    "TopBlocks": (
+      "TopBlocks(6, 3)",
+      "Block(6) | TopBlocks(6, 3)",
+      "TopBlocks(64, 8)",
+    ),
+    "AdaptiveSpan": (
+      "AdaptiveSpan(24, ramp=8)",
+      "Strided(12) | AdaptiveSpan(12, ramp=4)",
+      "AdaptiveSpan(1024)",
+    ),
+  }.items()
 }
-# Of the names that have factors.
-SETTINGS = dict(stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2)
+# {name in configs: its factors in the second head}
+NAMED = {
+  name: patterns.factorize(
+    name, head=1, stride=COLUMNS, window=COLUMNS, width=3, num_summaries=2
+  )
+  for name in patterns.FACTORIZATIONS
+}
 
 
-def write(folder: str | os.PathLike) -> None:
+def write(folder: pathlib.Path = DOCS) -> None:
   """Writes the pictures and the parts of pages into the folder of docs."""
-  folder = pathlib.Path(folder)
+  from PIL import Image
+
+  titles = [f"{name}\n{text}" for name, text in SHOWN.items()]
+  # Each has one factor, the same in all heads.
+  shown = [patterns.parse(text)[0][0] for text in SHOWN.values()]
+  figure = panels(titles, shown, (SIDE, SIDE), SIDE**2)
+  figure.savefig(folder / "patterns.png")
   (folder / PICTURES).mkdir(parents=True, exist_ok=True)
   for old in (folder / PICTURES).glob("*.png"):
     old.unlink()
   for pattern in drawn():
-    save(folder / PICTURES / file_name(pattern), picture(pattern))
+    # With a palette, a file is small.
+    image = Image.fromarray(picture(pattern)).quantize(16)
+    image.save(folder / PICTURES / file_name(pattern), optimize=True)
   for name in PAGES:
     (folder / name).write_text(fill(folder / name))
 
@@ -82,16 +116,11 @@ def fill(path: pathlib.Path) -> str:
   return text
 
 
-def drawn() -> Iterator[Pattern]:
-  """All patterns on the page, each once."""
-  shown = [*(p for e in patterns.examples().values() for p in e.small)]
-  content = itertools.chain(*map(_small, OF_CONTENT))
-  yield from dict.fromkeys([*shown, *_unions(), *content])
-
-
-def _small(name):
-  """The small examples of a pattern that follows the content."""
-  return [patterns.parse(text)[0][0] for text in OF_CONTENT[name][:-1]]
+def drawn() -> list[Pattern]:
+  """All patterns in the gallery, each once."""
+  static = [p for e in patterns.examples().values() for p in e.small]
+  content = [p for shown in OF_CONTENT.values() for p in shown[:-1]]
+  return list(dict.fromkeys([*static, *_unions(), *content]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,24 +135,22 @@ class _Realized(Pattern):
 
 @functools.lru_cache(maxsize=64)
 def realize(pattern: Pattern) -> Pattern:
-  """The pattern with the pairs that it has for the given input."""
+  """The pattern with the pairs that it has for the given input.
+
+  Spans are half of the longest.
+  """
   if not pattern.contents():
     return pattern
   vectors, centers = given_input()
-  q_BLHK = vectors[None, :, None]
-
-  def sets(content):
+  directions = {}
+  for content in pattern.contents():
     if isinstance(content, patterns.AdaptiveSpan):
-      return Local(content.max // 2 + content.ramp)
-    directions = content.directions(WIDTH)
-    if directions is None:
-      directions = centers[None, : content.num_directions]
-    labels = content.labels(q_BLHK, q_BLHK, directions)
-    return functools.reduce(Pattern.__or__, content.sets(labels))
-
-  bound = pattern.bind({c: sets(c) for c in pattern.contents()})
-  i = np.arange(POSITIONS).reshape(1, 1, -1, 1)
-  return _Realized(np.asarray(bound.mask(i, i.swapaxes(2, 3)))[0, 0])
+      directions[content] = np.float32([content.max // 2])
+    elif isinstance(content, patterns.Routing):
+      directions[content] = centers[None, : content.num_directions]
+  q_BLHK = vectors[None, :, None]
+  pairs = selection.realize((pattern,), q_BLHK, q_BLHK, directions)
+  return _Realized(np.asarray(pairs)[0, 0])
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:
@@ -138,19 +165,8 @@ def given_input() -> tuple[np.ndarray, np.ndarray]:
 
 
 def file_name(pattern: Pattern) -> str:
-  """The name of a picture.
-
-  >>> file_name(patterns.Local(7, causal=False) | patterns.Strided(3))
-  'local_7_causal_false_strided_3.png'
-  """
+  """The name of a picture: 'local_7_causal_false_strided_3.png'."""
   return re.sub(r"\W+", "_", str(pattern)).strip("_").lower() + ".png"
-
-
-def save(path: str | os.PathLike, image: np.ndarray) -> None:
-  """Writes an RGB image into a PNG file with a palette, which is small."""
-  from PIL import Image
-
-  Image.fromarray(image).quantize(16).save(path, optimize=True)
 
 
 def picture(pattern: Pattern) -> np.ndarray:
@@ -160,7 +176,8 @@ def picture(pattern: Pattern) -> np.ndarray:
   below = image_of_matrix(pattern, POSITIONS)
   above = _framed(above, CELL * POSITIONS // COLUMNS, lines=True)
   below = _framed(below, CELL)
-  return np.concatenate([above, _white(GAP, above.shape[1]), below])
+  gap = np.full((GAP, above.shape[1], 3), 255, np.uint8)
+  return np.concatenate([above, gap, below])
 
 
 def _framed(cells, size, lines=False):
@@ -174,11 +191,7 @@ def _framed(cells, size, lines=False):
   return frame
 
 
-def _white(height, width):
-  return np.full((height, width, 3), 255, np.uint8)
-
-
-# The parts of pages.
+# The parts of pages, as paragraphs.
 
 
 def _of_patterns():
@@ -197,15 +210,13 @@ def _of_config():
   return dict(fields=[tables.markdown([titles, *rows])])
 
 
-# {page: function that gives its parts, as paragraphs}
 PAGES = {"patterns.md": _of_patterns, "config.md": _of_config}
 
 
 def _contents():
   names = ["Names in configs", *patterns.CATALOGUE]
   names.append("Patterns that follow the content")
-  anchors = (name.lower().replace(" ", "-") for name in names)
-  links = (f"[{n}](#{a})" for n, a in zip(names, anchors, strict=True))
+  links = (f"[{n}](#{n.lower().replace(' ', '-')})" for n in names)
   yield _fill(" · ".join(links))
 
 
@@ -214,7 +225,8 @@ def _sections(level, catalogue):
   for name, cls in catalogue.items():
     yield f"{level} {name}"
     yield from _describe(cls)
-    shown = _small(name) if name in OF_CONTENT else cls.examples().small
+    is_static = name not in OF_CONTENT
+    shown = cls.examples().small if is_static else OF_CONTENT[name][:-1]
     shown = list(dict.fromkeys(shown))
     yield _table([f"`{pattern}`" for pattern in shown], shown)
 
@@ -228,25 +240,16 @@ def _costs():
       for n in LENGTHS
     )
     rows.append([f"`{examples.large}`", *(f"{mean:,.1f}" for mean in means)])
-  for *_, text in OF_CONTENT.values():
-    ((large,),) = patterns.parse(text)
+  for *_, large in OF_CONTENT.values():
     means = (patterns.analysis.count_pairs(large, n) / n for n in LENGTHS)
     rows.append([f"`{large}`", *(f"about {mean:,.0f}" for mean in means)])
   yield tables.markdown([titles, *rows])
 
 
-def _named() -> Mapping[str, Sequence[Pattern]]:
-  """The factors of each name, in the second head."""
-  return {
-    name: patterns.factorize(name, head=1, **SETTINGS)
-    for name in patterns.FACTORIZATIONS
-  }
-
-
-def _unions() -> Mapping[Pattern, Sequence[str]]:
-  """The names by all their factors together."""
-  unions: dict[Pattern, list[str]] = {}
-  for name, factors in _named().items():
+def _unions():
+  """{union of all factors of a name: the names that have it}."""
+  unions = {}
+  for name, factors in NAMED.items():
     union = functools.reduce(Pattern.__or__, factors)
     unions.setdefault(union, []).append(name)
   return unions
@@ -255,7 +258,7 @@ def _unions() -> Mapping[Pattern, Sequence[str]]:
 def _names():
   rows = [
     (f"`{name}`", ", ".join(f"`{factor}`" for factor in factors))
-    for name, factors in _named().items()
+    for name, factors in NAMED.items()
   ]
   yield tables.markdown([("name", "factors"), *rows])
   titles = ["<br>".join(map("`{}`".format, x)) for x in _unions().values()]
@@ -272,12 +275,9 @@ def _describe(cls):
       bullets = (re.sub(r"^(\w+):", r"- `\1`:", field) for field in fields)
       yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
     else:
-      yield _fill(_with_links(paragraph))
-
-
-def _with_links(text):
-  url = r"[arXiv \1](https://arxiv.org/abs/\1)"
-  return re.sub(r"arXiv (\d{4}\.\d{5})", url, " ".join(text.split()))
+      url = r"[arXiv \1](https://arxiv.org/abs/\1)"
+      text = " ".join(paragraph.split())
+      yield _fill(re.sub(r"arXiv (\d{4}\.\d{5})", url, text))
 
 
 def _fill(text, indent=""):
@@ -292,15 +292,15 @@ def _fill(text, indent=""):
 
 def _table(titles, shown):
   """Patterns side by side: titles, pictures and numbers of keys."""
-  pictures = map(_image, shown)
-  return tables.markdown([titles, [*pictures], [*map(_count, shown)]])
-
-
-def _image(pattern):
-  return f"![{pattern}]({PICTURES}/{file_name(pattern)})"
+  pictures = [f"![{p}]({PICTURES}/{file_name(p)})" for p in shown]
+  return tables.markdown([titles, pictures, [*map(_count, shown)]])
 
 
 def _count(pattern):
   i = np.arange(POSITIONS)
   counts = realize(pattern).mask(i[:, None], i).sum(1)
   return f"{counts.min()} to {counts.max()}, mean {counts.mean():.1f}"
+
+
+if __name__ == "__main__":
+  write()

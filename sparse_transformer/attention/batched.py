@@ -128,10 +128,10 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 
 def plans(
-  patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+  patterns: tuple[Pattern, ...], case: Case
 ) -> list[tuple[Plan, Heads]]:
   """One plan for all heads."""
-  tile = tile or min(TILE, case.length)
+  tile = case.tile or min(TILE, case.length)
   return [(_plan(patterns, case.length, tile), None)]
 
 

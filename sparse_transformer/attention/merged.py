@@ -115,7 +115,7 @@ class _Work:
     if self.axes:
       known = spread.plans(executor, static, case, self.tile, self.axes)
     elif static:
-      known = executor.plans(static, case, self.tile)
+      known = executor.plans(static, case)
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
     at_run_time, by_span = gathered.on(platform), spanned.on(platform)
@@ -166,7 +166,7 @@ def _by_platform(
 
     def run(given, *arrays):
       q_BLHK, _, v_BLHE, spans_H = arrays[:4]
-      case = make_case(q_BLHK, v_BLHE)
+      case = make_case(q_BLHK, v_BLHE, work.tile)
       plans = work.plans(given, spans_H, executor, platform, case)
       return function(plans, *arrays)
 

@@ -294,7 +294,7 @@ def plans(
     if x.shares is None:
       few = x.num_heads // num_devices
       few_case = dataclasses.replace(case, num_heads=few)
-      for plan, _ in executor.plans((x.part,) * few, few_case, tile):
+      for plan, _ in executor.plans((x.part,) * few, few_case):
         plan = dataclasses.replace(
           plan,
           queries=OverHeads(axes, plan.queries),

@@ -75,8 +75,8 @@ def test_tables_are_arguments_and_steps_are_split(monkeypatch):
   monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
   n, heads = 96, FIXED[:2]
   inputs = laws.random_inputs(n, len(heads), 8, 8, batch=1)
-  case = Case(1, n, len(heads), 8, 8, "float32")
-  ((plan, _),) = Mosaic().plans(heads, case, 32)
+  case = Case(1, n, len(heads), 8, 8, "float32", tile=32)
+  ((plan, _),) = Mosaic().plans(heads, case)
   assert len(plan.tables.by_query.steps) > 1
 
   @jax.jit

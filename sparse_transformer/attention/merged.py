@@ -101,14 +101,9 @@ class _Work:
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
-    Their tables are constants, except for parts that follow the content.
-
-    Args:
-      given: what `patterns` are bound to, and their tables.
-      spans_H: of the heads whose patterns have one.
-      executor: runs all plans but those that follow the content.
-      platform: what it was chosen for.
-      case: what is run.
+    Their tables are constants, except for parts that follow the content: those
+    are `given`, with what `patterns` are bound to. The executor, which was
+    chosen for the platform, runs all other plans but those with spans.
     """
     static = selection.static_parts(self.patterns)
     known: Sequence[tuple[Plan, Heads]] = ()

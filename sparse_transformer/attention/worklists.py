@@ -161,7 +161,8 @@ def _work(parts, masks, tiles, num_heads, sizes, longest=0):
     num_heads=num_heads,
     n=sizes[1],
   )
-  return Work(*tiles, by_query, by_key)
+  queries, keys = tiles
+  return Work(queries, keys, by_query, by_key)
 
 
 def pad(works: Sequence[Work]) -> list[Work]:

@@ -128,10 +128,10 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 
 def plans(
-  patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+  patterns: tuple[Pattern, ...], case: Case
 ) -> list[tuple[Plan, Heads]]:
   """One plan for all heads."""
-  tile = tile or min(TILE, case.length)
+  tile = case.tile or min(TILE, case.length)
   return [(_plan(patterns, case.length, tile), None)]
 
 
@@ -140,7 +140,7 @@ def _plan(patterns, n, tile):
   heads = _groups(patterns)
   distinct = tuple(patterns[first] for first in heads[:, 0])
   work = worklists.make_work(distinct, n, tile)
-  (tables,) = _tables_of([work], n, n, heads)
+  (tables,) = _tables_of([work], heads)
   return worklists.plan_of(tables, n, tile)
 
 
@@ -148,34 +148,18 @@ def shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int
 ) -> list[Tables]:
   """The tables with which devices share a part, all of the same shapes."""
-  first = layouts[0]
-  return _tables_of(
-    worklists.make_shares(part, layouts, num_heads=1),
-    len(first.query_order),
-    len(first.key_order),
-    _groups((part,) * num_heads),
-  )
+  works = worklists.make_shares(part, layouts, num_heads=1)
+  return _tables_of(works, _groups((part,) * num_heads))
 
 
 def _tables_of(
-  works: Sequence[worklists.Work],
-  num_queries: int,
-  num_keys: int,
-  heads: np.ndarray,
+  works: Sequence[worklists.Work], heads: np.ndarray
 ) -> list[Tables]:
-  """Tables of the same shapes, for works with the same masks.
-
-  Args:
-    works: their heads are groups of heads.
-    num_queries, num_keys: rows of queries and of keys.
-    heads: int [groups, members].
-  """
+  """Tables of the same shapes, for works of groups of heads."""
   places = np.zeros((2, heads.size), np.int32)
   places[:, heads] = np.indices(heads.shape)
-  by_query = _sweeps_of(
-    [(w.by_query, w.queries) for w in works], num_queries, len(heads)
-  )
-  by_key = _sweeps_of([(w.by_key, w.keys) for w in works], num_keys, len(heads))
+  by_query = _sweeps_of([(w.by_query, w.queries) for w in works])
+  by_key = _sweeps_of([(w.by_key, w.keys) for w in works])
   return [
     Tables(heads, places, w.queries, w.keys, *sweeps)
     for w, *sweeps in zip(works, by_query, by_key, strict=True)
@@ -191,7 +175,7 @@ def _groups(patterns):
   return np.concatenate([*heads.values()]).reshape(-1, size).astype(np.int32)
 
 
-def _sweeps_of(sides, n, num_groups):
+def _sweeps_of(sides):
   """The sweeps of several (lists, positions), of the same shapes."""
   items = [np.asarray(lists.items) for lists, _ in sides]
   items = [x[x[:, 2] < x[:, 4]] for x in items]  # the others have no pairs
@@ -199,27 +183,18 @@ def _sweeps_of(sides, n, num_groups):
   counts = np.zeros(max(map(len, items)), int)
   for x in items:
     counts[: len(x)] = np.maximum(counts[: len(x)], x[:, 4] - x[:, 2])
-  tile = sides[0][1].shape[1]
+  (_, n, num_groups), tile = sides[0][0].written.shape, sides[0][1].shape[1]
   room = num_groups * -(-n // tile) * max(1, SCORES // tile)  # tiles of a step
-  cuts = [*_cut(counts, room)]
+  cuts = [(first, last, counts[first]) for first, last in _cut(counts, room)]
   return [
-    _sweep_of(lists, at, x, [(a, b, counts[a]) for a, b in cuts], n, num_groups)
+    _sweep_of(lists, at, x, cuts, room)
     for (lists, at), x in zip(sides, items, strict=True)
   ]
 
 
-def _sweep_of(lists, positions, items, cuts, n, num_groups):
-  """The sweep of one side.
-
-  Args:
-    lists, positions: the side.
-    items: those of the lists that have pairs.
-    cuts: which items run together, and their longest: (first, last, span).
-    n: number of rows.
-    num_groups: groups of heads.
-  """
-  tile = positions.shape[1]
-  room = num_groups * -(-n // tile) * max(1, SCORES // tile)
+def _sweep_of(lists, positions, items, cuts, room):
+  """The sweep of one side, from cuts (first, last, span) of its items."""
+  (_, n, num_groups), tile = lists.written.shape, positions.shape[1]
   rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
   loops, lane = [], 0
   for first, last, span in cuts:
@@ -238,12 +213,9 @@ def _sweep_of(lists, positions, items, cuts, n, num_groups):
 def _cut(counts, room):
   """Which lists run together: (first, last) of each loop.
 
-  Lists are padded to the longest of their loop. The cheapest cuts are found by
-  dynamic programming, over lengths that differ by a twelfth.
-
-  Args:
-    counts: lengths of all lists, longest first.
-    room: the most tiles of a step.
+  Lists, longest first, are padded to the longest of their loop; a step has room
+  for so many tiles. The cheapest cuts are found by dynamic programming, over
+  lengths that differ by a twelfth.
   """
   starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))

@@ -10,7 +10,7 @@ function or tables indexed by a traced number.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -45,7 +45,7 @@ class Case:
     dtype: dtype of queries, keys and values.
     platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
       any other.
-    tile: positions on a side of a tile that are asked for; 0 for no preference.
+    tile: positions on a side of a tile that are asked for; 0 to choose.
   """
 
   batch: int
@@ -181,14 +181,13 @@ class Executor(Protocol):
     """The tile that `plans` chooses for a part."""
 
   def plans(
-    self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+    self, patterns: tuple[Pattern, ...], case: Case
   ) -> Sequence[tuple[Plan, Heads]]:
     """Plans that together cover the pairs of all heads, and their heads.
 
     Args:
       patterns: one per head.
-      case: what is run.
-      tile: positions on a side of a tile; 0 chooses automatically.
+      case: what is run, in tiles of `case.tile` unless that is 0.
     """
 
   def shares(
@@ -267,26 +266,6 @@ def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array, tile: int = 0) -> Case:
 def nothing_unsupported(case: Case) -> None:
   """The `unsupported` of executors that can run every case."""
   del case
-
-
-def plan_parts(
-  plan: Callable[[Pattern, int, int], Plan],
-  patterns: tuple[Pattern, ...],
-  n: int,
-  tile: int,
-) -> list[tuple[Plan, Heads]]:
-  """The `plans` of an executor that runs the parts of patterns one by one.
-
-  Args:
-    plan: function (part, n, tile) -> the plan of a part.
-    patterns: one per head.
-    n: number of positions.
-    tile: positions on a side of a tile; 0 chooses automatically.
-  """
-  return [
-    (plan(part, n, min(tile, n)), heads)
-    for part, heads in heads_of_parts(patterns, n)
-  ]
 
 
 @functools.lru_cache(maxsize=256)

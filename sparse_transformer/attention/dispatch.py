@@ -1,5 +1,6 @@
 """`attend`: the entry point to attention."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal, overload
@@ -118,8 +119,9 @@ def attend(
   length = case.length * sharding.num_devices(q_BLHK, split.within)
   case = dataclasses.replace(case, length=length)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
-  directions = {} if directions is None else directions
-  selection.check_directions(heads, directions, case.qk_width)
+  selection.check_directions(heads, directions or {}, case.qk_width)
+  # Unlike those of a dict, its keys need no order to be a pytree.
+  given = collections.OrderedDict(directions or {})
   choices = registry.choose(backend, case)
   shards = sharding.num_devices(q_BLHK, split.heads)
   own = heads[: len(heads) // shards]
@@ -127,21 +129,17 @@ def attend(
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
 
-  def attention(q_BLHK, k_BMHK, v_BMHE, given):
-    inputs = (
-      q_BLHK,
-      k_BMHK,
-      v_BMHE,
-      own,
-      dict(zip(directions, given, strict=True)),
-    )
+  def attention(q_BLHK, k_BMHK, v_BMHE, directions):
+    inputs = q_BLHK, k_BMHK, v_BMHE, own, directions
     if choices[0][1] == "dense":
       return dense.attend(*inputs, axes)
     return merged.attend(*inputs, tile, choices, axes)
 
-  given = tuple(directions.values())
   by_head = PartitionSpec(split.heads or None)
-  specs = tuple(by_head if len(x) > 1 else PartitionSpec() for x in given)
+  specs = collections.OrderedDict(
+    (pattern, by_head if len(x) > 1 else PartitionSpec())
+    for pattern, x in given.items()
+  )
   out, lse = sharding.on_any_mesh(attention, split, arrays, given, specs)
   return (out, lse) if return_lse else out
 

@@ -100,21 +100,16 @@ class _Work:
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
-    Their tables are constants, except for parts that follow the content.
-
-    Args:
-      given: what `patterns` are bound to, and their tables.
-      spans_H: of the heads whose patterns have one.
-      executor: runs all plans but those that follow the content.
-      platform: what it was chosen for.
-      case: what is run.
+    Their tables are constants, except for parts that follow the content: those
+    are `given`, with what `patterns` are bound to. The executor, which was
+    chosen for the platform, runs all other plans but those with spans.
     """
     static = selection.static_parts(self.patterns)
     known: Sequence[tuple[Plan, Heads]] = ()
     if self.axes:
-      known = spread.plans(executor, static, case, self.tile, self.axes)
+      known = spread.plans(executor, static, case, self.axes)
     elif static:
-      known = executor.plans(static, case, self.tile)
+      known = executor.plans(static, case)
     bound, tables = given
     found = selection.plans(self.patterns, bound, tables, case.length)
     spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
@@ -162,7 +157,7 @@ def _by_platform(
 
     def run(given, *arrays):
       q_BLHK, _, v_BLHE, spans_H = arrays[:4]
-      case = make_case(q_BLHK, v_BLHE)
+      case = make_case(q_BLHK, v_BLHE, work.tile)
       plans = work.plans(given, spans_H, executor, platform, case)
       return function(plans, *arrays)
 

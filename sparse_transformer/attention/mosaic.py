@@ -56,7 +56,7 @@ class Mosaic(Fused):
     return _choose_tile((part,), case.length)
 
   def plans(
-    self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+    self, patterns: tuple[Pattern, ...], case: Case
   ) -> list[tuple[Plan, Heads]]:
     """One plan for all heads.
 
@@ -64,7 +64,7 @@ class Mosaic(Fused):
       ValueError: the kernels cannot run tiles of this size.
     """
     n = case.length
-    tile = worklists.check_tile(tile or _choose_tile(patterns, n), n)
+    tile = worklists.check_tile(case.tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
     return [(worklists.plan_of(tables, n, tile), None)]
 

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.mosaic_tables import (
   FIRST,
   FULL,
@@ -157,28 +158,23 @@ def _backward_of_keys(
 
 
 def forward(
-  tables: Tables,
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  *,
-  interpret: bool = False,
+  tables: Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_SBLHE, lse_SBLH) of each slot, with any values where not written.
+  """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
 
   Args:
     tables: which pairs.
-    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    q_BLHK, keys: as in `contract.Executor`.
     interpret: whether to interpret the kernel instead of compiling it.
   """
-  tile, width = tables.queries.tile, v_BMHE.shape[-1]
+  tile, width = tables.queries.tile, keys.v.shape[-1]
   out, lse = _launch(
     _forward,
     tables.by_query,
     (tables.queries, [tables.queries.take(q_BLHK)]),
-    [tables.keys.take(x) for x in (k_BMHK, v_BMHE)],
+    [tables.keys.take(x) for x in keys],
     tables.masks,
-    [(width, v_BMHE.dtype), (1, jnp.float32)],
+    [(width, keys.v.dtype), (1, jnp.float32)],
     [(width, tile), (1, tile), (1, tile)],
     interpret,
   )
@@ -186,26 +182,17 @@ def forward(
 
 
 def backward(
-  tables: Tables,
-  q_BLHK: jax.Array,
-  dout_BLHE: jax.Array,
-  lse_BLH: jax.Array,
-  delta_BLH: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  *,
-  interpret: bool = False,
+  tables: Tables, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
-  queries, keys, tile = tables.queries, tables.keys, tables.queries.tile
-  rows = lse_BLH[..., None], delta_BLH[..., None]
-  of_queries = [queries.take(x) for x in (q_BLHK, dout_BLHE, *rows)]
-  of_keys = [keys.take(x) for x in (k_BMHK, v_BMHE)]
-  of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (q_BLHK, k_BMHK, v_BMHE))
+  tile = tables.queries.tile
+  of_queries = [tables.queries.take(x) for x in queries.with_columns()]
+  of_keys = [tables.keys.take(x) for x in keys]
+  of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (queries.q, *keys))
   (dq,) = _launch(
     _backward_of_queries,
     tables.by_query,
-    (queries, of_queries),
+    (tables.queries, of_queries),
     of_keys,
     tables.masks,
     [of_dq],
@@ -215,7 +202,7 @@ def backward(
   dk, dv = _launch(
     _backward_of_keys,
     tables.by_key,
-    (keys, of_keys),
+    (tables.keys, of_keys),
     of_queries,
     tables.masks,
     of_dk_dv,

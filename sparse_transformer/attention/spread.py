@@ -189,15 +189,13 @@ def _keys(part, layout, device, num_devices, own):
   return places.reshape(num_devices, -1), place[number]
 
 
-def tile_of(
-  executor: Executor, part: Pattern, case: Case, tile: int, own: int
-) -> int:
+def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
   """The tile of a part, if each device has `own` positions.
 
   A divisor of that, if there is a large one: then the tiles of a device have
   no positions of others. For kernels, it stays a power of two.
   """
-  tile = min(tile, case.length) or executor.tile_size(part, case)
+  tile = min(case.tile, case.length) or executor.tile_size(part, case)
   if not tile & (tile - 1):
     divisor = math.gcd(tile, own)
     return divisor if divisor >= min(tile, 32) else tile
@@ -208,14 +206,13 @@ def decide(
   executor: Executor,
   patterns: tuple[Pattern, ...],
   case: Case,
-  tile: int,
   num_devices: int,
 ) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
   """How parts are shared: (part, heads, how many, shares); see `traffic`."""
   n = case.length
   for part, heads in heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
-    size = tile_of(executor, part, case, tile, n // num_devices)
+    size = tile_of(executor, part, case, n // num_devices)
     yield part, heads, count, choose(part, n, size, num_devices, count)
 
 
@@ -223,7 +220,6 @@ def plans(
   executor: Executor,
   patterns: tuple[Pattern, ...],
   case: Case,
-  tile: int,
   axes: Axes,
 ) -> list[tuple[Plan, Heads]]:
   """`Executor.plans` of a device, for a case with the length that it has.
@@ -240,12 +236,12 @@ def plans(
   case = dataclasses.replace(case, length=case.length * num_devices)
   found = []
   for part, heads, count, shares in decide(
-    executor, patterns, case, tile, num_devices
+    executor, patterns, case, num_devices
   ):
     if shares.queries is None or shares.keys is None:
       few = count // num_devices
       few_case = dataclasses.replace(case, num_heads=few)
-      for plan, _ in executor.plans((part,) * few, few_case, tile):
+      for plan, _ in executor.plans((part,) * few, few_case):
         plan = dataclasses.replace(
           plan,
           queries=OverHeads(axes, plan.queries),
@@ -299,7 +295,6 @@ def traffic(
   patterns: tuple[Pattern, ...],
   case: Case,
   num_devices: int,
-  tile: int = 0,
 ) -> list[dict[str, Any]]:
   """What a device receives for each part, known before it is compiled.
 
@@ -309,7 +304,6 @@ def traffic(
     case: what is run: sequences and heads of a device, and the length of whole
       sequences.
     num_devices: that positions are split over.
-    tile: positions on a side of a tile; 0 chooses automatically.
 
   Returns:
     JSON values for each part:
@@ -327,9 +321,11 @@ def traffic(
   wide, k, e = max(4, item), case.qk_width, case.value_width
   over_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
   content = [pattern for pattern in patterns if pattern.contents()]
-  shared = decide(executor, patterns, case, tile, num_devices)
+  shared = decide(executor, patterns, case, num_devices)
   if content:  # all positions of some heads, whatever the part
-    shared = iter([(content[0], None, case.num_heads, Shares("heads", tile))])
+    shared = iter(
+      [(content[0], None, case.num_heads, Shares("heads", case.tile))]
+    )
   rows = []
   for part, _, num_heads, shares in shared:
     (queries, num_queries), (keys, num_keys) = (

@@ -44,7 +44,7 @@ STEP_SCORES = 300_000
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["rows", "first", "cols"],
+  data_fields=["first", "cols"],
   meta_fields=["single"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,13 +52,11 @@ class Steps:
   """The steps of one part: tables, int32.
 
   Attributes:
-    rows: [rows], the query tiles that have steps.
-    first: [rows + 1], where the steps of each row begin.
+    first: [rows + 1], where the steps of each query tile begin.
     cols: [steps, span], the key tiles of each step, padded with -1.
-    single: whether every row has exactly one step.
+    single: whether every query tile has exactly one step.
   """
 
-  rows: Table
   first: Table
   cols: Table
   single: bool
@@ -77,11 +75,22 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 @functools.lru_cache(maxsize=256)
 def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
-  """The cheapest plan of a part; `tile` 0 chooses the tile, too."""
+  """The cheapest plan of a part; `tile` 0 chooses the tile as well."""
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
   (steps,) = _steps_of([layout], span)
   return make_plan(layout, part, n, steps)
+
+
+def plans(
+  patterns: tuple[Pattern, ...], case: Case
+) -> list[tuple[Plan, Heads]]:
+  """The plans of all parts, each with its heads."""
+  n = case.length
+  return [
+    (plan(part, n, min(case.tile, n)), heads)
+    for part, heads in contract.heads_of_parts(patterns, n)
+  ]
 
 
 def shares(
@@ -96,53 +105,24 @@ def shares(
 
 def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   """The tables of layouts, of the same shapes, with `span` tiles in a step."""
-  rows = _rows_of(layouts)
-  counts = [
-    np.bincount(x.rows, minlength=len(x.query_order))[r]
-    for x, r in zip(layouts, rows, strict=True)
-  ]
-  num_steps = [-(-c // span) for c in counts]
-  single = max(map(np.max, num_steps)) <= 1
+  num_rows = -(-len(layouts[0].query_order) // layouts[0].tile)
+  counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
+  num_steps = -(-np.stack(counts) // span)
+  single = num_steps.max() <= 1
   if single:  # also of rows without tiles
-    num_steps = [np.ones_like(x) for x in num_steps]
-  most = max(map(np.sum, num_steps))
+    num_steps = np.ones_like(num_steps)
+  most = num_steps.sum(1).max()
   found = []
-  for layout, row, count, steps in zip(
-    layouts, rows, counts, num_steps, strict=True
-  ):
+  for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     # The tiles of each row in order, `span` per step.
-    first = np.append(0, np.cumsum(steps))
-    order = np.argsort(row, kind="stable")
-    start = np.cumsum(count[order]) - count[order]
-    place = np.arange(len(layout.cols)) - np.repeat(start, count[order])
-    step = np.repeat(first[:-1][order], count[order]) + place // span
-    # `most` is an integer, which the stubs of np.sum do not say.
-    cols = np.full((most, span), -1, np.int32)  # type: ignore[type-var]
-    cols[step, place % span] = layout.cols
-    found.append(Steps(row, first.astype(np.int32), cols, single))
+    first = np.append(0, np.cumsum(steps)).astype(np.int32)
+    place = np.arange(len(layout.cols)) - np.repeat(
+      np.cumsum(count) - count, count
+    )
+    cols = np.full((most, span), -1, np.int32)
+    cols[first[layout.rows] + place // span, place % span] = layout.cols
+    found.append(Steps(first, cols, bool(single)))
   return found
-
-
-def _rows_of(layouts):
-  """The query tiles that have steps, int32; as many in each layout.
-
-  Where there are fewer, tiles that have none are among them.
-  """
-  rows = [np.unique(layout.rows) for layout in layouts]
-  most = max(map(len, rows))
-  found = []
-  for layout, used in zip(layouts, rows, strict=True):
-    every = np.arange(-(-len(layout.query_order) // layout.tile))
-    others = np.setdiff1d(every, used)[: most - len(used)]
-    found.append(np.append(used, others).astype(np.int32))
-  return found
-
-
-def plans(
-  patterns: tuple[Pattern, ...], case: Case, tile: int = 0
-) -> list[tuple[Plan, Heads]]:
-  """The plans of all parts, each with its heads."""
-  return contract.plan_parts(plan, patterns, case.length, tile)
 
 
 def _sizes(part, n):
@@ -208,7 +188,7 @@ class _Tiles(online_softmax.Steps):
     self.plan, self.tile = plan, plan.tile
     self.single = plan.tables.single
     self.size = self._group_size(*q_BLHK.shape[::2])
-    self.num = len(plan.tables.rows) // self.size
+    self.num = (len(plan.tables.first) - 1) // self.size
 
   def _group_size(self, batch, heads):
     """How many query tiles to process together: a divisor of their number."""
@@ -255,8 +235,7 @@ class _Tiles(online_softmax.Steps):
 
   def _rows(self, i):
     """The i-th group of query tiles: [A, 1]."""
-    rows = jnp.asarray(self.plan.tables.rows)
-    return lax.dynamic_slice_in_dim(rows, i * self.size, self.size)[:, None]
+    return i * self.size + jnp.arange(self.size)[:, None]
 
   def _cols(self, j):
     """The key tiles of the j-th group of steps: [A, C]."""

@@ -65,11 +65,11 @@ class Triton(Fused):
     return worklists.check_tile(TILES[case.dtype], case.length)
 
   def plans(
-    self, patterns: tuple[Pattern, ...], case: Case, tile: int = 0
+    self, patterns: tuple[Pattern, ...], case: Case
   ) -> list[tuple[Plan, Heads]]:
     """One plan for all heads."""
     n = case.length
-    tile = worklists.check_tile(tile or TILES[case.dtype], n)
+    tile = worklists.check_tile(case.tile or TILES[case.dtype], n)
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
@@ -92,7 +92,7 @@ class Triton(Fused):
 
 
 def _compute_capability():
-  """That of the GPUs of this machine; of any, for GPUs that are not here."""
+  """Lowest of the local GPUs; the minimum supported if there are none."""
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   known = [float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)]
   return min(known, default=MIN_CAPABILITY)

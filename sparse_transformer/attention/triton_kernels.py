@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.worklists import Work
 
 LOG2_E = math.log2(math.e)
@@ -23,15 +24,15 @@ LOG2_E = math.log2(math.e)
 class _Item:
   """One item of a list, within a kernel."""
 
-  def __init__(self, items, others, masks, positions, precision):
+  def __init__(self, items, others, masks, mine, other, precision):
     self._precision = precision
     row = pl.program_id(0)
     self.batch = pl.program_id(1)
     self.head, self.tile, self.first, self.middle, self.last, self.slot = (
       items[row, column] for column in range(6)
     )
-    self._others, self._masks = others, masks
-    self.is_real, self.at = _read_positions(positions, self.tile)
+    self._others, self._masks, self._positions = others, masks, other
+    self.is_real, self.at = _read_positions(mine, self.tile)
 
   def rows(self, ref, at):
     """Rows of an array [B, L, H, ...] at positions [tile]."""
@@ -47,11 +48,11 @@ class _Item:
       preferred_element_type=jnp.float32,
     )
 
-  def sweep(self, positions, body, carry):
+  def sweep(self, body, carry):
     """body(positions of a tile, pairs or None, carry) over the other side."""
 
     def step(i, carry, masked):
-      _, at = _read_positions(positions, self._others[i, 0])
+      _, at = _read_positions(self._positions, self._others[i, 0])
       pairs = self._pairs(self._others[i, 1]) if masked else None
       return body(at, pairs, carry)
 
@@ -98,22 +99,8 @@ def _read_positions(positions, tile):
   return found >= 0, jnp.maximum(found, 0)
 
 
-def _forward(
-  items,
-  others,
-  masks,
-  queries,
-  keys,
-  q_ref,
-  k_ref,
-  v_ref,
-  out_ref,
-  lse_ref,
-  *,
-  precision,
-):
+def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
   """Output and log-sum-exp of the rows of an item, by an online softmax."""
-  item = _Item(items, others, masks, queries, precision)
   q = item.rows(q_ref, item.at)
   scale = LOG2_E / math.sqrt(q.shape[-1])
 
@@ -132,7 +119,6 @@ def _forward(
 
   tile = len(item.at)
   out, max_, sum_ = item.sweep(
-    keys,
     body,
     (
       jnp.zeros((tile, v_ref.shape[-1]), jnp.float32),
@@ -160,23 +146,9 @@ def _weights(item, a, b, lse, pairs):
 
 
 def _backward_of_queries(
-  items,
-  others,
-  masks,
-  queries,
-  keys,
-  q_ref,
-  dout_ref,
-  lse_ref,
-  delta_ref,
-  k_ref,
-  v_ref,
-  dq_ref,
-  *,
-  precision,
+  item, q_ref, dout_ref, lse_ref, delta_ref, k_ref, v_ref, dq_ref
 ):
   """dq of the rows of an item."""
-  item = _Item(items, others, masks, queries, precision)
   q, dout = (item.rows(ref, item.at) for ref in (q_ref, dout_ref))
   lse, delta = (item.rows(ref, item.at) for ref in (lse_ref, delta_ref))
   scale = 1 / math.sqrt(q.shape[-1])
@@ -188,29 +160,14 @@ def _backward_of_queries(
     ds = p * (item.dot(dout, v, (1, 1)) - delta[:, None])
     return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
 
-  dq = item.sweep(keys, body, jnp.zeros(q.shape, jnp.float32))
+  dq = item.sweep(body, jnp.zeros(q.shape, jnp.float32))
   item.store(dq_ref, dq * scale)
 
 
 def _backward_of_keys(
-  items,
-  others,
-  masks,
-  queries,
-  keys,
-  q_ref,
-  dout_ref,
-  lse_ref,
-  delta_ref,
-  k_ref,
-  v_ref,
-  dk_ref,
-  dv_ref,
-  *,
-  precision,
+  item, q_ref, dout_ref, lse_ref, delta_ref, k_ref, v_ref, dk_ref, dv_ref
 ):
   """dk and dv of the rows of an item."""
-  item = _Item(items, others, masks, keys, precision)
   k, v = item.rows(k_ref, item.at), item.rows(v_ref, item.at)
   scale = 1 / math.sqrt(k.shape[-1])
 
@@ -226,73 +183,52 @@ def _backward_of_keys(
     return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv
 
   zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-  dk, dv = item.sweep(queries, body, zeros)
+  dk, dv = item.sweep(body, zeros)
   item.store(dk_ref, dk * scale)
   item.store(dv_ref, dv)
 
 
 def forward(
-  work: Work,
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  *,
-  interpret: bool = False,
+  work: Work, q_BLHK: jax.Array, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_SBLHE, lse_SBLH) of each slot, with any values where not written.
+  """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
 
   Args:
     work: which pairs.
-    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    q_BLHK, keys: as in `contract.Executor`.
     interpret: whether to interpret the kernel instead of compiling it.
   """
   # As many rows as queries, of which a device may have more or fewer than keys.
-  *rows, _ = q_BLHK.shape
-  out_BLHE = jax.ShapeDtypeStruct((*rows, v_BMHE.shape[-1]), v_BMHE.dtype)
-  lse_BLH = jax.ShapeDtypeStruct(tuple(rows), jnp.float32)
-  out_SBLHE, lse_SBLH = _launch(
-    _forward,
-    work.by_query,
-    work,
-    (q_BLHK, k_BMHK, v_BMHE),
-    (out_BLHE, lse_BLH),
-    num_warps=8 if v_BMHE.dtype == jnp.float32 else 4,
-    interpret=interpret,
-  )
-  return out_SBLHE, lse_SBLH
+  rows, v = q_BLHK.shape[:3], keys.v
+  out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
+  lse_BLH = jax.ShapeDtypeStruct(rows, jnp.float32)
+  outs, warps = (out_BLHE, lse_BLH), 8 if v.dtype == jnp.float32 else 4
+  return _launch(_forward, work, False, (q_BLHK, *keys), outs, warps, interpret)
 
 
 def backward(
-  work: Work,
-  q_BLHK: jax.Array,
-  dout_BLHE: jax.Array,
-  lse_BLH: jax.Array,
-  delta_BLH: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  *,
-  interpret: bool = False,
+  work: Work, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
-  arrays = q_BLHK, dout_BLHE, lse_BLH, delta_BLH, k_BMHK, v_BMHE
+  arrays, v = (*queries, *keys), keys.v
   # With 4 warps, wider values spill registers.
-  is_wide = v_BMHE.shape[-1] > 64 or v_BMHE.dtype == jnp.float32
-  num_warps = 8 if is_wide else 4
-  launch = functools.partial(
-    _launch, work=work, arrays=arrays, num_warps=num_warps, interpret=interpret
+  warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
+  (dq,) = _launch(
+    _backward_of_queries, work, False, arrays, [queries.q], warps, interpret
   )
-  (dq,) = launch(_backward_of_queries, work.by_query, outs=(q_BLHK,))
-  dk, dv = launch(_backward_of_keys, work.by_key, outs=(k_BMHK, v_BMHE))
+  dk, dv = _launch(
+    _backward_of_keys, work, True, arrays, keys, warps, interpret
+  )
   return dq, dk, dv
 
 
-def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
-  """Runs a kernel on the items of a list.
+def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
+  """Runs a kernel on the items of one side.
 
   Args:
     kernel: one of this module.
-    lists: its work.
-    work: the work that the lists belong to.
+    work: which pairs.
+    is_by_key: whether the items are tiles of keys.
     arrays: [B, L, H, ...], as the kernel takes them.
     outs: arrays or shapes like the results of one slot.
     num_warps: warps of each program.
@@ -301,6 +237,7 @@ def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
   Returns:
     The results [slots, B, L, H, ...], in float32 if there are several slots.
   """
+  lists = work.by_key if is_by_key else work.by_query
   tables = lists.items, lists.others, lists.masks, work.queries, work.keys
   shapes = [
     jax.ShapeDtypeStruct(
@@ -316,8 +253,13 @@ def _launch(kernel, lists, work, arrays, outs, *, num_warps, interpret):
   if arrays[0].dtype == jnp.float32:
     three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     precision = lax.Precision.HIGHEST if interpret else three
+
+  def run(items, others, masks, queries, keys, *refs):
+    sides = (keys, queries) if is_by_key else (queries, keys)
+    kernel(_Item(items, others, masks, *sides, precision), *refs)
+
   return pl.pallas_call(
-    functools.partial(kernel, precision=precision),
+    run,
     grid=(len(lists.items), len(arrays[0])),
     out_shape=shapes,
     compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),

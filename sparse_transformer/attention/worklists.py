@@ -115,70 +115,54 @@ def make_work(
       limit.
   """
   num_heads = len(patterns)
-  queries, keys, masks = _Orders(n, tile), _Orders(n, tile), _Masks(tile)
+  queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []
   for part, chosen in heads_of_parts(patterns, n):
     heads = tuple(range(num_heads)) if chosen is None else chosen
     layout = part.layout(n, tile)
     rows = queries.place(layout.query_order) + layout.rows
     cols = keys.place(layout.key_order) + layout.cols
-    # The layout calls tiles that the end of the sequence cuts full, too.
-    partial = np.flatnonzero(layout.pairs < tile**2)
-    numbers = np.full(len(rows), -1)
-    numbers[partial] = masks.add(
-      part, queries.tiles()[rows[partial]], keys.tiles()[cols[partial]]
-    )
-    parts.append(_Part(heads, rows, cols, numbers))
-  make = functools.partial(_make_lists, num_heads=num_heads, n=n)
-  by_query = make(parts, queries.tiles(), masks.packed())
-  turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
-  by_key = make(turned, keys.tiles(), masks.packed(turned=True), longest)
-  return Work(queries.tiles(), keys.tiles(), by_query, by_key)
+    parts.append(_Part(heads, rows, cols, masks.add(part, layout)))
+  tiles = queries.tiles(), keys.tiles()
+  return _work(parts, masks, tiles, num_heads, (n, n), longest)
 
 
 def make_shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int
 ) -> list[Work]:
-  """The work of devices that share a part; all have the same masks.
+  """The work of devices, see `contract.Executor.shares`; of the same masks.
 
   Rows are read and written by place, not by position.
-
-  Args:
-    part: one of a pattern's parts.
-    layouts: the tiles of each device, see `contract.Executor.shares`.
-    num_heads: heads, all of which have this part.
   """
-  tile = layouts[0].tile
-  masks, parts = _Masks(tile), []
-  for layout in layouts:
-    partial = np.flatnonzero(layout.pairs < tile**2)
-    numbers = np.full(len(layout.rows), -1)
-    numbers[partial] = masks.add(
-      part,
-      layout.query_order.reshape(-1, tile)[layout.rows[partial]],
-      layout.key_order.reshape(-1, tile)[layout.cols[partial]],
-    )
-    heads = tuple(range(num_heads))
-    parts.append(_Part(heads, layout.rows, layout.cols, numbers))
-  by_query, by_key = masks.packed(), masks.packed(turned=True)
+  first, masks = layouts[0], Masks(layouts[0].tile)
+  sizes = len(first.query_order), len(first.key_order)
+  tiles = [
+    np.arange(size, dtype=np.int32).reshape(-1, first.tile) for size in sizes
+  ]
+  heads = tuple(range(num_heads))
+  parts = [_Part(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
+  return [
+    _work([x] if len(x.rows) else [], masks, tiles, num_heads, sizes)
+    for x in parts
+  ]
 
-  def work(layout, part):
-    num_queries, num_keys = len(layout.query_order), len(layout.key_order)
-    queries, keys = (
-      np.arange(size, dtype=np.int32).reshape(-1, tile)
-      for size in (num_queries, num_keys)
-    )
-    turned = dataclasses.replace(part, rows=part.cols, cols=part.rows)
-    lists = (
-      _make_lists([x] * bool(len(x.rows)), *rest, num_heads=num_heads, n=n)
-      for x, n, *rest in (
-        (part, num_queries, queries, by_query),
-        (turned, num_keys, keys, by_key),
-      )
-    )
-    return Work(queries, keys, *lists)
 
-  return [*map(work, layouts, parts)]
+def _work(parts, masks, tiles, num_heads, sizes, longest=0):
+  """The work of parts; tiles and sizes are those of queries and of keys."""
+  turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
+  by_query = _make_lists(
+    parts, tiles[0], masks.packed(), num_heads=num_heads, n=sizes[0]
+  )
+  by_key = _make_lists(
+    turned,
+    tiles[1],
+    masks.packed(turned=True),
+    longest,
+    num_heads=num_heads,
+    n=sizes[1],
+  )
+  queries, keys = tiles
+  return Work(queries, keys, by_query, by_key)
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
@@ -246,32 +230,36 @@ class _Orders:
     ).astype(np.int32)
 
 
-class _Masks:
+class Masks:
   """Distinct masks of tiles."""
 
   def __init__(self, tile: int):
     self._tile = tile
     self._numbers: dict[bytes, int] = {}
 
-  def add(
-    self, part: Pattern, queries: np.ndarray, keys: np.ndarray
-  ) -> list[int]:
-    """The numbers of the masks of some tiles.
+  def add(self, part: Pattern, layout: Layout) -> np.ndarray:
+    """The number of the mask of each tile, -1 for a full one: int [tiles].
 
     Args:
       part: its `mask` is evaluated.
-      queries, keys: positions in each tile, int [tiles, tile], -1 for padding.
+      layout: its tiles; positions are -1 for padding.
     """
-    numbers: list[int] = []
-    step = max(1, CHUNK // self._tile**2)
-    for start in range(0, len(queries), step):
-      q = queries[start : start + step, :, None]
-      k = keys[start : start + step, None, :]
+    tile = self._tile
+    queries, keys = (
+      np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
+      for x in (layout.query_order, layout.key_order)
+    )
+    numbers = np.full(len(layout.rows), -1)
+    # The layout calls tiles that the end of the sequence cuts full as well.
+    partial = np.flatnonzero(layout.pairs < tile**2)
+    for here in np.array_split(partial, 1 + len(partial) * tile**2 // CHUNK):
+      q = queries[layout.rows[here], :, None]
+      k = keys[layout.cols[here], None, :]
       pairs = part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
-      for bits in np.packbits(pairs, axis=-1, bitorder="little"):
-        numbers.append(
-          self._numbers.setdefault(bits.tobytes(), len(self._numbers))
-        )
+      numbers[here] = [
+        self._numbers.setdefault(bits.tobytes(), len(self._numbers))
+        for bits in np.packbits(pairs, axis=-1, bitorder="little")
+      ]
     return numbers
 
   def packed(self, turned: bool = False) -> np.ndarray:

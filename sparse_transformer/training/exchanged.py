@@ -51,7 +51,7 @@ def of_network(
   return [
     found | dict(layers=number)
     for heads, number in layers.items()
-    for found in traffic(executor, heads, case, sizes["sequence"], model.tile)
+    for found in traffic(executor, heads, case, sizes["sequence"])
   ]
 
 

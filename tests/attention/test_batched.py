@@ -28,8 +28,8 @@ def few_scores(monkeypatch):
 
 
 def tables(patterns, n, tile=0):
-  case = Case(16, n, len(patterns), 64, 64, "bfloat16")
-  ((plan, heads),) = batched.plans(tuple(patterns), case, tile)
+  case = Case(16, n, len(patterns), 64, 64, "bfloat16", tile=tile)
+  ((plan, heads),) = batched.plans(tuple(patterns), case)
   assert heads is None
   return plan.tables
 

@@ -18,7 +18,7 @@ from sparse_transformer.attention import (
   registry,
   streamed,
 )
-from sparse_transformer.attention.contract import make_plan, plan_parts
+from sparse_transformer.attention.contract import heads_of_parts, make_plan
 from sparse_transformer.patterns import (
   BigBird,
   Block,
@@ -180,13 +180,14 @@ class Untiled:
   def tile_size(self, part, case):
     return case.length
 
-  def plan(self, part, n, tile=0):
+  def plan(self, part, n):
     layout = part.layout(n, n)
     mask = part.matrix(n)[layout.query_order][:, layout.key_order]
     return make_plan(layout, part, n, mask)
 
-  def plans(self, patterns, case, tile=0):
-    return plan_parts(self.plan, patterns, case.length, tile)
+  def plans(self, patterns, case):
+    n, parts = case.length, heads_of_parts(patterns, case.length)
+    return [(self.plan(part, n), heads) for part, heads in parts]
 
   def _weights(self, plan, q, k, lse=None):
     wide = jnp.promote_types(q.dtype, jnp.float32)

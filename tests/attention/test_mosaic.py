@@ -1,21 +1,14 @@
-"""The fused kernels for TPUs, in Pallas' interpreter.
-
-It fills memory that a kernel has not written with NaN.
-"""
+"""The executor for TPUs: its tables, and what it supports."""
 
 import re
 
 import catalogue
 import executor_laws as laws
-import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from sparse_transformer.attention import (
-  attend,
   mosaic,
   mosaic_tables,
   registry,
@@ -45,38 +38,12 @@ def _interpreted():
   registry.unregister(BACKEND)
 
 
-def agrees(heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
-  inputs = laws.random_inputs(n, len(heads), k, e, batch, dtype)
-  found = laws.run(*inputs, tuple(heads), BACKEND, tile)
-  tolerance = 2e-5 if dtype == jnp.float32 else 0.02
-  laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
-
-
-def test_every_pattern_in_one_launch():
-  agrees((*catalogue.ALL, *WITHOUT_KEYS), 70, 8, 12, batch=1)
-
-
-@pytest.mark.parametrize(
-  "n, heads",
-  [
-    (64, TWO_SLOTS),
-    *(
-      pytest.param(n, heads, marks=pytest.mark.soak)
-      for n in (1, 31, 32, 33, 65)
-      for heads in (FIXED, TWO_SLOTS, WITHOUT_KEYS)
-    ),
-  ],
-)
-def test_lengths_around_tiles(n, heads):
-  agrees(heads, n)
-
-
 def test_tables_are_arguments_and_steps_are_split(monkeypatch):
   monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
   n, heads = 96, FIXED[:2]
   inputs = laws.random_inputs(n, len(heads), 8, 8, batch=1)
-  case = Case(1, n, len(heads), 8, 8, "float32")
-  ((plan, _),) = Mosaic().plans(heads, case, 32)
+  case = Case(1, n, len(heads), 8, 8, "float32", tile=32)
+  ((plan, _),) = Mosaic().plans(heads, case)
   assert len(plan.tables.by_query.steps) > 1
 
   @jax.jit
@@ -86,50 +53,6 @@ def test_tables_are_arguments_and_steps_are_split(monkeypatch):
     return laws.run_plans(BACKEND, [(plan, None)], *inputs)
 
   laws.assert_close(planned(plan, *inputs), laws.reference(*inputs, heads))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("k, e", [(64, 64), (64, 128), (128, 128)])
-def test_tile_that_runs_on_tpus(k, e):
-  agrees(TWO_SLOTS, 300, k, e, tile=0)
-
-
-@pytest.mark.soak
-def test_bfloat16():
-  agrees(TWO_SLOTS, 70, dtype=jnp.bfloat16)
-
-
-@pytest.mark.soak
-def test_results_do_not_depend_on_the_run():
-  inputs = laws.random_inputs(70, 2, 16, 32)
-  once, again = (laws.run(*inputs, TWO_SLOTS, BACKEND, 32) for _ in range(2))
-  for x, y in zip(once, again, strict=True):
-    np.testing.assert_array_equal(x, y)
-
-
-@pytest.mark.soak
-def test_attention_can_be_mapped():
-  q, k, v, *_ = laws.random_inputs(40, 2, 16, 32, batch=4)
-  pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
-
-  def attention(*arrays):
-    return attend(*arrays, TWO_SLOTS, backend=BACKEND, tile=32)
-
-  np.testing.assert_array_equal(
-    jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
-  )
-
-
-@pytest.mark.soak
-@hypothesis.settings(deadline=None, max_examples=60)
-@hypothesis.given(
-  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
-  st.sampled_from([1, 7, 40, 64, 89, 120]),
-  st.sampled_from([(16, 16), (16, 64), (64, 32)]),
-  st.sampled_from([32, 64]),
-)
-def test_any_mix_of_heads(heads, n, widths, tile):
-  agrees(heads, n, *widths, tile)
 
 
 # Tables.

@@ -98,12 +98,12 @@ def test_each_pair_is_computed_once_from_what_devices_have(
     np.testing.assert_array_equal(count, pattern.matrix(n), str(pattern))
 
 
-def received(pattern, n, num_devices, num_heads=1, **changes):
+def received(pattern, n, num_devices, num_heads=1):
   """The traffic of a pattern of one part."""
-  case = Case(1, n, num_heads, 16, 16, "float32")
+  case = Case(1, n, num_heads, 16, 16, "float32", tile=64)
   executor = registry.EXECUTORS["streamed"]
   heads = (pattern,) * num_heads
-  (found,) = spread.traffic(executor, heads, case, num_devices, 64, **changes)
+  (found,) = spread.traffic(executor, heads, case, num_devices)
   return types.SimpleNamespace(**found)
 
 
@@ -275,9 +275,9 @@ def check_program(backend="streamed", num_devices=4):
   arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
   program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
   laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
-  case = Case(1, n, len(MIXED), 8, 8, "float32")
+  case = Case(1, n, len(MIXED), 8, 8, "float32", tile=tile)
   executor = registry.EXECUTORS[backend]
-  said = spread.traffic(executor, MIXED, case, num_devices, tile)
+  said = spread.traffic(executor, MIXED, case, num_devices)
   # The compiler brings keys and values once for both passes. Collectives in
   # loops would be counted as often as these run.
   total = sum(x["forward"] + x["backward"] for x in said)

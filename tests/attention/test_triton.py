@@ -1,60 +1,19 @@
-"""The fused kernels for GPUs, in Pallas' interpreter.
-
-It fills memory that a kernel has not written with NaN.
-"""
+"""The executor for GPUs: devices' shares, and what it supports."""
 
 import dataclasses
-import itertools
 import re
 
-import catalogue
 import executor_laws as laws
-import hypothesis
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-from sparse_transformer import patterns
-from sparse_transformer.attention import attend, registry, spread, triton
+from sparse_transformer.attention import registry, spread, triton
 from sparse_transformer.attention.contract import Case, Plan
 from sparse_transformer.attention.triton import Triton
 from sparse_transformer.patterns import (
-  Block,
   Causal,
-  Local,
-  RandomBlocks,
   Strided,
-  Summary,
 )
-
-TWO_SLOTS = Local(12) | Strided(12), Strided(5)
-MIXES = {
-  "parts that share an order": (
-    *(Block(32) | Summary(32, 8, shift) for shift in (0, 1)),
-    Local(17),
-  ),
-  "parts in two slots": TWO_SLOTS,
-  "rows and a head without keys": (
-    RandomBlocks(4, 2) - Local(9),
-    Causal() - Causal(),
-  ),
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _interpreted():
-  registry.register("interpreted", Triton(interpret=True))
-  yield
-  registry.unregister("interpreted")
-
-
-def agrees(heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
-  inputs = laws.random_inputs(n, len(heads), k, e, batch, dtype)
-  found = laws.run(*inputs, tuple(heads), "interpreted", tile)
-  tolerance = 2e-5 if dtype == jnp.float32 else 0.02
-  laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
 
 
 @pytest.mark.parametrize("part", [Causal(), Strided(12)])
@@ -78,87 +37,6 @@ def test_devices_may_have_more_keys_than_queries(part):
     np.testing.assert_allclose(
       out[:, at >= 0], expected[:, at[at >= 0]], atol=2e-5
     )
-
-
-def test_every_pattern_in_one_launch():
-  agrees(catalogue.ALL, 70, batch=1)
-
-
-def test_every_factorization_and_mode():
-  layers = [
-    patterns.assign(
-      name,
-      mode,
-      num_layers=2,
-      num_heads=2,
-      stride=12,
-      window=12,
-      width=3,
-      num_summaries=2,
-    )
-    for name in patterns.FACTORIZATIONS
-    for mode in patterns.MODES
-  ]
-  every = itertools.chain(*itertools.chain(*layers))
-  agrees([*dict.fromkeys(every)], 61, batch=1)
-
-
-@pytest.mark.parametrize(
-  "n, mix", [(1, 1), (31, 2), (32, 1), (33, 2), (64, 0), (65, 0)]
-)
-def test_lengths_around_tiles(n, mix):
-  agrees([*MIXES.values()][mix], n)
-
-
-@pytest.mark.parametrize("k, e", [(64, 64), (32, 128)])
-def test_tile_that_runs_on_gpus(k, e):
-  agrees(TWO_SLOTS, 150, k, e, tile=0)
-
-
-def test_split_lists(monkeypatch):
-  monkeypatch.setattr(triton, "PIECE", 1)
-  agrees((Causal(), Strided(5)), 140)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_narrow_dtypes(dtype):
-  agrees(TWO_SLOTS, 70, dtype=dtype)
-
-
-def test_results_do_not_depend_on_the_run():
-  inputs = laws.random_inputs(70, 2, 16, 32)
-  once, again = (
-    laws.run(*inputs, TWO_SLOTS, "interpreted", 32) for _ in range(2)
-  )
-  for x, y in zip(once, again, strict=True):
-    np.testing.assert_array_equal(x, y)
-
-
-def test_attention_can_be_mapped():
-  q, k, v, *_ = laws.random_inputs(40, 2, 16, 32, batch=4)
-  pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
-
-  def attention(*arrays):
-    return attend(*arrays, TWO_SLOTS, backend="interpreted", tile=32)
-
-  np.testing.assert_array_equal(
-    jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
-  )
-
-
-mixes = hypothesis.given(
-  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
-  st.sampled_from([1, 7, 40, 64, 89, 120]),
-  st.sampled_from([(16, 16), (16, 64), (64, 32)]),
-  st.sampled_from([32, 64]),
-)
-
-
-@pytest.mark.soak
-@hypothesis.settings(deadline=None, max_examples=60)
-@mixes
-def test_any_mix_of_heads(heads, n, widths, tile):
-  agrees(heads, n, *widths, tile)
 
 
 # What is supported.

@@ -1,0 +1,151 @@
+"""The fused kernels for GPUs and TPUs, in Pallas' interpreter.
+
+It fills memory that a kernel has not written with NaN.
+"""
+
+import itertools
+
+import catalogue
+import executor_laws as laws
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from sparse_transformer import patterns
+from sparse_transformer.attention import attend, registry, triton
+from sparse_transformer.attention.mosaic import Mosaic
+from sparse_transformer.attention.triton import Triton
+from sparse_transformer.patterns import (
+  Block,
+  Causal,
+  Local,
+  RandomBlocks,
+  Strided,
+  Summary,
+)
+
+EXECUTORS = {
+  "interpreted": Triton(interpret=True),
+  "interpreted_mosaic": Mosaic(interpret=True),
+}
+GPU, TPU = EXECUTORS
+SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
+TWO_SLOTS = Local(12) | Strided(12), Strided(5)
+WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
+# On TPUs, most cases are for soak.
+both = pytest.mark.parametrize(
+  "backend", [GPU, pytest.param(TPU, marks=pytest.mark.soak)]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreted():
+  for backend, executor in EXECUTORS.items():
+    registry.register(backend, executor)
+  yield
+  for backend in EXECUTORS:
+    registry.unregister(backend)
+
+
+def agrees(backend, heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
+  inputs = laws.random_inputs(n, len(heads), k, e, batch, dtype)
+  found = laws.run(*inputs, tuple(heads), backend, tile)
+  tolerance = 2e-5 if dtype == jnp.float32 else 0.02
+  laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
+
+
+@pytest.mark.parametrize("backend, k, e", [(GPU, 16, 32), (TPU, 8, 12)])
+def test_every_pattern_in_one_launch(backend, k, e):
+  agrees(backend, (*catalogue.ALL, *WITHOUT_KEYS), 70, k, e, batch=1)
+
+
+def test_every_factorization_and_mode():
+  settings = dict(stride=12, window=12, width=3, num_summaries=2)
+  layers = [
+    patterns.assign(name, mode, num_layers=2, num_heads=2, **settings)
+    for name in patterns.FACTORIZATIONS
+    for mode in patterns.MODES
+  ]
+  every = itertools.chain(*itertools.chain(*layers))
+  agrees(GPU, [*dict.fromkeys(every)], 61, batch=1)
+
+
+@pytest.mark.parametrize(
+  "backend, n, heads",
+  [
+    (GPU, 1, TWO_SLOTS),
+    (GPU, 31, WITHOUT_KEYS),
+    (GPU, 32, TWO_SLOTS),
+    (GPU, 33, WITHOUT_KEYS),
+    (GPU, 64, SHARED_ORDER),
+    (GPU, 65, SHARED_ORDER),
+    (TPU, 64, TWO_SLOTS),
+    *(
+      pytest.param(TPU, n, heads, marks=pytest.mark.soak)
+      for n in (1, 31, 32, 33, 65)
+      for heads in (SHARED_ORDER, TWO_SLOTS, WITHOUT_KEYS)
+    ),
+  ],
+)
+def test_lengths_around_tiles(backend, n, heads):
+  agrees(backend, heads, n)
+
+
+@both
+@pytest.mark.parametrize("k, e", [(64, 64), (32, 128), (128, 128)])
+def test_tile_that_runs_on_the_device(backend, k, e):
+  agrees(backend, TWO_SLOTS, 150 if backend == GPU else 300, k, e, tile=0)
+
+
+def test_split_lists(monkeypatch):
+  monkeypatch.setattr(triton, "PIECE", 1)
+  agrees(GPU, (Causal(), Strided(5)), 140)
+
+
+@pytest.mark.parametrize(
+  "backend, dtype",
+  [
+    (GPU, jnp.bfloat16),
+    (GPU, jnp.float16),
+    pytest.param(TPU, jnp.bfloat16, marks=pytest.mark.soak),
+  ],
+)
+def test_narrow_dtypes(backend, dtype):
+  agrees(backend, TWO_SLOTS, 70, dtype=dtype)
+
+
+@both
+def test_results_do_not_depend_on_the_run(backend):
+  inputs = laws.random_inputs(70, 2, 16, 32)
+  once, again = (laws.run(*inputs, TWO_SLOTS, backend, 32) for _ in range(2))
+  for x, y in zip(once, again, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+@both
+def test_attention_can_be_mapped(backend):
+  q, k, v, *_ = laws.random_inputs(40, 2, 16, 32, batch=4)
+  pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
+
+  def attention(*arrays):
+    return attend(*arrays, TWO_SLOTS, backend=backend, tile=32)
+
+  np.testing.assert_array_equal(
+    jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
+  )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", EXECUTORS)
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
+  st.sampled_from([1, 7, 40, 64, 89, 120]),
+  st.sampled_from([(16, 16), (16, 64), (64, 32)]),
+  st.sampled_from([32, 64]),
+)
+def test_any_mix_of_heads(backend, heads, n, widths, tile):
+  agrees(backend, heads, n, *widths, tile)

@@ -34,7 +34,10 @@ def main(argv: Sequence[str]) -> None:
     case words:
       steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
-  from sparse_transformer.training.run import in_float32, open_run
+  from sparse_transformer.training.evaluation.trained_run import (
+    in_float32,
+    open_run,
+  )
 
   config = args.config
   if "model.dtype" not in config_flags.get_override_values(args["config"]):

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
   if not is_alone:
     # Of the runtime's reports, only the last one; read when JAX is imported.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-  from sparse_transformer.training import processes
+  from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import replay, train
 
   if args.replay is not None:

@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from benchmarks import dependencies, record
 from sparse_transformer import tables
 from sparse_transformer.comparison import plan as comparison
-from sparse_transformer.targets import catalogue, compilers, rendering
-from sparse_transformer.training import mesh
+from sparse_transformer.targets import compilers, hardware, rendering
+from sparse_transformer.training.distributed import mesh
 
 PRESETS = sorted(
   path.stem
@@ -71,7 +71,7 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
 
   A batch that is too small for the mesh gets one sequence for each part.
   """
-  target, config = catalogue.parse(name), config_of(preset)
+  target, config = hardware.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
   if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
     config.train.batch_size = changes["train.batch_size"] = fewest

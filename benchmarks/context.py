@@ -26,9 +26,10 @@ from absl import flags
 from benchmarks import blocks, record
 from benchmarks.readme import figures
 from sparse_transformer import cli, config as config_lib, data
-from sparse_transformer.training import checkpoint, evaluate
+from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.evaluation.trained_run import in_float32
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.run import in_float32
 
 BLOCK = 4_096  # symbols; longer ones would be few
 
@@ -79,7 +80,7 @@ def score_run(
       f"{split} has {size} symbols, fewer than {first + number}: the largest"
       " minimum context and --symbols; use smaller ones"
     )
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     state = experiment.restore(checkpoints)
   bits = [
     bits_of(experiment, state.ema, split, context, range(first, first + number))
@@ -118,7 +119,7 @@ def bits_of(
   start = (places.start - min_context) // step
   stop = -(-(places.stop - min_context) // step)
   scored = Scored()
-  evaluate.bits_per_dim(
+  scoring.bits_per_dim(
     experiment.losses,
     params,
     data.Lazy(stop - start, lambda i: windows[start + i]),

@@ -21,10 +21,8 @@ LIBRARY = record.REPO / "sparse_transformer"
 # What a training step is made of.
 PROGRAM = (
   *("patterns", "attention", "model", "data/images.py", "data/streams.py"),
-  *(
-    f"training/{name}.py"
-    for name in ("experiment", "step", "optimizer", "loss_scale", "mesh")
-  ),
+  *("training/experiment.py", "training/step.py", "training/optimizer.py"),
+  *("training/loss_scale.py", "training/distributed/mesh.py"),
 )
 
 

@@ -14,7 +14,7 @@ import itertools
 from benchmarks import dependencies, record
 from configs import enwik8
 from sparse_transformer import tables
-from sparse_transformer.targets import catalogue, compilers
+from sparse_transformer.targets import compilers, hardware
 
 NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
 TARGETS = "h100", "v5e", "v6e"
@@ -54,7 +54,7 @@ def compile_attention(
 ) -> dict:
   """Launches and memory of one program, and what its kernels take."""
   del old  # a few seconds
-  target = catalogue.parse(name)
+  target = hardware.parse(name)
   config = enwik8.get_config()
   config.data.length = n
   config.model.num_layers, config.model.num_heads = 1, 8

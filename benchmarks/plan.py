@@ -15,7 +15,8 @@ from sparse_transformer import tables
 from sparse_transformer.attention import registry
 from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import rendering
-from sparse_transformer.training import costs, exchanged, mesh, peaks
+from sparse_transformer.training.analysis import costs, exchanged, peaks
+from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 LENGTH, STRIDE = 1_048_576, 1024

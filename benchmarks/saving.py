@@ -16,7 +16,7 @@ import jax
 from benchmarks import record
 from configs import digits
 from sparse_transformer import tables
-from sparse_transformer.training.checkpoint import Checkpoints
+from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
 
 STEPS = 10

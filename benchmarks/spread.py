@@ -18,7 +18,7 @@ from benchmarks import record
 from sparse_transformer import patterns, tables
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.spread import traffic
+from sparse_transformer.attention.distributed.spread import traffic
 from sparse_transformer.targets import hlo
 
 HEADS, WIDTH, ITEM = 2, 16, 4

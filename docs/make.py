@@ -20,9 +20,9 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import patterns, rules, tables
-from sparse_transformer.attention import selection
+from sparse_transformer.attention.content import selection
 from sparse_transformer.figures import style
-from sparse_transformer.figures.patterns import (
+from sparse_transformer.figures.masks import (
   image_of_matrix,
   image_of_query,
   panels,

@@ -15,8 +15,7 @@ from typing import Any, Literal, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from sparse_transformer import config as config_lib, rules
-from sparse_transformer.training import signals
+from sparse_transformer import config as config_lib, rules, signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)

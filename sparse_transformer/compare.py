@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> None:
   """Runs those that are missing, and writes the results of all."""
   from sparse_transformer.comparison import (
     budget,
+    execution,
     plan as plan_lib,
     record,
     results,
-    runs,
   )
 
   cli.check_arguments(argv)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   plan_lib.check_folder(root, about)
   plan_lib.check(plan)
   plan_lib.create_folder(root, about)
-  found = runs.run_all(plan, runs.decide_steps(plan))
+  found = execution.run_all(plan, execution.decide_steps(plan))
   about |= dict(
     unit=found[0]["unit"],
     commit=version.commit(),

@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> None:
     cli.require("config")
     _explain(args)
   elif args.target == "list":
-    from sparse_transformer.targets import catalogue
+    from sparse_transformer.targets import hardware
 
-    print(catalogue.describe())
+    print(hardware.describe())
   else:
     cli.require("config", "target")
     _compile(args)
@@ -70,8 +70,14 @@ def _check_together(args):
 
 def _draw_heads(args):
   """Prints what heads attend to on an example, and draws it."""
-  from sparse_transformer.training import heads, memory_limits
-  from sparse_transformer.training.run import in_float32, open_run
+  from sparse_transformer.training.analysis import (
+    head_statistics,
+    memory_limits,
+  )
+  from sparse_transformer.training.evaluation.trained_run import (
+    in_float32,
+    open_run,
+  )
 
   if not math.isfinite(args.temperature):
     raise ValueError(f"--temperature={args.temperature} must be finite")
@@ -91,7 +97,7 @@ def _draw_heads(args):
     state = run.state(step)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   about = f"step {int(state.step):,}, test example {args.example}"
-  report = heads.explain(
+  report = head_statistics.explain(
     run.experiment.model,
     state.ema,
     examples[args.example],
@@ -104,12 +110,14 @@ def _draw_heads(args):
   if args.json:
     print(json.dumps(report))
   else:
-    print(f"{about}\n\n{heads.render(report)}\n\npictures in {folder}")
+    table = head_statistics.render(report)
+    print(f"{about}\n\n{table}\n\npictures in {folder}")
 
 
 def _explain(args):
   """Prints the tables, and draws the patterns."""
-  from sparse_transformer.training import cautions, explanation
+  from sparse_transformer.training import cautions
+  from sparse_transformer.training.analysis import explanation
   from sparse_transformer.training.experiment import Experiment
 
   model = Experiment(args.config).model
@@ -131,11 +139,11 @@ def _explain(args):
 
 def _compile(args):
   """Compiles the experiment for a target, and prints a report."""
-  from sparse_transformer.targets import catalogue, compilers, rendering
-  from sparse_transformer.training import mesh
+  from sparse_transformer.targets import compilers, hardware, rendering
+  from sparse_transformer.training.distributed import mesh
   from sparse_transformer.training.experiment import Experiment
 
-  target = catalogue.parse(args.target)
+  target = hardware.parse(args.target)
   Experiment(args.config)  # checks the config
   sizes = mesh.sizes(args.config, target.num_devices)
   mesh.check_batch(args.config, sizes)

@@ -44,7 +44,7 @@ def make(workdir: pathlib.Path, experiment: "Experiment") -> str:
 
 def _summary(name, experiment, lines):
   from sparse_transformer import model as model_lib
-  from sparse_transformer.training import costs
+  from sparse_transformer.training.analysis import costs
 
   config, source = experiment.config, experiment.source
   network = experiment.model
@@ -93,7 +93,7 @@ def _experts(network, lines):
 
 def _last_spans(network, lines):
   """{layer: the spans of its heads} at the last step that was logged."""
-  from sparse_transformer.attention.spans import any_span
+  from sparse_transformer.attention.content.spans import any_span
 
   logged = [line["spans"] for line in lines if "spans" in line]
   layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]
@@ -179,7 +179,7 @@ def _samples(workdir):
 
 def main(argv: Sequence[str]) -> None:
   """Writes the page of the run in --workdir."""
-  from sparse_transformer.training.run import open_run
+  from sparse_transformer.training.evaluation.trained_run import open_run
 
   cli.check_arguments(argv)
   workdir = pathlib.Path(flags.FLAGS.workdir)

@@ -17,7 +17,7 @@ from absl import flags
 
 from sparse_transformer import cli, data
 from sparse_transformer.data import files
-from sparse_transformer.figures.samples import save_images
+from sparse_transformer.figures.image_grid import save_images
 
 
 def make_prompts(
@@ -101,8 +101,9 @@ def main(argv: Sequence[str]) -> None:
   import jax
 
   from sparse_transformer.model import kv_cache, sampling
-  from sparse_transformer.training import memory_limits, mesh
-  from sparse_transformer.training.run import open_run
+  from sparse_transformer.training.analysis import memory_limits
+  from sparse_transformer.training.distributed import mesh
+  from sparse_transformer.training.evaluation.trained_run import open_run
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   with open_run(args.workdir, args.config) as run:

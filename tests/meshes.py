@@ -19,7 +19,8 @@ import jax
 import numpy as np
 import runs
 
-from sparse_transformer.training import checkpoint, costs
+from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 TINY = {
@@ -103,9 +104,9 @@ def check_restored(all_runs, states, steps):
     other = all_runs[(i + 1) % len(all_runs)]
     expected = [x.tobytes() for x in arrays(state)]
     with tempfile.TemporaryDirectory() as folder:
-      with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
+      with store.Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(state)
-      with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
+      with store.Checkpoints(folder, keep=1) as checkpoints:
         found = checkpoints.restore_last(other.like)
       assert [x.tobytes() for x in arrays(found)] == expected
       like = jax.tree.leaves(other.like)

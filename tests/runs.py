@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import checkpoint, metrics
+from sparse_transformer.training import metrics
+from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 REPO = pathlib.Path(__file__).parents[1]
@@ -61,8 +62,8 @@ def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
   """Makes a run that is at its start, with what commands on a run read."""
   experiment = Experiment(config)
   config_lib.write_config(workdir, config)
-  about = checkpoint.about(config, experiment.source)
-  with checkpoint.Checkpoints(workdir, keep=1, about=about) as checkpoints:
+  about = store.about(config, experiment.source)
+  with store.Checkpoints(workdir, keep=1, about=about) as checkpoints:
     checkpoints.save(jax.jit(experiment.init)())
   return workdir
 

@@ -24,8 +24,9 @@ from benchmarks.accelerator import (
 )
 from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.results import Results
-from sparse_transformer.attention import registry, triton
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import triton
 
 REPO = pathlib.Path(__file__).parents[1]
 DEVICE = dict(name="Fake 9000", number=1, platform="cuda", python="3")

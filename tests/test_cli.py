@@ -14,9 +14,9 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli, config as config_lib, sample
+from sparse_transformer import cli, config as config_lib, sample, signals
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training import run, signals
+from sparse_transformer.training.evaluation import trained_run
 from sparse_transformer.training.loop import train
 
 # Raised by ml_collections when it loads a config file.
@@ -166,7 +166,7 @@ def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
   async def cell():  # runs within the kernel's event loop
     config = config_lib.read_config(workdir)
     train(config, workdir)  # resumes
-    with run.open_run(workdir) as opened:
+    with trained_run.open_run(workdir) as opened:
       (result,) = opened.evaluations("test")
       experiment, params = opened.experiment, opened.state().ema
     decoder = kv_cache.Decoder(experiment.model)

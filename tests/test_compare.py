@@ -17,14 +17,15 @@ import runs
 
 from sparse_transformer.comparison import (
   budget,
-  figures,
+  child,
+  execution as comparison_runs,
   plan,
-  process,
+  plots,
   record,
   results,
-  runs as comparison_runs,
 )
-from sparse_transformer.training import costs, loop
+from sparse_transformer.training import loop
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 # Raised by ml_collections when it loads a config file.
@@ -262,7 +263,7 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
   monkeypatch.setattr(os, "setpgrp", lambda: None)
   receiver, sender = multiprocessing.Pipe(duplex=False)
   with pytest.raises(SystemExit, match="1"):
-    process._call_and_exit(sender, fail)
+    child._call_and_exit(sender, fail)
   assert receiver.poll() and "why" in receiver.recv()
 
 
@@ -284,7 +285,7 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
     return [0.5, 9 / 7.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
-  monkeypatch.setattr(process, "call", lambda task, f, *inputs: f(*inputs))
+  monkeypatch.setattr(child, "call", lambda task, f, *inputs: f(*inputs))
   for _ in range(2):
     steps = comparison_runs.decide_steps(comparison)
     assert steps == dict(dense=18, local=7, fixed=1)
@@ -347,7 +348,7 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     test = dict(bits_per_dim=3.5, standard_error=0.1)
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
-  monkeypatch.setattr(process, "call", call)
+  monkeypatch.setattr(child, "call", call)
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
@@ -458,7 +459,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   record.write(tmp_path / "comparison.json", made)
   found = record.read(tmp_path / "comparison.json")
   assert found["runs"] == made["runs"] and found["rows"] == made["rows"]
-  figure = figures.draw(found)
+  figure = plots.draw(found)
   figure.draw_without_rendering()
   labels = [axis.get_xlabel() for axis in figure.axes]
   assert labels == ["seconds of training", "steps"]
@@ -480,7 +481,7 @@ def test_other_file_is_not_a_record(text, tmp_path):
 
 def test_time_is_processor_time_if_the_budget_is():
   made = comparisons.record(*TWO, budget=("processor_seconds", 40))
-  labels = [axis.get_xlabel() for axis in figures.draw(made).axes]
+  labels = [axis.get_xlabel() for axis in plots.draw(made).axes]
   assert labels == ["processor seconds of training", "steps"]
 
 
@@ -490,7 +491,7 @@ def test_legend_is_within_the_figure_and_beside_the_panels(number):
   made = comparisons.record(
     *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
-  figure = figures.draw(made)
+  figure = plots.draw(made)
   figure.draw_without_rendering()
   (legend,) = figure.legends
   assert len({text.get_text() for text in legend.texts}) == number

@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib, model, patterns, rules
-from sparse_transformer.training import explanation
+from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))

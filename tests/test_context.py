@@ -8,7 +8,8 @@ import pytest
 import runs
 
 from benchmarks import context
-from sparse_transformer.training import checkpoint, loop
+from sparse_transformer.training import loop
+from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -35,7 +36,7 @@ def test_bits_are_those_of_the_window_that_scores_the_symbol(
   texts, min_context, places
 ):
   experiment = Experiment(runs.text(texts / "text"))
-  with checkpoint.Checkpoints(texts / "strided") as checkpoints:
+  with store.Checkpoints(texts / "strided") as checkpoints:
     params = experiment.restore(checkpoints).ema
   found = context.bits_of(
     experiment, params, "test", min_context, range(*places)

@@ -15,9 +15,11 @@ import runs
 
 from sparse_transformer import config as config_lib, data
 from sparse_transformer.data import SPLITS
-from sparse_transformer.training import checkpoint, evaluate, loop
+from sparse_transformer.training import loop
+from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def random_run(config, workdir):
     lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype),
     initial.params,
   )
-  with checkpoint.Checkpoints(workdir, keep=1) as checkpoints:
+  with store.Checkpoints(workdir, keep=1) as checkpoints:
     checkpoints.save(dataclasses.replace(initial, params=params, ema=params))
 
 
@@ -67,9 +69,9 @@ def test_contexts_share_one_compilation_and_a_table(
   workdir, capfd, monkeypatch
 ):
   made = []
-  make_losses = evaluate.make_losses
+  make_losses = scoring.make_losses
   monkeypatch.setattr(
-    evaluate,
+    scoring,
     "make_losses",
     lambda apply: made.append(make_losses(apply)) or made[-1],
   )
@@ -168,9 +170,9 @@ def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
   # What is saved is not computed again: only the test split is.
   scored = []
   monkeypatch.setattr(
-    evaluate,
+    scoring,
     "bits_per_dim",
-    lambda *args, _original=evaluate.bits_per_dim, **settings: (
+    lambda *args, _original=scoring.bits_per_dim, **settings: (
       scored.append(settings["name"]) or _original(*args, **settings)
     ),
   )
@@ -206,7 +208,7 @@ def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
 
 def test_best_step_needs_a_validation(tmp_path, capfd):
   loop.train(runs.tiny(**{"train.steps": 0}), tmp_path)
-  with checkpoint.Checkpoints(tmp_path) as checkpoints:
+  with store.Checkpoints(tmp_path) as checkpoints:
     assert checkpoints.steps() == [0]
   for script in "eval.py", "sparse_transformer/sample.py":
     capfd.readouterr()
@@ -237,7 +239,7 @@ def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
   """Each position is computed from its own window."""
   (found,) = lines(capfd, workdir, "--min_context=20")
   experiment = Experiment(config_lib.read_config(workdir))
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     params = experiment.restore(checkpoints).ema
   text = experiment.source.load()["test"]
   bits, length, start = [], 32, 0
@@ -307,13 +309,13 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
 
 
 def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
-  add = evaluate.Tally.add
+  add = scoring.Tally.add
 
   def interrupted(tally, *arrays):
     add(tally, *arrays)
     os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(evaluate.Tally, "add", interrupted)
+  monkeypatch.setattr(scoring.Tally, "add", interrupted)
   word = "--config.eval.batch_size=1"
   assert runs.command("eval.py", f"--workdir={workdir}", word) == 130
   output = capfd.readouterr()

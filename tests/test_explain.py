@@ -14,7 +14,7 @@ from configs import cifar10, digits, enwik8, stdlib
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.content import Content
-from sparse_transformer.training import explanation
+from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
 
 # Raised by ml_collections when it loads a config file.

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
 from sparse_transformer.data import codecs, files
-from sparse_transformer.training import memory_limits
+from sparse_transformer.training.analysis import memory_limits
 from sparse_transformer.training.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,7 @@
 """Laws of the repository: imports, packaging, annotations, documentation."""
 
 import ast
+import collections
 import functools
 import importlib.metadata
 import json
@@ -21,7 +22,7 @@ PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
 NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 
 # What each package may import, besides itself. Commands may import everything.
-LEAVES = {"atomic", "tables", "machine", "rules", "version"}
+LEAVES = {"atomic", "tables", "machine", "rules", "signals", "version"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic", "rules"},
@@ -33,6 +34,19 @@ MAY_IMPORT = {
   "training": LEAVES
   | {"config", "patterns", "data", "figures", "attention", "model"},
   "targets": {"config", "tables", "attention", "training"},
+}
+# And those within a package, which know no other file than these.
+WITHIN = {
+  "attention/content": {"contract", "online_softmax"},
+  "attention/executors": {"contract", "online_softmax", "content"},
+  "attention/distributed": {"contract", "content"},
+  "training/distributed": set(),
+  "training/checkpoints": {"distributed", "loss_scale", "step"},
+  "training/analysis": {"distributed", "optimizer", "step"},
+  "training/evaluation": {
+    *("analysis", "checkpoints", "distributed"),
+    *("experiment", "metrics", "step"),
+  },
 }
 COMMANDS = "sample", "explain", "compare", "report"
 
@@ -89,6 +103,26 @@ def test_imports_between_packages_go_one_way():
 def run_python(script, *words):
   command = sys.executable, "-c", script, *words
   return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+
+
+def test_imports_within_a_package_go_one_way():
+  found = {room: set() for room in WITHIN}
+  for path, tree in sources().items():
+    room = path.parent.relative_to(REPO).as_posix().partition("/")[2]
+    for _, name in imported(tree):
+      top, package, *rest = (*name.split("."), "")
+      if room in WITHIN and top == "sparse_transformer":
+        if package == room.partition("/")[0]:
+          found[room].add(rest[0])
+  assert {room: x - {room.partition("/")[2]} for room, x in found.items()} == (
+    WITHIN
+  )
+
+
+def test_no_two_files_have_the_same_name():
+  stems = [path.stem for path in PACKAGE.rglob("*.py")]
+  twins = collections.Counter(x for x in stems if not x.startswith("__"))
+  assert [name for name, count in twins.items() if count > 1] == []
 
 
 def loaded_by(*command):

@@ -12,7 +12,8 @@ import runs
 
 from sparse_transformer.comparison import results
 from sparse_transformer.figures import style
-from sparse_transformer.training import metrics, peaks
+from sparse_transformer.training import metrics
+from sparse_transformer.training.analysis import peaks
 from sparse_transformer.training.loop import train
 
 SCRIPT = "sparse_transformer/report.py"

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.accelerator.parts import RANKS, Settings
-from sparse_transformer.attention import attend, dense, registry
+from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import dense
 
 REFERENCE = "dense"  # the plain executor, which is not in the registry
 SLOW = REFERENCE, "streamed"  # on accelerators

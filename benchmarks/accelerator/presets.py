@@ -13,7 +13,8 @@ from benchmarks.accelerator import timing, training
 from benchmarks.accelerator.parts import Settings
 from sparse_transformer import atomic, machine, rules
 from sparse_transformer.attention import registry
-from sparse_transformer.training import costs, mesh
+from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.distributed import mesh
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 FIRST = "enwik8", "cifar10", "cifar10_15m"

@@ -19,7 +19,7 @@ import optax
 from benchmarks.accelerator import training
 from benchmarks.accelerator.parts import PARTS, Settings
 from sparse_transformer import data
-from sparse_transformer.training import evaluate
+from sparse_transformer.training.evaluation import scoring
 
 NAME, SMALL_NAME, SMALL_SECONDS = "cifar10_15m", "digits", 3
 STEPS = 10_000  # of the schedule
@@ -127,7 +127,7 @@ def _validate(experiment, source, state):
   """Bits per dim of the averaged weights on validation images."""
   windows = source.windows("validation")
   number = min(VALIDATED, len(windows))
-  return evaluate.bits_per_dim(
+  return scoring.bits_per_dim(
     experiment.losses,
     state.ema,
     data.Lazy(number, windows.__getitem__),

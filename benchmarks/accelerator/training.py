@@ -71,7 +71,7 @@ def _train_twice(experiment, record):
 
 
 def _interrupt(experiment, record):
-  from sparse_transformer.training.checkpoint import Checkpoints
+  from sparse_transformer.training.checkpoints.store import Checkpoints
 
   del record
   expected = advance(experiment, experiment.first_state(), STEPS)

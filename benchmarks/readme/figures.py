@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks import record, report
 from benchmarks.readme import evidence, records
-from sparse_transformer.comparison import figures as comparison
+from sparse_transformer.comparison import plots as comparison
 from sparse_transformer.figures import style
 
 if TYPE_CHECKING:

@@ -9,14 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention import (
-  dense,
-  merged,
-  registry,
-  selection,
-  sharding,
-)
+from sparse_transformer.attention import merged, registry
+from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import check_arrays, make_case
+from sparse_transformer.attention.distributed import per_device
+from sparse_transformer.attention.executors import dense
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -113,17 +110,17 @@ def attend(
   (1, 1024, 4, 16)
   """
   arrays = q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  split = sharding.split_of(q_BLHK, spec)
+  split = per_device.split_of(q_BLHK, spec)
   tile = _check_tile(tile)
   case = make_case(q_BLHK, v_BMHE, tile)
-  length = case.length * sharding.num_devices(q_BLHK, split.within)
+  length = case.length * per_device.num_devices(q_BLHK, split.within)
   case = dataclasses.replace(case, length=length)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
   given = collections.OrderedDict(directions or {})
   choices = registry.choose(backend, case)
-  shards = sharding.num_devices(q_BLHK, split.heads)
+  shards = per_device.num_devices(q_BLHK, split.heads)
   own = heads[: len(heads) // shards]
   if own * shards != heads:
     own, split = heads, split._replace(heads=())
@@ -140,7 +137,7 @@ def attend(
     (pattern, by_head if len(x) > 1 else PartitionSpec())
     for pattern, x in given.items()
   )
-  out, lse = sharding.on_any_mesh(attention, split, arrays, given, specs)
+  out, lse = per_device.on_any_mesh(attention, split, arrays, given, specs)
   return (out, lse) if return_lse else out
 
 

@@ -16,14 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparse_transformer.attention import (
-  exchange,
+from sparse_transformer.attention import online_softmax, registry
+from sparse_transformer.attention.content import (
   gathered,
-  online_softmax,
-  registry,
   selection,
   spans as spans_lib,
-  spread,
 )
 from sparse_transformer.attention.contract import (
   Case,
@@ -36,7 +33,8 @@ from sparse_transformer.attention.contract import (
   make_case,
   name_saved,
 )
-from sparse_transformer.attention.exchange import Axes
+from sparse_transformer.attention.distributed import exchange, spread
+from sparse_transformer.attention.distributed.exchange import Axes
 from sparse_transformer.patterns import Pattern
 
 

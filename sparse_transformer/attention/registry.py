@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import jax
 
-from sparse_transformer.attention import batched, dense, streamed
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
-from sparse_transformer.attention.mosaic import Mosaic
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention.executors import batched, dense, streamed
+from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer.training import costs
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 # How a time is measured: that of the clock, or of all threads of the process.

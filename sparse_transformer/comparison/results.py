@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from sparse_transformer import tables
-from sparse_transformer.comparison import figures, record as record_lib
+from sparse_transformer.comparison import plots, record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html
 
@@ -82,7 +82,7 @@ def write(root: pathlib.Path, record: Record) -> str:
   cells = table(record)
   text = f"{tables.markdown(cells)}\n{notes(record)}\n"
   (root / "comparison.md").write_text(text)
-  figures.draw(record).savefig(root / "comparison.png")
+  plots.draw(record).savefig(root / "comparison.png")
   (root / "comparison.html").write_text(_page(root, record, cells))
   return text
 
@@ -103,7 +103,7 @@ def _page(root, record, cells):
     html.section(
       "Curves",
       html.picture(root / "comparison.png", "bits by time, tokens and steps"),
-      html.note(figures.caption(record)),
+      html.note(plots.caption(record)),
     ),
     html.section(
       "Made",

@@ -8,7 +8,7 @@ import threading
 import urllib.request
 from typing import TYPE_CHECKING
 
-from sparse_transformer.data import files, records, sources
+from sparse_transformer.data import array_records, files, sources
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -38,7 +38,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
 
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
-  root = records.root(data_dir)
+  root = array_records.root(data_dir)
   if root.exists() and not root.is_dir():
     raise NotADirectoryError(f"--data_dir={root} is a file; name a folder")
   downloads = root / "downloads"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer.data import files as files_lib, records
+from sparse_transformer.data import array_records, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
   Images,
@@ -44,20 +44,20 @@ def cifar10(config: ConfigDict) -> Images:
   """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
 
   def folder():
-    return records.find(config, "cifar10", "cifar10_bytes")
+    return array_records.find(config, "cifar10", "cifar10_bytes")
 
   @functools.cache
   def load():
-    train = records.read(folder(), "train", "image")
+    train = array_records.read(folder(), "train", "image")
     order = _permutation(len(train))
     return {
       "train": _subset(train, np.sort(order[CIFAR10_HELD_OUT:])),
       "validation": _subset(train, np.sort(order[:CIFAR10_HELD_OUT])),
-      "test": records.read(folder(), "test", "image"),
+      "test": array_records.read(folder(), "test", "image"),
     }
 
   return Images(
-    (32, 32, 3), 256, load, lambda: records.verified_files(folder())
+    (32, 32, 3), 256, load, lambda: array_records.verified_files(folder())
   )
 
 
@@ -75,7 +75,7 @@ def imagenet64(config: ConfigDict) -> Images:
     return config.path and arrays[0].exists()
 
   def folder():
-    return records.find(config, "downsampled_imagenet/64x64")
+    return array_records.find(config, "downsampled_imagenet/64x64")
 
   @functools.cache
   def load():
@@ -85,7 +85,7 @@ def imagenet64(config: ConfigDict) -> Images:
       train, test = (_open_array(path, shape) for path in arrays)
     else:
       train, test = (
-        records.read(folder(), split, "image")
+        array_records.read(folder(), split, "image")
         for split in ("train", "validation")
       )
     first = len(train) - IMAGENET64_HELD_OUT
@@ -101,7 +101,7 @@ def imagenet64(config: ConfigDict) -> Images:
     }
 
   def files():
-    return arrays if in_arrays() else records.verified_files(folder())
+    return arrays if in_arrays() else array_records.verified_files(folder())
 
   return Images(shape, 256, load, files)
 

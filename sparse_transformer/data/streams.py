@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer.data import codecs, files as files_lib, records
+from sparse_transformer.data import array_records, codecs, files as files_lib
 from sparse_transformer.data.sources import SPLITS, Stream, register
 
 # Characters of the splits, like the bytes of enwik8.
@@ -48,9 +48,9 @@ def enwik8(config: ConfigDict) -> Stream:
     path = files_lib.from_config(config.path)
     if path.exists() and not path.is_dir():
       return Enwik8.splits(files_lib.read(path), path)
-    folder = records.find(config, "enwik8")
+    folder = array_records.find(config, "enwik8")
     return {
-      split: np.concatenate(list(records.read(folder, split, "bytes")))
+      split: np.concatenate(list(array_records.read(folder, split, "bytes")))
       for split in SPLITS
     }
 

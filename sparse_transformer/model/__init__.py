@@ -1,10 +1,10 @@
 """The network of Child et al. 2019, its key-value cache, and sampling."""
 
-from sparse_transformer.model.config import (
+from sparse_transformer.model.hyperparameters import (
   Config as Config,
   configure as configure,
 )
-from sparse_transformer.model.content import clip_spans as clip_spans
+from sparse_transformer.model.pattern_params import clip_spans as clip_spans
 from sparse_transformer.model.transformer import (
   Measured as Measured,
   Transformer as Transformer,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer.model import content, experts, sharding
-from sparse_transformer.model.config import Config
+from sparse_transformer.model import experts, pattern_params, sharding
+from sparse_transformer.model.hyperparameters import Config
 
 # Marks a function that ends with a product. The backward pass needs the
 # operands, not the product: cheap to recompute, and large to keep.
@@ -71,7 +71,9 @@ class ResidualBlock(nnx.Module):
     attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
       names = jax.checkpoint_policies.save_only_these_names
-      attention = jax.checkpoint(attention, policy=names(*content.SAVED_NAMES))
+      attention = jax.checkpoint(
+        attention, policy=names(*pattern_params.SAVED_NAMES)
+      )
     a_BLD, h_BLF, others = attention(x_BLD)
     b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
     return a_BLD + b_BLD, others, measured

@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention.grouping import Groups, group
+from sparse_transformer.attention.content.grouping import Groups, group
 from sparse_transformer.model import sharding
 
 # What rematerialization keeps: chosen again from recomputed probabilities,

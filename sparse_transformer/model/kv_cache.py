@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import selection, spans as spans_lib
+from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.model import transformer
-from sparse_transformer.model.config import Config
+from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 from sparse_transformer.patterns.content import Content

@@ -11,13 +11,9 @@ import numpy as np
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.model import (
-  content,
-  experts,
-  sharding,
-)
+from sparse_transformer.model import experts, pattern_params, sharding
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
-from sparse_transformer.model.config import Config
+from sparse_transformer.model.hyperparameters import Config
 
 # What blocks measure: {name: [blocks that have it, ...]}. Scalars of a block
 # are auxiliary losses; longer values are for the log.
@@ -29,7 +25,7 @@ STACKS = (
   "blocks",
   "expert_blocks",
   "centroids",
-  content.SPANS,
+  pattern_params.SPANS,
   "experts_in",
   "experts_out",
 )
@@ -81,12 +77,10 @@ class Transformer(nnx.Module):
       rngs=rngs,
     )
     # Drawn last: their presence must not change the other parameters.
-    centroids = {
-      name: nnx.Param(x)
-      for name, x in content.init_centroids(config, rngs.params()).items()
-    }
+    drawn = pattern_params.init_centroids(config, rngs.params())
+    centroids = {name: nnx.Param(x) for name, x in drawn.items()}
     self.centroids = nnx.Dict(centroids) if centroids else None
-    spans = content.init_spans(config)
+    spans = pattern_params.init_spans(config)
     self.spans = None if spans is None else nnx.Param(spans)
 
   def __call__(
@@ -116,7 +110,7 @@ class Transformer(nnx.Module):
     cache: Any,
     layer: int,
     index: jax.Array | int,
-    directions: content.Directions,
+    directions: pattern_params.Directions,
     q_BLHK: jax.Array,
     k_BLHK: jax.Array,
     v_BLHE: jax.Array,
@@ -267,7 +261,7 @@ class Transformer(nnx.Module):
     return (packed, self.learned, rngs), make_block
 
   @property
-  def learned(self) -> content.Learned:
+  def learned(self) -> pattern_params.Learned:
     """The parameters of patterns, of all layers."""
     centroids: Any = self.centroids or {}
     spans = None if self.spans is None else self.spans[...]
@@ -299,7 +293,7 @@ class Transformer(nnx.Module):
     block = make_block[kind](experts.take(packed[kind], before.count(kind)))
     heads = config.patterns[layer]
     layers = layer + config.period * np.arange(stacks(config)[layer])
-    directions = content.directions(
+    directions = pattern_params.directions(
       heads,
       layers.tolist(),
       index,
@@ -308,11 +302,11 @@ class Transformer(nnx.Module):
     )
 
     def attend_heads(q_BLHK, k_BLHK, v_BLHE):
-      k_BLHK = content.share(heads, q_BLHK, k_BLHK)
+      k_BLHK = pattern_params.share(heads, q_BLHK, k_BLHK)
       out_BLHE, new = attend(
         cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
       )
-      return out_BLHE, (new, content.measure(heads, q_BLHK, directions))
+      return out_BLHE, (new, pattern_params.measure(heads, q_BLHK, directions))
 
     y_BLD, (cache, of_heads), of_mlp = block(
       x_BLD, attend_heads, experts.take(rngs, layer)
@@ -327,7 +321,7 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
   # With the outputs of attention saved, its backward pass needs only the
   # queries, keys and values, which are cheap to recompute.
   names = attention.SAVED_NAMES if remat == "block_but_attention" else ()
-  names = *names, *content.SAVED_NAMES, *experts.SAVED_NAMES
+  names = *names, *pattern_params.SAVED_NAMES, *experts.SAVED_NAMES
   return jax.checkpoint(
     apply,
     prevent_cse=False,

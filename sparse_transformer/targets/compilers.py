@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from sparse_transformer.targets import kernels
-from sparse_transformer.targets.catalogue import Target
+from sparse_transformer.targets.hardware import Target
 
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
 REPOSITORY = pathlib.Path(__file__).parents[2]

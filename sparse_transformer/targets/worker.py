@@ -25,8 +25,9 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import registry
-from sparse_transformer.targets import catalogue, hlo, kernels
-from sparse_transformer.training import costs, mesh
+from sparse_transformer.targets import hardware, hlo, kernels
+from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def _answer(request: Report, tell: Callable[[str], None]) -> Report:
-  target = catalogue.parse(request["target"])
+  target = hardware.parse(request["target"])
   devices = _devices(target)
   config = ConfigDict(config_lib.with_defaults(request["config"]))
   experiment = Experiment(config, devices=tuple(devices))
@@ -79,7 +80,7 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
   )
 
 
-def _devices(target: catalogue.Target) -> list[jax.Device]:
+def _devices(target: hardware.Target) -> list[jax.Device]:
   """The devices of a target.
 
   Raises:
@@ -162,7 +163,7 @@ def _name(heads):
 def _report(
   program: Report,
   experiment: Experiment,
-  target: catalogue.Target,
+  target: hardware.Target,
   request: Report,
   tell: Callable[[str], None],
 ) -> Report:

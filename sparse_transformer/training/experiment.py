@@ -15,17 +15,14 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
 from sparse_transformer.model import sharding
-from sparse_transformer.training import (
-  costs,
-  evaluate,
-  mesh as mesh_lib,
-  processes,
-  step as step_lib,
-)
+from sparse_transformer.training import step as step_lib
+from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.distributed import mesh as mesh_lib, processes
+from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.optimizer import make_optimizer
 
 if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
-  from sparse_transformer.training.checkpoint import Checkpoints
+  from sparse_transformer.training.checkpoints.store import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,14 +63,14 @@ class Experiment:
     return model_lib.make_apply(self.model)
 
   @functools.cached_property
-  def losses(self) -> evaluate.Losses:
+  def losses(self) -> scoring.Losses:
     """Jitted (params, tokens_BL) -> nats of each position [B, L].
 
     Raises:
       Unsupported: the backend of attention cannot run on this machine.
     """
     costs.check_attention(self.config, self.model)
-    return evaluate.make_losses(self.apply)
+    return scoring.make_losses(self.apply)
 
   def init(self) -> step_lib.State:
     """The state before the first step."""

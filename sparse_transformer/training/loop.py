@@ -13,22 +13,23 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer import config as config_lib, model as model_lib
+from sparse_transformer import (
+  config as config_lib,
+  model as model_lib,
+  signals as signals_lib,
+)
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
-from sparse_transformer.figures.patterns import save_patterns
+from sparse_transformer.figures.masks import save_patterns
 from sparse_transformer.training import (
   cautions,
-  checkpoint,
-  costs,
-  evaluate,
-  memory_limits,
-  mesh,
   metrics,
-  processes,
-  signals as signals_lib,
   workdir as workdir_lib,
 )
+from sparse_transformer.training.analysis import costs, memory_limits
+from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training.distributed import mesh, processes
+from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.monitor import Monitor, Verdict
 from sparse_transformer.training.step import State
@@ -60,7 +61,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
     workdir_lib.hold(workdir),
     # Until the first step is done, there is nothing to save.
     processes.Stops(expendable=True) as stops,
-    checkpoint.Checkpoints(
+    store.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
       keep_best=config.checkpoint.keep_best,
@@ -92,7 +93,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
 def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   """The description of the run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
-  about = processes.together(lambda: checkpoint.about(config, source))
+  about = processes.together(lambda: store.about(config, source))
   fields = config_lib.flatten(config)
   fields.pop("data.path")  # of each host's own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
@@ -137,7 +138,7 @@ def _run(
   state: State,
   lines: Sequence[Mapping],
   writer: metrics.Writer,
-  checkpoints: checkpoint.Checkpoints,
+  checkpoints: store.Checkpoints,
   stops: processes.Stops,
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
@@ -236,7 +237,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       f"step {step} cannot be replayed: the run has steps 1 to"
       f" {config.train.steps}"
     )
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
     state = (
       experiment.restore(checkpoints, before[-1])
@@ -256,7 +257,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
 
 
 def _first_state(
-  experiment: Experiment, checkpoints: checkpoint.Checkpoints
+  experiment: Experiment, checkpoints: store.Checkpoints
 ) -> State:
   """The state of the last good checkpoint, else the initial state."""
   state = checkpoints.restore_last(experiment.like)
@@ -304,7 +305,7 @@ def _validate(
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
-  result = evaluate.bits_per_dim(
+  result = scoring.bits_per_dim(
     experiment.losses,
     state.ema,
     Lazy(num, windows.__getitem__),

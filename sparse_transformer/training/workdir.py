@@ -8,7 +8,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-from sparse_transformer.training import processes
+from sparse_transformer.training.distributed import processes
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ import executor_laws as laws
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import batched
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import batched
 from sparse_transformer.patterns import (
   BigBird,
   Block,

@@ -14,12 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import (
-  SAVED_NAMES,
-  attend,
-  gathered,
-  selection,
-)
+from sparse_transformer.attention import SAVED_NAMES, attend
+from sparse_transformer.attention.content import gathered, selection
 from sparse_transformer.patterns import (
   LSH,
   Block,

@@ -12,13 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import (
-  SAVED_NAMES,
-  attend,
-  batched,
-  registry,
-)
+from sparse_transformer.attention import SAVED_NAMES, attend, registry
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import batched
 from sparse_transformer.patterns import (
   Block,
   Causal,

@@ -12,13 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
-from sparse_transformer.attention import (
-  attend,
-  online_softmax,
-  registry,
-  streamed,
-)
+from sparse_transformer.attention import attend, online_softmax, registry
 from sparse_transformer.attention.contract import heads_of_parts, make_plan
+from sparse_transformer.attention.executors import streamed
 from sparse_transformer.patterns import (
   BigBird,
   Block,

@@ -1,4 +1,4 @@
-"""Tests of attention/grouping.py against lists in Python."""
+"""Tests of attention/content/grouping.py against lists in Python."""
 
 import functools
 import itertools
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import grouping
+from sparse_transformer.attention.content import grouping
 
 
 def in_python(labels, num, tile):

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
-from sparse_transformer.attention import attend, registry, triton
-from sparse_transformer.attention.mosaic import Mosaic
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.executors import triton
+from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
   Block,
   Causal,

@@ -8,14 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import (
-  mosaic,
-  mosaic_tables,
-  registry,
-)
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.mosaic import Mosaic
-from sparse_transformer.attention.mosaic_tables import FULL, PARTIAL, SHIFT
+from sparse_transformer.attention.executors import mosaic, mosaic_tables
+from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.executors.mosaic_tables import (
+  FULL,
+  PARTIAL,
+  SHIFT,
+)
 from sparse_transformer.patterns import (
   Block,
   Causal,

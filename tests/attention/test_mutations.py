@@ -15,13 +15,10 @@ import numpy as np
 import pytest
 
 from benchmarks.accelerator import correctness
-from sparse_transformer.attention import (
-  registry,
-  triton,
-  triton_kernels,
-)
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention.executors import triton, triton_kernels
+from sparse_transformer.attention.executors.triton import Triton
 
 pytestmark = pytest.mark.soak
 

@@ -14,7 +14,7 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
   LSH,
   Causal,

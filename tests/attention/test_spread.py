@@ -17,11 +17,12 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
-from sparse_transformer.attention import attend, registry, spread
+from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.exchange import Exchange
-from sparse_transformer.attention.mosaic import Mosaic
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention.distributed import spread
+from sparse_transformer.attention.distributed.exchange import Exchange
+from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
   LSH,
   Block,

@@ -7,9 +7,11 @@ import executor_laws as laws
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import registry, spread, triton
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case, Plan
-from sparse_transformer.attention.triton import Triton
+from sparse_transformer.attention.distributed import spread
+from sparse_transformer.attention.executors import triton
+from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
   Causal,
   Strided,

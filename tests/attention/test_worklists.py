@@ -4,7 +4,7 @@ import catalogue
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import worklists
+from sparse_transformer.attention.executors import worklists
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
 TILE = 32

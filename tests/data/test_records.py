@@ -10,7 +10,7 @@ import pytest
 from small_data import config
 
 from sparse_transformer import data
-from sparse_transformer.data import images, records, sources
+from sparse_transformer.data import array_records, images, sources
 
 NAME = "downsampled_imagenet/64x64"
 PIXELS = np.random.RandomState(0).randint(0, 256, (13, 64, 64, 3))
@@ -87,7 +87,7 @@ def test_newest_finished_version_is_read(root, folder):
   shutil.copytree(folder, folder.with_name("2.0.9"))
   shutil.copytree(folder, folder.with_name("incomplete.X_4.0.0"))
   shutil.copytree(folder, folder.with_name("3.x"))
-  assert records.find(config("imagenet64", root), "none", NAME) == newest
+  assert array_records.find(config("imagenet64", root), "none", NAME) == newest
 
 
 @pytest.mark.parametrize("size", [0, 100, 12_000, -10])

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from sparse_transformer import patterns
-from sparse_transformer.figures import patterns as pictures, style
+from sparse_transformer.figures import masks as pictures, style
 
 WHITE, KEY, QUERY = map(style.rgb, ("#ffffff", style.LIGHT, style.DARK))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparse_transformer.figures.samples import save_images
+from sparse_transformer.figures.image_grid import save_images
 
 
 @pytest.mark.parametrize(

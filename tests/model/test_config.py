@@ -1,4 +1,4 @@
-"""Tests of model/config.py."""
+"""Tests of model/hyperparameters.py."""
 
 import dataclasses
 import types

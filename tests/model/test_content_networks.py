@@ -10,7 +10,7 @@ import pytest
 from jax.extend import core
 
 from sparse_transformer import model, rules
-from sparse_transformer.model import content, transformer
+from sparse_transformer.model import pattern_params, transformer
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -102,7 +102,7 @@ def test_only_centroids_get_a_gradient_of_their_loss():
   q, centroids = random.randn(2, 9, 2, 8), random.randn(2, 3, 8)
 
   def loss(q, centroids):
-    return content.measure(HEADS[0], q, {ROUTED: centroids})["codebook"]
+    return pattern_params.measure(HEADS[0], q, {ROUTED: centroids})["codebook"]
 
   of_q, of_centroids = jax.jit(jax.grad(loss, (0, 1)))(q, centroids)
   assert not of_q.any()

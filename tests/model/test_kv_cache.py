@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from sparse_transformer import patterns
-from sparse_transformer.attention import selection
+from sparse_transformer.attention.content import selection
 from sparse_transformer.model import kv_cache, sampling
 from sparse_transformer.patterns import (
   LSH,

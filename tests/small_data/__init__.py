@@ -12,7 +12,13 @@ import numpy as np
 import scipy.io.wavfile
 
 from sparse_transformer import data
-from sparse_transformer.data import download, images, records, sources, streams
+from sparse_transformer.data import (
+  array_records,
+  download,
+  images,
+  sources,
+  streams,
+)
 
 REPO = pathlib.Path(__file__).parents[2]
 SHARED = REPO.parent / "shared" / "data"  # real data, if present
@@ -105,8 +111,8 @@ def register_toys():
   @data.register("toy_images", builder="small_data.toy:Toy")
   def toy_images(config):
     def load():
-      folder = records.find(config, "toy")
-      return {k: records.read(folder, k, "image") for k in data.SPLITS}
+      folder = array_records.find(config, "toy")
+      return {k: array_records.read(folder, k, "image") for k in data.SPLITS}
 
     return data.Images((2, 3, 1), 256, load)
 

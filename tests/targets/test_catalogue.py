@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparse_transformer.targets import catalogue
+from sparse_transformer.targets import hardware
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from sparse_transformer.targets import catalogue
   ],
 )
 def test_names(name, full, compiler, devices):
-  target = catalogue.parse(name)
-  assert str(target) == full and catalogue.parse(full) == target
+  target = hardware.parse(name)
+  assert str(target) == full and hardware.parse(full) == target
   assert (target.compiler, target.num_devices) == (compiler, devices)
   assert 15 * 2**30 < target.memory < 150 * 2**30
 
@@ -38,9 +38,9 @@ def test_names(name, full, compiler, devices):
 )
 def test_other_names_are_rejected(name, words):
   with pytest.raises(ValueError, match=words):
-    catalogue.parse(name)
+    hardware.parse(name)
 
 
 def test_description_lists_all():
-  lines = catalogue.describe().splitlines()
-  assert [line.split()[0] for line in lines[1:]] == list(catalogue.KINDS)
+  lines = hardware.describe().splitlines()
+  assert [line.split()[0] for line in lines[1:]] == list(hardware.KINDS)

@@ -7,9 +7,9 @@ import stat
 import pytest
 
 from configs import digits
-from sparse_transformer.targets import catalogue, compilers, rendering
+from sparse_transformer.targets import compilers, hardware, rendering
 
-H100 = catalogue.parse("h100")
+H100 = hardware.parse("h100")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.targets import catalogue, compilers
+from sparse_transformer.targets import compilers, hardware
 
 pytestmark = pytest.mark.targets
 
@@ -38,7 +38,7 @@ FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
 
 def compile_for(name, config, part):
   """The report on a config; without a compiler, the test is skipped."""
-  target = catalogue.parse(name)
+  target = hardware.parse(name)
   try:
     compilers.python(target.compiler)
   except ValueError as error:
@@ -114,7 +114,7 @@ def test_other_targets_compile(target):
   report = compile_for(target, attention_of(3_072, 64, 64), "attention")
   (program,) = report["programs"]
   assert program["compiles"] and program["fits"], program.get("reason")
-  assert report["memory"] == catalogue.parse(target).memory
+  assert report["memory"] == hardware.parse(target).memory
 
 
 def test_program_that_cannot_fit_is_told():

@@ -1,4 +1,4 @@
-"""Tests of training/checkpoint.py: what was saved is what is restored."""
+"""Tests of checkpoints/store.py: what was saved is what is restored."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ import optax
 import pytest
 import runs
 
-from sparse_transformer.training import checkpoint, digest
+from sparse_transformer.training.checkpoints import digest, store
 from sparse_transformer.training.step import State
 
 
@@ -41,25 +41,25 @@ def at(state, step):
 
 
 def save(workdir, state, *steps, keep=9):
-  with checkpoint.Checkpoints(workdir, keep=keep) as checkpoints:
+  with store.Checkpoints(workdir, keep=keep) as checkpoints:
     for step in steps:
       checkpoints.save(at(state, step))
 
 
 def restore(workdir, state, step=None):
   like = jax.eval_shape(lambda: state)
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     return checkpoints.restore(like, step)
 
 
 def restore_last(workdir, state):
   like = jax.eval_shape(lambda: state)
-  with checkpoint.Checkpoints(workdir, keep=9) as checkpoints:
+  with store.Checkpoints(workdir, keep=9) as checkpoints:
     return checkpoints.restore_last(like)
 
 
 def steps(workdir):
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     return checkpoints.steps()
 
 
@@ -92,7 +92,7 @@ def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
 
 
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
-  with checkpoint.Checkpoints(tmp_path, keep=2, keep_best=1) as checkpoints:
+  with store.Checkpoints(tmp_path, keep=2, keep_best=1) as checkpoints:
     for step, bits in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 1.5)):
       checkpoints.save(at(state, step), bits)
     checkpoints.finish()
@@ -103,19 +103,19 @@ def test_training_goes_on_while_a_checkpoint_is_written(
   tmp_path, state, monkeypatch
 ):
   """Later steps, which reuse the memory of the arrays, change nothing in it."""
-  crc32, later = checkpoint._crc32, threading.Event()
+  crc32, later = store._crc32, threading.Event()
 
   def wait(path):
     assert later.wait(60)
     return crc32(path)
 
-  monkeypatch.setattr(checkpoint, "_crc32", wait)
+  monkeypatch.setattr(store, "_crc32", wait)
   step = jax.jit(lambda x: jax.tree.map(lambda x: x + 1, x), donate_argnums=0)
   # A copy, as steps delete their arguments.
   state = jax.tree.map(jnp.copy, state)
   state = dataclasses.replace(state, params=jnp.arange(2.0**22))
   expected = jax.tree.map(np.array, state)
-  with checkpoint.Checkpoints(tmp_path, keep=9) as checkpoints:
+  with store.Checkpoints(tmp_path, keep=9) as checkpoints:
     checkpoints.save(state)
     for _ in range(4):
       state = jax.block_until_ready(step(state))
@@ -201,13 +201,13 @@ def test_checkpoint_that_is_deleted_while_it_is_read(
   tmp_path, state, monkeypatch
 ):
   save(tmp_path, state, 4)
-  crc32 = checkpoint._crc32
+  crc32 = store._crc32
 
   def late(path):
     shutil.rmtree(tmp_path / "checkpoints" / "4", ignore_errors=True)
     return crc32(path)
 
-  monkeypatch.setattr(checkpoint, "_crc32", late)
+  monkeypatch.setattr(store, "_crc32", late)
   with pytest.raises(FileNotFoundError, match="4 has just been deleted"):
     restore(tmp_path, state)
 
@@ -299,7 +299,7 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
     assert_same(found, at(state, 4))
     assert f"{step} cannot be used" in reported and reported.count("\n") == 1
     # A damaged list may name another file.
-    assert name in reported or name == checkpoint.FILES
+    assert name in reported or name == store.FILES
     (tmp_path / "checkpoints" / "damaged-8-0").rename(step)
     file.write_bytes(content)
   assert_same(restore(tmp_path, state), at(state, 8))
@@ -309,7 +309,7 @@ def test_reading_a_damaged_checkpoint_is_an_error(tmp_path, state):
   save(tmp_path, state, 4, 8)
   file = files_of(tmp_path, 8)["state/manifest.ocdbt"]
   file.write_bytes(flip(file.read_bytes(), 9))
-  with pytest.raises(checkpoint.Damaged, match="state/manifest.ocdbt") as error:
+  with pytest.raises(store.Damaged, match="state/manifest.ocdbt") as error:
     restore(tmp_path, state)
   assert f"{tmp_path / 'checkpoints' / '8'} is damaged" in str(error.value)
   assert "\n" not in str(error.value)
@@ -319,7 +319,7 @@ def test_reading_a_damaged_checkpoint_is_an_error(tmp_path, state):
 def test_list_covers_all_other_files(tmp_path, state):
   save(tmp_path, state, 4)
   files = files_of(tmp_path, 4)
-  listed = json.loads(files.pop(checkpoint.FILES).read_text())
+  listed = json.loads(files.pop(store.FILES).read_text())
   assert listed.keys() == files.keys()
 
 

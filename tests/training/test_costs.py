@@ -10,7 +10,8 @@ import runs
 from jax.extend import core
 
 from sparse_transformer import model as model_lib, rules
-from sparse_transformer.training import costs, peaks, step as step_lib
+from sparse_transformer.training import step as step_lib
+from sparse_transformer.training.analysis import costs, peaks
 from sparse_transformer.training.experiment import Experiment
 
 

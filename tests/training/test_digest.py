@@ -1,11 +1,11 @@
-"""Tests of training/digest.py: any change of an array changes its digest."""
+"""Tests of checkpoints/digest.py: any change of an array changes its digest."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.training import digest
+from sparse_transformer.training.checkpoints import digest
 
 
 def array(dtype, shape=(3, 4, 5)):

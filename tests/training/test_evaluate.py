@@ -10,7 +10,7 @@ import runs
 import scipy.signal
 
 from sparse_transformer import data
-from sparse_transformer.training import evaluate
+from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
 
 SHARDING = Experiment(runs.tiny()).batch_sharding
@@ -35,8 +35,8 @@ def markov(params, tokens_BL):
 
 
 def score(source, params, batch_size, min_context=0, apply=markov, tally=None):
-  return evaluate.bits_per_dim(
-    evaluate.make_losses(apply),
+  return scoring.bits_per_dim(
+    scoring.make_losses(apply),
     jnp.asarray(params, jnp.float32),
     source.windows("test", min_context),
     batch_size=batch_size,
@@ -76,7 +76,7 @@ def test_padding_never_counts():
 def test_standard_error_is_that_of_the_mean_over_equal_windows():
   nats = np.random.RandomState(0).rand(50) * 100
   nats_BL = np.repeat(nats[:, None] / 64, 64, axis=1)
-  tally = evaluate.Tally(64)
+  tally = scoring.Tally(64)
   for part in np.split(nats_BL, [7, 30]):
     tally.add(part, np.ones(part.shape, bool))
   result = tally.summary()
@@ -99,7 +99,7 @@ def autoregressive(n, phi):
 
 def tally_windows(nats, length, min_context, block):
   """The tally of a stream of losses in windows, as `Stream.windows` cuts it."""
-  step, tally = length - min_context, evaluate.Tally(length, block)
+  step, tally = length - min_context, scoring.Tally(length, block)
   count = 1 + -(-(len(nats) - length) // step)
   padding = (count - 1) * step + length - len(nats)
   padded = np.pad(nats, (0, padding), constant_values=np.nan)
@@ -115,11 +115,11 @@ def tally_windows(nats, length, min_context, block):
 @pytest.mark.parametrize("phi", [0.5, 0.99])
 def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
   """Those of windows of 128, as if these were independent, are too small."""
-  nats, expected = autoregressive(300 * evaluate.BLOCK + 1234, phi)
+  nats, expected = autoregressive(300 * scoring.BLOCK + 1234, phi)
   errors = set()
   for length in (128, 512, 2048, 12_288):
     for min_context in (0, length // 2):
-      result = tally_windows(nats, length, min_context, evaluate.BLOCK)
+      result = tally_windows(nats, length, min_context, scoring.BLOCK)
       assert result["tokens"] == len(nats)
       errors.add(round(result["standard_error"] * math.log(2), 12))
   (error,) = errors
@@ -137,14 +137,14 @@ def test_standard_error_needs_two_blocks():
 
 
 def test_nothing_scored_has_no_bits():
-  assert evaluate.Tally(64).summary()["bits_per_dim"] is None
+  assert scoring.Tally(64).summary()["bits_per_dim"] is None
 
 
 def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   rng = np.random.RandomState(0)
   nats, scored = rng.rand(20, 12), rng.rand(20, 12) < 0.5
   scored[:, 4] = False
-  tally = evaluate.Tally(12)
+  tally = scoring.Tally(12)
   for part in range(4):
     tally.add(nats[part::4], scored[part::4])
   bits = np.where(scored, nats / math.log(2), 0)
@@ -172,7 +172,7 @@ def test_network_is_scored_without_dropout(tmp_path):
   p_BLV = np.exp(logits_BLV - logits_BLV.max(-1, keepdims=True))
   p_BLV /= p_BLV.sum(-1, keepdims=True)
   p_BL = np.take_along_axis(p_BLV, tokens_BL[..., None].astype(int), -1)[..., 0]
-  result = evaluate.bits_per_dim(
+  result = scoring.bits_per_dim(
     experiment.losses, params, windows, batch_size=7, sharding=SHARDING
   )
   assert result["tokens"] == scored_BL.sum() == 75
@@ -195,7 +195,7 @@ def test_memory_does_not_grow_with_the_split():
     most = max(most, alive)
     return np.zeros(16, np.uint8).view(Window), np.ones(16, bool)
 
-  evaluate.bits_per_dim(
+  scoring.bits_per_dim(
     lambda params, tokens: np.ones(tokens.shape),
     None,
     data.Lazy(100, window),

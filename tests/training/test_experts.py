@@ -7,7 +7,8 @@ import runs
 
 from sparse_transformer import report
 from sparse_transformer.model import count_active_parameters, count_parameters
-from sparse_transformer.training import costs, explanation, loop, metrics
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.analysis import costs, explanation
 from sparse_transformer.training.experiment import Experiment
 
 EXPERTS = {"model.experts": 4, "model.num_layers": 4}

@@ -24,12 +24,12 @@ import runs
 
 from sparse_transformer import config as config_lib, data
 from sparse_transformer.training import (
-  checkpoint,
   loop,
   metrics,
   step as step_lib,
   workdir as workdir_lib,
 )
+from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 SETTINGS = {
@@ -119,7 +119,7 @@ def arrays(state):
 def last_state(workdir):
   """All arrays of the last checkpoint, as bytes."""
   experiment = Experiment(config_lib.read_config(workdir))
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     return arrays(experiment.restore(checkpoints))
 
 
@@ -209,7 +209,7 @@ def test_signal_saves_and_the_run_resumes_exactly(
   output = finish(process, status=130)
   last = output.strip().splitlines()[-1]
   stopped = f"train.py: stopped: {signal.Signals(number).name}"
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     steps = checkpoints.steps()
   if phase == "compilation" and number == signal.SIGTERM:
     assert time.monotonic() - began < 5
@@ -306,7 +306,7 @@ def test_signal_ends_a_comparison_and_its_run(number, tmp_path):
   assert f"stopped: {signal.Signals(number).name} in" in output
   assert "Traceback" not in output
   workdir = tmp_path / "all" / "local" / "seed0"
-  with workdir_lib.hold(workdir), checkpoint.Checkpoints(workdir) as saved:
+  with workdir_lib.hold(workdir), store.Checkpoints(workdir) as saved:
     assert saved.steps()[-1] >= 3
 
 
@@ -367,7 +367,7 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert "nats is nan at step 5" in text and "--replay=5" in text
   examples = data.batches(range(1397), 8, 0)[4].tolist()
   assert ", ".join(map(str, examples)) in text
-  with checkpoint.Checkpoints(tmp_path) as checkpoints:
+  with store.Checkpoints(tmp_path) as checkpoints:
     assert checkpoints.steps()[-1] == 3
   patch.undo()
   assert_resumes_exactly(tmp_path, whole)
@@ -386,7 +386,7 @@ def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
   assert all(len(line["examples"]) == 8 for line in skipped)
   trained = [line["step"] for line in of_split(tmp_path, "train")]
   assert trained == [1, 3, 6]
-  with checkpoint.Checkpoints(tmp_path) as checkpoints:
+  with store.Checkpoints(tmp_path) as checkpoints:
     state = Experiment(config).restore(checkpoints, 7)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
@@ -474,7 +474,7 @@ def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   with pytest.raises(OSError) as error:
     loop.train(runs.tiny(**SETTINGS), workdir)
   assert "\n" not in str(error.value)
-  with checkpoint.Checkpoints(workdir) as checkpoints:
+  with store.Checkpoints(workdir) as checkpoints:
     assert checkpoints.steps()[-1] == 21
   on_error = {"checkpoint.on_error": "continue"}
   state = loop.train(runs.tiny(**SETTINGS | on_error), workdir)

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.attention import selection
-from sparse_transformer.figures import heads as pictures
+from sparse_transformer.attention.content import selection
+from sparse_transformer.figures import head_maps as pictures
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.patterns import (
@@ -19,7 +19,7 @@ from sparse_transformer.patterns import (
   Strided,
   TopBlocks,
 )
-from sparse_transformer.training import heads
+from sparse_transformer.training.analysis import head_statistics
 
 
 def test_queries_and_keys_are_those_of_each_layer():
@@ -46,7 +46,7 @@ def test_queries_and_keys_are_those_of_each_layer():
       x_BLD = x_BLD + nnx.merge(graph, one)(x_BLD, attend)[0]
     return found
 
-  collected = heads.collect(network, params, tokens_BL[0])
+  collected = head_statistics.collect(network, params, tokens_BL[0])
   assert list(collected) == [0, 1, 2, 3, 4]
   for found, expected in zip(collected.values(), in_turn(params), strict=True):
     for x, y in zip(found, expected, strict=True):
@@ -63,7 +63,7 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   params = networks.random_params(network, 0.3)
   n, random = 20, np.random.RandomState(0)
   q, k = random.standard_normal((2, 1, n, 4, 4)).astype(np.float32)
-  ((layer, found),) = heads.weigh(network, params, {0: (q, k)}, 0.5)
+  ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)}, 0.5)
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
   mask = np.asarray(selection.realize(of_layer, q, k, directions))[0]

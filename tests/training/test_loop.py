@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.training import (
-  costs,
-  loop,
-  metrics,
-  signals,
-)
+from sparse_transformer import signals
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 

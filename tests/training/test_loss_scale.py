@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from sparse_transformer.training import loop, loss_scale, metrics
-from sparse_transformer.training.checkpoint import Checkpoints
+from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.loss_scale import LossScale
 from sparse_transformer.training.monitor import Monitor

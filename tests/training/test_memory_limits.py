@@ -11,7 +11,7 @@ import runs
 
 from sparse_transformer import machine, model as model_lib
 from sparse_transformer.model.kv_cache import Decoder
-from sparse_transformer.training import memory_limits
+from sparse_transformer.training.analysis import memory_limits
 from sparse_transformer.training.experiment import Experiment
 
 

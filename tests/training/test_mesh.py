@@ -13,7 +13,8 @@ import runs
 from jax.sharding import PartitionSpec
 
 from sparse_transformer.model import sharding
-from sparse_transformer.training import explanation, mesh
+from sparse_transformer.training.analysis import explanation
+from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 ONE = dict.fromkeys(sharding.AXES, 1)

@@ -13,7 +13,8 @@ import runs
 
 from configs import digits
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import loop, processes
+from sparse_transformer.training import loop
+from sparse_transformer.training.distributed import processes
 
 STOPPED = 130
 TINY = {"train.steps": 5, "eval.every": 3, "mesh.data": 1, "mesh.fsdp": 2}

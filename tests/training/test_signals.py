@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from sparse_transformer.training.signals import Signals
+from sparse_transformer.signals import Signals
 
 
 def test_threads_catch_no_signals_and_leave_no_files_open():

@@ -8,9 +8,10 @@ import runs
 
 from sparse_transformer import model, report
 from sparse_transformer.figures import curves
-from sparse_transformer.model import content
+from sparse_transformer.model import pattern_params
 from sparse_transformer.patterns import AdaptiveSpan, Local
-from sparse_transformer.training import explanation, heads, loop, optimizer
+from sparse_transformer.training import loop, optimizer
+from sparse_transformer.training.analysis import explanation, head_statistics
 from sparse_transformer.training.experiment import Experiment
 
 SPAN = AdaptiveSpan(10, 4)
@@ -53,7 +54,9 @@ def test_heads_of_layers_have_spans_of_their_own():
 
 def test_parameters_only_where_a_pattern_needs_them():
   config = network()
-  np.testing.assert_array_equal(content.init_spans(config), np.zeros((3, 2)))
+  np.testing.assert_array_equal(
+    pattern_params.init_spans(config), np.zeros((3, 2))
+  )
   params = jax.eval_shape(lambda: model.init_params(config, 0))
   assert params["spans"].shape == (3, 2)
   assert not optimizer.decays(params)["spans"]
@@ -99,7 +102,7 @@ def test_drawn_weights_have_ramps():
   params = networks.random_params(config)
   params["spans"] = jnp.array([[0.31, 0.52]])
   q, k = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
-  ((_, drawn),) = heads.weigh(config, params, {0: (q, k)})
+  ((_, drawn),) = head_statistics.weigh(config, params, {0: (q, k)})
   distance = np.arange(20)[:, None] - np.arange(20)
   for h, (head, span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):
     m = np.clip((4 + span - distance) / 4, 0, 1) * (distance >= 0)

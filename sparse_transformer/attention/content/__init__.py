@@ -1,0 +1,1 @@
+"""Patterns that follow the content, and learned spans."""

@@ -1,0 +1,381 @@
+"""Runs sets of pairs whose tiles are found at run time, in plain XLA.
+
+Tiles of queries are gathered by position. Each tile has its keys in one step,
+so that its softmax needs no loop, and several tiles are processed together. A
+tile of positions that are `Near` in an order has the tiles before it as keys;
+one of queries that have `Chosen` the same block has that block.
+
+Nothing here depends on timing: what goes to the same place is added in a fixed
+order.
+
+Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
+tile; P places of all tiles; R places of a query.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.content.grouping import group
+from sparse_transformer.attention.contract import (
+  Keys,
+  Plan,
+  Queries,
+  apply_at_once,
+  make_order,
+)
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.content import Chosen, Near
+
+TILE = 64  # positions
+# Scores of a step, of all heads: on CPUs, they should stay in cache.
+CPU_SCORES, SCORES = 75_000, 2**25
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["queries", "keys", "blocks", "places"],
+  meta_fields=["span", "num_blocks"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The tables of one set.
+
+  Attributes:
+    queries: int32 [B, H, V, T], the position at each place, -1 for none.
+    keys: int32 [B, H, P], the same of keys, in whole tiles.
+    blocks: int32 [B, H, V], the tile of keys of each tile of queries, out of
+      range for none; None where tile v has those from v to v + span - 1.
+    places: int32 [B, H, L, R], the places of each query, V * T for none,
+      which is padding or out of range.
+    span: tiles of keys of a tile of queries.
+    num_blocks: tiles of keys, if `blocks` are given.
+  """
+
+  queries: jax.Array
+  keys: jax.Array
+  blocks: jax.Array | None
+  places: jax.Array
+  span: int = 1
+  num_blocks: int = 0
+
+  def steps(self, *args: Any) -> "_Steps":
+    """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
+    return (_Windows if self.blocks is None else _Blocks)(*args)
+
+
+# Here, since patterns load no JAX.
+jax.tree_util.register_dataclass(
+  Near, ["order", "as_query", "as_key"], ["window", "reach"]
+)
+jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
+
+
+def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
+  """The tables of a set; `tile` positions on a side, 0 for the default."""
+  is_near = isinstance(pairs, Near)
+  return (_lay_out_near if is_near else _lay_out_chosen)(pairs, tile or TILE)
+
+
+def count_scores(tables: Tables) -> int:
+  """How many scores of each sequence and head are computed for a set."""
+  _, _, num_tiles, tile = tables.queries.shape
+  if tables.blocks is None:
+    return num_tiles * tile * tables.span * tile
+  return num_tiles * tile * tables.keys.shape[-1] // tables.num_blocks
+
+
+def _lay_out_near(pairs, tile):
+  b, h, n = pairs.order.shape
+  tile = min(tile, n)
+  span = 1 + -(-pairs.reach // tile)
+  span = min(span, -(-n // tile))
+  behind, ahead = (span - 1) * tile, -n % tile
+  keys = jnp.pad(
+    pairs.order, ((0, 0), (0, 0), (behind, ahead)), constant_values=-1
+  )
+  at = jnp.arange(n, dtype=jnp.int32)
+  places = _of_lanes(
+    lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
+  )
+  queries = keys[..., behind:].reshape(b, h, -1, tile)
+  return Tables(queries, keys, None, places[..., None], span)
+
+
+def _lay_out_chosen(pairs, tile):
+  b, h, n, num = pairs.blocks.shape
+  tile, size = min(tile, n), min(pairs.size, n)
+  num_blocks = -(-n // size)
+  labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
+  groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
+  entries = groups.entries.reshape(b, h, -1, tile)
+  at = jnp.arange(num_blocks * size, dtype=jnp.int32)
+  return Tables(
+    jnp.where(entries < 0, -1, entries // num),
+    jnp.broadcast_to(jnp.where(at < n, at, -1), (b, h, len(at))),
+    groups.labels.reshape(b, h, -1),
+    groups.slots.reshape(b, h, n, num),
+    num_blocks=num_blocks,
+  )
+
+
+def pairs_of(part: Any) -> Near | Chosen:
+  """The set that a bound part takes its pairs from."""
+  while not isinstance(part, Near | Chosen):
+    part = part.left
+  return part
+
+
+def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
+  """The plan of a bound part, with the tables of its `pairs_of`."""
+  everywhere = make_order(np.arange(n), n)
+  tile = tables.queries.shape[-1]
+  return Plan(condition(part), tile, everywhere, everywhere, tables)
+
+
+def condition(part: Any) -> Pattern:
+  """The mask applied within the tiles that a part is run in."""
+  if isinstance(part, Near | Chosen):
+    return part.within_tiles()
+  return dataclasses.replace(part, left=condition(part.left))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+  """Runs plans whose tables are found at run time: these, and those of `spans`.
+
+  The `steps` of their tables say how, which depends on whether it is a CPU.
+  """
+
+  is_cpu: bool
+
+  def forward(
+    self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    steps = plan.tables.steps(plan, self.is_cpu, q_BLHK.shape[:3])
+    arrays = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
+    out, lse = online_softmax.forward(steps, *arrays)
+    return steps.merge(out, lse[..., 0])
+
+  def backward(
+    self, plan: Plan, queries: Queries, keys: Keys
+  ) -> tuple[jax.Array, ...]:
+    """(dq, dk, dv) of the pairs of a plan, and the gradients of its spans."""
+    steps = plan.tables.steps(plan, self.is_cpu, queries.q.shape[:3])
+    dq, dk, dv, dspans = online_softmax.backward(
+      steps,
+      Queries(*steps.of_queries(*queries.with_columns())),
+      Keys(*steps.of_keys(*keys)),
+    )
+    grads = steps.from_queries(dq), *steps.from_keys(dk, dv)
+    return *grads, *jax.tree.leaves(dspans)
+
+
+def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
+  """(steps, tiles of each): a tile has `scores`, and a step up to `limit`."""
+  num = -(-num_tiles // max(1, limit // scores))
+  return num, -(-num_tiles // num)
+
+
+class _Steps(online_softmax.Steps):
+  """Tables, cut into steps of A tiles of queries each, with all their keys."""
+
+  single = True
+  at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
+
+  def __init__(self, plan, is_cpu, shape, num_keys):
+    self.pattern, self.tables = plan.pattern, plan.tables
+    # Whether the device adds one after another what goes to the same place;
+    # otherwise such sums are computed first.
+    self.in_order, self.n = is_cpu, shape[1]
+    b, h, num_tiles, self.tile = self.tables.queries.shape
+    limit = CPU_SCORES if is_cpu else SCORES
+    self.num, self.size = cut(num_tiles, b * h * self.tile * num_keys, limit)
+    self.missing = self.num * self.size - num_tiles
+    self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
+
+  @abc.abstractmethod
+  def take(self, i, x):
+    """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
+
+  @abc.abstractmethod
+  def from_keys(self, *arrays):
+    """Undoes `of_keys`: [B, L, H, ...]."""
+
+  def of_keys(self, *arrays):
+    """Arrays [B, L, H, ...] in the order of keys."""
+    return _rows(self.at, *arrays)
+
+  def of_queries(self, *arrays):
+    return arrays
+
+  def from_queries(self, dq_BHVTK):
+    (dq_BLHK,) = _sum(self.tables.places, dq_BHVTK)
+    return dq_BLHK
+
+  def merge(self, out_BHVTE, lse_BHVT):
+    """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
+
+    def of_head(out_VTE, lse_VT, places_LR):
+      out_PE, lse_P = out_VTE.reshape(-1, out_VTE.shape[-1]), lse_VT.ravel()
+      return online_softmax.merge(
+        *(
+          (
+            out_PE.at[places_L].get(mode="fill", fill_value=0),
+            lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
+          )
+          for places_L in places_LR.T
+        )
+      )
+
+    of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
+    return of_lanes(out_BHVTE, lse_BHVT, self.tables.places)
+
+  def queries(self, i, *arrays):
+    return _rows(self._now(self.rows, i), *arrays)
+
+  def keys(self, i, j, *arrays):
+    del j
+    return tuple(self.take(i, x) for x in arrays)
+
+  def pairs(self, i, j):
+    del j
+    q_at, k_at = self._now(self.rows, i), self.take(i, self.at)
+    return online_softmax.pairs(self.pattern, q_at, k_at), None
+
+  def shape(self, q):
+    b, _, h, _ = q.shape
+    return b, h, self.num * self.size, self.tile
+
+  def put(self, i, x_BHVT, new_BHAT):
+    return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, i * self.size, 2)
+
+  def _now(self, x_BHV, i, more=0):
+    """The tiles of a step, and some more."""
+    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size + more, 2)
+
+
+class _Windows(_Steps):
+  """Steps in which each tile of queries has the keys of a window."""
+
+  def __init__(self, plan, is_cpu, shape):
+    super().__init__(plan, is_cpu, shape, plan.tables.span * plan.tile)
+    b, h, _ = self.tables.keys.shape
+    keys = self.tables.keys.reshape(b, h, -1, self.tile)
+    self.at = _pad_tiles(keys, 0, self.missing, -1)
+    self.behind = self.tables.span - 1  # tiles
+
+  def take(self, i, x_BHVT):
+    tiles = self._now(x_BHVT, i, self.behind)
+    windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
+    return jnp.concatenate(windows, 3)
+
+  def add(self, i, j, x_BHVT, new_BHAS):
+    del j
+    tiles = self._now(x_BHVT, i, self.behind)
+    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
+      tiles = tiles + _pad_tiles(new, c, self.behind - c)
+    return self.put(i, x_BHVT, tiles)
+
+  def from_keys(self, *arrays):
+    return _sum(self.tables.places + self.behind * self.tile, *arrays)
+
+
+class _Blocks(_Steps):
+  """Steps in which each tile of queries has one block of keys."""
+
+  def __init__(self, plan, is_cpu, shape):
+    (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
+    super().__init__(plan, is_cpu, shape, num // num_blocks)
+    self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
+    self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
+
+  def take(self, i, x_BHM):
+    return _of_lanes(
+      lambda x_M, at: x_M.at[at].get(mode="clip"),
+      x_BHM,
+      self._now(self.blocks, i),
+    )
+
+  def add(self, i, j, x_BHM, new_BHAS):
+    del j
+    at = self._now(self.blocks, i)
+    if not self.in_order:
+      at, new_BHAS = self._sum_runs(at, new_BHAS)
+    return _of_lanes(
+      lambda x_M, at, new: x_M.at[at].add(
+        new, mode="drop", unique_indices=not self.in_order
+      ),
+      x_BHM,
+      at,
+      new_BHAS,
+    )
+
+  def _sum_runs(self, at, new_BHAS):
+    """Each block once, with the sum over all its tiles in a step.
+
+    The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
+    tiles end up at the last one, and all others nowhere.
+    """
+    length = 1
+    while length < self.size:
+      same = at[..., length:] == at[..., :-length]
+      before = jnp.where(same[..., None, None], new_BHAS[:, :, :-length], 0)
+      new_BHAS = new_BHAS + _pad_tiles(before, length)
+      length *= 2
+    is_last = _pad_tiles(at[..., 1:] != at[..., :-1], 0, 1, True)
+    is_block = is_last & (at < self.tables.num_blocks)
+    nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
+    return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
+
+  def from_keys(self, *arrays):
+    def of_array(x_BHM):
+      b, h, m, s, width = x_BHM.shape
+      return x_BHM.reshape(b, h, m * s, width)[:, :, : self.n].swapaxes(1, 2)
+
+    return tuple(map(of_array, arrays))
+
+
+def _pad_tiles(x_BHV, before, after=0, fill=0):
+  """x with more along its third axis."""
+  pads = [(0, 0), (0, 0), (before, after), *[(0, 0)] * (x_BHV.ndim - 3)]
+  return jnp.pad(x_BHV, pads, constant_values=fill)
+
+
+def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
+  """function(*arrays) for each sequence and head, their first two axes."""
+  return jax.vmap(jax.vmap(function))(*arrays)
+
+
+def _rows(at, *arrays):
+  """Rows [B, H, ..., K] of [B, L, H, K] at [B, H, ...], arbitrary for -1."""
+
+  def of_head(x_L, at):
+    return x_L.at[at.clip(0)].get(mode="clip")
+
+  of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
+  return apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
+
+
+def _sum(places_BHLR, *arrays):
+  """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
+
+  def of_head(x_VTK, places_LR):
+    x_PK = x_VTK.reshape(-1, x_VTK.shape[-1])
+    parts = (
+      x_PK.at[places_L].get(mode="fill", fill_value=0)
+      for places_L in places_LR.T
+    )
+    return functools.reduce(jnp.add, parts)
+
+  of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
+  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)

@@ -1,0 +1,280 @@
+"""Learned spans: the weights of pairs, and what runs the parts that have them.
+
+A step has some tiles of queries, each with the tile of keys that is `ago` tiles
+before its own. Steps go back from ago = 0 until no span reaches further. The
+spans are known at run time only, and so is how many steps there are: one
+compiled program takes less time as they shrink.
+
+Nothing here depends on timing: no two sums go to the same place in one step.
+
+In all functions, `patterns` has one pattern per head, and spans_H are their
+spans in positions.
+
+Axes: G heads that run together; A tiles of queries of a step; V tiles of T
+positions, padded to whole steps, and for keys with tiles before them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention.content import gathered
+from sparse_transformer.attention.contract import (
+  Case,
+  Heads,
+  Plan,
+  group_heads,
+  index_of,
+  make_order,
+)
+from sparse_transformer.patterns import AdaptiveSpan, Pattern
+
+TILE = 128  # positions
+# Scores of a step, of all sequences: on CPUs, they should stay in cache.
+CPU_SCORES = 131_072
+
+
+def span_of(pattern: Pattern) -> AdaptiveSpan | None:
+  """The `AdaptiveSpan` that a head's pattern contains; it has one at most."""
+  found = (c for c in pattern.contents() if isinstance(c, AdaptiveSpan))
+  return next(found, None)
+
+
+def any_span(patterns: Sequence[Pattern]) -> bool:
+  """Whether any head's pattern has a span."""
+  return any(span_of(pattern) is not None for pattern in patterns)
+
+
+def of_heads(
+  patterns: Sequence[Pattern],
+  directions: Mapping[Pattern, jax.Array],
+  dtype: Any = jnp.float32,
+) -> jax.Array | None:
+  """The spans [H] of heads, 0 for those without; None if none has any.
+
+  The directions are as in `attention.attend`.
+  """
+  if not any_span(patterns):
+    return None
+
+  def of_head(head, span):
+    if span is None:
+      return jnp.zeros((), dtype)
+    given = jnp.asarray(directions[span], dtype)
+    return given[head if len(given) > 1 else 0]
+
+  return jnp.stack([of_head(*x) for x in enumerate(map(span_of, patterns))])
+
+
+def weights_of(
+  pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
+) -> jax.Array:
+  """The weights of pairs within the support, of which `distance` is q - k.
+
+  At the ends of the ramp, the derivative by the span is 0.
+  """
+  room = spans + pattern.ramp - distance
+  first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
+  return lax.clamp(first, room, last) / pattern.ramp
+
+
+def weights(
+  patterns: Sequence[Pattern],
+  directions: Mapping[Pattern, jax.Array],
+  q: jax.Array | np.ndarray,
+  k: jax.Array | np.ndarray,
+  dtype: Any = jnp.float32,
+) -> jax.Array | None:
+  """The weights [H, ...] of pairs, 1 for those of static patterns.
+
+  None if no head has a span. The shapes of the positions q and k broadcast to
+  [...].
+  """
+  spans_H = of_heads(patterns, directions, dtype)
+  if spans_H is None:
+    return None
+  rows = []
+  for head, pattern in enumerate(patterns):
+    row = jnp.ones((q - k).shape, spans_H.dtype)
+    if (span := span_of(pattern)) is not None:
+      ramp = weights_of(span, spans_H[head], q - k)
+      for part in pattern.split()[1]:
+        row = jnp.where(part.support().mask(q, k), ramp, row)
+    rows.append(row)
+  return jnp.stack(rows)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["spans"],
+  meta_fields=["pattern"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The spans [H] of a plan's heads, and the pattern whose weights follow."""
+
+  spans: jax.Array
+  pattern: AdaptiveSpan
+
+  def steps(self, *args: Any) -> "_Walk":
+    """See `gathered.Tables`."""
+    return _Walk(*args)
+
+
+def plans(
+  patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
+) -> list[tuple[Plan, Heads]]:
+  """The plans of the parts with spans, each with its heads.
+
+  There are n positions; a tile of 0 is the default.
+  """
+  if spans_H is None:
+    return []
+  everywhere = make_order(np.arange(n), n)
+
+  def plan(part, heads):
+    (span,) = part.contents()
+    condition = None if part == span else part.support()
+    tables = Tables(spans_H[index_of(heads)], span)
+    return Plan(condition, min(tile or TILE, n), everywhere, everywhere, tables)
+
+  by_part = group_heads(
+    [
+      () if span_of(pattern) is None else pattern.split()[1]
+      for pattern in patterns
+    ]
+  )
+  return [(plan(part, heads), heads) for part, heads in by_part.items()]
+
+
+def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
+  """As `selection.count_scores`, of the parts with spans, the longest ones."""
+  found = []
+  heads = (pattern,) * case.num_heads
+  for plan, _ in plans(
+    heads, jnp.zeros(case.num_heads), case.length, case.tile
+  ):
+    shape = case.batch, case.length, case.num_heads
+    walk = _Walk(plan, case.platform == "cpu", shape)
+    last = (np.arange(walk.times) + 1) * walk.size - 1
+    steps = (np.minimum(walk.most, last) + 1).sum()
+    found.append(("spanned", plan.tile, int(steps) * walk.size * plan.tile**2))
+  return found
+
+
+class _Walk(online_softmax.Steps):
+  """The steps of a plan, back from each group of tiles of queries.
+
+  Their numbers are how many tiles ago the keys are. On CPUs, heads run one
+  after another, each as far as its own span; otherwise together, as far as the
+  widest. Groups of the same heads follow one another.
+  """
+
+  def __init__(self, plan, is_cpu, shape):
+    b, self.n, h = shape
+    self.tile, self.condition = plan.tile, plan.pattern
+    self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
+    self.heads: int = 1 if is_cpu else h  # of a group
+    limit = CPU_SCORES if is_cpu else gathered.SCORES
+    num_tiles = -(-self.n // self.tile)
+    scores = b * self.heads * self.tile**2
+    # The number of groups of the same heads, and their tiles.
+    self.times, self.size = gathered.cut(num_tiles, scores, limit)
+    self.num = self.times * (h // self.heads)
+    self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
+
+  def bounds(self, i):
+    spans = self._of_group(self.spans, i)
+    reach = jnp.ceil(spans.max() + self.pattern.ramp).astype(jnp.int32) - 1
+    last = jnp.minimum(self.most, self._first(i) + self.size - 1)
+    return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
+
+  def pairs(self, i, ago):
+    tiles = (self._first(i) + jnp.arange(self.size)).reshape(1, 1, -1, 1, 1)
+    mask = tiles >= ago
+    if self.condition is not None:
+      places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
+      q_at = tiles * self.tile + places.swapaxes(3, 4)
+      k_at = (tiles - ago) * self.tile + places
+      mask &= self.condition.mask(q_at, k_at)
+    weights = self._weights(self.spans, i, ago)
+    return mask & (weights > 0), weights
+
+  def spans_gradient(self, i, ago, dweights):
+    _, transposed = jax.vjp(lambda x: self._weights(x, i, ago), self.spans)
+    return transposed(dweights.sum((0, 2), keepdims=True))[0]
+
+  def _weights(self, spans_H, i, ago):
+    """The weights of pairs, [1, G, 1, T, S]."""
+    places = np.arange(self.tile)
+    distance = ago * self.tile + (places[:, None] - places)[None, None, None]
+    spans = self._of_group(spans_H, i).reshape(1, -1, 1, 1, 1)
+    weights = weights_of(self.pattern, spans, distance)
+    return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
+
+  def of_queries(self, *arrays, before=0):
+    """Arrays by head, in tiles: [B, H, V, T, ...]."""
+    after = self.times * self.size * self.tile - self.n
+    pads = (0, 0), (before * self.tile, after)
+
+    def of_array(x_BLH):
+      x = jnp.pad(x_BLH, (*pads, *[(0, 0)] * (x_BLH.ndim - 2))).swapaxes(1, 2)
+      return x.reshape(*x.shape[:2], -1, self.tile, *x.shape[3:])
+
+    return tuple(map(of_array, arrays))
+
+  def of_keys(self, *arrays):
+    return self.of_queries(*arrays, before=self.most)
+
+  def from_queries(self, x_BHVT):
+    b, h, _, _, *widths = x_BHVT.shape
+    return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
+
+  def from_keys(self, *arrays):
+    return tuple(self.from_queries(x[:, :, self.most :]) for x in arrays)
+
+  def merge(self, *results):
+    return tuple(map(self.from_queries, results))
+
+  def queries(self, i, *arrays):
+    return tuple(self._take(x, i, self._first(i)) for x in arrays)
+
+  def keys(self, i, ago, *arrays):
+    return tuple(self._take(x, i, self._first_key(i, ago)) for x in arrays)
+
+  def put(self, i, x_BHVT, new):
+    return self._put(x_BHVT, new, i, self._first(i))
+
+  def add(self, i, ago, x_BHVT, new):
+    first = self._first_key(i, ago)
+    return self._put(x_BHVT, self._take(x_BHVT, i, first) + new, i, first)
+
+  def _first(self, i):
+    """The first tile of queries of a group."""
+    return i % self.times * self.size
+
+  def _first_key(self, i, ago):
+    """The first tile of keys of a step, among those with `most` before them."""
+    return self.most + self._first(i) - ago
+
+  def _of_group(self, x_H, i):
+    return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
+
+  def _head(self, i):
+    """The first head of a group."""
+    return i // self.times * self.heads
+
+  def _take(self, x_BHVT, i, first):
+    x = lax.dynamic_slice_in_dim(x_BHVT, self._head(i), self.heads, 1)
+    return lax.dynamic_slice_in_dim(x, first, self.size, 2)
+
+  def _put(self, x_BHVT, new, i, first):
+    starts = 0, self._head(i), first, *[0] * (x_BHVT.ndim - 3)
+    return lax.dynamic_update_slice(x_BHVT, new, [*map(jnp.int32, starts)])

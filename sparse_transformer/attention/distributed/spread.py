@@ -1,0 +1,358 @@
+"""Positions that are split over devices: which device computes what.
+
+Each part of a pattern runs in its own orders. Its tiles of queries are dealt
+out to the devices in slices of that order. Which keys a device reads follows
+from the layout, and `exchange` brings them there. Where the work is uneven, a
+device may get one slice from each end instead; and where neither is cheap,
+devices may exchange heads for positions: each then has all positions of some
+heads. No pattern is named anywhere.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention.content.selection import Directions
+from sparse_transformer.attention.contract import (
+  Case,
+  Executor,
+  Heads,
+  Plan,
+  heads_of_parts,
+)
+from sparse_transformer.attention.distributed.exchange import (
+  Axes,
+  Exchange,
+  OverHeads,
+  Route,
+  find_route,
+  of_device,
+)
+from sparse_transformer.patterns import Layout, Pattern, shorten
+from sparse_transformer.patterns.layout import pairs_of_tiles
+
+# The cost of moving positions, in the backward pass also: five arrays of
+# queries and six of keys, per position, and products of seven matrices per
+# pair. One byte of 2 for each element takes as long as this many FLOPs: an H100
+# with NVLink and a TPU v5e do about as many at half of their peak rates.
+QUERY_ARRAYS, KEY_ARRAYS, PRODUCTS, FLOPS_PER_BYTE = 5, 6, 7, 1000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shares:
+  """How devices share a part.
+
+  Attributes:
+    dealing: the queries of a device: "slices" of their order, one for each
+      device; "zigzag", one from each end; or "heads": all, of its heads.
+    tile: positions on a side of a tile.
+    queries, keys: the places of each device, and how they are filled; None if
+      devices exchange heads for positions.
+    layouts: the tiles of each device, of its own places.
+  """
+
+  dealing: str
+  tile: int
+  queries: Route | None = None
+  keys: Route | None = None
+  layouts: tuple[Layout, ...] = ()
+
+  @property
+  def tiles(self) -> np.ndarray:
+    """How many tiles each device computes."""
+    return np.array([len(layout.rows) for layout in self.layouts])
+
+
+def _cost(pairs, queries, keys):
+  """Of a device that computes pairs, and receives positions."""
+  moved = QUERY_ARRAYS * queries + KEY_ARRAYS * keys
+  return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
+
+
+def _over_heads(n, num_devices):
+  """Positions that a device receives, as a share of those of all heads."""
+  return n * (num_devices - 1) / num_devices**2
+
+
+def choose(
+  part: Pattern, n: int, tile: int, num_devices: int, num_heads: int
+) -> Shares:
+  """The cheapest way to share a part, by the cost of the slowest device."""
+
+  def cost(x):
+    pairs = x.tiles.max() * tile**2
+    return _cost(pairs, x.queries.received, x.keys.received)
+
+  best = share(part, n, tile, num_devices, "slices")
+  mean = best.tiles.mean()
+  if best.tiles.max() > mean:
+    best = min(best, share(part, n, tile, num_devices, "zigzag"), key=cost)
+  if num_heads % num_devices == 0:
+    received = _over_heads(n, num_devices)
+    if _cost(mean * tile**2, received, received) < cost(best):
+      return Shares("heads", tile)
+  return best
+
+
+@functools.lru_cache(maxsize=128)
+def share(
+  part: Pattern, n: int, tile: int, num_devices: int, dealing: str
+) -> Shares:
+  """How devices share a part of n positions, dealt in "slices" or "zigzag"."""
+  layout, own = part.layout(n, tile), n // num_devices
+  dealt = _deal(-(-n // tile), num_devices, dealing)
+  place = np.argsort(dealt, axis=None)[layout.rows]
+  device, rows = np.divmod(place, dealt.shape[1])
+  places = _positions(layout.query_order, dealt, tile)
+  queries = find_route(places.reshape(num_devices, -1), own)
+  places, cols = _keys(part, layout, device, num_devices, own)
+  keys = find_route(places, own)
+  order = np.lexsort((rows, device))
+  ends = np.searchsorted(device[order], range(1, num_devices))
+  layouts = (
+    dataclasses.replace(
+      layout,
+      query_order=queries.positions[d],
+      key_order=keys.positions[d],
+      rows=rows[here],
+      cols=cols[here],
+      pairs=layout.pairs[here],
+      full=layout.full[here],
+    )
+    for d, here in enumerate(np.split(order, ends))
+  )
+  return Shares(dealing, tile, queries, keys, tuple(layouts))
+
+
+def _positions(order, tiles, tile):
+  """The positions in tiles of an order, -1 for none: [..., tile]."""
+  ranks = tiles[..., None] * tile + np.arange(tile)
+  n = len(order)
+  return np.where(ranks < n, order[ranks.clip(max=n - 1)], -1)
+
+
+def _deal(num_rows, num_devices, dealing):
+  """The tiles of queries of each device, ascending: [devices, tiles].
+
+  Some may not exist.
+  """
+  size = -(-num_rows // num_devices)
+  if dealing == "slices":
+    return np.arange(num_devices * size).reshape(num_devices, size)
+  # Slices of half the size, from both ends; if that is odd, the rest as above.
+  # Every other pair goes to the device whose own slice is its second one.
+  half, pair = size // 2, np.arange(num_devices)
+  ends = np.arange(num_devices * half).reshape(num_devices, half)
+  last = num_devices * size - 1 - ends[:, ::-1]
+  middle = num_devices * half + np.arange(num_devices * (size - 2 * half))
+  dealt = np.concatenate([ends, middle.reshape(num_devices, -1), last], axis=1)
+  return dealt[
+    np.argsort(np.where(pair % 2, num_devices - 1 - pair // 2, pair // 2))
+  ]
+
+
+def _keys(part, layout, device, num_devices, own):
+  """(positions of keys [devices, places], the column there of each tile).
+
+  A device has the columns that its tiles are in, those of its own positions
+  first. Of other columns, it has only the keys that are in a pair.
+  """
+  n, tile = len(layout.key_order), layout.tile
+  num_cols = -(-n // tile)
+  columns, number = np.unique(
+    device * num_cols + layout.cols, return_inverse=True
+  )
+  owner, col = np.divmod(columns, num_cols)
+  positions = _positions(layout.key_order, col, tile)
+  is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
+  is_needed = np.repeat(~is_away[:, None], tile, axis=1)
+  is_needed[number[layout.full]] = True
+  partial = np.flatnonzero(~layout.full & is_away[number])
+  rows, cols = layout.rows[partial], layout.cols[partial]
+  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+    found, key = np.nonzero(pairs.any(1))
+    is_needed[number[partial[here]][found], key] = True
+  order = np.lexsort((is_away, owner))
+  starts = np.searchsorted(owner, np.arange(num_devices + 1))
+  place = np.empty(len(columns), int)
+  place[order] = np.arange(len(columns)) - starts[owner[order]]
+  size = max(1, np.diff(starts).max())
+  places = np.full((num_devices, size, tile), -1)
+  places[owner, place] = np.where(is_needed, positions, -1)
+  return places.reshape(num_devices, -1), place[number]
+
+
+def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
+  """The tile of a part, if each device has `own` positions.
+
+  A divisor of that, if there is a large one: then the tiles of a device have
+  no positions of others. For kernels, it stays a power of two.
+  """
+  tile = min(case.tile, case.length) or executor.tile_size(part, case)
+  if not tile & (tile - 1):
+    divisor = math.gcd(tile, own)
+    return divisor if divisor >= min(tile, 32) else tile
+  return max(t for t in range(1, tile + 1) if own % t == 0 or t == tile // 4)
+
+
+def decide(
+  executor: Executor,
+  patterns: tuple[Pattern, ...],
+  case: Case,
+  num_devices: int,
+) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
+  """How parts are shared: (part, heads, how many, shares); see `traffic`."""
+  n = case.length
+  for part, heads in heads_of_parts(patterns, n):
+    count = len(patterns) if heads is None else len(heads)
+    size = tile_of(executor, part, case, n // num_devices)
+    yield part, heads, count, choose(part, n, size, num_devices, count)
+
+
+def plans(
+  executor: Executor,
+  patterns: tuple[Pattern, ...],
+  case: Case,
+  axes: Axes,
+) -> list[tuple[Plan, Heads]]:
+  """`Executor.plans` of a device, for a case with the length that it has.
+
+  Raises:
+    ValueError: the executor cannot run if positions are split.
+  """
+  num_devices = lax.axis_size(axes)
+  if not hasattr(executor, "shares"):
+    raise ValueError(
+      f"positions are split over {num_devices} devices, but the executor"
+      " has no method `shares`; use another attention.backend"
+    )
+  case = dataclasses.replace(case, length=case.length * num_devices)
+  found = []
+  for part, heads, count, shares in decide(
+    executor, patterns, case, num_devices
+  ):
+    if shares.queries is None or shares.keys is None:
+      few = count // num_devices
+      few_case = dataclasses.replace(case, num_heads=few)
+      for plan, _ in executor.plans((part,) * few, few_case):
+        plan = dataclasses.replace(
+          plan,
+          queries=OverHeads(axes, plan.queries),
+          keys=OverHeads(axes, plan.keys),
+        )
+        found.append((plan, heads))
+    else:
+      key: Any = executor, part, shares, count
+      tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
+      queries, keys = (Exchange(axes, x) for x in (shares.queries, shares.keys))
+      plan = Plan(part, shares.tile, queries, keys, tables)
+      found.append((plan, heads))
+  return found
+
+
+def of_own_heads(
+  patterns: tuple[Pattern, ...], directions: Directions, axes: Axes
+) -> tuple[tuple[Pattern, ...], Directions]:
+  """The patterns and directions of a device's heads, if it has all positions.
+
+  Raises:
+    ValueError: heads cannot be split so that devices have the same patterns.
+  """
+  num_devices = lax.axis_size(axes)
+  few = len(patterns) // num_devices
+  if patterns[:few] * num_devices != patterns:
+    raise ValueError(
+      "patterns that follow the content need all positions of a head on one"
+      f" device, but {len(patterns)} heads cannot be split over"
+      f" {num_devices} devices so that all have the same patterns; split"
+      " positions over fewer devices, or change the number of heads"
+    )
+  first = lax.axis_index(axes) * few
+  return patterns[:few], {
+    pattern: given
+    if len(given) == 1
+    else lax.dynamic_slice_in_dim(given, first, few)
+    for pattern, given in directions.items()
+  }
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(executor, part, shares, num_heads):
+  """The tables of all devices, stacked."""
+  tables = executor.shares(part, shares.layouts, num_heads)
+  return jax.tree.map(lambda *x: np.stack(x), *tables)
+
+
+def traffic(
+  executor: Executor,
+  patterns: tuple[Pattern, ...],
+  case: Case,
+  num_devices: int,
+) -> list[dict[str, Any]]:
+  """What a device receives for each part, known before it is compiled.
+
+  Args:
+    executor: runs them.
+    patterns: one per head.
+    case: what is run: sequences and heads of a device, and the length of whole
+      sequences.
+    num_devices: that positions are split over.
+
+  Returns:
+    JSON values for each part:
+    part, num_heads, tile: the part, the heads that have it, and its tile.
+    dealing: see `Shares`.
+    queries, keys: what moves them: `Route.kind`, or "all-to-all over heads".
+    positions_of_queries, positions_of_keys: how many a device receives of each
+      array, in proportion if only those of some of the heads.
+    positions: those of q, k, v and the output together.
+    forward, backward: bytes that a device receives in each pass. Results are
+      counted as executors in plain XLA compute them, in float32 or wider.
+    imbalance: tiles of the device with the most, by the mean.
+  """
+  item = jnp.dtype(case.dtype).itemsize
+  wide, k, e = max(4, item), case.qk_width, case.value_width
+  over_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
+  content = [pattern for pattern in patterns if pattern.contents()]
+  shared = decide(executor, patterns, case, num_devices)
+  if content:  # all positions of some heads, whatever the part
+    shared = iter(
+      [(content[0], None, case.num_heads, Shares("heads", case.tile))]
+    )
+  rows = []
+  for part, _, num_heads, shares in shared:
+    (queries, num_queries), (keys, num_keys) = (
+      over_heads if x is None else (x.kind, x.received)
+      for x in (shares.queries, shares.keys)
+    )
+    if content:  # results are in the dtype of values, and gradients likewise
+      forward = backward = num_queries * (2 * (k + e) * item + wide)
+    else:
+      forward = num_queries * (k * item + (e + 1) * wide)
+      forward += num_keys * (k + e) * item
+      backward = num_queries * ((k + e) * item + (2 + k) * wide)
+      backward += num_keys * (k + e) * (item + wide)
+    lanes, tiles = case.batch * num_heads, shares.tiles
+    row = dict(
+      part=shorten(part),
+      num_heads=num_heads,
+      tile=shares.tile,
+      dealing=shares.dealing,
+      queries=queries,
+      keys=keys,
+      positions_of_queries=num_queries,
+      positions_of_keys=num_keys,
+      positions=2 * (num_queries + num_keys),
+      forward=round(lanes * forward),
+      backward=round(lanes * backward),
+      imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
+    )
+    rows.append(row)
+  return rows

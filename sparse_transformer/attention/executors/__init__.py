@@ -1,0 +1,1 @@
+"""What runs plans: the reference, CPUs, GPUs, TPUs, and everything else."""

@@ -1,0 +1,399 @@
+"""Tables of the kernels for TPUs: blocks, and steps of the grid.
+
+A TPU copies blocks of consecutive places only. So arrays are arranged in each
+order that tiles are cut from, for the heads that use it, and results are put
+back. The natural order needs no more than a transposition.
+
+The grid has a step for each tile of an item, one item after another. What a
+step processes is in tables in scalar memory.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.attention.contract import Order, Table, make_order
+from sparse_transformer.attention.executors import worklists
+from sparse_transformer.attention.executors.worklists import Lists
+from sparse_transformer.patterns import Layout, Pattern
+
+# Codes of a step: the first or last of its item; its tile is partial or full,
+# or there is none. The bits from `SHIFT` on are the number of its mask.
+FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=["order"], meta_fields=["heads"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+  """Heads that are cut in the same order.
+
+  Attributes:
+    order: as many places as its tiles have.
+    heads: the heads, ascending.
+  """
+
+  order: Order
+  heads: tuple[int, ...]
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=["groups"], meta_fields=["tile"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+  """The blocks of all queries, or of all keys.
+
+  A block is one tile of one head. Those of a group follow each other, those of
+  a head within it, too.
+
+  Attributes:
+    groups: a group for each order.
+    tile: positions in a tile.
+  """
+
+  groups: tuple[Group, ...]
+  tile: int
+
+  @property
+  def num_blocks(self) -> int:
+    """Blocks of all groups."""
+    return sum(self._sizes())
+
+  def _sizes(self):
+    return [
+      len(group.heads) * len(group.order.positions) // self.tile
+      for group in self.groups
+    ]
+
+  def take(self, x_BLHK: jax.Array) -> jax.Array:
+    """Blocks [B, blocks, K, tile], with finite values of x for padding."""
+    batch, n, num_heads, width = x_BLHK.shape
+    found = []
+    for group in self.groups:
+      x_BLhK = x_BLHK
+      if len(group.heads) < num_heads:
+        x_BLhK = jnp.stack([x_BLHK[:, :, h] for h in group.heads], 2)
+      # Rows of all heads at once are long, and few.
+      (rows,) = group.order.arrange(x_BLhK.reshape(batch, n, -1))
+      tiles = rows.reshape(batch, -1, self.tile, len(group.heads), width)
+      found.append(
+        tiles.transpose(0, 3, 1, 4, 2).reshape(batch, -1, width, self.tile)
+      )
+    return jnp.concatenate(found, 1)
+
+  def restore(self, blocks: jax.Array, chosen: tuple[int, ...]) -> jax.Array:
+    """[B, n, H, K] from blocks [B, blocks, K, tile].
+
+    Args:
+      blocks: numbered as those of `take`.
+      chosen: for each head, the group whose blocks are its result; -1 for none.
+    """
+    batch, _, width, tile = blocks.shape
+    columns, first = {}, 0
+    for number, group in enumerate(self.groups):
+      count = len(group.heads) * len(group.order.positions) // tile
+      if number in chosen:
+        x = blocks[:, first : first + count]
+        x = x.reshape(batch, len(group.heads), -1, width, tile)
+        rows = x.transpose(0, 2, 4, 1, 3).reshape(batch, -1, x.shape[1] * width)
+        (rows,) = group.order.restore(rows)
+        x_BLhK = rows.reshape(*rows.shape[:2], -1, width)
+        if set(chosen) == {number} and len(group.heads) == len(chosen):
+          return x_BLhK
+        for i, head in enumerate(group.heads):
+          columns[number, head] = x_BLhK[:, :, i]
+      first += count
+    nothing = jnp.zeros_like(next(iter(columns.values())))
+    return jnp.stack(
+      [columns.get((g, head), nothing) for head, g in enumerate(chosen)], 2
+    )
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["items", "others", "codes"],
+  meta_fields=["first", "num_blocks"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steps:
+  """The steps of a grid.
+
+  Attributes:
+    items: int32 [steps], the block of the item; ascending.
+    others: int32 [steps], the block of the other side.
+    codes: int32 [steps], see `FIRST`.
+    first, num_blocks: the blocks that items of these steps may have.
+  """
+
+  items: Table
+  others: Table
+  codes: Table
+  first: int
+  num_blocks: int
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["steps", "written"],
+  meta_fields=["groups"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launch:
+  """The work of one kernel.
+
+  Attributes:
+    steps: the steps of one grid; of several, if there are too many for one.
+    written: see `worklists.Lists`.
+    groups: for each slot, the group of each head, -1 for none.
+  """
+
+  steps: tuple[Steps, ...]
+  written: Table
+  groups: tuple[tuple[int, ...], ...]
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["queries", "keys", "masks", "by_query", "by_key"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The work of all kernels.
+
+  Attributes:
+    queries, keys: the blocks of both sides.
+    masks: int32 [masks, tile // 32, tile], the pairs of partial tiles: a column
+      for each query, a bit for each key.
+    by_query: its items are tiles of queries.
+    by_key: its items are tiles of keys.
+  """
+
+  queries: Side
+  keys: Side
+  masks: Table
+  by_query: Launch
+  by_key: Launch
+
+
+@functools.lru_cache(maxsize=64)
+def make_tables(
+  patterns: tuple[Pattern, ...], n: int, tile: int, most_steps: int
+) -> Tables:
+  """The work of attention with one pattern per head.
+
+  Args:
+    patterns: one per head.
+    n: number of positions.
+    tile: positions on a side of a tile, a multiple of 32.
+    most_steps: the most steps of one grid.
+  """
+  work = worklists.make_work(patterns, n, tile)
+  lists = work.by_query, work.by_key
+  of_queries, of_keys = np.asarray(work.queries), np.asarray(work.keys)
+  queries = _number(of_queries, n, _uses(*lists, len(of_queries)))
+  keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys)))
+  (tables,) = _tables_of([work], queries, keys, most_steps)
+  return tables
+
+
+def make_shares(
+  part: Pattern, layouts: Sequence[Layout], num_heads: int, most_steps: int
+) -> list[Tables]:
+  """The tables with which devices share a part, all of the same shapes.
+
+  Args:
+    part, layouts, num_heads: see `contract.Executor.shares`.
+    most_steps: the most steps of one grid.
+  """
+  works = worklists.make_shares(part, layouts, num_heads)
+  queries, keys = (
+    _number(tiles, tiles.size, np.ones((num_heads, len(tiles)), bool))
+    for tiles in map(np.asarray, (works[0].queries, works[0].keys))
+  )
+  return _tables_of(works, queries, keys, most_steps)
+
+
+def _tables_of(works, queries, keys, most_steps):
+  """Tables of the same shapes, for works with the same blocks and masks."""
+  by_query = _make_launches(
+    [w.by_query for w in works], queries, keys, most_steps
+  )
+  by_key = _make_launches([w.by_key for w in works], keys, queries, most_steps)
+  # Bits over keys, for both launches.
+  masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
+  return [
+    Tables(queries.side, keys.side, masks, *launches)
+    for launches in zip(by_query, by_key, strict=True)
+  ]
+
+
+def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """The steps of a list, in the order of its items.
+
+  Returns:
+    For each step the item, the place of its tile in `others`, and whether there
+    is one: an item without tiles has a step, too.
+  """
+  items = np.asarray(lists.items)
+  size = items[:, 4] - items[:, 2]
+  count = np.maximum(size, 1)
+  item = np.repeat(np.arange(len(items)), count)
+  offset = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+  exists = offset < size[item]
+  return item, np.where(exists, items[item, 2] + offset, 0), exists
+
+
+def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
+  """Which tiles of one side each head needs: bool [heads, tiles].
+
+  Args:
+    mine: lists whose items are tiles of this side.
+    theirs: lists whose items are tiles of the other side.
+    num_tiles: tiles of this side.
+  """
+  uses = np.zeros((mine.written.shape[2], num_tiles), bool)
+  uses[mine.items[:, 0], mine.items[:, 1]] = True
+  item, at, exists = _spread(theirs)
+  uses[theirs.items[item, 0][exists], theirs.others[at, 0][exists]] = True
+  return uses
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbered:
+  """A side, with the numbers of tiles of heads.
+
+  Attributes:
+    side: the side.
+    blocks: int [heads, tiles], the block of each, if it is used.
+    groups: int [tiles], the group of each tile, if any head uses it.
+  """
+
+  side: Side
+  blocks: np.ndarray
+  groups: np.ndarray
+
+
+def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
+  """Makes the blocks of a side, as `_uses` says."""
+  tile = positions.shape[1]
+  per_order = -(-n // tile)
+  blocks, groups = np.zeros(uses.shape, int), np.zeros(len(positions), int)
+  found: list[Group] = []
+  first = 0
+  for start in range(0, len(positions), per_order):
+    of_order = slice(start, start + per_order)
+    heads, tiles = np.nonzero(uses[:, of_order])
+    if not len(heads):
+      continue
+    distinct, count = np.unique(heads), tiles.max() + 1
+    groups[of_order] = len(found)
+    order = make_order(positions[of_order].ravel()[:n], count * tile)
+    found.append(Group(order, tuple(distinct.tolist())))
+    blocks[distinct, of_order] = (
+      first + np.arange(len(distinct))[:, None] * count + np.arange(per_order)
+    )
+    first += len(distinct) * count
+  return _Numbered(Side(tuple(found), tile), blocks, groups)
+
+
+def _make_launches(
+  lists: Sequence[Lists],
+  mine: _Numbered,
+  others: _Numbered,
+  most_steps: int,
+) -> list[Launch]:
+  """The work of one kernel, whose items are tiles of `mine`, by each list."""
+  steps = [_steps_of(x, mine, others) for x in lists]
+  cut = _cut(steps, mine.side.num_blocks, most_steps)
+  return [
+    Launch(pieces, x.written, _groups_of_slots(x, mine))
+    for x, pieces in zip(lists, cut, strict=True)
+  ]
+
+
+def _groups_of_slots(lists, mine):
+  """See `Launch.groups`."""
+  head, tile, _, _, _, slot = np.asarray(lists.items).T
+  groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
+  groups[slot, head] = mine.groups[tile]
+  return tuple(map(tuple, groups.tolist()))
+
+
+def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
+  """The items, others and codes of all steps: int32 [3, steps]."""
+  head, tile, _, middle, _, _ = np.asarray(lists.items).T
+  item, at, exists = _spread(lists)
+  # Lists are longest first, for machines that run several items at a time.
+  order = np.argsort(mine.blocks[head, tile][item], kind="stable")
+  item, at, exists = item[order], at[order], exists[order]
+  is_partial = exists & (at < middle[item])
+  changes = np.diff(item, prepend=-1, append=-1) != 0
+  codes = changes[:-1] * FIRST | changes[1:] * LAST
+  codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
+  other, mask = np.asarray(lists.others)[at].T
+  other = _last_of(others.blocks[head[item], other], exists)
+  codes |= _last_of(mask, is_partial) << SHIFT
+  number = mine.blocks[head[item], tile[item]]
+  return np.stack([number, other, codes]).astype(np.int32)
+
+
+def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
+  """x with invalid entries replaced by the valid one before, or 0.
+
+  A step that names the block of the step before copies nothing.
+  """
+  at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
+  return np.where(at < 0, 0, x[at])
+
+
+def _cut(
+  all_steps: Sequence[np.ndarray], num_blocks: int, most_steps: int
+) -> list[tuple[Steps, ...]]:
+  """`Steps` of at most so many, cut between items, for each device.
+
+  Devices have equally many: some get steps that do nothing.
+  """
+  starts = np.stack(
+    [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]
+  )
+  firsts = [0]
+  while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
+    sizes = (starts - starts[:, firsts[-1], None]).max(0)
+    # The last item at which no device has too many.
+    first = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+    if first == firsts[-1]:
+      raise ValueError(f"an item has more than {most_steps} tiles")
+    firsts.append(first)
+  firsts.append(num_blocks)
+  found = []
+  for steps, bounds in zip(all_steps, starts[:, firsts], strict=True):
+    pieces = np.split(steps, bounds[1:-1], axis=1)
+    sizes = np.diff(starts[:, firsts]).max(0)
+    found.append(
+      tuple(
+        _as_steps(_pad_steps(piece, size), first, after - first)
+        for piece, size, first, after in zip(
+          pieces, sizes, firsts, firsts[1:], strict=False
+        )
+      )
+    )
+  return found
+
+
+def _as_steps(steps, first, num_blocks):
+  items, others, codes = steps
+  return Steps(items, others, codes, first, num_blocks)
+
+
+def _pad_steps(steps, size):
+  """Steps [3, steps], with more that repeat the last, but do nothing."""
+  padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
+  padded[2, steps.shape[1] :] &= -1 << SHIFT
+  return padded

@@ -1,0 +1,98 @@
+"""The executor for NVIDIA GPUs: three fused kernels.
+
+One launch computes the forward pass, one dq, and one dk and dv, each for all
+heads and all parts of the patterns; see `triton_kernels`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from sparse_transformer.attention.contract import Case, Heads, Plan
+from sparse_transformer.attention.executors import worklists
+from sparse_transformer.attention.executors.fused import Fused
+from sparse_transformer.patterns import Layout, Pattern
+
+# Positions on a side of a tile, by dtype. With larger ones, the backward pass
+# spills registers; with float32, also with wider queries and keys.
+TILES = dict(bfloat16=64, float16=64, float32=32)
+WIDTHS = 16, 32, 64, 128
+MAX_FLOAT32_WIDTH = 64  # of queries and keys
+MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
+# Programs that a GPU of 132 multiprocessors runs at a time, and the length of
+# the pieces of lists that would keep it waiting.
+PROGRAMS, PIECE = 3 * 132, 64
+MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
+
+
+class Triton(Fused):
+  """Runs all heads and parts in one launch on NVIDIA GPUs."""
+
+  def unsupported(self, case: Case) -> str | None:
+    """Why a case cannot run, as the end of an error message."""
+    if not self.interpret and case.platform != "cuda":
+      return "it needs an NVIDIA GPU"
+    widths = case.qk_width, case.value_width
+    if not set(widths) <= {*WIDTHS}:
+      return f"widths of heads must be among {WIDTHS}, got {widths}"
+    tiles = (32,) if case.dtype == "float32" else (32, 64)
+    if case.tile and case.tile not in tiles:
+      return (
+        f"in {case.dtype}, tiles must have {' or '.join(map(str, tiles))}"
+        f" positions, got attention.tile={case.tile}; 0 chooses"
+      )
+    if self.interpret:
+      return None
+    if (capability := _compute_capability()) < MIN_CAPABILITY:
+      return (
+        f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
+        f" {capability}"
+      )
+    if case.dtype not in TILES:
+      return f"its dtypes are {', '.join(TILES)}, got {case.dtype}"
+    if case.dtype == "float32" and case.qk_width > MAX_FLOAT32_WIDTH:
+      return (
+        f"in float32, heads must have widths of at most {MAX_FLOAT32_WIDTH},"
+        f" got {case.qk_width}"
+      )
+    return None
+
+  def tile_size(self, part: Pattern, case: Case) -> int:
+    """The tile that `plans` chooses."""
+    del part
+    return worklists.check_tile(TILES[case.dtype], case.length)
+
+  def plans(
+    self, patterns: tuple[Pattern, ...], case: Case
+  ) -> list[tuple[Plan, Heads]]:
+    """One plan for all heads."""
+    n = case.length
+    tile = worklists.check_tile(case.tile or TILES[case.dtype], n)
+    work = worklists.make_work(patterns, n, tile)
+    lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
+    # A list that takes longer than half of what each program has to do.
+    if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
+      piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
+      work = worklists.make_work(patterns, n, tile, piece)
+    return [(worklists.plan_of(work, n, tile), None)]
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+  ) -> list[worklists.Work]:
+    """The tables with which devices share a part, all of the same shapes."""
+    return worklists.pad(worklists.make_shares(part, layouts, num_heads))
+
+  def kernels(self) -> Any:
+    """The module with the kernels."""
+    from sparse_transformer.attention.executors import triton_kernels
+
+    return triton_kernels
+
+
+def _compute_capability():
+  """Lowest of the local GPUs; the minimum supported if there are none."""
+  names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
+  known = [float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)]
+  return min(known, default=MIN_CAPABILITY)

@@ -1,0 +1,192 @@
+"""The runs of a comparison, each in its own process and its own workdir."""
+
+import json
+import pathlib
+import resource
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from sparse_transformer import atomic
+from sparse_transformer.comparison import budget as budget_lib, child, record
+from sparse_transformer.comparison.plan import Plan, experiments
+from sparse_transformer.comparison.record import Run
+from sparse_transformer.model.transformer import count_parameters
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.evaluation.trained_run import (
+  in_float32,
+  open_run,
+)
+from sparse_transformer.training.experiment import Experiment
+
+RESULT = "result.json"  # in the workdir of a run
+
+
+def decide_steps(plan: Plan) -> dict[str, int]:
+  """The number of training steps with each value, kept in steps.json."""
+  path = plan.root / "steps.json"
+  if not path.exists():
+    if plan.budget[0] in budget_lib.CLOCKS:
+      print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
+      configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
+      task = f"the measurement of steps in {plan.root}"
+      child.call(task, measure_steps, configs, plan.budget, str(path))
+    else:
+      steps = [
+        budget_lib.count_steps(plan.config_of(choice), plan.budget)
+        for choice in plan.choices
+      ]
+      _write(path, dict(zip(plan.choices, steps, strict=True)))
+  return atomic.read_json(path, *plan.choices)
+
+
+def measure_steps(
+  configs: Mapping[str, Mapping[str, Any]],
+  budget: budget_lib.Budget,
+  path: str,
+) -> None:
+  """Writes the steps that a time allows.
+
+  Args:
+    configs: configs by name.
+    budget: the time of each run.
+    path: the file to write {name: steps} to.
+  """
+  made = experiments(ConfigDict(x).lock() for x in configs.values())
+  times = budget_lib.time_per_step(list(made), budget[0])
+  steps = [budget_lib.steps_within(budget, time) for time in times]
+  _write(pathlib.Path(path), dict(zip(configs, steps, strict=True)))
+
+
+def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
+  """Runs what has no result yet; returns all runs as in a record.
+
+  Those with the best value on the validation split, and no others, are then
+  scored on the test split.
+
+  Args:
+    plan: what is compared.
+    steps: of training with each value.
+  """
+  # Seed by seed: a stopped comparison is about as far with every choice.
+  for seed in range(plan.seeds):
+    for choice in plan.choices:
+      path = plan.workdir(choice, seed) / RESULT
+      if not path.exists() or "validation" not in _read(path):
+        print(f"{plan.field}={choice}, seed {seed}", flush=True)
+        _call(run, plan, choice, seed, steps)
+  found = [
+    _recorded(plan.workdir(choice, seed), choice, seed)
+    for choice in plan.choices
+    for seed in range(plan.seeds)
+  ]
+  best = record.best_choice(found)
+  for seed, of_best in enumerate(record.of_choice(found, best)):
+    path = plan.workdir(best, seed) / RESULT
+    if "test" not in _read(path):
+      print(f"{plan.field}={best}, seed {seed}: test", flush=True)
+      _call(test, plan, best, seed, steps)
+    of_best["test"] = _read(path, "test")["test"]
+  return found
+
+
+def _call(function, plan, choice, seed, steps):
+  workdir = plan.workdir(choice, seed)
+  config = plan.config_of(choice, seed, steps[choice])
+  task = f"the run in {workdir}"
+  child.call(task, function, config.to_dict(), str(workdir))
+
+
+def _read(path, *fields):
+  return atomic.read_json(path, "steps", "peak_bytes", *fields)
+
+
+def _recorded(workdir, choice, seed):
+  """A run as in a record, not yet scored on the test split."""
+  result = _read(workdir / RESULT, "best_step", "validation")
+  lines = metrics.read(workdir)
+  if not any(line["split"] == "validation" for line in lines):
+    raise ValueError(
+      f"{workdir / 'metrics.jsonl'} has no validation, and the run has no"
+      f" curve; delete {workdir} and run the same command to train it again"
+    )
+  curves = dict(
+    curve=record.curve(lines, "validation"),
+    train=record.curve(lines, "train", record.MAX_TRAIN),
+  )
+  return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
+
+
+def run(settings: Mapping[str, Any], folder: str) -> None:
+  """Trains a run and scores it on the validation split.
+
+  Writes its result. If there is one without a score, the run is not trained.
+
+  Args:
+    settings: its config.
+    folder: its workdir.
+  """
+  path, config = pathlib.Path(folder) / RESULT, ConfigDict(settings).lock()
+  if not path.exists():
+    loop.train(config, folder)
+    # The peak is of training: scoring may take place in another process.
+    _write(path, _trained(config, metrics.read(folder)))
+  with open_run(folder, in_float32(config)) as opened:
+    best = opened.best()
+  scored = dict(best_step=best["step"], validation=_score(best))
+  _write(path, _read(path) | scored)
+
+
+def test(settings: Mapping[str, Any], folder: str) -> None:
+  """Adds the score of the best checkpoint on the test split to a result.
+
+  Args:
+    settings: config of the run.
+    folder: its workdir.
+  """
+  path = pathlib.Path(folder) / RESULT
+  result = _read(path, "best_step")
+  with open_run(folder, in_float32(ConfigDict(settings))) as opened:
+    (found,) = opened.evaluations("test", [result["best_step"]])
+  _write(path, result | dict(test=_score(found)))
+
+
+def _write(path, content):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  atomic.write_text(path, json.dumps(content) + "\n")
+
+
+def _score(result):
+  names = "bits_per_dim", "standard_error", "examples", "tokens"
+  return {name: result[name] for name in names}
+
+
+def _trained(config, lines):
+  """The result of training, with its speed as recorded in the metrics."""
+  experiment = Experiment(config)
+  lines = [line for line in lines if line["split"] in metrics.NEEDED]
+  rates = [
+    line["tokens_per_second"] for line in lines if "tokens_per_second" in line
+  ]
+  return dict(
+    steps=config.train.steps,
+    flops=config.train.steps * budget_lib.flops_per_step(config),
+    parameters=count_parameters(experiment.model),
+    peak_bytes=peak_bytes(),
+    unit=experiment.source.unit,
+    tokens_per_step=config.train.batch_size * experiment.source.length,
+    tokens_per_second=statistics.median(rates) if rates else None,
+    **{name: lines[-1][name] if lines else None for name in metrics.TIMES},
+  )
+
+
+def peak_bytes() -> int:
+  """Peak memory of the device if known, else of this process."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  unit = 1 if sys.platform == "darwin" else 1024
+  return stats.get("peak_bytes_in_use", size * unit)

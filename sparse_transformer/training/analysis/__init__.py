@@ -1,0 +1,1 @@
+"""What a network costs and attends to; nothing here trains it."""

@@ -1,0 +1,364 @@
+"""What a step costs: FLOPs, memory traffic, memory, utilization.
+
+FLOPs and traffic follow from the sizes of the network and the number of pairs
+in its patterns. What is kept for the backward pass depends on `model.remat`
+and on how JAX differentiates: it is read from the traced program of the loss,
+without any data.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from sparse_transformer import model as model_lib, rules
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.model.sharding import spec
+from sparse_transformer.patterns import analysis
+from sparse_transformer.patterns.catalogue import Block
+from sparse_transformer.training.analysis.peaks import peak_flops
+from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.optimizer import make_optimizer
+from sparse_transformer.training.step import (
+  State,
+  init_state,
+  position_losses,
+)
+
+# The products that the backward pass of a block recomputes, by `model.remat`:
+# all that its other matmuls and attention need again. "none" recomputes the
+# cheapest, the one after attention, in place of keeping a sum.
+REPEATED: dict[str, tuple[str, ...]] = {
+  "none": ("out",),
+  "attention": ("qkv", "attention", "out"),
+  "block_but_attention": ("qkv", "out", "router", "mlp_in"),
+  "block": ("qkv", "attention", "out", "router", "mlp_in"),
+}
+
+
+class Matmul(NamedTuple):
+  """A product with weights.
+
+  Attributes:
+    inputs, outputs: the sizes of its matrix.
+    matrices: number of matrices, one for each expert.
+    used: how many of them each token is multiplied by.
+  """
+
+  inputs: int
+  outputs: int
+  matrices: int = 1
+  used: int = 1
+
+  @property
+  def flops(self) -> int:
+    """FLOPs of a token."""
+    return 2 * self.inputs * self.outputs * self.used
+
+  def moved(self, tokens: int) -> int:
+    """Numbers that are read and written: operands and results."""
+    of_tokens = tokens * self.used * (self.inputs + self.outputs)
+    return of_tokens + self.inputs * self.outputs * self.matrices
+
+
+def widths(model: model_lib.Config) -> tuple[int, int]:
+  """(K, E): widths of a head's queries and keys, and of its values."""
+  return model.qk_width // model.num_heads, model.width // model.num_heads
+
+
+def attention_case(
+  config: ConfigDict, model: model_lib.Config, platform: str
+) -> Case:
+  """The attention of one micro-batch, for a `platform` as in `Case`."""
+  qk_width, value_width = widths(model)
+  return Case(
+    batch=config.train.batch_size // config.train.accumulation,
+    length=model.length,
+    num_heads=model.num_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    dtype=model.dtype,
+    platform=platform,
+    tile=model.tile,
+  )
+
+
+def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
+  """Raises `Unsupported` if the backend cannot run on this machine."""
+  platform = registry.current_platform()
+  registry.resolve(model.backend, attention_case(config, model, platform))
+
+
+def count_pairs(model: model_lib.Config) -> int:
+  """Number of pairs of one sequence, in all heads of all layers.
+
+  Of pairs that follow the content, the expected number.
+  """
+  heads = collections.Counter(itertools.chain(*model.patterns))
+  n = model.length
+  return sum(heads[x] * analysis.count_pairs(x, n) for x in heads)
+
+
+def flops_per_pair(model: model_lib.Config) -> int:
+  """FLOPs of a pair in one head, forward and backward, as executed.
+
+  Forward: q k^T (K multiply-adds) and p v (E). Backward: q k^T again, the
+  gradients of q and k (K each), and those of p and v (E each).
+  """
+  k, e = widths(model)
+  return 2 * (4 * k + 3 * e)
+
+
+def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
+  """FLOPs that one step needs, however it is executed.
+
+  The backward pass counts as twice the forward pass. What it recomputes does
+  not count, neither for rematerialization nor the scores of attention.
+  Attention counts by the pairs of its patterns, and experts by how many of them
+  a position passes through.
+
+  Source: Chowdhery et al. 2022 (PaLM), appendix B.
+  """
+  batch = config.train.batch_size
+  attention = 6 * sum(widths(model)) * count_pairs(model)
+  return batch * (3 * _weight_flops(model) * model.length + attention)
+
+
+def flops_per_token(config: ConfigDict, model: model_lib.Config) -> float:
+  """`model_flops` of a token; the same for any batch."""
+  tokens = config.train.batch_size * model.length
+  return model_flops(config, model) / tokens
+
+
+def speed(
+  tokens_per_second: float, flops_per_token: float, dtype: str
+) -> dict[str, float]:
+  """The speed fields of a line of metrics; none if the speed is unknown (0).
+
+  `mfu`, model-FLOPs utilization, is the fraction of the peak of all devices; it
+  is omitted for devices whose peak is not known. `tokens_per_second` counts all
+  devices; `dtype` is that of activations.
+  """
+  if not tokens_per_second:
+    return {}
+  flops = tokens_per_second * flops_per_token
+  fields = dict(
+    tokens_per_second=tokens_per_second, model_flops_per_second=flops
+  )
+  devices = jax.devices()
+  if peak := peak_flops(devices[0].device_kind, dtype):
+    fields["mfu"] = flops / (peak * len(devices))
+  return fields
+
+
+def step(
+  config: ConfigDict, model: model_lib.Config, pairs: int
+) -> dict[str, Any]:
+  """FLOPs and memory traffic, in bytes, of one step on the entire batch.
+
+  `pairs` is their number, from `count_pairs`.
+  """
+  batch = config.train.batch_size
+  tokens = batch * model.length
+  state = _abstract_state(config, model)
+  flops = dict(
+    weights=3 * _weight_flops(model) * tokens,
+    attention=pairs * batch * flops_per_pair(model),
+    recomputed=_recomputed_flops(model, batch, pairs),
+  )
+  head_widths = sum(widths(model)) * model.num_heads * model.num_layers
+  # Each matmul runs three times, forward and for both gradients, and once more
+  # if it is recomputed.
+  moved = sum(
+    product.moved(tokens) * (3 + (name in REPEATED[model.remat]))
+    for name, product in _all_matmuls(model)
+  )
+  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
+  traffic = dict(
+    weights=moved * itemsize(model) + logits * 4,
+    # q, k, v, out forward; these and dout, dq, dk, dv backward.
+    attention=6 * tokens * head_widths * itemsize(model),
+    # The state is read and written, the gradients are read.
+    optimizer=2 * _num_bytes(state) + _num_bytes(state.params),
+  )
+  flops["total"], traffic["total"] = sum(flops.values()), sum(traffic.values())
+  return dict(sequences=batch, tokens=tokens, flops=flops, bytes=traffic)
+
+
+def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
+  """Bytes on one device, at the end of the forward pass of a micro-batch."""
+  state, sizes = _abstract_state(config, model), mesh.sizes(config)
+  sequences = num_sequences(config, sizes)
+  activations, copies = _kept(model, sizes)
+  weights = bytes_on_device(state.params, sizes)
+  parts = dict(
+    parameters=weights,
+    optimizer=bytes_on_device(state.opt_state, sizes),
+    average=bytes_on_device(state.ema, sizes),
+    # Those of a micro-batch and, if there are several, their sum.
+    gradients=weights * min(config.train.accumulation, 2),
+    activations=activations * sequences,
+    copies=copies,
+    layer=_recomputed_bytes(model, sizes) * sequences,
+  )
+  return dict(sequences=sequences, **parts, total=sum(parts.values()))
+
+
+def rematerialization(
+  config: ConfigDict, model: model_lib.Config, pairs: int
+) -> dict[str, dict[str, int]]:
+  """What each value of `model.remat` keeps and recomputes.
+
+  Returns:
+    For each value: bytes of `activations` on a device and of one recomputed
+    `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
+  """
+  batch, sizes = config.train.batch_size, mesh.sizes(config)
+  sequences = num_sequences(config, sizes)
+  ways = {}
+  for remat in rules.REMATS:
+    way = dataclasses.replace(model, remat=remat)
+    ways[remat] = dict(
+      activations=_kept(way, sizes)[0] * sequences,
+      layer=_recomputed_bytes(way, sizes) * sequences,
+      recomputed=_recomputed_flops(way, batch, pairs),
+    )
+  return ways
+
+
+def itemsize(model: model_lib.Config) -> int:
+  """Bytes of an activation."""
+  return jnp.dtype(model.dtype).itemsize
+
+
+def matmuls(model: model_lib.Config, experts: bool) -> dict[str, Matmul]:
+  """Each product with weights in a block, with experts or with one MLP."""
+  width, inner = model.width, model.mlp_width
+  number = (model.experts, model.experts_per_token) if experts else ()
+  products = dict(
+    qkv=Matmul(width, 2 * model.qk_width + width),
+    out=Matmul(width, width),
+    mlp_in=Matmul(width, inner, *number),
+    mlp_out=Matmul(inner, width, *number),
+  )
+  router = dict(router=Matmul(width, model.experts)) if experts else {}
+  return products | router
+
+
+def _all_matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
+  """(name, product) for each product with weights in each block."""
+  for experts in model.has_experts:
+    yield from matmuls(model, experts).items()
+
+
+def _weight_flops(model: model_lib.Config) -> int:
+  """FLOPs of a token's products with weights, in a forward pass."""
+  of_blocks = sum(product.flops for _, product in _all_matmuls(model))
+  return of_blocks + Matmul(model.width, model.vocab_size).flops
+
+
+def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
+  """FLOPs of the forward pass that the backward pass repeats."""
+  repeated = REPEATED[model.remat]
+  weights = sum(p.flops for name, p in _all_matmuls(model) if name in repeated)
+  attention = 2 * pairs * sum(widths(model)) * ("attention" in repeated)
+  return batch * (weights * model.length + attention)
+
+
+def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:
+  """Sequences of a micro-batch on one device; it may have a part of each."""
+  micro = config.train.batch_size // config.train.accumulation
+  return micro // mesh.num_shards(sizes)
+
+
+def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
+  """Bytes that a training state, or a part of one, takes on each device."""
+  return sum(
+    _num_bytes(x) // math.prod(sizes[axis] for axis in spec(path, x) if axis)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  )
+
+
+def _abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
+  optimizer = make_optimizer(config)
+  return jax.eval_shape(lambda: init_state(model, optimizer, 0))
+
+
+def _num_bytes(tree: Any) -> int:
+  return sum(
+    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+  )
+
+
+def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
+  """Bytes on one device that are recomputed for one sequence and layer."""
+  everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
+  return (everything - _kept(model, sizes)[0]) // model.num_layers
+
+
+def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
+  """Bytes kept on one device from the forward pass for the backward pass.
+
+  Returns:
+    (bytes per sequence, bytes that do not depend on the number of sequences).
+    The latter are copies of weights, such as a scan over layers makes, but
+    neither the parameters themselves nor constants of the program.
+  """
+  heads, inner = model.num_heads, model.mlp_width
+  if sizes["tensor"] > 1 and model.vocab_size in (heads, inner):
+    # Logits must not look as if they were split.
+    model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
+
+  def num_bytes(x):
+    is_split = x.shape[-2:-1] == (heads,) or x.shape[-1:] in (
+      (heads,),
+      (inner,),
+    )
+    return _num_bytes(x) // (sizes["tensor"] if is_split else 1)
+
+  one, two = (sum(map(num_bytes, _residuals(model, b))) for b in (1, 2))
+  return (two - one) // sizes["sequence"], 2 * one - two
+
+
+@functools.lru_cache(maxsize=64)
+def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
+  """The arrays that the backward pass is given, by shape, on all devices."""
+
+  # What a layer keeps is the same for all executors and all static patterns, of
+  # which only the period matters: use those that are planned fastest.
+  def stand_in(layer, pattern):
+    static = Block(1 + layer % model.period)
+    return functools.reduce(operator.or_, pattern.contents(), static)
+
+  patterns = tuple(
+    tuple(stand_in(layer, pattern) for pattern in heads)
+    for layer, heads in enumerate(model.patterns)
+  )
+  backend = "dense" if model.backend == "dense" else "batched"
+  apply = model_lib.make_apply(
+    dataclasses.replace(model, patterns=patterns, backend=backend, tile=0)
+  )
+
+  def backward(params, tokens_BL, rng):
+    def loss(params):
+      return position_losses(apply(params, tokens_BL, rng), tokens_BL).mean()
+
+    return jax.vjp(loss, params)[1]
+
+  program = jax.make_jaxpr(backward)(
+    jax.eval_shape(lambda: model_lib.init_params(model, 0)),
+    jax.ShapeDtypeStruct((batch, model.length), jnp.uint8),
+    jax.eval_shape(lambda: jax.random.key(0)),
+  ).jaxpr
+  given = {id(x) for x in (*program.invars, *program.constvars)}
+  found = {id(x): x.aval for x in program.outvars if id(x) not in given}
+  return list(found.values())

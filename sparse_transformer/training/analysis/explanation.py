@@ -1,0 +1,411 @@
+"""What an experiment costs and what its positions see, before training.
+
+This is the report of the command `explain`. It reads no data and allocates no
+network, so it takes seconds at any size.
+"""
+
+import collections
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from sparse_transformer import model as model_lib, tables
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
+from sparse_transformer.model import kv_cache
+from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.training.analysis import costs, exchanged
+from sparse_transformer.training.distributed import mesh
+
+MAX_ROWS = 40  # of the attention table; the JSON has all of them
+
+Report = dict[str, Any]
+
+
+def explain(config: ConfigDict, model: model_lib.Config) -> Report:
+  """What a network costs and sees, as JSON values.
+
+  The config is used for its batches and its optimizer.
+
+  Raises:
+    ValueError: the batch cannot be split evenly.
+    Unsupported: the backend cannot run a pattern of this length.
+  """
+  sizes = mesh.sizes(config)
+  mesh.check_batch(config, sizes)
+  mesh.check_network(model, sizes)
+  attention = explain_attention(config, model)
+  total = _total(attention, model)
+  pairs = total["pairs"]
+  names = "vocab_size num_layers num_heads width dtype remat".split()
+  return dict(
+    positions=model.length,
+    shape=list(model.shape),
+    **{name: getattr(model, name) for name in names},
+    parameters=model_lib.count_parameters(model),
+    active_parameters=model_lib.count_active_parameters(model),
+    experts=_experts(model),
+    attention=attention,
+    total=total,
+    reach=explain_reach(model),
+    step=costs.step(config, model, pairs),
+    mesh=dict(sizes),
+    memory=costs.memory(config, model),
+    exchanged=exchanged.of_network(config, model, sizes),
+    rematerialisation=costs.rematerialization(config, model, pairs),
+    cache=_cache(model, attention),
+  )
+
+
+# Attention.
+
+
+def explain_attention(
+  config: ConfigDict, model: model_lib.Config
+) -> list[Report]:
+  """The costs of each distinct pattern in each group of equal layers."""
+  groups = collections.defaultdict(list)
+  for layer, heads in enumerate(model.patterns):
+    groups[heads].append(layer)
+  measured: dict[Pattern, Report] = {}
+  rows = []
+  for heads, layers in groups.items():
+    for pattern in dict.fromkeys(heads):
+      if pattern not in measured:
+        measured[pattern] = _measure(pattern, config, model)
+      used_by = [head for head, other in enumerate(heads) if other == pattern]
+      pairs = measured[pattern]["pairs"] * len(used_by) * len(layers)
+      flops = pairs * config.train.batch_size * costs.flops_per_pair(model)
+      rows.append(
+        dict(layers=layers, heads=used_by, **measured[pattern], flops=flops)
+      )
+  return rows
+
+
+def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
+  """All rows of `explain_attention` together."""
+  heads = [len(row["layers"]) * len(row["heads"]) for row in attention]
+  pairs, computed = (
+    sum(row[field] * n for row, n in zip(attention, heads, strict=True))
+    for field in ("pairs", "computed")
+  )
+  fewest = [row["keys_min"] for row in attention]
+  return dict(
+    follows_content=any(row["follows_content"] for row in attention),
+    keys_min=None if None in fewest else min(fewest),
+    keys_mean=pairs / (model.length * sum(heads)),
+    keys_max=max(row["keys_max"] for row in attention),
+    flops=sum(row["flops"] for row in attention),
+    **_work(pairs, computed),
+  )
+
+
+def _work(pairs: int, computed: int) -> Report:
+  """The scores that are needed and those that are computed."""
+  return dict(
+    pairs=pairs,
+    computed=computed,
+    fill=pairs / max(1, computed),
+    waste=computed / max(1, pairs),
+  )
+
+
+def _measure(
+  pattern: Pattern, config: ConfigDict, model: model_lib.Config
+) -> Report:
+  """The costs of one head with a pattern.
+
+  If it follows the content, `pairs` is the number to expect, and the smallest
+  number of keys is not known.
+  """
+  n = model.length
+  pairs = analysis.count_pairs(pattern, n)
+  causal = analysis.is_causal(pattern, n)
+  cache = (
+    analysis.cache_size(kv_cache.kept_pairs(pattern), n) if causal else None
+  )
+  fewest = None
+  if not pattern.contents():
+    fewest = int(analysis.keys_per_query(pattern, n).min())
+  case = costs.attention_case(config, model, registry.current_platform())
+  tiles = list(_tiles(pattern, case, model.backend))
+  return dict(
+    pattern=str(pattern),
+    follows_content=bool(pattern.contents()),
+    executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
+    keys_min=fewest,
+    keys_mean=pairs / n,
+    keys_max=analysis.most_keys(pattern, n),
+    tile=sorted({tile for _, tile, scores in tiles if scores}),
+    causal=causal,
+    cache=cache,
+    **_work(pairs, sum(scores for *_, scores in tiles)),
+  )
+
+
+def _tiles(
+  pattern: Pattern, case: Case, backend: str
+) -> Iterator[tuple[str, int, int]]:
+  """(executor, tile, computed scores) of each part that is run."""
+  static, others = pattern.split()
+  if others and registry.resolve(backend, case) == "dense":
+    yield "dense", case.length, case.length**2
+    return
+  for part in () if static is None else static.parts():
+    name, tile, count = registry.tiling(backend, case, part)
+    yield name, tile, tile**2 * count
+  if others:
+    yield from selection.count_scores(pattern, case)
+
+
+# What positions see, and decoding.
+
+
+def explain_reach(model: model_lib.Config) -> Report:
+  """After how many layers all positions see what they should, if ever.
+
+  This counts static pairs only; `may_see` is the number of layers with all that
+  patterns may have that follow the content, None if there are no such patterns.
+  """
+  layers = model.patterns
+  static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
+  support = tuple(tuple(p.support() for p in heads) for heads in layers)
+  reach = analysis.measure_reach(static, model.length)
+  may_see = None
+  if support != layers:
+    may_see = analysis.measure_reach(support, model.length).layers
+  return dict(
+    layers=reach.layers,
+    missing=reach.missing and list(reach.missing),
+    positions_checked=reach.positions,
+    inputs_checked=reach.inputs,
+    may_see=may_see,
+  )
+
+
+def _experts(model: model_lib.Config) -> Report | None:
+  blocks = [block for block, has in enumerate(model.has_experts) if has]
+  numbers = dict(number=model.experts, per_token=model.experts_per_token)
+  return dict(blocks=blocks, **numbers) if blocks else None
+
+
+def _cache(
+  model: model_lib.Config, attention: Sequence[Report]
+) -> Report | None:
+  """The size of the cache for decoding one sequence.
+
+  None if there is none: queries attend to later keys.
+  """
+  if any(row["cache"] is None for row in attention):
+    return None
+  size = sum(costs.widths(model)) * costs.itemsize(model)
+  keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
+  every = model.length * model.num_layers * model.num_heads
+  width = costs.widths(model)[0]
+  labels = sum(
+    sum(kv_cache.num_labels(pattern, model.length, width))
+    for pattern in itertools.chain(*model.patterns)
+  )
+  total = keys * size + 4 * labels * model.length  # int32
+  return dict(keys=keys, bytes=total, full_bytes=every * size)
+
+
+# Pictures and tables.
+
+
+def draw(folder: str | os.PathLike, model: model_lib.Config) -> list[str]:
+  """Draws the network's patterns, together and one by one; returns paths."""
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  distinct = list(places(model.patterns))
+  pictures = {folder / "patterns.png": distinct}
+  for i, pattern in enumerate(distinct[:MAX_PANELS]):
+    pictures[folder / f"pattern_{i}.png"] = [pattern]
+  for path, chosen in pictures.items():
+    save_patterns(path, model.patterns, model.shape, model.length, chosen)
+  return [str(path) for path in pictures]
+
+
+COLUMNS = (
+  *("pattern", "layers", "heads", "pairs", "keys: min", "mean", "max"),
+  *("executor", "tile", "computed / needed", "FLOPs", "cached keys"),
+)
+NOTE = """
+computed / needed: pairs in the computed tiles, divided by those of the pattern;
+1 is the best possible."""
+EXPECTED = """
+~: expected, since pairs follow the content: if labels, such as the buckets of
+LSH, were drawn evenly at random. Uneven ones have more keys, up to the max.
+What is computed, and its time and memory, do not depend on the content. Learned
+spans count as the longest: what is computed shrinks with them."""
+# What the parts of a step and of its memory are.
+FLOPS = dict(
+  weights="matmuls with weights",
+  attention="pairs of the patterns",
+  recomputed="parts of the forward pass, in the backward pass",
+)
+TRAFFIC = dict(
+  weights="operands and results of matmuls",
+  attention="operands and results, once each",
+  optimizer="state and gradients",
+)
+MEMORY = dict(
+  parameters="",
+  optimizer="",
+  average="of the parameters",
+  gradients="and their sum over micro-batches",
+  activations="kept for the backward pass",
+  copies="of weights, kept for the backward pass",
+  layer="activations recomputed for one",
+)
+
+
+def render(report: Report) -> str:
+  """The report as text."""
+  shape = " x ".join(map(str, report["shape"]))
+  title = (
+    f"{report['positions']:,} positions ({shape}) of {report['vocab_size']}"
+    f" symbols; {report['num_layers']} layers of {report['num_heads']} heads,"
+    f" width {report['width']}, {report['dtype']};"
+    f" {report['parameters']:,} parameters"
+  )
+  if experts := report["experts"]:
+    title += (
+      f", {report['active_parameters']:,} for each token: blocks"
+      f" {_ranges(experts['blocks'])} have {experts['number']} experts, of"
+      f" which {experts['per_token']} for each token"
+    )
+  note = NOTE + (EXPECTED if report["total"]["follows_content"] else "")
+  parts = [
+    title,
+    tables.align(_attention_rows(report), right_from=3) + note,
+    tables.align(_summary_rows(report)),
+    tables.align(_remat_rows(report), right_from=1),
+  ]
+  if sent := report["exchanged"]:
+    parts.append(tables.align(exchanged.table(sent), right_from=5))
+  return "\n\n".join(parts)
+
+
+def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
+  attention, total = report["attention"], report["total"]
+  yield COLUMNS
+  for row in attention[:MAX_ROWS]:
+    cache = "-" if row["cache"] is None else f"{row['cache']:,}"
+    tile = ", ".join(map(str, row["tile"]))
+    first = row["pattern"], _ranges(row["layers"]), _ranges(row["heads"])
+    yield *first, *_numbers(row, row["executor"], tile), cache
+  more = len(attention) - MAX_ROWS
+  if more > 0:
+    yield (f"and {more} more rows: see --json",)
+  layers, heads = report["num_layers"], report["num_heads"]
+  yield f"all {layers} x {heads}", "", "", *_numbers(total, "", ""), ""
+
+
+def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
+  about = "~" if row["follows_content"] else ""
+  fewest = row["keys_min"]
+  return (
+    f"{about}{row['pairs']:,}",
+    "?" if fewest is None else f"{fewest:,}",
+    f"{about}{row['keys_mean']:,.1f}",
+    f"{row['keys_max']:,}",
+    executor,
+    tile,
+    f"{about}{row['waste']:.2f}",
+    about + _flops(row["flops"]),
+  )
+
+
+def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
+  """(name, value, description) rows on the network, a step and decoding."""
+  step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
+  yield from _reach_rows(report["reach"], report["positions"])
+  yield ("",)
+  what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
+  yield "FLOPs", _flops(step["flops"]["total"]), what
+  for part, what in FLOPS.items():
+    yield f"  {part}", _flops(step["flops"][part]), what
+  what = "to and from memory, at least"
+  yield "traffic", _bytes(step["bytes"]["total"]), what
+  for part, what in TRAFFIC.items():
+    yield f"  {part}", _bytes(step["bytes"][part]), what
+  yield ("",)
+  mesh = report["mesh"]
+  along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
+  split = f" of {math.prod(mesh.values())} ({', '.join(along)})"
+  what = (
+    f"per device{split if along else ''}, {memory['sequences']} sequences at a"
+    " time; the parts are exact, their sum is an estimate"
+  )
+  yield "memory", _bytes(memory["total"]), what
+  for part, what in MEMORY.items():
+    yield f"  {part}", _bytes(memory[part]), what
+  yield ("",)
+  if cache is None:
+    yield "cache", "none", "cannot decode: queries attend to later keys"
+  else:
+    what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
+    yield "cache", _bytes(cache["bytes"]), what
+
+
+def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
+  everything = "everything after {} layer{}".format
+  layers, may_see = reach["layers"], reach["may_see"]
+  checked = []
+  if reach["positions_checked"]:
+    checked.append(f"every pair of {reach['positions_checked']:,} positions")
+  if reach["inputs_checked"]:
+    checked.append(f"{reach['inputs_checked']} inputs to all {n:,}")
+  what = f"checked: {', '.join(checked)}"
+  seen = "not everything"
+  if reach["missing"]:
+    query, key = reach["missing"]
+    what = f"query {query:,} never reaches key {key:,}; {what}"
+  else:
+    seen = everything(layers, "s" * (layers != 1))
+  yield "sees" if may_see is None else "always sees", seen, what
+  if may_see is not None:
+    what = "if patterns that follow the content had all pairs they may have"
+    yield "may see", everything(may_see, "s" * (may_see != 1)), what
+
+
+def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
+  yield "model.remat", "activations", "layer", "FLOPs recomputed"
+  for remat, way in report["rematerialisation"].items():
+    mark = " (chosen)" if remat == report["remat"] else ""
+    sizes = _bytes(way["activations"]), _bytes(way["layer"])
+    yield remat + mark, *sizes, _flops(way["recomputed"])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """Abbreviates numbers: all, the first six, or an arithmetic progression.
+
+  >>> _ranges(range(0, 128, 4))
+  '0, 4 ... 124'
+  """
+  distances = {b - a for a, b in itertools.pairwise(numbers)}
+  if len(numbers) > 4 and len(distances) == 1:
+    return f"{numbers[0]}, {numbers[1]} ... {numbers[-1]}"
+  more = " ..." if len(numbers) > 6 else ""
+  return ", ".join(map(str, numbers[:6])) + more
+
+
+def _bytes(size: int) -> str:
+  return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _flops(count: int) -> str:
+  return _scaled(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def _scaled(number: int, base: int, units: Sequence[str]) -> str:
+  power = min(int(math.log(max(number, 1), base)), len(units) - 1)
+  return f"{number / base**power:,.4g} {units[power]}".strip()

@@ -1,0 +1,129 @@
+"""Runs that cannot fit in memory, found before their networks are made.
+
+All bounds are lower ones and follow from sizes alone: nothing that could run is
+rejected. What a run is expected to take is in `costs`.
+"""
+
+import jax
+from ml_collections import ConfigDict
+
+from sparse_transformer import data, machine, model as model_lib
+from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.distributed import mesh
+
+
+def check_training(config: ConfigDict, source: data.Source) -> None:
+  """Checks that a run may fit in memory, without making its network.
+
+  Only what is certainly in memory at the same time counts: on each device, the
+  state with its gradients, or with the input of each layer and the logits of a
+  micro-batch; in the memory of the host, a copy of the state while a checkpoint
+  is saved; and what validation needs. What XLA, patterns and data take does not
+  count, nor does what `model.remat` keeps.
+
+  Raises:
+    ValueError: the run needs more memory than there is.
+  """
+  model, sizes, state = _sizes(config, source)
+  train, network = config.train, _describe_network(model)
+  # At least a device's part of the state is copied.
+  copies = 1
+  if jax.default_backend() == "cpu":
+    copies += jax.local_device_count()
+  _check_fits(network, copies * state, machine.memory(), "this machine")
+  if not train.steps:
+    return  # only the initial state is saved
+  _check_fits(network, state + state // 4, machine.device_memory())
+  positions = costs.num_sequences(config, sizes) * model.length
+  positions //= sizes["sequence"]
+  layers = model.num_layers * model.width * costs.itemsize(model)
+  _check_fits(
+    f"train.batch_size={train.batch_size}, train.accumulation="
+    f"{train.accumulation} with sequences of {model.length} positions",
+    state + positions * (layers + 4 * model.vocab_size),
+    machine.device_memory(),
+  )
+  check_inference(config, source, config.eval.batch_size)
+
+
+def check_inference(
+  config: ConfigDict,
+  source: data.Source,
+  batch: int,
+  *,
+  name: str = "eval.batch_size",
+  cache: int | None = None,
+) -> None:
+  """Checks that evaluation or sampling may fit in memory.
+
+  As in `check_training`, only what is certainly needed counts: the state
+  that is restored, and of the batch the cache and the residual stream with the
+  logits or inside an MLP.
+
+  Args:
+    config: the experiment's config.
+    source: its data source.
+    batch: sequences on all devices.
+    name: what sets `batch`.
+    cache: bytes of the cache of one sequence, if it is computed position by
+      position; None if all positions are computed at once.
+
+  Raises:
+    ValueError: it needs more memory than there is.
+  """
+  (model, sizes, state), room = _sizes(config, source), machine.device_memory()
+  _check_fits(_describe_network(model), state, room)
+  mlp = model.mlp_width * costs.itemsize(model)
+  position = 4 * model.width + max(4 * model.vocab_size, mlp)
+  if cache is None:
+    sequence = position * model.length // sizes["sequence"]
+  else:
+    sequence = position + cache
+  shards = mesh.num_shards(sizes)
+  own = batch if batch % shards else batch // shards
+  _check_fits(
+    f"{name}={batch} with sequences of {model.length} positions",
+    state + own * sequence,
+    room,
+  )
+
+
+def _sizes(
+  config: ConfigDict, source: data.Source
+) -> tuple[model_lib.Config, mesh.Sizes, int]:
+  """The network without patterns, the mesh, and bytes of a device's state."""
+  model = model_lib.Config(
+    vocab_size=source.vocab_size,
+    length=source.length,
+    shape=tuple(source.shape),
+    patterns=(),
+    **config.model,
+  )
+  sizes = mesh.sizes(config)
+  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  # The weights, two moments of the optimizer, the average.
+  return model, sizes, 4 * costs.bytes_on_device(params, sizes)
+
+
+def _describe_network(model: model_lib.Config) -> str:
+  return (
+    f"a network of {model_lib.count_parameters(model):,} parameters"
+    f" (model.num_layers={model.num_layers}, model.width={model.width},"
+    f" embeddings of {' + '.join(map(str, model.axes))} rows for"
+    f" {model.length} positions)"
+  )
+
+
+def _check_fits(
+  what: str,
+  size: int,
+  room: int | None,
+  place: str = "a device of this machine",
+) -> None:
+  """Raises ValueError if something is larger than the memory of a place."""
+  if room is not None and size > room:
+    need, found = (f"{x / 2**30:,.1f} GiB" for x in (size, room))
+    raise ValueError(
+      f"{what} needs at least {need} of memory, but {place} has {found}; use"
+      " smaller values"
+    )

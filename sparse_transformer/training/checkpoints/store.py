@@ -1,0 +1,401 @@
+"""Saves, verifies and restores the checkpoints of a run.
+
+A checkpoint is the folder `checkpoints/<step>/` of a workdir:
+
+  state/      the arrays of the training state, see saved_arrays.py
+  about/      the config, versions, data digest, validation loss and digests of
+              the arrays, as JSON
+  files.json  {file name: CRC-32} of all files in the two
+
+A checkpoint has this name only while it is complete: it is written under
+another, and gets the other again before it is deleted.
+
+Orbax restores flipped bytes without an error. Therefore the files are checked
+against the list before anything reads them, and nothing else decides that a
+checkpoint is damaged: neither an error on devices that cannot restore it, nor
+arrays with other digests than those that were saved.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from sparse_transformer import atomic, config as config_lib, version
+from sparse_transformer.data import Images, Stream
+from sparse_transformer.training.checkpoints import digest, saved_arrays
+from sparse_transformer.training.distributed import processes
+from sparse_transformer.training.step import State
+
+FILES = "files.json"
+TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
+  """Describes a run for its checkpoints: config, versions, data digest."""
+  return dict(
+    config=config.to_dict(),
+    python=platform.python_version(),
+    versions=version.packages(),
+    data=source.digest(),
+  )
+
+
+class Checkpoints:
+  """The checkpoints of a workdir; a context manager. Saves in the background.
+
+  Other files and folders in `checkpoints/` are left alone. One whose name is
+  needed for a checkpoint is renamed.
+
+  Args:
+    workdir: the folder that contains `checkpoints/`.
+    keep: how many of the latest checkpoints to keep; None for read-only.
+    keep_best: how many of those with the lowest validation loss to keep, too.
+    about: the description of the run, from `about`.
+    on_error: "stop" raises OSError when a checkpoint cannot be written;
+      "continue" reports it on standard error.
+
+  Attributes:
+    workdir: the absolute path of that folder.
+  """
+
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    *,
+    keep: int | None = None,
+    keep_best: int = 0,
+    about: dict[str, Any] | None = None,
+    on_error: str = "stop",
+  ):
+    self.workdir = pathlib.Path(workdir).absolute()
+    self._folder = self.workdir / "checkpoints"
+    self._keep, self._keep_best = keep or 0, keep_best
+    self._about, self._on_error = about or {}, on_error
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._saving: concurrent.futures.Future | None = None
+    if keep is not None:
+      self._attempt(self._prepare)
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    self._thread.shutdown()
+    if kind is None:  # otherwise the first error is the one to raise
+      self.finish()
+
+  def steps(self) -> list[int]:
+    """Returns the steps of the finished checkpoints in ascending order."""
+    names = {
+      path.parent.name
+      for part in (saved_arrays.FOLDER, FILES)  # one may have been deleted
+      for path in self._folder.glob(f"[0-9]*/{part}")
+    }
+    return sorted(int(x) for x in names if x.isdecimal() and str(int(x)) == x)
+
+  def fingerprint(self, step: int) -> str | None:
+    """Returns a CRC-32 of a checkpoint's contents; None if it is unknown."""
+    try:
+      return f"{_crc32(self._path(step) / FILES):08x}"
+    except OSError:
+      return None
+
+  def check_step(self, step: int | None) -> int:
+    """Returns a step that is saved; None stands for the last one.
+
+    Raises:
+      FileNotFoundError: no checkpoint exists.
+      ValueError: no checkpoint of this step exists.
+    """
+    steps = self.steps()
+    if not steps:
+      raise FileNotFoundError(
+        f"{self._folder} holds no checkpoint; train.py writes them"
+      )
+    step = steps[-1] if step is None else step
+    if step not in steps:
+      raise ValueError(
+        f"no checkpoint of step {step} in {self._folder}; saved steps:"
+        f" {', '.join(map(str, steps))}"
+      )
+    return step
+
+  def save(self, state: State, validation: float | None = None) -> None:
+    """Saves a state in the background, unless its step is already saved.
+
+    Args:
+      state: the training state.
+      validation: bits per dim on validation data, if known.
+
+    Raises:
+      OSError: this save or the previous one failed, with on_error="stop".
+    """
+    self.finish()
+    step = int(state.step)
+    if not processes.decide(lambda: step in self.steps()):
+      tree = saved_arrays.as_tree(state)
+      about = self._about | dict(
+        validation=validation, arrays=digest.of_arrays(tree)
+      )
+      new = self._new(step)
+      if self._attempt(lambda: _make_empty(new)):
+        self._attempt(lambda: self._start(step, tree, about))
+
+  def finish(self) -> None:
+    """Waits until the last save is complete.
+
+    Raises:
+      OSError: it failed, with on_error="stop".
+    """
+    saving, self._saving = self._saving, None
+    if saving:
+      self._attempt(saving.result)
+
+  def restore(self, like: State, step: int | None = None) -> State:
+    """Returns the verified state at a step, by default the last one.
+
+    Args:
+      like: the shapes of the state, with their shardings if it is restored on
+        several devices: those of `Experiment.like`. They need not be those of
+        the mesh that it was saved on.
+      step: one of `steps()`.
+
+    Raises:
+      FileNotFoundError: no checkpoint exists, or a run has just deleted it.
+      Damaged: a file of the checkpoint is damaged or missing.
+      ValueError: no checkpoint of this step exists, or it is from another
+        network.
+    """
+    path = self._path(self.check_step(step))
+    try:
+      _verify(path)
+      return _load(path, like)
+    except ValueError as error:
+      if path.exists():
+        raise
+      raise FileNotFoundError(
+        f"checkpoint {path} has just been deleted, as the run that is training"
+        " there keeps only its last and best"
+      ) from error
+
+  def restore_last(self, like: State) -> State | None:
+    """Returns the state of the last good checkpoint, or None if there is none.
+
+    Damaged ones are renamed, each with a line on standard error.
+
+    Raises:
+      ValueError: it is from another network, or from a run with another config
+        or on other data.
+    """
+    step = processes.decide(self._last_intact)
+    return None if step is None else _load(self._path(step), like)
+
+  def _last_intact(self) -> int | None:
+    """The step of the last checkpoint whose files are as they were written."""
+    for step in reversed(self.steps()):
+      path = self._path(step)
+      try:
+        _verify(path)
+      except Damaged as error:
+        reason = f"checkpoint {path} cannot be used: {error.reason}"
+        _set_aside(path, "damaged", reason)
+      else:
+        self._check_run(path)
+        return step
+    return None
+
+  def _path(self, step: int) -> pathlib.Path:
+    return self._folder / str(step)
+
+  def _new(self, step: int) -> pathlib.Path:
+    """Where a checkpoint is while it is written."""
+    return self._folder / f"{step}{TEMPORARY}"
+
+  def _prepare(self) -> None:
+    """Makes the folder, and finds out early whether it can be written to."""
+    if not processes.is_first():
+      return
+    self._folder.mkdir(parents=True, exist_ok=True)
+    for path in self._folder.glob(f"[0-9]*{TEMPORARY}"):
+      # What a killed run was writing or deleting.
+      shutil.rmtree(path, ignore_errors=True)
+    probe = self._new(0)
+    probe.mkdir()
+    probe.rmdir()
+
+  def _start(self, step: int, tree: Any, about: dict[str, Any]) -> None:
+    """Starts an asynchronous save; training continues meanwhile."""
+    writing = saved_arrays.start_writing(self._new(step), tree)
+    self._saving = self._thread.submit(self._complete, writing, step, about)
+
+  def _complete(self, writing: Any, step: int, about: dict[str, Any]) -> None:
+    """Adds the rest when the arrays are written, and prunes older ones."""
+    path, new = self._path(step), self._new(step)
+    try:
+      writing.close()
+      if not processes.is_first():
+        return
+      (new / "about").mkdir()
+      _write_json(new / "about" / "metadata", about)
+      files = sorted(path for path in new.rglob("*") if path.is_file())
+      listed = {str(path.relative_to(new)): _crc32(path) for path in files}
+      _write_json(new / FILES, listed)
+      if path.exists():
+        _set_aside(path, "other", f"{path} is not a checkpoint")
+      new.rename(path)
+    except BaseException:
+      if processes.is_first():
+        shutil.rmtree(new, ignore_errors=True)
+      raise
+    self._prune()
+
+  def _prune(self) -> None:
+    steps = self.steps()
+    bits = {s: _read_about(self._path(s)).get("validation") for s in steps}
+    known = {s: x for s, x in bits.items() if x is not None}
+    best = sorted(known, key=known.__getitem__)[: self._keep_best]
+    for step in {*steps[: -self._keep]}.difference(best):
+      _delete(self._path(step))
+
+  def _check_run(self, path: pathlib.Path) -> None:
+    """Raises ValueError if a checkpoint is not from the current run."""
+    if not self._about:
+      return
+    saved, current = _read_about(path), ConfigDict(self._about["config"])
+    config_lib.check_saved(path, saved["config"], current)
+    there, here = (
+      ", ".join(f"{name} {value}" for name, value in x["data"].items())
+      for x in (saved, self._about)
+    )
+    if there != here:
+      raise ValueError(
+        f"checkpoint {path} is from a run on other data ({there}) than the"
+        f" current data ({here}); use the same data, or another --workdir"
+      )
+
+  def _attempt(self, function: Callable[[], Any]) -> bool:
+    """Calls a function in all processes, which then report the first problem.
+
+    Returns:
+      Whether there was none.
+    """
+    problem = ""
+    try:
+      function()
+    except Exception as error:  # Orbax forwards what TensorStore raises
+      problem = saved_arrays.first_line(error) or type(error).__name__
+    problem = next(filter(None, processes.gather(problem)), "")
+    if problem:
+      processes.decide(lambda: self._fail(problem))
+    return not problem
+
+  def _fail(self, problem: str) -> None:
+    steps = self.steps()
+    last = f"the last is of step {steps[-1]}" if steps else "there is no other"
+    line = (
+      f"a checkpoint could not be written to {self._folder}: {problem}; {last}"
+    )
+    if self._on_error == "stop":
+      raise OSError(line)
+    print(f"continuing without it: {line}", file=sys.stderr)
+
+
+class Damaged(ValueError):
+  """A file of a checkpoint is damaged or missing."""
+
+  def __init__(self, path: pathlib.Path, reason: str):
+    super().__init__(
+      f"checkpoint {path} is damaged: {reason}; train.py sets it aside and"
+      " resumes from the last one that is intact"
+    )
+    self.reason = reason
+
+
+def _make_empty(folder: pathlib.Path) -> None:
+  if processes.is_first():
+    shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
+    folder.mkdir()
+
+
+def _load(path: pathlib.Path, like: State) -> State:
+  """The state in a checkpoint whose files have been verified."""
+  found = saved_arrays.read(path, like)
+  digests = digest.of_arrays(found)
+  saved = _read_about(path).get("arrays", digests)
+  if other := [x for x in digests if saved.get(x) != digests[x]]:
+    raise ValueError(
+      f"checkpoint {path} has intact files, but some arrays, restored on"
+      f" {jax.device_count()} devices, have other bits than were saved:"
+      f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
+      " other devices"
+    )
+  return State(**found)
+
+
+def _verify(path: pathlib.Path) -> None:
+  """Raises Damaged unless all listed files are as they were written."""
+  try:
+    files = atomic.read_json(path / FILES)
+    if "about/metadata" not in files:
+      raise ValueError("it does not list about/metadata")
+    wrong = [
+      name
+      for name, crc in files.items()
+      if not (path / name).is_file() or _crc32(path / name) != crc
+    ]
+  except (OSError, ValueError, AttributeError) as error:
+    raise Damaged(path, f"{FILES}: {saved_arrays.first_line(error)}") from error
+  if wrong:
+    raise Damaged(path, f"damaged or missing files {', '.join(wrong[:3])}")
+
+
+def _crc32(path: pathlib.Path) -> int:
+  crc = 0
+  with path.open("rb") as file:
+    while block := file.read(2**24):
+      crc = zlib.crc32(block, crc)
+  return crc
+
+
+def _set_aside(path: pathlib.Path, prefix: str, reason: str) -> None:
+  """Renames what cannot be used or is in the way: nothing is deleted."""
+  number = 0
+  while (new := path.with_name(f"{prefix}-{path.name}-{number}")).exists():
+    number += 1
+  path.rename(new)
+  print(f"{reason}; renamed to {new.name}", file=sys.stderr)
+
+
+def _delete(path: pathlib.Path) -> None:
+  """Deletes a checkpoint; if killed, leaves nothing that looks like one."""
+  new = path.with_name(path.name + TEMPORARY)
+  with contextlib.suppress(OSError):  # one that stays does no harm
+    shutil.rmtree(new, ignore_errors=True)
+    path.rename(new)
+    shutil.rmtree(new)
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+  with path.open("w") as file:
+    json.dump(value, file, indent=1)
+    file.flush()
+    os.fsync(file.fileno())  # before the checkpoint gets its name
+
+
+def _read_about(path: pathlib.Path) -> dict[str, Any]:
+  """The description of a checkpoint's run; {} if there is none."""
+  try:
+    return atomic.read_json(path / "about" / "metadata")
+  except (OSError, ValueError):
+    return {}

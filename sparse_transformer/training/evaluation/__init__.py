@@ -1,0 +1,1 @@
+"""Trained runs, and their bits per dim."""

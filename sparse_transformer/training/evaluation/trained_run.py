@@ -1,0 +1,274 @@
+"""A run that commands read: its states, and the evaluations in its workdir."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from sparse_transformer import atomic, config as config_lib, data
+from sparse_transformer.figures import curves
+from sparse_transformer.signals import Signals, Stopped
+from sparse_transformer.training import metrics
+from sparse_transformer.training.analysis import memory_limits
+from sparse_transformer.training.checkpoints.store import Checkpoints
+from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import State
+
+Result = dict[str, Any]
+
+
+def in_float32(config: ConfigDict) -> ConfigDict:
+  """A copy of a config whose activations are float32, as for final scores.
+
+  The rounding of bfloat16 shifts the bits of a deep network, which may be by as
+  much as published results differ.
+  """
+  groups = config.to_dict()
+  groups["model"]["dtype"] = "float32"
+  return ConfigDict(groups).lock()
+
+
+@contextlib.contextmanager
+def open_run(
+  workdir: str | os.PathLike, config: ConfigDict | None = None
+) -> Iterator["Run"]:
+  """Opens a run; within the context, a signal ends its evaluations.
+
+  Args:
+    workdir: folder of the run.
+    config: its config, with overrides that apply; None for the saved one.
+  """
+  if config is None:
+    config = config_lib.read_config(workdir)
+  experiment = Experiment(config)
+  with Signals() as signals, Checkpoints(workdir) as checkpoints:
+    yield Run(experiment, checkpoints, signals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run, see `open_run`.
+
+  Evaluations are saved in the workdir, as `evaluations/NAME.json` and .png.
+  Their activations have the dtype of the config; if that is float32, so is the
+  precision of products, on all devices.
+
+  Attributes:
+    experiment: the run's network and data.
+    checkpoints: its checkpoints.
+    signals: caught signals.
+  """
+
+  experiment: Experiment
+  checkpoints: Checkpoints
+  signals: Signals
+
+  def state(self, step: int | Literal["best"] | None = None) -> State:
+    """The state at a step; None means the last, "best" what `best` finds.
+
+    The best is found in float32, whatever the dtype of this run's activations.
+
+    Raises:
+      Stopped: a signal was caught.
+    """
+    if step == "best":
+      config = in_float32(self.experiment.config)
+      scored = dataclasses.replace(self, experiment=Experiment(config))
+      step = int(scored.best()["step"])
+    state = self._restore(step)
+    self.signals.check()
+    return state
+
+  def best(self, weights: str = "ema") -> Result:
+    """The best result on the entire validation split, see `evaluations`.
+
+    All checkpoints of the run are scored, as training may have validated on a
+    part of the split. Saved results are used again. Of several that are as
+    good, the first step is the best.
+
+    Raises:
+      FileNotFoundError: no checkpoint exists.
+      ValueError: the run has no validation, or a batch of it does not fit here.
+      Stopped: a signal ended the work.
+    """
+    self._check()
+    workdir = self.checkpoints.workdir
+    if not any(x["split"] == "validation" for x in metrics.read(workdir)):
+      raise ValueError(
+        f"the best step is chosen by validation, but the run in {workdir} has"
+        " none yet; name a step, or train the run to its end"
+      )
+    results = []
+    for step in self.checkpoints.steps():
+      about = self._about("validation", step, 0, weights)
+      result = self._saved(about)
+      if not result and (state := self._unless_deleted(step)):
+        result = self._score(about, state, self._tally())
+      if result and math.isfinite(result["bits_per_dim"]):
+        results.append(result)
+    if not results:
+      raise ValueError(
+        f"no checkpoint of the run in {workdir} has finite bits on the"
+        " validation split"
+      )
+    return min(results, key=lambda x: (x["bits_per_dim"], x["step"]))
+
+  def evaluations(
+    self,
+    split: str,
+    steps: Sequence[int | None] | Literal["best"] = (None,),
+    contexts: Sequence[int] = (0,),
+    weights: str = "ema",
+  ) -> Iterator[Result]:
+    """Scores each step with each context, and saves bits by position.
+
+    Args:
+      split: one of `data.SPLITS`.
+      steps: steps of checkpoints; None means the last one. () means all, and
+        one that a training run deletes meanwhile is skipped, with a line on
+        standard error. "best" means what `best` finds; results then include
+        its `validation_bits_per_dim`.
+      contexts: minimum numbers of positions before a scored one.
+      weights: "ema" or "params", see `State`.
+
+    Yields:
+      JSON objects with `Tally.summary`. After a signal, the last one covers the
+      windows scored until then, has `complete` false, and is not saved.
+
+    Raises:
+      ValueError: evaluation needs more memory than there is, or the split, step
+        or context does not exist.
+      Stopped: a signal ended the work.
+    """
+    if not contexts:
+      raise ValueError("contexts is empty, but must have a number such as 0")
+    for min_context in contexts:  # finds errors before the work starts
+      self.experiment.source.windows(split, min_context)
+    self._check()
+    more = {}
+    if steps == "best":
+      best = self.best(weights)
+      steps = [best["step"]]
+      more = dict(validation_bits_per_dim=best["bits_per_dim"])
+    asked = [self.checkpoints.check_step(step) for step in steps]
+    for step in asked or self.checkpoints.steps():
+      state = self._restore(step) if asked else self._unless_deleted(step)
+      for min_context in contexts if state else ():
+        about = self._about(split, step, min_context, weights)
+        tally = self._tally()
+        try:
+          yield self._score(about, state, tally) | more
+        except Stopped:
+          yield tally.summary() | about | dict(complete=False)
+          raise
+
+  def _check(self) -> None:
+    """Checks that there is a checkpoint, and that evaluation fits here."""
+    config, sizes = self.experiment.config, self.experiment.mesh.shape
+    mesh.check_eval_batch(config, sizes)
+    mesh.check_network(self.experiment.model, sizes)
+    memory_limits.check_inference(
+      config, self.experiment.source, config.eval.batch_size
+    )
+    self.checkpoints.check_step(None)
+
+  def _restore(self, step):
+    return self.experiment.restore(self.checkpoints, step)
+
+  def _unless_deleted(self, step):
+    """The state at a step; None if the run has deleted it meanwhile.
+
+    A run that is training keeps only its last and best checkpoints.
+    """
+    try:
+      return self._restore(step)
+    except (ValueError, FileNotFoundError):
+      if step in self.checkpoints.steps():
+        raise
+      print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
+      return None
+
+  def _about(self, split, step, min_context, weights):
+    """The fields of a result that say what is scored."""
+    return dict(
+      split=split,
+      step=step,
+      min_context=min_context,
+      weights=weights,
+      dtype=self.experiment.config.model.dtype,
+      unit=self.experiment.source.unit,
+    )
+
+  def _tally(self):
+    """A tally whose error is over images, or over blocks of a stream."""
+    source = self.experiment.source
+    of_images = isinstance(source, data.Images)
+    return scoring.Tally(source.length, None if of_images else scoring.BLOCK)
+
+  def _score(self, about, state, tally):
+    """Scores a state, saves the result, and returns it."""
+    source, settings = self.experiment.source, self.experiment.config
+    # By default, GPUs and TPUs round the operands of products in float32.
+    precision = jax.default_matmul_precision.value
+    if settings.model.dtype == "float32":
+      precision = precision or "highest"
+    with jax.default_matmul_precision(precision):
+      result = about | scoring.bits_per_dim(
+        self.experiment.losses,
+        getattr(state, about["weights"]),
+        source.windows(about["split"], about["min_context"]),
+        batch_size=settings.eval.batch_size,
+        sharding=self.experiment.batch_sharding,
+        name=about["split"],
+        tally=tally,
+        check_stop=self.signals.check,
+      )
+    if isinstance(source, data.Images) and source.shape[2] > 1:
+      result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
+    bits_L = tally.by_position()
+    bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
+    saved = result | dict(inputs=self._inputs(about), by_position=bits)
+    path = self._path(about)
+    path.parent.mkdir(exist_ok=True)
+    atomic.write_text(path, json.dumps(saved) + "\n")
+    curves.bits_by_position(bits_L, result).savefig(path.with_suffix(".png"))
+    return result
+
+  def _saved(self, about):
+    """The saved result; None unless it is of the same weights and settings."""
+    try:
+      result = atomic.read_json(self._path(about))
+      source = self.experiment.source
+      windows = source.windows(about["split"], about["min_context"])
+      same = (
+        self.checkpoints.fingerprint(about["step"]) is not None
+        and result.pop("inputs") == self._inputs(about)
+        and result["examples"] == len(windows)
+        and math.isfinite(result["bits_per_dim"])
+        and result.pop("by_position")
+      )
+      return result if same else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+      return None  # there is none, or it is damaged
+
+  def _path(self, about):
+    stem = "{split}-step{step}-context{min_context}-{weights}"
+    name = stem.format(**about)
+    return self.checkpoints.workdir / "evaluations" / f"{name}.json"
+
+  def _inputs(self, about):
+    """The inputs of a result: checkpoint, data and network, as JSON."""
+    config = self.experiment.config.to_dict()
+    groups = {name: config[name] for name in ("data", "model", "attention")}
+    crc32 = self.checkpoints.fingerprint(about["step"])
+    return json.loads(json.dumps(dict(checkpoint=crc32, config=groups)))

@@ -222,15 +222,15 @@ class _Tiles(online_softmax.Steps):
 
   def put(self, i, x_BLH, new):
     for row, tile_BHT in zip(self._rows(i)[:, 0], new, strict=True):
-      x_BLH = _set_tile(x_BLH, row, tile_BHT)
+      x_BLH = _set_tile(x_BLH, row, tile_BHT.swapaxes(1, 2))
     return x_BLH
 
   def add(self, i, j, x_BLH, new):
     for cols_C, new_BHS in zip(self._cols(j), new, strict=True):
       parts = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, parts, strict=True):
-        old_BTH = _tile(x_BLH, col, self.tile)
-        x_BLH = _set_tile(x_BLH, col, old_BTH.swapaxes(1, 2) + tile_BHT)
+        new_BTH = _tile(x_BLH, col, self.tile) + tile_BHT.swapaxes(1, 2)
+        x_BLH = _set_tile(x_BLH, col, new_BTH)
     return x_BLH
 
   def _rows(self, i):
@@ -266,8 +266,7 @@ def _tile(x_BLH, i, tile):
   return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1)
 
 
-def _set_tile(x_BLH, i, tile_BHT):
+def _set_tile(x_BLH, i, tile_BTH):
   """x with its i-th tile replaced."""
-  tile_BTH = tile_BHT.swapaxes(1, 2)
   first = i * tile_BTH.shape[1]
   return lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, first, 1)

@@ -272,7 +272,7 @@ class Transformer(nnx.Module):
     period = self.config.period
     times = self.config.num_layers // period
     kinds = self.config.has_experts[:period]
-    counts = {kind: kinds.count(kind) for kind in inputs[0]}, *[period] * 3
+    counts = {kind: kinds.count(kind) for kind in inputs[0]}, period, period
 
     def split(count, tree):
       return jax.tree.map(

@@ -222,6 +222,8 @@ def test_rematerialization_changes_no_value_and_no_gradient(
     return jax.jit(function)(params)
 
   values, gradients = run("none")
+  # Of all parameters: the gradient of a bias of keys is rounding errors alone.
+  largest = max(np.abs(y).max() for y in jax.tree.leaves(gradients))
   for remat in modes:
     found, of_parameters = run(remat)
     if dtype == "float32":
@@ -229,4 +231,4 @@ def test_rematerialization_changes_no_value_and_no_gradient(
     for x, y in zip(
       *map(jax.tree.leaves, (of_parameters, gradients)), strict=True
     ):
-      np.testing.assert_allclose(x, y, atol=tolerance * np.abs(y).max())
+      np.testing.assert_allclose(x, y, atol=tolerance * largest)

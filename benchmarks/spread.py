@@ -26,10 +26,7 @@ LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
 DEVICES = 4, 8, 32
 PATTERNS = "Local", "Block", "Strided", "Summary", "BigBird"
 NAMES = "pattern", "n", "devices"
-PLANNED = (
-  *("tile", "dealing", "queries", "keys"),
-  *("imbalance", "forward", "backward"),
-)
+PLANNED = "tile dealing queries keys imbalance forward backward".split()
 
 
 def count(name: str, n: int, devices: int) -> dict:
@@ -44,15 +41,13 @@ def count(name: str, n: int, devices: int) -> dict:
   return dict(
     expression=str(pattern),
     **{name: said[name] for name in PLANNED},
-    forward_compiled=_compiled(pattern, n, devices, is_spread=True),
+    forward_compiled=_compiled(pattern, n, devices),
     gather_of_keys_and_values=others * HEADS * 2 * WIDTH * ITEM,
-    forward_by_the_compiler_alone=_compiled(
-      pattern, n, devices, is_spread=False
-    ),
+    forward_by_the_compiler_alone=_compiled(pattern, n, devices, False),
   )
 
 
-def _compiled(pattern, n, devices, is_spread):
+def _compiled(pattern, n, devices, is_spread=True):
   """Bytes that a device receives in a compiled forward pass."""
   mesh = jax.make_mesh(
     (devices,), ("sequence",), (AxisType.Auto,), devices=jax.devices()[:devices]

@@ -31,7 +31,7 @@ class Contestant:
     first: function from an output to that of the first example,
       [n, heads, width], in float64.
     pattern: what the program runs, if it differs from the entry's pattern.
-    facts: what else is known about it.
+    facts: other fields of its row.
   """
 
   passes: dict[str, Callable]
@@ -73,10 +73,7 @@ def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
 
 
 def errors(entry, pattern, found):
-  """Largest absolute errors of out and, if there is a backward pass, of dq.
-
-  Compares all rows up to n = 4,096, and 4M / n of them beyond.
-  """
+  """Largest absolute errors of out and dq: of 4M / n rows if n > 4,096."""
   num_rows = entry.n if entry.n <= 4096 else max(1, 2**22 // entry.n)
   rows = np.linspace(0, entry.n - 1, num_rows).astype(int)
   inputs = (x[0].astype(np.float64) for x in random_inputs(entry))

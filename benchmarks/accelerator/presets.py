@@ -21,7 +21,7 @@ FIRST = "enwik8", "cifar10", "cifar10_15m"
 # The paper's networks, which are also run with every `model.remat`.
 PAPER = *FIRST, "imagenet64"
 COMPILED = pathlib.Path(__file__).parents[1] / "results" / "compiled.json"
-STEP_ROUNDS, ROUND_SECONDS = 5, 1.0
+ROUND_SECONDS = 1.0
 
 
 def entries(settings: Settings, rank: int) -> dict:
@@ -115,14 +115,10 @@ def needed(name: str) -> dict:
 def _time_steps(update, state, batch):
   """Seconds of a step, which waits for the one before it only."""
 
-  def run(steps):
+  def step():
     nonlocal state
-    start = time.perf_counter()
-    for _ in range(steps):
-      state, _ = update(state, batch)
-    jax.block_until_ready(state)
-    return (time.perf_counter() - start) / steps
+    state, _ = update(state, batch)
+    return state
 
-  run(2)
-  steps = max(1, min(20, round(ROUND_SECONDS / run(1))))
-  return timing.spread([run(steps) for _ in range(STEP_ROUNDS)])
+  warm = timing.warm_up(step)
+  return timing.interleave({0: step}, {0: warm}, min_seconds=ROUND_SECONDS)[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -74,7 +75,6 @@ class _Progress:
     self.start(IDLE)
 
   def start(self, entry: tuple[str, str]) -> None:
-    """Starts the clock of an entry."""
     self.running, self._started = entry, time.monotonic()
 
   def handle(self, message: dict) -> None:
@@ -151,13 +151,12 @@ class _Progress:
       _say(f"{part}: {found['skipped']}")
 
   def seconds_left(self) -> float:
-    """Seconds that what runs still has."""
+    """Seconds that what runs still has, 0 if it is late."""
     now, (part, _) = time.monotonic(), self.running
     most = PARTS[part].seconds if part else IDLE_SECONDS
-    return min(self._deadline, self._started + most) - now
+    return max(0, min(self._deadline, self._started + most) - now)
 
   def minutes_left(self) -> float:
-    """Minutes until the deadline."""
     return (self._deadline - time.monotonic()) / 60
 
 
@@ -174,42 +173,34 @@ def _run_child(progress, parts, ranks):
   flags = os.environ.get("XLA_FLAGS", "")
   if any(PARTS[part].exact for part in parts):
     flags = f"--xla_gpu_deterministic_ops=true {flags}"
-  child = subprocess.Popen(
+  lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
+  with subprocess.Popen(
     [*COMMAND, json.dumps(request)],
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags.strip()},
     process_group=0,  # to end also what it has started
-  )
-  lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
-  reader = threading.Thread(target=_read, args=(child.stdout, lines))
-  reader.start()
-  try:
-    while line := lines.get(timeout=max(0, progress.seconds_left())):
-      if line.endswith("\n"):  # or else it was cut by the end of the process
-        progress.handle(json.loads(line))
-    # It also ends when the next entry needs a new process. A broken device may
-    # keep it from ending.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      child.wait(max(0, progress.seconds_left()))
-    if child.returncode:
-      progress.fail(f"its process ended with status {child.returncode}")
-  except queue.Empty:
-    progress.run_out()
-  finally:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    reader.join()
-
-
-def _read(file, lines):
-  """Puts the lines of a file on a queue, and then ""."""
-  with file:
-    for line in file:
-      lines.put(line)
-  lines.put("")
+  ) as child:
+    output = itertools.chain(child.stdout, [""])
+    reader = threading.Thread(target=lambda: [*map(lines.put, output)])
+    reader.start()
+    try:
+      while line := lines.get(timeout=progress.seconds_left()):
+        if line.endswith("\n"):  # or else it was cut by the end of the process
+          progress.handle(json.loads(line))
+      # It also ends when the next entry needs a new process. A broken device
+      # may keep it from ending.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(progress.seconds_left())
+      if child.returncode:
+        progress.fail(f"its process ended with status {child.returncode}")
+    except queue.Empty:
+      progress.run_out()
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+      reader.join()
 
 
 def _say(line):

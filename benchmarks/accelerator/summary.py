@@ -46,11 +46,8 @@ def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
 
 def about(content: dict) -> str:
   """The device, the versions and the commit."""
-  return (
-    "{number} x {name}, jax {jax}, Python {python}, commit {commit}".format(
-      **content["device"]
-    )
-  )
+  text = "{number} x {name}, jax {jax}, Python {python}, commit {commit}"
+  return text.format(**content["device"])
 
 
 def _count(entries):
@@ -71,12 +68,12 @@ def _troubles(entries):
 
 
 def _rows(part, entries):
-  """The table of a part; only its titles if it has no rows."""
-  titles, rows = TABLES.get(part, ((), lambda entries: ()))
-  return [titles, *rows(entries)]
+  """The table of a part: its titles, and rows if there are any."""
+  return [*TABLES[part](entries)] if part in TABLES else []
 
 
 def _setup(entries):
+  yield "", "auto", "others"
   for name, found in entries.items():
     if "auto" in found:
       others = ", ".join(f"{x}: {y}" for x, y in found["executors"].items())
@@ -92,6 +89,7 @@ def _correctness(entries):
       for name, error in found["errors"].items():
         error = math.inf if error is None else error
         errors[name] = max(errors.get(name, 0), error)
+  yield "executor", "dtype", *(f"error of {name}" for name in ERRORS)
   show = lambda x: "not finite" if x == math.inf else f"{x:.1e}"
   for key, errors in worst.items():
     yield *key, *(show(errors[name]) for name in ERRORS)
@@ -99,6 +97,8 @@ def _correctness(entries):
 
 def _attention(entries):
   """A row for each program, with its speed-up over dense attention."""
+  passes = "forward ms", "TFLOP/s", "both ms", "TFLOP/s"
+  yield "", "program", *passes, "x dense"
   titles: dict[tuple, str] = {}  # of the first entry of a case
   dense: dict[tuple, float] = {}
   for name, found in entries.items():
@@ -123,6 +123,7 @@ def _times(row):
 
 
 def _presets(entries):
+  yield "config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"
   for name, found in entries.items():
     if "step" in found:
       size = found["peak_bytes"] or found["compiled_bytes"]
@@ -139,6 +140,7 @@ def _presets(entries):
 
 def _train(entries):
   """Points of the curve, and the result."""
+  yield "config", "step", "seconds", "bits/dim"
   for name, found in entries.items():
     curve = found.get("curve", [])
     for point in curve[:: max(1, len(curve) // 8)]:
@@ -150,20 +152,10 @@ def _train(entries):
 
 
 ERRORS = "out", "lse", "dq", "dk", "dv"
-# By part: the titles of its table, and its rows.
 TABLES = {
-  "setup": (("", "auto", "others"), _setup),
-  "correctness": (
-    ("executor", "dtype", *(f"error of {name}" for name in ERRORS)),
-    _correctness,
-  ),
-  "attention": (
-    ("", "program", "forward ms", "TFLOP/s", "both ms", "TFLOP/s", "x dense"),
-    _attention,
-  ),
-  "presets": (
-    ("config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"),
-    _presets,
-  ),
-  "train": (("config", "step", "seconds", "bits/dim"), _train),
+  "setup": _setup,
+  "correctness": _correctness,
+  "attention": _attention,
+  "presets": _presets,
+  "train": _train,
 }

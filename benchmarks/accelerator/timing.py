@@ -28,7 +28,12 @@ def seconds(
   return (time.perf_counter() - start) / repeats
 
 
-def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
+def interleave(
+  functions: dict,
+  warm: dict,
+  wait=jax.block_until_ready,
+  min_seconds: float = MIN_SECONDS,
+) -> dict:
   """{key: median, min, max, rounds} of functions, one run of each per round.
 
   `functions` do not wait for their outputs, `wait` does; `warm` has their
@@ -40,7 +45,7 @@ def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
   for _ in range(ROUNDS):
     for key, function in functions.items():
       if warm[key] <= SLOW_SECONDS:
-        repeats = max(1, min(500, round(MIN_SECONDS / warm[key])))
+        repeats = max(1, min(500, round(min_seconds / warm[key])))
         times[key].append(seconds(function, repeats, wait))
   return {key: spread(found) for key, found in times.items()}
 

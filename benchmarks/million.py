@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks import record
 from configs import music_3m
-from sparse_transformer import tables
 from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets.rendering import size
 from sparse_transformer.training.experiment import Experiment
@@ -39,8 +38,7 @@ FLAGS = (
 def measure(n: int, stride: int, sequence: int) -> dict:
   """Memory of a compiled step and, of the long one, of a process that runs it.
 
-  A sequence of n positions, with patterns of a stride, is split over
-  `sequence` devices.
+  The n positions are split over `sequence` devices.
   """
   values = {
     "data.length": n,
@@ -69,10 +67,8 @@ def measure(n: int, stride: int, sequence: int) -> dict:
     tokens = jax.device_put(tokens, experiment.batch_sharding)
     step = experiment.update.lower(experiment.like, tokens).compile()
     memory = step.memory_analysis()
-    row |= dict(
-      arguments=memory.argument_size_in_bytes,
-      temporaries=memory.temp_size_in_bytes,
-    )
+    row["arguments"] = memory.argument_size_in_bytes
+    row["temporaries"] = memory.temp_size_in_bytes
     if n == MILLION[0]:
       state, start = experiment.first_state(), time.perf_counter()
       _, metrics = step(state, tokens)
@@ -84,17 +80,17 @@ def measure(n: int, stride: int, sequence: int) -> dict:
   return row
 
 
-def table(rows: list[dict]) -> str:
+@record.as_table
+def table(rows):
   """Memory of a device and time, by length and number of devices."""
   titles = "n", "`mesh.sequence`", "arguments", "temporaries"
-  lines = [(*titles, "process with all devices", "step")]
+  yield *titles, "process with all devices", "step"
   for row in rows:
     sizes = size(row["arguments"]), size(row["temporaries"])
     ran = "not run", "not run"
     if "process_bytes" in row:
       ran = size(row["process_bytes"]), f"{row['seconds']:,.0f} s"
-    lines.append((f"{row['n']:,}", f"{row['sequence']}", *sizes, *ran))
-  return tables.markdown(lines)
+    yield f"{row['n']:,}", f"{row['sequence']}", *sizes, *ran
 
 
 if __name__ == "__main__":

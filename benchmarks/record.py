@@ -6,6 +6,7 @@ README's numbers come from records, see `benchmarks.readme`.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from sparse_transformer import atomic, cli, data, machine, version
+from sparse_transformer import atomic, cli, data, machine, tables, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
@@ -42,6 +43,11 @@ def write(path: pathlib.Path, content: Any) -> None:
   """Writes a record, and creates its folder if needed."""
   path.parent.mkdir(parents=True, exist_ok=True)
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
+  """Makes a Markdown table of the titles and rows that a function yields."""
+  return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
 
 
 def main(
@@ -125,8 +131,8 @@ def measure_missing(
     measure: function of these values to the other fields.
     again: whether to repeat measurements that the file already has.
     code: function of these values to the digest of what a measurement depends
-      on, which is recorded with the commit. Where it differs, the measurement
-      is repeated; `measure` also takes the old one, {} if there is none.
+      on; where it differs, `measure` is called again, and also takes the old
+      measurement, {} if there is none.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}

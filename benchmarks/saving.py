@@ -16,7 +16,6 @@ import jax
 
 from benchmarks import record
 from configs import digits
-from sparse_transformer import tables
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
 
@@ -57,12 +56,12 @@ def measure(rounds: int) -> dict:
   return result
 
 
-def table(result: dict) -> str:
-  """The times of a record, as a Markdown table."""
-  titles = "checkpoint of {megabytes:.0f} MB", "{steps} steps"
-  rows = [[title.format(**result) for title in titles]]
-  rows += [(name, f"{x:.2f} s") for name, x in result["seconds"].items()]
-  return tables.markdown(rows)
+@record.as_table
+def table(result):
+  """The times of a record."""
+  size, steps = result["megabytes"], result["steps"]
+  yield f"checkpoint of {size:.0f} MB", f"{steps} steps"
+  yield from ((name, f"{x:.2f} s") for name, x in result["seconds"].items())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks import record
-from sparse_transformer import patterns, tables
+from sparse_transformer import patterns
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed.spread import traffic
@@ -66,7 +66,8 @@ def _compiled(pattern, n, devices, is_spread=True):
   return hlo.received(hlo.profile(program.as_text()), devices)
 
 
-def table(rows: list[dict]) -> str:
+@record.as_table
+def table(rows):
   """KiB that a device receives in a forward pass."""
   columns = {
     "forward": "forward",
@@ -74,12 +75,10 @@ def table(rows: list[dict]) -> str:
     "gather_of_keys_and_values": "all-gather of K and V",
     "forward_by_the_compiler_alone": "compiler alone",
   }
-  lines = [("pattern", "n", "devices", "keys move by", *columns.values())]
+  yield "pattern", "n", "devices", "keys move by", *columns.values()
   for row in rows:
     about = f"`{row['expression']}`", f"{row['n']:,}", str(row["devices"])
-    cells = (f"{row[name] / 1024:,.0f}" for name in columns)
-    lines.append((*about, row["keys"], *cells))
-  return tables.markdown(lines)
+    yield *about, row["keys"], *(f"{row[x] / 1024:,.0f}" for x in columns)
 
 
 if __name__ == "__main__":

@@ -23,20 +23,14 @@ MIN_SECONDS = 0.1  # shorter passes are repeated within a round
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-  """A program, compiled for an entry.
+  """A program, compiled for an entry."""
 
-  Attributes:
-    passes: "forward" and, if the program has one, "forward_backward": functions
-      that return their outputs once all of them are computed.
-    first: function from an output to that of the first example,
-      [n, heads, width], in float64.
-    pattern: what the program runs, if it differs from the entry's pattern.
-    facts: other fields of its row.
-  """
-
+  # "forward" and, if the program has one, "forward_backward": functions that
+  # return their outputs once all of them are computed.
   passes: dict[str, Callable]
+  # From an output to the first example's, float64 [n, heads, width].
   first: Callable[[Any], np.ndarray]
-  pattern: patterns.Pattern | None = None
+  pattern: patterns.Pattern | None = None  # if it differs from the entry's
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -123,10 +117,9 @@ class Worker:
     """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
-    pattern = contestant.pattern
+    pattern, passes = contestant.pattern, {}
     if pattern is None:
       pattern = pattern_of(entry)
-    passes = {}
     for name, run in contestant.passes.items():
       start = time.perf_counter()
       outputs = run()

@@ -176,9 +176,8 @@ def _flex(platform, batch, n, heads, dtype):
     return {"skipped": "it needs an NVIDIA GPU and torch"}
   if len(set(heads)) > 1:
     return {"skipped": "heads have different patterns"}
-  request = dict(
-    batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype, text=str(heads[0])
-  )
+  request = dict(batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype)
+  request["text"] = str(heads[0])
   words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
   try:
     done = subprocess.run(

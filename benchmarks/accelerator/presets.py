@@ -28,10 +28,8 @@ def entries(settings: Settings, rank: int) -> dict:
   """One for each config, the paper's first, and then with other `remat`s."""
   changes = training.SMALL["digits"] if settings.small else {}
   return {
-    f"{name}, {remat}" if remat else name: functools.partial(
-      measure, name, remat, changes
-    )
-    for name, remat in _chosen(settings.small, rank)
+    ", ".join(filter(None, case)): functools.partial(measure, *case, changes)
+    for case in _chosen(settings.small, rank)
   }
 
 
@@ -55,10 +53,8 @@ def _chosen(small, rank):
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:
   """Compiles the training step of a config, and runs it if it fits."""
-  changes = changes | needed(name)
-  if remat:
-    changes = changes | {"model.remat": remat}
-  experiment = training.load(name, **changes)
+  other = {"model.remat": remat} if remat else {}
+  experiment = training.load(name, **changes | needed(name) | other)
   config, model = experiment.config, experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
   batch, start = training.random_tokens(experiment, 0), time.perf_counter()
@@ -102,13 +98,10 @@ def needed(name: str) -> dict:
     preset, *fields = row["preset"].split()
     changes = dict(field.split("=") for field in fields)
     (program,) = row["programs"]
-    if (
-      (preset, row["target"]) == (name, "h100:1x1x1")
-      and changes.keys() <= {"train.accumulation"}
-      and program["compiles"]
-      and program["memory"]["peak"] <= memory
-    ):
-      return {field: int(value) for field, value in changes.items()}
+    is_of_name = (preset, row["target"]) == (name, "h100:1x1x1")
+    if is_of_name and changes.keys() <= {"train.accumulation"}:
+      if program["compiles"] and program["memory"]["peak"] <= memory:
+        return {field: int(value) for field, value in changes.items()}
   return {}
 
 

@@ -53,24 +53,16 @@ def run_parts(
 
 
 class _Progress:
-  """How far the run has come.
-
-  Attributes:
-    left: pairs (part, entry) that have not run; IDLE while they are unknown.
-    done: those that have; `running`: the one that runs.
-    started: parts of which there are results.
-    device: what JAX runs on; {} until that is known.
-    trouble: why the last process ended between two entries.
-  """
+  """How far the run has come; entries are pairs (part, name)."""
 
   def __init__(self, settings: Settings, results: Results):
     self.settings, self.results = settings, results
-    self.left: list[tuple[str, str]] = []
+    self.left: list[tuple[str, str]] = []  # [IDLE] while they are unknown
     self.done: set[tuple[str, str]] = set()
-    self.started: set[str] = set()
-    self.device: dict = {}
+    self.started: set[str] = set()  # parts of which there are results
+    self.device: dict = {}  # what JAX runs on, once that is known
     self.time = f"the run had {settings.minutes:g} minutes"
-    self.trouble = ""
+    self.trouble = ""  # why the last process ended between two entries
     self._deadline = time.monotonic() + 60 * settings.minutes
     self.start(IDLE)
 
@@ -86,9 +78,8 @@ class _Progress:
     elif "device" in message:
       self.device = message["device"]
     elif "names" in message:
-      self.left = [
-        pair for pair in map(tuple, message["names"]) if pair not in self.done
-      ]
+      names = map(tuple, message["names"])
+      self.left = [entry for entry in names if entry not in self.done]
       for part, _ in self.left:
         self._start_part(part)
       self.start(IDLE)
@@ -163,13 +154,10 @@ class _Progress:
 def _run_child(progress, parts, ranks):
   """Runs a process until it ends, or takes too long."""
   progress.start(IDLE)
-  minutes = {"minutes": progress.minutes_left()}
-  request = {
-    "parts": parts,
-    "ranks": ranks,
-    "settings": dataclasses.asdict(progress.settings) | minutes,
-    "skip": sorted(progress.done),
-  }
+  settings = dataclasses.asdict(progress.settings)
+  settings["minutes"] = progress.minutes_left()
+  request = dict(parts=parts, ranks=ranks, settings=settings)
+  request["skip"] = sorted(progress.done)
   flags = os.environ.get("XLA_FLAGS", "")
   if any(PARTS[part].exact for part in parts):
     flags = f"--xla_gpu_deterministic_ops=true {flags}"

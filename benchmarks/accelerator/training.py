@@ -21,14 +21,8 @@ CUT = {
   "cifar10_15m": {"model.num_layers": 4, "train.batch_size": 4},
   "enwik8": {"model.num_layers": 2, "train.batch_size": 2},
 }
-SMALL = {
-  "digits": {
-    "model.num_layers": 2,
-    "model.width": 32,
-    "train.batch_size": 4,
-    "model.dtype": "bfloat16",
-  }
-}
+SMALL = {"digits": {"model.num_layers": 2, "train.batch_size": 4}}
+SMALL["digits"] |= {"model.width": 32, "model.dtype": "bfloat16"}
 
 
 def load(name: str, **changes) -> Experiment:

@@ -98,43 +98,39 @@ def peers() -> str:
   )
 
 
-def content() -> str:
+@record.as_table
+def content() -> Iterator[tables.Row]:
   """Attention that follows the content, and with learned spans."""
-  rows = [("pattern", "ms", "speed-up over `Causal()`")]
+  yield "pattern", "ms", "speed-up over `Causal()`"
   for row in records.read("content")["rows"]:
     pattern, *spans = row["case"].split(", spans of ")
     name = ", spans of ".join([f"`{pattern}`", *spans])
-    rows.append((name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"))
-  return tables.markdown(rows)
+    yield name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"
 
 
-def experts() -> str:
+@record.as_table
+def experts() -> Iterator[tables.Row]:
   """Mixtures of experts beside a dense MLP of the same FLOPs."""
   found = records.read("experts")
-  titles = f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
-  cells = (
-    (x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}")
-    for x in found["rows"]
-  )
-  return tables.markdown([titles, *cells])
+  yield f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
+  for x in found["rows"]:
+    yield x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}"
 
 
-def sampling() -> str:
+@record.as_table
+def sampling() -> Iterator[tables.Row]:
   """Sampling with the caches of some patterns."""
   titles = "pattern", "cache", "symbols/s at position 12,000"
-  rows = [(*titles, "speed-up over no cache")]
+  yield *titles, "speed-up over no cache"
   for case in records.read("sampling")["cases"].values():
     seconds = case["seconds at 12000"]
     without = case.get("seconds at no cache")
-    rows.append(
-      (
-        f"`{', '.join(case['keys'])}`",
-        f"{case['cache_bytes'] / 2**20:.0f} MiB",
-        f"{1 / seconds:.0f}",
-        f"{without / seconds:.0f}" if without else "",
-      )
+    yield (
+      f"`{', '.join(case['keys'])}`",
+      f"{case['cache_bytes'] / 2**20:.0f} MiB",
+      f"{1 / seconds:.0f}",
+      f"{without / seconds:.0f}" if without else "",
     )
-  return tables.markdown(rows)
 
 
 def explained() -> str:

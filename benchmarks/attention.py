@@ -150,7 +150,6 @@ def raise_rates(rates, processes):
 
 
 def show(results):
-  """Prints the tables of the results."""
   print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
   print(
     "matmul {matmul:.3g} FLOP/s, copy {copy:.3g} bytes/s, exp {exp:.3g}/s,"
@@ -161,12 +160,10 @@ def show(results):
 
 
 def say(line):
-  """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)
 
 
 def parse():
-  """The flags of the command line."""
   flags = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,

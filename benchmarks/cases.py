@@ -40,14 +40,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries whose measurements are interleaved, in rounds.
-
-  Without rounds, only results are checked.
-  """
+  """Entries whose measurements are interleaved."""
 
   title: str
   entries: tuple[Entry, ...]
-  rounds: int = 0
+  rounds: int = 0  # if 0, only results are checked
 
 
 def oracle():
@@ -93,7 +90,6 @@ def cpu():
 
 
 def quick():
-  """{name: case} for one small case."""
   programs = {
     "Local(64)": ("ours", "local_attention"),
     STRIDED(l=32): ("ours",),

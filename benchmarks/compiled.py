@@ -86,7 +86,6 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
 
 @record.as_table
 def table(results):
-  """Memory, launches and collectives of programs."""
   titles = "preset", "target", "attention", "changed", "peak memory"
   yield *titles, "launches", "collectives"
   for report in results:
@@ -114,7 +113,6 @@ def is_on_mesh(report: dict) -> bool:
 
 @record.as_table
 def meshes(results):
-  """Memory and collectives of one device."""
   titles = "preset", "mesh", "target", "peak memory", "arguments"
   yield *titles, "collectives of a step"
   for report in filter(is_on_mesh, results):

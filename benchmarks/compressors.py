@@ -32,7 +32,6 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def score(source: data.Source) -> dict:
-  """Bits per symbol by each compressor."""
   if not isinstance(source, data.Stream):
     raise ValueError(
       "compressors need a stream of symbols, not images; name a config of text"

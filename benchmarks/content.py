@@ -41,7 +41,6 @@ def step(pattern):
 
 
 def cases(n):
-  """(name, compiled function, arguments)."""
   keys = jax.random.split(jax.random.key(0), 4)
   q, k, v, dout = (jax.random.normal(x, (1, n, HEADS, WIDTH)) for x in keys)
   for text in FOLLOWING:

@@ -34,7 +34,6 @@ PLAIN = [
 
 @record.as_table
 def table(rows):
-  """Launches and peak memory of each program."""
   shown = *NAMES, "executor", "launches"
   yield *shown, "peak MiB"
   for row in rows:

@@ -82,7 +82,6 @@ def measure(n: int, stride: int, sequence: int) -> dict:
 
 @record.as_table
 def table(rows):
-  """Memory of a device and time, by length and number of devices."""
   titles = "n", "`mesh.sequence`", "arguments", "temporaries"
   yield *titles, "process with all devices", "step"
   for row in rows:

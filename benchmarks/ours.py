@@ -30,7 +30,6 @@ def ours(entry):
 
 
 def jax_nn(entry):
-  """JAX's dense attention."""
   if entry.pattern != "Causal()":
     raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
   attention = functools.partial(
@@ -51,7 +50,6 @@ def _compile(entry, attention, **facts):
 
 
 def rates():
-  """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied = 2048, 2**26
   x = jnp.ones((width, width), jnp.float32)
   y = jnp.ones(copied, jnp.float32)

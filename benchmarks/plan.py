@@ -35,7 +35,6 @@ CASES = (
 
 
 def measure() -> dict:
-  """What is assumed, and a plan of each case."""
   rows = [plan(*case) for case in CASES]
   print(table(rows))
   assumed = dict(flops_per_second=FLOPS, bytes_per_second=BANDWIDTH)
@@ -84,7 +83,6 @@ def plan(pattern: str, axes: dict[str, int]) -> dict:
 
 @record.as_table
 def table(rows):
-  """Bytes and milliseconds of one device."""
   titles = "pattern", "chips", "mesh", "memory", "received per layer"
   yield *titles, "compute, ms", "attention transfers, ms", "gradient sums, ms"
   for row in rows:

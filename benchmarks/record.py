@@ -73,9 +73,7 @@ def main(
   write(out, content | measure(**args))
 
 
-def main_on_data(
-  name: str, score: Callable[[data.Source], dict[str, Any]]
-) -> None:
+def main_on_data(name: str, score: Callable[[data.Source], dict]) -> None:
   """The same for a baseline, which scores the data of a config."""
 
   def run(argv):
@@ -149,10 +147,7 @@ def measure_missing(
 
 
 def check_code(
-  path: pathlib.Path,
-  names: tuple[str, ...],
-  code: Callable[..., str],
-  program: str,
+  path: pathlib.Path, names: Sequence[str], code: Callable, program: str
 ) -> None:
   """Exits with status 1 if a file has measurements of other code.
 

@@ -58,7 +58,6 @@ def measure(rounds: int) -> dict:
 
 @record.as_table
 def table(result):
-  """The times of a record."""
   size, steps = result["megabytes"], result["steps"]
   yield f"checkpoint of {size:.0f} MB", f"{steps} steps"
   yield from ((name, f"{x:.2f} s") for name, x in result["seconds"].items())

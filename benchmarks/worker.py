@@ -35,7 +35,6 @@ class Contestant:
 
 
 def pattern_of(entry):
-  """The pattern of an entry."""
   ((pattern,),) = patterns.parse(entry.pattern)
   return pattern
 
@@ -79,7 +78,6 @@ def errors(entry, pattern, found):
 
 
 def seconds(function):
-  """Wall-clock seconds of a call."""
   start = time.perf_counter()
   function()
   return time.perf_counter() - start
@@ -95,7 +93,6 @@ def rate(work, function):
 
 
 def num_threads():
-  """Number of CPUs that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
@@ -105,7 +102,8 @@ class Worker:
   """Answers requests by calling its methods by name.
 
   `programs` are functions from an entry to a `Contestant`. `hello` returns what
-  this process runs on, and `rates` its matmul, copy and exp rates.
+  this process runs on, and `rates` its FLOP/s in matmul, bytes/s in copy and
+  exp/s, each the best of many calls.
   """
 
   def __init__(self, programs, hello, rates):

@@ -40,7 +40,6 @@ RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 
 def parse(argv):
-  """The flags of the command line."""
   flags = argparse.ArgumentParser(
     prog="python -m benchmarks.accelerator",
     description=__doc__,

@@ -89,7 +89,6 @@ def mixes(stride: int, small: bool) -> dict:
 
 
 def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
-  """The times of some programs."""
   platform = registry.current_platform()
   found = {
     "n": n,
@@ -171,7 +170,6 @@ def _dense(batch, n, platform):
 
 
 def _flex(platform, batch, n, heads, dtype):
-  """The times of FlexAttention, from a separate process."""
   if platform != "cuda" or importlib.util.find_spec("torch") is None:
     return {"skipped": "it needs an NVIDIA GPU and torch"}
   if len(set(heads)) > 1:

@@ -66,5 +66,4 @@ def passes(attention) -> dict:
 
 
 def of_executor(name: str, heads: tuple) -> dict:
-  """The `passes` of an executor."""
   return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))

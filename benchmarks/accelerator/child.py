@@ -84,7 +84,6 @@ def find(parts, ranks, settings):
 
 
 def entries_of(part, settings, rank):
-  """{entry: function} of a part and a rank."""
   name = PARTS[part].entries.replace(".", ":")
   return pkgutil.resolve_name(f"benchmarks.accelerator.{name}")(settings, rank)
 
@@ -100,7 +99,6 @@ def attempt(run, record):
 
 
 def one_line(error):
-  """An error as a line of bounded length."""
   words = " ".join(str(error).split()) or "no message"
   return f"{type(error).__name__}: {words}"[:500]
 

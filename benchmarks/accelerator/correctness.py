@@ -174,7 +174,10 @@ def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
     "n": mix.n,
     "widths": mix.widths,
     "patterns": [str(pattern) for pattern in mix.heads],
-    "errors": {name: _finite(error) for name, error in errors.items()},
+    "errors": {
+      name: float(f"{error:.3g}") if np.isfinite(error) else None
+      for name, error in errors.items()
+    },
     **({"failed": "; ".join(faults)} if faults else {}),
   }
 
@@ -347,7 +350,6 @@ def _effects_outside(questions, first, isolated):
 
 
 def _errors(questions, first, isolated):
-  """The largest error of each array, see `examine`."""
   rows = [_at(x, questions.rows) for x in isolated[:3]]
   compared = [(laws.NAMES, rows + isolated[3:], questions.of_rows)]
   if questions.of_all is not None:
@@ -369,14 +371,8 @@ def _errors(questions, first, isolated):
 
 
 def _error(name, x, y):
-  """The largest error, see `examine`."""
   axes = (1, *range(3, y.ndim))
   error = np.abs(x.astype(np.float64) - y).max(axes)
   if name != "lse":
     error /= np.maximum(np.abs(y).max(axes), 1e-6)
   return float((error / np.array(ALLOWED)[:, None]).max())
-
-
-def _finite(error):
-  """An error as JSON: None if it is not a number."""
-  return float(f"{error:.3g}") if np.isfinite(error) else None

@@ -114,4 +114,4 @@ def _time_steps(update, state, batch):
     return state
 
   warm = timing.warm_up(step)
-  return timing.interleave({0: step}, {0: warm}, min_seconds=ROUND_SECONDS)[0]
+  return timing.interleave({0: step}, {0: warm}, least=ROUND_SECONDS)[0]

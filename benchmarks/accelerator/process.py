@@ -30,9 +30,7 @@ ENVIRONMENT = {
 }
 
 
-def run_parts(
-  parts: Sequence[str], settings: Settings, results: Results
-) -> None:
+def run_parts(parts: Sequence[str], settings: Settings, results: Results):
   """Runs all entries of some parts until the time is over.
 
   A process that dies or takes too long is replaced by another, which continues
@@ -70,7 +68,6 @@ class _Progress:
     self.running, self._started = entry, time.monotonic()
 
   def handle(self, message: dict) -> None:
-    """Records a line of the process."""
     if "invalid" in message:
       raise ValueError(message["invalid"])
     if "failed" in message:
@@ -98,7 +95,6 @@ class _Progress:
       self.results.start(part, self.device, small)
 
   def finish(self, entry: tuple[str, str], found: dict) -> None:
-    """Records what an entry found at its end."""
     seconds = round(time.monotonic() - self._started, 1)
     self.results.record(*entry, found | {"seconds": seconds})
     self.left = [other for other in self.left if other != entry]
@@ -192,5 +188,4 @@ def _run_child(progress, parts, ranks):
 
 
 def _say(line):
-  """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)

@@ -9,13 +9,11 @@ from sparse_transformer import tables
 
 
 def failures(content: dict, parts: Iterable[str]) -> int:
-  """How many entries of these parts failed."""
   entries = (content["parts"].get(part, {"entries": {}}) for part in parts)
   return sum("failed" in x for y in entries for x in y["entries"].values())
 
 
 def text(content: dict) -> str:
-  """All parts, in their order."""
   lines = [about(content)]
   for part in PARTS:
     if part in content["parts"]:
@@ -51,7 +49,6 @@ def about(content: dict) -> str:
 
 
 def _count(entries):
-  """How many entries passed."""
   ran = [x for x in entries.values() if "skipped" not in x]
   passed = sum("failed" not in found for found in ran)
   return f"{passed} of {len(ran)} passed, {len(entries) - len(ran)} not run"

@@ -33,7 +33,6 @@ def load(name: str, **changes) -> Experiment:
 
 
 def determinism(settings: Settings, rank: int) -> dict:
-  """One entry for each network."""
   return {
     f"{STEPS} steps, {name}": functools.partial(_train_twice, experiment)
     for name, experiment in _cut(settings, rank)
@@ -41,7 +40,6 @@ def determinism(settings: Settings, rank: int) -> dict:
 
 
 def resume(settings: Settings, rank: int) -> dict:
-  """One entry for each network."""
   return {
     name: functools.partial(_interrupt, experiment)
     for name, experiment in _cut(settings, rank)

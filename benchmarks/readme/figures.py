@@ -40,7 +40,6 @@ def outdated() -> list[str]:
 
 
 def draw(figure: str) -> None:
-  """Draws a figure, named by its path in the repository."""
   name = all_of_them()[figure]
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
@@ -53,7 +52,6 @@ def draw(figure: str) -> None:
 
 
 def _digest(name):
-  """The CRC-32 of a record, in hexadecimal digits."""
   return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
 
 
@@ -66,10 +64,7 @@ def _stamp_of(path):
 
 
 def speedups(content: Mapping[str, Any]) -> "Figure":
-  """Speed-ups over dense attention, and seconds by length.
-
-  `content` is a record of benchmarks/attention.py.
-  """
+  """Speed-ups, and seconds by length, of a record of benchmarks/attention.py."""
   figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
   bars, lines = axes[0]
@@ -109,10 +104,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
 
 
 def bits_by_context(content: Mapping[str, Any]) -> "Figure":
-  """Paired differences of bits to the first minimum context, with errors.
-
-  `content` is a record of `benchmarks.context`.
-  """
+  """Differences to the first minimum context, of a record of `context.py`."""
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")
   axis = axes[0, 0]

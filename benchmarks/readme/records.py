@@ -12,12 +12,10 @@ SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
 
 
 def path(name: str) -> pathlib.Path:
-  """The file of a record."""
   return record.FOLDER / f"{name}.json"
 
 
 def read(name: str) -> Any:
-  """The content of a record."""
   if not path(name).exists():
     raise FileNotFoundError(
       f"benchmarks/results/{name}.json is missing; pages have numbers from it"

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import benchmarks.compiled
 import benchmarks.million
@@ -22,7 +21,6 @@ ATTENTION = "attention-amd-epyc-2-threads"
 
 
 def quickstart() -> str:
-  """The score of the bundled example."""
   bits = records.test_scores(records.read("digits"))[0]["bits_per_dim"]
   baseline = records.read("independent")["test"]
   return wrap(
@@ -32,14 +30,11 @@ def quickstart() -> str:
 
 
 def headline() -> str:
-  """A comparison, with its figure."""
   text = evidence.summary("long_text")
   return f"![Patterns on text](docs/figures/long_text.png)\n\n{wrap(text)}"
 
 
-def _attention_rows(
-  case: str, program: str | None = None
-) -> list[dict[str, Any]]:
+def _attention_rows(case, program=None):
   """The rows of a case of benchmarks/attention.py, of one program or all."""
   rows = records.read(ATTENTION)["cases"][case]["rows"]
   return [row for row in rows if program in (None, row["program"])]

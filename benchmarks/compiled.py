@@ -20,11 +20,8 @@ from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import compilers, hardware, rendering
 from sparse_transformer.training.distributed import mesh
 
-PRESETS = sorted(
-  path.stem
-  for path in (record.REPO / "configs").glob("*.py")
-  if path.stem != "default"
-)
+CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
+PRESETS = sorted(CONFIGS - {"default"})
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
 H100, EIGHT_H100, V5E = TARGETS
 SIXTEEN_V5E = "v5e:4x4"

@@ -11,7 +11,6 @@ and prints a table. What is there already is measured again only with --again.
 """
 
 import os
-import resource
 import sys
 import time
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from benchmarks import record
 from configs import music_3m
-from sparse_transformer.comparison import plan as comparison
+from sparse_transformer.comparison import execution, plan as comparison
 from sparse_transformer.targets.rendering import size
 from sparse_transformer.training.experiment import Experiment
 
@@ -75,7 +74,7 @@ def measure(n: int, stride: int, sequence: int) -> dict:
       row |= dict(
         nats=float(metrics["nats"]),
         seconds=round(time.perf_counter() - start, 1),
-        process_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        process_bytes=execution.peak_bytes(),
       )
   return row
 

@@ -65,9 +65,8 @@ def main(
   parser = argparse.ArgumentParser(description=description)
   for flag, default in defaults.items():
     parser.add_argument(f"--{flag}", type=type(default), default=default)
-  parser.add_argument(
-    "--out", type=pathlib.Path, default=FOLDER / f"{name}.json"
-  )
+  path = FOLDER / f"{name}.json"
+  parser.add_argument("--out", type=pathlib.Path, default=path)
   args = vars(parser.parse_args())
   out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
   write(out, content | measure(**args))

@@ -153,6 +153,5 @@ class Worker:
         answer = getattr(self, request.pop("do"))(**request)
       except Exception as error:
         text = str(error).strip() or "no message"
-        reason = f"{type(error).__name__}: {text.splitlines()[0]}"
-        answer = {"failed": reason}
+        answer = {"failed": f"{type(error).__name__}: {text.splitlines()[0]}"}
       print(json.dumps(answer), file=answers, flush=True)

@@ -90,25 +90,19 @@ def mixes(stride: int, small: bool) -> dict:
 
 def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
   platform = registry.current_platform()
-  found = {
-    "n": n,
-    "batch": batch,
-    "heads": HEADS,
-    "width": WIDTH,
-    "dtype": "float32" if platform == "cpu" else "bfloat16",
-    "pairs": sum(pattern.pairs(n) for pattern in heads),
-    "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
-    "programs": {},
-  }
-  rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
+  found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH)
+  found["dtype"] = dtype = "float32" if platform == "cpu" else "bfloat16"
+  found["pairs"] = sum(pattern.pairs(n) for pattern in heads)
+  found["patterns"] = [str(pattern) for pattern in dict.fromkeys(heads)]
+  found["programs"] = rows = {}
   if names == [FLEX]:
     rows[FLEX] = row = _flex(platform, batch, n, heads, dtype)
     return row if "skipped" in row else _with_rates(found)
-  programs = {}
+  programs, sizes = {}, (batch, n, HEADS, (WIDTH, WIDTH))
   for name in names:
     if name == DENSE:
       programs[name] = functools.partial(_dense, batch, n, platform)
-    elif reason := cases.unsupported(name, batch, n, HEADS, widths, dtype):
+    elif reason := cases.unsupported(name, *sizes, dtype):
       rows[name] = {"skipped": reason}
     else:
       programs[name] = functools.partial(cases.of_executor, name, heads)

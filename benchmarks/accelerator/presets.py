@@ -76,9 +76,8 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
   memory = machine.device_memory()
   if memory and found["compiled_bytes"] > memory:
     sizes = (x / 2**30 for x in (found["compiled_bytes"], memory))
-    return found | {
-      "skipped": "a device needs {:.1f} of its {:.1f} GiB".format(*sizes)
-    }
+    reason = "a device needs {:.1f} of its {:.1f} GiB"
+    return found | {"skipped": reason.format(*sizes)}
   found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")

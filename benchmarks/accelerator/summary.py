@@ -150,9 +150,6 @@ def _train(entries):
 
 ERRORS = "out", "lse", "dq", "dk", "dv"
 TABLES = {
-  "setup": _setup,
-  "correctness": _correctness,
-  "attention": _attention,
-  "presets": _presets,
-  "train": _train,
+  table.__name__.removeprefix("_"): table
+  for table in (_setup, _correctness, _attention, _presets, _train)
 }

@@ -46,9 +46,5 @@ def interleave(
 
 
 def spread(times: list[float]) -> dict:
-  return {
-    "median": statistics.median(times),
-    "min": min(times),
-    "max": max(times),
-    "rounds": len(times),
-  }
+  median, rounds = statistics.median(times), len(times)
+  return dict(median=median, min=min(times), max=max(times), rounds=rounds)

@@ -106,6 +106,5 @@ def difference(state, other) -> dict:
     float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
     for a, b in unequal
   )
-  return {
-    "failed": f"{len(unequal)} of {len(pairs)} arrays differ, by {largest:.2g}"
-  }
+  number = f"{len(unequal)} of {len(pairs)}"
+  return {"failed": f"{number} arrays differ, by {largest:.2g}"}

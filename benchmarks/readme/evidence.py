@@ -180,10 +180,9 @@ def markov() -> Iterator[str]:
     ("interpolated", 1): "interpolated with lower orders",
     ("interpolated", 2): "interpolated, both strands counted",
   }
+  show = "{test:.4f} ± {standard_error:.4f}".format
   cells = {
-    (row["order"], row["smoothing"], row["strands"]): (
-      f"{row['test']:.4f} ± {row['standard_error']:.4f}"
-    )
+    (row["order"], row["smoothing"], row["strands"]): show(**row)
     for row in found["rows"]
   }
   orders = sorted({row["order"] for row in found["rows"]})

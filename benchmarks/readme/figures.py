@@ -7,7 +7,7 @@ slightly different pictures.
 
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,9 +16,6 @@ from benchmarks import record, report
 from benchmarks.readme import evidence, records
 from sparse_transformer.comparison import plots as comparison
 from sparse_transformer.figures import style
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 FIELD, PASS = "records", "forward_backward"
 
@@ -63,8 +60,8 @@ def _stamp_of(path):
     return image.info.get(FIELD)
 
 
-def speedups(content: Mapping[str, Any]) -> "Figure":
-  """Speed-ups, and seconds by length, of a record of benchmarks/attention.py."""
+def speedups(content: Mapping[str, Any]):
+  """Speed-ups, and seconds by length, of a record of `attention.py`."""
   figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
   bars, lines = axes[0]
@@ -103,7 +100,7 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
   return figure
 
 
-def bits_by_context(content: Mapping[str, Any]) -> "Figure":
+def bits_by_context(content: Mapping[str, Any]):
   """Differences to the first minimum context, of a record of `context.py`."""
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")

@@ -133,10 +133,8 @@ def explained() -> str:
   found = {(x["preset"], x["target"]): x for x in records.read("compiled")}[
     "enwik8", "h100:1x1x1"
   ]
-  command = (
-    "python -m sparse_transformer.explain --config=configs/enwik8.py"
-    " --target=h100"
-  )
+  words = "--config=configs/enwik8.py --target=h100"
+  command = f"python -m sparse_transformer.explain {words}"
   return f"```\n{command}\n\n{rendering.render(found)}\n```"
 
 

@@ -4,11 +4,10 @@
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, new ones for each case, and only one of them computes at a
-time. The entries of a
-case are interleaved, one run per round; times are medians over the rounds.
-Torch and the other peers are in a separate environment, which `make bench`
-installs from requirements-peers.txt; without it, only ours and JAX's run. It
-measures CPUs; `benchmarks.accelerator` measures GPUs and TPUs.
+time. The entries of a case are interleaved, one run per round; times are
+medians over the rounds. Torch and the other peers are in a separate
+environment, which `make bench` installs from requirements-peers.txt; without
+it, only ours and JAX's run. For GPUs and TPUs: `benchmarks.accelerator`.
 
 Columns:
   of peak: the least time that the pairs of the pattern could take at the
@@ -95,7 +94,7 @@ def measure(case, rounds, ours, peers):
       continue
     say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
     row = dataclasses.asdict(entry)
-    row |= process("prepare", entry=dataclasses.asdict(entry))
+    row |= process("prepare", entry=row)
     rows.append(row)
     index = row.pop("index", None)
     turns += [(row, process, index, x, []) for x in row.pop("passes", [])]
@@ -151,7 +150,6 @@ def raise_rates(rates, processes):
 
 
 def show(results):
-  """Prints the tables of the results."""
   print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
   print(
     "matmul {matmul:.3g} FLOP/s, copy {copy:.3g} bytes/s, exp {exp:.3g}/s,"
@@ -162,12 +160,10 @@ def show(results):
 
 
 def say(line):
-  """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)
 
 
 def parse():
-  """The flags of the command line."""
   flags = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -40,14 +40,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Entries whose measurements are interleaved, in rounds.
-
-  Without rounds, only results are checked.
-  """
+  """Entries whose measurements are interleaved."""
 
   title: str
   entries: tuple[Entry, ...]
-  rounds: int = 0
+  rounds: int = 0  # if 0, only results are checked
 
 
 def oracle():
@@ -63,7 +60,7 @@ def _entries(n, programs):
 
 def cpu():
   """{name: case} for CPUs."""
-  both = ("ours", "flex_eager")
+  both = dict.fromkeys(oracle(), ("ours", "flex_eager"))
   small = {
     "Local(128)": ("ours", "local_attention", "flex"),
     STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
@@ -79,10 +76,7 @@ def cpu():
   growth = (Entry("ours", STRIDED(l=x), x**2) for x in (64, 128, 256, 512))
   million = Entry("ours", STRIDED(l=1024), 2**20, heads=1)
   return {
-    "oracle": Case(
-      "FlexAttention as an oracle, n = 512",
-      _entries(512, dict.fromkeys(oracle(), both)),
-    ),
+    "oracle": Case("FlexAttention as an oracle, n = 512", _entries(512, both)),
     "3072": Case("n = 3,072", _entries(3072, small), 7),
     "12288": Case(
       "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
@@ -93,7 +87,6 @@ def cpu():
 
 
 def quick():
-  """{name: case} for one small case."""
   programs = {
     "Local(64)": ("ours", "local_attention"),
     STRIDED(l=32): ("ours",),

@@ -16,16 +16,12 @@ import itertools
 from ml_collections import ConfigDict
 
 from benchmarks import dependencies, record
-from sparse_transformer import tables
 from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import compilers, hardware, rendering
 from sparse_transformer.training.distributed import mesh
 
-PRESETS = sorted(
-  path.stem
-  for path in (record.REPO / "configs").glob("*.py")
-  if path.stem != "default"
-)
+CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
+PRESETS = sorted(CONFIGS - {"default"})
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
 H100, EIGHT_H100, V5E = TARGETS
 SIXTEEN_V5E = "v5e:4x4"
@@ -85,10 +81,10 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
   return report | dict(changes=changes, compiler=compiler)
 
 
+@record.as_table
 def table(results):
-  """Memory, launches and collectives of programs, as a Markdown table."""
   titles = "preset", "target", "attention", "changed", "peak memory"
-  rows = [(*titles, "launches", "collectives")]
+  yield *titles, "launches", "collectives"
   for report in results:
     (program,) = report["programs"]
     cells = ["does not fit", *[""] * 3]
@@ -104,8 +100,7 @@ def table(results):
         f"{count:,} ({moved})" if count else "-",
       ]
     names = f"`{report['preset']}`", f"`{report['target']}`"
-    rows.append((*names, program["executor"], *cells))
-  return tables.markdown(rows)
+    yield *names, program["executor"], *cells
 
 
 def is_on_mesh(report: dict) -> bool:
@@ -113,26 +108,23 @@ def is_on_mesh(report: dict) -> bool:
   return " mesh." in report["preset"]
 
 
+@record.as_table
 def meshes(results):
-  """Memory and collectives of one device, as a Markdown table."""
   titles = "preset", "mesh", "target", "peak memory", "arguments"
-  rows = [(*titles, "collectives of a step")]
+  yield *titles, "collectives of a step"
   for report in filter(is_on_mesh, results):
     (program,) = report["programs"]
     preset, *fields = report["preset"].split()
     axes = ", ".join(field.removeprefix("mesh.") for field in fields)
     cells = ["does not fit", "", ""]
     if program["fits"]:
-      memory, moved = program["memory"], program["collectives"]
-      cells = [
-        *(rendering.size(memory[part]) for part in ("peak", "arguments")),
-        "; ".join(
-          f"{found['count']:,} {kind}, {rendering.size(found['bytes'])}"
-          for kind, found in moved.items()
-        ),
-      ]
-    rows.append((f"`{preset}`", axes, f"`{report['target']}`", *cells))
-  return tables.markdown(rows)
+      sizes = (program["memory"][part] for part in ("peak", "arguments"))
+      moved = (
+        f"{found['count']:,} {kind}, {rendering.size(found['bytes'])}"
+        for kind, found in program["collectives"].items()
+      )
+      cells = [*map(rendering.size, sizes), "; ".join(moved)]
+    yield f"`{preset}`", axes, f"`{report['target']}`", *cells
 
 
 if __name__ == "__main__":

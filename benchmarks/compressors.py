@@ -32,7 +32,6 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def score(source: data.Source) -> dict:
-  """Bits per symbol by each compressor."""
   if not isinstance(source, data.Stream):
     raise ValueError(
       "compressors need a stream of symbols, not images; name a config of text"
@@ -40,19 +39,18 @@ def score(source: data.Source) -> dict:
   splits = source.load()
   train, validation, test = (splits[name].tobytes() for name in data.SPLITS)
   rest, rows = train + validation, []
+  entire = rest + test
   for name, compress in COMPRESSORS.items():
-    sizes = [len(compress(x)) for x in (rest + test, rest, test)]
-    whole, before, alone = (8 * size for size in sizes)
+    whole, before, alone = (8 * len(compress(x)) for x in (entire, rest, test))
     rows.append(
       dict(
         compressor=name,
-        all=whole / len(rest + test),
+        all=whole / len(entire),
         test_alone=alone / len(test),
         test_given_rest=(whole - before) / len(test),
       )
     )
-  symbols = len(rest) + len(test)
-  return dict(symbols=symbols, test_symbols=len(test), rows=rows)
+  return dict(symbols=len(entire), test_symbols=len(test), rows=rows)
 
 
 if __name__ == "__main__":

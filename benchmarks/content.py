@@ -41,15 +41,13 @@ def step(pattern):
 
 
 def cases(n):
-  """(name, compiled function, arguments)."""
   keys = jax.random.split(jax.random.key(0), 4)
   q, k, v, dout = (jax.random.normal(x, (1, n, HEADS, WIDTH)) for x in keys)
+  normal = functools.partial(jax.random.normal, jax.random.key(1))
   for text in FOLLOWING:
     pattern = patterns.parse(text)[0][0]
     directions = {
-      content: jax.random.normal(
-        jax.random.key(1), (HEADS, content.num_directions, WIDTH)
-      )
+      content: normal((HEADS, content.num_directions, WIDTH))
       for content in pattern.contents()
       if isinstance(content, Routing)
     }

@@ -17,6 +17,7 @@ longer_context.json or genome_context.json; make results draws its figure.
 import math
 import pathlib
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,18 +83,14 @@ def score_run(
     )
   with store.Checkpoints(workdir) as checkpoints:
     state = experiment.restore(checkpoints)
-  bits = [
-    bits_of(experiment, state.ema, split, context, range(first, first + number))
-    for context in contexts
-  ]
-  rows = []
-  for context, found in zip(contexts, bits, strict=True):
-    mean, error = blocks.mean_and_error(found, BLOCK)
-    less, its_error = blocks.mean_and_error(found - bits[0], BLOCK)
-    rows.append(
-      dict(min_context=context, bits=mean, standard_error=error)
-      | dict(difference=less, difference_error=its_error)
-    )
+  places, rows, least = range(first, first + number), [], None
+  for context in contexts:
+    bits = bits_of(experiment, state.ema, split, context, places)
+    least = bits if least is None else least
+    mean, error = blocks.mean_and_error(bits, BLOCK)
+    less, its_error = blocks.mean_and_error(bits - least, BLOCK)
+    row = dict(min_context=context, bits=mean, standard_error=error)
+    rows.append(row | dict(difference=less, difference_error=its_error))
   return dict(
     run=str(pathlib.Path(*pathlib.Path(workdir).parts[-2:])),
     pattern=config.attention.pattern,
@@ -106,11 +103,7 @@ def score_run(
 
 
 def bits_of(
-  experiment: Experiment,
-  params: Any,
-  split: str,
-  min_context: int,
-  places: range,
+  experiment: Experiment, params, split: str, min_context: int, places: range
 ) -> np.ndarray:
   """Bits of the symbols at consecutive places of a split, float64."""
   windows = experiment.source.windows(split, min_context)
@@ -118,31 +111,19 @@ def bits_of(
   step = experiment.source.length - min_context
   start = (places.start - min_context) // step
   stop = -(-(places.stop - min_context) // step)
-  scored = Scored()
+  nats: list[np.ndarray] = []
+  add = lambda nats_BL, scored_BL: nats.append(nats_BL[scored_BL])
   scoring.bits_per_dim(
     experiment.losses,
     params,
     data.Lazy(stop - start, lambda i: windows[start + i]),
     batch_size=experiment.config.eval.batch_size,
     sharding=experiment.batch_sharding,
-    tally=scored,
+    tally=types.SimpleNamespace(add=add, summary=dict),
   )
-  bits = np.concatenate(scored.bits)
+  bits = np.concatenate(nats).astype(np.float64) / math.log(2)
   first = start * step + min_context if start else 0
   return bits[places.start - first : places.stop - first]
-
-
-class Scored:
-  """The bits of all scored symbols, in order; it takes the place of a Tally."""
-
-  def __init__(self):
-    self.bits = []
-
-  def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
-    self.bits.append(nats_BL[scored_BL].astype(np.float64) / math.log(2))
-
-  def summary(self) -> dict[str, Any]:
-    return {}
 
 
 if __name__ == "__main__":

@@ -35,12 +35,10 @@ def of_program(config: ConfigDict) -> str:
 def of_compilers() -> str:
   """The digest of what turns a lowered program into machine code."""
   devices = sorted((LIBRARY / "targets").glob("*.txtpb"))
-  versions = (
-    LIBRARY.parent / f"requirements-{compiler}.txt"
-    for compiler in compilers.XLA_FLAGS
-  )
+  flags, root = compilers.XLA_FLAGS, LIBRARY.parent
+  versions = (root / f"requirements-{compiler}.txt" for compiler in flags)
   texts = [path.read_text() for path in (*devices, *versions)]
-  return _digest(json.dumps(compilers.XLA_FLAGS), *texts)
+  return _digest(json.dumps(flags), *texts)
 
 
 @functools.cache

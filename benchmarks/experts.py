@@ -20,7 +20,6 @@ NUMBERS = 8, 32
 
 
 def normal(*shape):
-  """An array of this shape."""
   return jax.random.normal(jax.random.key(0), shape) / shape[-1] ** 0.5
 
 
@@ -39,7 +38,6 @@ def of_experts(x_BLD, dout_BLD, router, *weights):
 
 
 def cases(tokens):
-  """(name, compiled function, arguments)."""
   x_BLD = normal(1, tokens, WIDTH)
   dout_BLD = x_BLD[:, ::-1]
 

@@ -14,7 +14,6 @@ from sparse_transformer import data
 
 
 def score(source: data.Source) -> dict:
-  """Bits per dim of the test split."""
   train, test = (np.stack(list(source.examples(x))) for x in ("train", "test"))
   bits = bits_per_dim(train, test, source.vocab_size)
   print(f"{bits:.4f} {source.unit}")

@@ -13,7 +13,6 @@ import itertools
 
 from benchmarks import dependencies, record
 from configs import enwik8
-from sparse_transformer import tables
 from sparse_transformer.targets import compilers, hardware
 
 NAMES = "target", "backend", "pattern", "n", "qk_width", "value_width"
@@ -33,14 +32,13 @@ PLAIN = [
 ]
 
 
-def table(rows: list[dict]) -> str:
-  """Launches and peak memory of each program."""
+@record.as_table
+def table(rows):
   shown = *NAMES, "executor", "launches"
-  lines = [(*shown, "peak MiB")]
+  yield *shown, "peak MiB"
   for row in rows:
-    cells = (str(row[name]) for name in shown)
-    lines.append((*cells, f"{row['peak_bytes'] / 2**20:.0f}"))
-  return tables.markdown(lines)
+    peak = f"{row['peak_bytes'] / 2**20:.0f}"
+    yield *(str(row[name]) for name in shown), peak
 
 
 def code_of(*key) -> str:
@@ -53,7 +51,7 @@ def compile_attention(
   name, backend, pattern, n, qk_width, value_width, old
 ) -> dict:
   """Launches and memory of one program, and what its kernels take."""
-  del old  # a few seconds
+  del old  # compiling takes a few seconds
   target = hardware.parse(name)
   config = enwik8.get_config()
   config.data.length = n

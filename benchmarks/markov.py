@@ -17,7 +17,7 @@ before them: "add" predicts them uniformly, "interpolated" by a lower order.
 Errors are over blocks of 16,384 bases. Writes benchmarks/results/markov.json.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,7 @@ def score(source: data.Source) -> dict[str, Any]:
   return dict(rows=rows, symbols=symbols)
 
 
-def _rows(
-  strands: Sequence[np.ndarray], splits: Splits, size: int
-) -> Iterator[dict[str, Any]]:
+def _rows(strands, splits, size):
   """The scores of models that count `size` different symbols in strands."""
   lower = {split: np.full(len(splits[split]), 1 / size) for split in SCORED}
   for order in range(max(ORDERS) + 1):
@@ -69,15 +67,13 @@ def _rows(
 
 
 class Counts:
-  """Counts of each of `size` symbols in strands, after `order` others.
-
-  `contexts` are those that occur, as numbers in ascending order.
-  """
+  """Counts of each of `size` symbols in strands, after `order` others."""
 
   def __init__(self, strands: Sequence[np.ndarray], order: int, size: int):
     self._order, self._size = order, size
     words = np.concatenate([self._words(strand) for strand in strands])
     self._known, self._counts = np.unique(words, return_counts=True)
+    # Those that occur, as numbers in ascending order.
     self.contexts, starts = np.unique(self._known // size, return_index=True)
     self._sums = np.add.reduceat(self._counts, starts)
 

@@ -11,7 +11,6 @@ and prints a table. What is there already is measured again only with --again.
 """
 
 import os
-import resource
 import sys
 import time
 
@@ -20,8 +19,7 @@ import numpy as np
 
 from benchmarks import record
 from configs import music_3m
-from sparse_transformer import tables
-from sparse_transformer.comparison import plan as comparison
+from sparse_transformer.comparison import execution, plan as comparison
 from sparse_transformer.targets.rendering import size
 from sparse_transformer.training.experiment import Experiment
 
@@ -39,8 +37,7 @@ FLAGS = (
 def measure(n: int, stride: int, sequence: int) -> dict:
   """Memory of a compiled step and, of the long one, of a process that runs it.
 
-  A sequence of n positions, with patterns of a stride, is split over
-  `sequence` devices.
+  The n positions are split over `sequence` devices.
   """
   values = {
     "data.length": n,
@@ -69,32 +66,29 @@ def measure(n: int, stride: int, sequence: int) -> dict:
     tokens = jax.device_put(tokens, experiment.batch_sharding)
     step = experiment.update.lower(experiment.like, tokens).compile()
     memory = step.memory_analysis()
-    row |= dict(
-      arguments=memory.argument_size_in_bytes,
-      temporaries=memory.temp_size_in_bytes,
-    )
+    row["arguments"] = memory.argument_size_in_bytes
+    row["temporaries"] = memory.temp_size_in_bytes
     if n == MILLION[0]:
       state, start = experiment.first_state(), time.perf_counter()
       _, metrics = step(state, tokens)
       row |= dict(
         nats=float(metrics["nats"]),
         seconds=round(time.perf_counter() - start, 1),
-        process_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        process_bytes=execution.peak_bytes(),
       )
   return row
 
 
-def table(rows: list[dict]) -> str:
-  """Memory of a device and time, by length and number of devices."""
+@record.as_table
+def table(rows):
   titles = "n", "`mesh.sequence`", "arguments", "temporaries"
-  lines = [(*titles, "process with all devices", "step")]
+  yield *titles, "process with all devices", "step"
   for row in rows:
     sizes = size(row["arguments"]), size(row["temporaries"])
     ran = "not run", "not run"
     if "process_bytes" in row:
       ran = size(row["process_bytes"]), f"{row['seconds']:,.0f} s"
-    lines.append((f"{row['n']:,}", f"{row['sequence']}", *sizes, *ran))
-  return tables.markdown(lines)
+    yield f"{row['n']:,}", f"{row['sequence']}", *sizes, *ran
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import worker
+from benchmarks.accelerator import cases
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 
@@ -29,7 +30,6 @@ def ours(entry):
 
 
 def jax_nn(entry):
-  """JAX's dense attention."""
   if entry.pattern != "Causal()":
     raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
   attention = functools.partial(
@@ -39,25 +39,17 @@ def jax_nn(entry):
 
 
 def _compile(entry, attention, **facts):
-  def forward_backward(q, k, v, dout):
-    out, vjp = jax.vjp(attention, q, k, v)
-    return out, *vjp(dout)
-
   inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
-  forward = jax.jit(attention).lower(*inputs[:3]).compile()
-  both = jax.jit(forward_backward).lower(*inputs).compile()
-  return worker.Contestant(
-    {
-      "forward": lambda: jax.block_until_ready(forward(*inputs[:3])),
-      "forward_backward": lambda: jax.block_until_ready(both(*inputs)),
-    },
-    lambda x: np.asarray(x[0], np.float64),
-    facts={"temp_bytes": both.memory_analysis().temp_size_in_bytes, **facts},
-  )
+  passes = {}
+  for name, run in cases.passes(attention).items():
+    run = run.lower(*inputs).compile()
+    passes[name] = lambda run=run: jax.block_until_ready(run(*inputs))
+  facts["temp_bytes"] = run.memory_analysis().temp_size_in_bytes
+  first = lambda x: np.asarray(x[0], np.float64)
+  return worker.Contestant(passes, first, facts=facts)
 
 
 def rates():
-  """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied = 2048, 2**26
   x = jnp.ones((width, width), jnp.float32)
   y = jnp.ones(copied, jnp.float32)

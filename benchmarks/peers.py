@@ -95,7 +95,6 @@ def _contestant(entry, attend, backward=True):
 
 
 def rates():
-  """FLOP/s, bytes/s and exp/s of this device, each the best of many calls."""
   width, copied = 2048, 2**26
   x = torch.ones(width, width)
   y, y_copy = torch.ones(2, copied)

@@ -11,7 +11,6 @@ benchmarks/results/plan.json, and prints a table.
 
 from benchmarks import record
 from configs import music_152m
-from sparse_transformer import tables
 from sparse_transformer.attention import registry
 from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import rendering
@@ -36,8 +35,7 @@ CASES = (
 
 
 def measure() -> dict:
-  """What is assumed, and a plan of each case."""
-  rows = [plan(pattern, axes) for pattern, axes in CASES]
+  rows = [plan(*case) for case in CASES]
   print(table(rows))
   assumed = dict(flops_per_second=FLOPS, bytes_per_second=BANDWIDTH)
   return dict(assumed=assumed, rows=rows)
@@ -83,11 +81,10 @@ def plan(pattern: str, axes: dict[str, int]) -> dict:
   )
 
 
-def table(rows: list[dict]) -> str:
-  """Bytes and milliseconds of one device, as a Markdown table."""
+@record.as_table
+def table(rows):
   titles = "pattern", "chips", "mesh", "memory", "received per layer"
-  times = "compute, ms", "attention transfers, ms", "gradient sums, ms"
-  lines = [(*titles, *times)]
+  yield *titles, "compute, ms", "attention transfers, ms", "gradient sums, ms"
   for row in rows:
     received = (
       f"{x['part'].partition('(')[0]}"
@@ -95,17 +92,14 @@ def table(rows: list[dict]) -> str:
       for x in row["parts"]
     )
     names = "compute_seconds", "attention_seconds", "gradient_seconds"
-    lines.append(
-      (
-        f"`{row['pattern']}`",
-        f"{row['devices']:,}",
-        ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
-        rendering.size(row["memory"]["total"]),
-        "; ".join(received),
-        *(f"{1e3 * row[name]:,.1f}" for name in names),
-      )
+    yield (
+      f"`{row['pattern']}`",
+      f"{row['devices']:,}",
+      ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
+      rendering.size(row["memory"]["total"]),
+      "; ".join(received),
+      *(f"{1e3 * row[name]:,.1f}" for name in names),
     )
-  return tables.markdown(lines)
 
 
 if __name__ == "__main__":

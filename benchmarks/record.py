@@ -6,6 +6,7 @@ README's numbers come from records, see `benchmarks.readme`.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from sparse_transformer import atomic, cli, data, machine, version
+from sparse_transformer import atomic, cli, data, machine, tables, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
@@ -44,6 +45,11 @@ def write(path: pathlib.Path, content: Any) -> None:
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
+  """Makes a Markdown table of the titles and rows that a function yields."""
+  return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
+
+
 def main(
   name: str,
   description: str,
@@ -59,17 +65,14 @@ def main(
   parser = argparse.ArgumentParser(description=description)
   for flag, default in defaults.items():
     parser.add_argument(f"--{flag}", type=type(default), default=default)
-  parser.add_argument(
-    "--out", type=pathlib.Path, default=FOLDER / f"{name}.json"
-  )
+  path = FOLDER / f"{name}.json"
+  parser.add_argument("--out", type=pathlib.Path, default=path)
   args = vars(parser.parse_args())
   out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
   write(out, content | measure(**args))
 
 
-def main_on_data(
-  name: str, score: Callable[[data.Source], dict[str, Any]]
-) -> None:
+def main_on_data(name: str, score: Callable[[data.Source], dict]) -> None:
   """The same for a baseline, which scores the data of a config."""
 
   def run(argv):
@@ -125,8 +128,8 @@ def measure_missing(
     measure: function of these values to the other fields.
     again: whether to repeat measurements that the file already has.
     code: function of these values to the digest of what a measurement depends
-      on, which is recorded with the commit. Where it differs, the measurement
-      is repeated; `measure` also takes the old one, {} if there is none.
+      on; where it differs, `measure` is called again, and also takes the old
+      measurement, {} if there is none.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}
@@ -143,10 +146,7 @@ def measure_missing(
 
 
 def check_code(
-  path: pathlib.Path,
-  names: tuple[str, ...],
-  code: Callable[..., str],
-  program: str,
+  path: pathlib.Path, names: Sequence[str], code: Callable, program: str
 ) -> None:
   """Exits with status 1 if a file has measurements of other code.
 

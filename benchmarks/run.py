@@ -57,7 +57,6 @@ def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
 
 
 def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-  """The results in the files of a run."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")

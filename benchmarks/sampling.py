@@ -92,18 +92,16 @@ def prepare_recompute(config, params):
 
 
 def measure(rounds: int) -> dict:
-  """The cache of each case, and the seconds of a symbol."""
-  results, calls, symbols = {}, {}, {}
+  results, calls = {}, {}
   for name, case in CASES.items():
     network = prepare_network(*case)
     results[name], at = prepare(*network)
     calls |= {(name, place): call for place, call in at.items()}
     if name != "full cache":
       calls[name, "no cache"] = prepare_recompute(*network)
-      symbols[name, "no cache"] = 1
-  for key, seconds in turns.seconds(calls, rounds).items():
-    name, place = key
-    median = statistics.median(seconds) / symbols.get(key, STEPS)
+  for (name, place), seconds in turns.seconds(calls, rounds).items():
+    symbols = STEPS if place in PLACES else 1
+    median = statistics.median(seconds) / symbols
     results[name][f"seconds at {place}"] = median
   for name, row in results.items():
     early, late = (1 / row[f"seconds at {place}"] for place in PLACES)

@@ -7,6 +7,7 @@ and with one that they wait for, interleaved; wall time. The network is wide and
 its batches are small, so that the state is large for the time of a step.
 """
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -15,7 +16,6 @@ import jax
 
 from benchmarks import record
 from configs import digits
-from sparse_transformer import tables
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
 
@@ -26,11 +26,10 @@ CASES = "none", "written meanwhile", "waited for"
 def measure(rounds: int) -> dict:
   """Medians of the seconds of each case."""
   config = digits.get_config()
-  config.model.width = 384
-  config.train.batch_size = 4
+  config.model.width, config.train.batch_size = 384, 4
   run = Experiment(config)
   state, times = run.first_state(), {name: [] for name in CASES}
-  done = 0
+  batches = map(run.batch, itertools.count())
   with (
     tempfile.TemporaryDirectory() as workdir,
     Checkpoints(workdir, keep=1) as checkpoints,
@@ -44,30 +43,24 @@ def measure(rounds: int) -> dict:
           checkpoints.save(state)
         if name == "waited for":
           checkpoints.finish()
-        for _ in range(STEPS):
-          state, _ = run.update(state, run.batch(done))
-          done += 1
+        for batch in itertools.islice(batches, STEPS):
+          state, _ = run.update(state, batch)
         jax.block_until_ready(state)
         times[name].append(time.perf_counter() - start)
         checkpoints.finish()
-  result = dict(
-    megabytes=sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6,
-    steps=STEPS,
-    seconds={
-      name: round(statistics.median(x[1:]), 3) for name, x in times.items()
-    },
-  )
+  size = sum(x.nbytes for x in jax.tree.leaves(state))
+  medians = {name: statistics.median(x[1:]) for name, x in times.items()}
+  seconds = {name: round(x, 3) for name, x in medians.items()}
+  result = dict(megabytes=size / 1e6, steps=STEPS, seconds=seconds)
   print(table(result))
   return result
 
 
-def table(result: dict) -> str:
-  """The times of a record, as a Markdown table."""
-  rows = [
-    (f"checkpoint of {result['megabytes']:.0f} MB", f"{result['steps']} steps")
-  ]
-  rows += [(name, f"{x:.2f} s") for name, x in result["seconds"].items()]
-  return tables.markdown(rows)
+@record.as_table
+def table(result):
+  size, steps = result["megabytes"], result["steps"]
+  yield f"checkpoint of {size:.0f} MB", f"{steps} steps"
+  yield from ((name, f"{x:.2f} s") for name, x in result["seconds"].items())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks import record
-from sparse_transformer import patterns, tables
+from sparse_transformer import patterns
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed.spread import traffic
@@ -26,10 +26,7 @@ LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
 DEVICES = 4, 8, 32
 PATTERNS = "Local", "Block", "Strided", "Summary", "BigBird"
 NAMES = "pattern", "n", "devices"
-PLANNED = (
-  *("tile", "dealing", "queries", "keys"),
-  *("imbalance", "forward", "backward"),
-)
+PLANNED = "tile dealing queries keys imbalance forward backward".split()
 
 
 def count(name: str, n: int, devices: int) -> dict:
@@ -44,15 +41,13 @@ def count(name: str, n: int, devices: int) -> dict:
   return dict(
     expression=str(pattern),
     **{name: said[name] for name in PLANNED},
-    forward_compiled=_compiled(pattern, n, devices, is_spread=True),
+    forward_compiled=_compiled(pattern, n, devices),
     gather_of_keys_and_values=others * HEADS * 2 * WIDTH * ITEM,
-    forward_by_the_compiler_alone=_compiled(
-      pattern, n, devices, is_spread=False
-    ),
+    forward_by_the_compiler_alone=_compiled(pattern, n, devices, False),
   )
 
 
-def _compiled(pattern, n, devices, is_spread):
+def _compiled(pattern, n, devices, is_spread=True):
   """Bytes that a device receives in a compiled forward pass."""
   mesh = jax.make_mesh(
     (devices,), ("sequence",), (AxisType.Auto,), devices=jax.devices()[:devices]
@@ -71,7 +66,8 @@ def _compiled(pattern, n, devices, is_spread):
   return hlo.received(hlo.profile(program.as_text()), devices)
 
 
-def table(rows: list[dict]) -> str:
+@record.as_table
+def table(rows):
   """KiB that a device receives in a forward pass."""
   columns = {
     "forward": "forward",
@@ -79,12 +75,10 @@ def table(rows: list[dict]) -> str:
     "gather_of_keys_and_values": "all-gather of K and V",
     "forward_by_the_compiler_alone": "compiler alone",
   }
-  lines = [("pattern", "n", "devices", "keys move by", *columns.values())]
+  yield "pattern", "n", "devices", "keys move by", *columns.values()
   for row in rows:
     about = f"`{row['expression']}`", f"{row['n']:,}", str(row["devices"])
-    cells = (f"{row[name] / 1024:,.0f}" for name in columns)
-    lines.append((*about, row["keys"], *cells))
-  return tables.markdown(lines)
+    yield *about, row["keys"], *(f"{row[x] / 1024:,.0f}" for x in columns)
 
 
 if __name__ == "__main__":

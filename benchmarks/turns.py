@@ -31,10 +31,10 @@ def main(
   cases: Callable[[int], Iterable[Case]],
   **size: int,
 ) -> None:
-  """Runs a benchmark of processor times, and ratios to its first case.
+  """`record.main` for processor times, and ratios to the first case.
 
-  Arguments are those of `record.main`, except for `cases`: it takes the size,
-  whose flag and default are in `size`. --only=TEXT leaves out other cases.
+  `cases` takes the size, whose flag and default are in `size`. --only=TEXT
+  leaves out other cases.
   """
   (unit,) = size
 
@@ -48,11 +48,10 @@ def main(
 
 def _rows(cases, rounds):
   """Median milliseconds of each case, and the median ratio within a round."""
-
-  def waiting(function, arguments):
-    return lambda: jax.block_until_ready(function(*arguments))
-
-  calls = {name: waiting(*program) for name, *program in cases}
+  calls = {
+    name: lambda run=run, args=args: jax.block_until_ready(run(*args))
+    for name, run, args in cases
+  }
   times = seconds(calls, rounds, time.process_time)
   of_first, rows = times[cases[0][0]], []
   for name, found in times.items():

@@ -23,25 +23,18 @@ MIN_SECONDS = 0.1  # shorter passes are repeated within a round
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-  """A program, compiled for an entry.
+  """A program, compiled for an entry."""
 
-  Attributes:
-    passes: "forward" and, if the program has one, "forward_backward": functions
-      that return their outputs once all of them are computed.
-    first: function from an output to that of the first example,
-      [n, heads, width], in float64.
-    pattern: what the program runs, if it differs from the entry's pattern.
-    facts: what else is known about it.
-  """
-
+  # "forward" and, if the program has one, "forward_backward": functions that
+  # return their outputs once all of them are computed.
   passes: dict[str, Callable]
+  # From an output to the first example's, float64 [n, heads, width].
   first: Callable[[Any], np.ndarray]
-  pattern: patterns.Pattern | None = None
+  pattern: patterns.Pattern | None = None  # if it differs from the entry's
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def pattern_of(entry):
-  """The pattern of an entry."""
   ((pattern,),) = patterns.parse(entry.pattern)
   return pattern
 
@@ -73,10 +66,7 @@ def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
 
 
 def errors(entry, pattern, found):
-  """Largest absolute errors of out and, if there is a backward pass, of dq.
-
-  Compares all rows up to n = 4,096, and 4M / n of them beyond.
-  """
+  """Largest absolute errors of out and dq: of 4M / n rows if n > 4,096."""
   num_rows = entry.n if entry.n <= 4096 else max(1, 2**22 // entry.n)
   rows = np.linspace(0, entry.n - 1, num_rows).astype(int)
   inputs = (x[0].astype(np.float64) for x in random_inputs(entry))
@@ -88,7 +78,6 @@ def errors(entry, pattern, found):
 
 
 def seconds(function):
-  """Wall-clock seconds of a call."""
   start = time.perf_counter()
   function()
   return time.perf_counter() - start
@@ -104,7 +93,6 @@ def rate(work, function):
 
 
 def num_threads():
-  """Number of CPUs that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
@@ -114,7 +102,8 @@ class Worker:
   """Answers requests by calling its methods by name.
 
   `programs` are functions from an entry to a `Contestant`. `hello` returns what
-  this process runs on, and `rates` its matmul, copy and exp rates.
+  this process runs on, and `rates` its FLOP/s in matmul, bytes/s in copy and
+  exp/s, each the best of many calls.
   """
 
   def __init__(self, programs, hello, rates):
@@ -126,10 +115,9 @@ class Worker:
     """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
-    pattern = contestant.pattern
+    pattern, passes = contestant.pattern, {}
     if pattern is None:
       pattern = pattern_of(entry)
-    passes = {}
     for name, run in contestant.passes.items():
       start = time.perf_counter()
       outputs = run()
@@ -165,6 +153,5 @@ class Worker:
         answer = getattr(self, request.pop("do"))(**request)
       except Exception as error:
         text = str(error).strip() or "no message"
-        reason = f"{type(error).__name__}: {text.splitlines()[0]}"
-        answer = {"failed": reason}
+        answer = {"failed": f"{type(error).__name__}: {text.splitlines()[0]}"}
       print(json.dumps(answer), file=answers, flush=True)

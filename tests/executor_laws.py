@@ -38,20 +38,22 @@ def reference(q, k, v, dout, dlse, heads):
   return reference_of_mask(mask, q, k, v, dout, dlse)
 
 
-def reference_of_mask(mask, q, k, v, dout, dlse, bias=0):
-  """The same, over the pairs of a mask [..., H, n, n], with biased scores."""
-  q, k, v, dout, dlse = (
+def reference_of_mask(mask, q, k, v, dout, dlse, bias=0, known=None):
+  """The same, over the pairs of a mask [..., H, n, n], with biased scores.
+
+  `known` are (out, lse) if these are not all the pairs that they depend on.
+  """
+  q, k, v, dout, dlse, *known = (
     np.asarray(x).astype(np.float64).swapaxes(1, 2)
-    for x in (q, k, v, dout, dlse)
+    for x in (q, k, v, dout, dlse, *(known or ()))
   )
   scale = 1 / np.sqrt(q.shape[3])
   s = np.where(mask, q @ k.swapaxes(2, 3) * scale + bias, -np.inf)
   empty = ~mask.any(-1, keepdims=True)
-  e = np.exp(s - np.where(empty, 0, s.max(-1, keepdims=True)))
-  total = e.sum(-1, keepdims=True) + empty
-  p = e / total
-  out = p @ v
-  lse = np.where(empty, 0, np.log(total) + s.max(-1, keepdims=True))
+  top = np.where(empty, 0, s.max(-1, keepdims=True))
+  lse = np.log(np.exp(s - top).sum(-1, keepdims=True) + empty) + top
+  p = np.exp(s - (known[1][..., None] if known else lse))
+  out = known[0] if known else p @ v
   dp = dout @ v.swapaxes(2, 3)
   ds = p * (dp - (dout * out).sum(-1, keepdims=True) + dlse[..., None])
   grads = ds @ k * scale, ds.swapaxes(2, 3) @ q * scale, p.swapaxes(2, 3) @ dout

@@ -89,27 +89,20 @@ def mixes(stride: int, small: bool) -> dict:
 
 
 def measure(names: list[str], batch: int, n: int, heads: tuple, record) -> dict:
-  """The times of some programs."""
   platform = registry.current_platform()
-  found = {
-    "n": n,
-    "batch": batch,
-    "heads": HEADS,
-    "width": WIDTH,
-    "dtype": "float32" if platform == "cpu" else "bfloat16",
-    "pairs": sum(pattern.pairs(n) for pattern in heads),
-    "patterns": [str(pattern) for pattern in dict.fromkeys(heads)],
-    "programs": {},
-  }
-  rows, dtype, widths = found["programs"], found["dtype"], (WIDTH, WIDTH)
+  found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH)
+  found["dtype"] = dtype = "float32" if platform == "cpu" else "bfloat16"
+  found["pairs"] = sum(pattern.pairs(n) for pattern in heads)
+  found["patterns"] = [str(pattern) for pattern in dict.fromkeys(heads)]
+  found["programs"] = rows = {}
   if names == [FLEX]:
     rows[FLEX] = row = _flex(platform, batch, n, heads, dtype)
     return row if "skipped" in row else _with_rates(found)
-  programs = {}
+  programs, sizes = {}, (batch, n, HEADS, (WIDTH, WIDTH))
   for name in names:
     if name == DENSE:
       programs[name] = functools.partial(_dense, batch, n, platform)
-    elif reason := cases.unsupported(name, batch, n, HEADS, widths, dtype):
+    elif reason := cases.unsupported(name, *sizes, dtype):
       rows[name] = {"skipped": reason}
     else:
       programs[name] = functools.partial(cases.of_executor, name, heads)
@@ -171,14 +164,12 @@ def _dense(batch, n, platform):
 
 
 def _flex(platform, batch, n, heads, dtype):
-  """The times of FlexAttention, from a separate process."""
   if platform != "cuda" or importlib.util.find_spec("torch") is None:
     return {"skipped": "it needs an NVIDIA GPU and torch"}
   if len(set(heads)) > 1:
     return {"skipped": "heads have different patterns"}
-  request = dict(
-    batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype, text=str(heads[0])
-  )
+  request = dict(batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype)
+  request["text"] = str(heads[0])
   words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
   try:
     done = subprocess.run(

@@ -24,8 +24,7 @@ def executors(settings: Settings, rank: int | None = None) -> list[str]:
   }
   for name in settings.executors:
     if name not in ranks:
-      known = ", ".join(ranks)
-      raise ValueError(f"unknown executor {name!r}; known: {known}")
+      raise ValueError(f"unknown executor {name!r}; known: {', '.join(ranks)}")
   return [
     name
     for name in sorted(ranks, key=ranks.__getitem__)
@@ -59,12 +58,9 @@ def passes(attention) -> dict:
     out, vjp = jax.vjp(attention, q, k, v)
     return out, *vjp(dout)
 
-  return {
-    "forward": jax.jit(forward),
-    "forward_backward": jax.jit(forward_backward),
-  }
+  both = jax.jit(forward_backward)
+  return {"forward": jax.jit(forward), "forward_backward": both}
 
 
 def of_executor(name: str, heads: tuple) -> dict:
-  """The `passes` of an executor."""
   return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))

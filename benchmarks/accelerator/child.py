@@ -13,9 +13,9 @@ standard output is an object with one of the keys
 
 import functools
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import sys
 
 from benchmarks.accelerator.parts import PARTS, Settings
@@ -47,10 +47,9 @@ def main():
     say(failed=one_line(error))
     return
   say(names=list(entries))
-  skip = set(map(tuple, request["skip"]))
+  for entry in map(tuple, request["skip"]):
+    entries.pop(entry, None)
   for entry, run in entries.items():
-    if entry in skip:
-      continue
     say(start=entry)
     record = lambda found, entry=entry: say(entry=entry, found=found)
     found = attempt(run, record)
@@ -65,6 +64,10 @@ def main():
 
 def find(parts, ranks, settings):
   """{(part, entry): function}, by rank; one that fails for a part that does."""
+
+  def fail(error, record):
+    raise error
+
   found, broken = {}, set()
   for rank in ranks:
     for part in parts:
@@ -73,22 +76,16 @@ def find(parts, ranks, settings):
       except ValueError:
         raise
       except Exception as error:  # a package is missing, for example
-        fail = functools.partial(_raise, error)
-        entries = {} if part in broken else {START: fail}
+        run = functools.partial(fail, error)
+        entries = {} if part in broken else {START: run}
         broken.add(part)
       found |= {(part, name): run for name, run in entries.items()}
   return found
 
 
 def entries_of(part, settings, rank):
-  """{entry: function} of a part and a rank."""
-  module, name = PARTS[part].entries.split(".")
-  module = importlib.import_module(f"benchmarks.accelerator.{module}")
-  return getattr(module, name)(settings, rank)
-
-
-def _raise(error, record):
-  raise error
+  name = PARTS[part].entries.replace(".", ":")
+  return pkgutil.resolve_name(f"benchmarks.accelerator.{name}")(settings, rank)
 
 
 def attempt(run, record):
@@ -102,7 +99,6 @@ def attempt(run, record):
 
 
 def one_line(error):
-  """An error as a line of bounded length."""
   words = " ".join(str(error).split()) or "no message"
   return f"{type(error).__name__}: {words}"[:500]
 

@@ -64,20 +64,16 @@ FULL = (
   *("Block(256)", "Strided(32)", "Block(128) | Summary(128, 32)"),
   "BigBird(block=64)",
 )
-# At the last two lengths, Triton splits long lists of queries.
+# {n: stride}; at the last two lengths, Triton splits long lists of queries.
+STRIDES = {3072: 96, 12_288: 128, 65_536: 256}
+PAPER = "Local({l}) | Strided({l})", "Block({l}) | Summary({l}, 32)"
 LONG = {
-  3072: (
-    *("Causal()", "Local(96) | Strided(96)", "Block(96) | Summary(96, 32)"),
+  n: (
+    *["Causal()"] * (n < 65_536),
+    *(text.format(l=stride) for text in PAPER),
     "BigBird(block=64)",
-  ),
-  12_288: (
-    *("Causal()", "Local(128) | Strided(128)", "Block(128) | Summary(128, 32)"),
-    "BigBird(block=64)",
-  ),
-  65_536: (
-    *("Local(256) | Strided(256)", "Block(256) | Summary(256, 32)"),
-    "BigBird(block=64)",
-  ),
+  )
+  for n, stride in STRIDES.items()
 }
 # Other executors than `auto` takes run one in so many mixes, none of them long.
 ONE_IN = {"bfloat16": 1, "float32": 2, "float16": 7}
@@ -92,42 +88,29 @@ Results = list[np.ndarray]  # out, lse, dq, dk, dv
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-  """What an entry runs: the pattern of each head, n positions, and widths.
-
-  `widths` are those of queries and keys, and of values. `num_rows` rows of each
-  head are isolated, see `Questions`; if `is_sampled`, only they are compared,
-  and as many keys.
-  """
+  """What an entry runs: the pattern of each head, at n positions."""
 
   heads: tuple[patterns.Pattern, ...]
   n: int
-  widths: tuple[int, int]
-  num_rows: int = ISOLATED
-  is_sampled: bool = False
+  widths: tuple[int, int]  # of queries and keys, and of values
+  num_rows: int = ISOLATED  # rows of each head that are isolated
+  is_sampled: bool = False  # if so, only they are compared, and as many keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Questions:
-  """Inputs of a mix, and what is known about the results.
-
-  Attributes:
-    inputs: q, k, v, dout and dlse [B, n, H, ...], as `laws.run` takes them.
-    rows: int [H, rows], the isolated rows of each head.
-    seen: bool [n, H], the keys that an isolated row sees.
-    isolated: `inputs` with cotangents on isolated rows only, and other values
-      wherever these rows must not look.
-    of_rows: float64 results for `isolated`: out, lse and dq of these rows
-      [B, rows, H, ...], dk and dv of all keys.
-    of_all: float64 results for `inputs`; None if the mix is sampled.
-  """
+  """Inputs of a mix, and what is known about the results, in float64."""
 
   mix: Mix
-  inputs: tuple[np.ndarray, ...]
-  rows: np.ndarray
-  seen: np.ndarray
+  inputs: tuple[np.ndarray, ...]  # q, k, v, dout, dlse [B, n, H, ...]
+  rows: np.ndarray  # int [H, rows], the isolated rows of each head
+  seen: np.ndarray  # bool [n, H], the keys that an isolated row sees
+  # `inputs` with cotangents on isolated rows only, and other values wherever
+  # these rows must not look.
   isolated: tuple[np.ndarray, ...]
+  # For `isolated`: out, lse and dq of the rows [B, rows, H, ...]; dk and dv.
   of_rows: Results
-  of_all: Results | None
+  of_all: Results | None  # for `inputs`; None if the mix is sampled
 
 
 def entries(settings: Settings, rank: int) -> dict:
@@ -157,9 +140,9 @@ def mixes(small: bool, dtype: str) -> dict[str, Mix]:
     full, long = (150, SMALL_FULL), SMALL_LONG
   shift = 2 * list(TOLERANCES).index(dtype)  # other lengths for other dtypes
   found = {}
-  for i in range(len(lengths)):
+  for i, width in enumerate(widths):
     n = lengths[(i + shift) % len(lengths)]
-    found[f"catalogue {i + 1}"] = Mix(catalogue.ALL[i::MIXES], n, widths[i])
+    found[f"catalogue {i + 1}"] = Mix(catalogue.ALL[i::MIXES], n, width)
   n, texts = full
   found["full tiles"] = Mix(_parse(texts), n, widths[0])
   for n, texts in long.items():
@@ -167,9 +150,8 @@ def mixes(small: bool, dtype: str) -> dict[str, Mix]:
     found[f"n = {n}"] = Mix(_parse(texts), n, widths[0], sampled, True)
   if dtype == "float32":
     for title, mix in found.items():
-      k, e = mix.widths
-      k = min(k, MAX_FLOAT32_WIDTH)
-      found[title] = dataclasses.replace(mix, widths=(k, e))
+      widths = min(mix.widths[0], MAX_FLOAT32_WIDTH), mix.widths[1]
+      found[title] = dataclasses.replace(mix, widths=widths)
   return found
 
 
@@ -186,17 +168,18 @@ def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   errors, faults = examine(
     lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
   )
-  found = {
+  return {
     "executor": name,
     "dtype": dtype,
     "n": mix.n,
     "widths": mix.widths,
     "patterns": [str(pattern) for pattern in mix.heads],
-    "errors": {name: _finite(error) for name, error in errors.items()},
+    "errors": {
+      name: float(f"{error:.3g}") if np.isfinite(error) else None
+      for name, error in errors.items()
+    },
+    **({"failed": "; ".join(faults)} if faults else {}),
   }
-  if faults:
-    found["failed"] = "; ".join(faults)
-  return found
 
 
 def ask(mix: Mix, dtype: str) -> Questions:
@@ -337,28 +320,22 @@ def _reference_of_keys(pattern, keys, q, k, v, dout, dlse, out, lse):
   for group in np.array_split(keys, GROUPS):
     mask = _pairs(pattern, at, group)
     rows = np.flatnonzero(mask.any(1))
-    q_, dout_, dlse_, out_, lse_, k_, v_ = (
-      x[:, where, 0].astype(np.float64)
-      for xs, where in (((q, dout, dlse, out, lse), rows), ((k, v), group))
-      for x in xs
+    q_, dout_, dlse_, *known = (x[:, rows] for x in (q, dout, dlse, out, lse))
+    *_, dk, dv = laws.reference_of_mask(
+      mask[rows], q_, k[:, group], v[:, group], dout_, dlse_, known=known
     )
-    scale = 1 / np.sqrt(q.shape[-1])
-    s = np.where(mask[rows], q_ @ k_.swapaxes(1, 2) * scale, -np.inf)
-    p = np.exp(s - lse_[:, :, None])
-    delta = (dout_ * out_).sum(-1) - dlse_
-    ds = p * (dout_ @ v_.swapaxes(1, 2) - delta[:, :, None])
-    dk, dv = ds.swapaxes(1, 2) @ q_ * scale, p.swapaxes(1, 2) @ dout_
-    of_groups.append([x[:, :, None] for x in (dk, dv)])
+    of_groups.append((dk, dv))
   return [np.concatenate(xs, 1) for xs in zip(*of_groups, strict=True)]
 
 
 def _effects_outside(questions, first, isolated):
   """What depends on pairs outside the pattern, or lacks some of its pairs."""
   rows, seen = questions.rows, questions.seen
-  faults = []
-  for name, a, b in zip(laws.NAMES[:3], first, isolated, strict=False):
-    if not np.array_equal(_at(a, rows), _at(b, rows)):
-      faults.append(f"{name} depends on keys outside the pattern")
+  faults = [
+    f"{name} depends on keys outside the pattern"
+    for name, a, b in zip(laws.NAMES[:3], first, isolated, strict=False)
+    if not np.array_equal(_at(a, rows), _at(b, rows))
+  ]
   _, _, dq, dk, dv = isolated
   others = np.ones(seen.shape, bool)
   np.put_along_axis(others, rows.T, False, axis=0)
@@ -373,7 +350,6 @@ def _effects_outside(questions, first, isolated):
 
 
 def _errors(questions, first, isolated):
-  """The largest error of each array, see `examine`."""
   rows = [_at(x, questions.rows) for x in isolated[:3]]
   compared = [(laws.NAMES, rows + isolated[3:], questions.of_rows)]
   if questions.of_all is not None:
@@ -395,14 +371,8 @@ def _errors(questions, first, isolated):
 
 
 def _error(name, x, y):
-  """The largest error, see `examine`."""
   axes = (1, *range(3, y.ndim))
   error = np.abs(x.astype(np.float64) - y).max(axes)
   if name != "lse":
     error /= np.maximum(np.abs(y).max(axes), 1e-6)
   return float((error / np.array(ALLOWED)[:, None]).max())
-
-
-def _finite(error):
-  """An error as JSON: None if it is not a number."""
-  return float(f"{error:.3g}") if np.isfinite(error) else None

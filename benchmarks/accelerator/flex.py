@@ -14,7 +14,6 @@ from sparse_transformer import patterns
 
 
 def passes(request):
-  """{name: function of a pass}."""
   ((pattern,),) = patterns.parse(request["text"])
   n, dtype = request["n"], getattr(torch, request["dtype"])
   # Compiled: otherwise it takes several arrays of n x n int64.

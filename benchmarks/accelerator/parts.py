@@ -20,21 +20,13 @@ RANKS = 3  # all parts' entries of one rank come before those of the next
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """How the entries of a part run.
+  """How the entries of a part run."""
 
-  Attributes:
-    entries: "module.function"; the module is loaded in the part's process only.
-    seconds: the most that an entry may take.
-    alone: whether each entry has a process to itself, so that the peak of the
-      device's memory is the entry's.
-    exact: whether it asks for the same bits twice, which GPUs give with a flag
-      only.
-  """
-
-  entries: str
-  seconds: float = 60
+  entries: str  # "module.function", which is loaded in the part's process only
+  seconds: float = 60  # the most that an entry may take
+  # Each entry has a process, so that the peak of memory is the entry's.
   alone: bool = False
-  exact: bool = False
+  exact: bool = False  # asks for the same bits twice: GPUs need a flag for that
 
 
 # In the order in which they run.
@@ -52,19 +44,12 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is asked for.
+  """What is asked for."""
 
-  Attributes:
-    small: whether to use small sizes.
-    executors: names of the executors of attention to run; () for all.
-    minutes: the most that all parts, or those of a process, may take.
-    data: of `train`: a .npy file of images, or the `data.path` of the config.
-  """
-
-  small: bool = False
-  executors: tuple[str, ...] = ()
-  minutes: float = 30.0
-  data: str = ""
+  small: bool = False  # whether to use small sizes
+  executors: tuple[str, ...] = ()  # those of attention to run; () for all
+  minutes: float = 30.0  # the most that all parts, or a process, may take
+  data: str = ""  # of `train`: a .npy file of images, or the config's data.path
 
   def on(self, device: dict) -> "Settings":
     """The settings for a device, as `setup` describes it."""
@@ -75,9 +60,7 @@ class Settings:
 def schedule(
   names: Sequence[str],
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-  """(parts, ranks) of the processes to run, one after another.
-
-  Parts that need the same kind of process share one.
+  """(parts, ranks) of the processes to run: one for parts of the same kind.
 
   >>> list(schedule(["setup", "correctness"]))
   [(('setup', 'correctness'), (0, 1, 2))]

@@ -21,17 +21,15 @@ FIRST = "enwik8", "cifar10", "cifar10_15m"
 # The paper's networks, which are also run with every `model.remat`.
 PAPER = *FIRST, "imagenet64"
 COMPILED = pathlib.Path(__file__).parents[1] / "results" / "compiled.json"
-STEP_ROUNDS, ROUND_SECONDS = 5, 1.0
+ROUND_SECONDS = 1.0
 
 
 def entries(settings: Settings, rank: int) -> dict:
   """One for each config, the paper's first, and then with other `remat`s."""
   changes = training.SMALL["digits"] if settings.small else {}
   return {
-    f"{name}, {remat}" if remat else name: functools.partial(
-      measure, name, remat, changes
-    )
-    for name, remat in _chosen(settings.small, rank)
+    ", ".join(filter(None, case)): functools.partial(measure, *case, changes)
+    for case in _chosen(settings.small, rank)
   }
 
 
@@ -55,10 +53,8 @@ def _chosen(small, rank):
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:
   """Compiles the training step of a config, and runs it if it fits."""
-  changes = changes | needed(name)
-  if remat:
-    changes = changes | {"model.remat": remat}
-  experiment = training.load(name, **changes)
+  other = {"model.remat": remat} if remat else {}
+  experiment = training.load(name, **changes | needed(name) | other)
   config, model = experiment.config, experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
   batch, start = training.random_tokens(experiment, 0), time.perf_counter()
@@ -80,9 +76,8 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
   memory = machine.device_memory()
   if memory and found["compiled_bytes"] > memory:
     sizes = (x / 2**30 for x in (found["compiled_bytes"], memory))
-    return found | {
-      "skipped": "a device needs {:.1f} of its {:.1f} GiB".format(*sizes)
-    }
+    reason = "a device needs {:.1f} of its {:.1f} GiB"
+    return found | {"skipped": reason.format(*sizes)}
   found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")
@@ -102,27 +97,20 @@ def needed(name: str) -> dict:
     preset, *fields = row["preset"].split()
     changes = dict(field.split("=") for field in fields)
     (program,) = row["programs"]
-    if (
-      (preset, row["target"]) == (name, "h100:1x1x1")
-      and changes.keys() <= {"train.accumulation"}
-      and program["compiles"]
-      and program["memory"]["peak"] <= memory
-    ):
-      return {field: int(value) for field, value in changes.items()}
+    is_of_name = (preset, row["target"]) == (name, "h100:1x1x1")
+    if is_of_name and changes.keys() <= {"train.accumulation"}:
+      if program["compiles"] and program["memory"]["peak"] <= memory:
+        return {field: int(value) for field, value in changes.items()}
   return {}
 
 
 def _time_steps(update, state, batch):
   """Seconds of a step, which waits for the one before it only."""
 
-  def run(steps):
+  def step():
     nonlocal state
-    start = time.perf_counter()
-    for _ in range(steps):
-      state, _ = update(state, batch)
-    jax.block_until_ready(state)
-    return (time.perf_counter() - start) / steps
+    state, _ = update(state, batch)
+    return state
 
-  run(2)
-  steps = max(1, min(20, round(ROUND_SECONDS / run(1))))
-  return timing.spread([run(steps) for _ in range(STEP_ROUNDS)])
+  warm = timing.warm_up(step)
+  return timing.interleave({0: step}, {0: warm}, least=ROUND_SECONDS)[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -29,9 +30,7 @@ ENVIRONMENT = {
 }
 
 
-def run_parts(
-  parts: Sequence[str], settings: Settings, results: Results
-) -> None:
+def run_parts(parts: Sequence[str], settings: Settings, results: Results):
   """Runs all entries of some parts until the time is over.
 
   A process that dies or takes too long is replaced by another, which continues
@@ -52,33 +51,23 @@ def run_parts(
 
 
 class _Progress:
-  """How far the run has come.
-
-  Attributes:
-    left: pairs (part, entry) that have not run; IDLE while they are unknown.
-    done: those that have; `running`: the one that runs.
-    started: parts of which there are results.
-    device: what JAX runs on; {} until that is known.
-    trouble: why the last process ended between two entries.
-  """
+  """How far the run has come; entries are pairs (part, name)."""
 
   def __init__(self, settings: Settings, results: Results):
     self.settings, self.results = settings, results
-    self.left: list[tuple[str, str]] = []
+    self.left: list[tuple[str, str]] = []  # [IDLE] while they are unknown
     self.done: set[tuple[str, str]] = set()
-    self.started: set[str] = set()
-    self.device: dict = {}
+    self.started: set[str] = set()  # parts of which there are results
+    self.device: dict = {}  # what JAX runs on, once that is known
     self.time = f"the run had {settings.minutes:g} minutes"
-    self.trouble = ""
+    self.trouble = ""  # why the last process ended between two entries
     self._deadline = time.monotonic() + 60 * settings.minutes
     self.start(IDLE)
 
   def start(self, entry: tuple[str, str]) -> None:
-    """Starts the clock of an entry."""
     self.running, self._started = entry, time.monotonic()
 
   def handle(self, message: dict) -> None:
-    """Records a line of the process."""
     if "invalid" in message:
       raise ValueError(message["invalid"])
     if "failed" in message:
@@ -86,9 +75,8 @@ class _Progress:
     elif "device" in message:
       self.device = message["device"]
     elif "names" in message:
-      self.left = [
-        pair for pair in map(tuple, message["names"]) if pair not in self.done
-      ]
+      names = map(tuple, message["names"])
+      self.left = [entry for entry in names if entry not in self.done]
       for part, _ in self.left:
         self._start_part(part)
       self.start(IDLE)
@@ -107,7 +95,6 @@ class _Progress:
       self.results.start(part, self.device, small)
 
   def finish(self, entry: tuple[str, str], found: dict) -> None:
-    """Records what an entry found at its end."""
     seconds = round(time.monotonic() - self._started, 1)
     self.results.record(*entry, found | {"seconds": seconds})
     self.left = [other for other in self.left if other != entry]
@@ -151,67 +138,54 @@ class _Progress:
       _say(f"{part}: {found['skipped']}")
 
   def seconds_left(self) -> float:
-    """Seconds that what runs still has."""
+    """Seconds that what runs still has, 0 if it is late."""
     now, (part, _) = time.monotonic(), self.running
     most = PARTS[part].seconds if part else IDLE_SECONDS
-    return min(self._deadline, self._started + most) - now
+    return max(0, min(self._deadline, self._started + most) - now)
 
   def minutes_left(self) -> float:
-    """Minutes until the deadline."""
     return (self._deadline - time.monotonic()) / 60
 
 
 def _run_child(progress, parts, ranks):
   """Runs a process until it ends, or takes too long."""
   progress.start(IDLE)
-  minutes = {"minutes": progress.minutes_left()}
-  request = {
-    "parts": parts,
-    "ranks": ranks,
-    "settings": dataclasses.asdict(progress.settings) | minutes,
-    "skip": sorted(progress.done),
-  }
+  settings = dataclasses.asdict(progress.settings)
+  settings["minutes"] = progress.minutes_left()
+  request = dict(parts=parts, ranks=ranks, settings=settings)
+  request["skip"] = sorted(progress.done)
   flags = os.environ.get("XLA_FLAGS", "")
   if any(PARTS[part].exact for part in parts):
     flags = f"--xla_gpu_deterministic_ops=true {flags}"
-  child = subprocess.Popen(
+  lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
+  with subprocess.Popen(
     [*COMMAND, json.dumps(request)],
     cwd=REPO,
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags.strip()},
     process_group=0,  # to end also what it has started
-  )
-  lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
-  reader = threading.Thread(target=_read, args=(child.stdout, lines))
-  reader.start()
-  try:
-    while line := lines.get(timeout=max(0, progress.seconds_left())):
-      if line.endswith("\n"):  # or else it was cut by the end of the process
-        progress.handle(json.loads(line))
-    # It also ends when the next entry needs a new process. A broken device may
-    # keep it from ending.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      child.wait(max(0, progress.seconds_left()))
-    if child.returncode:
-      progress.fail(f"its process ended with status {child.returncode}")
-  except queue.Empty:
-    progress.run_out()
-  finally:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    reader.join()
-
-
-def _read(file, lines):
-  """Puts the lines of a file on a queue, and then ""."""
-  with file:
-    for line in file:
-      lines.put(line)
-  lines.put("")
+  ) as child:
+    output = itertools.chain(child.stdout, [""])
+    reader = threading.Thread(target=lambda: [*map(lines.put, output)])
+    reader.start()
+    try:
+      while line := lines.get(timeout=progress.seconds_left()):
+        if line.endswith("\n"):  # or else it was cut by the end of the process
+          progress.handle(json.loads(line))
+      # It also ends when the next entry needs a new process. A broken device
+      # may keep it from ending.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(progress.seconds_left())
+      if child.returncode:
+        progress.fail(f"its process ended with status {child.returncode}")
+    except queue.Empty:
+      progress.run_out()
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+      reader.join()
 
 
 def _say(line):
-  """Prints a line of progress."""
   print(line, file=sys.stderr, flush=True)

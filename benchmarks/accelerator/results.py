@@ -9,14 +9,10 @@ from sparse_transformer import atomic
 
 
 class Results:
-  """What the parts found on one device.
+  """What the parts found on one device, in the file `path`.
 
-  Args:
-    path: the file to write; None names it after the device, in `folder`.
-
-  Attributes:
-    path: the file; None until the device is known.
-    content: {"device": ..., "parts": {part: {"entries": {name: found}}}}.
+  None names the file after the device, in `folder`. `content` is
+  {"device": ..., "parts": {part: {"entries": {name: found}}}}.
   """
 
   def __init__(self, path: pathlib.Path | None, folder: pathlib.Path):
@@ -33,9 +29,8 @@ class Results:
       self.path = self._folder / name
       self._open()
     self.content["device"] = device
-    keep = "commit", "jax", "xla_flags", "small"
-    about = {key: (device | {"small": small})[key] for key in keep}
-    self.content["parts"][part] = about | {"entries": {}}
+    about = {key: device[key] for key in ("commit", "jax", "xla_flags")}
+    self.content["parts"][part] = about | {"small": small, "entries": {}}
     self._write()
 
   def record(self, part: str, entry: str, found: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ COMMAND = sys.executable, "-m", "benchmarks.accelerator.sanitizer"
 
 
 def entries() -> dict:
-  """One for each tool."""
   return {f"triton, {tool}": lambda _, tool=tool: run(tool) for tool in TOOLS}
 
 

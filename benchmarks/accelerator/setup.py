@@ -37,7 +37,6 @@ def entries(settings: Settings, rank: int) -> dict:
 
 
 def device() -> dict:
-  """What JAX runs on."""
   first = jax.local_devices()[0]
   return {
     "name": machine.device_name(),
@@ -63,7 +62,6 @@ def device_works() -> bool:
 
 
 def driver() -> str | None:
-  """The version of the NVIDIA driver, or None."""
   words = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
   try:
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)

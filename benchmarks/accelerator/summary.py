@@ -9,13 +9,11 @@ from sparse_transformer import tables
 
 
 def failures(content: dict, parts: Iterable[str]) -> int:
-  """How many entries of these parts failed."""
   entries = (content["parts"].get(part, {"entries": {}}) for part in parts)
   return sum("failed" in x for y in entries for x in y["entries"].values())
 
 
 def text(content: dict) -> str:
-  """All parts, in their order."""
   lines = [about(content)]
   for part in PARTS:
     if part in content["parts"]:
@@ -46,15 +44,11 @@ def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
 
 def about(content: dict) -> str:
   """The device, the versions and the commit."""
-  return (
-    "{number} x {name}, jax {jax}, Python {python}, commit {commit}".format(
-      **content["device"]
-    )
-  )
+  text = "{number} x {name}, jax {jax}, Python {python}, commit {commit}"
+  return text.format(**content["device"])
 
 
 def _count(entries):
-  """How many entries passed."""
   ran = [x for x in entries.values() if "skipped" not in x]
   passed = sum("failed" not in found for found in ran)
   return f"{passed} of {len(ran)} passed, {len(entries) - len(ran)} not run"
@@ -71,12 +65,12 @@ def _troubles(entries):
 
 
 def _rows(part, entries):
-  """The table of a part; only its titles if it has no rows."""
-  titles, rows = TABLES.get(part, ((), lambda entries: ()))
-  return [titles, *rows(entries)]
+  """The table of a part: its titles, and rows if there are any."""
+  return [*TABLES[part](entries)] if part in TABLES else []
 
 
 def _setup(entries):
+  yield "", "auto", "others"
   for name, found in entries.items():
     if "auto" in found:
       others = ", ".join(f"{x}: {y}" for x, y in found["executors"].items())
@@ -92,6 +86,7 @@ def _correctness(entries):
       for name, error in found["errors"].items():
         error = math.inf if error is None else error
         errors[name] = max(errors.get(name, 0), error)
+  yield "executor", "dtype", *(f"error of {name}" for name in ERRORS)
   show = lambda x: "not finite" if x == math.inf else f"{x:.1e}"
   for key, errors in worst.items():
     yield *key, *(show(errors[name]) for name in ERRORS)
@@ -99,6 +94,8 @@ def _correctness(entries):
 
 def _attention(entries):
   """A row for each program, with its speed-up over dense attention."""
+  passes = "forward ms", "TFLOP/s", "both ms", "TFLOP/s"
+  yield "", "program", *passes, "x dense"
   titles: dict[tuple, str] = {}  # of the first entry of a case
   dense: dict[tuple, float] = {}
   for name, found in entries.items():
@@ -123,6 +120,7 @@ def _times(row):
 
 
 def _presets(entries):
+  yield "config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"
   for name, found in entries.items():
     if "step" in found:
       size = found["peak_bytes"] or found["compiled_bytes"]
@@ -139,6 +137,7 @@ def _presets(entries):
 
 def _train(entries):
   """Points of the curve, and the result."""
+  yield "config", "step", "seconds", "bits/dim"
   for name, found in entries.items():
     curve = found.get("curve", [])
     for point in curve[:: max(1, len(curve) // 8)]:
@@ -150,20 +149,7 @@ def _train(entries):
 
 
 ERRORS = "out", "lse", "dq", "dk", "dv"
-# By part: the titles of its table, and its rows.
 TABLES = {
-  "setup": (("", "auto", "others"), _setup),
-  "correctness": (
-    ("executor", "dtype", *(f"error of {name}" for name in ERRORS)),
-    _correctness,
-  ),
-  "attention": (
-    ("", "program", "forward ms", "TFLOP/s", "both ms", "TFLOP/s", "x dense"),
-    _attention,
-  ),
-  "presets": (
-    ("config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"),
-    _presets,
-  ),
-  "train": (("config", "step", "seconds", "bits/dim"), _train),
+  table.__name__.removeprefix("_"): table
+  for table in (_setup, _correctness, _attention, _presets, _train)
 }

@@ -17,9 +17,7 @@ def warm_up(function: Callable, wait=jax.block_until_ready) -> float:
   return seconds(function, 1, wait)
 
 
-def seconds(
-  function: Callable, repeats: int, wait=jax.block_until_ready
-) -> float:
+def seconds(function: Callable, repeats: int, wait) -> float:
   """Seconds of a call: the mean of several that are dispatched at once."""
   start = time.perf_counter()
   for _ in range(repeats):
@@ -28,11 +26,13 @@ def seconds(
   return (time.perf_counter() - start) / repeats
 
 
-def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
+def interleave(
+  functions: dict, warm: dict, wait=jax.block_until_ready, least=MIN_SECONDS
+) -> dict:
   """{key: median, min, max, rounds} of functions, one run of each per round.
 
   `functions` do not wait for their outputs, `wait` does; `warm` has their
-  seconds from `warm_up`.
+  seconds from `warm_up`. A measurement takes `least` seconds at least.
   """
   times = {
     key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
@@ -40,16 +40,11 @@ def interleave(functions: dict, warm: dict, wait=jax.block_until_ready) -> dict:
   for _ in range(ROUNDS):
     for key, function in functions.items():
       if warm[key] <= SLOW_SECONDS:
-        repeats = max(1, min(500, round(MIN_SECONDS / warm[key])))
+        repeats = max(1, min(500, round(least / warm[key])))
         times[key].append(seconds(function, repeats, wait))
   return {key: spread(found) for key, found in times.items()}
 
 
 def spread(times: list[float]) -> dict:
-  """The median, the extremes and the number of some times."""
-  return {
-    "median": statistics.median(times),
-    "min": min(times),
-    "max": max(times),
-    "rounds": len(times),
-  }
+  median, rounds = statistics.median(times), len(times)
+  return dict(median=median, min=min(times), max=max(times), rounds=rounds)

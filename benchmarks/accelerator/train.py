@@ -30,7 +30,6 @@ HELD_OUT = 0.04  # of the images of a .npy file, for validation
 
 
 def entries(settings: Settings, rank: int) -> dict:
-  """A single one."""
   if rank:
     return {}
   name = SMALL_NAME if settings.small else NAME
@@ -42,9 +41,7 @@ def entries(settings: Settings, rank: int) -> dict:
   }
 
 
-def train(
-  name: str, changes: dict, end: float, longest: float, path: str, record
-) -> dict:
+def train(name: str, changes: dict, end, longest, path: str, record) -> dict:
   """Trains a config until `end`, or for `longest` seconds, and validates it."""
   fitted = {"train.steps": STEPS, "optimizer.warmup_steps": STEPS // 20}
   experiment = training.load(name, **changes | fitted)
@@ -126,11 +123,10 @@ def _batch(experiment, examples, step):
 def _validate(experiment, source, state):
   """Bits per dim of the averaged weights on validation images."""
   windows = source.windows("validation")
-  number = min(VALIDATED, len(windows))
   return scoring.bits_per_dim(
     experiment.losses,
     state.ema,
-    data.Lazy(number, windows.__getitem__),
+    data.Lazy(min(VALIDATED, len(windows)), windows.__getitem__),
     batch_size=experiment.config.eval.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",

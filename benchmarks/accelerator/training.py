@@ -21,14 +21,8 @@ CUT = {
   "cifar10_15m": {"model.num_layers": 4, "train.batch_size": 4},
   "enwik8": {"model.num_layers": 2, "train.batch_size": 2},
 }
-SMALL = {
-  "digits": {
-    "model.num_layers": 2,
-    "model.width": 32,
-    "train.batch_size": 4,
-    "model.dtype": "bfloat16",
-  }
-}
+SMALL = {"digits": {"model.num_layers": 2, "train.batch_size": 4}}
+SMALL["digits"] |= {"model.width": 32, "model.dtype": "bfloat16"}
 
 
 def load(name: str, **changes) -> Experiment:
@@ -39,7 +33,6 @@ def load(name: str, **changes) -> Experiment:
 
 
 def determinism(settings: Settings, rank: int) -> dict:
-  """One entry for each network."""
   return {
     f"{STEPS} steps, {name}": functools.partial(_train_twice, experiment)
     for name, experiment in _cut(settings, rank)
@@ -47,7 +40,6 @@ def determinism(settings: Settings, rank: int) -> dict:
 
 
 def resume(settings: Settings, rank: int) -> dict:
-  """One entry for each network."""
   return {
     name: functools.partial(_interrupt, experiment)
     for name, experiment in _cut(settings, rank)
@@ -114,6 +106,5 @@ def difference(state, other) -> dict:
     float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
     for a, b in unequal
   )
-  return {
-    "failed": f"{len(unequal)} of {len(pairs)} arrays differ, by {largest:.2g}"
-  }
+  number = f"{len(unequal)} of {len(pairs)}"
+  return {"failed": f"{number} arrays differ, by {largest:.2g}"}

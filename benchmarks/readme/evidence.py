@@ -47,7 +47,6 @@ TEXTS, GENOMES = ("text_medium", "text_small"), ("genome_long", "genome")
 
 
 def read(name: str) -> dict[str, Any]:
-  """The record of a comparison."""
   return comparison_lib.read(records.path(name))
 
 
@@ -68,7 +67,6 @@ def summary(name: str) -> str:
 
 
 def _network(found):
-  """The network that a comparison trains."""
   config = found["about"]["config"]
   model = config["model"]
   sizes = sorted({f"{row['parameters']:,}" for row in found["rows"]})
@@ -144,12 +142,8 @@ def contexts() -> Iterator[str]:
     lines = [("run", "n", *(f"at least {x:,} before" for x in least))]
     for run in found["runs"]:
       first, *others = run["contexts"]
-      changes = (
-        records.with_deviation(
-          row["difference"], row["difference_error"], digits, sign="+"
-        )
-        for row in others
-      )
+      pairs = ((row["difference"], row["difference_error"]) for row in others)
+      changes = (records.with_deviation(*x, digits, sign="+") for x in pairs)
       bits = f"{first['bits']:.{digits}f}"
       lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
     yield tables.markdown(lines)
@@ -186,10 +180,9 @@ def markov() -> Iterator[str]:
     ("interpolated", 1): "interpolated with lower orders",
     ("interpolated", 2): "interpolated, both strands counted",
   }
+  show = "{test:.4f} ± {standard_error:.4f}".format
   cells = {
-    (row["order"], row["smoothing"], row["strands"]): (
-      f"{row['test']:.4f} ± {row['standard_error']:.4f}"
-    )
+    (row["order"], row["smoothing"], row["strands"]): show(**row)
     for row in found["rows"]
   }
   orders = sorted({row["order"] for row in found["rows"]})

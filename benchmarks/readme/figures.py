@@ -7,7 +7,7 @@ slightly different pictures.
 
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,9 +16,6 @@ from benchmarks import record, report
 from benchmarks.readme import evidence, records
 from sparse_transformer.comparison import plots as comparison
 from sparse_transformer.figures import style
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 FIELD, PASS = "records", "forward_backward"
 
@@ -40,7 +37,6 @@ def outdated() -> list[str]:
 
 
 def draw(figure: str) -> None:
-  """Draws a figure, named by its path in the repository."""
   name = all_of_them()[figure]
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
@@ -53,7 +49,6 @@ def draw(figure: str) -> None:
 
 
 def _digest(name):
-  """The CRC-32 of a record, in hexadecimal digits."""
   return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
 
 
@@ -65,11 +60,8 @@ def _stamp_of(path):
     return image.info.get(FIELD)
 
 
-def speedups(content: Mapping[str, Any]) -> "Figure":
-  """Speed-ups over dense attention, and seconds by length.
-
-  `content` is a record of benchmarks/attention.py.
-  """
+def speedups(content: Mapping[str, Any]):
+  """Speed-ups, and seconds by length, of a record of `attention.py`."""
   figure, axes = style.subplots(1, 2, 11, 3.6)
   figure.set_layout_engine("constrained")
   bars, lines = axes[0]
@@ -108,11 +100,8 @@ def speedups(content: Mapping[str, Any]) -> "Figure":
   return figure
 
 
-def bits_by_context(content: Mapping[str, Any]) -> "Figure":
-  """Paired differences of bits to the first minimum context, with errors.
-
-  `content` is a record of `benchmarks.context`.
-  """
+def bits_by_context(content: Mapping[str, Any]):
+  """Differences to the first minimum context, of a record of `context.py`."""
   figure, axes = style.subplots(1, 1, 5, 3.2)
   figure.set_layout_engine("constrained")
   axis = axes[0, 0]

@@ -12,12 +12,10 @@ SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
 
 
 def path(name: str) -> pathlib.Path:
-  """The file of a record."""
   return record.FOLDER / f"{name}.json"
 
 
 def read(name: str) -> Any:
-  """The content of a record."""
   if not path(name).exists():
     raise FileNotFoundError(
       f"benchmarks/results/{name}.json is missing; pages have numbers from it"
@@ -38,15 +36,11 @@ def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def time_of(run: dict[str, Any]) -> str:
   """Training time in minutes: processor time, which depends less on others."""
-  if run.get("processor_seconds") is None:
-    return minutes(run["seconds"])
-  return f"{minutes(run['processor_seconds'])} of processor time"
-
-
-def minutes(seconds: float) -> str:
-  """A time in whole minutes: '1 minute', '2 minutes'."""
+  seconds, what = run.get("processor_seconds"), " of processor time"
+  if seconds is None:
+    seconds, what = run["seconds"], ""
   number = max(1, round(seconds / 60))
-  return f"{number:,} minute{'s' * (number != 1)}"
+  return f"{number:,} minute{'s' * (number != 1)}{what}"
 
 
 def decimals(unit: str, usual: int) -> int:

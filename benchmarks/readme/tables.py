@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import benchmarks.compiled
 import benchmarks.million
@@ -22,7 +21,6 @@ ATTENTION = "attention-amd-epyc-2-threads"
 
 
 def quickstart() -> str:
-  """The score of the bundled example."""
   bits = records.test_scores(records.read("digits"))[0]["bits_per_dim"]
   baseline = records.read("independent")["test"]
   return wrap(
@@ -32,14 +30,11 @@ def quickstart() -> str:
 
 
 def headline() -> str:
-  """A comparison, with its figure."""
   text = evidence.summary("long_text")
   return f"![Patterns on text](docs/figures/long_text.png)\n\n{wrap(text)}"
 
 
-def _attention_rows(
-  case: str, program: str | None = None
-) -> list[dict[str, Any]]:
+def _attention_rows(case, program=None):
   """The rows of a case of benchmarks/attention.py, of one program or all."""
   rows = records.read(ATTENTION)["cases"][case]["rows"]
   return [row for row in rows if program in (None, row["program"])]
@@ -98,43 +93,39 @@ def peers() -> str:
   )
 
 
-def content() -> str:
+@record.as_table
+def content() -> Iterator[tables.Row]:
   """Attention that follows the content, and with learned spans."""
-  rows = [("pattern", "ms", "speed-up over `Causal()`")]
+  yield "pattern", "ms", "speed-up over `Causal()`"
   for row in records.read("content")["rows"]:
     pattern, *spans = row["case"].split(", spans of ")
     name = ", spans of ".join([f"`{pattern}`", *spans])
-    rows.append((name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"))
-  return tables.markdown(rows)
+    yield name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"
 
 
-def experts() -> str:
+@record.as_table
+def experts() -> Iterator[tables.Row]:
   """Mixtures of experts beside a dense MLP of the same FLOPs."""
   found = records.read("experts")
-  titles = f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
-  cells = (
-    (x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}")
-    for x in found["rows"]
-  )
-  return tables.markdown([titles, *cells])
+  yield f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
+  for x in found["rows"]:
+    yield x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}"
 
 
-def sampling() -> str:
+@record.as_table
+def sampling() -> Iterator[tables.Row]:
   """Sampling with the caches of some patterns."""
   titles = "pattern", "cache", "symbols/s at position 12,000"
-  rows = [(*titles, "speed-up over no cache")]
+  yield *titles, "speed-up over no cache"
   for case in records.read("sampling")["cases"].values():
     seconds = case["seconds at 12000"]
     without = case.get("seconds at no cache")
-    rows.append(
-      (
-        f"`{', '.join(case['keys'])}`",
-        f"{case['cache_bytes'] / 2**20:.0f} MiB",
-        f"{1 / seconds:.0f}",
-        f"{without / seconds:.0f}" if without else "",
-      )
+    yield (
+      f"`{', '.join(case['keys'])}`",
+      f"{case['cache_bytes'] / 2**20:.0f} MiB",
+      f"{1 / seconds:.0f}",
+      f"{without / seconds:.0f}" if without else "",
     )
-  return tables.markdown(rows)
 
 
 def explained() -> str:
@@ -142,10 +133,8 @@ def explained() -> str:
   found = {(x["preset"], x["target"]): x for x in records.read("compiled")}[
     "enwik8", "h100:1x1x1"
   ]
-  command = (
-    "python -m sparse_transformer.explain --config=configs/enwik8.py"
-    " --target=h100"
-  )
+  words = "--config=configs/enwik8.py --target=h100"
+  command = f"python -m sparse_transformer.explain {words}"
   return f"```\n{command}\n\n{rendering.render(found)}\n```"
 
 

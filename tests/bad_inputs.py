@@ -159,8 +159,6 @@ def text_run(run: pathlib.Path) -> None:
 
 WORDS = {
   TRAIN: r"""
-more                                  => unexpected argument 'more'.*--name=
---wrokdir=there
 -w                                    => 'w'
 --workdir
 --workdir=                            => --workdir.* is empty
@@ -198,8 +196,6 @@ more                                  => unexpected argument 'more'.*--name=
 --config.mesh.tensor=all
 """,
   EVAL: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
 --config.train.stepz=3                => stepz
 --split=tests                         => tests.*train.*validation.*test
 --weights=best                        => best.*ema
@@ -210,19 +206,28 @@ more                                  => unexpected argument 'more'
 --step=last                           => step=last
 --step=99                             => no checkpoint of step 99.* 2$
 --step=2,,2                           => step=2,,2
+--step=2,2                            => --step=2,2 must be integers, each of
+--step=best,2                         => --step=best,2 must be integers
+--config=other.py                     => Overriding config is not allowed
 --config.eval.batch_size=0            => eval.batch_size=0
+--config.eval.batch_size=1000000000   => eval.batch_size=1000000000 with
 --config.model.width=32               => another network.*overrides
 --config.attention.backend=triton     => needs an NVIDIA GPU
 --config.attention.backend=mosaic     => needs a TPU
 """,
   SAMPLE: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
 --num=0                               => num=0
---num=1000000000                      => num=1000000000
+--num=1000000000                      => num=1000000000 with sequences of
+--num=1000000000 --nocache            => num=1000000000 with sequences of
+--num=1000000000 --given=3            => num=1000000000 with sequences of
+--num=1180591620717411303424          => with sequences of 64 positions needs
 --temperature=-1                      => temperature=-1
+--temperature=inf                     => temperature=inf
 --top_k=-1                            => top_k=-1
 --top_p=0                             => top_p=0
+--top_p=nan                           => top_p=nan
+--seed=4294967296                     => seed=4294967296
+--given=3 --prompt=x                  => cannot be combined
 --seed=99999999999999999999           => seed=99999999999999999999
 --step=99                             => no checkpoint of step 99
 --step=all                            => step.*all
@@ -232,12 +237,7 @@ more                                  => unexpected argument 'more'
 --prompt=text                         => --prompt is for text
 --cache=maybe
 """,
-  REPORT: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
-""",
   EXPLAIN: r"""
-more                                  => unexpected argument 'more'
 --jsn
 --out=                                => --out is empty; see --help
 --out=/proc/nowhere                   => /proc/nowhere
@@ -248,19 +248,22 @@ more                                  => unexpected argument 'more'
 --target=h100:8                       => such as h100:1x1x8
 --target=v5e:8x8                      => batch_size=16.*mesh.data=64
 --part=attention                      => --part.*--target
---step=best                           => --step
+--step=best                           => --step requires --example
+--example=1                           => name its --workdir
 """,
   COMPARE: r"""
-more                                  => unexpected argument 'more'
 --varry=x
 --vary=                               => --vary is empty; see --help
 --vary=pattern                        => no field 'pattern'
 --vary=attention.patern=dense         => no field 'attention.patern'
+--vary=attention.pattern              => different values
+--vary=attention.pattern=dense,,local => different values
 --vary=attention.pattern=dense,dense  => different values
+--vary=train.seed=1,2                 => train.seed itself; use --seeds
 --vary=attention.pattern=dense,zigzag => zigzag
 --vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
 --vary=attention.stride=8,65          => attention.stride=65
---vary=train.steps=2,4                => train.steps
+--vary=train.steps=2,4                => train.steps itself; use --budget
 --vary=train.accumulation=1,3         => accumulation=3
 --vary=model.width=16,10000000        => model.width=10000000
 --vary=model.width=__import__('os')   => model.width
@@ -279,10 +282,29 @@ digits                                => digits.*cifar10
 }
 
 
+# About the heads of a run.
+HEADS = r"""
+--example=200                 => --example=200 must be less than 200
+--example=1 --temperature=0   => --temperature=0
+--example=1 --temperature=nan => --temperature=nan
+--example=1 --step=7          => 7
+--example=1 --target=h100     => cannot be combined
+"""
+
+
 def words():
   for script, table in WORDS.items():
-    for word, phrase in rows(table):
-      yield bad(script, word, phrase=phrase)
+    for given, phrase in rows(table):
+      # Of several flags, none has a space.
+      several_flags = given.startswith("--") and " --" in given
+      given = given.split() if several_flags else [given]
+      yield bad(script, *given, phrase=phrase)
+  for given, phrase in rows(HEADS):
+    line = "--workdir=run", *given.split()
+    yield Bad(EXPLAIN, line, phrase, copy)
+  for script in TRAIN, EVAL, SAMPLE, EXPLAIN, COMPARE, REPORT:
+    yield bad(script, "more", phrase="unexpected argument 'more'")
+    yield bad(script, "--wrokdir=there", phrase="wrokdir")
   for script in TRAIN, EXPLAIN:
     yield Bad(script, (NEW,) * (script == TRAIN), "--config is missing")
   for script in TRAIN, COMPARE:
@@ -425,9 +447,9 @@ def data():
   ):
     prepare = several(text_run, file("empty"))
     yield bad(SAMPLE, word, phrase=phrase, prepare=prepare)
-  for number in -1, 32:
-    word = f"--min_context={number}"
-    yield bad(EVAL, word, phrase=word[2:], prepare=text_run)
+  for numbers in "-1", "32", "0,32", "1,7,1":
+    word = f"--min_context={numbers}"
+    yield bad(EVAL, word, phrase="min_context=", prepare=text_run)
   archive = "data/downloads/manual/enwik8.zip"
   for path, phrase in ("data", "data"), (archive, "enwik8.zip.* is damaged"):
     words = "enwik8", "--data_dir=data"
@@ -454,7 +476,8 @@ def folders():
     prepare = folder(f"run/{name}")
     yield Bad(TRAIN, (DIGITS, onto), f"run/{name}", prepare)
   yield bad(COMPARE, phrase="new", prepare=file("new", "mine"))
-  for content in "", "7", "{}", '{"seeds": 2}':
+  yield bad(COMPARE, phrase="holds a run", prepare=file("new/config.json"))
+  for content in "", "7", "[1]", "{}", '{"seeds": 2}':
     prepare = file("new/comparison-of.json", content)
     phrase = "comparison-of.json|another comparison"
     yield bad(COMPARE, phrase=phrase, prepare=prepare)

@@ -80,23 +80,6 @@ def test_values_are_separated_outside_of_brackets(text, expected):
 
 
 @pytest.mark.parametrize(
-  "text, message",
-  [
-    ("pattern=dense", "no field 'pattern'"),
-    ("attention.patern=dense", "no field 'attention.patern'"),
-    ("attention.pattern", "different values"),
-    ("attention.pattern=dense,,local", "different values"),
-    ("attention.pattern=dense,dense", "different values"),
-    ("train.seed=1,2", "sets train.seed itself; use --seeds"),
-    ("train.steps=2,4", "sets train.steps itself; use --budget"),
-  ],
-)
-def test_field_that_cannot_vary_and_equal_values_raise(text, message):
-  with pytest.raises(ValueError, match=message):
-    plan.parse_vary(text, runs.tiny())
-
-
-@pytest.mark.parametrize(
   "field, text, value",
   [
     ("model.width", "32", 32),
@@ -227,21 +210,6 @@ def test_process_that_starts_the_runs_computes_nothing_on_a_device(limit):
     assert {*map(id, jax.live_arrays())} <= arrays
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
-
-
-def test_folder_of_something_else_is_rejected(tmp_path):
-  about = dict(field="a", seeds=1)
-  for name, text, message in (
-    ("file", "", "--workdir=.*file is a file"),
-    ("run/config.json", "", "holds a run"),
-    ("a/comparison-of.json", '{"field": "a", "seeds": 2}', "seeds differ"),
-    ("b/comparison-of.json", "[1]", "comparison-of.json cannot be read"),
-  ):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    with pytest.raises((ValueError, OSError), match=message):
-      plan.check_folder(tmp_path / name.partition("/")[0], about)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"bits_per_dim": 3}'])

@@ -333,23 +333,3 @@ def test_output_that_cannot_be_written_is_one_line(workdir, capfd, monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     assert runs.command("eval.py", f"--workdir={workdir}", "--step=all") == 1
   assert capfd.readouterr().err == "eval.py: [Errno 32] Broken pipe\n"
-
-
-@pytest.mark.parametrize(
-  "words, message",
-  [
-    ("--min_context=0,32", "min_context=32 must be at least 0 and less"),
-    ("--min_context=1,7,1", "--min_context=1,7,1 must be integers, each of"),
-    ("--step=2,2", "--step=2,2 must be integers, each of them once"),
-    ("--step=best,2", "--step=best,2 must be integers"),
-    ("--step=3", "no checkpoint of step 3"),
-    ("--config=other.py", "Overriding config is not allowed"),
-    ("--config.eval.batch_size=1000000000", "eval.batch_size=1000000000 with"),
-  ],
-)
-def test_mistakes_are_reported_in_one_line(words, message, workdir, capfd):
-  before = runs.files(workdir)
-  assert runs.command("eval.py", f"--workdir={workdir}", words) == 1
-  error = capfd.readouterr().err
-  assert message in error and error.count("\n") == 1
-  assert runs.files(workdir) == before

@@ -267,29 +267,3 @@ def test_config_of_a_run_is_explained(run, capsys, tmp_path):
   result = json.loads(capsys.readouterr().out)
   assert result["total"]["follows_content"]
   assert (tmp_path / "patterns.png").is_file()
-
-
-@pytest.mark.parametrize(
-  "words, message",
-  [
-    (["--example=200"], "--example=200 must be less than 200"),
-    (["--step=3"], "--step requires --example"),
-    (["--example=1", "--temperature=0"], "--temperature=0"),
-    (["--example=1", "--temperature=nan"], "--temperature=nan"),
-    (["--example=1", "--step=7"], "7"),
-    (["--example=1", "--target=h100"], "cannot be combined"),
-  ],
-)
-def test_mistake_about_heads_is_reported_in_one_line(
-  words, message, run, capsys
-):
-  before = sorted(run.iterdir())
-  assert runs.command(SCRIPT, f"--workdir={run}", *words) == 1
-  out, err = capsys.readouterr()
-  assert message in err and err.count("\n") == 1 and not out
-  assert sorted(run.iterdir()) == before
-
-
-def test_example_needs_a_run(capsys):
-  assert runs.command(SCRIPT, DIGITS, "--example=1") == 1
-  assert "name its --workdir" in capsys.readouterr().err

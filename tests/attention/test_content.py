@@ -9,8 +9,8 @@ import functools
 import content
 import executor_laws as laws
 import jax
-import jax.extend
 import jax.numpy as jnp
+import networks
 import numpy as np
 import pytest
 
@@ -243,14 +243,6 @@ def test_top_blocks_with_the_own_block_are_those_of_moba():
 # Programs.
 
 
-def equations(jaxpr):
-  """All equations of a program, those of its loops included."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in jax.extend.core.jaxprs_in_params(equation.params):
-      yield from equations(inner)
-
-
 def gradient_program(pattern, policy=None):
   def loss(q, k, v):
     with laws.settings_for("batched"):
@@ -260,7 +252,7 @@ def gradient_program(pattern, policy=None):
     loss = jax.checkpoint(loss, policy=policy)
   q, k, v, *_ = laws.random_inputs(40, 3)
   program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, v)
-  return list(equations(program.jaxpr))
+  return list(networks.equations(program.jaxpr))
 
 
 def count(program, primitive):

@@ -17,7 +17,7 @@ import runs
 
 Prepare = Callable[[pathlib.Path], object]
 
-DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+DIGITS = runs.DIGITS
 NEW = "--workdir=new"
 TRAIN, EVAL = "train.py", "eval.py"
 SAMPLE, EXPLAIN, COMPARE, REPORT, DATA = (

@@ -28,10 +28,6 @@ from sparse_transformer.training import loop
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
-# Raised by ml_collections when it loads a config file.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore:the load_module:DeprecationWarning"
-)
 SCRIPT = "sparse_transformer/compare.py"
 
 
@@ -486,18 +482,8 @@ def test_table_ranks_by_validation_and_shows_the_only_test():
 
 
 def words(tmp_path, *more):
-  settings = runs.tiny(**{"eval.batch_size": 64}).to_dict()
-  changed = {
-    f"--config.{group}.{name}={value}"
-    for group in ("model", "train", "eval", "checkpoint")
-    for name, value in settings[group].items()
-  }
-  return (
-    f"--config={runs.REPO / 'configs' / 'digits.py'}",
-    *sorted(changed),
-    f"--workdir={tmp_path / 'c'}",
-    *more,
-  )
+  settings = runs.flags_of(**{"eval.batch_size": 64})
+  return runs.DIGITS, *settings, f"--workdir={tmp_path / 'c'}", *more
 
 
 VARY = "--vary=attention.pattern=local,Strided(8)"

@@ -17,12 +17,7 @@ from sparse_transformer.patterns.content import Content
 from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
 
-# Raised by ml_collections when it loads a config file.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore:the load_module:DeprecationWarning"
-)
 SCRIPT = "sparse_transformer/explain.py"
-DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 TWO_LAYERS = runs.tiny(**{"model.num_layers": 2})
 
 
@@ -184,7 +179,7 @@ def test_dense_backend_computes_the_full_square():
 
 
 def test_command_prints_a_table_and_draws(tmp_path, capsys):
-  assert runs.command(SCRIPT, DIGITS, f"--out={tmp_path}") == 0
+  assert runs.command(SCRIPT, runs.DIGITS, f"--out={tmp_path}") == 0
   out = capsys.readouterr().out
   columns = next(row for row in out.splitlines() if row.startswith("pattern"))
   assert all(name in columns for name in explanation.COLUMNS)
@@ -202,7 +197,7 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
 def test_command_prints_json(tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   words = "--config.attention.pattern=fixed", "--json"
-  assert runs.command(SCRIPT, DIGITS, *words) == 0
+  assert runs.command(SCRIPT, runs.DIGITS, *words) == 0
   output = capsys.readouterr()
   assert output.err.startswith("warning: with attention.num_summaries=1,")
   result = json.loads(output.out)

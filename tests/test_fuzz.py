@@ -110,7 +110,6 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
     assert time.monotonic() - began < 5
 
 
-DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 # The settings are checked, and then at the latest the command ends.
 ENDS = "--config.train.accumulation=3"
 
@@ -157,10 +156,15 @@ WORDS = {
   "eval": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
 }
 COMMANDS = {
-  "train": ("train.py", DIGITS, "--workdir=new", ENDS),
+  "train": ("train.py", runs.DIGITS, "--workdir=new", ENDS),
   "compare": (
     "sparse_transformer/compare.py",
-    *(DIGITS, "--workdir=new", ENDS, "--vary=attention.pattern=dense,local"),
+    *(
+      runs.DIGITS,
+      "--workdir=new",
+      ENDS,
+      "--vary=attention.pattern=dense,local",
+    ),
   ),
   "eval": ("eval.py", "--workdir=run"),
 }

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 
@@ -182,12 +181,7 @@ def train_on(*meshes, steps=20, **changes):
       *(sys.executable, str(runs.REPO / "tests" / "meshes.py")),
       json.dumps(dict(meshes=meshes, changes=changes, steps=steps)),
     ],
-    env={
-      **os.environ,
-      "PYTHONPATH": str(runs.REPO),
-      "XLA_FLAGS": runs.flags_of_devices(8),
-      "JAX_PLATFORMS": "cpu",
-    },
+    env=runs.environment(8),
     capture_output=True,
     text=True,
   )

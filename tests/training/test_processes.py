@@ -11,8 +11,6 @@ import sys
 import pytest
 import runs
 
-from configs import digits
-from sparse_transformer import config as config_lib
 from sparse_transformer.training import loop
 from sparse_transformer.training.distributed import processes
 
@@ -28,33 +26,17 @@ LARGER = TINY | {
 ONE = {"mesh.fsdp": 1, "mesh.sequence": 1}
 
 
-def flags(changes):
-  """The flags that make a `runs.tiny` of configs/digits.py."""
-  before = config_lib.flatten(digits.get_config())
-  after = config_lib.flatten(runs.tiny(**changes))
-  return [
-    f"--config.{name}={value}"
-    for name, value in after.items()
-    if value != before[name]
-  ]
-
-
 def run(workdir, *words, devices, kill=(0, 0), changes=TINY):
   """Starts a process with some devices; `kill` is (signal, step)."""
   return subprocess.Popen(
     [
       *(sys.executable, runs.REPO / "tests" / "processes.py"),
       *map(str, map(int, kill)),
-      *("--config=configs/digits.py", f"--workdir={workdir}"),
-      *(*words, *flags(changes)),
+      *(runs.DIGITS, f"--workdir={workdir}"),
+      *(*words, *runs.flags_of(**changes)),
     ],
     cwd=runs.REPO,
-    env={
-      **os.environ,
-      "PYTHONPATH": str(runs.REPO),
-      "XLA_FLAGS": runs.flags_of_devices(devices),
-      "JAX_PLATFORMS": "cpu",
-    },
+    env=runs.environment(devices),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,

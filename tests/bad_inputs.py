@@ -177,7 +177,7 @@ WORDS = {
 --config.data.name=mnist              => 'mnist'.*digits
 --config.model.num_layers=0           => num_layers=0 must be
 --config.model.num_layers=many
---config.model.width=10000000         => model.width=10000000
+--config.model.width=10000000         => parameters .*model.width=10000000
 --config.model.half_size=maybe
 --config.model.dropout=nan
 --config.model.dtype=float8           => float8.*float32, bfloat16
@@ -191,6 +191,9 @@ WORDS = {
 --config.optimizer.warmup_steps=700   => warmup_steps=700 .*train.steps=700
 --config.train.steps=
 --config.train.batch_size=1000000000
+--config.eval.batch_size=1000000000
+--config.data.name=bytes --config.data.length=2147483647 => 2147483647 positions
+--config.data.name=bytes --config.data.columns=2147483647 => of 2147483647 rows
 --config.train.accumulation=3         => batch_size=16 .*accumulation=3
 --config.mesh.fsdp=7
 --config.mesh.tensor=all
@@ -223,9 +226,13 @@ WORDS = {
 --num=1180591620717411303424          => with sequences of 64 positions needs
 --temperature=-1                      => temperature=-1
 --temperature=inf                     => temperature=inf
+--temperature=nan                     => temperature=nan
+--temperature=1e-40                   => temperature=1e-40
 --top_k=-1                            => top_k=-1
 --top_p=0                             => top_p=0
 --top_p=nan                           => top_p=nan
+--top_p=1e-50                         => top_p=1e-50
+--top_p=1.1                           => top_p=1.1
 --seed=4294967296                     => seed=4294967296
 --given=3 --prompt=x                  => cannot be combined
 --seed=99999999999999999999           => seed=99999999999999999999
@@ -417,10 +424,11 @@ DATA_FILES: tuple[tuple[str, str, str, Prepare | None], ...] = (
   ("text8", "text", "text has 1,000 .*text8 has", some_text),
   ("enwik8", "folder", "folder.*prepare enwik8", folder("folder")),
   ("cifar10", "folder", "folder.*prepare cifar10", folder("folder")),
+  ("imagenet64", "folder", "where TensorFlow is installed", folder("folder")),
   (
     "imagenet64",
     "npy",
-    "train_64x64.npy is damaged",
+    "64.npy is damaged",
     file("npy/train_64x64.npy", RANDOM),
   ),
 )
@@ -482,7 +490,8 @@ def folders():
     phrase = "comparison-of.json|another comparison"
     yield bad(COMPARE, phrase=phrase, prepare=prepare)
   # A damaged config of a run.
-  for content in "", "{", "[]", "null", "{}", '{"data": 7}', "[" * 100_000:
+  contents = "", "\0", "{", "[]", "null", "5", '"data"', "{}", '{"data": 7}'
+  for content in *contents, "[" * 100_000:
     phrase, prepare = "run/config.json", replaced("config.json", content)
     yield bad(EVAL, phrase=f"{phrase} cannot be read", prepare=prepare)
   for script in SAMPLE, REPORT:
@@ -499,7 +508,7 @@ def folders():
     yield bad(EVAL, phrase=f"{field}|another network", prepare=prepare)
   # Without a checkpoint, or with damaged ones.
   for script in EVAL, SAMPLE, REPORT:
-    for name in "checkpoints", "checkpoints/2", "checkpoints/2/state":
+    for name in "checkpoints", "checkpoints/2":
       yield bad(script, phrase="no checkpoint", prepare=deleted(name))
     prepare = made("checkpoints", file)
     yield bad(script, phrase="checkpoints?", prepare=prepare)
@@ -507,6 +516,7 @@ def folders():
     cut("checkpoints/2/state/_METADATA"),
     cut("checkpoints/2/files.json"),
     cut("checkpoints/2/about/metadata"),
+    deleted("checkpoints/2/state"),
     deleted("checkpoints/2/state/d"),
     deleted("checkpoints/2/files.json"),
     replaced("checkpoints/2/files.json", "[]"),

@@ -443,12 +443,6 @@ def test_other_file_is_not_a_record(text, tmp_path):
     record.read(tmp_path / "file")
 
 
-def test_time_is_processor_time_if_the_budget_is():
-  made = comparisons.record(*TWO, budget=("processor_seconds", 40))
-  labels = [axis.get_xlabel() for axis in plots.draw(made).axes]
-  assert labels == ["processor seconds of training", "steps"]
-
-
 @pytest.mark.parametrize("number", [1, 9, 30])
 def test_legend_is_within_the_figure_and_beside_the_panels(number):
   names = ["Local(8) | " * 9 + f"Global({i})" for i in range(number)]

@@ -67,23 +67,6 @@ def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
   assert "data.fractions ([0.9, 0.05, 0.05] there" in str(error.value)
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    *["", "{", "[]", "5", "null", "{}", '{"data": {}}', "\0", '"model"'],
-    *(
-      json.dumps({**runs.tiny().to_dict(), "model": value})
-      for value in (5, "x", [1], None)
-    ),
-  ],
-)
-def test_file_that_is_not_a_config_is_an_error(tmp_path, text):
-  path = tmp_path / "config.json"
-  path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read"):
-    config_lib.read_config(tmp_path)
-
-
 def test_folder_that_is_not_a_run_is_an_error(tmp_path):
   for folder in (tmp_path, tmp_path / "none"):
     with pytest.raises(FileNotFoundError, match=f"{folder} is not a run"):

@@ -10,7 +10,7 @@ import pytest
 import runs
 from PIL import Image
 
-from configs import cifar10, digits, enwik8, stdlib
+from configs import digits, stdlib
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.content import Content
@@ -50,33 +50,6 @@ def test_digits():
   assert result["memory"]["parameters"] == 4 * result["parameters"]
   # The product after attention: a multiply-add for each weight and position.
   assert result["step"]["flops"]["recomputed"] == 6 * 2 * 128**2 * 64 * 16
-
-
-@pytest.mark.soak
-def test_cifar10_needs_no_data():
-  result = report(cifar10.get_config())
-  assert result["parameters"] == 59_196_928
-  assert {row["pattern"]: row["pairs"] for row in result["attention"]} == {
-    str(patterns.Strided(96)): 50_688,
-    str(patterns.Local(96)): 290_352,
-  }
-  assert result["reach"] == dict(
-    layers=2, missing=None, positions_checked=3072, inputs_checked=0
-  )
-  # Queries and keys half as wide as values: 2 (4 * 64 + 3 * 128) per pair.
-  flops = result["total"]["pairs"] * 2 * (4 * 64 + 3 * 128) * 16
-  assert result["step"]["flops"]["attention"] == flops
-
-
-def test_enwik8():
-  config = enwik8.get_config()
-  network = Experiment(config).model
-  attention = explanation.explain_attention(config, network)
-  assert len(attention) == 4
-  for row in attention:
-    assert row["pairs"] == 19_470_336 and row["cache"] == 128 + 32 * 95
-  # Four summaries make a full block.
-  assert explanation.explain_reach(network)["layers"] == 1
 
 
 @pytest.mark.soak

@@ -116,26 +116,6 @@ def test_sequence_of_one_position():
   assert (np.asarray(out)[:, :, 2] == 0).all()  # it has no past block
 
 
-def test_parts_are_disjoint_and_complete():
-  q, k, *_ = laws.random_inputs(53, 3)
-  i = np.arange(53).reshape(1, 1, 53, 1)
-
-  @jax.jit
-  def masks_of_parts(q, k):
-    bound = selection.bind(ALGEBRA, q, k, directions_of(ALGEBRA))
-    parts = selection.parts(ALGEBRA, bound)
-    return [(part.mask(i, i.swapaxes(2, 3)), heads) for part, heads in parts]
-
-  total = np.zeros((2, 3, 53, 53), int)
-  for mask, heads in masks_of_parts(q, k):
-    total[:, heads] += np.asarray(mask)
-  for head, pattern in enumerate(ALGEBRA):
-    static, _ = pattern.split()
-    if static is not None:
-      total[:, head] += static.matrix(53)
-  np.testing.assert_array_equal(total, realize(q, k, ALGEBRA))
-
-
 def test_pairs_of_a_prefix_are_those_of_the_whole():
   q, k, *_ = laws.random_inputs(77, 3)
   whole = np.asarray(realize(q, k, UNIONS))

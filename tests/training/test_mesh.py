@@ -107,12 +107,6 @@ def test_heads_with_patterns_in_turn_can_be_split():
   check(Experiment(runs.tiny(**changes)))
 
 
-def test_batch_that_micro_batches_do_not_divide_is_rejected():
-  changes = {"train.accumulation": 3}
-  with pytest.raises(ValueError, match="batch_size=8 .* train.accumulation=3"):
-    mesh.check_batch(runs.tiny(**changes), ONE)
-
-
 # Rules.
 
 

@@ -143,34 +143,29 @@ def test_coordinator_that_is_not_there_is_one_line(tmp_path):
 
 
 @pytest.mark.soak
-def test_processes_with_other_settings_are_rejected(tmp_path):
-  port, changes = free_port(), {"train.seed": 1}
-  (first, lines), (second, nothing) = ends(
-    start(0, tmp_path, port), start(1, tmp_path, port, changes=TINY | changes)
-  )
+@pytest.mark.parametrize(
+  "field, words",
+  [
+    ("train.seed", "train.seed is 0 in process 0, but 1 in process 1"),
+    ("data.path", "data ("),
+  ],
+)
+def test_processes_that_differ_are_rejected(field, words, tmp_path):
+  common = {"data.name": "bytes", "data.length": 32, "data.columns": 8}
+  port, workdir, started = free_port(), tmp_path / "run", []
+  for i in range(2):
+    path = tmp_path / f"text{i if field == 'data.path' else 0}"
+    path.write_bytes(bytes(range(100)) * 50 + path.name.encode())
+    changes = {"data.path": str(path)}
+    if field == "train.seed":
+      changes |= {"train.seed": i}
+    changes = TINY | common | changes
+    started.append(start(i, workdir, port, changes=changes))
+  (first, lines), (second, nothing) = ends(*started)
   assert (first, second) == (1, 1)
-  assert len(lines) == 1, lines
-  assert "train.seed is 0 in process 0, but 1 in process 1" in lines[0]
+  assert len(lines) == 1 and words in lines[0], lines
   assert not nothing
-  assert not (tmp_path / "metrics.jsonl").exists()
-
-
-@pytest.mark.soak
-def test_processes_with_other_data_are_rejected(tmp_path):
-  paths = [tmp_path / name for name in "ab"]
-  for i, path in enumerate(paths):
-    path.write_bytes(bytes(range(100)) * 50 + bytes([i]))
-  changes = TINY | {"data.name": "bytes", "data.length": 32, "data.columns": 8}
-  port, workdir = free_port(), tmp_path / "run"
-  (first, lines), (second, nothing) = ends(
-    *(
-      start(i, workdir, port, changes=changes | {"data.path": str(path)})
-      for i, path in enumerate(paths)
-    )
-  )
-  assert (first, second) == (1, 1)
-  assert len(lines) == 1 and "data (" in lines[0], lines
-  assert not nothing
+  assert not (workdir / "metrics.jsonl").exists()
 
 
 @pytest.mark.soak

@@ -12,13 +12,7 @@ import executor_laws as laws
 import numpy as np
 import pytest
 
-from benchmarks.accelerator import (
-  attention,
-  child,
-  process,
-  sanitizer,
-  summary,
-)
+from benchmarks.accelerator import attention, child, process, sanitizer, summary
 from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.results import Results
 from sparse_transformer.attention import registry

@@ -195,10 +195,7 @@ def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
       folder / "validation-step45-context0-ema.json",
       lambda text: text.replace('"examples": 12', '"examples": 1'),
     ),
-    (
-      overfitted / "checkpoints" / "60" / "files.json",
-      lambda text: f" {text}",
-    ),
+    (overfitted / "checkpoints" / "60" / "files.json", lambda text: f" {text}"),
   ):
     path.write_text(change(path.read_text()))
   (again,) = lines(capfd, overfitted, "--step=best")

@@ -12,10 +12,7 @@ from sparse_transformer.attention.contract import Case, Plan
 from sparse_transformer.attention.distributed import spread
 from sparse_transformer.attention.executors import triton
 from sparse_transformer.attention.executors.triton import Triton
-from sparse_transformer.patterns import (
-  Causal,
-  Strided,
-)
+from sparse_transformer.patterns import Causal, Strided
 
 
 @pytest.mark.parametrize("part", [Causal(), Strided(12)])

@@ -178,8 +178,7 @@ def also_in_soak(*modes):
 
 
 @pytest.mark.parametrize(
-  "remat",
-  ["attention", "block", *also_in_soak("none", "block_but_attention")],
+  "remat", ["attention", "block", *also_in_soak("none", "block_but_attention")]
 )
 def test_backward_pass_does_not_choose_again(remat):
   patterns = (LSH(5, 4), ROUTED), (TopBlocks(8, 2),) * 2

@@ -39,9 +39,7 @@ def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
   assert len(np.unique(found)) > 1
 
 
-def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(
-  monkeypatch,
-):
+def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
   config, params = network()
   cached = kv_cache.Decoder(config)
   recomputed = sampling.Recompute(networks.apply(config), LENGTH)
@@ -107,9 +105,7 @@ def test_complete_prompts_are_returned_unchanged():
   assert seconds == 0
 
 
-def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(
-  monkeypatch,
-):
+def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
   monkeypatch.setattr(sampling, "CHUNK", 4)
   monkeypatch.setattr(sampling, "SECONDS", 1e9)
   config, params = network()

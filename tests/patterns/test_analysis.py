@@ -152,10 +152,7 @@ def test_measured_reach_of_known_networks(factors, n, expected):
     (Local(1024) | Strided(1024), None),
     (Local(9, causal=False), (0, 1)),
     (Strided(1024, causal=False) | Causal(), (0, 1024)),
-    (
-      Block(96, causal=False) - Global(62_500, causal=False),
-      (62_500, 62_501),
-    ),
+    (Block(96, causal=False) - Global(62_500, causal=False), (62_500, 62_501)),
   ],
   ids=str,
 )

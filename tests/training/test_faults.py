@@ -451,9 +451,7 @@ def fill(folder, leave=0):
 
 
 # Orbax leaves coroutines unfinished.
-@pytest.mark.filterwarnings(
-  "ignore::pytest.PytestUnraisableExceptionWarning",
-)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   whole, small_disk, capfd
 ):

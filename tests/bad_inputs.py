@@ -302,10 +302,7 @@ HEADS = r"""
 def words():
   for script, table in WORDS.items():
     for given, phrase in rows(table):
-      # Of several flags, none has a space.
-      several_flags = given.startswith("--") and " --" in given
-      given = given.split() if several_flags else [given]
-      yield bad(script, *given, phrase=phrase)
+      yield bad(script, *re.split(" (?=--)", given), phrase=phrase)
   for given, phrase in rows(HEADS):
     line = "--workdir=run", *given.split()
     yield Bad(EXPLAIN, line, phrase, copy)

@@ -244,7 +244,7 @@ def test_workdir_is_locked_until_a_second_signal_ends_its_process_at_once(
 
 LISTENING = """
 import runpy, sys
-from sparse_transformer.training import signals
+from sparse_transformer import signals
 enter = signals.Signals.__enter__
 def report(self):
   enter(self)

@@ -17,7 +17,7 @@ import runs
 
 Prepare = Callable[[pathlib.Path], object]
 
-DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
+DIGITS = runs.DIGITS
 NEW = "--workdir=new"
 TRAIN, EVAL = "train.py", "eval.py"
 SAMPLE, EXPLAIN, COMPARE, REPORT, DATA = (
@@ -159,8 +159,6 @@ def text_run(run: pathlib.Path) -> None:
 
 WORDS = {
   TRAIN: r"""
-more                                  => unexpected argument 'more'.*--name=
---wrokdir=there
 -w                                    => 'w'
 --workdir
 --workdir=                            => --workdir.* is empty
@@ -179,7 +177,7 @@ more                                  => unexpected argument 'more'.*--name=
 --config.data.name=mnist              => 'mnist'.*digits
 --config.model.num_layers=0           => num_layers=0 must be
 --config.model.num_layers=many
---config.model.width=10000000         => model.width=10000000
+--config.model.width=10000000         => parameters .*model.width=10000000
 --config.model.half_size=maybe
 --config.model.dropout=nan
 --config.model.dtype=float8           => float8.*float32, bfloat16
@@ -193,13 +191,14 @@ more                                  => unexpected argument 'more'.*--name=
 --config.optimizer.warmup_steps=700   => warmup_steps=700 .*train.steps=700
 --config.train.steps=
 --config.train.batch_size=1000000000
+--config.eval.batch_size=1000000000
+--config.data.name=bytes --config.data.length=2147483647 => 2147483647 positions
+--config.data.name=bytes --config.data.columns=2147483647 => of 2147483647 rows
 --config.train.accumulation=3         => batch_size=16 .*accumulation=3
 --config.mesh.fsdp=7
 --config.mesh.tensor=all
 """,
   EVAL: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
 --config.train.stepz=3                => stepz
 --split=tests                         => tests.*train.*validation.*test
 --weights=best                        => best.*ema
@@ -210,19 +209,32 @@ more                                  => unexpected argument 'more'
 --step=last                           => step=last
 --step=99                             => no checkpoint of step 99.* 2$
 --step=2,,2                           => step=2,,2
+--step=2,2                            => --step=2,2 must be integers, each of
+--step=best,2                         => --step=best,2 must be integers
+--config=other.py                     => Overriding config is not allowed
 --config.eval.batch_size=0            => eval.batch_size=0
+--config.eval.batch_size=1000000000   => eval.batch_size=1000000000 with
 --config.model.width=32               => another network.*overrides
 --config.attention.backend=triton     => needs an NVIDIA GPU
 --config.attention.backend=mosaic     => needs a TPU
 """,
   SAMPLE: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
 --num=0                               => num=0
---num=1000000000                      => num=1000000000
+--num=1000000000                      => num=1000000000 with sequences of
+--num=1000000000 --nocache            => num=1000000000 with sequences of
+--num=1000000000 --given=3            => num=1000000000 with sequences of
+--num=1180591620717411303424          => with sequences of 64 positions needs
 --temperature=-1                      => temperature=-1
+--temperature=inf                     => temperature=inf
+--temperature=nan                     => temperature=nan
+--temperature=1e-40                   => temperature=1e-40
 --top_k=-1                            => top_k=-1
 --top_p=0                             => top_p=0
+--top_p=nan                           => top_p=nan
+--top_p=1e-50                         => top_p=1e-50
+--top_p=1.1                           => top_p=1.1
+--seed=4294967296                     => seed=4294967296
+--given=3 --prompt=x                  => cannot be combined
 --seed=99999999999999999999           => seed=99999999999999999999
 --step=99                             => no checkpoint of step 99
 --step=all                            => step.*all
@@ -232,12 +244,7 @@ more                                  => unexpected argument 'more'
 --prompt=text                         => --prompt is for text
 --cache=maybe
 """,
-  REPORT: r"""
-more                                  => unexpected argument 'more'
---wrokdir=there
-""",
   EXPLAIN: r"""
-more                                  => unexpected argument 'more'
 --jsn
 --out=                                => --out is empty; see --help
 --out=/proc/nowhere                   => /proc/nowhere
@@ -248,19 +255,22 @@ more                                  => unexpected argument 'more'
 --target=h100:8                       => such as h100:1x1x8
 --target=v5e:8x8                      => batch_size=16.*mesh.data=64
 --part=attention                      => --part.*--target
---step=best                           => --step
+--step=best                           => --step requires --example
+--example=1                           => name its --workdir
 """,
   COMPARE: r"""
-more                                  => unexpected argument 'more'
 --varry=x
 --vary=                               => --vary is empty; see --help
 --vary=pattern                        => no field 'pattern'
 --vary=attention.patern=dense         => no field 'attention.patern'
+--vary=attention.pattern              => different values
+--vary=attention.pattern=dense,,local => different values
 --vary=attention.pattern=dense,dense  => different values
+--vary=train.seed=1,2                 => train.seed itself; use --seeds
 --vary=attention.pattern=dense,zigzag => zigzag
 --vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
 --vary=attention.stride=8,65          => attention.stride=65
---vary=train.steps=2,4                => train.steps
+--vary=train.steps=2,4                => train.steps itself; use --budget
 --vary=train.accumulation=1,3         => accumulation=3
 --vary=model.width=16,10000000        => model.width=10000000
 --vary=model.width=__import__('os')   => model.width
@@ -279,10 +289,26 @@ digits                                => digits.*cifar10
 }
 
 
+# About the heads of a run.
+HEADS = r"""
+--example=200                 => --example=200 must be less than 200
+--example=1 --temperature=0   => --temperature=0
+--example=1 --temperature=nan => --temperature=nan
+--example=1 --step=7          => 7
+--example=1 --target=h100     => cannot be combined
+"""
+
+
 def words():
   for script, table in WORDS.items():
-    for word, phrase in rows(table):
-      yield bad(script, word, phrase=phrase)
+    for given, phrase in rows(table):
+      yield bad(script, *re.split(" (?=--)", given), phrase=phrase)
+  for given, phrase in rows(HEADS):
+    line = "--workdir=run", *given.split()
+    yield Bad(EXPLAIN, line, phrase, copy)
+  for script in TRAIN, EVAL, SAMPLE, EXPLAIN, COMPARE, REPORT:
+    yield bad(script, "more", phrase="unexpected argument 'more'")
+    yield bad(script, "--wrokdir=there", phrase="wrokdir")
   for script in TRAIN, EXPLAIN:
     yield Bad(script, (NEW,) * (script == TRAIN), "--config is missing")
   for script in TRAIN, COMPARE:
@@ -395,10 +421,11 @@ DATA_FILES: tuple[tuple[str, str, str, Prepare | None], ...] = (
   ("text8", "text", "text has 1,000 .*text8 has", some_text),
   ("enwik8", "folder", "folder.*prepare enwik8", folder("folder")),
   ("cifar10", "folder", "folder.*prepare cifar10", folder("folder")),
+  ("imagenet64", "folder", "where TensorFlow is installed", folder("folder")),
   (
     "imagenet64",
     "npy",
-    "train_64x64.npy is damaged",
+    "64.npy is damaged",
     file("npy/train_64x64.npy", RANDOM),
   ),
 )
@@ -425,9 +452,9 @@ def data():
   ):
     prepare = several(text_run, file("empty"))
     yield bad(SAMPLE, word, phrase=phrase, prepare=prepare)
-  for number in -1, 32:
-    word = f"--min_context={number}"
-    yield bad(EVAL, word, phrase=word[2:], prepare=text_run)
+  for numbers in "-1", "32", "0,32", "1,7,1":
+    word = f"--min_context={numbers}"
+    yield bad(EVAL, word, phrase="min_context=", prepare=text_run)
   archive = "data/downloads/manual/enwik8.zip"
   for path, phrase in ("data", "data"), (archive, "enwik8.zip.* is damaged"):
     words = "enwik8", "--data_dir=data"
@@ -454,12 +481,14 @@ def folders():
     prepare = folder(f"run/{name}")
     yield Bad(TRAIN, (DIGITS, onto), f"run/{name}", prepare)
   yield bad(COMPARE, phrase="new", prepare=file("new", "mine"))
-  for content in "", "7", "{}", '{"seeds": 2}':
+  yield bad(COMPARE, phrase="holds a run", prepare=file("new/config.json"))
+  for content in "", "7", "[1]", "{}", '{"seeds": 2}':
     prepare = file("new/comparison-of.json", content)
     phrase = "comparison-of.json|another comparison"
     yield bad(COMPARE, phrase=phrase, prepare=prepare)
   # A damaged config of a run.
-  for content in "", "{", "[]", "null", "{}", '{"data": 7}', "[" * 100_000:
+  contents = "", "\0", "{", "[]", "null", "5", '"data"', "{}", '{"data": 7}'
+  for content in *contents, "[" * 100_000:
     phrase, prepare = "run/config.json", replaced("config.json", content)
     yield bad(EVAL, phrase=f"{phrase} cannot be read", prepare=prepare)
   for script in SAMPLE, REPORT:
@@ -476,7 +505,7 @@ def folders():
     yield bad(EVAL, phrase=f"{field}|another network", prepare=prepare)
   # Without a checkpoint, or with damaged ones.
   for script in EVAL, SAMPLE, REPORT:
-    for name in "checkpoints", "checkpoints/2", "checkpoints/2/state":
+    for name in "checkpoints", "checkpoints/2":
       yield bad(script, phrase="no checkpoint", prepare=deleted(name))
     prepare = made("checkpoints", file)
     yield bad(script, phrase="checkpoints?", prepare=prepare)
@@ -484,6 +513,7 @@ def folders():
     cut("checkpoints/2/state/_METADATA"),
     cut("checkpoints/2/files.json"),
     cut("checkpoints/2/about/metadata"),
+    deleted("checkpoints/2/state"),
     deleted("checkpoints/2/state/d"),
     deleted("checkpoints/2/files.json"),
     replaced("checkpoints/2/files.json", "[]"),

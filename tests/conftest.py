@@ -33,6 +33,12 @@ MAX_RESIDENT = 2**30  # bytes of a process, above which programs are dropped
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_configure(config):
+  """Ignores what ml_collections raises when it loads a config file."""
+  ignored = "ignore:the load_module:DeprecationWarning"
+  config.addinivalue_line("filterwarnings", ignored)
+
+
 def pytest_collection_finish():
   """Makes collections of garbage cheap: most objects are here to stay."""
   gc.freeze()

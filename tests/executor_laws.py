@@ -72,14 +72,14 @@ def random_inputs(n, heads, k=8, e=12, batch=2, dtype=jnp.float32, seed=0):
   return *(x.astype(dtype) for x in arrays), dlse
 
 
-def with_gradients(attention, q, k, v, dout, dlse):
-  """(out, lse, dq, dk, dv) of a function; lse of rows without keys is 0."""
+def with_gradients(attention, q, k, v, dout, dlse, *more):
+  """(out, lse, dq, dk, dv, ...) of a function; lse without keys is 0."""
 
   def finite(*inputs):
     out, lse = attention(*inputs)
     return out, jnp.where(jnp.isfinite(lse), lse, 0)
 
-  result, vjp = jax.vjp(finite, q, k, v)
+  result, vjp = jax.vjp(finite, q, k, v, *more)
   return *result, *vjp((dout, dlse))
 
 

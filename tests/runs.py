@@ -21,6 +21,7 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 REPO = pathlib.Path(__file__).parents[1]
+DIGITS = f"--config={REPO / 'configs' / 'digits.py'}"
 # Patterns of two layers that follow the content.
 CONTENT = "LSH(8, 4), Routing(4, 8)"
 
@@ -58,6 +59,17 @@ def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
   return tiny(**settings | changes)
 
 
+def flags_of(**changes: Any) -> list[str]:
+  """The flags that make `tiny(**changes)` of the digits."""
+  before = config_lib.flatten(digits.get_config())
+  after = config_lib.flatten(tiny(**changes))
+  return [
+    f"--config.{name}={value}"
+    for name, value in after.items()
+    if value != before[name]
+  ]
+
+
 def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
   """Makes a run that is at its start, with what commands on a run read."""
   experiment = Experiment(config)
@@ -72,24 +84,24 @@ def on_devices(number: int, check: Callable, *arguments: str) -> None:
   """Calls a function of a test file in a process with several CPU devices."""
   path = pathlib.Path(inspect.getfile(check))
   program = f"import sys, {path.stem} as m; m.{check.__name__}(*sys.argv[1:])"
-  folders = path.parent, pathlib.Path(__file__).parent, REPO
+  folders = path.parent, pathlib.Path(__file__).parent
   subprocess.run(
     [sys.executable, "-c", program, *arguments],
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(map(str, folders)),
-      "XLA_FLAGS": flags_of_devices(number),
-      "JAX_PLATFORMS": "cpu",
-    },
+    env=environment(number, *folders),
     check=True,
     timeout=3600,
   )
 
 
-def flags_of_devices(number: int) -> str:
-  """The variable XLA_FLAGS of a process with several devices."""
-  more = f"--xla_force_host_platform_device_count={number}"
-  return f"{os.environ.get('XLA_FLAGS', '')} {more}"
+def environment(devices: int, *folders: pathlib.Path) -> dict[str, str]:
+  """Variables of a process with several CPU devices, and modules in folders."""
+  flag = f"--xla_force_host_platform_device_count={devices}"
+  return {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(map(str, (*folders, REPO))),
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}",
+    "JAX_PLATFORMS": "cpu",
+  }
 
 
 def command(script: str, *words: Any) -> int:

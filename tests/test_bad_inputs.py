@@ -12,12 +12,8 @@ import bad_inputs
 import pytest
 import runs
 
-# Raised by ml_collections when it loads a config file, and by Python when it
-# parses one that is not a program.
-pytestmark = [
-  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
-  pytest.mark.filterwarnings("ignore::SyntaxWarning"),
-]
+# Raised by Python when it parses a config file that is not a program.
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 SECONDS = 10  # for an answer
 MEMORY = 2**32  # bytes that an answer may take
 MAX_LINE = 1600  # characters

@@ -10,11 +10,6 @@ import runs
 
 from benchmarks import blocks, compressors, independent, markov
 
-# Raised by ml_collections when it loads a config file.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore:the load_module:DeprecationWarning"
-)
-
 
 def dna(length, seed=0):
   """Random bases, in which A is followed by C more often than not."""

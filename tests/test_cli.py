@@ -19,10 +19,6 @@ from sparse_transformer.model import kv_cache, sampling
 from sparse_transformer.training.evaluation import trained_run
 from sparse_transformer.training.loop import train
 
-# Raised by ml_collections when it loads a config file.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore:the load_module:DeprecationWarning"
-)
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
   "train.py": (

@@ -67,37 +67,6 @@ def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
   assert "data.fractions ([0.9, 0.05, 0.05] there" in str(error.value)
 
 
-def test_changes_are_recorded_with_their_step(tmp_path, capsys):
-  config_lib.write_config(tmp_path, runs.tiny())
-  for step, pattern in ((4, "local"), (8, "fixed")):
-    changed = runs.tiny(**{"attention.pattern": pattern})
-    config_lib.write_config(tmp_path, changed, step)
-  reported = capsys.readouterr().err
-  assert "attention.pattern was 'strided', is 'local'" in reported
-  lines = (tmp_path / "config_changes.jsonl").read_text().splitlines()
-  assert [json.loads(line) for line in lines] == [
-    {"step": 4, "changes": {"attention.pattern": ["strided", "local"]}},
-    {"step": 8, "changes": {"attention.pattern": ["local", "fixed"]}},
-  ]
-
-
-@pytest.mark.parametrize(
-  "text",
-  [
-    *["", "{", "[]", "5", "null", "{}", '{"data": {}}', "\0", '"model"'],
-    *(
-      json.dumps({**runs.tiny().to_dict(), "model": value})
-      for value in (5, "x", [1], None)
-    ),
-  ],
-)
-def test_file_that_is_not_a_config_is_an_error(tmp_path, text):
-  path = tmp_path / "config.json"
-  path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read"):
-    config_lib.read_config(tmp_path)
-
-
 def test_folder_that_is_not_a_run_is_an_error(tmp_path):
   for folder in (tmp_path, tmp_path / "none"):
     with pytest.raises(FileNotFoundError, match=f"{folder} is not a run"):

@@ -1,9 +1,7 @@
 """Tests of the config files, each the record of an experiment."""
 
 import ast
-import collections
 import importlib
-import itertools
 import json
 import re
 
@@ -160,55 +158,22 @@ def test_every_position_sees_its_entire_past(name):
   assert found["layers"] or found["may_see"]
 
 
-def overridden():
-  """The presets to override: one for each network, and none that is too long.
-
-  Beyond 12,288 positions, this would take minutes.
-  """
-  found = {}
-  for name in NAMES:
-    config = load(name)
-    config.attention.update(pattern="", mode="")
-    length = Experiment(config).source.length
-    if length <= 12_288:
-      sizes = length, config.model.num_layers
-      found.setdefault((*sizes, *config.attention.values()), name)
-  return found.values()
-
-
-def seen_by_the_last(layers, n):
-  """The positions that the output of the last position depends on."""
-  seen, expanded = {n - 1}, collections.defaultdict(set)
-  for heads in reversed(layers):
-    queries = frozenset(seen)
-    for pattern in set(heads):
-      for i in queries - expanded[pattern]:
-        seen.update(pattern.keys(i, n).tolist())
-      expanded[pattern] |= queries
-    if len(seen) == n:
-      break
-  return seen
-
-
 @pytest.mark.parametrize(
   "name",
   [
     pytest.param(name, marks=pytest.mark.soak)
     if name.startswith(LONG)
     else name
-    for name in overridden()
+    for name in NAMES
   ],
 )
-def test_last_position_depends_on_the_entire_past_with_any_override(name):
+def test_every_position_sees_its_entire_past_with_any_override(name):
   config = load(name)
-  for pattern, mode in itertools.product(
-    patterns.FACTORIZATIONS, patterns.MODES
-  ):
-    config.attention.update(pattern=pattern, mode=mode)
-    network = Experiment(config).model
-    n = past = network.length
-    if pattern == "local":
-      reach = config.model.num_layers * (config.attention.window - 1)
-      past = min(n, reach + 1)
-    expected = set(range(n - past, n))
-    assert seen_by_the_last(network.patterns, n) == expected, (pattern, mode)
+  n, reach = Experiment(config).source.length, config.attention.window - 1
+  for pattern in patterns.FACTORIZATIONS:
+    for mode in patterns.MODES:
+      config.attention.update(pattern=pattern, mode=mode)
+      layers = Experiment(config).model.patterns
+      found = patterns.analysis.measure_reach(layers, n)
+      too_far = pattern == "local" and len(layers) * reach < n - 1
+      assert (found.missing is not None) == too_far, (pattern, mode)

@@ -15,6 +15,7 @@ import time
 import wave
 import zipfile
 
+import bad_inputs
 import numpy as np
 import pytest
 import runs
@@ -110,7 +111,6 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
     assert time.monotonic() - began < 5
 
 
-DIGITS = f"--config={runs.REPO / 'configs' / 'digits.py'}"
 # The settings are checked, and then at the latest the command ends.
 ENDS = "--config.train.accumulation=3"
 
@@ -139,7 +139,7 @@ def mutated_word(rng, word):
 # Words of commands that end after they are checked: training and comparing at
 # the latest because of the batches, an evaluation because it has no checkpoint.
 WORDS = {
-  "train": (
+  bad_inputs.TRAIN: (
     "--config.train.steps=4",
     "--config.attention.cycle=1,0,0",
     "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
@@ -147,22 +147,14 @@ WORDS = {
     "--config.model.half_size=True",
     "--config.data.fractions=0.8,0.1,0.1",
   ),
-  "compare": (
+  bad_inputs.COMPARE: (
     "--vary=attention.pattern=Local(4), Strided(8);dense",
     "--vary=model.width=32,64",
     "--budget=steps:500",
     "--budget=flops:1e15",
     "--seeds=2",
   ),
-  "eval": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
-}
-COMMANDS = {
-  "train": ("train.py", DIGITS, "--workdir=new", ENDS),
-  "compare": (
-    "sparse_transformer/compare.py",
-    *(DIGITS, "--workdir=new", ENDS, "--vary=attention.pattern=dense,local"),
-  ),
-  "eval": ("eval.py", "--workdir=run"),
+  bad_inputs.EVAL: ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
 }
 
 
@@ -178,9 +170,12 @@ def test_mutated_word_is_a_one_line_error(
   pathlib.Path("text").write_bytes(b"some text " * 50)
   config_lib.write_config("run", runs.text(pathlib.Path("text")))
   before = runs.files(tmp_path)
+  given = bad_inputs.BASES[command]
+  if command != bad_inputs.EVAL:
+    given = *given, ENDS
   for _ in range(rounds):
     word = mutated_word(rng, rng.choice(WORDS[command]))
-    answer(capfd, *COMMANDS[command], word)
+    answer(capfd, command, *given, word)
   assert runs.files(tmp_path) == before
 
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import pathlib
 import re
-import resource
 import subprocess
 import sys
 
@@ -175,14 +174,10 @@ MISSPELT = {
 
 @pytest.mark.parametrize("name", MISSPELT)
 def test_misspelt_flag_is_reported_before_heavy_libraries_load(name):
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
   modules, done = loaded_by(*MISSPELT[name], "--confg=configs/digits.py")
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
   assert done.returncode == 1
   assert len(done.stderr.splitlines()) == 1
   assert not modules & {"jax", "flax", "orbax", "scipy", "tensorflow_datasets"}
-  # CPU time, not wall-clock time: other tests run at the same time.
-  assert after.ru_utime - before.ru_utime < 2
 
 
 # Packaging.

@@ -9,11 +9,6 @@ import runs
 from benchmarks import record
 from sparse_transformer import config as config_lib
 
-# Raised by ml_collections when it loads a config file.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore:the load_module:DeprecationWarning"
-)
-
 
 @pytest.fixture
 def workdir(tmp_path):
@@ -41,10 +36,8 @@ def workdir(tmp_path):
 
 
 def command(workdir, *words):
-  config = f"--config={runs.REPO}/configs/digits.py"
-  return runs.command(
-    "benchmarks/run.py", config, f"--workdir={workdir}", *words
-  )
+  words = runs.DIGITS, f"--workdir={workdir}", *words
+  return runs.command("benchmarks/run.py", *words)
 
 
 def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):

@@ -53,32 +53,5 @@ def test_samples_complete_real_images_and_are_next_to_them(images):
     assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
 
 
-@pytest.mark.parametrize(
-  "words, message",
-  [
-    (["--given=3", "--prompt=x"], "cannot be combined"),
-    (["--top_p=nan"], "top_p=nan"),
-    (["--temperature=inf"], "temperature=inf"),
-    ([f"--seed={2**32}"], f"--seed={2**32}"),
-    (["--num=1000000000", "--nocache"], "--num=1000000000 with sequences of"),
-    (["--num=1000000000", "--given=3"], "--num=1000000000 with sequences of"),
-    ([f"--num={2**70}"], f"--num={2**70} with sequences of 64 positions needs"),
-  ],
-)
-def test_invalid_flags_are_reported_in_one_line(words, message, images, capsys):
-  before = runs.files(images)
-  assert command(images, *words) == 1
-  error = capsys.readouterr().err
-  assert message in error and error.count("\n") == 1
-  assert runs.files(images) == before
-
-
 def test_largest_seed_is_accepted(text):
   assert command(text, "--num=1", f"--seed={2**32 - 1}") == 0
-
-
-@pytest.mark.parametrize("size", [0, 33])
-def test_prompt_that_does_not_fit_is_rejected(size, tmp_path, text, capsys):
-  (tmp_path / "prompt").write_bytes(b"x" * size)
-  assert command(text, f"--prompt={tmp_path / 'prompt'}") == 1
-  assert f"has {size} symbols; a prompt has between" in capsys.readouterr().err

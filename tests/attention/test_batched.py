@@ -1,4 +1,4 @@
-"""Tables of the plain XLA executor: each list runs once, in bounded steps."""
+"""Tables of the plain XLA executor: lists run in few, bounded steps."""
 
 import executor_laws as laws
 import numpy as np
@@ -34,47 +34,6 @@ def tables(patterns, n, tile=0):
   return plan.tables
 
 
-def pairs_of(sweep, mine, other, n):
-  """How often each slot has each pair: int [slots, groups, n, n]."""
-  bits = np.ascontiguousarray(sweep.masks).view(np.uint8)
-  masks = np.unpackbits(bits, axis=-1, count=mine.shape[1], bitorder="little")
-  num_slots, _, num_groups = sweep.rows.shape
-  results = []  # group, positions and pairs of each lane, in order
-  for loop in sweep.loops:
-    tables = loop.groups, loop.tiles, loop.others, loop.masks
-    lanes = (x.reshape(loop.tiles.size, *x.shape[2:]) for x in tables)
-    for group, tile, others, numbers in zip(*lanes, strict=True):
-      pairs = np.zeros((mine.shape[1], n + 1), int)
-      for j, number in zip(others, numbers, strict=True):
-        np.add.at(pairs.T, other[j], masks[number].T)
-      assert not pairs[mine[tile] < 0].any() and not pairs[:, -1].any()
-      rows = zip(mine[tile], pairs[:, :-1], strict=True)
-      results += [(group, *row) for row in rows]
-  counts = np.zeros((num_slots, num_groups, n, n), int)
-  slots, positions, groups = np.nonzero(sweep.rows != batched.NOWHERE)
-  rows = sweep.rows[slots, positions, groups]
-  assert len(set(rows)) == len(rows)
-  for row, *place in zip(rows, slots, positions, groups, strict=True):
-    group, position, pairs = results[row]
-    assert (position, group) == tuple(place[1:])
-    counts[place[0], group, position] = pairs
-  assert counts.sum() == sum(pairs.sum() for _, _, pairs in results)
-  return counts.sum(0)
-
-
-@pytest.mark.parametrize("n, tile", [(53, 16), (64, 32), (40, 9)])
-def test_lists_name_each_pair_once(n, tile, few_scores):
-  heads = Local(12) | Strided(12), Causal(), FIXED[1], Causal() - Causal()
-  found = tables(heads, n, tile)
-  groups = [heads[first] for first in found.heads[:, 0]]
-  expected = np.stack([pattern.matrix(n) for pattern in groups])
-  queries, keys = found.queries, found.keys
-  of_queries = pairs_of(found.by_query, queries, keys, n)
-  np.testing.assert_array_equal(of_queries, expected)
-  of_keys = pairs_of(found.by_key, keys, queries, n)
-  np.testing.assert_array_equal(of_keys, expected.swapaxes(1, 2))
-
-
 @pytest.mark.parametrize(
   "patterns, n, num_steps",
   [
@@ -108,8 +67,11 @@ def test_heads_are_grouped_by_pattern():
   np.testing.assert_array_equal(mixed.heads, [[0], [2], [1]])
 
 
-def test_loops_of_several_steps_agree_with_the_reference(few_scores):
-  patterns = (Causal(), Local(12) | Strided(12)) * 2
-  loops = tables(patterns, 101, 16).by_key.loops
-  assert len(loops) > 1 and max(len(loop.tiles) for loop in loops) > 1
-  laws.agrees_with_the_reference("batched", patterns, 101, 16)
+@pytest.mark.parametrize("n, tile", [(53, 16), (64, 32), (40, 9), (101, 16)])
+def test_loops_of_several_steps_agree_with_the_reference(n, tile, few_scores):
+  patterns = Local(12) | Strided(12), Causal(), FIXED[1], Causal() - Causal()
+  if n == 101:  # whose loops have several steps each
+    patterns = patterns[:2] * 2
+  steps = [len(loop.tiles) for loop in tables(patterns, n, tile).by_key.loops]
+  assert len(steps) > 1 and (max(steps) > 1) == (n == 101)
+  laws.agrees_with_the_reference("batched", patterns, n, tile)

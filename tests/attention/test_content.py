@@ -9,8 +9,8 @@ import functools
 import content
 import executor_laws as laws
 import jax
-import jax.extend
 import jax.numpy as jnp
+import networks
 import numpy as np
 import pytest
 
@@ -114,26 +114,6 @@ def test_sequence_of_one_position():
   )(q, k, v)
   np.testing.assert_allclose(out[:, :, :2], v[:, :, :2], rtol=1e-6)
   assert (np.asarray(out)[:, :, 2] == 0).all()  # it has no past block
-
-
-def test_parts_are_disjoint_and_complete():
-  q, k, *_ = laws.random_inputs(53, 3)
-  i = np.arange(53).reshape(1, 1, 53, 1)
-
-  @jax.jit
-  def masks_of_parts(q, k):
-    bound = selection.bind(ALGEBRA, q, k, directions_of(ALGEBRA))
-    parts = selection.parts(ALGEBRA, bound)
-    return [(part.mask(i, i.swapaxes(2, 3)), heads) for part, heads in parts]
-
-  total = np.zeros((2, 3, 53, 53), int)
-  for mask, heads in masks_of_parts(q, k):
-    total[:, heads] += np.asarray(mask)
-  for head, pattern in enumerate(ALGEBRA):
-    static, _ = pattern.split()
-    if static is not None:
-      total[:, head] += static.matrix(53)
-  np.testing.assert_array_equal(total, realize(q, k, ALGEBRA))
 
 
 def test_pairs_of_a_prefix_are_those_of_the_whole():
@@ -243,14 +223,6 @@ def test_top_blocks_with_the_own_block_are_those_of_moba():
 # Programs.
 
 
-def equations(jaxpr):
-  """All equations of a program, those of its loops included."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in jax.extend.core.jaxprs_in_params(equation.params):
-      yield from equations(inner)
-
-
 def gradient_program(pattern, policy=None):
   def loss(q, k, v):
     with laws.settings_for("batched"):
@@ -260,7 +232,7 @@ def gradient_program(pattern, policy=None):
     loss = jax.checkpoint(loss, policy=policy)
   q, k, v, *_ = laws.random_inputs(40, 3)
   program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, v)
-  return list(equations(program.jaxpr))
+  return list(networks.equations(program.jaxpr))
 
 
 def count(program, primitive):

@@ -144,7 +144,7 @@ def test_pattern_without_pairs_gives_zeros(backend):
   laws.pattern_without_pairs_gives_zeros(backend)
 
 
-@pytest.mark.parametrize("backend", EXECUTORS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
   "heads",
   [

@@ -4,6 +4,7 @@ It fills memory that a kernel has not written with NaN.
 """
 
 import itertools
+import re
 
 import catalogue
 import executor_laws as laws
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.executors import triton
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import mosaic, triton
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
@@ -137,6 +139,48 @@ def test_attention_can_be_mapped(backend):
   np.testing.assert_array_equal(
     jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
   )
+
+
+def test_tables_are_arguments_and_steps_are_split(monkeypatch):
+  monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
+  n, heads = 96, SHARED_ORDER[:2]
+  inputs = laws.random_inputs(n, len(heads), 8, 8, batch=1)
+  ((plan, _),) = laws.plans_of(TPU, heads, n, 32)
+  assert len(plan.tables.by_query.steps) > 1
+
+  @jax.jit
+  def planned(plan, *inputs):
+    for table in jax.tree.leaves(plan):
+      assert isinstance(table, jax.core.Tracer)
+    return laws.run_plans(TPU, [(plan, None)], *inputs)
+
+  laws.assert_close(planned(plan, *inputs), laws.reference(*inputs, heads))
+
+
+@pytest.mark.parametrize(
+  "executor, change, words",
+  [
+    (Triton, dict(), None),
+    (Triton, dict(dtype="float16", value_width=128), None),
+    (Triton, dict(dtype="float32"), None),
+    (Triton, dict(dtype="float64"), "bfloat16, float16, float32, got float64"),
+    (Triton, dict(dtype="float32", qk_width=128), "at most 64, got 128"),
+    (Triton, dict(platform="cpu"), "it needs an NVIDIA GPU"),
+    (Triton, dict(platform="tpu"), "it needs an NVIDIA GPU"),
+    (Triton, dict(qk_width=8), r"among \(16, 32, 64, 128\), got \(8, 64\)"),
+    (Mosaic, dict(), None),
+    (Mosaic, dict(dtype="float32", qk_width=12, value_width=256), None),
+    (Mosaic, dict(dtype="float16"), "bfloat16 or float32, got float16"),
+    (Mosaic, dict(platform="cpu"), "it needs a TPU"),
+    (Mosaic, dict(value_width=512), r"at most 256, got \(64, 512\)"),
+  ],
+)
+def test_cases_that_cannot_run_are_named(executor, change, words):
+  settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
+  platform = "cuda" if executor == Triton else "tpu"
+  case = dict(batch=1, length=99, num_heads=4, platform=platform) | settings
+  reason = executor().unsupported(Case(**case | change))
+  assert reason is None if words is None else re.search(words, reason)
 
 
 @pytest.mark.soak

@@ -1,16 +1,12 @@
 """The executor for TPUs: its tables, and what it supports."""
 
-import re
-
 import catalogue
-import executor_laws as laws
-import jax
 import numpy as np
 import pytest
 
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import mosaic, mosaic_tables
+from sparse_transformer.attention.executors import mosaic_tables
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.mosaic_tables import (
   FULL,
@@ -26,34 +22,9 @@ from sparse_transformer.patterns import (
   Summary,
 )
 
-BACKEND = "interpreted_mosaic"
 FIXED = tuple(Block(32) | Summary(32, 8, shift) for shift in (0, 1, 0))
 TWO_SLOTS = Local(12) | Strided(12), Strided(5)
 WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _interpreted():
-  registry.register(BACKEND, Mosaic(interpret=True))
-  yield
-  registry.unregister(BACKEND)
-
-
-def test_tables_are_arguments_and_steps_are_split(monkeypatch):
-  monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
-  n, heads = 96, FIXED[:2]
-  inputs = laws.random_inputs(n, len(heads), 8, 8, batch=1)
-  case = Case(1, n, len(heads), 8, 8, "float32", tile=32)
-  ((plan, _),) = Mosaic().plans(heads, case)
-  assert len(plan.tables.by_query.steps) > 1
-
-  @jax.jit
-  def planned(plan, *inputs):
-    for table in jax.tree.leaves(plan):
-      assert isinstance(table, jax.core.Tracer)
-    return laws.run_plans(BACKEND, [(plan, None)], *inputs)
-
-  laws.assert_close(planned(plan, *inputs), laws.reference(*inputs, heads))
 
 
 # Tables.
@@ -124,23 +95,6 @@ def test_tile_suits_the_pattern(heads, n, tile):
 
 
 # What is supported.
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    (dict(), None),
-    (dict(dtype="float32", qk_width=12, value_width=256), None),
-    (dict(dtype="float16"), "it needs bfloat16 or float32, got float16"),
-    (dict(platform="cpu"), "it needs a TPU"),
-    (dict(value_width=512), r"widths .* at most 256, got \(64, 512\)"),
-  ],
-)
-def test_cases_that_cannot_run_are_named(change, words):
-  settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
-  case = dict(batch=1, length=99, num_heads=4, platform="tpu") | settings
-  reason = Mosaic().unsupported(Case(**case | change))
-  assert reason is None if words is None else re.search(words, reason)
 
 
 @pytest.mark.parametrize("tile", [48, 1024])

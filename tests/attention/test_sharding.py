@@ -15,13 +15,7 @@ from jax.sharding import (
 
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.executors.triton import Triton
-from sparse_transformer.patterns import (
-  LSH,
-  Causal,
-  Local,
-  Strided,
-  TopBlocks,
-)
+from sparse_transformer.patterns import LSH, Causal, Local, Strided, TopBlocks
 
 EXECUTORS = laws.ANYWHERE
 BACKENDS = "auto", "dense"  # "auto" traces every executor
@@ -74,8 +68,7 @@ def types(function, axis_type, *specs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-  "spec, patterns",
-  [(BATCH, BY_HEAD), (BOTH, TWO_PARTS), (BOTH, AT_RUN_TIME)],
+  "spec, patterns", [(BATCH, BY_HEAD), (BOTH, TWO_PARTS), (BOTH, AT_RUN_TIME)]
 )
 def test_attend_runs_within_shard_map(spec, patterns, backend):
   run = functools.partial(results, patterns, backend, shard_map(spec))

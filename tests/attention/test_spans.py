@@ -59,24 +59,13 @@ def reference(inputs, heads, spans):
     return out, jnp.log(total[..., 0]).swapaxes(1, 2)
 
   with jax.enable_x64(True):
-    arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (spans, *inputs))
-    results = jax.jit(functools.partial(with_gradients, formula))(*arrays)
+    arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (*inputs, spans))
+    results = jax.jit(functools.partial(laws.with_gradients, formula))(*arrays)
     return tuple(map(np.asarray, results))
 
 
 def by_pattern(heads, spans):
   return {c: spans for pattern in heads for c in pattern.contents()}
-
-
-def with_gradients(attention, spans, q, k, v, dout, dlse):
-  """(out, lse, dq, dk, dv, dspans) of a function of all four."""
-
-  def finite(*inputs):
-    out, lse = attention(*inputs)
-    return out, jnp.where(jnp.isfinite(lse), lse, 0)
-
-  result, vjp = jax.vjp(finite, q, k, v, spans)
-  return *result, *vjp((dout, dlse))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
@@ -94,7 +83,7 @@ def run(spans, *inputs, heads, backend="auto", tile=16):
     )
 
   with laws.settings_for(backend):
-    return with_gradients(attention, spans, *inputs)
+    return laws.with_gradients(attention, *inputs, spans)
 
 
 def assert_close(found, expected, tolerance=2e-5):
@@ -220,7 +209,7 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
     arrays = [on_devices(x, "x", None, "y") for x in inputs]
     spans = on_devices(jax.ShapeDtypeStruct((4,), jnp.float32), "y")
     found = jax.eval_shape(
-      functools.partial(with_gradients, wrapped(attention)), spans, *arrays
+      functools.partial(laws.with_gradients, wrapped(attention)), *arrays, spans
     )
   assert found[5].shape == (4,)
 

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import shutil
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from small_data import config
 
 from sparse_transformer import data
-from sparse_transformer.data import array_records, images, sources
+from sparse_transformer.data import array_records, images
 
 NAME = "downsampled_imagenet/64x64"
 PIXELS = np.random.RandomState(0).randint(0, 256, (13, 64, 64, 3))
@@ -70,15 +69,6 @@ def test_images_are_read_and_the_last_training_ones_held_out(root):
   train, test = PIXELS[:9].reshape(9, -1), PIXELS[9:].reshape(4, -1)
   assert sorted(splits[0] + splits[1]) == sorted(train.tolist())
   assert sorted(splits[2]) == sorted(test.tolist())
-
-
-@pytest.mark.parametrize("name", ["cifar10", "enwik8", "imagenet64"])
-def test_data_set_that_is_not_prepared_is_an_error(tmp_path, name):
-  remedy = f"run `{sources.PREPARE} {name} --data_dir={tmp_path}`"
-  if name == "imagenet64":
-    remedy = "prepare it where TensorFlow is installed"
-  with pytest.raises(FileNotFoundError, match=re.escape(remedy)):
-    data.source(config(name, tmp_path)).examples("train")
 
 
 def test_newest_finished_version_is_read(root, folder):

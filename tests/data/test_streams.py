@@ -61,12 +61,6 @@ def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
   assert contents(data.source(config("fasta", tmp_path, length=1)))
 
 
-def test_folder_without_files_is_an_error(tmp_path):
-  (tmp_path / "folder").mkdir()
-  with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no file; set"):
-    data.source(config("bytes", tmp_path)).examples("train")
-
-
 @pytest.mark.parametrize("text", [b"", b"a"])
 def test_empty_split_is_an_error(tmp_path, text):
   (tmp_path / "text").write_bytes(text)

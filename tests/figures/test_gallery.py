@@ -33,9 +33,7 @@ def test_each_pattern_has_a_picture_and_there_are_no_others():
 
 
 @pytest.mark.parametrize(
-  "pattern",
-  [patterns.Strided(5, causal=False), patterns.BigBird(4)],
-  ids=str,
+  "pattern", [patterns.Strided(5, causal=False), patterns.BigBird(4)], ids=str
 )
 def test_cells_of_a_picture_are_pairs(pattern):
   n = gallery.POSITIONS

@@ -1,11 +1,8 @@
 """Tests of model/hyperparameters.py."""
 
-import dataclasses
 import types
 
-import catalogue
 import networks
-import numpy as np
 import pytest
 
 from configs import cifar10, default
@@ -54,35 +51,6 @@ def test_pattern_that_does_not_fit_the_sequence_is_rejected(changes, message):
   source = types.SimpleNamespace(vocab_size=17, shape=(8, 8), length=64)
   with pytest.raises(ValueError, match=message):
     model.configure(settings, source)
-
-
-@pytest.mark.parametrize(
-  "mask, orders, message",
-  [
-    (lambda q, k: (k <= q) & (q * q * q % 7 != 1), None, "32 bits"),
-    (lambda q, k: abs(q - k) < 3, None, r"may use \+ - \*"),
-    (lambda q, k: (k <= q) * 1, None, "must return booleans"),
-    (lambda q, k: k <= q, [0] * 4096, "must return two permutations"),
-  ],
-)
-def test_registered_pattern_that_is_not_well_defined_is_rejected(
-  mask, orders, message
-):
-  @dataclasses.dataclass(frozen=True)
-  class Mine(catalogue.Comb):
-    def mask(self, q, k):
-      return mask(q, k)
-
-    def orders(self, n):
-      return np.arange(n), orders or np.arange(n)
-
-  settings = default.get_config()
-  source = types.SimpleNamespace(vocab_size=17, shape=(64, 64), length=4096)
-  with catalogue.registered(Mine):
-    for settings.attention.mode in ("interleaved", "merged"):
-      settings.attention.pattern = "Local(8), Mine(3, 2)"
-      with pytest.raises(ValueError, match=rf"Mine\(3, 2\): .*{message}"):
-        model.configure(settings, source)
 
 
 def test_experiment_config_becomes_the_network_it_describes():

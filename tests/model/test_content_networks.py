@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
-from jax.extend import core
 
 from sparse_transformer import model, rules
 from sparse_transformer.model import pattern_params, transformer
@@ -179,24 +178,15 @@ def also_in_soak(*modes):
 
 
 @pytest.mark.parametrize(
-  "remat",
-  ["attention", "block", *also_in_soak("none", "block_but_attention")],
+  "remat", ["attention", "block", *also_in_soak("none", "block_but_attention")]
 )
 def test_backward_pass_does_not_choose_again(remat):
   patterns = (LSH(5, 4), ROUTED), (TopBlocks(8, 2),) * 2
   function, params = gradient(remat, patterns, experts=0)
   program = jax.make_jaxpr(function)(params).jaxpr
-  names = [str(e.primitive) for e in equations(program)]
+  names = [str(e.primitive) for e in networks.equations(program)]
   assert names.count("top_k") == 1
   assert names.count("argmax") == 3  # LSH, Routing and the loss of centroids
-
-
-def equations(jaxpr):
-  """All equations of a program, those of its loops included."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in core.jaxprs_in_params(equation.params):
-      yield from equations(inner)
 
 
 @pytest.mark.parametrize(

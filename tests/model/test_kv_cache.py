@@ -193,6 +193,12 @@ def test_cache_in_bfloat16_is_half_as_large():
   assert wide.num_bytes(3) == 3 * 2 * 6 * 2 * (4 + 8) * 4
 
 
+@pytest.mark.parametrize("start", [7, pytest.param(0, marks=pytest.mark.soak)])
+def test_steps_choose_the_experts_of_a_full_pass(start):
+  layers = (Local(5), Strided(5)), (Block(8), BigBird(4))
+  check_steps(network(layers, experts=4, experts_per_token=1), start)
+
+
 # Patterns that follow the content: the keys that steps find.
 
 BATCH, HEADS, WIDTH = 2, 3, 8

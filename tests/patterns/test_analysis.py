@@ -143,25 +143,6 @@ def test_measured_reach_of_known_networks(factors, n, expected):
 
 
 @pytest.mark.parametrize(
-  "pattern, n, size",
-  [
-    (Local(128), 12_288, 128),
-    (Local(128), 100, 100),
-    (Block(128), 12_288, 128),
-    (Causal(), 12_288, 12_288),
-    # All but the first keys of the last block are read once more.
-    (Strided(128), 12_288, 12_288 - 127),
-    (Summary(128, 32), 12_288, 32 * 96),
-    # A full block, and the summaries of all blocks before it.
-    (Block(128) | Summary(128, 32), 12_288, 128 + 32 * 95),
-    (Causal() - Causal(), 12_288, 0),
-  ],
-)
-def test_cache_of_known_patterns(pattern, n, size):
-  assert analysis.cache_size(pattern, n) == size
-
-
-@pytest.mark.parametrize(
   "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize(
@@ -171,10 +152,7 @@ def test_cache_of_known_patterns(pattern, n, size):
     (Local(1024) | Strided(1024), None),
     (Local(9, causal=False), (0, 1)),
     (Strided(1024, causal=False) | Causal(), (0, 1024)),
-    (
-      Block(96, causal=False) - Global(62_500, causal=False),
-      (62_500, 62_501),
-    ),
+    (Block(96, causal=False) - Global(62_500, causal=False), (62_500, 62_501)),
   ],
   ids=str,
 )

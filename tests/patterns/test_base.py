@@ -30,11 +30,7 @@ def test_patterns_are_values():
 
 @pytest.mark.parametrize(
   "combine",
-  [
-    lambda a, b: a and b,
-    lambda a, b: a or b,
-    lambda a, b: operator.not_(a),
-  ],
+  [lambda a, b: a and b, lambda a, b: a or b, lambda a, b: operator.not_(a)],
 )
 def test_logical_operators_are_rejected(combine):
   with pytest.raises(TypeError, match="& -"):

@@ -66,26 +66,10 @@ A, B, LOCAL, STRIDED = LSH(4, 6), TopBlocks(4, 2), Local(5), Strided(3)
     (LOCAL & A, None, [A & LOCAL]),
     (A - LOCAL, None, [A - LOCAL]),
     (A - B, None, [A - B]),
-    (
-      LOCAL | A | STRIDED,
-      LOCAL | STRIDED,
-      [A - LOCAL - STRIDED],
-    ),
-    (
-      (LOCAL | A) & STRIDED,
-      LOCAL & STRIDED,
-      [(A - LOCAL) & STRIDED],
-    ),
-    (
-      LOCAL & (STRIDED | A),
-      STRIDED & LOCAL,
-      [(A - STRIDED) & LOCAL],
-    ),
-    (
-      (LOCAL | A) & B,
-      None,
-      [(A - LOCAL) & B, B & LOCAL],
-    ),
+    (LOCAL | A | STRIDED, LOCAL | STRIDED, [A - LOCAL - STRIDED]),
+    ((LOCAL | A) & STRIDED, LOCAL & STRIDED, [(A - LOCAL) & STRIDED]),
+    (LOCAL & (STRIDED | A), STRIDED & LOCAL, [(A - STRIDED) & LOCAL]),
+    ((LOCAL | A) & B, None, [(A - LOCAL) & B, B & LOCAL]),
   ],
   ids=str,
 )

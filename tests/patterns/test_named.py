@@ -21,11 +21,7 @@ SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
 
 def assign(name, mode, num_layers, num_heads, **changes):
   return patterns.assign(
-    name,
-    mode,
-    num_layers=num_layers,
-    num_heads=num_heads,
-    **SETTINGS | changes,
+    name, mode, num_layers=num_layers, num_heads=num_heads, **SETTINGS | changes
   )
 
 
@@ -50,12 +46,7 @@ A, B, D, E, F = Local(4), Block(2), Block(3), Block(8), Summary(8, 2)
     ("strided", "interleaved", (1, 0, 0, 0), [[f] for f in (S, L, L, L, S, L)]),
     # Heads alternate between the two summaries.
     ("fixed", "merged", (), [[fixed(0), fixed(1), fixed(0)]]),
-    (
-      "fixed",
-      "heads",
-      (),
-      [[E, F, E, Summary(8, 2, 1)]],
-    ),
+    ("fixed", "heads", (), [[E, F, E, Summary(8, 2, 1)]]),
     ("fixed_openai", "interleaved", (), [[fixed(0), fixed(1), fixed(0)]]),
     (TWO, "interleaved", (), [[A] * 4, [B, D, B, D]]),
     (TWO, "heads", (), [[A, B, A, D]] * 2),

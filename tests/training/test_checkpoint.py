@@ -305,17 +305,6 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
   assert_same(restore(tmp_path, state), at(state, 8))
 
 
-def test_reading_a_damaged_checkpoint_is_an_error(tmp_path, state):
-  save(tmp_path, state, 4, 8)
-  file = files_of(tmp_path, 8)["state/manifest.ocdbt"]
-  file.write_bytes(flip(file.read_bytes(), 9))
-  with pytest.raises(store.Damaged, match="state/manifest.ocdbt") as error:
-    restore(tmp_path, state)
-  assert f"{tmp_path / 'checkpoints' / '8'} is damaged" in str(error.value)
-  assert "\n" not in str(error.value)
-  assert restore(tmp_path, state, 4).step == 4
-
-
 def test_list_covers_all_other_files(tmp_path, state):
   save(tmp_path, state, 4)
   files = files_of(tmp_path, 4)

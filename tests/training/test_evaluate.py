@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -155,29 +154,6 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   np.testing.assert_allclose(found[known], expected)
   expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
   np.testing.assert_allclose(tally.by_channel(3), expected)
-
-
-def test_network_is_scored_without_dropout(tmp_path):
-  path = tmp_path / "text"
-  path.write_bytes(np.random.RandomState(0).bytes(300))
-  experiment = Experiment(runs.text(path, **{"model.dropout": 0.5}))
-  params = jax.jit(experiment.init)().params
-  params["logits"]["kernel"] = jax.random.normal(
-    jax.random.key(0), params["logits"]["kernel"].shape
-  )
-  windows = experiment.source.windows("test")
-  tokens_BL, scored_BL = map(np.stack, zip(*windows, strict=True))
-  apply = jax.jit(experiment.apply)
-  logits_BLV = np.asarray(apply(params, tokens_BL), np.float64)
-  p_BLV = np.exp(logits_BLV - logits_BLV.max(-1, keepdims=True))
-  p_BLV /= p_BLV.sum(-1, keepdims=True)
-  p_BL = np.take_along_axis(p_BLV, tokens_BL[..., None].astype(int), -1)[..., 0]
-  result = scoring.bits_per_dim(
-    experiment.losses, params, windows, batch_size=7, sharding=SHARDING
-  )
-  assert result["tokens"] == scored_BL.sum() == 75
-  expected = -np.log2(p_BL)[scored_BL].mean()
-  assert result["bits_per_dim"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_memory_does_not_grow_with_the_split():

@@ -42,7 +42,6 @@ SETTINGS = {
   "checkpoint.every": 3,
   "checkpoint.keep": 3,
 }
-GROUPS = "model", "attention", "train", "eval", "checkpoint", "optimizer"
 CONTENT = {
   "attention.pattern": runs.CONTENT,
   "model.num_layers": 2,
@@ -52,18 +51,8 @@ CONTENT = {
 
 def words(workdir, **changes):
   """The command line of a tiny run."""
-  config = runs.tiny(**SETTINGS | changes)
-  settings = [
-    f"--config.{group}.{name}={value}"
-    for group in GROUPS
-    for name, value in config[group].to_dict().items()
-    if value != ()
-  ]
-  return [
-    f"--config={runs.REPO / 'configs' / 'digits.py'}",
-    *settings,
-    f"--workdir={workdir}",
-  ]
+  settings = runs.flags_of(**SETTINGS | changes)
+  return [runs.DIGITS, *settings, f"--workdir={workdir}"]
 
 
 def start(script, *line, **environment):
@@ -255,7 +244,7 @@ def test_workdir_is_locked_until_a_second_signal_ends_its_process_at_once(
 
 LISTENING = """
 import runpy, sys
-from sparse_transformer.training import signals
+from sparse_transformer import signals
 enter = signals.Signals.__enter__
 def report(self):
   enter(self)
@@ -462,9 +451,7 @@ def fill(folder, leave=0):
 
 
 # Orbax leaves coroutines unfinished.
-@pytest.mark.filterwarnings(
-  "ignore::pytest.PytestUnraisableExceptionWarning",
-)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_stops_the_run_or_not_and_keeps_the_last_checkpoint(
   whole, small_disk, capfd
 ):
@@ -607,8 +594,8 @@ def test_run_resumes_with_a_different_number_of_devices(tmp_path):
   found = {}
   for devices in (1, 2, 4, 8):
     folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
-    flags = runs.flags_of_devices(devices)
-    finish(start("train.py", *words(folder, **changes), XLA_FLAGS=flags))
+    environment = runs.environment(devices)
+    finish(start("train.py", *words(folder, **changes), **environment))
     found[devices] = [line["nats"] for line in of_split(folder, "train")]
   for nats in found.values():
     np.testing.assert_allclose(nats, found[1], atol=1e-5)

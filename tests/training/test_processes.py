@@ -11,8 +11,6 @@ import sys
 import pytest
 import runs
 
-from configs import digits
-from sparse_transformer import config as config_lib
 from sparse_transformer.training import loop
 from sparse_transformer.training.distributed import processes
 
@@ -28,33 +26,17 @@ LARGER = TINY | {
 ONE = {"mesh.fsdp": 1, "mesh.sequence": 1}
 
 
-def flags(changes):
-  """The flags that make a `runs.tiny` of configs/digits.py."""
-  before = config_lib.flatten(digits.get_config())
-  after = config_lib.flatten(runs.tiny(**changes))
-  return [
-    f"--config.{name}={value}"
-    for name, value in after.items()
-    if value != before[name]
-  ]
-
-
 def run(workdir, *words, devices, kill=(0, 0), changes=TINY):
   """Starts a process with some devices; `kill` is (signal, step)."""
   return subprocess.Popen(
     [
       *(sys.executable, runs.REPO / "tests" / "processes.py"),
       *map(str, map(int, kill)),
-      *("--config=configs/digits.py", f"--workdir={workdir}"),
-      *(*words, *flags(changes)),
+      *(runs.DIGITS, f"--workdir={workdir}"),
+      *(*words, *runs.flags_of(**changes)),
     ],
     cwd=runs.REPO,
-    env={
-      **os.environ,
-      "PYTHONPATH": str(runs.REPO),
-      "XLA_FLAGS": runs.flags_of_devices(devices),
-      "JAX_PLATFORMS": "cpu",
-    },
+    env=runs.environment(devices),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
@@ -161,34 +143,29 @@ def test_coordinator_that_is_not_there_is_one_line(tmp_path):
 
 
 @pytest.mark.soak
-def test_processes_with_other_settings_are_rejected(tmp_path):
-  port, changes = free_port(), {"train.seed": 1}
-  (first, lines), (second, nothing) = ends(
-    start(0, tmp_path, port), start(1, tmp_path, port, changes=TINY | changes)
-  )
+@pytest.mark.parametrize(
+  "field, words",
+  [
+    ("train.seed", "train.seed is 0 in process 0, but 1 in process 1"),
+    ("data.path", "data ("),
+  ],
+)
+def test_processes_that_differ_are_rejected(field, words, tmp_path):
+  common = {"data.name": "bytes", "data.length": 32, "data.columns": 8}
+  port, workdir, started = free_port(), tmp_path / "run", []
+  for i in range(2):
+    path = tmp_path / f"text{i if field == 'data.path' else 0}"
+    path.write_bytes(bytes(range(100)) * 50 + path.name.encode())
+    changes = {"data.path": str(path)}
+    if field == "train.seed":
+      changes |= {"train.seed": i}
+    changes = TINY | common | changes
+    started.append(start(i, workdir, port, changes=changes))
+  (first, lines), (second, nothing) = ends(*started)
   assert (first, second) == (1, 1)
-  assert len(lines) == 1, lines
-  assert "train.seed is 0 in process 0, but 1 in process 1" in lines[0]
+  assert len(lines) == 1 and words in lines[0], lines
   assert not nothing
-  assert not (tmp_path / "metrics.jsonl").exists()
-
-
-@pytest.mark.soak
-def test_processes_with_other_data_are_rejected(tmp_path):
-  paths = [tmp_path / name for name in "ab"]
-  for i, path in enumerate(paths):
-    path.write_bytes(bytes(range(100)) * 50 + bytes([i]))
-  changes = TINY | {"data.name": "bytes", "data.length": 32, "data.columns": 8}
-  port, workdir = free_port(), tmp_path / "run"
-  (first, lines), (second, nothing) = ends(
-    *(
-      start(i, workdir, port, changes=changes | {"data.path": str(path)})
-      for i, path in enumerate(paths)
-    )
-  )
-  assert (first, second) == (1, 1)
-  assert len(lines) == 1 and "data (" in lines[0], lines
-  assert not nothing
+  assert not (workdir / "metrics.jsonl").exists()
 
 
 @pytest.mark.soak

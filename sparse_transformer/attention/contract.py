@@ -8,6 +8,7 @@ host for a fixed pattern, or traced arrays, such as arguments of a jitted
 function or tables indexed by a traced number.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -24,6 +25,9 @@ from sparse_transformer.patterns import Layout, Pattern
 # and the labels by which patterns followed the content. These names can be
 # given to `jax.checkpoint_policies.save_only_these_names`.
 SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
+
+# Metadata of the fields of a pytree that are not arrays.
+STATIC = dict(static=True)
 
 DTYPES = "bfloat16", "float16", "float32", "float64"
 
@@ -58,14 +62,26 @@ class Case:
   tile: int = 0
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["positions", "places"],
-  meta_fields=["is_natural"],
-)
+class Arrangement(abc.ABC):
+  """An order of positions: `Order`, or one of those in `exchange`.
+
+  Its `positions` are int32 [places], the position at each place, -1 for
+  padding.
+  """
+
+  @abc.abstractmethod
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays [B, L, ...] in this order; padded places hold finite values."""
+
+  @abc.abstractmethod
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `arrange`; a position without a place gets 0."""
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Order:
-  """An order of positions.
+class Order(Arrangement):
+  """An order of positions on one device.
 
   Attributes:
     positions: int32 [places], the position at each place, -1 for padding.
@@ -76,17 +92,15 @@ class Order:
 
   positions: Table
   places: Table
-  is_natural: bool
+  is_natural: bool = dataclasses.field(metadata=STATIC)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, L, ...] in this order; padded places hold finite values."""
     if self.is_natural:
       return arrays
     at = self.positions.clip(0)
     return tuple(jnp.take(x_BL, at, axis=1) for x_BL in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`; a position without a place gets 0."""
     if self.is_natural:
       return arrays
     return tuple(
@@ -95,25 +109,22 @@ class Order:
     )
 
 
-class Arrangement(Protocol):
-  """An order of positions: `Order`, or one of those in `exchange`."""
-
-  @property
-  def positions(self) -> Table:
-    """int32 [places], the position at each place, -1 for padding."""
-
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, L, ...] in this order; padded places hold finite values."""
-
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`; a position without a place gets 0."""
+def make_order(order: np.ndarray, num_places: int) -> Order:
+  """The first places of a permutation, padded where it has fewer."""
+  n, kept = len(order), order[:num_places]
+  positions = np.full(num_places, -1, np.int32)
+  positions[: len(kept)] = kept
+  places = np.full(n, num_places, np.int32)
+  places[kept] = np.arange(len(kept))
+  is_natural = np.array_equal(positions, np.arange(n))
+  return Order(positions, places, is_natural)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "tables"],
-  meta_fields=["pattern", "tile"],
-)
+# Arranges nothing, at any length; its positions are never read.
+NATURAL = make_order(np.arange(0), 0)
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
   """How an executor runs one part of a pattern, or all parts of all heads.
@@ -123,15 +134,15 @@ class Plan:
       partial tiles, bound to arrays if it follows the content; None if the
       tables hold the pairs of partial tiles.
     tile: positions on a side of a tile.
-    queries, keys: the orders in which queries and keys are cut into tiles.
     tables: a pytree of the executor's own: which tiles it processes, and when.
+    queries, keys: the orders in which queries and keys are cut into tiles.
   """
 
-  pattern: Any
-  tile: int
-  queries: Arrangement
-  keys: Arrangement
+  pattern: Any = dataclasses.field(metadata=STATIC)
+  tile: int = dataclasses.field(metadata=STATIC)
   tables: Any
+  queries: Arrangement = NATURAL
+  keys: Arrangement = NATURAL
 
 
 def index_of(heads: Heads) -> slice | np.ndarray:
@@ -306,21 +317,10 @@ def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:
   return Plan(
     pattern,
     layout.tile,
+    tables,
     make_order(layout.query_order, num_rows * layout.tile),
     make_order(layout.key_order, num_cols * layout.tile),
-    tables,
   )
-
-
-def make_order(order: np.ndarray, num_places: int) -> Order:
-  """The first places of a permutation, padded where it has fewer."""
-  n, kept = len(order), order[:num_places]
-  positions = np.full(num_places, -1, np.int32)
-  positions[: len(kept)] = kept
-  places = np.full(n, num_places, np.int32)
-  places[kept] = np.arange(len(kept))
-  is_natural = np.array_equal(positions, np.arange(n))
-  return Order(positions, places, is_natural)
 
 
 def name_saved(

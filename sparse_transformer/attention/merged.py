@@ -109,7 +109,7 @@ class _Work:
     elif static:
       known = executor.plans(static, case)
     bound, tables = given
-    found = selection.plans(self.patterns, bound, tables, case.length)
+    found = selection.plans(self.patterns, bound, tables)
     spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
     at_run_time = gathered.Gathered(platform == "cpu")
     return [

@@ -15,7 +15,6 @@ positions, padded to whole steps, and for keys with tiles before them.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,12 +26,12 @@ from jax import lax
 from sparse_transformer.attention import online_softmax
 from sparse_transformer.attention.content import gathered
 from sparse_transformer.attention.contract import (
+  STATIC,
   Case,
   Heads,
   Plan,
   group_heads,
   index_of,
-  make_order,
 )
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
@@ -111,17 +110,13 @@ def weights(
   return jnp.stack(rows)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["spans"],
-  meta_fields=["pattern"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
   """The spans [H] of a plan's heads, and the pattern whose weights follow."""
 
   spans: jax.Array
-  pattern: AdaptiveSpan
+  pattern: AdaptiveSpan = dataclasses.field(metadata=STATIC)
 
   def steps(self, *args: Any) -> "_Walk":
     """See `gathered.Tables`."""
@@ -137,13 +132,12 @@ def plans(
   """
   if spans_H is None:
     return []
-  everywhere = make_order(np.arange(n), n)
 
   def plan(part, heads):
     (span,) = part.contents()
     condition = None if part == span else part.support()
     tables = Tables(spans_H[index_of(heads)], span)
-    return Plan(condition, min(tile or TILE, n), everywhere, everywhere, tables)
+    return Plan(condition, min(tile or TILE, n), tables)
 
   by_part = group_heads(
     [

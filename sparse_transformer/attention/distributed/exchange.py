@@ -10,6 +10,7 @@ positions are split over.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +155,7 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(Arrangement):
   """An order of positions, each of which some device holds."""
 
   axes: Axes
@@ -162,11 +163,9 @@ class Exchange:
 
   @property
   def positions(self) -> Table:
-    """The position at each place of this device."""
     return of_device(self.route.positions, self.axes)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, own, ...] in this order; padded places hold finite values."""
     if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
       came = _as_one(self._send, [_take(x, at) for x in arrays])
@@ -209,15 +208,14 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OverHeads:
+class OverHeads(Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
-  order: Arrangement
+  order: Any  # an `Arrangement` on one device
 
   @property
   def positions(self) -> Table:
-    """The position at each place."""
     return self.order.positions
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -225,7 +223,6 @@ class OverHeads:
     return self.order.arrange(*to_heads(self.axes, *arrays))
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`."""
     return to_positions(self.axes, *self.order.restore(*arrays))
 
 

@@ -176,7 +176,8 @@ def _keys(part, layout, device, num_devices, own):
   is_needed[number[layout.full]] = True
   partial = np.flatnonzero(~layout.full & is_away[number])
   rows, cols = layout.rows[partial], layout.cols[partial]
-  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+  orders = layout.query_order, layout.key_order
+  for here, pairs in pairs_of_tiles(part, orders, tile, rows, cols):
     found, key = np.nonzero(pairs.any(1))
     is_needed[number[partial[here]][found], key] = True
   order = np.lexsort((is_away, owner))
@@ -252,7 +253,7 @@ def plans(
       key: Any = executor, part, shares, count
       tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
       queries, keys = (Exchange(axes, x) for x in (shares.queries, shares.keys))
-      plan = Plan(part, shares.tile, queries, keys, tables)
+      plan = Plan(part, shares.tile, tables, queries, keys)
       found.append((plan, heads))
   return found
 

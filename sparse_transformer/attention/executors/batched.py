@@ -50,11 +50,7 @@ STEP_COST, LOOP_COST = 1 / 4, 1 / 32
 NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["groups", "tiles", "others", "masks"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
   """Lists of similar length, one in each lane of each step.
@@ -72,11 +68,7 @@ class Loop:
   masks: Table
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["loops", "masks", "rows"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sweep:
   """All lists of one side.
@@ -94,11 +86,7 @@ class Sweep:
   rows: Table
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["heads", "places", "queries", "keys", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
   """The tables of a plan.
@@ -142,7 +130,7 @@ def _plan(patterns, n, tile):
   distinct = tuple(patterns[first] for first in heads[:, 0])
   work = worklists.make_work(distinct, n, tile)
   (tables,) = _tables_of([work], heads)
-  return worklists.plan_of(tables, n, tile)
+  return Plan(None, tile, tables)
 
 
 def shares(

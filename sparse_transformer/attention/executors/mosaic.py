@@ -66,7 +66,7 @@ class Mosaic(Fused):
     n = case.length
     tile = worklists.check_tile(case.tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
-    return [(worklists.plan_of(tables, n, tile), None)]
+    return [(Plan(None, tile, tables), None)]
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], num_heads: int

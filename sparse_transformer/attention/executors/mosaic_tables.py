@@ -16,7 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.contract import Order, Table, make_order
+from sparse_transformer.attention.contract import (
+  STATIC,
+  Order,
+  Table,
+  make_order,
+)
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.worklists import Lists
 from sparse_transformer.patterns import Layout, Pattern
@@ -26,9 +31,7 @@ from sparse_transformer.patterns import Layout, Pattern
 FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, data_fields=["order"], meta_fields=["heads"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
   """Heads that are cut in the same order.
@@ -39,12 +42,10 @@ class Group:
   """
 
   order: Order
-  heads: tuple[int, ...]
+  heads: tuple[int, ...] = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, data_fields=["groups"], meta_fields=["tile"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
   """The blocks of all queries, or of all keys.
@@ -58,7 +59,7 @@ class Side:
   """
 
   groups: tuple[Group, ...]
-  tile: int
+  tile: int = dataclasses.field(metadata=STATIC)
 
   @property
   def num_blocks(self) -> int:
@@ -115,11 +116,7 @@ class Side:
     )
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["items", "others", "codes"],
-  meta_fields=["first", "num_blocks"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of a grid.
@@ -134,15 +131,11 @@ class Steps:
   items: Table
   others: Table
   codes: Table
-  first: int
-  num_blocks: int
+  first: int = dataclasses.field(metadata=STATIC)
+  num_blocks: int = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["steps", "written"],
-  meta_fields=["groups"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launch:
   """The work of one kernel.
@@ -155,14 +148,10 @@ class Launch:
 
   steps: tuple[Steps, ...]
   written: Table
-  groups: tuple[tuple[int, ...], ...]
+  groups: tuple[tuple[int, ...], ...] = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "masks", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
   """The work of all kernels.

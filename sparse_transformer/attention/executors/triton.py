@@ -76,7 +76,7 @@ class Triton(Fused):
     if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
       piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
       work = worklists.make_work(patterns, n, tile, piece)
-    return [(worklists.plan_of(work, n, tile), None)]
+    return [(Plan(None, tile, work), None)]
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], num_heads: int

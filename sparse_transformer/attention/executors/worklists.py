@@ -14,28 +14,22 @@ write to different slots, whose results are combined afterwards.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from sparse_transformer.attention.contract import (
-  Plan,
+  STATIC,
   Table,
   heads_of_parts,
-  make_order,
 )
 from sparse_transformer.patterns import Layout, Pattern
+from sparse_transformer.patterns.layout import pairs_of_tiles
 
-CHUNK = 2**22  # pairs evaluated at a time
 ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["items", "others", "masks", "written"],
-  meta_fields=["num_slots"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lists:
   """The work of one launch.
@@ -56,14 +50,10 @@ class Lists:
   others: Table
   masks: Table
   written: Table
-  num_slots: int
+  num_slots: int = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Work:
   """The work of all launches.
@@ -93,12 +83,6 @@ def check_tile(tile: int, n: int) -> int:
       " kernel, or 0 to choose one"
     )
   return min(tile, max(32, 1 << (n - 1).bit_length()))
-
-
-def plan_of(tables: Any, n: int, tile: int) -> Plan:
-  """A plan that covers all pairs, whose arrays are in the natural order."""
-  natural = make_order(np.arange(n), n)
-  return Plan(None, tile, natural, natural, tables)
 
 
 @functools.lru_cache(maxsize=64)
@@ -238,25 +222,14 @@ class Masks:
     self._numbers: dict[bytes, int] = {}
 
   def add(self, part: Pattern, layout: Layout) -> np.ndarray:
-    """The number of the mask of each tile, -1 for a full one: int [tiles].
-
-    Args:
-      part: its `mask` is evaluated.
-      layout: its tiles; positions are -1 for padding.
-    """
-    tile = self._tile
-    queries, keys = (
-      np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
-      for x in (layout.query_order, layout.key_order)
-    )
+    """The number of the mask of each tile, -1 for a full one: int [tiles]."""
     numbers = np.full(len(layout.rows), -1)
     # The layout calls tiles that the end of the sequence cuts full as well.
-    partial = np.flatnonzero(layout.pairs < tile**2)
-    for here in np.array_split(partial, 1 + len(partial) * tile**2 // CHUNK):
-      q = queries[layout.rows[here], :, None]
-      k = keys[layout.cols[here], None, :]
-      pairs = part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
-      numbers[here] = [
+    partial = np.flatnonzero(layout.pairs < self._tile**2)
+    places = layout.query_order, layout.key_order
+    rows, cols = layout.rows[partial], layout.cols[partial]
+    for here, pairs in pairs_of_tiles(part, places, self._tile, rows, cols):
+      numbers[partial[here]] = [
         self._numbers.setdefault(bits.tobytes(), len(self._numbers))
         for bits in np.packbits(pairs, axis=-1, bitorder="little")
       ]

@@ -238,10 +238,7 @@ class Decoder:
     return {p: make_plan(p, self.config.length) for p in distinct}
 
   def tables(self, start: int, stop: int) -> Tables:
-    """(slots to write, what to read) for each of `plans`, with a row per step.
-
-    For steps at positions start to stop - 1.
-    """
+    """(slots to write, what to read) for each of `plans`, by step."""
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
       for plan in self.plans.values()
@@ -356,7 +353,6 @@ class Decoder:
 def _of_heads(
   directions: selection.Directions, heads: np.ndarray
 ) -> selection.Directions:
-  """The directions of some heads."""
   return {c: x if len(x) == 1 else x[heads] for c, x in directions.items()}
 
 

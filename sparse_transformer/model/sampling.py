@@ -154,8 +154,7 @@ def sample(
   """Draws sequences.
 
   Args:
-    decoder: a `kv_cache.Decoder` or `Recompute` of the network.
-    params: parameters of the network.
+    decoder, params: of the network.
     sampler: draws symbols from logits.
     num: number of sequences to draw.
     length: positions in a sequence.

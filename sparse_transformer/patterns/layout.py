@@ -131,12 +131,8 @@ def pairs_of_tiles(
 ) -> Iterator[tuple[slice, np.ndarray]]:
   """Evaluates a part's mask on tiles, a few at a time.
 
-  Args:
-    part: its `mask` is evaluated.
-    places: the positions of queries and of keys that are cut into tiles, -1 for
-      padding.
-    tile: positions on a side of a tile.
-    rows, cols: int [tiles], the query tiles and the key tiles.
+  `places` are the positions of queries and of keys that are cut into tiles, -1
+  for padding; `rows` and `cols`, int [tiles], are the tiles.
 
   Yields:
     Slices of the tiles and their pairs, bool [tiles, tile, tile].

@@ -17,11 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import (
-  Arrangement,
-  Table,
-  apply_at_once,
-)
+from sparse_transformer.attention import contract
 
 Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
@@ -144,7 +140,7 @@ def _alike(read):
   return np.broadcast_to(common, read.shape) if is_alike else read
 
 
-def of_device(table: np.ndarray, axes: Axes) -> Table:
+def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
   """The row of a device, from a table [devices, ...].
 
   It is a constant if it is the same for all devices.
@@ -155,14 +151,14 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Exchange(Arrangement):
+class Exchange(contract.Arrangement):
   """An order of positions, each of which some device holds."""
 
   axes: Axes
   route: Route
 
   @property
-  def positions(self) -> Table:
+  def positions(self) -> contract.Table:
     return of_device(self.route.positions, self.axes)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -208,14 +204,14 @@ class Exchange(Arrangement):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OverHeads(Arrangement):
+class OverHeads(contract.Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
   order: Any  # an `Arrangement` on one device
 
   @property
-  def positions(self) -> Table:
+  def positions(self) -> contract.Table:
     return self.order.positions
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -243,7 +239,7 @@ def _as_one(
   rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
   return tuple(
     new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, apply_at_once(send, rows), strict=True)
+    for x, new in zip(arrays, contract.apply_at_once(send, rows), strict=True)
   )
 
 

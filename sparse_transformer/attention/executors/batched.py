@@ -23,14 +23,6 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Keys,
-  Plan,
-  Queries,
-  Table,
-)
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.online_softmax import (
   dot,
@@ -62,10 +54,10 @@ class Loop:
     masks: int32 [steps, lanes, span], the mask of each of them.
   """
 
-  groups: Table
-  tiles: Table
-  others: Table
-  masks: Table
+  groups: contract.Table
+  tiles: contract.Table
+  others: contract.Table
+  masks: contract.Table
 
 
 @jax.tree_util.register_dataclass
@@ -82,8 +74,8 @@ class Sweep:
   """
 
   loops: tuple[Loop, ...]
-  masks: Table
-  rows: Table
+  masks: contract.Table
+  rows: contract.Table
 
 
 @jax.tree_util.register_dataclass
@@ -99,10 +91,10 @@ class Tables:
     by_key: the lists of keys.
   """
 
-  heads: Table
-  places: Table
-  queries: Table
-  keys: Table
+  heads: contract.Table
+  places: contract.Table
+  queries: contract.Table
+  keys: contract.Table
   by_query: Sweep
   by_key: Sweep
 
@@ -110,17 +102,17 @@ class Tables:
 unsupported = contract.nothing_unsupported
 
 
-def tile_size(part: Pattern, case: Case) -> int:
+def tile_size(part: Pattern, case: contract.Case) -> int:
   """The tile that `plans` chooses."""
   del part
   return min(TILE, case.length)
 
 
 def plans(
-  patterns: tuple[Pattern, ...], case: Case
-) -> list[tuple[Plan, Heads]]:
+  patterns: tuple[Pattern, ...], case: contract.Case
+) -> list[tuple[contract.Plan, contract.Heads]]:
   """One plan for all heads."""
-  tile = case.tile or min(TILE, case.length)
+  tile = case.tile or tile_size(patterns[0], case)
   return [(_plan(patterns, case.length, tile), None)]
 
 
@@ -130,7 +122,7 @@ def _plan(patterns, n, tile):
   distinct = tuple(patterns[first] for first in heads[:, 0])
   work = worklists.make_work(distinct, n, tile)
   (tables,) = _tables_of([work], heads)
-  return Plan(None, tile, tables)
+  return contract.Plan(None, tile, tables)
 
 
 def shares(
@@ -202,9 +194,8 @@ def _sweep_of(lists, positions, items, cuts, room):
 def _cut(counts, room):
   """Which lists run together: (first, last) of each loop.
 
-  Lists, longest first, are padded to the longest of their loop; a step has room
-  for so many tiles. The cheapest cuts are found by dynamic programming, over
-  lengths that differ by a twelfth.
+  Lists, longest first, are padded to the longest of their loop. The cheapest
+  cuts are found by dynamic programming, over lengths that differ by a twelfth.
   """
   starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))
@@ -254,13 +245,13 @@ def _loop(lists, items, size, span, room):
 
 
 def forward(
-  plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan."""
   tables = plan.tables
 
   def process(query, key, pairs):
-    (q,), keys = query, Keys(*key)
+    (q,), keys = query, contract.Keys(*key)
     state = softmax_of_tile(q * scale(q), keys, (pairs, None))
     return online_softmax.finish(*state)
 
@@ -278,7 +269,7 @@ def forward(
 
 
 def backward(
-  plan: Plan, queries: Queries, keys: Keys
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
   tables = plan.tables
@@ -309,7 +300,9 @@ def backward(
   )
 
 
-Side = tuple[Table, tuple[jax.Array, ...]]  # positions in tiles, arrays
+Side = tuple[
+  contract.Table, tuple[jax.Array, ...]
+]  # positions in tiles, arrays
 
 
 def _run(
@@ -323,17 +316,9 @@ def _run(
   """Runs process(rows of this side, rows of the other, pairs) on all lists.
 
   T = positions in a tile, S = those in a list, A = lanes, M = heads in a group.
-
-  Args:
-    tables: of the plan.
-    sweep: the lists of this side.
-    mine, other: the arrays of each side, [B, L, H, ...].
-    widths: of the results.
-    process: function of arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and
-      pairs, bool [1, A, 1, T, S], to results [B, A, M, T, width].
-
-  Returns:
-    The results [B, lanes of all loops, T, M, width], float32 or wider.
+  `process` gets arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and pairs,
+  bool [1, A, 1, T, S]. Its results [B, A, M, T, width] are returned as
+  [B, lanes of all loops, T, M, width], float32 or wider.
   """
   (_, tile), x_BLH = mine[0].shape, mine[1][0]
   num_lanes = max(1, sum(loop.tiles.size for loop in sweep.loops))

@@ -44,6 +44,11 @@ class Group:
   order: Order
   heads: tuple[int, ...] = dataclasses.field(metadata=STATIC)
 
+  @property
+  def num_places(self) -> int:
+    """Places of all heads."""
+    return len(self.heads) * len(self.order.positions)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,13 +69,7 @@ class Side:
   @property
   def num_blocks(self) -> int:
     """Blocks of all groups."""
-    return sum(self._sizes())
-
-  def _sizes(self):
-    return [
-      len(group.heads) * len(group.order.positions) // self.tile
-      for group in self.groups
-    ]
+    return sum(group.num_places for group in self.groups) // self.tile
 
   def take(self, x_BLHK: jax.Array) -> jax.Array:
     """Blocks [B, blocks, K, tile], with finite values of x for padding."""
@@ -98,7 +97,7 @@ class Side:
     batch, _, width, tile = blocks.shape
     columns, first = {}, 0
     for number, group in enumerate(self.groups):
-      count = len(group.heads) * len(group.order.positions) // tile
+      count = group.num_places // tile
       if number in chosen:
         x = blocks[:, first : first + count]
         x = x.reshape(batch, len(group.heads), -1, width, tile)
@@ -175,13 +174,9 @@ class Tables:
 def make_tables(
   patterns: tuple[Pattern, ...], n: int, tile: int, most_steps: int
 ) -> Tables:
-  """The work of attention with one pattern per head.
+  """The work of attention on n positions, with one pattern per head.
 
-  Args:
-    patterns: one per head.
-    n: number of positions.
-    tile: positions on a side of a tile, a multiple of 32.
-    most_steps: the most steps of one grid.
+  A tile has a multiple of 32 positions on a side, a grid at most `most_steps`.
   """
   work = worklists.make_work(patterns, n, tile)
   lists = work.by_query, work.by_key
@@ -195,12 +190,7 @@ def make_tables(
 def make_shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int, most_steps: int
 ) -> list[Tables]:
-  """The tables with which devices share a part, all of the same shapes.
-
-  Args:
-    part, layouts, num_heads: see `contract.Executor.shares`.
-    most_steps: the most steps of one grid.
-  """
+  """See `contract.Executor.shares`; a grid has at most `most_steps`."""
   works = worklists.make_shares(part, layouts, num_heads)
   queries, keys = (
     _number(tiles, tiles.size, np.ones((num_heads, len(tiles)), bool))
@@ -242,10 +232,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
   """Which tiles of one side each head needs: bool [heads, tiles].
 
-  Args:
-    mine: lists whose items are tiles of this side.
-    theirs: lists whose items are tiles of the other side.
-    num_tiles: tiles of this side.
+  The items of `mine` are tiles of this side, those of `theirs` of the other.
   """
   uses = np.zeros((mine.written.shape[2], num_tiles), bool)
   uses[mine.items[:, 0], mine.items[:, 1]] = True
@@ -293,10 +280,7 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
 
 
 def _make_launches(
-  lists: Sequence[Lists],
-  mine: _Numbered,
-  others: _Numbered,
-  most_steps: int,
+  lists: Sequence[Lists], mine: _Numbered, others: _Numbered, most_steps: int
 ) -> list[Launch]:
   """The work of one kernel, whose items are tiles of `mine`, by each list."""
   steps = [_steps_of(x, mine, others) for x in lists]
@@ -308,7 +292,6 @@ def _make_launches(
 
 
 def _groups_of_slots(lists, mine):
-  """See `Launch.groups`."""
   head, tile, _, _, _, slot = np.asarray(lists.items).T
   groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
   groups[slot, head] = mine.groups[tile]
@@ -367,18 +350,13 @@ def _cut(
     sizes = np.diff(starts[:, firsts]).max(0)
     found.append(
       tuple(
-        _as_steps(_pad_steps(piece, size), first, after - first)
+        Steps(*_pad_steps(piece, size), first=first, num_blocks=after - first)
         for piece, size, first, after in zip(
           pieces, sizes, firsts, firsts[1:], strict=False
         )
       )
     )
   return found
-
-
-def _as_steps(steps, first, num_blocks):
-  items, others, codes = steps
-  return Steps(items, others, codes, first, num_blocks)
 
 
 def _pad_steps(steps, size):

@@ -18,11 +18,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from sparse_transformer.attention.contract import (
-  STATIC,
-  Table,
-  heads_of_parts,
-)
+from sparse_transformer.attention import contract
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -46,11 +42,11 @@ class Lists:
     num_slots: number of slots.
   """
 
-  items: Table
-  others: Table
-  masks: Table
-  written: Table
-  num_slots: int = dataclasses.field(metadata=STATIC)
+  items: contract.Table
+  others: contract.Table
+  masks: contract.Table
+  written: contract.Table
+  num_slots: int = dataclasses.field(metadata=contract.STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -65,8 +61,8 @@ class Work:
     by_key: an item for each tile of keys.
   """
 
-  queries: Table
-  keys: Table
+  queries: contract.Table
+  keys: contract.Table
   by_query: Lists
   by_key: Lists
 
@@ -89,19 +85,14 @@ def check_tile(tile: int, n: int) -> int:
 def make_work(
   patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
 ) -> Work:
-  """The work of attention with one pattern per head.
+  """The work of attention on n positions, with one pattern per head.
 
-  Args:
-    patterns: one per head.
-    n: number of positions.
-    tile: positions on a side of a tile.
-    longest: the most tiles of an item of keys; longer ones are split. 0 for no
-      limit.
+  Items of keys with more than `longest` tiles are split; 0 sets no limit.
   """
   num_heads = len(patterns)
   queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []
-  for part, chosen in heads_of_parts(patterns, n):
+  for part, chosen in contract.heads_of_parts(patterns, n):
     heads = tuple(range(num_heads)) if chosen is None else chosen
     layout = part.layout(n, tile)
     rows = queries.place(layout.query_order) + layout.rows
@@ -134,19 +125,11 @@ def make_shares(
 def _work(parts, masks, tiles, num_heads, sizes, longest=0):
   """The work of parts; tiles and sizes are those of queries and of keys."""
   turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
-  by_query = _make_lists(
-    parts, tiles[0], masks.packed(), num_heads=num_heads, n=sizes[0]
-  )
-  by_key = _make_lists(
-    turned,
-    tiles[1],
-    masks.packed(turned=True),
-    longest,
-    num_heads=num_heads,
-    n=sizes[1],
-  )
-  queries, keys = tiles
-  return Work(queries, keys, by_query, by_key)
+  of_queries, of_keys = zip(tiles, sizes, strict=True)
+  bits, turned_bits = masks.packed(), masks.packed(turned=True)
+  by_query = _make_lists(parts, *of_queries, bits, num_heads)
+  by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, longest)
+  return Work(*tiles, by_query=by_query, by_key=by_key)
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
@@ -154,19 +137,15 @@ def pad(works: Sequence[Work]) -> list[Work]:
 
   Items are added that process nothing, and write to a tile without positions.
   """
-  with_empty = [
-    dataclasses.replace(
-      work,
-      queries=np.pad(work.queries, ((0, 1), (0, 0)), constant_values=-1),
-      keys=np.pad(work.keys, ((0, 1), (0, 0)), constant_values=-1),
-    )
-    for work in works
-  ]
+
+  def with_empty(tiles):
+    return np.pad(tiles, ((0, 1), (0, 0)), constant_values=-1)
+
   by_query = _pad_lists([w.by_query for w in works], len(works[0].queries))
   by_key = _pad_lists([w.by_key for w in works], len(works[0].keys))
   return [
-    dataclasses.replace(work, by_query=q, by_key=k)
-    for work, q, k in zip(with_empty, by_query, by_key, strict=True)
+    Work(with_empty(work.queries), with_empty(work.keys), *lists)
+    for work, *lists in zip(works, by_query, by_key, strict=True)
   ]
 
 
@@ -174,16 +153,13 @@ def _pad_lists(lists, empty):
   num_items, num_others = (
     max(len(getattr(x, name)) for x in lists) for name in ("items", "others")
   )
-  idle = np.array([0, empty, 0, 0, 0, 0], np.int32)
-
-  def fill(items):
-    return np.concatenate([items, np.tile(idle, (num_items - len(items), 1))])
-
-  def fill_others(others):
-    return np.pad(others, ((0, num_others - len(others)), (0, 0)))
-
+  idle = np.array([[0, empty, 0, 0, 0, 0]], np.int32)
   return [
-    dataclasses.replace(x, items=fill(x.items), others=fill_others(x.others))
+    dataclasses.replace(
+      x,
+      items=np.concatenate([x.items, idle.repeat(num_items - len(x.items), 0)]),
+      others=np.pad(x.others, ((0, num_others - len(x.others)), (0, 0))),
+    )
     for x in lists
   ]
 
@@ -264,7 +240,7 @@ class _Part:
   masks: np.ndarray
 
 
-def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
+def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   num_tiles = -(-n // positions.shape[1])  # of one order
   others: list[np.ndarray] = []
   known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
@@ -280,11 +256,11 @@ def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
       new = known[numbers] + [0, 0, 0, 0, slot]
       if slot:  # rows without tiles are written to the first slot
         new = new[new[:, 1] < new[:, 3]]
-      items.append(_with_head(new, head))
+      items.append(np.insert(new, 0, head, axis=1))
       slot = new[:, 4].max(initial=slot) + 1
     if not slot:  # a head without pairs
-      tiles = np.arange(num_tiles)
-      items.append(_with_head(tiles[:, None] * [1, 0, 0, 0, 0], head))
+      tiles = np.arange(num_tiles)[:, None]
+      items.append(tiles * [0, 1, 0, 0, 0, 0] + [head, 0, 0, 0, 0, 0])
   all_items = np.concatenate(items).astype(np.int32)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
@@ -339,7 +315,3 @@ def _items(parts, num_tiles, longest):
     [tiles[row], begin, middle[row].clip(begin, end), end, piece], axis=1
   )
   return items, np.stack([cols, masks.clip(0)], axis=1)
-
-
-def _with_head(items, head):
-  return np.insert(items, 0, head, axis=1)

@@ -38,28 +38,18 @@ Heads = tuple[int, ...] | None  # None: all of them
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What an executor is asked to run.
+  """What an executor is asked to run."""
 
-  Attributes:
-    batch: number of sequences, B.
-    length: positions in a sequence, n = L = M.
-    num_heads: number of heads, H.
-    qk_width: width of a head's queries and keys, K.
-    value_width: width of a head's values, E.
-    dtype: dtype of queries, keys and values.
-    platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
-      any other.
-    tile: positions on a side of a tile that are asked for; 0 to choose.
-  """
-
-  batch: int
-  length: int
-  num_heads: int
-  qk_width: int
-  value_width: int
-  dtype: str
+  batch: int  # number of sequences, B
+  length: int  # positions in a sequence, n = L = M
+  num_heads: int  # number of heads, H
+  qk_width: int  # width of a head's queries and keys, K
+  value_width: int  # width of a head's values, E
+  dtype: str  # dtype of queries, keys and values
+  # The platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for any
+  # other.
   platform: str = ""
-  tile: int = 0
+  tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
 
 
 class Arrangement(abc.ABC):
@@ -81,17 +71,13 @@ class Arrangement(abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Order(Arrangement):
-  """An order of positions on one device.
+  """An order of positions on one device."""
 
-  Attributes:
-    positions: int32 [places], the position at each place, -1 for padding.
-    places: int32 [n], the place of each position, `len(positions)` for a
-      position that has none.
-    is_natural: whether this is the natural order, without padding.
-  """
-
-  positions: Table
+  positions: Table  # int32 [places], the position at each place, -1 for padding
+  # int32 [n], the place of each position, `len(positions)` for a position that
+  # has none.
   places: Table
+  # Whether this is the natural order, without padding.
   is_natural: bool = dataclasses.field(metadata=STATIC)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -127,20 +113,17 @@ NATURAL = make_order(np.arange(0), 0)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How an executor runs one part of a pattern, or all parts of all heads.
+  """How an executor runs one part of a pattern, or all parts of all heads."""
 
-  Attributes:
-    pattern: a `Pattern` whose `mask`, on original positions, is applied in
-      partial tiles, bound to arrays if it follows the content; None if the
-      tables hold the pairs of partial tiles.
-    tile: positions on a side of a tile.
-    tables: a pytree of the executor's own: which tiles it processes, and when.
-    queries, keys: the orders in which queries and keys are cut into tiles.
-  """
-
+  # A `Pattern` whose `mask`, on original positions, is applied in partial
+  # tiles, bound to arrays if it follows the content; None if the tables hold
+  # the pairs of partial tiles.
   pattern: Any = dataclasses.field(metadata=STATIC)
+  # Positions on a side of a tile.
   tile: int = dataclasses.field(metadata=STATIC)
+  # A pytree of the executor's own: which tiles it processes, and when.
   tables: Any
+  # The orders in which queries and keys are cut into tiles.
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
 
@@ -155,19 +138,12 @@ class Unsupported(NotImplementedError, ValueError):
 
 
 class Queries(NamedTuple):
-  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it.
+  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it."""
 
-  Attributes:
-    q: the queries.
-    dout: the gradients of their outputs.
-    lse: their log-sum-exp over all pairs; finite.
-    delta: the products of dout and out, less the gradients of lse.
-  """
-
-  q: jax.Array
-  dout: jax.Array
-  lse: jax.Array
-  delta: jax.Array
+  q: jax.Array  # the queries
+  dout: jax.Array  # the gradients of their outputs
+  lse: jax.Array  # their log-sum-exp over all pairs; finite
+  delta: jax.Array  # the products of dout and out, less the gradients of lse
 
   def with_columns(self) -> "Queries":
     """The same, lse and delta with a last axis of size 1."""

@@ -44,21 +44,15 @@ Row = tuple[jax.Array, jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
-  """Where the keys of one causal pattern are kept over n steps.
-
-  Attributes:
-    pattern: the pattern.
-    slots: int32 [n], the slot of each key; `size` for keys without a reader.
-    last: int [n], the last query that may attend to each key, -1 for none.
-    size: number of slots.
-    width: the largest number of keys of a query.
-  """
+  """Where the keys of one causal pattern are kept over n steps."""
 
   pattern: Pattern
+  # int32 [n], the slot of each key; `size` for keys without a reader.
   slots: np.ndarray
+  # int [n], the last query that may attend to each key, -1 for none.
   last: np.ndarray
-  size: int
-  width: int
+  size: int  # number of slots
+  width: int  # the largest number of keys of a query
 
   @property
   def is_narrow(self) -> bool:

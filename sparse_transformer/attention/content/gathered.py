@@ -42,24 +42,20 @@ CPU_SCORES, SCORES = 75_000, 2**25
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The tables of one set.
+  """The tables of one set."""
 
-  Attributes:
-    queries: int32 [B, H, V, T], the position at each place, -1 for none.
-    keys: int32 [B, H, P], the same of keys, in whole tiles.
-    blocks: int32 [B, H, V], the tile of keys of each tile of queries, out of
-      range for none; None where tile v has those from v to v + span - 1.
-    places: int32 [B, H, L, R], the places of each query, V * T for none,
-      which is padding or out of range.
-    span: tiles of keys of a tile of queries.
-    num_blocks: tiles of keys, if `blocks` are given.
-  """
-
+  # int32 [B, H, V, T], the position at each place, -1 for none.
   queries: jax.Array
-  keys: jax.Array
+  keys: jax.Array  # int32 [B, H, P], the same of keys, in whole tiles
+  # int32 [B, H, V], the tile of keys of each tile of queries, out of range for
+  # none; None where tile v has those from v to v + span - 1.
   blocks: jax.Array | None
+  # int32 [B, H, L, R], the places of each query, V * T for none, which is
+  # padding or out of range.
   places: jax.Array
+  # Tiles of keys of a tile of queries.
   span: int = dataclasses.field(default=1, metadata=STATIC)
+  # Tiles of keys, if `blocks` are given.
   num_blocks: int = dataclasses.field(default=0, metadata=STATIC)
 
   def steps(self, *args: Any) -> "_Steps":

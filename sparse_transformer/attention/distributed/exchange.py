@@ -26,26 +26,21 @@ MAX_SLICES = 4  # joined instead of gathering their rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Route:
-  """How devices get the positions that they need: in a few messages each.
+  """How devices get the positions that they need: in a few messages each."""
 
-  Attributes:
-    positions: int32 [S, places], the position at each place of a device, -1 for
-      none.
-    own: positions that each device holds.
-    sizes: the number of positions in each message, the same on all devices.
-    ways: the pairs (from, to) of each message, a permutation; None if the i-th
-      message of a device goes to device i.
-    sent: int32 [S, sent], which of its own positions a device sends, numbers
-      from `own` on for none.
-    read: int32 [S, places], where each place is among what a device has, its
-      own positions followed by those that it received; -1 for none.
-  """
-
+  # int32 [S, places], the position at each place of a device, -1 for none.
   positions: np.ndarray
-  own: int
+  own: int  # positions that each device holds
+  # The number of positions in each message, the same on all devices.
   sizes: tuple[int, ...]
+  # The pairs (from, to) of each message, a permutation; None if the i-th
+  # message of a device goes to device i.
   ways: tuple[tuple[tuple[int, int], ...], ...] | None
+  # int32 [S, sent], which of its own positions a device sends, numbers from
+  # `own` on for none.
   sent: np.ndarray
+  # int32 [S, places], where each place is among what a device has, its own
+  # positions followed by those that it received; -1 for none.
   read: np.ndarray
 
   @property

@@ -47,21 +47,17 @@ QUERY_ARRAYS, KEY_ARRAYS, PRODUCTS, FLOPS_PER_BYTE = 5, 6, 7, 1000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shares:
-  """How devices share a part.
+  """How devices share a part."""
 
-  Attributes:
-    dealing: the queries of a device: "slices" of their order, one for each
-      device; "zigzag", one from each end; or "heads": all, of its heads.
-    tile: positions on a side of a tile.
-    queries, keys: the places of each device, and how they are filled; None if
-      devices exchange heads for positions.
-    layouts: the tiles of each device, of its own places.
-  """
-
+  # The queries of a device: "slices" of their order, one for each device;
+  # "zigzag", one from each end; or "heads": all, of its heads.
   dealing: str
-  tile: int
+  tile: int  # positions on a side of a tile
+  # The places of each device, and how they are filled; None if devices exchange
+  # heads for positions.
   queries: Route | None = None
   keys: Route | None = None
+  # The tiles of each device, of its own places.
   layouts: tuple[Layout, ...] = ()
 
   @property

@@ -45,58 +45,43 @@ NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
-  """Lists of similar length, one in each lane of each step.
+  """Lists of similar length, one in each lane of each step."""
 
-  Attributes:
-    groups: int32 [steps, lanes], the group of heads of the list.
-    tiles: int32 [steps, lanes], the tile of this side whose list it is.
-    others: int32 [steps, lanes, span], the tiles in the list.
-    masks: int32 [steps, lanes, span], the mask of each of them.
-  """
-
-  groups: contract.Table
+  groups: contract.Table  # int32 [steps, lanes], the group of heads of the list
+  # int32 [steps, lanes], the tile of this side whose list it is.
   tiles: contract.Table
-  others: contract.Table
-  masks: contract.Table
+  others: contract.Table  # int32 [steps, lanes, span], the tiles in the list
+  masks: contract.Table  # int32 [steps, lanes, span], the mask of each of them
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sweep:
-  """All lists of one side.
+  """All lists of one side."""
 
-  Attributes:
-    loops: the lists, in the order of their results.
-    masks: int32 [masks, tile, words], see `worklists.Lists`; the last two are
-      those of a full tile and of one without pairs.
-    rows: int32 [slots, n, groups], where among the results each slot has its
-      row, `NOWHERE` for none.
-  """
-
-  loops: tuple[Loop, ...]
+  loops: tuple[Loop, ...]  # the lists, in the order of their results
+  # int32 [masks, tile, words], see `worklists.Lists`; the last two are those of
+  # a full tile and of one without pairs.
   masks: contract.Table
+  # int32 [slots, n, groups], where among the results each slot has its row,
+  # `NOWHERE` for none.
   rows: contract.Table
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The tables of a plan.
+  """The tables of a plan."""
 
-  Attributes:
-    heads: int32 [groups, members], groups of heads with the same pattern.
-    places: int32 [2, H], the group and the member that each head is.
-    queries, keys: int32 [tiles, tile], see `worklists.Work`.
-    by_query: the lists of queries.
-    by_key: the lists of keys.
-  """
-
+  # int32 [groups, members], groups of heads with the same pattern.
   heads: contract.Table
+  # int32 [2, H], the group and the member that each head is.
   places: contract.Table
+  # int32 [tiles, tile], see `worklists.Work`.
   queries: contract.Table
   keys: contract.Table
-  by_query: Sweep
-  by_key: Sweep
+  by_query: Sweep  # the lists of queries
+  by_key: Sweep  # the lists of keys
 
 
 unsupported = contract.nothing_unsupported

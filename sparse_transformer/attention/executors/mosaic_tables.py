@@ -34,14 +34,10 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-  """Heads that are cut in the same order.
+  """Heads that are cut in the same order."""
 
-  Attributes:
-    order: as many places as its tiles have.
-    heads: the heads, ascending.
-  """
-
-  order: Order
+  order: Order  # as many places as its tiles have
+  # The heads, ascending.
   heads: tuple[int, ...] = dataclasses.field(metadata=STATIC)
 
   @property
@@ -57,14 +53,10 @@ class Side:
 
   A block is one tile of one head. Those of a group follow each other, those of
   a head within it, too.
-
-  Attributes:
-    groups: a group for each order.
-    tile: positions in a tile.
   """
 
-  groups: tuple[Group, ...]
-  tile: int = dataclasses.field(metadata=STATIC)
+  groups: tuple[Group, ...]  # a group for each order
+  tile: int = dataclasses.field(metadata=STATIC)  # positions in a tile
 
   @property
   def num_blocks(self) -> int:
@@ -118,18 +110,12 @@ class Side:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
-  """The steps of a grid.
+  """The steps of a grid."""
 
-  Attributes:
-    items: int32 [steps], the block of the item; ascending.
-    others: int32 [steps], the block of the other side.
-    codes: int32 [steps], see `FIRST`.
-    first, num_blocks: the blocks that items of these steps may have.
-  """
-
-  items: Table
-  others: Table
-  codes: Table
+  items: Table  # int32 [steps], the block of the item; ascending
+  others: Table  # int32 [steps], the block of the other side
+  codes: Table  # int32 [steps], see `FIRST`
+  # The blocks that items of these steps may have.
   first: int = dataclasses.field(metadata=STATIC)
   num_blocks: int = dataclasses.field(metadata=STATIC)
 
@@ -137,37 +123,28 @@ class Steps:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launch:
-  """The work of one kernel.
+  """The work of one kernel."""
 
-  Attributes:
-    steps: the steps of one grid; of several, if there are too many for one.
-    written: see `worklists.Lists`.
-    groups: for each slot, the group of each head, -1 for none.
-  """
-
+  # The steps of one grid; of several, if there are too many for one.
   steps: tuple[Steps, ...]
-  written: Table
+  written: Table  # see `worklists.Lists`
+  # For each slot, the group of each head, -1 for none.
   groups: tuple[tuple[int, ...], ...] = dataclasses.field(metadata=STATIC)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The work of all kernels.
+  """The work of all kernels."""
 
-  Attributes:
-    queries, keys: the blocks of both sides.
-    masks: int32 [masks, tile // 32, tile], the pairs of partial tiles: a column
-      for each query, a bit for each key.
-    by_query: its items are tiles of queries.
-    by_key: its items are tiles of keys.
-  """
-
+  # The blocks of both sides.
   queries: Side
   keys: Side
+  # int32 [masks, tile // 32, tile], the pairs of partial tiles: a column for
+  # each query, a bit for each key.
   masks: Table
-  by_query: Launch
-  by_key: Launch
+  by_query: Launch  # its items are tiles of queries
+  by_key: Launch  # its items are tiles of keys
 
 
 @functools.lru_cache(maxsize=64)
@@ -243,17 +220,11 @@ def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Numbered:
-  """A side, with the numbers of tiles of heads.
-
-  Attributes:
-    side: the side.
-    blocks: int [heads, tiles], the block of each, if it is used.
-    groups: int [tiles], the group of each tile, if any head uses it.
-  """
+  """A side, with the numbers of tiles of heads."""
 
   side: Side
-  blocks: np.ndarray
-  groups: np.ndarray
+  blocks: np.ndarray  # int [heads, tiles], the block of each, if it is used
+  groups: np.ndarray  # int [tiles], the group of each tile, if any head uses it
 
 
 def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:

@@ -28,23 +28,18 @@ ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lists:
-  """The work of one launch.
+  """The work of one launch."""
 
-  Attributes:
-    items: int32 [items, 6], see `ITEM`; those with the most tiles come first.
-      An item processes `others[first:last]`, of which those from `middle` on
-      are full.
-    others: int32 [tiles, 2]: tile of the other side, index of its mask.
-    masks: int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a
-      row for each position of this side, a bit for each of the other.
-    written: bool [slots, n, heads], the rows that each slot holds. The first
-      slot holds all of them.
-    num_slots: number of slots.
-  """
-
+  # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
+  # processes `others[first:last]`, of which those from `middle` on are full.
   items: contract.Table
+  # int32 [tiles, 2]: tile of the other side, index of its mask.
   others: contract.Table
+  # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
+  # each position of this side, a bit for each of the other.
   masks: contract.Table
+  # bool [slots, n, heads], the rows that each slot holds. The first slot holds
+  # all of them.
   written: contract.Table
   num_slots: int = dataclasses.field(metadata=contract.STATIC)
 
@@ -52,19 +47,14 @@ class Lists:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Work:
-  """The work of all launches.
+  """The work of all launches."""
 
-  Attributes:
-    queries, keys: int32 [tiles, tile], the positions in each tile, -1 for
-      padding. The tiles of several orders follow each other.
-    by_query: an item for each tile of queries.
-    by_key: an item for each tile of keys.
-  """
-
+  # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles
+  # of several orders follow each other.
   queries: contract.Table
   keys: contract.Table
-  by_query: Lists
-  by_key: Lists
+  by_query: Lists  # an item for each tile of queries
+  by_key: Lists  # an item for each tile of keys
 
 
 def check_tile(tile: int, n: int) -> int:
@@ -226,17 +216,13 @@ class Masks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
-  """The tiles of one part, seen from one side.
+  """The tiles of one part, seen from one side."""
 
-  Attributes:
-    heads: the heads that use the part.
-    rows, cols: int [tiles], the tiles of this side and of the other.
-    masks: int [tiles], the number of each tile's mask, -1 for a full tile.
-  """
-
-  heads: tuple[int, ...]
+  heads: tuple[int, ...]  # the heads that use the part
+  # int [tiles], the tiles of this side and of the other.
   rows: np.ndarray
   cols: np.ndarray
+  # int [tiles], the number of each tile's mask, -1 for a full tile.
   masks: np.ndarray
 
 

@@ -50,15 +50,10 @@ class Decoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Recompute(Decoder):
-  """A `Decoder` without a cache.
+  """A `Decoder` without a cache."""
 
-  Args:
-    apply: (params, tokens_BL) -> logits_BLV, see `model.make_apply`.
-    length: positions in a sequence.
-  """
-
-  apply: Callable[..., jax.Array]
-  length: int
+  apply: Callable[..., jax.Array]  # as from `model.make_apply`
+  length: int  # positions in a sequence
 
   def tables(self, start: int, stop: int) -> np.ndarray:
     return np.zeros(stop - start)  # steps look nothing up

@@ -227,13 +227,10 @@ class Transformer(nnx.Module):
     return x_BLD, cache, _by_layer(scanned, last)
 
   def _inputs(self, rng):
-    """The inputs of blocks other than the residual stream.
+    """The inputs of blocks besides the residual stream: arrays [layers, ...].
 
-    Blocks with and without experts are two kinds, each with its own stack.
-
-    Returns:
-      (arrays [layers, ...]: {kind: parameters}, those of patterns, random keys;
-      {kind: function from the parameters of a layer to its block}).
+    They are {has experts: parameters}, those of patterns, and random keys. Also
+    returns {has experts: function from the parameters of a layer to its block}.
     """
     rngs = None
     if rng is not None:

@@ -22,12 +22,9 @@ class Fused(Executor):
 
   There is one plan for all heads. Its tables have `by_query.written` and
   `by_key.written`, see `worklists.Lists`.
-
-  Attributes:
-    interpret: whether to interpret the kernels, on any platform.
   """
 
-  interpret: bool = False
+  interpret: bool = False  # whether to interpret the kernels, on any platform
 
   @abc.abstractmethod
   def kernels(self) -> Any:

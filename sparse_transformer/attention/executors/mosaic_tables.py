@@ -321,7 +321,7 @@ def _cut(
     sizes = np.diff(starts[:, firsts]).max(0)
     found.append(
       tuple(
-        Steps(*_pad_steps(piece, size), first=first, num_blocks=after - first)
+        _as_steps(piece, size, first, after)
         for piece, size, first, after in zip(
           pieces, sizes, firsts, firsts[1:], strict=False
         )
@@ -330,8 +330,9 @@ def _cut(
   return found
 
 
-def _pad_steps(steps, size):
-  """Steps [3, steps], with more that repeat the last, but do nothing."""
+def _as_steps(steps, size, first, after):
+  """`Steps` of this size: more of them repeat the last, but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
-  return padded
+  items, others, codes = padded
+  return Steps(items, others, codes, first, after - first)

@@ -119,7 +119,8 @@ def _work(parts, masks, tiles, num_heads, sizes, longest=0):
   bits, turned_bits = masks.packed(), masks.packed(turned=True)
   by_query = _make_lists(parts, *of_queries, bits, num_heads)
   by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, longest)
-  return Work(*tiles, by_query=by_query, by_key=by_key)
+  queries, keys = tiles
+  return Work(queries, keys, by_query, by_key)
 
 
 def pad(works: Sequence[Work]) -> list[Work]:

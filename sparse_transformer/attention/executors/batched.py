@@ -285,9 +285,8 @@ def backward(
   )
 
 
-Side = tuple[
-  contract.Table, tuple[jax.Array, ...]
-]  # positions in tiles, arrays
+# Positions in tiles, and arrays.
+Side = tuple[contract.Table, tuple[jax.Array, ...]]
 
 
 def _run(

@@ -161,7 +161,7 @@ def _sweeps_of(sides):
 def _sweep_of(lists, positions, items, cuts, room):
   """The sweep of one side, from cuts (first, last, span) of its items."""
   (_, n, num_groups), tile = lists.written.shape, positions.shape[1]
-  rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
+  rows = np.full((len(lists.written), n + 1, num_groups), NOWHERE, np.int32)
   loops, lane = [], 0
   for first, last, span in cuts:
     groups, tiles, _, _, _, slots = items[first:last].T

@@ -264,7 +264,7 @@ def _make_launches(
 
 def _groups_of_slots(lists, mine):
   head, tile, _, _, _, slot = np.asarray(lists.items).T
-  groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
+  groups = np.full((len(lists.written), lists.written.shape[2]), -1)
   groups[slot, head] = mine.groups[tile]
   return tuple(map(tuple, groups.tolist()))
 

@@ -41,7 +41,6 @@ class Lists:
   # bool [slots, n, heads], the rows that each slot holds. The first slot holds
   # all of them.
   written: contract.Table
-  num_slots: int = dataclasses.field(metadata=contract.STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -260,7 +259,6 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
     np.concatenate([*others, np.zeros((1, 2))]).astype(np.int32),
     masks,
     written[:, :n],
-    num_slots,
   )
 
 

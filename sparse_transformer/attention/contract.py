@@ -8,6 +8,7 @@ host for a fixed pattern, or traced arrays, such as arguments of a jitted
 function or tables indexed by a traced number.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ from sparse_transformer.patterns import Layout, Pattern
 # given to `jax.checkpoint_policies.save_only_these_names`.
 SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
 
+# Metadata of the fields of a pytree that are not arrays.
+STATIC = dict(static=True)
+
 DTYPES = "bfloat16", "float16", "float32", "float64"
 
 # A table of a plan: a constant on the host, or a traced array.
@@ -34,59 +38,55 @@ Heads = tuple[int, ...] | None  # None: all of them
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What an executor is asked to run.
+  """What an executor is asked to run."""
 
-  Attributes:
-    batch: number of sequences, B.
-    length: positions in a sequence, n = L = M.
-    num_heads: number of heads, H.
-    qk_width: width of a head's queries and keys, K.
-    value_width: width of a head's values, E.
-    dtype: dtype of queries, keys and values.
-    platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
-      any other.
-    tile: positions on a side of a tile that are asked for; 0 to choose.
-  """
-
-  batch: int
-  length: int
-  num_heads: int
-  qk_width: int
-  value_width: int
-  dtype: str
+  batch: int  # number of sequences, B
+  length: int  # positions in a sequence, n = L = M
+  num_heads: int  # number of heads, H
+  qk_width: int  # width of a head's queries and keys, K
+  value_width: int  # width of a head's values, E
+  dtype: str  # dtype of queries, keys and values
+  # The platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for any
+  # other.
   platform: str = ""
-  tile: int = 0
+  tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["positions", "places"],
-  meta_fields=["is_natural"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class Order:
-  """An order of positions.
+class Arrangement(abc.ABC):
+  """An order of positions: `Order`, or one of those in `exchange`.
 
-  Attributes:
-    positions: int32 [places], the position at each place, -1 for padding.
-    places: int32 [n], the place of each position, `len(positions)` for a
-      position that has none.
-    is_natural: whether this is the natural order, without padding.
+  Its `positions` are int32 [places], the position at each place, -1 for
+  padding.
   """
 
-  positions: Table
-  places: Table
-  is_natural: bool
-
+  @abc.abstractmethod
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays [B, L, ...] in this order; padded places hold finite values."""
+
+  @abc.abstractmethod
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `arrange`; a position without a place gets 0."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order(Arrangement):
+  """An order of positions on one device."""
+
+  positions: Table  # int32 [places], the position at each place, -1 for padding
+  # int32 [n], the place of each position, `len(positions)` for a position that
+  # has none.
+  places: Table
+  # Whether this is the natural order, without padding.
+  is_natural: bool = dataclasses.field(metadata=STATIC)
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.is_natural:
       return arrays
     at = self.positions.clip(0)
     return tuple(jnp.take(x_BL, at, axis=1) for x_BL in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`; a position without a place gets 0."""
     if self.is_natural:
       return arrays
     return tuple(
@@ -95,43 +95,37 @@ class Order:
     )
 
 
-class Arrangement(Protocol):
-  """An order of positions: `Order`, or one of those in `exchange`."""
-
-  @property
-  def positions(self) -> Table:
-    """int32 [places], the position at each place, -1 for padding."""
-
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, L, ...] in this order; padded places hold finite values."""
-
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`; a position without a place gets 0."""
+def make_order(order: np.ndarray, num_places: int) -> Order:
+  """The first places of a permutation, padded where it has fewer."""
+  n, kept = len(order), order[:num_places]
+  positions = np.full(num_places, -1, np.int32)
+  positions[: len(kept)] = kept
+  places = np.full(n, num_places, np.int32)
+  places[kept] = np.arange(len(kept))
+  is_natural = np.array_equal(positions, np.arange(n))
+  return Order(positions, places, is_natural)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "tables"],
-  meta_fields=["pattern", "tile"],
-)
+# Arranges nothing, at any length; its positions are never read.
+NATURAL = make_order(np.arange(0), 0)
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How an executor runs one part of a pattern, or all parts of all heads.
+  """How an executor runs one part of a pattern, or all parts of all heads."""
 
-  Attributes:
-    pattern: a `Pattern` whose `mask`, on original positions, is applied in
-      partial tiles, bound to arrays if it follows the content; None if the
-      tables hold the pairs of partial tiles.
-    tile: positions on a side of a tile.
-    queries, keys: the orders in which queries and keys are cut into tiles.
-    tables: a pytree of the executor's own: which tiles it processes, and when.
-  """
-
-  pattern: Any
-  tile: int
-  queries: Arrangement
-  keys: Arrangement
+  # A `Pattern` whose `mask`, on original positions, is applied in partial
+  # tiles, bound to arrays if it follows the content; None if the tables hold
+  # the pairs of partial tiles.
+  pattern: Any = dataclasses.field(metadata=STATIC)
+  # Positions on a side of a tile.
+  tile: int = dataclasses.field(metadata=STATIC)
+  # A pytree of the executor's own: which tiles it processes, and when.
   tables: Any
+  # The orders in which queries and keys are cut into tiles.
+  queries: Arrangement = NATURAL
+  keys: Arrangement = NATURAL
 
 
 def index_of(heads: Heads) -> slice | np.ndarray:
@@ -144,19 +138,12 @@ class Unsupported(NotImplementedError, ValueError):
 
 
 class Queries(NamedTuple):
-  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it.
+  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it."""
 
-  Attributes:
-    q: the queries.
-    dout: the gradients of their outputs.
-    lse: their log-sum-exp over all pairs; finite.
-    delta: the products of dout and out, less the gradients of lse.
-  """
-
-  q: jax.Array
-  dout: jax.Array
-  lse: jax.Array
-  delta: jax.Array
+  q: jax.Array  # the queries
+  dout: jax.Array  # the gradients of their outputs
+  lse: jax.Array  # their log-sum-exp over all pairs; finite
+  delta: jax.Array  # the products of dout and out, less the gradients of lse
 
   def with_columns(self) -> "Queries":
     """The same, lse and delta with a last axis of size 1."""
@@ -306,21 +293,10 @@ def make_plan(layout: Layout, pattern: Pattern, n: int, tables: Any) -> Plan:
   return Plan(
     pattern,
     layout.tile,
+    tables,
     make_order(layout.query_order, num_rows * layout.tile),
     make_order(layout.key_order, num_cols * layout.tile),
-    tables,
   )
-
-
-def make_order(order: np.ndarray, num_places: int) -> Order:
-  """The first places of a permutation, padded where it has fewer."""
-  n, kept = len(order), order[:num_places]
-  positions = np.full(num_places, -1, np.int32)
-  positions[: len(kept)] = kept
-  places = np.full(n, num_places, np.int32)
-  places[kept] = np.arange(len(kept))
-  is_natural = np.array_equal(positions, np.arange(n))
-  return Order(positions, places, is_natural)
 
 
 def name_saved(

@@ -51,10 +51,8 @@ def attend(
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
   Args:
-    q_BLHK, k_BMHK, v_BMHE: as in `attention.attend`.
+    q_BLHK, k_BMHK, v_BMHE, directions, tile: as in `attention.attend`.
     patterns: one per head.
-    directions: as in `attention.attend`, {} for none.
-    tile: positions on a side of a tile; 0 chooses automatically.
     choices: the executor on each platform, from `registry.choose`.
     axes: mesh axes that positions are split over, within `jax.shard_map`.
 
@@ -109,7 +107,7 @@ class _Work:
     elif static:
       known = executor.plans(static, case)
     bound, tables = given
-    found = selection.plans(self.patterns, bound, tables, case.length)
+    found = selection.plans(self.patterns, bound, tables)
     spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
     at_run_time = gathered.Gathered(platform == "cpu")
     return [

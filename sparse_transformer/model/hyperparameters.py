@@ -14,23 +14,18 @@ from sparse_transformer import patterns as patterns_lib
 class Config:
   """Everything that defines a network.
 
-  Args:
-    vocab_size: number of symbols, V.
-    length: positions in a sequence, n.
-    shape: geometry of the position embeddings: (rows, columns) or (rows,
-      columns, channels).
-    patterns: what attends to what: a tuple (layers) of tuples (heads).
-    backend, tile: as in `attention.attend`.
-
-  The other fields are the group `model` of a config, see `rules.GROUPS`.
+  The fields without a comment are the group `model` of a config, see
+  `rules.GROUPS`; `backend` and `tile` are as in `attention.attend`.
 
   Raises:
     ValueError: the heads do not divide the widths, or no block has the experts.
   """
 
-  vocab_size: int
-  length: int
+  vocab_size: int  # number of symbols, V
+  length: int  # positions in a sequence, n
+  # Sizes of the position embeddings: rows, columns and possibly channels.
   shape: tuple[int, ...]
+  # What attends to what: a tuple (layers) of tuples (heads).
   patterns: tuple[tuple[patterns_lib.Pattern, ...], ...]
   num_layers: int
   num_heads: int

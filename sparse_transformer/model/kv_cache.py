@@ -44,21 +44,15 @@ Row = tuple[jax.Array, jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
-  """Where the keys of one causal pattern are kept over n steps.
-
-  Attributes:
-    pattern: the pattern.
-    slots: int32 [n], the slot of each key; `size` for keys without a reader.
-    last: int [n], the last query that may attend to each key, -1 for none.
-    size: number of slots.
-    width: the largest number of keys of a query.
-  """
+  """Where the keys of one causal pattern are kept over n steps."""
 
   pattern: Pattern
+  # int32 [n], the slot of each key; `size` for keys without a reader.
   slots: np.ndarray
+  # int [n], the last query that may attend to each key, -1 for none.
   last: np.ndarray
-  size: int
-  width: int
+  size: int  # number of slots
+  width: int  # the largest number of keys of a query
 
   @property
   def is_narrow(self) -> bool:
@@ -238,10 +232,7 @@ class Decoder:
     return {p: make_plan(p, self.config.length) for p in distinct}
 
   def tables(self, start: int, stop: int) -> Tables:
-    """(slots to write, what to read) for each of `plans`, with a row per step.
-
-    For steps at positions start to stop - 1.
-    """
+    """(slots to write, what to read) for each of `plans`, by step."""
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
       for plan in self.plans.values()
@@ -356,7 +347,6 @@ class Decoder:
 def _of_heads(
   directions: selection.Directions, heads: np.ndarray
 ) -> selection.Directions:
-  """The directions of some heads."""
   return {c: x if len(x) == 1 else x[heads] for c, x in directions.items()}
 
 

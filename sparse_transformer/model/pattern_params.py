@@ -17,14 +17,10 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from sparse_transformer.attention.content import spans
 from sparse_transformer.attention.content.selection import (
   LABELS_NAME,
   with_content,
-)
-from sparse_transformer.attention.content.spans import (
-  any_span,
-  of_heads,
-  span_of,
 )
 from sparse_transformer.attention.contract import index_of
 from sparse_transformer.model.hyperparameters import Config
@@ -47,7 +43,7 @@ Learned = tuple[Mapping[str, jax.Array], jax.Array | None]
 
 def init_spans(config: Config) -> jax.Array | None:
   """The shares of all layers and heads; None if no pattern has a span."""
-  if not any(map(any_span, config.patterns)):
+  if not any(map(spans.any_span, config.patterns)):
     return None
   return jnp.zeros((config.num_layers, config.num_heads))
 
@@ -137,10 +133,10 @@ def measure(
     With spans, `span`: the mean span, in positions; and `spans`: [heads], each
       of them, 0 for heads without.
   """
-  spans_H = of_heads(heads, directions)
+  spans_H = spans.of_heads(heads, directions)
   found = {}
   if spans_H is not None:
-    num = sum(span_of(pattern) is not None for pattern in heads)
+    num = sum(spans.span_of(pattern) is not None for pattern in heads)
     found = dict(span=spans_H.sum() / num, spans=spans_H)
   q_BLHK = lax.stop_gradient(q_BLHK).astype(jnp.float32)
   losses = [

@@ -50,15 +50,10 @@ class Decoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Recompute(Decoder):
-  """A `Decoder` without a cache.
+  """A `Decoder` without a cache."""
 
-  Args:
-    apply: (params, tokens_BL) -> logits_BLV, see `model.make_apply`.
-    length: positions in a sequence.
-  """
-
-  apply: Callable[..., jax.Array]
-  length: int
+  apply: Callable[..., jax.Array]  # as from `model.make_apply`
+  length: int  # positions in a sequence
 
   def tables(self, start: int, stop: int) -> np.ndarray:
     return np.zeros(stop - start)  # steps look nothing up
@@ -154,8 +149,7 @@ def sample(
   """Draws sequences.
 
   Args:
-    decoder: a `kv_cache.Decoder` or `Recompute` of the network.
-    params: parameters of the network.
+    decoder, params: of the network.
     sampler: draws symbols from logits.
     num: number of sequences to draw.
     length: positions in a sequence.

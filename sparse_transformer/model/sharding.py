@@ -19,18 +19,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXES = "data", "fsdp", "sequence", "tensor"
 SEQUENCES = "data", "fsdp"  # the axes that split a batch
 
-# What splits a matrix (inputs, outputs), by the layer that it is in.
-_FROM_STREAM, _TO_STREAM = ("fsdp", "tensor"), ("tensor", "fsdp")
-MATRICES = {
-  "query": _FROM_STREAM,
-  "key": _FROM_STREAM,
-  "value": _FROM_STREAM,
-  "out": _TO_STREAM,
-  "mlp_in": _FROM_STREAM,
-  "mlp_out": _TO_STREAM,
-  "experts_in": _FROM_STREAM,
-  "experts_out": _TO_STREAM,
-}
+# The layers that read the residual stream, and those that write to it; what
+# splits a matrix (inputs, outputs), by its layer.
+_READERS = "query", "key", "value", "mlp_in", "experts_in"
+_WRITERS = "out", "mlp_out", "experts_out"
+MATRICES = dict.fromkeys(_READERS, ("fsdp", "tensor"))
+MATRICES |= dict.fromkeys(_WRITERS, ("tensor", "fsdp"))
 
 
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:

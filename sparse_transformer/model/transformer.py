@@ -19,17 +19,10 @@ from sparse_transformer.model.hyperparameters import Config
 # are auxiliary losses; longer values are for the log.
 Measured = dict[str, jax.Array]
 
-# The parts of the parameters that are stacked: blocks, centroids, spans along
-# layers; the layers of experts, which are in blocks, along experts.
-STACKS = (
-  "blocks",
-  "expert_blocks",
-  "centroids",
-  pattern_params.SPANS,
-  "experts_in",
-  "experts_out",
-)
-
+# The parts of the parameters that are stacked along layers, and the layers
+# within blocks that are stacked along experts.
+OF_LAYERS = "blocks", "expert_blocks", "centroids", pattern_params.SPANS
+OF_EXPERTS = "experts_in", "experts_out"
 
 # A function like `Transformer.attend`, which may keep keys in its cache.
 Attend = Callable[..., tuple[jax.Array, Any]]
@@ -125,13 +118,8 @@ class Transformer(nnx.Module):
       layer: the first layer of the stack, which determines the patterns.
       index: the position in the stack; traced, since stacks of several layers
         are scanned.
-      directions: those of this layer, for each of its patterns that follow the
-        content and have any, or the spans of its heads; see
-        `attention.attend`.
-      q_BLHK: queries of all heads.
-      k_BLHK: keys of the same positions; in heads whose pattern follows the
-        content and `shares`, the queries at unit length.
-      v_BLHE: values of the same positions.
+      directions, q_BLHK, k_BLHK, v_BLHE: of this layer, see `attention.attend`.
+        In heads whose pattern `shares`, keys are the queries at unit length.
 
     Returns:
       (out_BLHE in the dtype of the values, the new cache: here, the same).
@@ -207,8 +195,7 @@ class Transformer(nnx.Module):
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      (the residual stream, the cache, both after the last block; what blocks
-      measure).
+      (x_BLD and the cache after the last block, what blocks measure).
     """
     x_BLD = sharding.split_stream(x_BLD)
     config, period = self.config, self.config.period
@@ -233,27 +220,22 @@ class Transformer(nnx.Module):
 
     times = config.num_layers // period
     carry, scanned = jax.lax.scan(
-      apply_period,
-      (x_BLD, cache),
-      (jnp.arange(times), self._by_period(inputs)),
+      apply_period, (x_BLD, cache), (jnp.arange(times), self._by_period(inputs))
     )
     rest = range(times * period, config.num_layers)
     (x_BLD, cache), last = apply_layers(carry, rest, 0, inputs)
     return x_BLD, cache, _by_layer(scanned, last)
 
   def _inputs(self, rng):
-    """The inputs of blocks other than the residual stream.
+    """The inputs of blocks besides the residual stream: arrays [layers, ...].
 
-    Blocks with and without experts are two kinds, each with its own stack.
-
-    Returns:
-      (arrays [layers, ...]: {kind: parameters}, those of patterns, random keys;
-      {kind: function from the parameters of a layer to its block}).
+    They are {has experts: parameters}, those of patterns, and random keys. Also
+    returns {has experts: function from the parameters of a layer to its block}.
     """
     rngs = None
-    if rng is not None:  # two for each layer
+    if rng is not None:
       rngs = jax.random.split(rng, self.config.num_layers)
-      rngs = jax.vmap(jax.random.split)(rngs)
+      rngs = jax.vmap(jax.random.split)(rngs)  # two for each layer
     packed, make_block = {}, {}
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
@@ -334,10 +316,8 @@ def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
   """The parameters of a stack of blocks, prepared for a scan over layers.
 
   A scan copies a layer out of each array, and its gradient into another: two
-  launches each on GPUs. Therefore all vectors become one array.
-
-  Returns:
-    (arrays [layers, ...], a function from the arrays of a layer to its block).
+  launches each on GPUs. Therefore all vectors become one array. Also returns
+  a function from the arrays of a layer to its block.
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
@@ -407,11 +387,7 @@ def bind(config: Config, params: dict) -> Transformer:
 
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
-  """Returns the network as a function of its parameters.
-
-  Returns:
-    apply(params, tokens_BL, rng=None) -> logits_BLV, see `Transformer`.
-  """
+  """The network as apply(params, tokens_BL, rng=None) -> logits_BLV."""
 
   def apply(params, tokens_BL, rng=None):
     return bind(config, params)(tokens_BL, rng=rng)
@@ -420,11 +396,7 @@ def make_apply(config: Config) -> Callable[..., jax.Array]:
 
 
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
-  """As `make_apply`, for training: also returns what blocks measure.
-
-  Returns:
-    predict(params, tokens_BL, rng=None) -> (logits_BLV, measured).
-  """
+  """As `make_apply`, for training: returns (logits_BLV, measured)."""
 
   def predict(params, tokens_BL, rng=None):
     return bind(config, params).predict(tokens_BL, rng=rng)
@@ -452,11 +424,8 @@ def count_active_parameters(config: Config) -> int:
 
 
 def num_stacks(path: tuple[Any, ...]) -> int:
-  """Number of axes, of layers and experts, along which a parameter is stacked.
-
-  Its path comes from `jax.tree_util`.
-  """
-  return len({*STACKS} & {key.key for key in path})
+  """Number of axes along which the parameter at a path is stacked."""
+  return len({*OF_LAYERS, *OF_EXPERTS} & {key.key for key in path})
 
 
 @functools.lru_cache(maxsize=64)

@@ -55,7 +55,7 @@ def _find_pairs(
   *full, tiles = layout_lib.cover(part, n, TILE)
   bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
   for here, pairs in layout_lib.pairs_of_tiles(
-    part, n, TILE, tiles.rows, tiles.cols
+    part, orders(part, n), TILE, tiles.rows, tiles.cols
   ):
     bits[here] = np.packbits(pairs, axis=-1)
   return full, tiles, bits

@@ -117,29 +117,35 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
     inside = (rows * size < n) & (cols * size < n)
     rows, cols = rows[inside], cols[inside]
   counts = np.zeros(len(rows), np.int64)
-  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+  for here, pairs in pairs_of_tiles(part, orders(part, n), tile, rows, cols):
     counts[here] = pairs.sum((1, 2))
   yield Nodes(tile, rows, cols, counts)
 
 
 def pairs_of_tiles(
-  part: Pattern, n: int, tile: int, rows: np.ndarray, cols: np.ndarray
+  part: Pattern,
+  places: tuple[np.ndarray, np.ndarray],
+  tile: int,
+  rows: np.ndarray,
+  cols: np.ndarray,
 ) -> Iterator[tuple[slice, np.ndarray]]:
   """Evaluates a part's mask on tiles, a few at a time.
+
+  `places` are the positions of queries and of keys that are cut into tiles, -1
+  for padding; `rows` and `cols`, int [tiles], are the tiles.
 
   Yields:
     Slices of the tiles and their pairs, bool [tiles, tile, tile].
   """
-  query_order, key_order = orders(part, n)
-  offsets = np.arange(tile)
+  queries, keys = (
+    np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
+    for x in places
+  )
   step = max(1, 2**18 // tile**2)  # 256K pairs at a time, to stay in cache
   for start in range(0, len(rows), step):
     here = slice(start, start + step)
-    q = rows[here, None, None] * tile + offsets[:, None]
-    k = cols[here, None, None] * tile + offsets
-    inside = (q < n) & (k < n)
-    queries = np.take(query_order, q, mode="clip")
-    yield here, inside & part.mask(queries, np.take(key_order, k, mode="clip"))
+    q, k = queries[rows[here], :, None], keys[cols[here], None]
+    yield here, part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
 
 
 def _area(rows: np.ndarray, cols: np.ndarray, size: int, n: int) -> np.ndarray:

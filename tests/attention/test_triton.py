@@ -29,7 +29,7 @@ def test_devices_may_have_more_keys_than_queries(part):
       x[:, side.positions[device].clip(0)]
       for x, side in zip(arrays, sides, strict=True)
     )
-    plan = Plan(part, tile, None, None, work)  # the orders are not used
+    plan = Plan(part, tile, work)
     out, lse = executor.forward(plan, q, k, v)
     at = shares.queries.positions[device]
     assert out.shape[1] == lse.shape[1] == len(at)

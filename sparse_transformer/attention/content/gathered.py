@@ -20,17 +20,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import online_softmax
 from sparse_transformer.attention.content.grouping import group
 from sparse_transformer.attention.contract import (
+  STATIC,
   Keys,
   Plan,
   Queries,
   apply_at_once,
-  make_order,
 )
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
@@ -40,32 +39,24 @@ TILE = 64  # positions
 CPU_SCORES, SCORES = 75_000, 2**25
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "blocks", "places"],
-  meta_fields=["span", "num_blocks"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The tables of one set.
+  """The tables of one set."""
 
-  Attributes:
-    queries: int32 [B, H, V, T], the position at each place, -1 for none.
-    keys: int32 [B, H, P], the same of keys, in whole tiles.
-    blocks: int32 [B, H, V], the tile of keys of each tile of queries, out of
-      range for none; None where tile v has those from v to v + span - 1.
-    places: int32 [B, H, L, R], the places of each query, V * T for none,
-      which is padding or out of range.
-    span: tiles of keys of a tile of queries.
-    num_blocks: tiles of keys, if `blocks` are given.
-  """
-
+  # int32 [B, H, V, T], the position at each place, -1 for none.
   queries: jax.Array
-  keys: jax.Array
+  keys: jax.Array  # int32 [B, H, P], the same of keys, in whole tiles
+  # int32 [B, H, V], the tile of keys of each tile of queries, out of range for
+  # none; None where tile v has those from v to v + span - 1.
   blocks: jax.Array | None
+  # int32 [B, H, L, R], the places of each query, V * T for none, which is
+  # padding or out of range.
   places: jax.Array
-  span: int = 1
-  num_blocks: int = 0
+  # Tiles of keys of a tile of queries.
+  span: int = dataclasses.field(default=1, metadata=STATIC)
+  # Tiles of keys, if `blocks` are given.
+  num_blocks: int = dataclasses.field(default=0, metadata=STATIC)
 
   def steps(self, *args: Any) -> "_Steps":
     """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
@@ -134,11 +125,9 @@ def pairs_of(part: Any) -> Near | Chosen:
   return part
 
 
-def make_plan(part: Pattern, tables: Tables, n: int) -> Plan:
+def make_plan(part: Pattern, tables: Tables) -> Plan:
   """The plan of a bound part, with the tables of its `pairs_of`."""
-  everywhere = make_order(np.arange(n), n)
-  tile = tables.queries.shape[-1]
-  return Plan(condition(part), tile, everywhere, everywhere, tables)
+  return Plan(condition(part), tables.queries.shape[-1], tables)
 
 
 def condition(part: Any) -> Pattern:

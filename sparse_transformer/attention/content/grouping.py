@@ -13,19 +13,16 @@ LIMIT = 2**31  # of numbers in 32 bits
 
 
 class Groups(NamedTuple):
-  """Entries in the order of their labels, each label in separate tiles.
+  """Entries in the order of their labels, each label in separate tiles."""
 
-  Attributes:
-    entries: int32 [N, V, tile], the entries in each tile, in their own order;
-      -1 where a tile has none.
-    labels: int32 [N, V], the label of each tile; `num` for tiles without
-      entries, which come last.
-    slots: int32 [N, E], the place of each entry among the V * tile places;
-      V * tile for entries that are left out.
-  """
-
+  # int32 [N, V, tile], the entries in each tile, in their own order; -1 where a
+  # tile has none.
   entries: jax.Array
+  # int32 [N, V], the label of each tile; `num` for tiles without entries, which
+  # come last.
   labels: jax.Array
+  # int32 [N, E], the place of each entry among the V * tile places; V * tile
+  # for entries that are left out.
   slots: jax.Array
 
 

@@ -164,12 +164,11 @@ def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
   tables: list[gathered.Tables],
-  n: int,
 ) -> list[tuple[Plan, Heads]]:
-  """The plans of `parts` of n positions, with the tables from `lay_out`."""
+  """The plans of `parts` with the tables from `lay_out`."""
   table_of = dict(zip(_sets(bound), tables, strict=True))
   return [
-    (gathered.make_plan(part, table_of[gathered.pairs_of(part)], n), heads)
+    (gathered.make_plan(part, table_of[gathered.pairs_of(part)]), heads)
     for part, heads in parts(patterns, bound)
   ]
 
@@ -192,7 +191,7 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
     }
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
     tables = lay_out(bound, case.tile)
-    found = plans((pattern,), bound, tables, case.length)
+    found = plans((pattern,), bound, tables)
     return [plan.tables for plan, _ in found]
 
   q_BLHK = jax.ShapeDtypeStruct(shape, jnp.float32)

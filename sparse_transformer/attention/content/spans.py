@@ -15,7 +15,6 @@ positions, padded to whole steps, and for keys with tiles before them.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,16 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import gathered
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Plan,
-  group_heads,
-  index_of,
-  make_order,
-)
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 TILE = 128  # positions
@@ -111,17 +102,13 @@ def weights(
   return jnp.stack(rows)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["spans"],
-  meta_fields=["pattern"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
   """The spans [H] of a plan's heads, and the pattern whose weights follow."""
 
   spans: jax.Array
-  pattern: AdaptiveSpan
+  pattern: AdaptiveSpan = dataclasses.field(metadata=contract.STATIC)
 
   def steps(self, *args: Any) -> "_Walk":
     """See `gathered.Tables`."""
@@ -130,22 +117,21 @@ class Tables:
 
 def plans(
   patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
-) -> list[tuple[Plan, Heads]]:
+) -> list[tuple[contract.Plan, contract.Heads]]:
   """The plans of the parts with spans, each with its heads.
 
   There are n positions; a tile of 0 is the default.
   """
   if spans_H is None:
     return []
-  everywhere = make_order(np.arange(n), n)
 
   def plan(part, heads):
     (span,) = part.contents()
     condition = None if part == span else part.support()
-    tables = Tables(spans_H[index_of(heads)], span)
-    return Plan(condition, min(tile or TILE, n), everywhere, everywhere, tables)
+    tables = Tables(spans_H[contract.index_of(heads)], span)
+    return contract.Plan(condition, min(tile or TILE, n), tables)
 
-  by_part = group_heads(
+  by_part = contract.group_heads(
     [
       () if span_of(pattern) is None else pattern.split()[1]
       for pattern in patterns
@@ -154,7 +140,9 @@ def plans(
   return [(plan(part, heads), heads) for part, heads in by_part.items()]
 
 
-def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
+def count_scores(
+  pattern: Pattern, case: contract.Case
+) -> list[tuple[str, int, int]]:
   """As `selection.count_scores`, of the parts with spans, the longest ones."""
   found = []
   heads = (pattern,) * case.num_heads

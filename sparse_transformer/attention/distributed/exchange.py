@@ -10,17 +10,14 @@ positions are split over.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import (
-  Arrangement,
-  Table,
-  apply_at_once,
-)
+from sparse_transformer.attention import contract
 
 Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
@@ -29,26 +26,21 @@ MAX_SLICES = 4  # joined instead of gathering their rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Route:
-  """How devices get the positions that they need: in a few messages each.
+  """How devices get the positions that they need: in a few messages each."""
 
-  Attributes:
-    positions: int32 [S, places], the position at each place of a device, -1 for
-      none.
-    own: positions that each device holds.
-    sizes: the number of positions in each message, the same on all devices.
-    ways: the pairs (from, to) of each message, a permutation; None if the i-th
-      message of a device goes to device i.
-    sent: int32 [S, sent], which of its own positions a device sends, numbers
-      from `own` on for none.
-    read: int32 [S, places], where each place is among what a device has, its
-      own positions followed by those that it received; -1 for none.
-  """
-
+  # int32 [S, places], the position at each place of a device, -1 for none.
   positions: np.ndarray
-  own: int
+  own: int  # positions that each device holds
+  # The number of positions in each message, the same on all devices.
   sizes: tuple[int, ...]
+  # The pairs (from, to) of each message, a permutation; None if the i-th
+  # message of a device goes to device i.
   ways: tuple[tuple[tuple[int, int], ...], ...] | None
+  # int32 [S, sent], which of its own positions a device sends, numbers from
+  # `own` on for none.
   sent: np.ndarray
+  # int32 [S, places], where each place is among what a device has, its own
+  # positions followed by those that it received; -1 for none.
   read: np.ndarray
 
   @property
@@ -143,7 +135,7 @@ def _alike(read):
   return np.broadcast_to(common, read.shape) if is_alike else read
 
 
-def of_device(table: np.ndarray, axes: Axes) -> Table:
+def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
   """The row of a device, from a table [devices, ...].
 
   It is a constant if it is the same for all devices.
@@ -154,19 +146,17 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(contract.Arrangement):
   """An order of positions, each of which some device holds."""
 
   axes: Axes
   route: Route
 
   @property
-  def positions(self) -> Table:
-    """The position at each place of this device."""
+  def positions(self) -> contract.Table:
     return of_device(self.route.positions, self.axes)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays [B, own, ...] in this order; padded places hold finite values."""
     if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
       came = _as_one(self._send, [_take(x, at) for x in arrays])
@@ -209,15 +199,14 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OverHeads:
+class OverHeads(contract.Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
-  order: Arrangement
+  order: Any  # an `Arrangement` on one device
 
   @property
-  def positions(self) -> Table:
-    """The position at each place."""
+  def positions(self) -> contract.Table:
     return self.order.positions
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -225,7 +214,6 @@ class OverHeads:
     return self.order.arrange(*to_heads(self.axes, *arrays))
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`."""
     return to_positions(self.axes, *self.order.restore(*arrays))
 
 
@@ -246,7 +234,7 @@ def _as_one(
   rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
   return tuple(
     new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, apply_at_once(send, rows), strict=True)
+    for x, new in zip(arrays, contract.apply_at_once(send, rows), strict=True)
   )
 
 

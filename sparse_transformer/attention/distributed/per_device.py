@@ -19,17 +19,14 @@ Results = tuple[jax.Array, jax.Array]
 
 
 class Split(NamedTuple):
-  """The axes of the mesh that split arrays [B, L, H, ...].
+  """The axes of the mesh that split arrays [B, L, H, ...]."""
 
-  Attributes:
-    sequences, positions, heads: the axes that `jax.shard_map` is to divide.
-    within: axes that have already divided the positions, as the caller is
-      within `jax.shard_map`.
-  """
-
+  # The axes that `jax.shard_map` is to divide.
   sequences: Axes = ()
   positions: Axes = ()
   heads: Axes = ()
+  # Axes that have already divided the positions, as the caller is within
+  # `jax.shard_map`.
   within: Axes = ()
 
   @property

@@ -47,21 +47,17 @@ QUERY_ARRAYS, KEY_ARRAYS, PRODUCTS, FLOPS_PER_BYTE = 5, 6, 7, 1000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shares:
-  """How devices share a part.
+  """How devices share a part."""
 
-  Attributes:
-    dealing: the queries of a device: "slices" of their order, one for each
-      device; "zigzag", one from each end; or "heads": all, of its heads.
-    tile: positions on a side of a tile.
-    queries, keys: the places of each device, and how they are filled; None if
-      devices exchange heads for positions.
-    layouts: the tiles of each device, of its own places.
-  """
-
+  # The queries of a device: "slices" of their order, one for each device;
+  # "zigzag", one from each end; or "heads": all, of its heads.
   dealing: str
-  tile: int
+  tile: int  # positions on a side of a tile
+  # The places of each device, and how they are filled; None if devices exchange
+  # heads for positions.
   queries: Route | None = None
   keys: Route | None = None
+  # The tiles of each device, of its own places.
   layouts: tuple[Layout, ...] = ()
 
   @property
@@ -176,7 +172,8 @@ def _keys(part, layout, device, num_devices, own):
   is_needed[number[layout.full]] = True
   partial = np.flatnonzero(~layout.full & is_away[number])
   rows, cols = layout.rows[partial], layout.cols[partial]
-  for here, pairs in pairs_of_tiles(part, n, tile, rows, cols):
+  orders = layout.query_order, layout.key_order
+  for here, pairs in pairs_of_tiles(part, orders, tile, rows, cols):
     found, key = np.nonzero(pairs.any(1))
     is_needed[number[partial[here]][found], key] = True
   order = np.lexsort((is_away, owner))
@@ -252,7 +249,7 @@ def plans(
       key: Any = executor, part, shares, count
       tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
       queries, keys = (Exchange(axes, x) for x in (shares.queries, shares.keys))
-      plan = Plan(part, shares.tile, queries, keys, tables)
+      plan = Plan(part, shares.tile, tables, queries, keys)
       found.append((plan, heads))
   return found
 

@@ -23,14 +23,6 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Keys,
-  Plan,
-  Queries,
-  Table,
-)
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.online_softmax import (
   dot,
@@ -50,89 +42,62 @@ STEP_COST, LOOP_COST = 1 / 4, 1 / 32
 NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["groups", "tiles", "others", "masks"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
-  """Lists of similar length, one in each lane of each step.
+  """Lists of similar length, one in each lane of each step."""
 
-  Attributes:
-    groups: int32 [steps, lanes], the group of heads of the list.
-    tiles: int32 [steps, lanes], the tile of this side whose list it is.
-    others: int32 [steps, lanes, span], the tiles in the list.
-    masks: int32 [steps, lanes, span], the mask of each of them.
-  """
-
-  groups: Table
-  tiles: Table
-  others: Table
-  masks: Table
+  groups: contract.Table  # int32 [steps, lanes], the group of heads of the list
+  # int32 [steps, lanes], the tile of this side whose list it is.
+  tiles: contract.Table
+  others: contract.Table  # int32 [steps, lanes, span], the tiles in the list
+  masks: contract.Table  # int32 [steps, lanes, span], the mask of each of them
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["loops", "masks", "rows"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sweep:
-  """All lists of one side.
+  """All lists of one side."""
 
-  Attributes:
-    loops: the lists, in the order of their results.
-    masks: int32 [masks, tile, words], see `worklists.Lists`; the last two are
-      those of a full tile and of one without pairs.
-    rows: int32 [slots, n, groups], where among the results each slot has its
-      row, `NOWHERE` for none.
-  """
-
-  loops: tuple[Loop, ...]
-  masks: Table
-  rows: Table
+  loops: tuple[Loop, ...]  # the lists, in the order of their results
+  # int32 [masks, tile, words], see `worklists.Lists`; the last two are those of
+  # a full tile and of one without pairs.
+  masks: contract.Table
+  # int32 [slots, n, groups], where among the results each slot has its row,
+  # `NOWHERE` for none.
+  rows: contract.Table
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["heads", "places", "queries", "keys", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The tables of a plan.
+  """The tables of a plan."""
 
-  Attributes:
-    heads: int32 [groups, members], groups of heads with the same pattern.
-    places: int32 [2, H], the group and the member that each head is.
-    queries, keys: int32 [tiles, tile], see `worklists.Work`.
-    by_query: the lists of queries.
-    by_key: the lists of keys.
-  """
-
-  heads: Table
-  places: Table
-  queries: Table
-  keys: Table
-  by_query: Sweep
-  by_key: Sweep
+  # int32 [groups, members], groups of heads with the same pattern.
+  heads: contract.Table
+  # int32 [2, H], the group and the member that each head is.
+  places: contract.Table
+  # int32 [tiles, tile], see `worklists.Work`.
+  queries: contract.Table
+  keys: contract.Table
+  by_query: Sweep  # the lists of queries
+  by_key: Sweep  # the lists of keys
 
 
 unsupported = contract.nothing_unsupported
 
 
-def tile_size(part: Pattern, case: Case) -> int:
+def tile_size(part: Pattern, case: contract.Case) -> int:
   """The tile that `plans` chooses."""
   del part
   return min(TILE, case.length)
 
 
 def plans(
-  patterns: tuple[Pattern, ...], case: Case
-) -> list[tuple[Plan, Heads]]:
+  patterns: tuple[Pattern, ...], case: contract.Case
+) -> list[tuple[contract.Plan, contract.Heads]]:
   """One plan for all heads."""
-  tile = case.tile or min(TILE, case.length)
+  tile = case.tile or tile_size(patterns[0], case)
   return [(_plan(patterns, case.length, tile), None)]
 
 
@@ -142,7 +107,7 @@ def _plan(patterns, n, tile):
   distinct = tuple(patterns[first] for first in heads[:, 0])
   work = worklists.make_work(distinct, n, tile)
   (tables,) = _tables_of([work], heads)
-  return worklists.plan_of(tables, n, tile)
+  return contract.Plan(None, tile, tables)
 
 
 def shares(
@@ -196,7 +161,7 @@ def _sweeps_of(sides):
 def _sweep_of(lists, positions, items, cuts, room):
   """The sweep of one side, from cuts (first, last, span) of its items."""
   (_, n, num_groups), tile = lists.written.shape, positions.shape[1]
-  rows = np.full((lists.num_slots, n + 1, num_groups), NOWHERE, np.int32)
+  rows = np.full((len(lists.written), n + 1, num_groups), NOWHERE, np.int32)
   loops, lane = [], 0
   for first, last, span in cuts:
     groups, tiles, _, _, _, slots = items[first:last].T
@@ -214,9 +179,8 @@ def _sweep_of(lists, positions, items, cuts, room):
 def _cut(counts, room):
   """Which lists run together: (first, last) of each loop.
 
-  Lists, longest first, are padded to the longest of their loop; a step has room
-  for so many tiles. The cheapest cuts are found by dynamic programming, over
-  lengths that differ by a twelfth.
+  Lists, longest first, are padded to the longest of their loop. The cheapest
+  cuts are found by dynamic programming, over lengths that differ by a twelfth.
   """
   starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))
@@ -266,13 +230,13 @@ def _loop(lists, items, size, span, room):
 
 
 def forward(
-  plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan."""
   tables = plan.tables
 
   def process(query, key, pairs):
-    (q,), keys = query, Keys(*key)
+    (q,), keys = query, contract.Keys(*key)
     state = softmax_of_tile(q * scale(q), keys, (pairs, None))
     return online_softmax.finish(*state)
 
@@ -290,7 +254,7 @@ def forward(
 
 
 def backward(
-  plan: Plan, queries: Queries, keys: Keys
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
   tables = plan.tables
@@ -321,7 +285,8 @@ def backward(
   )
 
 
-Side = tuple[Table, tuple[jax.Array, ...]]  # positions in tiles, arrays
+# Positions in tiles, and arrays.
+Side = tuple[contract.Table, tuple[jax.Array, ...]]
 
 
 def _run(
@@ -335,17 +300,9 @@ def _run(
   """Runs process(rows of this side, rows of the other, pairs) on all lists.
 
   T = positions in a tile, S = those in a list, A = lanes, M = heads in a group.
-
-  Args:
-    tables: of the plan.
-    sweep: the lists of this side.
-    mine, other: the arrays of each side, [B, L, H, ...].
-    widths: of the results.
-    process: function of arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and
-      pairs, bool [1, A, 1, T, S], to results [B, A, M, T, width].
-
-  Returns:
-    The results [B, lanes of all loops, T, M, width], float32 or wider.
+  `process` gets arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and pairs,
+  bool [1, A, 1, T, S]. Its results [B, A, M, T, width] are returned as
+  [B, lanes of all loops, T, M, width], float32 or wider.
   """
   (_, tile), x_BLH = mine[0].shape, mine[1][0]
   num_lanes = max(1, sum(loop.tiles.size for loop in sweep.loops))

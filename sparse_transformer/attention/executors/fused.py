@@ -8,21 +8,23 @@ import jax
 import jax.numpy as jnp
 
 from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import Keys, Plan, Queries
+from sparse_transformer.attention.contract import (
+  Executor,
+  Keys,
+  Plan,
+  Queries,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fused(abc.ABC):
+class Fused(Executor):
   """Runs all heads and parts in one launch of each kernel.
 
-  The tables of its plans have `by_query.written` and `by_key.written`, see
-  `worklists.Lists`.
-
-  Attributes:
-    interpret: whether to interpret the kernels, on any platform.
+  There is one plan for all heads. Its tables have `by_query.written` and
+  `by_key.written`, see `worklists.Lists`.
   """
 
-  interpret: bool = False
+  interpret: bool = False  # whether to interpret the kernels, on any platform
 
   @abc.abstractmethod
   def kernels(self) -> Any:
@@ -34,7 +36,6 @@ class Fused(abc.ABC):
   def forward(
     self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan."""
     tables, keys = plan.tables, Keys(k_BMHK, v_BMHE)
     out, lse = self.kernels().forward(tables, q_BLHK, keys, self.interpret)
     out = _written(0, out, tables.by_query)
@@ -44,7 +45,6 @@ class Fused(abc.ABC):
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq_BLHK, dk_BMHK, dv_BMHE) of the pairs of a plan."""
     tables = plan.tables
     dq, dk, dv = self.kernels().backward(tables, queries, keys, self.interpret)
     return (

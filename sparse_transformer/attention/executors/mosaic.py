@@ -9,12 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Plan,
-  heads_of_parts,
-)
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import mosaic_tables, worklists
 from sparse_transformer.attention.executors.fused import Fused
 from sparse_transformer.patterns import Layout, Pattern, analysis
@@ -33,8 +28,7 @@ STEP, PAIR = 3 * 0.35e-6, 12e-12
 class Mosaic(Fused):
   """Runs all heads and parts in one launch on TPUs."""
 
-  def unsupported(self, case: Case) -> str | None:
-    """Why a case cannot run, as the end of an error message."""
+  def unsupported(self, case: contract.Case) -> str | None:
     if not self.interpret and case.platform != "tpu":
       return "it needs a TPU"
     if case.tile and case.tile not in (32, 64, *TILES):
@@ -51,31 +45,23 @@ class Mosaic(Fused):
       return f"widths of heads must be at most {WIDEST}, got {widths}"
     return None
 
-  def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile that `plans` chooses for one part."""
+  def tile_size(self, part: Pattern, case: contract.Case) -> int:
     return _choose_tile((part,), case.length)
 
   def plans(
-    self, patterns: tuple[Pattern, ...], case: Case
-  ) -> list[tuple[Plan, Heads]]:
-    """One plan for all heads.
-
-    Raises:
-      ValueError: the kernels cannot run tiles of this size.
-    """
+    self, patterns: tuple[Pattern, ...], case: contract.Case
+  ) -> list[tuple[contract.Plan, contract.Heads]]:
     n = case.length
     tile = worklists.check_tile(case.tile or _choose_tile(patterns, n), n)
     tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
-    return [(worklists.plan_of(tables, n, tile), None)]
+    return [(contract.Plan(None, tile, tables), None)]
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], num_heads: int
   ) -> list[mosaic_tables.Tables]:
-    """The tables with which devices share a part, all of the same shapes."""
     return mosaic_tables.make_shares(part, layouts, num_heads, MOST_STEPS)
 
   def kernels(self) -> Any:
-    """The module with the kernels."""
     from sparse_transformer.attention.executors import mosaic_kernels
 
     return mosaic_kernels
@@ -92,7 +78,7 @@ def _choose_tile(patterns: tuple[Pattern, ...], n: int) -> int:
     num_tiles = sum(
       analysis.count_tiles(part, n, tile)
       * (len(patterns) if heads is None else len(heads))
-      for part, heads in heads_of_parts(patterns, n)
+      for part, heads in contract.heads_of_parts(patterns, n)
     )
     return num_tiles * (STEP + tile**2 * PAIR)
 

@@ -16,7 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.contract import Order, Table, make_order
+from sparse_transformer.attention.contract import (
+  STATIC,
+  Order,
+  Table,
+  make_order,
+)
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.worklists import Lists
 from sparse_transformer.patterns import Layout, Pattern
@@ -26,50 +31,37 @@ from sparse_transformer.patterns import Layout, Pattern
 FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, data_fields=["order"], meta_fields=["heads"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-  """Heads that are cut in the same order.
+  """Heads that are cut in the same order."""
 
-  Attributes:
-    order: as many places as its tiles have.
-    heads: the heads, ascending.
-  """
+  order: Order  # as many places as its tiles have
+  # The heads, ascending.
+  heads: tuple[int, ...] = dataclasses.field(metadata=STATIC)
 
-  order: Order
-  heads: tuple[int, ...]
+  @property
+  def num_places(self) -> int:
+    """Places of all heads."""
+    return len(self.heads) * len(self.order.positions)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, data_fields=["groups"], meta_fields=["tile"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
   """The blocks of all queries, or of all keys.
 
   A block is one tile of one head. Those of a group follow each other, those of
   a head within it, too.
-
-  Attributes:
-    groups: a group for each order.
-    tile: positions in a tile.
   """
 
-  groups: tuple[Group, ...]
-  tile: int
+  groups: tuple[Group, ...]  # a group for each order
+  tile: int = dataclasses.field(metadata=STATIC)  # positions in a tile
 
   @property
   def num_blocks(self) -> int:
     """Blocks of all groups."""
-    return sum(self._sizes())
-
-  def _sizes(self):
-    return [
-      len(group.heads) * len(group.order.positions) // self.tile
-      for group in self.groups
-    ]
+    return sum(group.num_places for group in self.groups) // self.tile
 
   def take(self, x_BLHK: jax.Array) -> jax.Array:
     """Blocks [B, blocks, K, tile], with finite values of x for padding."""
@@ -97,7 +89,7 @@ class Side:
     batch, _, width, tile = blocks.shape
     columns, first = {}, 0
     for number, group in enumerate(self.groups):
-      count = len(group.heads) * len(group.order.positions) // tile
+      count = group.num_places // tile
       if number in chosen:
         x = blocks[:, first : first + count]
         x = x.reshape(batch, len(group.heads), -1, width, tile)
@@ -115,84 +107,53 @@ class Side:
     )
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["items", "others", "codes"],
-  meta_fields=["first", "num_blocks"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
-  """The steps of a grid.
+  """The steps of a grid."""
 
-  Attributes:
-    items: int32 [steps], the block of the item; ascending.
-    others: int32 [steps], the block of the other side.
-    codes: int32 [steps], see `FIRST`.
-    first, num_blocks: the blocks that items of these steps may have.
-  """
-
-  items: Table
-  others: Table
-  codes: Table
-  first: int
-  num_blocks: int
+  items: Table  # int32 [steps], the block of the item; ascending
+  others: Table  # int32 [steps], the block of the other side
+  codes: Table  # int32 [steps], see `FIRST`
+  # The blocks that items of these steps may have.
+  first: int = dataclasses.field(metadata=STATIC)
+  num_blocks: int = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["steps", "written"],
-  meta_fields=["groups"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launch:
-  """The work of one kernel.
+  """The work of one kernel."""
 
-  Attributes:
-    steps: the steps of one grid; of several, if there are too many for one.
-    written: see `worklists.Lists`.
-    groups: for each slot, the group of each head, -1 for none.
-  """
-
+  # The steps of one grid; of several, if there are too many for one.
   steps: tuple[Steps, ...]
-  written: Table
-  groups: tuple[tuple[int, ...], ...]
+  written: Table  # see `worklists.Lists`
+  # For each slot, the group of each head, -1 for none.
+  groups: tuple[tuple[int, ...], ...] = dataclasses.field(metadata=STATIC)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "masks", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The work of all kernels.
+  """The work of all kernels."""
 
-  Attributes:
-    queries, keys: the blocks of both sides.
-    masks: int32 [masks, tile // 32, tile], the pairs of partial tiles: a column
-      for each query, a bit for each key.
-    by_query: its items are tiles of queries.
-    by_key: its items are tiles of keys.
-  """
-
+  # The blocks of both sides.
   queries: Side
   keys: Side
+  # int32 [masks, tile // 32, tile], the pairs of partial tiles: a column for
+  # each query, a bit for each key.
   masks: Table
-  by_query: Launch
-  by_key: Launch
+  by_query: Launch  # its items are tiles of queries
+  by_key: Launch  # its items are tiles of keys
 
 
 @functools.lru_cache(maxsize=64)
 def make_tables(
   patterns: tuple[Pattern, ...], n: int, tile: int, most_steps: int
 ) -> Tables:
-  """The work of attention with one pattern per head.
+  """The work of attention on n positions, with one pattern per head.
 
-  Args:
-    patterns: one per head.
-    n: number of positions.
-    tile: positions on a side of a tile, a multiple of 32.
-    most_steps: the most steps of one grid.
+  A tile has a multiple of 32 positions on a side, a grid at most `most_steps`.
   """
   work = worklists.make_work(patterns, n, tile)
   lists = work.by_query, work.by_key
@@ -206,12 +167,7 @@ def make_tables(
 def make_shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int, most_steps: int
 ) -> list[Tables]:
-  """The tables with which devices share a part, all of the same shapes.
-
-  Args:
-    part, layouts, num_heads: see `contract.Executor.shares`.
-    most_steps: the most steps of one grid.
-  """
+  """See `contract.Executor.shares`; a grid has at most `most_steps`."""
   works = worklists.make_shares(part, layouts, num_heads)
   queries, keys = (
     _number(tiles, tiles.size, np.ones((num_heads, len(tiles)), bool))
@@ -253,10 +209,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
   """Which tiles of one side each head needs: bool [heads, tiles].
 
-  Args:
-    mine: lists whose items are tiles of this side.
-    theirs: lists whose items are tiles of the other side.
-    num_tiles: tiles of this side.
+  The items of `mine` are tiles of this side, those of `theirs` of the other.
   """
   uses = np.zeros((mine.written.shape[2], num_tiles), bool)
   uses[mine.items[:, 0], mine.items[:, 1]] = True
@@ -267,17 +220,11 @@ def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Numbered:
-  """A side, with the numbers of tiles of heads.
-
-  Attributes:
-    side: the side.
-    blocks: int [heads, tiles], the block of each, if it is used.
-    groups: int [tiles], the group of each tile, if any head uses it.
-  """
+  """A side, with the numbers of tiles of heads."""
 
   side: Side
-  blocks: np.ndarray
-  groups: np.ndarray
+  blocks: np.ndarray  # int [heads, tiles], the block of each, if it is used
+  groups: np.ndarray  # int [tiles], the group of each tile, if any head uses it
 
 
 def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
@@ -304,10 +251,7 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
 
 
 def _make_launches(
-  lists: Sequence[Lists],
-  mine: _Numbered,
-  others: _Numbered,
-  most_steps: int,
+  lists: Sequence[Lists], mine: _Numbered, others: _Numbered, most_steps: int
 ) -> list[Launch]:
   """The work of one kernel, whose items are tiles of `mine`, by each list."""
   steps = [_steps_of(x, mine, others) for x in lists]
@@ -319,9 +263,8 @@ def _make_launches(
 
 
 def _groups_of_slots(lists, mine):
-  """See `Launch.groups`."""
   head, tile, _, _, _, slot = np.asarray(lists.items).T
-  groups = np.full((lists.num_slots, lists.written.shape[2]), -1)
+  groups = np.full((len(lists.written), lists.written.shape[2]), -1)
   groups[slot, head] = mine.groups[tile]
   return tuple(map(tuple, groups.tolist()))
 
@@ -378,7 +321,7 @@ def _cut(
     sizes = np.diff(starts[:, firsts]).max(0)
     found.append(
       tuple(
-        _as_steps(_pad_steps(piece, size), first, after - first)
+        _as_steps(piece, size, first, after)
         for piece, size, first, after in zip(
           pieces, sizes, firsts, firsts[1:], strict=False
         )
@@ -387,13 +330,9 @@ def _cut(
   return found
 
 
-def _as_steps(steps, first, num_blocks):
-  items, others, codes = steps
-  return Steps(items, others, codes, first, num_blocks)
-
-
-def _pad_steps(steps, size):
-  """Steps [3, steps], with more that repeat the last, but do nothing."""
+def _as_steps(steps, size, first, after):
+  """`Steps` of this size: more of them repeat the last, but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
-  return padded
+  items, others, codes = padded
+  return Steps(items, others, codes, first, after - first)

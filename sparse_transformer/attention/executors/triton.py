@@ -31,7 +31,6 @@ class Triton(Fused):
   """Runs all heads and parts in one launch on NVIDIA GPUs."""
 
   def unsupported(self, case: Case) -> str | None:
-    """Why a case cannot run, as the end of an error message."""
     if not self.interpret and case.platform != "cuda":
       return "it needs an NVIDIA GPU"
     widths = case.qk_width, case.value_width
@@ -60,14 +59,12 @@ class Triton(Fused):
     return None
 
   def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile that `plans` chooses."""
     del part
     return worklists.check_tile(TILES[case.dtype], case.length)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case
   ) -> list[tuple[Plan, Heads]]:
-    """One plan for all heads."""
     n = case.length
     tile = worklists.check_tile(case.tile or TILES[case.dtype], n)
     work = worklists.make_work(patterns, n, tile)
@@ -76,16 +73,14 @@ class Triton(Fused):
     if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
       piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
       work = worklists.make_work(patterns, n, tile, piece)
-    return [(worklists.plan_of(work, n, tile), None)]
+    return [(Plan(None, tile, work), None)]
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], num_heads: int
   ) -> list[worklists.Work]:
-    """The tables with which devices share a part, all of the same shapes."""
     return worklists.pad(worklists.make_shares(part, layouts, num_heads))
 
   def kernels(self) -> Any:
-    """The module with the kernels."""
     from sparse_transformer.attention.executors import triton_kernels
 
     return triton_kernels

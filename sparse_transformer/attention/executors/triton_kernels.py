@@ -241,8 +241,8 @@ def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
   tables = lists.items, lists.others, lists.masks, work.queries, work.keys
   shapes = [
     jax.ShapeDtypeStruct(
-      (lists.num_slots, *x.shape),
-      x.dtype if lists.num_slots == 1 else jnp.float32,
+      (len(lists.written), *x.shape),
+      x.dtype if len(lists.written) == 1 else jnp.float32,
       manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
     )
     for x in outs

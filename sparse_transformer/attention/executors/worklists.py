@@ -14,71 +14,46 @@ write to different slots, whose results are combined afterwards.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from sparse_transformer.attention.contract import (
-  Plan,
-  Table,
-  heads_of_parts,
-  make_order,
-)
+from sparse_transformer.attention import contract
 from sparse_transformer.patterns import Layout, Pattern
+from sparse_transformer.patterns.layout import pairs_of_tiles
 
-CHUNK = 2**22  # pairs evaluated at a time
 ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["items", "others", "masks", "written"],
-  meta_fields=["num_slots"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lists:
-  """The work of one launch.
+  """The work of one launch."""
 
-  Attributes:
-    items: int32 [items, 6], see `ITEM`; those with the most tiles come first.
-      An item processes `others[first:last]`, of which those from `middle` on
-      are full.
-    others: int32 [tiles, 2]: tile of the other side, index of its mask.
-    masks: int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a
-      row for each position of this side, a bit for each of the other.
-    written: bool [slots, n, heads], the rows that each slot holds. The first
-      slot holds all of them.
-    num_slots: number of slots.
-  """
-
-  items: Table
-  others: Table
-  masks: Table
-  written: Table
-  num_slots: int
+  # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
+  # processes `others[first:last]`, of which those from `middle` on are full.
+  items: contract.Table
+  # int32 [tiles, 2]: tile of the other side, index of its mask.
+  others: contract.Table
+  # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
+  # each position of this side, a bit for each of the other.
+  masks: contract.Table
+  # bool [slots, n, heads], the rows that each slot holds. The first slot holds
+  # all of them.
+  written: contract.Table
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["queries", "keys", "by_query", "by_key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Work:
-  """The work of all launches.
+  """The work of all launches."""
 
-  Attributes:
-    queries, keys: int32 [tiles, tile], the positions in each tile, -1 for
-      padding. The tiles of several orders follow each other.
-    by_query: an item for each tile of queries.
-    by_key: an item for each tile of keys.
-  """
-
-  queries: Table
-  keys: Table
-  by_query: Lists
-  by_key: Lists
+  # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles
+  # of several orders follow each other.
+  queries: contract.Table
+  keys: contract.Table
+  by_query: Lists  # an item for each tile of queries
+  by_key: Lists  # an item for each tile of keys
 
 
 def check_tile(tile: int, n: int) -> int:
@@ -95,29 +70,18 @@ def check_tile(tile: int, n: int) -> int:
   return min(tile, max(32, 1 << (n - 1).bit_length()))
 
 
-def plan_of(tables: Any, n: int, tile: int) -> Plan:
-  """A plan that covers all pairs, whose arrays are in the natural order."""
-  natural = make_order(np.arange(n), n)
-  return Plan(None, tile, natural, natural, tables)
-
-
 @functools.lru_cache(maxsize=64)
 def make_work(
   patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
 ) -> Work:
-  """The work of attention with one pattern per head.
+  """The work of attention on n positions, with one pattern per head.
 
-  Args:
-    patterns: one per head.
-    n: number of positions.
-    tile: positions on a side of a tile.
-    longest: the most tiles of an item of keys; longer ones are split. 0 for no
-      limit.
+  Items of keys with more than `longest` tiles are split; 0 sets no limit.
   """
   num_heads = len(patterns)
   queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []
-  for part, chosen in heads_of_parts(patterns, n):
+  for part, chosen in contract.heads_of_parts(patterns, n):
     heads = tuple(range(num_heads)) if chosen is None else chosen
     layout = part.layout(n, tile)
     rows = queries.place(layout.query_order) + layout.rows
@@ -150,17 +114,10 @@ def make_shares(
 def _work(parts, masks, tiles, num_heads, sizes, longest=0):
   """The work of parts; tiles and sizes are those of queries and of keys."""
   turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
-  by_query = _make_lists(
-    parts, tiles[0], masks.packed(), num_heads=num_heads, n=sizes[0]
-  )
-  by_key = _make_lists(
-    turned,
-    tiles[1],
-    masks.packed(turned=True),
-    longest,
-    num_heads=num_heads,
-    n=sizes[1],
-  )
+  of_queries, of_keys = zip(tiles, sizes, strict=True)
+  bits, turned_bits = masks.packed(), masks.packed(turned=True)
+  by_query = _make_lists(parts, *of_queries, bits, num_heads)
+  by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, longest)
   queries, keys = tiles
   return Work(queries, keys, by_query, by_key)
 
@@ -170,19 +127,15 @@ def pad(works: Sequence[Work]) -> list[Work]:
 
   Items are added that process nothing, and write to a tile without positions.
   """
-  with_empty = [
-    dataclasses.replace(
-      work,
-      queries=np.pad(work.queries, ((0, 1), (0, 0)), constant_values=-1),
-      keys=np.pad(work.keys, ((0, 1), (0, 0)), constant_values=-1),
-    )
-    for work in works
-  ]
+
+  def with_empty(tiles):
+    return np.pad(tiles, ((0, 1), (0, 0)), constant_values=-1)
+
   by_query = _pad_lists([w.by_query for w in works], len(works[0].queries))
   by_key = _pad_lists([w.by_key for w in works], len(works[0].keys))
   return [
-    dataclasses.replace(work, by_query=q, by_key=k)
-    for work, q, k in zip(with_empty, by_query, by_key, strict=True)
+    Work(with_empty(work.queries), with_empty(work.keys), *lists)
+    for work, *lists in zip(works, by_query, by_key, strict=True)
   ]
 
 
@@ -190,16 +143,13 @@ def _pad_lists(lists, empty):
   num_items, num_others = (
     max(len(getattr(x, name)) for x in lists) for name in ("items", "others")
   )
-  idle = np.array([0, empty, 0, 0, 0, 0], np.int32)
-
-  def fill(items):
-    return np.concatenate([items, np.tile(idle, (num_items - len(items), 1))])
-
-  def fill_others(others):
-    return np.pad(others, ((0, num_others - len(others)), (0, 0)))
-
+  idle = np.array([[0, empty, 0, 0, 0, 0]], np.int32)
   return [
-    dataclasses.replace(x, items=fill(x.items), others=fill_others(x.others))
+    dataclasses.replace(
+      x,
+      items=np.concatenate([x.items, idle.repeat(num_items - len(x.items), 0)]),
+      others=np.pad(x.others, ((0, num_others - len(x.others)), (0, 0))),
+    )
     for x in lists
   ]
 
@@ -238,25 +188,14 @@ class Masks:
     self._numbers: dict[bytes, int] = {}
 
   def add(self, part: Pattern, layout: Layout) -> np.ndarray:
-    """The number of the mask of each tile, -1 for a full one: int [tiles].
-
-    Args:
-      part: its `mask` is evaluated.
-      layout: its tiles; positions are -1 for padding.
-    """
-    tile = self._tile
-    queries, keys = (
-      np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
-      for x in (layout.query_order, layout.key_order)
-    )
+    """The number of the mask of each tile, -1 for a full one: int [tiles]."""
     numbers = np.full(len(layout.rows), -1)
     # The layout calls tiles that the end of the sequence cuts full as well.
-    partial = np.flatnonzero(layout.pairs < tile**2)
-    for here in np.array_split(partial, 1 + len(partial) * tile**2 // CHUNK):
-      q = queries[layout.rows[here], :, None]
-      k = keys[layout.cols[here], None, :]
-      pairs = part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
-      numbers[here] = [
+    partial = np.flatnonzero(layout.pairs < self._tile**2)
+    places = layout.query_order, layout.key_order
+    rows, cols = layout.rows[partial], layout.cols[partial]
+    for here, pairs in pairs_of_tiles(part, places, self._tile, rows, cols):
+      numbers[partial[here]] = [
         self._numbers.setdefault(bits.tobytes(), len(self._numbers))
         for bits in np.packbits(pairs, axis=-1, bitorder="little")
       ]
@@ -277,21 +216,17 @@ class Masks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
-  """The tiles of one part, seen from one side.
+  """The tiles of one part, seen from one side."""
 
-  Attributes:
-    heads: the heads that use the part.
-    rows, cols: int [tiles], the tiles of this side and of the other.
-    masks: int [tiles], the number of each tile's mask, -1 for a full tile.
-  """
-
-  heads: tuple[int, ...]
+  heads: tuple[int, ...]  # the heads that use the part
+  # int [tiles], the tiles of this side and of the other.
   rows: np.ndarray
   cols: np.ndarray
+  # int [tiles], the number of each tile's mask, -1 for a full tile.
   masks: np.ndarray
 
 
-def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
+def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   num_tiles = -(-n // positions.shape[1])  # of one order
   others: list[np.ndarray] = []
   known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
@@ -307,11 +242,11 @@ def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
       new = known[numbers] + [0, 0, 0, 0, slot]
       if slot:  # rows without tiles are written to the first slot
         new = new[new[:, 1] < new[:, 3]]
-      items.append(_with_head(new, head))
+      items.append(np.insert(new, 0, head, axis=1))
       slot = new[:, 4].max(initial=slot) + 1
     if not slot:  # a head without pairs
-      tiles = np.arange(num_tiles)
-      items.append(_with_head(tiles[:, None] * [1, 0, 0, 0, 0], head))
+      tiles = np.arange(num_tiles)[:, None]
+      items.append(tiles * [0, 1, 0, 0, 0, 0] + [head, 0, 0, 0, 0, 0])
   all_items = np.concatenate(items).astype(np.int32)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
@@ -324,7 +259,6 @@ def _make_lists(parts, positions, masks, longest=0, *, num_heads, n):
     np.concatenate([*others, np.zeros((1, 2))]).astype(np.int32),
     masks,
     written[:, :n],
-    num_slots,
   )
 
 
@@ -366,7 +300,3 @@ def _items(parts, num_tiles, longest):
     [tiles[row], begin, middle[row].clip(begin, end), end, piece], axis=1
   )
   return items, np.stack([cols, masks.clip(0)], axis=1)
-
-
-def _with_head(items, head):
-  return np.insert(items, 0, head, axis=1)

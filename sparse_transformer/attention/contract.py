@@ -1,4 +1,4 @@
-"""What `attend` and its executors agree on.
+"""The contract between `attend` and its executors.
 
 An executor runs plans, each of which covers some of the pairs: those of one
 part of a pattern, in the part's own orders of positions, or all of them. It is
@@ -34,7 +34,7 @@ Heads = tuple[int, ...] | None  # None: all of them
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What an executor is asked to run.
+  """A case that an executor is asked to run.
 
   Attributes:
     batch: number of sequences, B.
@@ -45,7 +45,7 @@ class Case:
     dtype: dtype of queries, keys and values.
     platform: the platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for
       any other.
-    tile: positions on a side of a tile that are asked for; 0 to choose.
+    tile: requested positions on a side of a tile; 0 to choose.
   """
 
   batch: int
@@ -116,15 +116,15 @@ class Arrangement(Protocol):
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How an executor runs one part of a pattern, or all parts of all heads.
+  """The execution of one part of a pattern, or of all parts of all heads.
 
   Attributes:
     pattern: a `Pattern` whose `mask`, on original positions, is applied in
-      partial tiles, bound to arrays if it follows the content; None if the
+      partial tiles, bound to arrays if it is content-based; None if the
       tables hold the pairs of partial tiles.
     tile: positions on a side of a tile.
     queries, keys: the orders in which queries and keys are cut into tiles.
-    tables: a pytree of the executor's own: which tiles it processes, and when.
+    tables: a pytree specific to the executor: the tiles to process, in order.
   """
 
   pattern: Any
@@ -144,7 +144,7 @@ class Unsupported(NotImplementedError, ValueError):
 
 
 class Queries(NamedTuple):
-  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it.
+  """Queries as the backward pass reads them: [B, L, H, ...], or tiles of it.
 
   Attributes:
     q: the queries.
@@ -159,7 +159,7 @@ class Queries(NamedTuple):
   delta: jax.Array
 
   def with_columns(self) -> "Queries":
-    """The same, lse and delta with a last axis of size 1."""
+    """The same, but lse and delta have a last axis of size 1."""
     lse, delta = self.lse[..., None], self.delta[..., None]
     return self._replace(lse=lse, delta=delta)
 
@@ -195,7 +195,7 @@ class Executor(Protocol):
   ) -> list[Any]:
     """The tables with which devices share a part, all of the same shapes.
 
-    An executor without this method cannot run if positions are split.
+    An executor without this method cannot run where positions are split.
 
     Args:
       part: one of a pattern's parts.
@@ -336,12 +336,12 @@ def apply_at_once(
 ) -> tuple[jax.Array, ...]:
   """function(x) of each array; those of the same dtype are joined.
 
-  A gather then finds each row once, which takes longer than to read it, and
+  A gather then finds each row once, which takes longer than reading it, and
   devices send one message instead of several.
 
   Args:
     function: keeps the last axis, and treats all places along it alike.
-    arrays: they differ along the last axis only.
+    arrays: may differ along the last axis only.
   """
   results: dict[int, jax.Array] = {}
   for dtype in dict.fromkeys(x.dtype for x in arrays):

@@ -49,8 +49,8 @@ class Group:
 class Side:
   """The blocks of all queries, or of all keys.
 
-  A block is one tile of one head. Those of a group follow each other, those of
-  a head within it, too.
+  A block is one tile of one head. The blocks of a group are consecutive, and so
+  are those of a head within it.
 
   Attributes:
     groups: a group for each order.
@@ -239,7 +239,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
   Returns:
     For each step the item, the place of its tile in `others`, and whether there
-    is one: an item without tiles has a step, too.
+    is one: an item without tiles also has a step.
   """
   items = np.asarray(lists.items)
   size = items[:, 4] - items[:, 2]
@@ -251,7 +251,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
-  """Which tiles of one side each head needs: bool [heads, tiles].
+  """The tiles of one side that each head needs: bool [heads, tiles].
 
   Args:
     mine: lists whose items are tiles of this side.
@@ -347,7 +347,7 @@ def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
 def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
   """x with invalid entries replaced by the valid one before, or 0.
 
-  A step that names the block of the step before copies nothing.
+  A step that names the same block as the step before copies nothing.
   """
   at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
   return np.where(at < 0, 0, x[at])
@@ -356,9 +356,9 @@ def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
 def _cut(
   all_steps: Sequence[np.ndarray], num_blocks: int, most_steps: int
 ) -> list[tuple[Steps, ...]]:
-  """`Steps` of at most so many, cut between items, for each device.
+  """`Steps` of at most `most_steps`, cut between items, for each device.
 
-  Devices have equally many: some get steps that do nothing.
+  All devices have equally many: some get steps that do nothing.
   """
   starts = np.stack(
     [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]
@@ -393,7 +393,7 @@ def _as_steps(steps, first, num_blocks):
 
 
 def _pad_steps(steps, size):
-  """Steps [3, steps], with more that repeat the last, but do nothing."""
+  """Steps [3, steps], padded with ones that repeat the last but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
   return padded

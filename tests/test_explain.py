@@ -151,7 +151,7 @@ def test_patterns_that_follow_the_content():
   assert result["reach"]["missing"] == [8, 0]
   assert result["reach"]["may_see"] == 1
   text = explanation.render(result)
-  assert "~" in text and "drawn evenly at random" in text
+  assert "~" in text and "drawn uniformly at random" in text
   lines = [line.split()[:5] for line in text.splitlines()]
   assert ["may", "see", "everything", "after", "1"] in lines
 
@@ -292,4 +292,4 @@ def test_mistake_about_heads_is_reported_in_one_line(
 
 def test_example_needs_a_run(capsys):
   assert runs.command(SCRIPT, DIGITS, "--example=1") == 1
-  assert "name its --workdir" in capsys.readouterr().err
+  assert "requires --workdir" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Work in a process of its own, whose memory is free again when it ends."""
+"""Work in a separate process, whose memory is freed when it ends."""
 
 import multiprocessing
 import os

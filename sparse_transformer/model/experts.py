@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec
 from sparse_transformer.attention.content.grouping import Groups, group
 from sparse_transformer.model import sharding
 
-# What rematerialization keeps: chosen again from recomputed probabilities,
-# which may round differently, the experts could be others.
+# Rematerialization keeps these choices: recomputed probabilities may round
+# differently, and choose other experts.
 SAVED_NAMES = ("experts",)
 TILES = 8, 256  # the smallest and the largest tile, in places
 
@@ -178,7 +178,7 @@ def _backward(saved, dout_SD):
     expert = take(rounded, label)
     x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
-    # Of what the expert returns, before it is multiplied by its factor.
+    # Gradient of the expert's output before it is multiplied by its factor.
     da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
     dfactors_T = (a_TF * da_TF).sum(1) + dout_TD @ expert.bias_out
     dy_TD = factors_T1 * dout_TD

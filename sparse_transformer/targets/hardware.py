@@ -26,7 +26,7 @@ class Kind:
     axes: what the numbers of a topology count.
     sizes: usual topologies of one host, the smallest first; a name without a
       topology means that one.
-    gib: memory of one device in GiB; None for a GPU, whose file says it.
+    gib: memory of one device in GiB; None for a GPU, whose file states it.
   """
 
   description: str

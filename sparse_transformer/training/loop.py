@@ -118,7 +118,7 @@ def check(experiment: Experiment) -> None:
   """Checks all that a run needs, without training and writing anything.
 
   Raises:
-    ValueError: the config is invalid, also for these data or this machine.
+    ValueError: the config is invalid in itself, or for these data or machine.
     OSError: the data cannot be read.
   """
   config, source = experiment.config, experiment.source
@@ -213,7 +213,7 @@ def _run(
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-  """Whether periodic work is due after a step; always after the last step."""
+  """Returns whether periodic work is due; it always is after the last step."""
   return step == last or (every > 0 and step % every == 0)
 
 

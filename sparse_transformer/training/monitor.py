@@ -14,7 +14,7 @@ from sparse_transformer.training import loss_scale
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What to do about a step that went wrong.
+  """The response to a step that went wrong.
 
   Attributes:
     step: the number of the step, from 1.

@@ -1,4 +1,4 @@
-"""What devices send each other in attention, if positions are split."""
+"""The data that devices exchange in attention, if positions are split."""
 
 import collections
 import dataclasses
@@ -32,8 +32,8 @@ def of_network(
 ) -> list[dict[str, Any]]:
   """`traffic` for each part of the patterns, of one micro-batch and one layer.
 
-  With the number of `layers` that have it. Nothing if positions are not split,
-  or by an executor that gathers them all.
+  With the number of `layers` that have it. Empty if positions are not split,
+  or if the executor gathers them all.
   """
   if sizes["sequence"] == 1:
     return []

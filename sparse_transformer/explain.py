@@ -13,7 +13,7 @@ Instead compiles the training step, or with --part=attention only its attention,
 for absent devices: whether it compiles and fits, what it launches,
 and what to change if it does not fit. --target=list lists the devices.
 
-With --workdir in place of --config, all this is about the config of a run.
+With --workdir in place of --config, all of this is about a run's config.
 
 python -m sparse_transformer.explain --workdir=runs/digits --example=3
 

@@ -300,7 +300,7 @@ def check_value(field: str, value: object) -> None:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.name": value}; what is outside a group has its own name."""
+  """{"group.name": value}; a field outside all groups keeps its name."""
   if not isinstance(config, ConfigDict):
     raise ValueError(
       f"the config is of type {type(config).__name__}, but must be a ConfigDict"

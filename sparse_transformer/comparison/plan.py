@@ -181,7 +181,7 @@ def check(plan: Plan) -> None:
 
 
 def _expected_configs(plan):
-  """The config of each choice; the steps of a time are not known yet."""
+  """The config of each choice; steps for a time budget are not yet known."""
   for choice in plan.choices:
     config = plan.config_of(choice)
     if plan.budget[0] not in budget_lib.CLOCKS:

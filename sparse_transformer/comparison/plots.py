@@ -20,7 +20,7 @@ def draw(record: Record) -> "Figure":
 
   A line is the mean over the seeds; around it, a band from the lowest to the
   highest. There is a panel for each of `record.axes`; tokens are above steps
-  where all steps have equally many.
+  where all steps have the same number.
 
   Args:
     record: see `record`; nothing else is read.

@@ -183,7 +183,7 @@ def time_of(record: Mapping[str, Any]) -> str:
 def axes(record: Mapping[str, Any]) -> list[str]:
   """The axes along which the curves of a record differ.
 
-  Time; tokens, unless all steps have equally many; steps.
+  Time; tokens, unless all steps have the same number; steps.
   """
   sized = len({run["tokens_per_step"] for run in record["runs"]}) > 1
   return [time_of(record), *["tokens"] * sized, "steps"]

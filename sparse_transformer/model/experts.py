@@ -1,8 +1,8 @@
 """A mixture of experts: each position passes through the few MLPs it chooses.
 
 Every choice is computed, however many positions choose the same expert, so what
-a position gets depends on itself alone: neither on later positions nor on other
-sequences.
+a position gets depends on that position alone, and not on later positions or
+other sequences.
 
 S = positions of all sequences, K = choices of each, E = experts, D and F =
 widths outside and inside of them. Choices are grouped by expert in V tiles of T

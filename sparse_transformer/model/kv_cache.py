@@ -107,7 +107,7 @@ class CachePlan:
   ) -> Row:
     """Takes what step t reads in one layer of a stack, by its row of `reads`.
 
-    Keys, values and labels are as in `Decoder.init`, those of t included.
+    Keys, values and labels are as in `Decoder.init`, including those of t.
     """
     if self.is_narrow:
       k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)

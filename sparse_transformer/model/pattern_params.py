@@ -5,8 +5,8 @@ of clusters, which are parameters. Some take the queries as keys. The spans of
 heads are also parameters.
 
 A parameter of a span is its share of the longest one. It starts at 0 and is
-brought back into [0, 1] after each update, as in the code of Sukhbaatar et al.
-2019. The forward pass does not clip it: at a bound it still has its gradient.
+clipped to [0, 1] after each update, as in the code of Sukhbaatar et al.
+2019. The forward pass does not clip it: at a bound it still has a gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def init_spans(config: Config) -> jax.Array | None:
 
 
 def clip_spans(params: dict) -> dict:
-  """The parameters of a network, with its spans brought back into bounds."""
+  """The parameters of a network, with its spans clipped to their bounds."""
   if SPANS not in params:
     return params
   return params | {SPANS: jnp.clip(params[SPANS], 0, 1)}

@@ -90,7 +90,7 @@ def heads(batch: int, length: int) -> PartitionSpec | None:
 
 
 def size(*axes: str) -> int:
-  """Devices along axes of the mesh in context; 1 if it has none of them."""
+  """Number of devices along axes of the mesh in context; 1 without them."""
   mesh, number = jax.sharding.get_abstract_mesh(), 1
   for axis in axes:
     number *= mesh.shape[axis] if axis in mesh.auto_axes else 1

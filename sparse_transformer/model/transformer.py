@@ -93,7 +93,7 @@ class Transformer(nnx.Module):
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      logits_BLV in float32; those of position t depend on tokens before t only.
+      logits_BLV in float32; those of position t depend only on tokens before t.
     """
     return self.predict(tokens_BL, rng=rng)[0]
 

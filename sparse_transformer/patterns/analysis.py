@@ -239,7 +239,7 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
 def cache_size(pattern: Pattern, n: int) -> int:
   """The largest number of keys that decoding must hold at once.
 
-  When query t is processed, those are the keys up to t, its own included,
+  When query t is processed, those are the keys up to and including t
   that it or a later query attends to. Local(l) needs l.
   """
   last, keys = last_readers(pattern, n), np.arange(n)

@@ -349,7 +349,7 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 
 
 def register(cls: _Class) -> _Class:
-  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`; a decorator.
+  """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
   Its name can then be used in expressions (`parse`), and everything derived
   from the catalogue includes it: tests, benchmarks and the README's table.

@@ -48,7 +48,7 @@ class Content(Checked):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     raise ValueError(
       f"{shorten(self)} has no pairs before it is bound to queries and keys;"
-      " its support() has all that it may have"
+      " its support() has all pairs that it may have"
     )
 
   def contents(self) -> tuple[Any, ...]:
@@ -377,7 +377,7 @@ class TopBlocks(Content):
     del directions_HDK
     b, n, h, width = k_BMHK.shape
     num_queries = q_BLHK.shape[1]
-    num_blocks = (n - 1) // self.size  # of those that a query may choose
+    num_blocks = (n - 1) // self.size  # that a query may choose
     if not num_blocks:
       return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
     keys = k_BMHK[:, : num_blocks * self.size]
@@ -462,7 +462,7 @@ def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
   distance = np.arange(n)
   if num == 1 or not window:
     return ((distance > 0) & (distance <= window)).astype(float)
-  # Where the first of these keys is has a negative binomial distribution.
+  # The place of the first of these keys is negative binomially distributed.
   d = distance[window:]
   log_factorial = np.cumsum(np.log(np.maximum(distance, 1)))
   log_ways = log_factorial[d - 1] - log_factorial[d - window]

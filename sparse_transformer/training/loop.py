@@ -95,7 +95,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
   fields = config_lib.flatten(config)
-  fields.pop("data.path")  # of each host's own copy
+  fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
   versions = about["versions"] | dict(python=about["python"])
   processes.check_same(fields | data | versions)
@@ -115,7 +115,7 @@ def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
 
 
 def check(experiment: Experiment) -> None:
-  """Checks all that a run needs, without training and writing anything.
+  """Checks all that a run needs, without training or writing anything.
 
   Raises:
     ValueError: the config is invalid in itself, or for these data or machine.

@@ -193,7 +193,7 @@ class Stopwatch:
     self._pending = 0
 
   def restart(self) -> None:
-    """Runs; drops the time and the tokens since the last `restart` if it did.
+    """Runs; if already running, drops time and tokens since the last `restart`.
 
     Those up to the last `stop` are kept.
     """

@@ -20,7 +20,7 @@ class Verdict:
     step: the number of the step, from 1.
     split: `split` of the line to log, "spike" or "skipped"; None logs nothing.
     values: other values of that line.
-    stop: why the run must end; None lets it continue.
+    stop: why the run must end; None to let it continue.
   """
 
   step: int

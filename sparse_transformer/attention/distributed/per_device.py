@@ -85,7 +85,7 @@ def mesh_of(x: jax.Array) -> Any:
 
 
 def num_devices(x: jax.Array, axes: Axes) -> int:
-  """Devices along axes of the mesh."""
+  """Number of devices along axes of the mesh."""
   return _size(mesh_of(x), axes)
 
 

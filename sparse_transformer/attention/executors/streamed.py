@@ -75,7 +75,7 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 @functools.lru_cache(maxsize=256)
 def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
-  """The cheapest plan of a part; `tile` 0 chooses the tile as well."""
+  """The cheapest plan of a part; `tile` 0 also chooses the tile."""
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
   (steps,) = _steps_of([layout], span)

@@ -250,7 +250,7 @@ class Masks:
       for x in (layout.query_order, layout.key_order)
     )
     numbers = np.full(len(layout.rows), -1)
-    # The layout calls tiles that the end of the sequence cuts full as well.
+    # The layout also calls tiles full that the end of the sequence cuts.
     partial = np.flatnonzero(layout.pairs < tile**2)
     for here in np.array_split(partial, 1 + len(partial) * tile**2 // CHUNK):
       q = queries[layout.rows[here], :, None]

@@ -122,7 +122,7 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
   """FLOPs that one step needs, however it is executed.
 
   The backward pass counts as twice the forward pass. What it recomputes does
-  not count, neither for rematerialization nor the scores of attention.
+  not count, whether for rematerialization or the scores of attention.
   Attention counts by the pairs of its patterns, and experts by how many of them
   a position passes through.
 

@@ -57,7 +57,7 @@ def of_network(
 
 
 def table(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
-  """Rows of a table, of what `of_network` returns."""
+  """Rows of a table of what `of_network` returns."""
   yield tuple(COLUMNS)
   for row in found:
     kib = row["forward"] / 1024, row["backward"] / 1024

@@ -233,7 +233,7 @@ def gather(text: str) -> list[str]:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.int32(len(data)))
-  # Each size is a program, hence powers of two.
+  # Each size compiles a program, hence powers of two.
   padded = np.zeros(
     max(1024, 1 << (int(max(sizes)) - 1).bit_length()), np.uint8
   )
@@ -292,7 +292,7 @@ class Stops(Signals):
   def check(self) -> None:
     """Raises Stopped if any process caught a signal.
 
-    All processes must call it equally often.
+    All processes must call it the same number of times.
     """
     if not are_several():
       return super().check()

@@ -1,4 +1,4 @@
-"""A run that commands read: its states, and the evaluations in its workdir."""
+"""A run as commands read it: its states, and evaluations in its workdir."""
 
 import contextlib
 import dataclasses
@@ -245,7 +245,7 @@ class Run:
     return result
 
   def _saved(self, about):
-    """The saved result; None unless it is of the same weights and settings."""
+    """The saved result; None unless it has the same weights and settings."""
     try:
       result = atomic.read_json(self._path(about))
       source = self.experiment.source

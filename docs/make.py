@@ -48,7 +48,7 @@ POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
-# Of the given input of patterns that follow the content.
+# Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
 # Examples of these patterns: two small ones, and one for long sequences.
 OF_CONTENT = {
@@ -215,7 +215,7 @@ PAGES = {"patterns.md": _of_patterns, "config.md": _of_config}
 
 def _contents():
   names = ["Names in configs", *patterns.CATALOGUE]
-  names.append("Patterns that follow the content")
+  names.append("Content-based patterns")
   links = (f"[{n}](#{n.lower().replace(' ', '-')})" for n in names)
   yield _fill(" · ".join(links))
 

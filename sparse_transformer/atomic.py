@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_json(path: pathlib.Path, *fields: str) -> Any:
-  """Reads a file of JSON; if fields are named, an object that has them.
+  """Reads a JSON file; if fields are named, an object that has them.
 
   Raises:
     ValueError: it is not JSON, or not such an object.

@@ -7,9 +7,9 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
 The budget of each run is a number of steps, seconds, processor seconds (of all
 threads) or FLOPs of training. A time is converted to steps by the measured
 speed of a few steps, so that the learning rate decays as it should: once for
-each value, all of them by turns. Compilation and evaluation do not count, and
-nothing else should use the machine meanwhile. On a CPU that does other work,
-too, processor_seconds are fairer. A comparison sets train.steps itself, and
+each value, with the values interleaved. Compilation and evaluation do not
+count, and nothing else should use the machine meanwhile. On a CPU with other
+work, processor_seconds are fairer. A comparison sets train.steps itself, and
 train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a tenth of the
 steps, unless that is what varies.
 

@@ -13,7 +13,7 @@ Instead compiles the training step, or with --part=attention only its attention,
 for absent devices: whether it compiles and fits, what it launches,
 and what to change if it does not fit. --target=list lists the devices.
 
-With --workdir in place of --config, all this is about the config of a run.
+With --workdir in place of --config, all of this is about a run's config.
 
 python -m sparse_transformer.explain --workdir=runs/digits --example=3
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_together(args):
-  """Checks that no flag lacks the one that it belongs to."""
+  """Checks that each flag has the one that it requires."""
   has_example = args.example is not None
   for name, needed, is_given in (
     ("part", "--target", args.target is not None),
@@ -63,7 +63,7 @@ def _check_together(args):
     if args[name].present and not is_given:
       raise ValueError(f"--{name} requires {needed}")
   if has_example and args.workdir is None:
-    raise ValueError("--example is one of a run's data; name its --workdir")
+    raise ValueError("--example requires --workdir")
   if has_example and args.target is not None:
     raise ValueError("--example and --target cannot be combined; set only one")
 

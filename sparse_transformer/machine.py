@@ -47,7 +47,7 @@ def memory() -> int:
 def device_memory() -> int | None:
   """Bytes of memory of a local JAX device; None if the device does not say.
 
-  CPU devices share the memory of the host, of which one may use all.
+  CPU devices share the memory of the host; any one of them may use it all.
   """
   import jax
 

@@ -98,7 +98,7 @@ SHARES = Rule(
   ),
 )
 DEVICES = Rule(
-  "an integer at least 1, or -1 for all devices that are left",
+  "an integer at least 1, or -1 for all remaining devices",
   lambda value: integer(-1).accepts(value) and value != 0,
 )
 
@@ -143,7 +143,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     num_heads=Field(4, AMOUNT, "heads of each block; they share the width"),
     width=Field(256, SIZE, "width of the residual stream"),
     half_size=Field(
-      False, SWITCH, "MLP 2 width instead of 4, queries and keys width / 2"
+      False, SWITCH, "MLP of 2 * width, not 4; queries and keys of width / 2"
     ),
     dropout=Field(0.0, FRACTION, "at the end of the two residual branches"),
     init=Field(
@@ -204,7 +204,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     ),
     learning_rate=Field(0.00035, NOT_NEGATIVE, "peak"),
     adam_learning_rate=Field(
-      0.0, NOT_NEGATIVE, "Adam's, with Muon; 0: the same"
+      0.0, NOT_NEGATIVE, "Adam's rate, with Muon; 0: the same"
     ),
     warmup_steps=Field(5000, COUNT, "linear from 0; then cosine to 0"),
     beta1=Field(0.9, FRACTION, "decay of the mean gradient"),
@@ -300,7 +300,7 @@ def check_value(field: str, value: object) -> None:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.name": value}; what is outside a group has its own name."""
+  """{"group.name": value}; a field outside all groups keeps its name."""
   if not isinstance(config, ConfigDict):
     raise ValueError(
       f"the config is of type {type(config).__name__}, but must be a ConfigDict"

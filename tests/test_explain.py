@@ -119,7 +119,7 @@ def test_patterns_that_follow_the_content():
   assert result["reach"]["missing"] == [8, 0]
   assert result["reach"]["may_see"] == 1
   text = explanation.render(result)
-  assert "~" in text and "drawn evenly at random" in text
+  assert "~" in text and "drawn uniformly at random" in text
   lines = [line.split()[:5] for line in text.splitlines()]
   assert ["may", "see", "everything", "after", "1"] in lines
 

@@ -1,4 +1,4 @@
-"""What `attend` and its executors agree on.
+"""The contract between `attend` and its executors.
 
 An executor runs plans, each of which covers some of the pairs: those of one
 part of a pattern, in the part's own orders of positions, or all of them. It is
@@ -146,7 +146,7 @@ class Queries(NamedTuple):
   delta: jax.Array  # the products of dout and out, less the gradients of lse
 
   def with_columns(self) -> "Queries":
-    """The same, lse and delta with a last axis of size 1."""
+    """The same, but lse and delta have a last axis of size 1."""
     lse, delta = self.lse[..., None], self.delta[..., None]
     return self._replace(lse=lse, delta=delta)
 
@@ -182,7 +182,7 @@ class Executor(Protocol):
   ) -> list[Any]:
     """The tables with which devices share a part, all of the same shapes.
 
-    An executor without this method cannot run if positions are split.
+    An executor without this method cannot run where positions are split.
 
     Args:
       part: one of a pattern's parts.
@@ -312,12 +312,12 @@ def apply_at_once(
 ) -> tuple[jax.Array, ...]:
   """function(x) of each array; those of the same dtype are joined.
 
-  A gather then finds each row once, which takes longer than to read it, and
+  A gather then finds each row once, which takes longer than reading it, and
   devices send one message instead of several.
 
   Args:
     function: keeps the last axis, and treats all places along it alike.
-    arrays: they differ along the last axis only.
+    arrays: may differ along the last axis only.
   """
   results: dict[int, jax.Array] = {}
   for dtype in dict.fromkeys(x.dtype for x in arrays):

@@ -67,9 +67,9 @@ def attend(
 
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
-  split. If positions are, they send each other no more than they need, see
+  split. If positions are, they send each other no more than needed; see
   `attention.spread`. Devices whose heads would have different patterns run all
-  heads instead. Gradients are in reverse mode; only "dense" has forward mode.
+  heads instead. Only "dense" supports forward-mode differentiation.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -82,17 +82,17 @@ def attend(
       suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
     tile: positions on a side of a tile; 0 chooses automatically.
-    directions: what patterns that follow the content project queries on, by
+    directions: what content-based patterns project queries onto, by
       pattern, each [heads, directions, K], or [1, directions, K] for all heads
-      (see `patterns.content`): centroids for `Routing`, which has none of its
-      own, random vectors for `LSH`, which draws them from its seed. They get
+      (see `patterns.content`): centroids for `Routing`, which requires them;
+      random vectors for `LSH`, by default drawn from its seed. They get
       no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
       [heads] or [1], which get gradients.
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
       sequences, of positions and of heads. Within `jax.shard_map`, it is needed
       if positions are split, and q, k and v are what a device has. By default,
-      on explicit axes the queries' type says it; automatic axes split sequences
-      where they divide them.
+      the queries' type decides on explicit axes; automatic axes split sequences
+      where they divide them evenly.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:

@@ -79,7 +79,7 @@ Planned = Sequence[tuple[Executor, Plan, Heads]]
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """What runs; static."""
+  """The static description of the work."""
 
   choices: tuple[tuple[str, str], ...]
   patterns: tuple[Pattern, ...]
@@ -96,7 +96,7 @@ class _Work:
   ) -> list[tuple[Any, Plan, Heads]]:
     """All plans, each with its executor and heads.
 
-    Their tables are constants, except for parts that follow the content: those
+    Their tables are constants, except for content-based parts: those
     are `given`, with what `patterns` are bound to. The executor, which was
     chosen for the platform, runs all other plans but those with spans.
     """

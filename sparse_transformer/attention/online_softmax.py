@@ -7,7 +7,7 @@ where they come from, which `Steps` says.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
-S]. What there is one number of per query has a last axis of size 1.
+S]. Arrays with one number per query have a last axis of size 1.
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
@@ -30,19 +30,19 @@ from sparse_transformer.patterns import Pattern
 
 Running = tuple[jax.Array, jax.Array, jax.Array]
 Softmax = tuple[jax.Array, jax.Array]  # (out, lse)
-# Which pairs there are, and their weights, None where all are 1.
+# The pairs, and their weights; None if all are 1.
 Pairs = tuple[jax.Array, jax.Array | None]
 
 
 class Steps(abc.ABC):
-  """Which tiles meet, and where they are in the arrays of an executor.
+  """The tiles that meet, and their places in the arrays of an executor.
 
   The i-th group of query tiles has steps of numbers j.
 
   Attributes:
     num: number of groups.
     single: whether every group has one step, whose number is i.
-    spans: what the weights of pairs follow from, if they are learned.
+    spans: the spans that determine the weights of pairs, if learned.
   """
 
   num: int
@@ -158,7 +158,7 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
 
 
 def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
-  """Which pairs of a pattern are in tiles: booleans [..., T, S].
+  """The pairs of a pattern within tiles: booleans [..., T, S].
 
   Args:
     pattern: its mask decides.
@@ -230,8 +230,8 @@ def weights_and_gradients(
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
-  Both in float32 or wider: round them for products. Those with queries and keys
-  take ds times `scale_of_scores`.
+  Both in float32 or wider: round them for products. Products with queries and
+  keys take ds times `scale_of_scores`.
 
   Args:
     mine, other: tiles (q, dout), with q scaled, and (k, v), in either order.

@@ -1,4 +1,4 @@
-"""The executors, and which of them runs a case on a platform.
+"""The executors, and the choice of one for a case on a platform.
 
 To add one, `register` an object with the methods of `contract.Executor`.
 Everything else asks this module: `attend` for what to run, `explain` and the
@@ -34,8 +34,8 @@ def register(
   Args:
     name: name of the backend.
     executor: a module or an object with the methods of `contract.Executor`.
-    platforms: those of `PLATFORMS` on which "auto" tries it before all that
-      were registered earlier; on the others it comes after them.
+    platforms: those of `PLATFORMS` on which "auto" tries it before all
+      registered earlier; on the others, after them.
   """
   if name in backends():
     raise ValueError(f"attention.backend {name!r} is already registered")
@@ -65,7 +65,7 @@ def backends() -> tuple[str, ...]:
 def targeting(platform: str) -> Iterator[None]:
   """Chooses executors as on a machine with devices of a platform.
 
-  For tracing programs that are compiled for devices that are not here.
+  For tracing programs that are compiled for absent devices.
 
   Args:
     platform: one of `PLATFORMS`.
@@ -89,7 +89,7 @@ def current_platform() -> str:
 
 
 def resolve(backend: str, case: Case) -> str:
-  """What runs a case on its platform: "dense", or the name of an executor.
+  """Names what runs a case on its platform: "dense", or an executor.
 
   Raises:
     ValueError: the backend is unknown.
@@ -119,7 +119,7 @@ def resolve(backend: str, case: Case) -> str:
 
 
 def explain_choice(backend: str, case: Case) -> str:
-  """What runs a case on its platform and, if another was preferred, why.
+  """Names what runs a case on its platform and, if not the first choice, why.
 
   Raises the errors of `resolve`.
   """
@@ -134,7 +134,7 @@ def explain_choice(backend: str, case: Case) -> str:
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
-  """What runs a case on each platform with devices.
+  """Names what runs a case on each platform with devices.
 
   Kernels are traced for those only. A program that is lowered for another
   platform runs on the default, which is plain JAX. With `targeting`, there is
@@ -168,7 +168,7 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
 
 
 def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
-  """How one part of a pattern runs.
+  """The execution of one part of a pattern.
 
   Args:
     backend: as in `attend`.

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
-# How a time is measured: that of the clock, or of all threads of the process.
+# How time is measured: by the clock, or as that of all threads of the process.
 CLOCKS = {"seconds": time.perf_counter, "processor_seconds": time.process_time}
 BUDGETS = "steps", *CLOCKS, "flops"
 WARMUP_STEPS, TIMED_STEPS = 3, 10  # for measuring the speed
@@ -24,7 +24,7 @@ Budget = tuple[str, float]  # what is limited, and to how much
 
 
 def parse_budget(text: str) -> Budget:
-  """What is limited, and to how much.
+  """Parses what is limited, and to how much.
 
   >>> parse_budget("steps:500")
   ('steps', 500.0)

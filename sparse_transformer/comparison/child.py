@@ -1,4 +1,4 @@
-"""Work in a process of its own, whose memory is free again when it ends."""
+"""Work in a separate process, whose memory is freed when it ends."""
 
 import multiprocessing
 import os
@@ -54,7 +54,7 @@ def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
 
 
 def _call_and_exit(sender, function, *inputs):
-  # In its own group, Ctrl-C cannot reach it and act as a second signal.
+  # In a separate group, so that Ctrl-C cannot act as a second signal.
   os.setpgrp()
   try:
     function(*inputs)

@@ -70,7 +70,7 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
 
   Args:
     plan: what is compared.
-    steps: of training with each value.
+    steps: number of training steps with each value.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):

@@ -49,7 +49,7 @@ class Plan:
   def config_of(
     self, choice: str, seed: int = 0, steps: int = budget_lib.LIMIT - 1
   ) -> ConfigDict:
-    """The config of a run; steps that are not yet known may be many.
+    """The config of a run; by default with the most steps that a run may have.
 
     At most a tenth of them warm up, unless that is what varies.
     """
@@ -181,7 +181,7 @@ def check(plan: Plan) -> None:
 
 
 def _expected_configs(plan):
-  """The config of each choice; the steps of a time are not known yet."""
+  """The config of each choice; steps for a time budget are not yet known."""
   for choice in plan.choices:
     config = plan.config_of(choice)
     if plan.budget[0] not in budget_lib.CLOCKS:

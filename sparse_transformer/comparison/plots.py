@@ -20,7 +20,7 @@ def draw(record: Record) -> "Figure":
 
   A line is the mean over the seeds; around it, a band from the lowest to the
   highest. There is a panel for each of `record.axes`; tokens are above steps
-  where all steps have equally many.
+  where all steps have the same number.
 
   Args:
     record: see `record`; nothing else is read.
@@ -46,7 +46,7 @@ def draw(record: Record) -> "Figure":
 
 
 def caption(record: Record) -> str:
-  """What the lines and bands of the figure are."""
+  """Explains the lines and bands of the figure."""
   seeds = record["about"]["seeds"]
   if seeds == 1:
     return "Lines: validation during training, of one seed."
@@ -94,7 +94,7 @@ def _add_tokens(panel, size):
 
 
 def _format(axis):
-  """How numbers along an axis are written: 12k tokens, but 12,000 steps."""
+  """The format of numbers along an axis: 12k tokens, but 12,000 steps."""
   from matplotlib import ticker
 
   return ticker.EngFormatter(sep="") if axis == "tokens" else "{x:,.10g}"

@@ -1,4 +1,4 @@
-"""The record of a comparison: all that its tables and figures are made from.
+"""The record of a comparison: the source of its tables and figures.
 
 comparison.json has the fields below. A field that is unknown is null; a mean is
 an object {"mean", "deviation"}, the deviation null for a single seed.
@@ -175,7 +175,7 @@ def write(path: pathlib.Path, record: Record) -> None:
 
 
 def time_of(record: Mapping[str, Any]) -> str:
-  """The time that matters: processor time if the budget is in it."""
+  """The time that matters: processor time if the budget is given in it."""
   kind = record["about"]["budget"][0]
   return kind if kind == "processor_seconds" else "seconds"
 
@@ -183,7 +183,7 @@ def time_of(record: Mapping[str, Any]) -> str:
 def axes(record: Mapping[str, Any]) -> list[str]:
   """The axes along which the curves of a record differ.
 
-  Time; tokens, unless all steps have equally many; steps.
+  Time; tokens, unless all steps have the same number; steps.
   """
   sized = len({run["tokens_per_step"] for run in record["runs"]}) > 1
   return [time_of(record), *["tokens"] * sized, "steps"]
@@ -219,8 +219,7 @@ def over_seeds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Mean and range of the curves of several seeds.
 
-  At all x at which one of the seeds was validated, and which lie within the
-  curves of all.
+  At all x, within the curves of all seeds, at which one of them was validated.
 
   Returns:
     (x, mean, lowest, highest).

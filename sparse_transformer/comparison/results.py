@@ -57,7 +57,7 @@ def _mean(value, sign=""):
 
 
 def notes(record: Record) -> str:
-  """What the numbers of the table are."""
+  """Explains the numbers of the table."""
   about, best = record["about"], record["rows"][0]["choice"]
   seeds = about["seeds"]
   text = "One seed. "

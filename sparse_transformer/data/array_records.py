@@ -95,7 +95,7 @@ def read(
     builder = tfds.builder_from_directory(folder, file_format="array_record")
     decoders = None
     if isinstance(builder.info.features[feature], tfds.features.Image):
-      decoders = {feature: tfds.decode.SkipDecoding()}  # its own needs OpenCV
+      decoders = {feature: tfds.decode.SkipDecoding()}  # theirs needs OpenCV
     records = builder.as_data_source(split, decoders=decoders)
     number, ends = len(records), builder.info.splits[split].shard_lengths
 

@@ -92,8 +92,8 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images.
 
   The stock builder needs TensorFlow to unpack the archive and to encode the
-  images as PNG. The keys are the same as its own, and so the images have the
-  same order.
+  images as PNG. The keys are also the same, so the images have the same
+  order.
   """
 
   VERSION = tfds.core.Version("1.0.0")

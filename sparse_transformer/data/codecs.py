@@ -136,7 +136,7 @@ class Fasta(Codec):
 
 
 MU = 255  # as in ITU-T G.711
-# Samples per second: above what any sound is recorded at. The filter that
+# Samples per second: above the rate of any recording. The filter that
 # converts rates is up to 20 times as long.
 MAX_RATE = 1_000_000
 
@@ -240,7 +240,7 @@ def _look_up(
   if len(unknown):
     first = unknown[0]
     raise ValueError(
-      f"{path} may contain only {known}, but {len(unknown):,} characters are"
-      f" others; the first is {chr(letters[first])!r} at index {first:,}"
+      f"{path} may contain only {known}, but has {len(unknown):,} other"
+      f" characters; the first is {chr(letters[first])!r} at index {first:,}"
     )
   return found

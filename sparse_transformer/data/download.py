@@ -59,7 +59,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
 def _check_archives(
   builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
 ) -> None:
-  """Checks what tensorflow-datasets would take minutes or forever to notice."""
+  """Checks what tensorflow-datasets would notice after minutes, or never."""
   from tensorflow_datasets.core.download import resource
 
   for url, info in builder.url_infos.items():

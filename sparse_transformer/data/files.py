@@ -77,7 +77,7 @@ def size(path: pathlib.Path) -> int:
   """
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
-    raise ValueError(f"{path} is not a regular file; replace it by one")
+    raise ValueError(f"{path} is not a regular file; replace it with one")
   return info.st_size
 
 

@@ -16,7 +16,7 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-# Training images that are held out for validation. CIFAR-10: as many as in
+# Training images held out for validation. CIFAR-10: as many as in
 # Child et al. 2019; ImageNet: as in the code of the follow-up, Jun et al. 2020
 # (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000

@@ -95,7 +95,7 @@ class Images:
     """The images of a split as (tokens, scored), with all positions scored."""
     if min_context:
       raise ValueError(
-        f"{min_context=} must be 0 for images: each is scored on its own"
+        f"{min_context=} must be 0 for images: each is scored separately"
       )
     examples = self.examples(split)
     scored = np.ones(self.length, bool)

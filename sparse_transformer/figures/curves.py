@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5, 3.2  # inches
 BLOCKS = 64  # of positions whose means are drawn
-# What lines say of the speed of a run.
+# Fields of lines that give the speed of a run.
 SPEEDS = dict(
   tokens_per_second="tokens per second", mfu="model-FLOPs utilization"
 )
@@ -105,7 +105,7 @@ def bits_by_position(bits_L: np.ndarray, result: Mapping[str, Any]) -> "Figure":
   axis.set(xlabel=label, ylabel=result["unit"])
   if scaled:
     axis.set_xscale("log", subs=[])  # no minor ticks
-    # Powers of ten, and what is between them if they are few.
+    # Powers of ten, and values between them if those are few.
     subs = (1, 2, 5) if last < 2000 * first else (1,)
     axis.xaxis.get_major_locator().set_params(subs=subs)
     axis.xaxis.set_major_formatter("{x:,.0f}")

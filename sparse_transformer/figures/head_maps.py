@@ -75,7 +75,7 @@ def panels(
 ) -> "Figure":
   """A figure with a column for each head.
 
-  Above are the weights of one query, in the shape of the data; below those of
+  Above are the weights of one query, in the shape of the data; below, those of
   all queries, one per row.
   """
   query, size = (f(len(heads[0][0])) for f in (shown_query, cell_size))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 if typing.TYPE_CHECKING:
   import matplotlib.figure
 
-SHRINK = 0.75  # width to which figures shrink at most, relative to their own
+SHRINK = 0.75  # least width of a shrunken figure, relative to its own
 
 # What may be wider than a phone is in a box that scrolls; the page does not.
 STYLE = """
@@ -85,8 +85,8 @@ def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
 def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   """A PNG file in a box that scrolls, with alternative text.
 
-  One that has a resolution, as figures have, has the size of paper, and shrinks
-  by a quarter at most, so that its labels remain readable.
+  One that states a resolution, as figures do, gets its printed size, and
+  shrinks by at most a quarter, so that its labels remain readable.
 
   Raises:
     OSError: the file cannot be read, or is not an image.

@@ -114,7 +114,7 @@ def columns(
   Args:
     titles: one for each column; long ones are broken into lines.
     labels: of the two rows.
-    above: what stands above all columns.
+    above: text above all columns.
   """
   wrapped = [
     "\n".join(

@@ -10,8 +10,8 @@ if typing.TYPE_CHECKING:
 DPI = 150
 DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
 PALE, PALER = "#fbeac0", "#dbe8f5"  # yellow, blue
-# Of lines that are to be told apart, also by the color-blind: those of Okabe
-# and Ito but yellow, which is too light for text.
+# Colors of lines, distinct even to the color-blind: those of Okabe and Ito
+# except yellow, which is too light for text.
 COLORS = (
   "#0072b2",
   "#d55e00",

@@ -19,7 +19,7 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class ResidualBlock(nnx.Module):
-  """What is added to the residual stream x: attention a and then an MLP b.
+  """The update of the residual stream x: attention a and then an MLP b.
 
   Both branches normalize their input first; b is computed from x + a, with
   the activation h * sigmoid(1.702 h). Products are in the dtype of x; norms and
@@ -107,7 +107,7 @@ class ResidualBlock(nnx.Module):
 
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
-    """(b, what is measured)."""
+    """(b, measurements)."""
     (b_BLD,) = _linear(experts.activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, rng), {}
 
@@ -169,10 +169,10 @@ def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
   Outputs are float32, and so are the sums of the gradients of biases.
   """
   if len(layers) > 1 and x_BLD.shape[1] == 1:
-    # Decoding: to put the weights side by side would cost more than it saves.
+    # Decoding: putting the weights side by side would cost more than it saves.
     return [_linear(x_BLD, layer)[0] for layer in layers]
-  # Side by side are the parts of one device, which would otherwise exchange
-  # them with others.
+  # The parts of one device are put side by side; otherwise devices would
+  # exchange them.
   parts = sharding.size("tensor") if len(layers) > 1 else 1
 
   def join(arrays):

@@ -1,8 +1,8 @@
 """A mixture of experts: each position passes through the few MLPs it chooses.
 
 Every choice is computed, however many positions choose the same expert, so what
-a position gets depends on itself alone: neither on later positions nor on other
-sequences.
+a position gets depends on that position alone, and not on later positions or
+other sequences.
 
 S = positions of all sequences, K = choices of each, E = experts, D and F =
 widths outside and inside of them. Choices are grouped by expert in V tiles of T
@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec
 from sparse_transformer.attention.content.grouping import Groups, group
 from sparse_transformer.model import sharding
 
-# What rematerialization keeps: chosen again from recomputed probabilities,
-# which may round differently, the experts could be others.
+# Rematerialization keeps these choices: recomputed probabilities may round
+# differently, and choose other experts.
 SAVED_NAMES = ("experts",)
 TILES = 8, 256  # the smallest and the largest tile, in places
 
@@ -178,7 +178,7 @@ def _backward(saved, dout_SD):
     expert = take(rounded, label)
     x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
-    # Of what the expert returns, before it is multiplied by its factor.
+    # Gradient of the expert's output before it is multiplied by its factor.
     da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
     dfactors_T = (a_TF * da_TF).sum(1) + dout_TD @ expert.bias_out
     dy_TD = factors_T1 * dout_TD

@@ -8,8 +8,8 @@ keep the current block and the summaries; Strided keeps all keys and reads
 every stride-th. A step gathers the slots of its row if they are few; otherwise
 it reads all slots, and the mask says which of them count.
 
-Where pairs follow the content, all keys and the labels of all positions are
-kept. A step adds the labels of its position, and the mask is that of the
+For content-based pairs, all keys and the labels of all positions are kept.
+A step adds the labels of its position, and the mask is that of the
 pattern bound to them. With learned spans, a key is kept as long as the longest
 span reaches.
 
@@ -74,7 +74,7 @@ class CachePlan:
     return rows
 
   def reads(self, start: int, stop: int) -> np.ndarray:
-    """What steps read: `rows` or, unless narrow, what all slots then hold."""
+    """The reads of steps: `rows` or, unless narrow, the keys in all slots."""
     if self.is_narrow:
       return self.rows(start, stop)
     held, found = self.held(start), []
@@ -99,9 +99,9 @@ class CachePlan:
     read: jax.Array,
     directions: selection.Directions,
   ) -> Row:
-    """What step t reads in one layer of a stack, by its row of `reads`.
+    """Takes what step t reads in one layer of a stack, by its row of `reads`.
 
-    Keys, values and labels are as in `Decoder.init`, those of t included.
+    Keys, values and labels are as in `Decoder.init`, including those of t.
     """
     if self.is_narrow:
       k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
@@ -172,17 +172,17 @@ def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def kept_pairs(pattern: Pattern) -> Pattern:
-  """The pairs for which keys are kept: labels may depend on all before."""
+  """The pairs for which keys are kept: labels may depend on any earlier key."""
   return Causal() if labelled(pattern) else pattern.support()
 
 
 def labelled(pattern: Pattern) -> tuple[Content, ...]:
-  """What a pattern contains that has labels."""
+  """The `contents` of a pattern that have labels."""
   return pattern.contents() if selection.follows(pattern) else ()
 
 
 def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
-  """The labels of a position, of n, for each of `labelled`; width is K."""
+  """The labels of one of n positions, for each of `labelled`; width is K."""
 
   def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -1,12 +1,12 @@
-"""What patterns that follow the content need from the network.
+"""Inputs that content-based patterns need from the network.
 
-They project queries on directions: random vectors of each layer, or centroids
+They project queries onto directions: random vectors of each layer, or centroids
 of clusters, which are parameters. Some take the queries as keys. The spans of
-heads are parameters also.
+heads are also parameters.
 
 A parameter of a span is its share of the longest one. It starts at 0 and is
-brought back into [0, 1] after each update, as in the code of Sukhbaatar et al.
-2019. The forward pass does not clip it: at a bound it still has its gradient.
+clipped to [0, 1] after each update, as in the code of Sukhbaatar et al.
+2019. The forward pass does not clip it: at a bound it still has a gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 from sparse_transformer.patterns.content import Content
 
-# What rematerialization keeps: labels that follow from recomputed queries,
-# which may round differently, could be others.
+# Rematerialization keeps the labels: recomputed queries may round differently,
+# and give other labels.
 SAVED_NAMES = LABELS_NAME, "codebook"
 
 SPANS = "spans"  # the parameter of the spans
@@ -49,7 +49,7 @@ def init_spans(config: Config) -> jax.Array | None:
 
 
 def clip_spans(params: dict) -> dict:
-  """The parameters of a network, with its spans brought back into bounds."""
+  """The parameters of a network, with its spans clipped to their bounds."""
   if SPANS not in params:
     return params
   return params | {SPANS: jnp.clip(params[SPANS], 0, 1)}
@@ -70,7 +70,7 @@ def init_centroids(config: Config, rng: jax.Array) -> dict[str, jax.Array]:
 
 
 def has_centroids(content: Content) -> bool:
-  """Whether a pattern's directions are parameters."""
+  """Returns whether a pattern's directions are parameters."""
   return content.num_directions > 0 and content.directions(1) is None
 
 
@@ -168,7 +168,7 @@ def _codebook(content, q_BLHK, centroids_HCK):
 
 
 def _contents(heads: Sequence[Pattern]) -> list[Content]:
-  """The patterns that follow the content in those of heads."""
+  """The content-based patterns in those of heads."""
   return list(dict.fromkeys(c for pattern in heads for c in pattern.contents()))
 
 

@@ -206,7 +206,7 @@ def _chunks(decoder, draw, params, prompts, length, seed):
     rows = jax.tree.map(lambda x: x[at], rows)
     return *rows, np.int32(first), np.int32(count)
 
-  # Each chunk gets the state as the one before it has left it.
+  # Each chunk gets the state that the one before it left.
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))
   compiled = jitted.lower(params, state, last_B, *chunk(1)).compile()

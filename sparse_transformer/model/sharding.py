@@ -1,4 +1,4 @@
-"""How arrays are split over a mesh of devices: the rules, all in this file.
+"""The rules for splitting arrays over a mesh of devices, all in this file.
 
 `data` and `fsdp` split sequences. `fsdp` also splits the weights, which are
 gathered layer by layer as they are used, and what the optimizer keeps for them.
@@ -28,7 +28,7 @@ MATRICES |= dict.fromkeys(_WRITERS, ("tensor", "fsdp"))
 
 
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-  """How an array of the training state, at a path of `jax.tree_util`, is split.
+  """The split of an array of the training state, at a path of `jax.tree_util`.
 
   Moments of the optimizer and averages have the path of their parameter, after
   other names. Axes along which parameters are stacked stay whole.
@@ -50,19 +50,19 @@ def place(mesh: Mesh, tree: Any) -> Any:
 def split_stream(x_BLD: jax.Array) -> jax.Array:
   """Splits the residual stream, where the mesh in context has several devices.
 
-  From this one constraint the compiler finds that weights have to move, and
-  not activations, which it would otherwise add up over `fsdp`.
+  This one constraint makes the compiler move weights, and not activations,
+  which it would otherwise sum over `fsdp`.
   """
   return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
 
 
 def keep_whole(x: jax.Array) -> jax.Array:
-  """Keeps a vector on every device, which the compiler may otherwise split."""
+  """Keeps a vector whole on every device; else the compiler may split it."""
   return _constrain(x, PartitionSpec())
 
 
 def positions(batch: int, length: int) -> PartitionSpec:
-  """How an array [B, L, ...] is split over the mesh in context.
+  """The split of an array [B, L, ...] over the mesh in context.
 
   Axes that do not divide B or L, as when sampling, do not split it.
   """
@@ -74,7 +74,7 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
-  """How queries, keys and values [B, L, H, ...] are split.
+  """The split of queries, keys and values [B, L, H, ...].
 
   None where one device has them all. See `attention.attend`.
   """
@@ -84,7 +84,7 @@ def heads(batch: int, length: int) -> PartitionSpec | None:
 
 
 def size(*axes: str) -> int:
-  """Devices along axes of the mesh in context; 1 if it has none of them."""
+  """Number of devices along axes of the mesh in context; 1 without them."""
   mesh, number = jax.sharding.get_abstract_mesh(), 1
   for axis in axes:
     number *= mesh.shape[axis] if axis in mesh.auto_axes else 1

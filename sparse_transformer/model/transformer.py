@@ -33,10 +33,10 @@ class Transformer(nnx.Module):
 
   The only state is the parameters. Those of the blocks are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
-  patterns other than those it was trained with, except those with parameters
-  of their own: `Routing` has centroids, for all layers and heads and each
+  patterns other than those it was trained with, except patterns with
+  parameters: `Routing` has centroids, for all layers and heads and each
   number of clusters that occurs, and `AdaptiveSpan` has spans. Blocks with
-  experts have a stack of their own.
+  experts have a separate stack.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -86,7 +86,7 @@ class Transformer(nnx.Module):
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      logits_BLV in float32; those of position t depend on tokens before t only.
+      logits_BLV in float32; those of position t depend only on tokens before t.
     """
     return self.predict(tokens_BL, rng=rng)[0]
 
@@ -157,8 +157,8 @@ class Transformer(nnx.Module):
       )
     places = np.unravel_index(np.arange(n), self.config.axes)
     x_BLD = self.token(tokens_BL)
-    # Gradients are added up over the batch. If it is split, each device has to
-    # add its own to the table first: that is what is then sent, and not [L, D].
+    # Gradients are summed over the batch. If it is split, each device has to
+    # add its own to the table first, and then sends the table, not [L, D].
     rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
     for embed, place_L in zip(self.position, places, strict=True):
       x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
@@ -267,8 +267,8 @@ class Transformer(nnx.Module):
     self, attend, make_block, x_BLD, cache, layer, index, inputs
   ):
     """(What a block adds to the stream, the cache, what it measures)."""
-    # The layer is taken here, so that what a rematerialized block keeps are
-    # the inputs of the scan: they are not copied.
+    # The layer is taken here, so that a rematerialized block keeps only the
+    # inputs of the scan, which are not copied.
     packed, learned, rngs = inputs
     config = self.config
     *before, kind = config.has_experts[: layer + 1]

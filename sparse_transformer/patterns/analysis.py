@@ -1,8 +1,8 @@
 """Properties of a pattern's pairs, at any length, without n x n work.
 
 How many keys a query has, how long decoding must remember a key, after how
-many layers a position sees its entire past. All are computed from the cover of
-a pattern: full nodes are counted at once, and only the tiles on its outline
+many layers a position sees its entire past: all follow from the cover of a
+pattern: full nodes are counted at once, and only the tiles on its outline
 are evaluated pair by pair.
 
 >>> from sparse_transformer.patterns import Local, Strided
@@ -118,7 +118,7 @@ def _join(
 def has_pairs(pattern: Pattern, n: int) -> bool:
   """Returns whether any of n queries attends to a key.
 
-  For a pattern that follows the content: whether any query may.
+  For a content-based pattern: whether any query may.
   """
   pattern.check(n)
   pattern = pattern.support()
@@ -166,9 +166,9 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """The number of pairs; of those that follow the content, the expected one.
+  """The number of pairs; the expected number if they are content-based.
 
-  That is if labels are even (see `Content.chances`), within a few percent:
+  That assumes even labels (see `Content.chances`), and errs by a few percent:
   long sequences are counted at some queries.
   """
   static, parts = pattern.split()
@@ -239,7 +239,7 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
 def cache_size(pattern: Pattern, n: int) -> int:
   """The largest number of keys that decoding must hold at once.
 
-  When query t is processed, those are the keys up to t, its own included,
+  When query t is processed, those are the keys up to and including t
   that it or a later query attends to. Local(l) needs l.
   """
   last, keys = last_readers(pattern, n), np.arange(n)
@@ -278,7 +278,7 @@ class Reach:
 
 
 def measure_reach(layers: Layers, n: int) -> Reach:
-  """After how many layers of a network all positions see what they should.
+  """Finds after how many layers all positions see what they should.
 
   Up to 4,096 positions, every pair is followed. In longer sequences, the first
   4,096 are followed as exactly if the network is causal, since a path stays

@@ -61,11 +61,11 @@ class Pattern:
     return self
 
   def split(self) -> tuple["Pattern | None", tuple["Pattern", ...]]:
-    """Its static part, and disjoint parts that follow the content."""
+    """Its static part, and disjoint content-based parts."""
     return self, ()
 
   def static_part(self) -> "Pattern":
-    """Its static part, which may be without pairs."""
+    """Its static part, which may have no pairs."""
     static, _ = self.split()
     return self.support() - self.support() if static is None else static
 
@@ -84,7 +84,7 @@ class Pattern:
       n: number of positions.
 
     Raises:
-      ValueError: the mask uses other operators than it may, returns no
+      ValueError: the mask uses operators that are not allowed, does not return
         booleans, or has intermediate values that may not fit in 32 bits;
         `orders` are not permutations; `parts` overlap or lack a pair, as far
         as a sample shows; the pattern is not hashable, or has attributes that
@@ -217,7 +217,7 @@ class Union(_Combination):
 
   def parts(self) -> tuple[Pattern, ...]:
     left, right = self.left.parts(), self.right.parts()
-    # What runs in natural order runs together.
+    # Parts in natural order run together.
     if all(_is_natural(part) for part in left + right):
       return (self,)
     return left + tuple(part - self.left for part in right)
@@ -264,7 +264,7 @@ class Intersection(_Restriction):
       return None, content
     if not self.right.contents():
       return static & self.right, content
-    # What follows the content comes first: it decides the order of positions.
+    # Content-based pairs come first: they decide the order of positions.
     static, others = (self.right & static).split()
     return static, content + others
 
@@ -292,15 +292,15 @@ class Difference(_Restriction):
       return None, content
     if self.right.contents():
       raise ValueError(
-        f"{checks.shorten(self)} subtracts pairs that follow the content from"
-        f" {checks.shorten(static)}, which is static: only a pattern that"
-        " follows the content can lose such pairs"
+        f"{checks.shorten(self)} subtracts content-based pairs from"
+        f" {checks.shorten(static)}, which is static: only a"
+        " content-based pattern can lose such pairs"
       )
     return static - self.right, content
 
 
 def _is_natural(pattern: Pattern) -> bool:
-  """Whether a pattern of one part runs in natural order."""
+  """Returns whether a pattern of one part runs in natural order."""
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
@@ -333,7 +333,7 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
 
 
 def _flaw(value: Any, minimum: int) -> str:
-  """What an integer must be, if it is not."""
+  """The requirement that an integer does not meet; empty if it meets all."""
   if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
     return f"an integer, not {checks.shorten(repr(value))}"
   if value < minimum:
@@ -342,14 +342,14 @@ def _flaw(value: Any, minimum: int) -> str:
 
 
 CATALOGUE: dict[str, type[Pattern]] = {}
-# Those whose pairs follow the content.
+# The content-based ones.
 CONTENT: dict[str, type[Pattern]] = {}
 
 _Class = TypeVar("_Class", bound=type[Pattern])
 
 
 def register(cls: _Class) -> _Class:
-  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`; a decorator.
+  """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
   Its name can then be used in expressions (`parse`), and everything derived
   from the catalogue includes it: tests, benchmarks and the README's table.

@@ -336,7 +336,7 @@ class RandomBlocks(Checked):
     return past if self.causal else past | self._draws(k, q)
 
   def _draws(self, row: Integers, col: Integers) -> Booleans:
-    """Whether block `row` drew block `col`."""
+    """Returns whether block `row` drew block `col`."""
     # One draw from each of `num` strata of the blocks that may be drawn, so
     # that draws are distinct without being compared. Empty strata draw none.
     count = row - (self.last + self.first - 1)
@@ -595,7 +595,7 @@ class Neighborhood(_Raster):
 
 
 def _within(distance: Integers, reach: int) -> Booleans:
-  """Whether a distance is at most `reach`, on either side."""
+  """Returns whether a distance is at most `reach`, on either side."""
   return (distance <= reach) & (-reach <= distance)
 
 

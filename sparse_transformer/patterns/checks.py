@@ -1,6 +1,6 @@
 """Checks that a pattern is well defined, as layouts and executors require.
 
-A pattern that breaks one of these rules would give wrong results silently.
+A pattern that breaks one of these rules would silently give wrong results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Patterns that follow the content: a query's keys are found at run time.
+"""Content-based patterns: a query's keys are found at run time.
 
 Such a pattern gives each position of each head a few integer labels, from the
 queries and keys, and turns them into sets of pairs of two kinds: positions
 that are `Near` in an order, and blocks of keys that are `Chosen`. These are
-patterns, too: their `mask` is the definition, and | & - keep their meaning.
+also patterns: their `mask` is the definition, and | & - keep their meaning.
 
 All are causal in the strict sense: which keys a query has depends only on
 queries and keys up to its own position. A gradient cannot show this, since a
@@ -48,7 +48,7 @@ class Content(Checked):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     raise ValueError(
       f"{shorten(self)} has no pairs before it is bound to queries and keys;"
-      " its support() has all that it may have"
+      " its support() has all pairs that it may have"
     )
 
   def contents(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ class Content(Checked):
 
   @property
   def num_directions(self) -> int:
-    """Number of directions that `labels` projects queries on, D."""
+    """Number of directions that `labels` projects queries onto, D."""
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
@@ -100,7 +100,7 @@ class Content(Checked):
 
     Args:
       q_BLHK: queries, rounded to float32, without gradients.
-      k_BMHK: keys from position 0 on, alike.
+      k_BMHK: keys from position 0 on, likewise.
       directions_HDK: for each head, or for all of them if H = 1; None for no
         directions.
       start: position of the first query.
@@ -168,7 +168,7 @@ class Chosen(_Bound):
 
 
 def _look_up(x_BHL: Array, positions: Integers) -> Array:
-  """The rows of x at positions, some row for negative ones."""
+  """The rows of x at positions, an arbitrary row for negative ones."""
   import jax
   import jax.numpy as jnp
 
@@ -202,10 +202,10 @@ class LSH(Content):
   preceding buckets hold. Here the keys of a query depend only on its past.
 
   Attributes:
-    window: keys in a round.
+    window: number of keys in a round.
     buckets: number of buckets, even.
     rounds: number of hashes.
-    seed: of the random vectors.
+    seed: seed of the random vectors.
   """
 
   window: int
@@ -293,7 +293,7 @@ class Routing(Content):
   Attributes:
     clusters: number of clusters. Their centroids are parameters, the
       directions of `labels`.
-    window: keys.
+    window: number of keys.
   """
 
   clusters: int
@@ -344,15 +344,15 @@ class TopBlocks(Content):
   """The `num` best of the past blocks of `size` keys, chosen by each query.
 
   The score of a block is the product of the query with the mean of its keys.
-  The query's own block is not complete, and never chosen: use it in union with
+  The query's own block is incomplete, and never chosen: use a union with
   `Block(size)` or `Local`.
 
-  Source: Lu et al. 2025, arXiv 2502.13189, whose top k of blocks are those of
+  Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are those of
   `Block(size) | TopBlocks(size, k - 1)`.
 
   Attributes:
     size: keys in a block.
-    num: blocks.
+    num: number of blocks.
   """
 
   size: int
@@ -377,7 +377,7 @@ class TopBlocks(Content):
     del directions_HDK
     b, n, h, width = k_BMHK.shape
     num_queries = q_BLHK.shape[1]
-    num_blocks = (n - 1) // self.size  # of those that a query may choose
+    num_blocks = (n - 1) // self.size  # that a query may choose
     if not num_blocks:
       return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
     keys = k_BMHK[:, : num_blocks * self.size]
@@ -408,7 +408,7 @@ class AdaptiveSpan(Content):
   union takes the larger weight, an intersection the smaller.
 
   Source: Sukhbaatar et al. 2019, arXiv 1905.07799. Their released code attends
-  to `max` keys at most, so that the ramp of a longest span is cut off. Here a
+  to `max` keys at most, so that the ramp of the longest span is cut off. Here a
   query attends to up to `max + ramp` keys.
 
   Attributes:
@@ -462,7 +462,7 @@ def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
   distance = np.arange(n)
   if num == 1 or not window:
     return ((distance > 0) & (distance <= window)).astype(float)
-  # Where the first of these keys is has a negative binomial distribution.
+  # The place of the first of these keys is negative binomially distributed.
   d = distance[window:]
   log_factorial = np.cumsum(np.log(np.maximum(distance, 1)))
   log_ways = log_factorial[d - 1] - log_factorial[d - window]
@@ -476,7 +476,7 @@ def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
 
 
 def _products(spec: str, x: Array, y: Array) -> Array:
-  """An einsum as exact as the device can: its results are compared."""
+  """An einsum as exact as the device allows: its results are compared."""
   import jax.numpy as jnp
 
   return jnp.einsum(spec, x, y, precision="highest")

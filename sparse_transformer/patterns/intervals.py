@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# What the values of this module, NumPy and XLA have in common.
+# The operators that this module, NumPy and XLA share.
 OPERATORS = "+ - * // % < <= > >= == != & | ~"
 LIMIT = 2**31  # integers of a smaller magnitude fit in 32 bits
 
@@ -53,7 +53,7 @@ class TilePairs:
     return ufunc.reduceat(values, starts)[tiles]
 
   def may_be_equal(self, u: Array, v: Array) -> Array:
-    """Whether some u of the query tile may equal some v of the key tile.
+    """Returns whether some u of a query tile may equal some v of a key tile.
 
     Some value of the side that varies more within its tiles must lie between
     the smallest and the largest value of the other side. A few tile pairs give

@@ -1,4 +1,4 @@
-"""The devices that can be compiled for, and their names: "h100:1x1x8".
+"""The devices to compile for, and their names, such as "h100:1x1x8".
 
 A GPU is described by a file beside this one, from which its compiler takes all
 it knows; a TPU is known to its compiler by name.
@@ -26,7 +26,7 @@ class Kind:
     axes: what the numbers of a topology count.
     sizes: usual topologies of one host, the smallest first; a name without a
       topology means that one.
-    gib: memory of one device in GiB; None for a GPU, whose file says it.
+    gib: memory of one device in GiB; None for a GPU, whose file states it.
   """
 
   description: str

@@ -285,7 +285,7 @@ def _is_copy(instruction):
 
 
 def _add_collective(instruction, result):
-  """Counts a collective, or the end of one; its shape is that of the result."""
+  """Counts a collective, or the end of one; its shape is the result's."""
   kind = instruction.opcode.removesuffix("-done")
   result.add_collective(kind, 1, num_bytes(instruction.shape))
 

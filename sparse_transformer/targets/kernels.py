@@ -1,7 +1,7 @@
 """Resources that the hand-written kernels of a GPU program take.
 
 The compiler is told to write the code of all kernels, and the list of what it
-launches, into a folder. NVIDIA's assembler then says how many registers each
+launches, into a folder. NVIDIA's assembler reports how many registers each
 kernel needs, and how much it spills to memory.
 """
 

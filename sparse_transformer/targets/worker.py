@@ -32,7 +32,7 @@ from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
 NOTED = 20  # names of kernels that a report lists
-# What the compiler for TPUs says of a program that does not fit.
+# The TPU compiler's message about a program that does not fit.
 NEEDED = re.compile(
   r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of"
 )
@@ -41,7 +41,7 @@ UNITS = dict(K=2**10, M=2**20, G=2**30)
 
 def main() -> None:
   """Answers one request."""
-  # Whatever libraries print must not be taken for an answer.
+  # Whatever libraries print must not be mistaken for an answer.
   answers = os.fdopen(os.dup(1), "w", buffering=1)
   os.dup2(2, 1)
 
@@ -228,7 +228,7 @@ def _report(
 
 
 def _failure(error: Exception) -> Report:
-  """Why a program does not compile."""
+  """Reports why a program does not compile."""
   text = str(error)
   report: Report = dict(compiles=False, fits=None, reason=_first_line(error))
   if "HbmOom" in text or "hbm" in text:

@@ -1,4 +1,4 @@
-"""Settings that a run may have, but that are probably an accident."""
+"""Warnings about settings that are valid but probably unintended."""
 
 import sys
 

@@ -121,7 +121,7 @@ class Experiment:
 
   @functools.cached_property
   def numbers(self) -> Sequence[np.ndarray]:
-    """Which examples are in which batch: `numbers[i]` [B] after i updates."""
+    """The example numbers of each batch: `numbers[i]` [B] after i updates."""
     settings, numbers = self.config.train, range(len(self.examples))
     return data.batches(numbers, settings.batch_size, settings.seed)
 

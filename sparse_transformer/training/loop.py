@@ -95,7 +95,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
   fields = config_lib.flatten(config)
-  fields.pop("data.path")  # of each host's own copy
+  fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
   versions = about["versions"] | dict(python=about["python"])
   processes.check_same(fields | data | versions)
@@ -115,10 +115,10 @@ def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
 
 
 def check(experiment: Experiment) -> None:
-  """Checks all that a run needs, without training and writing anything.
+  """Checks all that a run needs, without training or writing anything.
 
   Raises:
-    ValueError: the config is invalid, also for these data or this machine.
+    ValueError: the config is invalid in itself, or for these data or machine.
     OSError: the data cannot be read.
   """
   config, source = experiment.config, experiment.source
@@ -213,7 +213,7 @@ def _run(
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-  """Whether periodic work is due after a step; always after the last step."""
+  """Returns whether periodic work is due; it always is after the last step."""
   return step == last or (every > 0 and step % every == 0)
 
 

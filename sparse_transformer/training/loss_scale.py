@@ -6,7 +6,7 @@ without overflow: it doubles after many finite gradients in a row, and a step
 whose gradient is non-finite is skipped and halves it.
 
 Flax's `DynamicScale` differentiates as well, so it would change the scale once
-per micro-batch, and it has no largest scale.
+per micro-batch, and it has no upper limit.
 
 Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 """
@@ -66,7 +66,7 @@ def update(
 
 
 def may_overflow(measured: Mapping[str, float]) -> bool:
-  """Whether the scale may be why the gradient of a step is non-finite.
+  """Returns whether the scale may be why a step's gradient is non-finite.
 
   Args:
     measured: the metrics of the step; without `loss_scale`, there was none.

@@ -38,7 +38,7 @@ class Writer:
     steps: total number of steps.
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
-    silent: whether to write nothing, as another process does.
+    silent: whether to write nothing, because another process does.
   """
 
   def __init__(
@@ -138,8 +138,8 @@ def _extremes(value: Any) -> str:
 class _Board:
   """A TensorBoard file.
 
-  Without the thread of tensorboardX, which dies of the first error, and which
-  its `close` would then wait for.
+  Avoids the thread of tensorboardX, which dies at the first error, and for
+  which `close` would then wait.
   """
 
   def __init__(self, workdir: str | os.PathLike, step: int):
@@ -193,7 +193,7 @@ class Stopwatch:
     self._pending = 0
 
   def restart(self) -> None:
-    """Runs; drops the time and the tokens since the last `restart` if it did.
+    """Runs; if already running, drops time and tokens since the last `restart`.
 
     Those up to the last `stop` are kept.
     """
@@ -238,7 +238,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _is_complete(line: Any) -> bool:
-  """Whether a line has what its readers need."""
+  """Returns whether a line has what its readers need."""
   if not isinstance(line, dict) or not isinstance(line.get("split"), str):
     return False
   needed = {"step", *NEEDED.get(line["split"], ())}

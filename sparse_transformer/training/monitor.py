@@ -14,13 +14,13 @@ from sparse_transformer.training import loss_scale
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What to do about a step that went wrong.
+  """The response to a step that went wrong.
 
   Attributes:
     step: the number of the step, from 1.
     split: `split` of the line to log, "spike" or "skipped"; None logs nothing.
     values: other values of that line.
-    stop: why the run must end; None lets it continue.
+    stop: why the run must end; None to let it continue.
   """
 
   step: int

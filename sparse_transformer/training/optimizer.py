@@ -116,7 +116,7 @@ def learning_rate(
 
 
 def decays(params: dict) -> dict:
-  """Which parameters decay: matrices, but not biases, gains or start vector.
+  """The parameters that decay: matrices, but not biases, gains, start vector.
 
   As in the released code, these are tensors of two dimensions. The axes of
   layers and of experts along which parameters are stacked do not count.

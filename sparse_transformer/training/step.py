@@ -93,7 +93,7 @@ def train_step(
   params = optax.apply_updates(state.params, updates)
   params = model_lib.clip_spans(params)
   # At first the average follows closely, so that the initial weights do not
-  # hold short runs back (the schedule of tf.train.ExponentialMovingAverage).
+  # hold back short runs (the schedule of tf.train.ExponentialMovingAverage).
   decay = jnp.minimum(
     config.optimizer.ema_decay, (1 + state.step) / (10 + state.step)
   )

@@ -44,7 +44,7 @@ def _lock(path, stack):
     ) from None
   now = datetime.datetime.now().isoformat(" ", "seconds")
   holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
-  # The name of the holder is optional: a full disk is not an error here.
+  # The name of the holder is optional: a full disk does not matter here.
   with contextlib.suppress(OSError):
     file.truncate(0)
     file.write(holder)

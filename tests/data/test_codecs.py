@@ -61,9 +61,9 @@ def test_several_sequences_are_saved(tmp_path):
   "name, content, words",
   [
     ("text8", b"ab!", ["a to z and the space", "'!'", "index 2"]),
-    ("text8", b"a{{", ["2 characters", "'{'"]),
+    ("text8", b"a{{", ["2 other characters", "'{'"]),
     ("x.fasta", b"ACGT\n", ["no line starts with >"]),
-    ("x.fasta", b">x\nACX!\n", ["2 characters", "'X'", "index 2"]),
+    ("x.fasta", b">x\nACX!\n", ["2 other characters", "'X'", "index 2"]),
     ("x.wav", wav(np.zeros((50, 2), np.int16)), ["2 channels"]),
     ("x.wav", wav(np.array([0, np.nan], np.float32)), ["sample 1", "nan"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:60], ["damaged or truncated"]),

@@ -93,7 +93,7 @@ def test_axis_of_minus_one_is_what_is_left(axes, expected):
         "model.num_heads": 2,
       },
       "model.num_heads=2 must be a multiple of mesh.tensor=1 x mesh.sequence=4,"
-      " since patterns of layer 1 follow the content",
+      " since patterns of layer 1 are content-based",
     ),
   ],
 )

@@ -1,1 +1,1 @@
-"""Patterns that follow the content, and learned spans."""
+"""Content-based patterns, and learned spans."""

@@ -35,7 +35,7 @@ from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
 TILE = 64  # positions
-# Scores of a step, of all heads: on CPUs, they should stay in cache.
+# Scores of a step, over all heads: on CPUs, they should stay in cache.
 CPU_SCORES, SCORES = 75_000, 2**25
 
 
@@ -77,7 +77,7 @@ def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
 
 
 def count_scores(tables: Tables) -> int:
-  """How many scores of each sequence and head are computed for a set."""
+  """Number of scores computed for a set, per sequence and head."""
   _, _, num_tiles, tile = tables.queries.shape
   if tables.blocks is None:
     return num_tiles * tile * tables.span * tile
@@ -141,7 +141,7 @@ def condition(part: Any) -> Pattern:
 class Gathered:
   """Runs plans whose tables are found at run time: these, and those of `spans`.
 
-  The `steps` of their tables say how, which depends on whether it is a CPU.
+  The `steps` of their tables say how, which differs between CPUs and others.
   """
 
   is_cpu: bool
@@ -183,8 +183,8 @@ class _Steps(online_softmax.Steps):
 
   def __init__(self, plan, is_cpu, shape, num_keys):
     self.pattern, self.tables = plan.pattern, plan.tables
-    # Whether the device adds one after another what goes to the same place;
-    # otherwise such sums are computed first.
+    # Whether the device adds values for the same place one after another;
+    # otherwise they are summed first.
     self.in_order, self.n = is_cpu, shape[1]
     b, h, num_tiles, self.tile = self.tables.queries.shape
     limit = CPU_SCORES if is_cpu else SCORES
@@ -249,7 +249,7 @@ class _Steps(online_softmax.Steps):
     return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, i * self.size, 2)
 
   def _now(self, x_BHV, i, more=0):
-    """The tiles of a step, and some more."""
+    """The tiles of a step, and `more` after them."""
     return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size + more, 2)
 
 
@@ -335,7 +335,7 @@ class _Blocks(_Steps):
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
-  """x with more along its third axis."""
+  """x, padded along its third axis."""
   pads = [(0, 0), (0, 0), (before, after), *[(0, 0)] * (x_BHV.ndim - 3)]
   return jnp.pad(x_BHV, pads, constant_values=fill)
 

@@ -1,6 +1,6 @@
 """Groups numbers by label, in whole tiles, with shapes known at trace time.
 
-Axes: N rows that are grouped on their own, E entries of a row, V tiles.
+Axes: N rows, each grouped separately, E entries of a row, V tiles.
 """
 
 import functools
@@ -82,7 +82,7 @@ def _sort(labels_E, num):
   if (num + 1) * size > LIMIT:
     order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
     return labels_E[order_E], order_E
-  # Several times faster: a sort of one operand.
+  # Several times faster: sorts a single operand.
   ids = jnp.sort(labels_E * size + jnp.arange(size, dtype=jnp.int32))
   return ids // size, ids % size
 
@@ -92,5 +92,5 @@ def _search(sorted_E, values, side):
 
 
 def _at(table, places):
-  """Values of a table; those past its end are its last."""
+  """Values of a table; places past its end get the last one."""
   return jnp.take(table, places, mode="clip")

@@ -1,8 +1,8 @@
-"""Which pairs the patterns that follow the content have, for given arrays.
+"""The pairs of content-based patterns, for given arrays.
 
-Heads with the same pattern are bound together. What a pattern decides are the
-integer labels of positions; they are named, so that rematerialization can keep
-them instead of deciding again, perhaps otherwise.
+Heads with the same pattern are bound together. A pattern decides the integer
+labels of positions; they are named, so that rematerialization can keep them
+instead of deciding again, perhaps differently.
 
 In all functions, `patterns` has one pattern per head, q_BLHK and k_BLHK are
 queries and keys, `directions` is as in `attention.attend`, and `bound` is what
@@ -38,12 +38,12 @@ Directions = Mapping[Pattern, jax.Array]
 
 
 def follows(pattern: Pattern) -> bool:
-  """Whether the pairs of a pattern follow from labels."""
+  """Returns whether the pairs of a pattern follow from labels."""
   return bool(pattern.contents()) and spans_lib.span_of(pattern) is None
 
 
 def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
-  """The distinct patterns that follow the content, with their heads."""
+  """The distinct content-based patterns, with their heads."""
   return group_heads([(p,) if follows(p) else () for p in patterns])
 
 
@@ -60,9 +60,9 @@ def bind(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> tuple[Any, ...]:
-  """What the patterns that follow the content are bound to.
+  """Binds the content-based patterns to arrays.
 
-  These are, for each pattern of `with_content`, in order, and each of its
+  Returns, for each pattern of `with_content`, in order, and each of its
   `contents`, the sets whose union it is.
   """
 
@@ -87,7 +87,7 @@ def labels(
   given: jax.Array | None,
   start: jax.Array | int = 0,
 ) -> jax.Array:
-  """`Content.labels` of queries and keys as they are, without gradients.
+  """`Content.labels` of raw queries and keys, without gradients.
 
   Directions that are not `given` are the pattern's.
   """
@@ -137,7 +137,7 @@ def check_directions(
 
 
 def _directions_of(content, num_heads, width):
-  """The shape and the name of what a pattern takes, no name for nothing."""
+  """The shape and name of what a pattern takes; no name if it takes nothing."""
   if isinstance(content, AdaptiveSpan):
     return (num_heads,), "spans in positions, one per head"
   shape = num_heads, content.num_directions, width
@@ -152,7 +152,7 @@ def lay_out(bound: tuple[Any, ...], tile: int) -> list[gathered.Tables]:
 def parts(
   patterns: tuple[Pattern, ...], bound: tuple[Any, ...]
 ) -> Iterator[tuple[Pattern, Heads]]:
-  """The disjoint parts that follow the content, bound, each with its heads."""
+  """The disjoint content-based parts, bound, each with its heads."""
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for part in pattern.split()[1]:
@@ -174,10 +174,10 @@ def plans(
 
 
 def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
-  """(executor, tile, number of scores) of the parts that follow the content.
+  """(executor, tile, number of scores) of the content-based parts.
 
   For one sequence and head. Shapes are known before run time, whatever the
-  content. Spans are not: what is computed is at most that of the longest.
+  content. Spans are not: the count for the longest ones is an upper bound.
   """
   if not follows(pattern):
     return spans_lib.count_scores(pattern, case)
@@ -204,7 +204,7 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
 def unions(
   pattern: Pattern, sets: Sequence[tuple[Pattern, ...]]
 ) -> dict[Pattern, Pattern]:
-  """What each of a pattern's `contents` stands for."""
+  """{content: the union of its sets} for a pattern's `contents`."""
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))
 
@@ -219,10 +219,10 @@ def bind_heads(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> list[Pattern]:
-  """The pattern of each head, bound to its queries and keys if need be.
+  """The pattern of each head, bound to its queries and keys if needed.
 
-  Positions in the mask of one that is bound have axes of batch and heads. One
-  with a span becomes its support.
+  In the mask of a bound pattern, positions have axes of batch and heads. A
+  pattern with a span becomes its support.
   """
   found = [pattern.support() for pattern in patterns]
   bound = bind(patterns, q_BLHK, k_BLHK, directions)
@@ -240,7 +240,7 @@ def realize(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> jax.Array | np.ndarray:
-  """Which pairs there are: bool [B, H, L, M]; B is 1 if none follow content."""
+  """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
   n = q_BLHK.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
   bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)

@@ -1,9 +1,9 @@
-"""Learned spans: the weights of pairs, and what runs the parts that have them.
+"""Learned spans: the weights of pairs, and execution of parts with spans.
 
 A step has some tiles of queries, each with the tile of keys that is `ago` tiles
 before its own. Steps go back from ago = 0 until no span reaches further. The
-spans are known at run time only, and so is how many steps there are: one
-compiled program takes less time as they shrink.
+spans, and so the number of steps, are known only at run time: one compiled
+program takes less time as spans shrink.
 
 Nothing here depends on timing: no two sums go to the same place in one step.
 
@@ -28,7 +28,7 @@ from sparse_transformer.attention.content import gathered
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 TILE = 128  # positions
-# Scores of a step, of all sequences: on CPUs, they should stay in cache.
+# Scores of a step, over all sequences: on CPUs, they should stay in cache.
 CPU_SCORES = 131_072
 
 
@@ -39,7 +39,7 @@ def span_of(pattern: Pattern) -> AdaptiveSpan | None:
 
 
 def any_span(patterns: Sequence[Pattern]) -> bool:
-  """Whether any head's pattern has a span."""
+  """Returns whether any head's pattern has a span."""
   return any(span_of(pattern) is not None for pattern in patterns)
 
 
@@ -67,9 +67,9 @@ def of_heads(
 def weights_of(
   pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
 ) -> jax.Array:
-  """The weights of pairs within the support, of which `distance` is q - k.
+  """The weights of pairs within the support; `distance` is their q - k.
 
-  At the ends of the ramp, the derivative by the span is 0.
+  At the ends of the ramp, the derivative with respect to the span is 0.
   """
   room = spans + pattern.ramp - distance
   first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
@@ -105,7 +105,7 @@ def weights(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The spans [H] of a plan's heads, and the pattern whose weights follow."""
+  """The spans [H] of a plan's heads, and the pattern that gets its weights."""
 
   spans: jax.Array
   pattern: AdaptiveSpan = dataclasses.field(metadata=contract.STATIC)
@@ -160,8 +160,8 @@ def count_scores(
 class _Walk(online_softmax.Steps):
   """The steps of a plan, back from each group of tiles of queries.
 
-  Their numbers are how many tiles ago the keys are. On CPUs, heads run one
-  after another, each as far as its own span; otherwise together, as far as the
+  Step `ago` has the keys that many tiles back. On CPUs, heads run one after
+  another, each as far as its own span; otherwise together, as far as the
   widest. Groups of the same heads follow one another.
   """
 

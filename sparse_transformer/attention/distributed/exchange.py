@@ -123,7 +123,7 @@ def _number(holder, device):
 
 
 def _alike(read):
-  """The same for all devices, if they differ only where some have no place.
+  """One table for all devices, if theirs differ only in missing places.
 
   Then it is a constant, and may be slices.
   """
@@ -165,7 +165,7 @@ class Exchange(contract.Arrangement):
     return tuple(_take(x, read) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The transpose of `arrange`: where positions are held, they are added."""
+    """The transpose of `arrange`: adds results where positions are held."""
     route, own = self.route, self.route.own
     at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
     held = [_take(x, at) for x in arrays]
@@ -186,7 +186,7 @@ class Exchange(contract.Arrangement):
     return tuple(totals)
 
   def _send(self, x_BL, is_back=False):
-    """Sends messages, or what was added to them back."""
+    """Sends messages or, back, what was added to them."""
     if self.route.ways is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
     pieces = jnp.split(x_BL, np.cumsum(self.route.sizes)[:-1], axis=1)

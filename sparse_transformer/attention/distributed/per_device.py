@@ -36,7 +36,7 @@ class Split(NamedTuple):
 
 
 def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
-  """How queries are split over the mesh in context; see `attend` for the spec.
+  """The split of queries over the mesh in context; see `attend` for the spec.
 
   Raises:
     ValueError: the spec does not fit the mesh or the array.
@@ -82,7 +82,7 @@ def mesh_of(x: jax.Array) -> Any:
 
 
 def num_devices(x: jax.Array, axes: Axes) -> int:
-  """Devices along axes of the mesh."""
+  """Number of devices along axes of the mesh."""
   return _size(mesh_of(x), axes)
 
 
@@ -108,8 +108,8 @@ def on_any_mesh(
   if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
     *arrays, tables = _varying_alike((*arrays, tables))
     return attention(*arrays, tables)
-  # Of axes that are not in a spec, gradients are summed over the devices: also
-  # if there is one only.
+  # Gradients are summed over the devices along axes that are not in a spec,
+  # even over a single one.
   named = {axis for entry in split.spec for axis in _axes(entry)}
   ones = (a for a in mesh.auto_axes if mesh.shape[a] == 1 and a not in named)
   split = split._replace(sequences=(*split.sequences, *ones))
@@ -135,7 +135,7 @@ def on_any_mesh(
 
 
 def _reshard(mesh, inputs, specs):
-  """Inputs whose types say what `jax.shard_map` is told."""
+  """Inputs whose types match what `jax.shard_map` is told."""
   explicit = {*mesh.explicit_axes}
 
   def reshard(spec, tree):
@@ -175,7 +175,7 @@ def _size(mesh, axes):
 
 
 def _add_axes(axes, mesh, batch):
-  """With the automatic axes that divide the batch."""
+  """Adds the automatic axes that divide the batch."""
   for axis in mesh.auto_axes:
     size = _size(mesh, (*axes, axis))
     if mesh.shape[axis] > 1 and batch % size == 0:

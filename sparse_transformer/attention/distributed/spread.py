@@ -1,4 +1,4 @@
-"""Positions that are split over devices: which device computes what.
+"""Positions split over devices: the assignment of work to devices.
 
 Each part of a pattern runs in its own orders. Its tiles of queries are dealt
 out to the devices in slices of that order. Which keys a device reads follows
@@ -38,10 +38,10 @@ from sparse_transformer.attention.distributed.exchange import (
 from sparse_transformer.patterns import Layout, Pattern, shorten
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
-# The cost of moving positions, in the backward pass also: five arrays of
+# The cost of moving positions, including the backward pass: five arrays of
 # queries and six of keys, per position, and products of seven matrices per
-# pair. One byte of 2 for each element takes as long as this many FLOPs: an H100
-# with NVLink and a TPU v5e do about as many at half of their peak rates.
+# pair. A byte, at 2 per element, takes as long as this many FLOPs: an H100 with
+# NVLink and a TPU v5e do about as many at half of their peak rates.
 QUERY_ARRAYS, KEY_ARRAYS, PRODUCTS, FLOPS_PER_BYTE = 5, 6, 7, 1000
 
 
@@ -62,12 +62,12 @@ class Shares:
 
   @property
   def tiles(self) -> np.ndarray:
-    """How many tiles each device computes."""
+    """Number of tiles that each device computes."""
     return np.array([len(layout.rows) for layout in self.layouts])
 
 
 def _cost(pairs, queries, keys):
-  """Of a device that computes pairs, and receives positions."""
+  """Cost of a device that computes pairs and receives positions."""
   moved = QUERY_ARRAYS * queries + KEY_ARRAYS * keys
   return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
 
@@ -101,7 +101,7 @@ def choose(
 def share(
   part: Pattern, n: int, tile: int, num_devices: int, dealing: str
 ) -> Shares:
-  """How devices share a part of n positions, dealt in "slices" or "zigzag"."""
+  """The shares of a part of n positions, dealt in "slices" or "zigzag"."""
   layout, own = part.layout(n, tile), n // num_devices
   dealt = _deal(-(-n // tile), num_devices, dealing)
   place = np.argsort(dealt, axis=None)[layout.rows]
@@ -157,8 +157,8 @@ def _deal(num_rows, num_devices, dealing):
 def _keys(part, layout, device, num_devices, own):
   """(positions of keys [devices, places], the column there of each tile).
 
-  A device has the columns that its tiles are in, those of its own positions
-  first. Of other columns, it has only the keys that are in a pair.
+  A device has the columns of its tiles, its own positions first. Of other
+  columns, it has only the keys that are in a pair.
   """
   n, tile = len(layout.key_order), layout.tile
   num_cols = -(-n // tile)
@@ -189,8 +189,8 @@ def _keys(part, layout, device, num_devices, own):
 def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
   """The tile of a part, if each device has `own` positions.
 
-  A divisor of that, if there is a large one: then the tiles of a device have
-  no positions of others. For kernels, it stays a power of two.
+  A divisor of `own`, if there is a large one, so that no tile has positions of
+  two devices. For kernels, it stays a power of two.
   """
   tile = min(case.tile, case.length) or executor.tile_size(part, case)
   if not tile & (tile - 1):
@@ -205,7 +205,7 @@ def decide(
   case: Case,
   num_devices: int,
 ) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
-  """How parts are shared: (part, heads, how many, shares); see `traffic`."""
+  """The sharing of parts: (part, heads, how many, shares); see `traffic`."""
   n = case.length
   for part, heads in heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
@@ -219,7 +219,7 @@ def plans(
   case: Case,
   axes: Axes,
 ) -> list[tuple[Plan, Heads]]:
-  """`Executor.plans` of a device, for a case with the length that it has.
+  """`Executor.plans` of a device, for a case with the device's own length.
 
   Raises:
     ValueError: the executor cannot run if positions are split.
@@ -266,7 +266,7 @@ def of_own_heads(
   few = len(patterns) // num_devices
   if patterns[:few] * num_devices != patterns:
     raise ValueError(
-      "patterns that follow the content need all positions of a head on one"
+      "content-based patterns need all positions of a head on one"
       f" device, but {len(patterns)} heads cannot be split over"
       f" {num_devices} devices so that all have the same patterns; split"
       " positions over fewer devices, or change the number of heads"
@@ -293,26 +293,26 @@ def traffic(
   case: Case,
   num_devices: int,
 ) -> list[dict[str, Any]]:
-  """What a device receives for each part, known before it is compiled.
+  """The data that a device receives for each part, known before compiling.
 
   Args:
     executor: runs them.
     patterns: one per head.
     case: what is run: sequences and heads of a device, and the length of whole
       sequences.
-    num_devices: that positions are split over.
+    num_devices: number of devices that positions are split over.
 
   Returns:
     JSON values for each part:
     part, num_heads, tile: the part, the heads that have it, and its tile.
     dealing: see `Shares`.
-    queries, keys: what moves them: `Route.kind`, or "all-to-all over heads".
+    queries, keys: how they move: `Route.kind`, or "all-to-all over heads".
     positions_of_queries, positions_of_keys: how many a device receives of each
-      array, in proportion if only those of some of the heads.
+      array, in proportion if it gets only some of the heads.
     positions: those of q, k, v and the output together.
     forward, backward: bytes that a device receives in each pass. Results are
       counted as executors in plain XLA compute them, in float32 or wider.
-    imbalance: tiles of the device with the most, by the mean.
+    imbalance: tiles of the device with the most, divided by the mean.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width

@@ -1,1 +1,1 @@
-"""What runs plans: the reference, CPUs, GPUs, TPUs, and everything else."""
+"""Executors of plans: the reference, CPUs, GPUs, TPUs, and everything else."""

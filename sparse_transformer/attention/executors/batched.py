@@ -34,10 +34,10 @@ from sparse_transformer.attention.online_softmax import (
 from sparse_transformer.patterns import Layout, Pattern
 
 TILE = 128  # positions: a side of the matrix units of GPUs and TPUs
-# The scores that a step computes at a time, for each position and head.
+# The most scores that a step computes, per position and head.
 SCORES = 256
-# What one more step costs, as a share of what a full one computes, and one more
-# loop, as a share of all tiles.
+# Cost of one more step, as a share of a full one, and of one more loop, as a
+# share of all tiles.
 STEP_COST, LOOP_COST = 1 / 4, 1 / 32
 NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
@@ -177,7 +177,7 @@ def _sweep_of(lists, positions, items, cuts, room):
 
 
 def _cut(counts, room):
-  """Which lists run together: (first, last) of each loop.
+  """Decides which lists run together: (first, last) of each loop.
 
   Lists, longest first, are padded to the longest of their loop. The cheapest
   cuts are found by dynamic programming, over lengths that differ by a twelfth.
@@ -200,12 +200,12 @@ def _cut(counts, room):
 
 
 def _num_steps(size, span, room):
-  """How many steps some lists of at most `span` tiles take."""
+  """Number of steps that `size` lists of at most `span` tiles take."""
   return -(-size // max(1, room // span))
 
 
 def _loop(lists, items, size, span, room):
-  """A loop over items: room for so many, each of at most `span` tiles."""
+  """A loop over items, padded to `size` lists of `span` tiles."""
   num_steps = _num_steps(size, span, room)
   num_lanes = -(-size // num_steps)
   index = items[:, 2, None] + np.arange(span)
@@ -342,7 +342,7 @@ def _run(
 
 
 def _gather(side, tiles_AC, heads_GM, heads_AM):
-  """The rows of tiles: arrays [B, A, M, S, ...], some value for padding."""
+  """The rows of tiles: arrays [B, A, M, S, ...]; padding is unspecified."""
   positions, arrays = side
   rows_AS = positions[tiles_AC].clip(0).reshape(len(tiles_AC), -1)
   index: tuple[jax.Array, ...] = rows_AS[:, :, None], heads_AM[:, None]
@@ -373,7 +373,7 @@ def _slots(tables, sweep, x, fill):
       index = rows_LG[:, 0], slice(None)
     else:
       group_H, member_H = jnp.asarray(tables.places)
-      # An index of another kind than above; mypy keeps the first type.
+      # A different kind of index than above; mypy keeps the first type.
       index = rows_LG[:, group_H], member_H[None]  # type: ignore[assignment]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 

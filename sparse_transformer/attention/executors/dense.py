@@ -34,7 +34,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
-  If positions are split over mesh axes, each device computes those of all.
+  If positions are split over mesh axes, each device computes all of them.
   """
   if axes:
     own, first = q_BLHK.shape[1], lax.axis_index(axes) * q_BLHK.shape[1]

@@ -1,4 +1,4 @@
-"""What the executors with fused kernels share: running them on work lists."""
+"""The base of executors with fused kernels: runs them on work lists."""
 
 import abc
 import dataclasses
@@ -55,7 +55,7 @@ class Fused(Executor):
 
 
 def _written(fill, x_SBLH, lists):
-  """What a kernel has written; it leaves unspecified values elsewhere."""
+  """The rows that a kernel wrote, and `fill` where it left them unspecified."""
   if len(x_SBLH) == 1:  # the first slot holds all rows
     return x_SBLH
   written = jnp.asarray(lists.written)[:, None]

@@ -5,8 +5,8 @@ pairs, see `mosaic_tables`: the block of an item stays in VMEM from its first
 step to its last, which writes its results.
 
 A block holds a column for each position, so that widths below 128 waste no
-lanes. Scores are [keys, queries]: what a query has one of, such as its
-log-sum-exp, is a row. Only blocks are ever transposed, no square of scores.
+lanes. Scores are [keys, queries]: values per query, such as the log-sum-exp,
+are a row. Only blocks are transposed, never scores.
 """
 
 import math

@@ -195,7 +195,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
   Returns:
     For each step the item, the place of its tile in `others`, and whether there
-    is one: an item without tiles has a step, too.
+    is one: an item without tiles also has a step.
   """
   items = np.asarray(lists.items)
   size = items[:, 4] - items[:, 2]
@@ -207,7 +207,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
-  """Which tiles of one side each head needs: bool [heads, tiles].
+  """The tiles of one side that each head needs: bool [heads, tiles].
 
   The items of `mine` are tiles of this side, those of `theirs` of the other.
   """
@@ -290,7 +290,7 @@ def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
 def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
   """x with invalid entries replaced by the valid one before, or 0.
 
-  A step that names the block of the step before copies nothing.
+  A step that names the same block as the step before copies nothing.
   """
   at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
   return np.where(at < 0, 0, x[at])
@@ -299,9 +299,9 @@ def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
 def _cut(
   all_steps: Sequence[np.ndarray], num_blocks: int, most_steps: int
 ) -> list[tuple[Steps, ...]]:
-  """`Steps` of at most so many, cut between items, for each device.
+  """`Steps` of at most `most_steps`, cut between items, for each device.
 
-  Devices have equally many: some get steps that do nothing.
+  All devices have equally many: some get steps that do nothing.
   """
   starts = np.stack(
     [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]

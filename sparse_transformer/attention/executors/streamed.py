@@ -75,7 +75,7 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 @functools.lru_cache(maxsize=256)
 def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
-  """The cheapest plan of a part; `tile` 0 chooses the tile as well."""
+  """The cheapest plan of a part; `tile` 0 also chooses the tile."""
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
   (steps,) = _steps_of([layout], span)
@@ -109,7 +109,7 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
   num_steps = -(-np.stack(counts) // span)
   single = num_steps.max() <= 1
-  if single:  # also of rows without tiles
+  if single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
   most = num_steps.sum(1).max()
   found = []
@@ -150,7 +150,7 @@ def _cheapest(part, n, sizes):
 
 
 def _best_span(counts, size):
-  """The lowest cost of rows with so many tiles, and the span that has it."""
+  """The lowest cost of rows with `counts` tiles, and the span that has it."""
   costs = {}
   for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
     num_steps = int((-(-counts // span)).sum())
@@ -191,7 +191,7 @@ class _Tiles(online_softmax.Steps):
     self.num = (len(plan.tables.first) - 1) // self.size
 
   def _group_size(self, batch, heads):
-    """How many query tiles to process together: a divisor of their number."""
+    """Number of query tiles to process together: a divisor of their total."""
     if not self.single:
       return 1
     num_rows, span = self.plan.tables.cols.shape

@@ -22,7 +22,7 @@ WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
 # Programs that a GPU of 132 multiprocessors runs at a time, and the length of
-# the pieces of lists that would keep it waiting.
+# the pieces into which lists are cut that would keep it waiting.
 PROGRAMS, PIECE = 3 * 132, 64
 MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
 

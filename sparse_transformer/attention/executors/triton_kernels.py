@@ -177,7 +177,7 @@ def _backward_of_keys(
     lse, delta = item.rows(lse_ref, at) * LOG2_E, item.rows(delta_ref, at)
     # Transposed: a row for each key.
     p = _weights(item, k, q, lse[None, :], pairs)
-    # dv before ds: both gradients at a time would need more registers.
+    # dv before ds: both gradients at once would need more registers.
     dv = dv + item.dot(p.astype(dout.dtype), dout, (1, 0))
     ds = p * (item.dot(v, dout, (1, 1)) - delta[None, :])
     return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv

@@ -1,1 +1,1 @@
-"""What a network costs and attends to; nothing here trains it."""
+"""Reports of a network's costs and attention; nothing here trains it."""

@@ -1,4 +1,4 @@
-"""What a step costs: FLOPs, memory traffic, memory, utilization.
+"""The costs of a step: FLOPs, memory traffic, memory, utilization.
 
 FLOPs and traffic follow from the sizes of the network and the number of pairs
 in its patterns. What is kept for the backward pass depends on `model.remat`
@@ -101,7 +101,7 @@ def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
 def count_pairs(model: model_lib.Config) -> int:
   """Number of pairs of one sequence, in all heads of all layers.
 
-  Of pairs that follow the content, the expected number.
+  For content-based pairs, the expected number.
   """
   heads = collections.Counter(itertools.chain(*model.patterns))
   n = model.length
@@ -122,7 +122,7 @@ def model_flops(config: ConfigDict, model: model_lib.Config) -> int:
   """FLOPs that one step needs, however it is executed.
 
   The backward pass counts as twice the forward pass. What it recomputes does
-  not count, neither for rematerialization nor the scores of attention.
+  not count, whether for rematerialization or the scores of attention.
   Attention counts by the pairs of its patterns, and experts by how many of them
   a position passes through.
 
@@ -216,7 +216,7 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
 def rematerialization(
   config: ConfigDict, model: model_lib.Config, pairs: int
 ) -> dict[str, dict[str, int]]:
-  """What each value of `model.remat` keeps and recomputes.
+  """Memory kept and FLOPs recomputed with each value of `model.remat`.
 
   Returns:
     For each value: bytes of `activations` on a device and of one recomputed

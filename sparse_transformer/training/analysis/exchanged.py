@@ -1,4 +1,4 @@
-"""What devices send each other in attention, if positions are split."""
+"""The data that devices exchange in attention, if positions are split."""
 
 import collections
 import dataclasses
@@ -32,8 +32,8 @@ def of_network(
 ) -> list[dict[str, Any]]:
   """`traffic` for each part of the patterns, of one micro-batch and one layer.
 
-  With the number of `layers` that have it. Nothing if positions are not split,
-  or by an executor that gathers them all.
+  With the number of `layers` that have it. Empty if positions are not split,
+  or if the executor gathers them all.
   """
   if sizes["sequence"] == 1:
     return []
@@ -57,7 +57,7 @@ def of_network(
 
 
 def table(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
-  """Rows of a table, of what `of_network` returns."""
+  """Rows of a table of what `of_network` returns."""
   yield tuple(COLUMNS)
   for row in found:
     kib = row["forward"] / 1024, row["backward"] / 1024

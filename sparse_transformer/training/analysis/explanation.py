@@ -1,4 +1,4 @@
-"""What an experiment costs and what its positions see, before training.
+"""The costs of an experiment and what its positions see, before training.
 
 This is the report of the command `explain`. It reads no data and allocates no
 network, so it takes seconds at any size.
@@ -30,7 +30,7 @@ Report = dict[str, Any]
 
 
 def explain(config: ConfigDict, model: model_lib.Config) -> Report:
-  """What a network costs and sees, as JSON values.
+  """The costs and reach of a network, as JSON values.
 
   The config is used for its batches and its optimizer.
 
@@ -122,8 +122,8 @@ def _measure(
 ) -> Report:
   """The costs of one head with a pattern.
 
-  If it follows the content, `pairs` is the number to expect, and the smallest
-  number of keys is not known.
+  If it is content-based, `pairs` is the expected number, and the smallest
+  number of keys is unknown.
   """
   n = model.length
   pairs = analysis.count_pairs(pattern, n)
@@ -169,10 +169,10 @@ def _tiles(
 
 
 def explain_reach(model: model_lib.Config) -> Report:
-  """After how many layers all positions see what they should, if ever.
+  """Finds after how many layers all positions see what they should, if ever.
 
   This counts static pairs only; `may_see` is the number of layers with all that
-  patterns may have that follow the content, None if there are no such patterns.
+  content-based patterns may have, None if there are no such patterns.
   """
   layers = model.patterns
   static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
@@ -241,8 +241,8 @@ NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
 1 is the best possible."""
 EXPECTED = """
-~: expected, since pairs follow the content: if labels, such as the buckets of
-LSH, were drawn evenly at random. Uneven ones have more keys, up to the max.
+~: expected numbers, for labels (such as the buckets of LSH) that are
+drawn uniformly at random; uneven ones give more keys, up to the max.
 What is computed, and its time and memory, do not depend on the content. Learned
 spans count as the longest: what is computed shrinks with them."""
 # What the parts of a step and of its memory are.
@@ -373,7 +373,7 @@ def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
     seen = everything(layers, "s" * (layers != 1))
   yield "sees" if may_see is None else "always sees", seen, what
   if may_see is not None:
-    what = "if patterns that follow the content had all pairs they may have"
+    what = "if content-based patterns had all pairs they may have"
     yield "may see", everything(may_see, "s" * (may_see != 1)), what
 
 

@@ -1,4 +1,4 @@
-"""What the heads of a trained network attend to, on a given example.
+"""The attention of a trained network's heads on a given example.
 
 The queries and keys of all drawn layers are collected in one pass of the
 network. Then the pairs of each head, static or bound to these queries and
@@ -34,10 +34,10 @@ Collected = dict[int, tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """What one head attends to.
+  """The attention of one head.
 
   Attributes:
-    pattern: its pattern, which may follow the content.
+    pattern: its pattern, which may be content-based.
     pairs: number of pairs.
     keys_max: the most keys of a query.
     entropy: of the weights of a query, in bits; the mean over all queries that
@@ -134,7 +134,7 @@ def weigh(
 
 
 def _biases(patterns, directions, n):
-  """Of each head, what is added to its scores: log of the weights of spans."""
+  """What is added to the scores of each head: the log of its spans' weights."""
   i = np.arange(n)
   weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
   if weights_HLM is None:

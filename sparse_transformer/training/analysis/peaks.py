@@ -50,7 +50,7 @@ _BY_DEFAULT, _HIGHEST = (None, "default"), ("highest", "float32")
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-  """FLOPs per second that a device can reach; None if that is not known.
+  """FLOPs per second that a device can reach; None if unknown.
 
   Args:
     device_kind: `device_kind` of a JAX device.

@@ -15,7 +15,7 @@ from sparse_transformer.training import loss_scale
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import State
 
-FOLDER = "state"  # in that of a checkpoint
+FOLDER = "state"  # in the folder of a checkpoint
 
 
 def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
@@ -64,7 +64,7 @@ def first_line(error: Exception) -> str:
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """What to read of a checkpoint: shapes, dtypes and shardings."""
+  """The arrays to read from a checkpoint: shapes, dtypes and shardings."""
   with _readable(path), _orbax() as orbax:
     metadata = orbax.metadata(path / FOLDER).item_metadata
   tree = as_tree(like)

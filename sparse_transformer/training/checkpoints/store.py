@@ -8,7 +8,7 @@ A checkpoint is the folder `checkpoints/<step>/` of a workdir:
   files.json  {file name: CRC-32} of all files in the two
 
 A checkpoint has this name only while it is complete: it is written under
-another, and gets the other again before it is deleted.
+another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
@@ -60,7 +60,7 @@ class Checkpoints:
   Args:
     workdir: the folder that contains `checkpoints/`.
     keep: how many of the latest checkpoints to keep; None for read-only.
-    keep_best: how many of those with the lowest validation loss to keep, too.
+    keep_best: how many of those with the lowest validation loss to also keep.
     about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
@@ -288,7 +288,7 @@ class Checkpoints:
     """Calls a function in all processes, which then report the first problem.
 
     Returns:
-      Whether there was none.
+      True if there was none.
     """
     problem = ""
     try:

@@ -1,4 +1,4 @@
-"""The mesh of devices that a config describes, and what has to fit it."""
+"""The mesh of devices that a config describes, and checks against it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
       at least those of this run.
 
   Raises:
-    ValueError: the sizes do not multiply to the devices.
+    ValueError: the product of the sizes is not the number of devices.
   """
   given = {axis: config.mesh[axis] for axis in AXES}
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in given.items())
@@ -107,14 +107,14 @@ def _check_split(group, size, sizes, micro=1, words=""):
 
 
 def num_shards(sizes: Sizes) -> int:
-  """Into how many parts a batch is split."""
+  """Number of parts that a batch is split into."""
   return sizes["data"] * sizes["fsdp"]
 
 
 def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
   """Raises ValueError unless the heads of all devices have the same patterns.
 
-  Devices run one program, each on its own heads. Where pairs follow the content
+  Devices run one program, each on its own heads. If pairs are content-based,
   heads are also split over `sequence`, so that a device has all positions.
   """
   for layer, heads in enumerate(model.patterns):
@@ -126,7 +126,7 @@ def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
     if len(heads) % devices:
       raise ValueError(
         f"model.num_heads={len(heads)} must be a multiple of {words}, since"
-        f" patterns of layer {layer} follow the content, and need all positions"
+        f" patterns of layer {layer} are content-based, and need all positions"
         " of a head on one device"
       )
     own = len(heads) // devices  # heads of a device

@@ -45,16 +45,16 @@ def joined(
   """Runs with other processes; a context manager.
 
   Args:
-    coordinator: host:port of the first process, on which it listens; None if
-      the cluster says it, as Slurm and TPU pods do, with the other two.
+    coordinator: host:port on which the first process listens; None if the
+      cluster provides it and the next two, as Slurm and TPU pods do.
     num_processes: how many there are.
     process_id: which one this is, from 0.
     connect_seconds: how long to wait for the others at the start.
-    heartbeat_seconds: after how long a process that is silent counts as lost.
+    heartbeat_seconds: after how long a silent process counts as lost.
 
   Raises:
     ValueError: the others cannot be reached, or an argument is wrong.
-    SystemExit: the connection to them was lost, which a line says.
+    SystemExit: the connection to them was lost, as one line reports.
   """
   _check(coordinator, num_processes, process_id)
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells
@@ -101,7 +101,7 @@ def joined(
 def _check(coordinator, num_processes, process_id):
   given = coordinator, num_processes, process_id
   if given == (None,) * 3:
-    return  # the cluster says it
+    return  # the cluster provides it
   if None in given:
     raise ValueError(
       "--coordinator, --num_processes and --process_id must be given together"
@@ -144,7 +144,7 @@ def _within(coordinator, seconds):
 
 
 def _leave():
-  """Ends at once a process that the others do not know to end.
+  """Ends at once a process that the others do not know is ending.
 
   JAX would first wait for them to exit, and they may wait for this one.
   """
@@ -159,12 +159,12 @@ def _end_together():
 
 
 def are_several() -> bool:
-  """Whether several processes run together."""
+  """Returns whether several processes run together."""
   return jax.process_count() > 1
 
 
 def is_first() -> bool:
-  """Whether this is the process that writes and reports."""
+  """Returns whether this is the process that writes and reports."""
   return jax.process_index() == 0
 
 
@@ -233,7 +233,7 @@ def gather(text: str) -> list[str]:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.int32(len(data)))
-  # Each size is a program, hence powers of two.
+  # Each size compiles a program, hence powers of two.
   padded = np.zeros(
     max(1024, 1 << (int(max(sizes)) - 1).bit_length()), np.uint8
   )
@@ -292,7 +292,7 @@ class Stops(Signals):
   def check(self) -> None:
     """Raises Stopped if any process caught a signal.
 
-    All processes must call it equally often.
+    All processes must call it the same number of times.
     """
     if not are_several():
       return super().check()

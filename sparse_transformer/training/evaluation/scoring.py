@@ -21,7 +21,7 @@ Losses = Callable[[Any, Any], jax.Array]
 # an order-4 model of Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536
 # bytes give errors in the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer
 # than the longest window of a preset for text, 12,288, and leave 18 of them in
-# 300 kB, of which an error is itself certain to 17 %.
+# 300 kB, so the standard error is itself known to ±17 %.
 BLOCK = 16_384
 
 
@@ -46,7 +46,7 @@ class Tally:
 
   Args:
     length: positions in a window, L.
-    block: scored positions in a block. The standard error is that of the mean
+    block: scored positions in a block. The standard error is taken
       over blocks of consecutive positions, as if these were independent. None
       for the positions of a window, which is right for images.
 

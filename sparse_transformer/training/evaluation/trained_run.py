@@ -1,4 +1,4 @@
-"""A run that commands read: its states, and the evaluations in its workdir."""
+"""A run as commands read it: its states, and evaluations in its workdir."""
 
 import contextlib
 import dataclasses
@@ -30,8 +30,8 @@ Result = dict[str, Any]
 def in_float32(config: ConfigDict) -> ConfigDict:
   """A copy of a config whose activations are float32, as for final scores.
 
-  The rounding of bfloat16 shifts the bits of a deep network, which may be by as
-  much as published results differ.
+  The rounding of bfloat16 shifts the bits of a deep network, perhaps by as much
+  as published results differ.
   """
   groups = config.to_dict()
   groups["model"]["dtype"] = "float32"
@@ -93,8 +93,8 @@ class Run:
     """The best result on the entire validation split, see `evaluations`.
 
     All checkpoints of the run are scored, as training may have validated on a
-    part of the split. Saved results are used again. Of several that are as
-    good, the first step is the best.
+    part of the split. Saved results are used again. Of equally good
+    ones, the first step is the best.
 
     Raises:
       FileNotFoundError: no checkpoint exists.
@@ -245,7 +245,7 @@ class Run:
     return result
 
   def _saved(self, about):
-    """The saved result; None unless it is of the same weights and settings."""
+    """The saved result; None unless it has the same weights and settings."""
     try:
       result = atomic.read_json(self._path(about))
       source = self.experiment.source

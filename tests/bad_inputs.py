@@ -256,7 +256,7 @@ WORDS = {
 --target=v5e:8x8                      => batch_size=16.*mesh.data=64
 --part=attention                      => --part.*--target
 --step=best                           => --step requires --example
---example=1                           => name its --workdir
+--example=1                           => requires --workdir
 """,
   COMPARE: r"""
 --varry=x

@@ -3,16 +3,25 @@
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import executor_laws as laws
 import numpy as np
 import pytest
 
-from benchmarks.accelerator import attention, child, process, sanitizer, summary
+from benchmarks.accelerator import (
+  __main__ as accelerator,
+  attention,
+  child,
+  process,
+  sanitizer,
+  summary,
+)
 from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.results import Results
 from sparse_transformer.attention import registry
@@ -45,6 +54,24 @@ for entry in entries:
     os.kill(os.getpid(), 9) if name == "killed" else time.sleep(60)
   failed = dict(failed="ValueError: no") if name == "raises" else {{}}
   say(entry=entry, found=failed, done=True)
+"""
+# The real process, whose first part has entries before and after its own.
+FAULTY = """
+import os, time
+from benchmarks.accelerator import child
+
+find = child.find
+def with_faults(parts, *rest):
+  part, found = parts[0], find(parts, *rest)
+  faults = {
+    "hangs": lambda record: time.sleep(600),
+    "dies": lambda record: os._exit(7),
+    "killed": lambda record: os.kill(os.getpid(), 9),
+  }
+  first = {(part, name): run for name, run in faults.items()}
+  return first | found
+child.find = with_faults
+child.main()
 """
 
 
@@ -308,6 +335,34 @@ def test_report_of_the_sanitizer(text, found, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   missing = {"skipped": "compute-sanitizer is not installed"}
   assert sanitizer.run("memcheck") == missing
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+  "parts", ["setup,correctness,attention", "presets", "train"]
+)
+def test_command_ends_in_time_whatever_happens(parts, tmp_path, monkeypatch):
+  path, out = tmp_path / "faulty.py", tmp_path / "found.json"
+  path.write_text(FAULTY)
+  monkeypatch.setattr(process, "COMMAND", (sys.executable, str(path)))
+  monkeypatch.setenv("PYTHONPATH", str(REPO), prepend=os.pathsep)
+  for name, part in PARTS.items():
+    quick = dataclasses.replace(part, seconds=min(part.seconds, 60))
+    monkeypatch.setitem(PARTS, name, quick)
+  start = time.monotonic()
+  with pytest.raises(SystemExit, match="entries failed"):
+    words = f"--parts={parts}", "--small", "--minutes=5", f"--out={out}"
+    accelerator.main(words)
+  assert time.monotonic() - start < 5.5 * 60
+  found = json.loads(out.read_text())["parts"]
+  assert list(found) == parts.split(",")
+  for part, content in found.items():
+    entries = content["entries"]
+    faults = {"hangs", "dies", "killed"} & entries.keys()
+    assert len(faults) == 3 or part != parts.split(",")[0]
+    for name in faults:
+      assert "failed" in entries.pop(name)
+    assert entries and not any("failed" in x for x in entries.values())
 
 
 @pytest.mark.parametrize("part", PARTS)

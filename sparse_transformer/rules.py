@@ -23,15 +23,10 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """The values that a field may have.
+  """The values that a field may have."""
 
-  Attributes:
-    text: the end of the error message "... must be ...".
-    accepts: whether a value is allowed.
-  """
-
-  text: str
-  accepts: Callable[[Any], bool]
+  text: str  # the end of the error message "... must be ..."
+  accepts: Callable[[Any], bool]  # whether a value is allowed
 
 
 def number(bounds: str, is_within: Callable[[Any], bool]) -> Rule:
@@ -105,17 +100,11 @@ DEVICES = Rule(
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-  """A field of a config.
+  """A field of a config."""
 
-  Attributes:
-    default: its value unless a config sets it.
-    rule: the values that it may have.
-    about: its meaning, unit and source.
-  """
-
-  default: Any
-  rule: Rule
-  about: str
+  default: Any  # its value unless a config sets it
+  rule: Rule  # the values that it may have
+  about: str  # its meaning, unit and source
 
 
 GROUPS: dict[str, dict[str, Field]] = dict(

@@ -38,16 +38,11 @@ class Steps(abc.ABC):
   """The tiles that meet, and their places in the arrays of an executor.
 
   The i-th group of query tiles has steps of numbers j.
-
-  Attributes:
-    num: number of groups.
-    single: whether every group has one step, whose number is i.
-    spans: the spans that determine the weights of pairs, if learned.
   """
 
-  num: int
-  single: bool = False
-  spans: Any = ()
+  num: int  # number of groups
+  single: bool = False  # whether every group has one step, whose number is i
+  spans: Any = ()  # the spans that determine the weights of pairs, if learned
 
   def bounds(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first step of a group, and the one after its last."""

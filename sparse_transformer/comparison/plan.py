@@ -24,23 +24,14 @@ NAME = "comparison-of.json"  # records what is compared
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The runs of a comparison: each choice with each seed.
+  """The runs of a comparison: each choice with each seed."""
 
-  Attributes:
-    config: config of the experiment.
-    root: the comparison's folder.
-    field: the field that varies, "group.name".
-    choices: its values.
-    budget: the budget of each run.
-    seeds: number of runs with each value.
-  """
-
-  config: ConfigDict
-  root: pathlib.Path
-  field: str
-  choices: list[str]
-  budget: budget_lib.Budget
-  seeds: int
+  config: ConfigDict  # config of the experiment
+  root: pathlib.Path  # the comparison's folder
+  field: str  # the field that varies, "group.name"
+  choices: list[str]  # its values
+  budget: budget_lib.Budget  # the budget of each run
+  seeds: int  # number of runs with each value
 
   def workdir(self, choice: str, seed: int) -> pathlib.Path:
     """The folder of a run."""

@@ -18,21 +18,15 @@ HERE = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of device.
+  """A kind of device."""
 
-  Attributes:
-    description: what it is.
-    compiler: "cuda" or "tpu", also the platform that executors know.
-    axes: what the numbers of a topology count.
-    sizes: usual topologies of one host, the smallest first; a name without a
-      topology means that one.
-    gib: memory of one device in GiB; None for a GPU, whose file states it.
-  """
-
-  description: str
-  compiler: str
-  axes: str
+  description: str  # what it is
+  compiler: str  # "cuda" or "tpu", also the platform that executors know
+  axes: str  # what the numbers of a topology count
+  # Usual topologies of one host, the smallest first; a name without a topology
+  # means that one.
   sizes: tuple[str, ...]
+  # Memory of one device in GiB; None for a GPU, whose file states it.
   gib: float | None = None
 
 
@@ -63,15 +57,10 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Devices to compile for.
+  """Devices to compile for."""
 
-  Attributes:
-    kind: a key of `KINDS`.
-    topology: how many there are along each axis, "1x1x8".
-  """
-
-  kind: str
-  topology: str
+  kind: str  # a key of `KINDS`
+  topology: str  # how many there are along each axis, "1x1x8"
 
   def __str__(self) -> str:
     return f"{self.kind}:{self.topology}"

@@ -54,22 +54,18 @@ class Instruction:
 
 @dataclasses.dataclass
 class Profile:
-  """Cost of one execution.
+  """Cost of one execution."""
 
-  Attributes:
-    launches: kernels by the name of the instruction, up to its first dot.
-    moved: bytes that these kernels read and write, by the same names.
-    copies: copies from memory to memory, which need no kernel.
-    collectives: {kind: (how many, bytes of their results on one device)}.
-    unknown_loops: loops whose number of trips is unknown; they count as one.
-  """
-
+  # Kernels by the name of the instruction, up to its first dot.
   launches: Counts = dataclasses.field(default_factory=collections.Counter)
+  # Bytes that these kernels read and write, by the same names.
   moved: Counts = dataclasses.field(default_factory=collections.Counter)
-  copies: int = 0
+  copies: int = 0  # copies from memory to memory, which need no kernel
+  # {kind: (how many, bytes of their results on one device)}.
   collectives: dict[str, tuple[int, int]] = dataclasses.field(
     default_factory=dict
   )
+  # Loops whose number of trips is unknown; they count as one.
   unknown_loops: int = 0
 
   @property

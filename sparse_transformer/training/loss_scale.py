@@ -23,16 +23,12 @@ GROWTH_INTERVAL = 2000  # finite gradients in a row that double the scale
 
 
 class LossScale(NamedTuple):
-  """The state of loss scaling.
+  """The state of loss scaling."""
 
-  Attributes:
-    scale: float32 scalar, what the loss is multiplied by.
-    finite: int32 scalar, finite gradients since the scale last changed.
-    skipped: int32 scalar, steps skipped so far because of their gradients.
-  """
-
-  scale: jax.Array
+  scale: jax.Array  # float32 scalar, what the loss is multiplied by
+  # Int32 scalar, finite gradients since the scale last changed.
   finite: jax.Array
+  # Int32 scalar, steps skipped so far because of their gradients.
   skipped: jax.Array
 
 

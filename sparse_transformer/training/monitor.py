@@ -14,19 +14,14 @@ from sparse_transformer.training import loss_scale
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """The response to a step that went wrong.
+  """The response to a step that went wrong."""
 
-  Attributes:
-    step: the number of the step, from 1.
-    split: `split` of the line to log, "spike" or "skipped"; None logs nothing.
-    values: other values of that line.
-    stop: why the run must end; None to let it continue.
-  """
-
-  step: int
+  step: int  # the number of the step, from 1
+  # `split` of the line to log, "spike" or "skipped"; None logs nothing.
   split: str | None = None
+  # Other values of that line.
   values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  stop: str | None = None
+  stop: str | None = None  # why the run must end; None to let it continue
 
 
 class Monitor:

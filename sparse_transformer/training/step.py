@@ -21,20 +21,14 @@ from sparse_transformer.training.optimizer import learning_rate
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-  """Everything that training changes.
+  """Everything that training changes."""
 
-  Attributes:
-    step: int32 scalar, number of updates so far.
-    params: nested dicts of arrays.
-    opt_state: state of the optimizer.
-    ema: exponential moving average of `params`, for evaluation and sampling.
-    loss_scale: state of loss scaling; None unless activations are float16.
-  """
-
-  step: jax.Array
-  params: dict
-  opt_state: optax.OptState
+  step: jax.Array  # int32 scalar, number of updates so far
+  params: dict  # nested dicts of arrays
+  opt_state: optax.OptState  # state of the optimizer
+  # Exponential moving average of `params`, for evaluation and sampling.
   ema: dict
+  # State of loss scaling; None unless activations are float16.
   loss_scale: loss_scale_lib.LossScale | None = None
 
 

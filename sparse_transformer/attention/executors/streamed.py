@@ -49,17 +49,11 @@ STEP_SCORES = 300_000
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
-  """The steps of one part: tables, int32.
+  """The steps of one part: tables, int32."""
 
-  Attributes:
-    first: [rows + 1], where the steps of each query tile begin.
-    cols: [steps, span], the key tiles of each step, padded with -1.
-    single: whether every query tile has exactly one step.
-  """
-
-  first: Table
-  cols: Table
-  single: bool
+  first: Table  # [rows + 1], where the steps of each query tile begin
+  cols: Table  # [steps, span], the key tiles of each step, padded with -1
+  single: bool  # whether every query tile has exactly one step
 
 
 unsupported = contract.nothing_unsupported

@@ -46,18 +46,13 @@ REPEATED: dict[str, tuple[str, ...]] = {
 
 
 class Matmul(NamedTuple):
-  """A product with weights.
+  """A product with weights."""
 
-  Attributes:
-    inputs, outputs: the sizes of its matrix.
-    matrices: number of matrices, one for each expert.
-    used: how many of them each token is multiplied by.
-  """
-
+  # `inputs`, `outputs`: the sizes of its matrix.
   inputs: int
   outputs: int
-  matrices: int = 1
-  used: int = 1
+  matrices: int = 1  # number of matrices, one for each expert
+  used: int = 1  # how many of them each token is multiplied by
 
   @property
   def flops(self) -> int:

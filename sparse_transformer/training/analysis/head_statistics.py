@@ -34,24 +34,18 @@ Collected = dict[int, tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """The attention of one head.
+  """The attention of one head."""
 
-  Attributes:
-    pattern: its pattern, which may be content-based.
-    pairs: number of pairs.
-    keys_max: the most keys of a query.
-    entropy: of the weights of a query, in bits; the mean over all queries that
-      have keys.
-    query: float32 [L], the weights of one query, -1 where it has no pair.
-    weights: float32 [cells, cells], joined pairs: the share of the weight of
-      their queries that is on these keys; -1 for cells without pairs.
-  """
-
-  pattern: Pattern
-  pairs: int
-  keys_max: int
+  pattern: Pattern  # its pattern, which may be content-based
+  pairs: int  # number of pairs
+  keys_max: int  # the most keys of a query
+  # Of the weights of a query, in bits; the mean over all queries that have
+  # keys.
   entropy: float
+  # Float32 [L], the weights of one query, -1 where it has no pair.
   query: np.ndarray
+  # Float32 [cells, cells], joined pairs: the share of the weight of their
+  # queries that is on these keys; -1 for cells without pairs.
   weights: np.ndarray
 
 

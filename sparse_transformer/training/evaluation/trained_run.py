@@ -62,16 +62,11 @@ class Run:
   Evaluations are saved in the workdir, as `evaluations/NAME.json` and .png.
   Their activations have the dtype of the config; if that is float32, so is the
   precision of products, on all devices.
-
-  Attributes:
-    experiment: the run's network and data.
-    checkpoints: its checkpoints.
-    signals: caught signals.
   """
 
-  experiment: Experiment
-  checkpoints: Checkpoints
-  signals: Signals
+  experiment: Experiment  # the run's network and data
+  checkpoints: Checkpoints  # its checkpoints
+  signals: Signals  # caught signals
 
   def state(self, step: int | Literal["best"] | None = None) -> State:
     """The state at a step; None means the last, "best" what `best` finds.

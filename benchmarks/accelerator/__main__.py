@@ -46,13 +46,17 @@ def parse(argv):
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  names, add = "names, separated by commas; default: all", flags.add_argument
-  add("--parts", default="", help=names)
-  add("--executors", default="", help=f"of attention: {names}")
-  add("--minutes", type=float, default=30, help="the most that all may take")
-  add("--data", default="", help="of train: a .npy file, or path")
-  add("--small", action="store_true", help="small sizes")
-  add("--out", type=pathlib.Path, help="JSON file to write")
+  names = "names, separated by commas; default: all"
+  flags.add_argument("--parts", default="", help=names)
+  flags.add_argument("--executors", default="", help=f"of attention: {names}")
+  flags.add_argument(
+    "--minutes", type=float, default=30, help="the most that all may take"
+  )
+  flags.add_argument(
+    "--data", default="", help="of train: a .npy file, or path"
+  )
+  flags.add_argument("--small", action="store_true", help="small sizes")
+  flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
   return flags.parse_args(argv)
 
 

@@ -45,7 +45,7 @@ class Case:
   num_heads: int  # number of heads, H
   qk_width: int  # width of a head's queries and keys, K
   value_width: int  # width of a head's values, E
-  dtype: str  # dtype of queries, keys and values
+  dtype: str  # dtype of queries and keys
   # The platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for any
   # other.
   platform: str = ""

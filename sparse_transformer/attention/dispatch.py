@@ -68,14 +68,15 @@ def attend(
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
   split. If positions are, they send each other no more than needed; see
-  `attention.spread`. Devices whose heads would have different patterns run all
-  heads instead. Only "dense" supports forward-mode differentiation.
+  `attention.distributed.spread`. Devices whose heads would have different
+  patterns run all heads instead. Only "dense" supports forward-mode
+  differentiation.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
       `jax_enable_x64`, float64.
     k_BMHK: keys, shaped as the queries.
-    v_BMHE: values [batch, n, heads, E]. All three have the same dtype.
+    v_BMHE: values [batch, n, heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per
       head.
     backend: "auto" runs tile by tile in linear memory, with the executor that

@@ -6,8 +6,8 @@ other sequences.
 
 S = positions of all sequences, K = choices of each, E = experts, D and F =
 widths outside and inside of them. Choices are grouped by expert in V tiles of T
-places, see `attention.grouping`. Tiles are computed one after the other, which
-also fixes the order in which the gradients of weights are summed.
+places, see `attention.content.grouping`. Tiles are computed one after the
+other, which also fixes the order in which the gradients of weights are summed.
 """
 
 from typing import Any, NamedTuple

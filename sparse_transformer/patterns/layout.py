@@ -31,11 +31,6 @@ class Layout:
   pairs: np.ndarray  # int [tiles], the number of pairs
   full: np.ndarray  # bool [tiles], whether the tile holds all its pairs
 
-  @property
-  def fill(self) -> float:
-    """The share of the area of all tiles that holds pairs."""
-    return self.pairs.sum() / max(1, len(self.pairs) * self.tile**2)
-
 
 @functools.lru_cache(maxsize=256)
 def lay_out(part: Pattern, n: int, tile: int) -> Layout:

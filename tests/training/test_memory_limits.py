@@ -46,6 +46,14 @@ def abstract_run(**changes):
   return config, experiment, state, held, tokens
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_memory_bound_of_a_network_is_its_state(name):
+  changes = {"optimizer.name": name, "model.num_layers": 2, "model.width": 64}
+  config, experiment, _, held, _ = abstract_run(**changes)
+  _, _, found = memory_limits._sizes(config, experiment.source)
+  assert 0.95 * held < found <= held
+
+
 def test_memory_bound_of_evaluation_is_below_that_of_the_program(optimized):
   changes = {"model.num_layers": 1, "attention.pattern": "dense"}
   config, experiment, state, held, tokens = abstract_run(**changes)

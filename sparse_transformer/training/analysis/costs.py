@@ -164,7 +164,7 @@ def step(
   """
   batch = config.train.batch_size
   tokens = batch * model.length
-  state = _abstract_state(config, model)
+  state = abstract_state(config, model)
   flops = dict(
     weights=3 * _weight_flops(model) * tokens,
     attention=pairs * batch * flops_per_pair(model),
@@ -191,7 +191,7 @@ def step(
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
-  state, sizes = _abstract_state(config, model), mesh.sizes(config)
+  state, sizes = abstract_state(config, model), mesh.sizes(config)
   sequences = num_sequences(config, sizes)
   activations, copies = _kept(model, sizes)
   weights = bytes_on_device(state.params, sizes)
@@ -283,7 +283,8 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
   )
 
 
-def _abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
+def abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
+  """The shapes of a network's training state."""
   optimizer = make_optimizer(config)
   return jax.eval_shape(lambda: init_state(model, optimizer, 0))
 

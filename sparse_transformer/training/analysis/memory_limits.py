@@ -100,9 +100,9 @@ def _sizes(
     **config.model,
   )
   sizes = mesh.sizes(config)
-  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
-  # The weights, two moments of the optimizer, the average.
-  return model, sizes, 4 * costs.bytes_on_device(params, sizes)
+  state = costs.abstract_state(config, model)
+  parts = state.params, state.opt_state, state.ema
+  return model, sizes, costs.bytes_on_device(parts, sizes)
 
 
 def _describe_network(model: model_lib.Config) -> str:

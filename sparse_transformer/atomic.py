@@ -16,7 +16,7 @@ def read_json(path: pathlib.Path, *fields: str) -> Any:
   try:
     content = json.loads(text)
     if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
-      raise ValueError(f"it has no {' or no '.join(fields)}")
+      raise ValueError(f"it is no object with {', '.join(fields)}")
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
   return content

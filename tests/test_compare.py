@@ -439,7 +439,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", '{"about": {}, "rows": []}'])
 def test_other_file_is_not_a_record(text, tmp_path):
   (tmp_path / "file").write_text(text)
-  with pytest.raises(ValueError, match="has no about or no runs"):
+  with pytest.raises(ValueError, match="is no object with about, runs"):
     record.read(tmp_path / "file")
 
 

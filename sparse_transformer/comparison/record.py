@@ -159,7 +159,10 @@ def _mean_of_known(values):
 
 def read(path: pathlib.Path) -> Record:
   """Reads a record; raises as `atomic.read_json` does."""
-  return atomic.read_json(path, "about", "runs")
+  try:
+    return atomic.read_json(path, "about", "runs")
+  except ValueError as error:
+    raise ValueError(f"{error}; compare writes it again") from None
 
 
 def write(path: pathlib.Path, record: Record) -> None:

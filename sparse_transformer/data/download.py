@@ -27,7 +27,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     Its builder.
 
   Raises:
-    ValueError: there is no such builder, or the archive is damaged.
+    ValueError: the builder is unknown, or the archive is damaged.
     ConnectionError: the archive cannot be downloaded.
     NotADirectoryError: `data_dir` is a file.
   """

@@ -2,7 +2,7 @@
 
 Sequences are drawn position by position. A key is kept in a slot from its own
 position to that of the last query that attends to it; then the slot is free
-for another key. A step reads only the keys of its own row of the pattern. Both
+for another key. A step reads only the keys in its row of the pattern. Both
 follow from the pattern's `mask`: Local keeps the last keys; Block and Summary
 keep the current block and the summaries; Strided keeps all keys and reads
 every stride-th. A step gathers the slots of its row if they are few; otherwise

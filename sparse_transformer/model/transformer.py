@@ -31,7 +31,7 @@ Attend = Callable[..., tuple[jax.Array, Any]]
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it.
 
-  The only state is the parameters. Those of the blocks are stacked along a
+  The only state is the parameters. The blocks' parameters are stacked along a
   first axis of layers, whatever the patterns, so a checkpoint can be used with
   patterns other than those it was trained with, except patterns with
   parameters: `Routing` has centroids, for all layers and heads and each
@@ -339,7 +339,7 @@ def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
 def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:
   """Joins measurements in the order of layers.
 
-  Those of each layer of a period are stacked along the periods; `last` has
+  In `scanned`, each layer of a period is stacked along the periods; `last` has
   those of the layers after the last full period.
   """
   measured = {}

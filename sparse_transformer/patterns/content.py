@@ -264,7 +264,7 @@ class LSH(Content):
     return _choose(q_BLHK, directions_HDK, hash_)
 
   def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
-    """Those of each round."""
+    """The sets of each round."""
     rounds = [
       _sort(labels_BHLC[..., r], self.window) for r in range(self.rounds)
     ]

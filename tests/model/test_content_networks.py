@@ -173,6 +173,9 @@ def gradient(remat, patterns=HEADS, **changes):
   return jax.value_and_grad(loss, has_aux=True), params_of(network)
 
 
+KEY_BIAS = tuple(map(jax.tree_util.DictKey, ("key", "bias")))
+
+
 def also_in_soak(*modes):
   return [pytest.param(mode, marks=pytest.mark.soak) for mode in modes]
 
@@ -205,20 +208,23 @@ def test_rematerialization_changes_no_value_and_no_gradient(
 ):
   """The sums of gradients, whose order differs, are rounded differently."""
   settings = dict(dtype=dtype, experts_every=len(patterns))
-  tolerance = 1e-6 if dtype == "float32" else 0.02
+  tolerance = 1e-6 if dtype == "float32" else 0.03
 
   def run(remat):
     function, params = gradient(remat, patterns, **settings)
     return jax.jit(function)(params)
 
   values, gradients = run("none")
-  # Of all parameters: the gradient of a bias of keys is rounding errors alone.
-  largest = max(np.abs(y).max() for y in jax.tree.leaves(gradients))
   for remat in modes:
     found, of_parameters = run(remat)
     if dtype == "float32":
       jax.tree.map(np.testing.assert_array_equal, found, values)
-    for x, y in zip(
-      *map(jax.tree.leaves, (of_parameters, gradients)), strict=True
+    for (path, x), y in zip(
+      jax.tree_util.tree_leaves_with_path(of_parameters),
+      jax.tree.leaves(gradients),
+      strict=True,
     ):
-      np.testing.assert_allclose(x, y, atol=tolerance * largest)
+      # Softmax ignores what all keys share: the gradient is rounding errors.
+      is_none = dtype == "bfloat16" and path[-2:] == KEY_BIAS
+      scale = 1 if is_none else np.abs(y).max()
+      np.testing.assert_allclose(x, y, atol=tolerance * scale)

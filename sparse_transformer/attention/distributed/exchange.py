@@ -36,8 +36,8 @@ class Route:
   # The pairs (from, to) of each message, a permutation; None if the i-th
   # message of a device goes to device i.
   ways: tuple[tuple[tuple[int, int], ...], ...] | None
-  # int32 [S, sent], which of its own positions a device sends, numbers from
-  # `own` on for none.
+  # int32 [S, sent], which places of its part a device sends; numbers from
+  # `own` on send nothing.
   sent: np.ndarray
   # int32 [S, places], where each place is among what a device has, its own
   # positions followed by those that it received; -1 for none.

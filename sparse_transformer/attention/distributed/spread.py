@@ -57,7 +57,7 @@ class Shares:
   # heads for positions.
   queries: Route | None = None
   keys: Route | None = None
-  # The tiles of each device, of its own places.
+  # The tiles of each device, by its places.
   layouts: tuple[Layout, ...] = ()
 
   @property

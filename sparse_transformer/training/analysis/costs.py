@@ -199,7 +199,7 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
     parameters=weights,
     optimizer=bytes_on_device(state.opt_state, sizes),
     average=bytes_on_device(state.ema, sizes),
-    # Those of a micro-batch and, if there are several, their sum.
+    # Of one micro-batch and, if there are several, also their sum.
     gradients=weights * min(config.train.accumulation, 2),
     activations=activations * sequences,
     copies=copies,

@@ -332,6 +332,7 @@ def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files have been verified."""
   found = saved_arrays.read(path, like)
   digests = digest.of_arrays(found)
+  # Checkpoints of older versions have no digests.
   saved = _read_about(path).get("arrays", digests)
   if other := [x for x in digests if saved.get(x) != digests[x]]:
     raise ValueError(

@@ -68,7 +68,7 @@ class Tally:
   def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
     """Adds windows: the nats of their positions, and which of them count.
 
-    Those of a stream must be added in its order.
+    Windows of a stream must be added in order.
     """
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)

@@ -161,8 +161,10 @@ def _by_platform(
 
   branches = {platform: branch(platform, x) for platform, x in work.choices}
   if len(branches) == 1:
-    (only,) = branches.values()
-    return only(given, *arrays)
+    ((_, name),), (only,) = work.choices, branches.values()
+    q_BLHK, _, v_BLHE, *_ = arrays
+    case = make_case(q_BLHK, v_BLHE, work.tile)
+    return only(given, registry.require(q_BLHK, name, case), *arrays[1:])
   return lax.platform_dependent(given, *arrays, **branches)
 
 

@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Iterator
 
 import jax
+import jax.extend
+from jax.interpreters import ad, batching, mlir
 
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
 from sparse_transformer.attention.executors import batched, dense, streamed
@@ -165,6 +167,38 @@ def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
   names = {platform: on(platform) for platform in ("cpu", current_platform())}
   others = ((p, name) for p, name in names.items() if name != default)
   return ("default", default), *others
+
+
+def require(x: jax.Array, backend: str, case: Case) -> jax.Array:
+  """Returns x, of a program that only runs on platforms with an executor.
+
+  The platform is known only when the program is lowered: that raises
+  Unsupported if the executor cannot run the case on it.
+  """
+  return _required.bind(x, backend=backend, case=case)
+
+
+def _check_platform(platform, backend, case):
+  resolve(backend, dataclasses.replace(case, platform=platform))
+
+
+def _run_required(x, **params):
+  _check_platform(current_platform(), **params)
+  return x
+
+
+def _lower_required(context, x, **params):
+  for platform in context.module_context.platforms:
+    _check_platform(platform, **params)
+  return [x]
+
+
+_required = jax.extend.core.Primitive("required")
+_required.def_impl(_run_required)
+_required.def_abstract_eval(lambda x, **_: x)
+ad.deflinear2(_required, lambda cotangent, _, **params: [cotangent])
+batching.defvectorized(_required)
+mlir.register_lowering(_required, _lower_required)
 
 
 def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:

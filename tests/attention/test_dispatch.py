@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparse_transformer.attention import SAVED_NAMES, attend, registry
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.contract import Case, Unsupported
 from sparse_transformer.attention.executors import batched
 from sparse_transformer.patterns import (
   Block,
@@ -224,6 +224,17 @@ def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
   assert registry.tiling(name, large, Local(128))[:2] == (name, 512)
   small = Case(1, 100, 4, 64, 64, "float32", platform)
   assert registry.tiling("dense", small, Local(8)) == ("dense", 100, 1)
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.vmap])
+def test_kernels_of_another_platform_are_rejected(backend, transform):
+  x = jnp.ones((2, 1, 64, 2, 16))
+  function = transform(
+    lambda x: attend(x, x, x, Local(9), backend=backend).sum()
+  )
+  with pytest.raises(Unsupported, match=f"backend={backend}.* it needs a"):
+    function(x if transform is jax.vmap else x[0])
 
 
 def test_named_executor_is_not_checked_against_the_host():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
+import jax.extend
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -126,7 +127,21 @@ def attend(
   if own * shards != heads:
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
+  run = _attend_compiled if _are_concrete((arrays, given)) else _attend
+  out, lse = run(arrays, given, own, split, axes, tile, choices)
+  return (out, lse) if return_lse else out
 
+
+def _are_concrete(arrays):
+  """Whether no program is traced, though derivatives may be."""
+  try:
+    jax.tree.map(lambda x: jax.extend.core.concrete_or_error(None, x), arrays)
+  except jax.errors.ConcretizationTypeError:
+    return False
+  return True
+
+
+def _attend(arrays, given, own, split, axes, tile, choices):
   def attention(q_BLHK, k_BMHK, v_BMHE, directions):
     inputs = q_BLHK, k_BMHK, v_BMHE, own, directions
     if choices[0][1] == "dense":
@@ -138,8 +153,11 @@ def attend(
     (pattern, by_head if len(x) > 1 else PartitionSpec())
     for pattern, x in given.items()
   )
-  out, lse = per_device.on_any_mesh(attention, split, arrays, given, specs)
-  return (out, lse) if return_lse else out
+  return per_device.on_any_mesh(attention, split, arrays, given, specs)
+
+
+# Loops that are run eagerly would be compiled at each call.
+_attend_compiled = jax.jit(_attend, static_argnums=(2, 3, 4, 5, 6))
 
 
 def _patterns_of_heads(patterns, num_heads, length):

@@ -268,7 +268,7 @@ WORDS = {
 --vary=attention.pattern=dense,dense  => different values
 --vary=train.seed=1,2                 => train.seed itself; use --seeds
 --vary=attention.pattern=dense,zigzag => zigzag
---vary=attention.cycle=(0,),(2,)      => attention.cycle.*2
+--vary=attention.cycle=(0,),(2,)      => cycle.*2
 --vary=attention.stride=8,65          => attention.stride=65
 --vary=train.steps=2,4                => train.steps itself; use --budget
 --vary=train.accumulation=1,3         => accumulation=3
@@ -345,9 +345,9 @@ def patterns():
   cases = [
     *rows(PATTERNS),
     ("", "''"),
-    ("(" * 5000, "attention.pattern"),
-    (" | ".join(f"Strided({k})" for k in range(1, 301)), "attention.pattern"),
-    ("Local(\uff13)\udcff", "attention.pattern|surrogates"),
+    ("(" * 5000, "pattern"),
+    (" | ".join(f"Strided({k})" for k in range(1, 301)), "pattern"),
+    ("Local(\uff13)\udcff", "pattern|surrogates"),
   ]
   for text, phrase in cases:
     yield bad(TRAIN, f"--config.attention.pattern={text}", phrase=phrase)

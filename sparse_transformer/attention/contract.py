@@ -250,6 +250,11 @@ def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array, tile: int = 0) -> Case:
   return Case(batch, length, num_heads, width, value_width, dtype, tile=tile)
 
 
+def number(size: Any) -> int:
+  """A size to plan for: 1 for a symbolic one, as `jax.export` may have."""
+  return size if isinstance(size, int) else 1
+
+
 def nothing_unsupported(case: Case) -> None:
   """The `unsupported` of executors that can run every case."""
   del case

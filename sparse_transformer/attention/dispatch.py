@@ -15,7 +15,7 @@ from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import check_arrays, make_case
 from sparse_transformer.attention.distributed import per_device
 from sparse_transformer.attention.executors import dense
-from sparse_transformer.patterns import Pattern, shorten
+from sparse_transformer.patterns import Pattern, parse, shorten
 
 
 @overload
@@ -23,7 +23,7 @@ def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | Sequence[Pattern],
+  patterns: Pattern | str | Sequence[Pattern | str],
   *,
   backend: str = ...,
   tile: int = ...,
@@ -38,7 +38,7 @@ def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | Sequence[Pattern],
+  patterns: Pattern | str | Sequence[Pattern | str],
   *,
   backend: str = ...,
   tile: int = ...,
@@ -48,11 +48,26 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
+@overload
 def attend(
   q_BLHK: jax.Array,
   k_BMHK: jax.Array,
   v_BMHE: jax.Array,
-  patterns: Pattern | Sequence[Pattern],
+  patterns: Pattern | str | Sequence[Pattern | str],
+  *,
+  backend: str = ...,
+  tile: int = ...,
+  directions: selection.Directions | None = ...,
+  spec: PartitionSpec | None = ...,
+  return_lse: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def attend(
+  q_BLHK: jax.Array,
+  k_BMHK: jax.Array,
+  v_BMHE: jax.Array,
+  patterns: Pattern | str | Sequence[Pattern | str],
   *,
   backend: str = "auto",
   tile: int = 0,
@@ -79,7 +94,7 @@ def attend(
     k_BMHK: keys, shaped as the queries.
     v_BMHE: values [batch, n, heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per
-      head.
+      head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
     backend: "auto" runs tile by tile in linear memory, with the executor that
       suits the target platform; "dense" is the plain reference
       with n x n memory; any other is the name of an executor.
@@ -113,10 +128,10 @@ def attend(
   """
   arrays = q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
   split = per_device.split_of(q_BLHK, spec)
-  tile = _check_tile(tile)
-  case = make_case(q_BLHK, v_BMHE, tile)
+  case = make_case(q_BLHK, v_BMHE)
   length = case.length * per_device.num_devices(q_BLHK, split.within)
-  case = dataclasses.replace(case, length=length)
+  tile = _check_tile(tile, length)
+  case = dataclasses.replace(case, length=length, tile=tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
@@ -162,26 +177,36 @@ _attend_compiled = jax.jit(_attend, static_argnums=(2, 3, 4, 5, 6))
 
 def _patterns_of_heads(patterns, num_heads, length):
   """Checks the patterns, and returns one per head."""
-  if isinstance(patterns, Pattern):
+  if not isinstance(patterns, (tuple, list)):
     patterns = (patterns,) * num_heads
-  given = patterns if isinstance(patterns, (tuple, list)) else [patterns]
-  for pattern in given:
-    if not isinstance(pattern, Pattern):
-      raise ValueError(
-        f"{shorten(repr(pattern))} is not a Pattern: pass one, or a tuple with"
-        " one per head; `patterns.parse` makes them from text"
-      )
-    pattern.check(length)
   if len(patterns) != num_heads:
     raise ValueError(
       f"{len(patterns)} patterns for {num_heads} heads; pass one per head, or"
       " a single pattern for all"
     )
-  return tuple(patterns)
+  heads = tuple(map(_pattern_of, patterns))
+  for pattern in heads:
+    pattern.check(length)
+  return heads
 
 
-def _check_tile(tile):
+def _pattern_of(given):
+  pattern = given
+  if isinstance(given, str):
+    factors = parse(given)
+    if len(factors) == len(factors[0]) == 1:
+      ((pattern,),) = factors
+  if not isinstance(pattern, Pattern):
+    raise ValueError(
+      f"{shorten(repr(given))} is not a pattern: pass one, as a Pattern or as"
+      " text, or a tuple with one per head"
+    )
+  return pattern
+
+
+def _check_tile(tile, length):
+  """The tile, no larger than the smallest one that holds all positions."""
   is_integer = isinstance(tile, int | np.integer)
   if not is_integer or isinstance(tile, bool) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
-  return int(tile)
+  return min(int(tile), max(32, 1 << (length - 1).bit_length()))

@@ -31,7 +31,7 @@ _PREFERRED: dict[str, list[str]] = {platform: [] for platform in PLATFORMS}
 def register(
   name: str, executor: Executor, platforms: tuple[str, ...] = ()
 ) -> None:
-  """Adds an executor, which `attention.backend` can then name.
+  """Adds an executor, which `attend` and the config can name.
 
   Args:
     name: name of the backend.
@@ -40,7 +40,7 @@ def register(
       registered earlier; on the others, after them.
   """
   if name in backends():
-    raise ValueError(f"attention.backend {name!r} is already registered")
+    raise ValueError(f"backend {name!r} is already registered")
   if unknown := set(platforms) - set(PLATFORMS):
     raise ValueError(
       f"unknown platforms {sorted(unknown)}; known: {', '.join(PLATFORMS)}"
@@ -98,9 +98,7 @@ def resolve(backend: str, case: Case) -> str:
     Unsupported: it cannot run this case; the message says why.
   """
   if backend not in backends():
-    raise ValueError(
-      f"unknown attention.backend {backend!r}; known: {', '.join(backends())}"
-    )
+    raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
   if backend == "auto":
     preferred = _PREFERRED.get(case.platform, [])
     names = [*preferred, *(n for n in EXECUTORS if n not in preferred)]
@@ -114,7 +112,7 @@ def resolve(backend: str, case: Case) -> str:
     reasons[name] = reason
   raise Unsupported(
     "; ".join(
-      f"attention.backend={name} cannot run this case: {reason}"
+      f"backend={name} cannot run this case: {reason}"
       for name, reason in reasons.items()
     )
   )

@@ -106,6 +106,9 @@ class Pattern:
   def __sub__(self, other: "Pattern") -> "Difference":
     return Difference(self, other)
 
+  def __invert__(self) -> "Pattern":
+    raise TypeError(f"patterns have no operator ~; write Full() - {self}")
+
   def __bool__(self) -> bool:
     raise TypeError("combine patterns with | & -, not with and/or/not")
 

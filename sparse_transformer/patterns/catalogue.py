@@ -7,6 +7,7 @@ those that have one in the literature.
 import dataclasses
 import functools
 import operator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -605,5 +606,6 @@ def _by_residue(n: int, period: int) -> tuple[np.ndarray, np.ndarray]:
   return order, order
 
 
-# What `import *` gives at run time. Type checkers take all public names.
-__all__ = list(CATALOGUE)
+# Type checkers, which understand literals only, take all names.
+if not TYPE_CHECKING:
+  __all__ = list(CATALOGUE)

@@ -135,16 +135,14 @@ def assign(
       or a head combines more than `MAX_COMBINED` patterns.
   """
   if mode not in MODES:
-    raise ValueError(
-      f"unknown attention.mode {mode!r}; known: {', '.join(MODES)}"
-    )
+    raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
   num_factors = len(factorize(name, **settings))
   cycle = tuple(cycle) or tuple(range(num_factors))
   if num_factors == 1:
     cycle = (0,)  # so that a cycle set for another pattern does no harm
   if not all(m in range(num_factors) for m in cycle):
     raise ValueError(
-      f"attention.cycle {shorten(cycle)} must list factors 0 to"
+      f"cycle {shorten(cycle)} must list factors 0 to"
       f" {num_factors - 1} of {shorten(name)!r}"
     )
 
@@ -168,7 +166,7 @@ def assign(
 def _check_count(count: int, pattern: Pattern | str) -> None:
   if count > MAX_COMBINED:
     raise ValueError(
-      f"attention.pattern {shorten(pattern)} combines {count} patterns, but a"
+      f"pattern {shorten(pattern)} combines {count} patterns, but a"
       f" head may combine at most {MAX_COMBINED}"
     )
 
@@ -201,14 +199,16 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
   """
   if len(text) > MAX_CHARACTERS:
     raise ValueError(
-      f"attention.pattern {shorten(text)!r} has {len(text)} characters, but an"
+      f"pattern {shorten(text)!r} has {len(text)} characters, but an"
       f" expression may have at most {MAX_CHARACTERS}"
     )
   text = text.strip()
   try:
     with warnings.catch_warnings(action="ignore"):
       tree = ast.parse(text, mode="eval").body
-  except (SyntaxError, ValueError, RecursionError, MemoryError):
+  except SyntaxError as error:
+    raise _unknown(text, f": {error.msg}") from None
+  except (ValueError, RecursionError, MemoryError):
     raise _unknown(text) from None
   factors = tree.elts if isinstance(tree, ast.Tuple) else [tree]
   heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
@@ -234,6 +234,11 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
       return _OPERATORS[type(op)](*sides)
     case ast.Call(ast.Name(name)) if name in CATALOGUE | CONTENT:
       return _call((CATALOGUE | CONTENT)[name], node, text)
+    case ast.Name(name) if name in FACTORIZATIONS:
+      raise _unknown(name, " in an expression")
+    case ast.UnaryOp(ast.Invert(), operand):
+      source = _source(operand, text)
+      raise _unknown(f"~{source}", f", write Full() - {shorten(source)}")
   raise _unknown(_source(node, text))
 
 
@@ -249,7 +254,7 @@ def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
     return cls(*values, **named)
   except TypeError as error:
     raise ValueError(
-      f"attention.pattern {shorten(_source(node, text))!r}: {error}; expected"
+      f"pattern {shorten(_source(node, text))!r}: {error}; expected"
       f" {signature(cls)}"
     ) from None
 
@@ -266,9 +271,9 @@ def _source(node: ast.expr, text: str) -> str:
   return ast.get_source_segment(text, node) or text
 
 
-def _unknown(name: str) -> ValueError:
+def _unknown(name: str, reason: str = "") -> ValueError:
   return ValueError(
-    f"unknown attention.pattern {shorten(name)!r}; known:"
+    f"unknown pattern {shorten(name)!r}{reason}; known:"
     f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
     f" {', '.join(CATALOGUE | CONTENT)}"
   )

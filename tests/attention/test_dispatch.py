@@ -7,6 +7,7 @@ import re
 
 import executor_laws as laws
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sparse_transformer.patterns import (
   Pattern,
   Strided,
   Summary,
+  TopBlocks,
 )
 
 
@@ -80,9 +82,9 @@ def test_values_may_have_another_dtype(dtype, backend):
     (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
     (dict(k=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["k bfloat16"]),
-    (dict(patterns="strided"), ["'strided' is not a Pattern", "parse"]),
-    (dict(patterns=(Causal(), None)), ["None is not a Pattern"]),
-    (dict(patterns=Causal), ["Causal'> is not a Pattern"]),
+    (dict(patterns="strided"), ["unknown pattern 'strided' in an expression"]),
+    (dict(patterns=(Causal(), None)), ["None is not a pattern"]),
+    (dict(patterns=Causal), ["Causal'> is not a pattern"]),
     (dict(patterns=NotBoolean(), backend="dense"), ["booleans"]),
     (dict(backend=None), ["None", "auto, dense, batched"]),
     (dict(backend=[]), ["[]", "auto, dense, batched"]),
@@ -224,6 +226,74 @@ def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
   assert registry.tiling(name, large, Local(128))[:2] == (name, 512)
   small = Case(1, 100, 4, 64, 64, "float32", platform)
   assert registry.tiling("dense", small, Local(8)) == ("dense", 100, 1)
+
+
+TWO_PARTS = Local(8) | Strided(8)
+
+
+@pytest.mark.parametrize("backend", [*laws.ANYWHERE, "dense"])
+@pytest.mark.parametrize("pattern", [TWO_PARTS, TopBlocks(2, 8)])
+def test_number_of_sequences_can_be_symbolic(backend, pattern):
+  @jax.jit
+  @jax.grad
+  def gradient(q_BLHK):
+    return (attend(q_BLHK, q_BLHK, q_BLHK, pattern, backend=backend) ** 2).sum()
+
+  (batch,) = jax.export.symbolic_shape("batch")
+  shape = jax.ShapeDtypeStruct((batch, 64, 2, 16), jnp.float32)
+  exported = jax.export.export(gradient)(shape)
+  q_BLHK = jax.random.normal(jax.random.key(0), (3, 64, 2, 16))
+  np.testing.assert_allclose(
+    exported.call(q_BLHK), gradient(q_BLHK), rtol=1e-4, atol=1e-4
+  )
+
+
+def test_eager_calls_compile_once(caplog):
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 16))
+
+  def run(scale):
+    value = lambda q: (attend(scale * q, k, v, TWO_PARTS) ** 2).sum()
+    return jax.value_and_grad(value)(q)
+
+  run(1.0)
+  with jax.log_compiles():
+    run(2.0)
+  assert not [x for x in caplog.records if "Compiling" in x.getMessage()]
+
+
+def test_patterns_can_be_text():
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 16))
+  for given, expected in (
+    ("Local(8) | Strided(8)", TWO_PARTS),
+    (["Local(8)", "Block(8)"], (Local(8), Block(8))),
+  ):
+    np.testing.assert_array_equal(
+      attend(q, k, v, given), attend(q, k, v, expected)
+    )
+  for given, words in (
+    ("Local(8), Block(8)", "one per head"),
+    ("Local(8", "never closed"),
+    ("~Local(8)", "Full() - Local(8)"),
+    ("strided", "'strided' in an expression"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(words)):
+      attend(q, k, v, given)
+
+
+def test_huge_tile_is_that_of_the_whole_sequence():
+  q = jnp.ones((1, 60, 2, 16))
+  for backend in laws.ANYWHERE:
+    huge, whole = (
+      jax.jit(
+        lambda q, tile=tile, backend=backend: attend(
+          q, q, q, TWO_PARTS, backend=backend, tile=tile
+        )
+      )
+      .lower(q)
+      .as_text()
+      for tile in (10**9, 64)
+    )
+    assert huge == whole
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])

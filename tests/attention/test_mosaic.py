@@ -100,5 +100,5 @@ def test_tile_suits_the_pattern(heads, n, tile):
 @pytest.mark.parametrize("tile", [48, 1024])
 def test_tile_that_cannot_run_is_named(tile):
   case = Case(1, 99, 1, 64, 64, "bfloat16", "tpu", tile)
-  assert f"got attention.tile={tile}; 0" in Mosaic().unsupported(case)
+  assert f"got tile={tile}; 0" in Mosaic().unsupported(case)
   assert registry.resolve("auto", case) == "batched"

@@ -180,12 +180,12 @@ Local(9 ** 9)                   => '9 \*\* 9' is not a number
 Local(n)                        => 'Local\(n\)'.*'n' is not a number
 Local(*(4,))                    => '\*\(4,\)' is not a number
 Local(**{'window': 4, 3: 2})    => Local
-Local(4), 3                     => unknown attention.pattern '3'
+Local(4), 3                     => unknown pattern '3'
 Local(4), ((Block(2), Block(3)), Block(4)) => \(Block\(2\), Block\(3\)\)
-[Local(4)]                      => unknown attention.pattern '\[Local\(4\)\]'
-Local(4) | strided              => unknown attention.pattern 'strided'
-__import__('os')                => unknown attention.pattern
-not Local(4)                    => unknown attention.pattern
+[Local(4)]                      => unknown pattern '\[Local\(4\)\]'
+Local(4) | strided              => unknown pattern 'strided'
+__import__('os')                => unknown pattern
+not Local(4)                    => unknown pattern
 Causal() - LSH(8, 4)            => LSH\(8, 4\) subtracts .*pairs from Causal\(\)
 (Local(3) | LSH(8, 4)) - TopBlocks(4, 2) => from Local\(3\)
 LSH(8, 5)                       => buckets must be even
@@ -212,12 +212,12 @@ Local(2) | AdaptiveSpan(8) | AdaptiveSpan(8) => on both sides
   "text, message",
   [
     *(re.split(" +=> ", line) for line in MISTAKES.strip().splitlines()),
-    ("", "unknown attention.pattern"),
-    ("\0", "unknown attention.pattern"),
+    ("", "unknown pattern"),
+    ("\0", "unknown pattern"),
     ("Local(0x" + "f" * 1900 + ")", "32 bits"),
     ("Local(" + "9" * 5000 + ")", "5007 characters.*at most 4000"),
-    ("-" * 1900 + "Causal()", "unknown attention.pattern '---"),
-    ("Local(" * 300, "unknown attention.pattern"),
+    ("-" * 1900 + "Causal()", "unknown pattern '---"),
+    ("Local(" * 300, "unknown pattern"),
     ("Local(" + "-" * 1900 + "1)", "is not a number"),
   ],
 )
@@ -234,7 +234,7 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
   "name, mode, changes, message",
   [
     ("stride", "merged", {}, "'stride'.*dense, local, strided, fixed"),
-    ("fixed_", "merged", {}, "unknown attention.pattern 'fixed_'"),
+    ("fixed_", "merged", {}, "unknown pattern 'fixed_'"),
     ("fixed", "merged", {"num_summaries": 0}, "num_summaries=0"),
     ("fixed", "merged", {"width": 9}, r"Summary\(8, 9\).*at most"),
     ("fixed", "mixed", {}, "'mixed'.*interleaved, merged, heads"),

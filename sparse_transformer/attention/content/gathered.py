@@ -30,6 +30,7 @@ from sparse_transformer.attention.contract import (
   Plan,
   Queries,
   apply_at_once,
+  number,
 )
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
@@ -188,7 +189,9 @@ class _Steps(online_softmax.Steps):
     self.in_order, self.n = is_cpu, shape[1]
     b, h, num_tiles, self.tile = self.tables.queries.shape
     limit = CPU_SCORES if is_cpu else SCORES
-    self.num, self.size = cut(num_tiles, b * h * self.tile * num_keys, limit)
+    self.num, self.size = cut(
+      num_tiles, number(b) * h * self.tile * num_keys, limit
+    )
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 

@@ -258,7 +258,7 @@ def _take(x_BL, at):
 def _slice(x_BL, at):
   """Consecutive rows of x, or as many zeros."""
   if at[0] == x_BL.shape[1]:
-    shape = len(x_BL), len(at), *x_BL.shape[2:]
+    shape = x_BL.shape[0], len(at), *x_BL.shape[2:]
     return jnp.zeros_like(x_BL, shape=shape)
   return x_BL[:, at[0] : at[-1] + 1]
 

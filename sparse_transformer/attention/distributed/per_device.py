@@ -50,7 +50,7 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   if spec is None:
     spec = jax.typeof(q_BLHK).sharding.spec[:3]
     sequences, positions, heads = entries_of(spec)
-    sequences = _add_axes(sequences, mesh, len(q_BLHK))
+    sequences = _add_axes(sequences, mesh, q_BLHK.shape[0])
     return Split(sequences, positions, heads)
   if len(spec) > 3 or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
     raise ValueError(

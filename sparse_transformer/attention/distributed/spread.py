@@ -228,7 +228,7 @@ def plans(
   if not hasattr(executor, "shares"):
     raise ValueError(
       f"positions are split over {num_devices} devices, but the executor"
-      " has no method `shares`; use another attention.backend"
+      " has no method `shares`; use another backend"
     )
   case = dataclasses.replace(case, length=case.length * num_devices)
   found = []

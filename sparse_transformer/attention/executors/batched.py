@@ -306,7 +306,7 @@ def _run(
   """
   (_, tile), x_BLH = mine[0].shape, mine[1][0]
   num_lanes = max(1, sum(loop.tiles.size for loop in sweep.loops))
-  shape = len(x_BLH), num_lanes, tile, tables.heads.shape[1]
+  shape = x_BLH.shape[0], num_lanes, tile, tables.heads.shape[1]
   dtype = jnp.promote_types(x_BLH.dtype, jnp.float32)
   done = tuple(jnp.zeros_like(x_BLH, dtype, (*shape, w)) for w in widths)
 
@@ -365,7 +365,7 @@ def _unpack(words_ACTW):
 
 def _slots(tables, sweep, x, fill):
   """x_SBLH of each slot, from the results of `_run`; `fill` where unwritten."""
-  x = x.reshape(len(x), -1, *x.shape[3:])  # [B, rows, M, width]
+  x = x.reshape(x.shape[0], -1, *x.shape[3:])  # [B, rows, M, width]
   rows_SLG = jnp.asarray(sweep.rows)
 
   def of_slot(rows_LG):

@@ -20,7 +20,7 @@ def unsupported(case: Case) -> str | None:
   return (
     f"its masks of {case.length:,} x {case.length:,} positions for"
     f" {case.num_heads} heads would take {size / 2**30:,.4g} GiB; use"
-    " attention.backend=auto"
+    " backend=auto"
   )
 
 

@@ -34,7 +34,7 @@ class Mosaic(Fused):
     if case.tile and case.tile not in (32, 64, *TILES):
       return (
         f"tiles must have 32 to {TILES[-1]} positions, a power of two, got"
-        f" attention.tile={case.tile}; 0 chooses"
+        f" tile={case.tile}; 0 chooses"
       )
     if self.interpret:
       return None

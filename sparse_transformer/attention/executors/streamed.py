@@ -25,6 +25,7 @@ from sparse_transformer.attention.contract import (
   Queries,
   Table,
   make_plan,
+  number,
 )
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
@@ -190,7 +191,7 @@ class _Tiles(online_softmax.Steps):
       return 1
     num_rows, span = self.plan.tables.cols.shape
     most = min(
-      STEP_SCORES // (batch * heads * self.tile**2 * span),
+      STEP_SCORES // (number(batch) * heads * self.tile**2 * span),
       MAX_TILES_TOGETHER // span,
       num_rows,
     )

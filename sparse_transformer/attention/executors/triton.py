@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from sparse_transformer.attention.contract import Case, Heads, Plan
+from sparse_transformer.attention.contract import Case, Heads, Plan, number
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.fused import Fused
 from sparse_transformer.patterns import Layout, Pattern
@@ -40,7 +40,7 @@ class Triton(Fused):
     if case.tile and case.tile not in tiles:
       return (
         f"in {case.dtype}, tiles must have {' or '.join(map(str, tiles))}"
-        f" positions, got attention.tile={case.tile}; 0 chooses"
+        f" positions, got tile={case.tile}; 0 chooses"
       )
     if self.interpret:
       return None
@@ -70,7 +70,9 @@ class Triton(Fused):
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
-    if lengths.max() > max(PIECE, case.batch * lengths.sum() / PROGRAMS / 2):
+    if lengths.max() > max(
+      PIECE, number(case.batch) * lengths.sum() / PROGRAMS / 2
+    ):
       piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
       work = worklists.make_work(patterns, n, tile, piece)
     return [(Plan(None, tile, work), None)]

@@ -64,7 +64,7 @@ def check_tile(tile: int, n: int) -> int:
   """
   if tile % 32 or tile & (tile - 1):
     raise ValueError(
-      f"attention.tile={tile} must be a power of two of at least 32 for a fused"
+      f"tile={tile} must be a power of two of at least 32 for a fused"
       " kernel, or 0 to choose one"
     )
   return min(tile, max(32, 1 << (n - 1).bit_length()))

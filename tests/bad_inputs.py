@@ -159,6 +159,8 @@ def text_run(run: pathlib.Path) -> None:
 
 WORDS = {
   TRAIN: r"""
+--workdir=gs://bucket/run             => not a local folder
+--workdir=run[1]                      => must not contain \[
 -w                                    => 'w'
 --workdir
 --workdir=                            => --workdir.* is empty
@@ -259,6 +261,8 @@ WORDS = {
 --example=1                           => requires --workdir
 """,
   COMPARE: r"""
+--workdir=gs://bucket/run             => not a local folder
+--workdir=run[1]                      => must not contain \[
 --varry=x
 --vary=                               => --vary is empty; see --help
 --vary=pattern                        => no field 'pattern'
@@ -480,6 +484,9 @@ def folders():
   for name in "lock", "config.json":
     prepare = folder(f"run/{name}")
     yield Bad(TRAIN, (DIGITS, onto), f"run/{name}", prepare)
+  yield Bad(TRAIN, (DIGITS, "--workdir=new\udcff"), "is not UTF-8")
+  prepare = file("new/lock", "mine")
+  yield bad(TRAIN, phrase="new/lock is not the lock", prepare=prepare)
   yield bad(COMPARE, phrase="new", prepare=file("new", "mine"))
   yield bad(COMPARE, phrase="holds a run", prepare=file("new/config.json"))
   for content in "", "7", "[1]", "{}", '{"seeds": 2}':

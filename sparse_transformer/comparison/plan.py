@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, data, machine
 from sparse_transformer.comparison import budget as budget_lib
-from sparse_transformer.training import loop
+from sparse_transformer.training import loop, workdir
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
@@ -192,6 +192,7 @@ def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
     ValueError: the folder holds a run or another comparison.
     NotADirectoryError: it is a file.
   """
+  workdir.check_name(root)
   if root.exists() and not root.is_dir():
     raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
   if (root / "config.json").exists():

@@ -50,6 +50,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
   """
+  workdir_lib.check_name(workdir)
   experiment = processes.together(lambda: Experiment(config))
   processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)

@@ -1,14 +1,31 @@
-"""The lock of a workdir: one run at a time."""
+"""A workdir: what its name may be, and its lock: one run at a time."""
 
 import contextlib
 import datetime
 import fcntl
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Iterator
 
 from sparse_transformer.training.distributed import processes
+
+HOLDER = "process"  # how a lock begins
+
+
+def check_name(workdir: str | os.PathLike) -> None:
+  """Raises ValueError if a folder of this name cannot hold checkpoints."""
+  name = os.fspath(workdir)
+  reason = ""
+  if re.match(r"\w+:/", name):
+    reason = "is not a local folder; mount the bucket, or copy the run later"
+  elif re.search("[\udc80-\udcff]", name):  # bytes that are not UTF-8
+    reason = "is not UTF-8; rename it"
+  elif found := set(name) & set("*?["):  # Orbax takes them for a pattern
+    reason = f"must not contain {' '.join(sorted(found))}; rename it"
+  if reason:
+    raise ValueError(f"--workdir={name} {reason}")
 
 
 @contextlib.contextmanager
@@ -34,6 +51,9 @@ def _lock(path, stack):
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(path.open("a+"))
   file.seek(0)
+  if not re.fullmatch(f"({HOLDER}.*)?", file.read(100), re.DOTALL):
+    raise ValueError(f"{path} is not the lock of a run; move it away")
+  file.seek(0)
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError:
@@ -43,7 +63,7 @@ def _lock(path, stack):
       " --workdir"
     ) from None
   now = datetime.datetime.now().isoformat(" ", "seconds")
-  holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+  holder = f"{HOLDER} {os.getpid()} on {socket.gethostname()} since {now}"
   # The name of the holder is optional: a full disk does not matter here.
   with contextlib.suppress(OSError):
     file.truncate(0)

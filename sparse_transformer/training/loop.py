@@ -4,8 +4,6 @@ import contextlib
 import math
 import os
 import pathlib
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +29,7 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.monitor import Monitor, Verdict
+from sparse_transformer.training.monitor import Monitor
 from sparse_transformer.training.step import State
 
 
@@ -153,7 +151,7 @@ def _run(
       active_parameters=model_lib.count_active_parameters(model),
       flops_per_token=flops_per_token,
     )
-  monitor = Monitor(config.train, lines)
+  monitor = Monitor(config.train, experiment.numbers, writer.note, lines)
   bits = None  # of the validation after the last step, if there was one
   watch = metrics.Stopwatch(**_last_times(lines))
 
@@ -165,7 +163,6 @@ def _run(
     ):
       # A signal had interrupted this validation.
       bits = _validate(experiment, state, writer, stops, watch)
-    watch.restart()
     for step in range(first, last):
       stops.check()
       batch = experiment.batch(step)
@@ -175,7 +172,7 @@ def _run(
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
-      _act(monitor.watch(done, measured), experiment, writer)
+      monitor.watch(done, measured)
       if step == first:
         jax.block_until_ready(state)
         watch.restart()  # compilation does not count
@@ -189,7 +186,7 @@ def _run(
         )
       )
       if logs or validates or saves:
-        _act(monitor.flush(), experiment, writer)
+        monitor.flush()
         watch.stop()
       if logs and (values := _finite(measured)):
         speed = costs.speed(watch.rate(), flops_per_token, model.dtype)
@@ -203,7 +200,7 @@ def _run(
         watch.restart()
 
   # -- The end.
-  _act(monitor.flush(), experiment, writer)
+  monitor.flush()
   watch.stop()
   if last == 0 or stops.reason:
     checkpoints.save(state, bits)
@@ -322,22 +319,3 @@ def _validate(
     )
   writer.write(step, "validation", bits_per_dim=bits, **watch.times())
   return bits
-
-
-def _act(
-  verdict: Verdict | None, experiment: Experiment, writer: metrics.Writer
-) -> None:
-  """Logs a verdict of the monitor, and ends the run if the verdict says so."""
-  if verdict is None:
-    return
-  step = verdict.step
-  examples = experiment.numbers[step - 1].tolist()
-  if verdict.split:
-    writer.note(step, verdict.split, **verdict.values, examples=examples)
-  if verdict.stop:
-    command = shlex.join(["python", *sys.argv, f"--replay={step}"])
-    raise FloatingPointError(
-      f"{verdict.stop}; the weights are as before it; its batch has the"
-      f" training examples {', '.join(map(str, examples))}; to recompute it:"
-      f" {command}"
-    )

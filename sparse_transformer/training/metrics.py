@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from typing import Any, TextIO
 
 import numpy as np
 import tqdm
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
 
 from sparse_transformer import atomic
 
@@ -135,7 +134,7 @@ def _extremes(value: Any) -> str:
   return f"{value:.5g}"
 
 
-class _Board:
+class _Board(EventsWriter):
   """A TensorBoard file.
 
   Avoids the thread of tensorboardX, which dies at the first error, and for
@@ -143,11 +142,8 @@ class _Board:
   """
 
   def __init__(self, workdir: str | os.PathLike, step: int):
-    now, host = int(time.time()), socket.gethostname()
-    name = f"events.out.tfevents.{now}.{host}.{os.getpid()}"
-    self._file = RecordWriter(str(pathlib.Path(workdir) / name))
+    super().__init__(str(pathlib.Path(workdir) / "events"), f".{os.getpid()}")
     self._flush_time = 0.0
-    self._append(file_version="brain.Event:2")
     if step:  # hides what a run before this one wrote about later steps
       start = SessionLog(status=SessionLog.START)
       self._append(step=step + 1, session_log=start)
@@ -159,22 +155,21 @@ class _Board:
     ]
     self._append(step=step, summary=Summary(value=scalars))
     if time.monotonic() > self._flush_time:
-      self._file.flush()
+      self.flush()
       self._flush_time = time.monotonic() + FLUSH_SECONDS
 
   def close(self) -> None:
-    self._file.close()
+    self._py_recordio_writer.close()  # even if the disk is full
 
   def _append(self, **fields: Any) -> None:
-    event = Event(wall_time=time.time(), **fields)
-    self._file.write(event.SerializeToString())
+    self.write_event(Event(wall_time=time.time(), **fields))
 
 
 class Stopwatch:
   """Time spent on training steps, and their speed.
 
-  It does not run until `restart`. Call `stop` before, and `restart` after,
-  anything other than training steps: compilation, validation, saving.
+  It runs after `restart`. Call `stop` before, and `restart` after, anything
+  other than training steps: validation, saving.
 
   Args:
     seconds: seconds so far, of the run that is resumed.
@@ -190,27 +185,21 @@ class Stopwatch:
     self.seconds, self.processor_seconds = seconds, processor_seconds
     self._tokens, self._since = 0, seconds
     self._start: tuple[float, float] | None = None  # on both clocks; None: off
-    self._pending = 0
 
   def restart(self) -> None:
-    """Runs; if already running, drops time and tokens since the last `restart`.
-
-    Those up to the last `stop` are kept.
-    """
+    """Runs from now on."""
     self._start = time.perf_counter(), time.process_time()
-    self._pending = 0
 
   def count(self, tokens: int) -> None:
-    """Adds the tokens of a step."""
-    self._pending += tokens
+    """Adds the tokens of a step, if it runs."""
+    self._tokens += tokens if self._start else 0
 
   def stop(self) -> None:
-    """Adds the time and the tokens since `restart`, if it runs."""
-    if self._start is not None:
+    """Adds the time since `restart`, if it runs."""
+    if self._start:
       start, processor_start = self._start
       self.seconds += time.perf_counter() - start
       self.processor_seconds += time.process_time() - processor_start
-      self._tokens += self._pending
       self._start = None
 
   def rate(self) -> float:

@@ -13,7 +13,7 @@ import optax
 import pytest
 import runs
 
-from sparse_transformer.training.checkpoints import digest, store
+from sparse_transformer.training.checkpoints import saved_arrays, store
 from sparse_transformer.training.step import State
 
 
@@ -333,8 +333,8 @@ def test_restored_arrays_with_other_bits_are_an_error(
 ):
   """The files are as they were written: nothing is set aside."""
   save(tmp_path, state, 4)
-  found = digest.of_arrays(dict(step=jnp.int32(5)))
-  monkeypatch.setattr(digest, "of_arrays", lambda tree: found)
+  found = saved_arrays.digests(dict(step=jnp.int32(5)))
+  monkeypatch.setattr(saved_arrays, "digests", lambda tree: found)
   for load in restore, restore_last:
     with pytest.raises(
       ValueError, match="intact files, but some arrays.*other bits.*: step"

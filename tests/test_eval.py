@@ -237,7 +237,7 @@ def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
   (found,) = lines(capfd, workdir, "--min_context=20")
   experiment = Experiment(config_lib.read_config(workdir))
   with store.Checkpoints(workdir) as checkpoints:
-    params = experiment.restore(checkpoints).ema
+    params = checkpoints.restore(experiment.like).ema
   text = experiment.source.load()["test"]
   bits, length, start = [], 32, 0
   apply = jax.jit(experiment.apply)

@@ -122,7 +122,7 @@ def check(experiment: Experiment) -> None:
   config, source = experiment.config, experiment.source
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
-  mesh.check_eval_batch(config, sizes)
+  mesh.check_batch(config, sizes, "eval")
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
   # Not `batch`: the process that checks may leave devices to others.
@@ -153,7 +153,7 @@ def _run(
     )
   monitor = Monitor(config.train, experiment.numbers, writer.note, lines)
   bits = None  # of the validation after the last step, if there was one
-  watch = metrics.Stopwatch(**_last_times(lines))
+  watch = metrics.Stopwatch(lines)
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
@@ -237,7 +237,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   with store.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
     state = (
-      experiment.restore(checkpoints, before[-1])
+      checkpoints.restore(experiment.like, before[-1])
       if before
       else experiment.first_state()
     )
@@ -263,14 +263,6 @@ def _first_state(
   if processes.is_first():
     print(f"resumes from step {int(state.step)}", flush=True)
   return state
-
-
-def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:
-  """The seconds of training in the last line that has them."""
-  for line in reversed(lines):
-    if {*metrics.TIMES} <= line.keys():
-      return {name: line[name] for name in metrics.TIMES}
-  return {}
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -86,7 +86,7 @@ class Writer:
     if not self._file:
       return
     line = json.dumps({"step": step, "split": split, **values})
-    self._attempt(_append, self._file, line)
+    self._attempt(print, line, file=self._file, flush=True)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
@@ -120,11 +120,6 @@ class Writer:
       if self._on_error == "stop":
         raise OSError(line) from error
       print(f"continuing without them: {line}", file=sys.stderr)
-
-
-def _append(file: TextIO, line: str) -> None:
-  file.write(line + "\n")
-  file.flush()
 
 
 def _extremes(value: Any) -> str:
@@ -172,18 +167,20 @@ class Stopwatch:
   other than training steps: validation, saving.
 
   Args:
-    seconds: seconds so far, of the run that is resumed.
-    processor_seconds: the same, of all threads of the process.
+    lines: the metrics of the run so far, whose times are continued.
 
   Attributes:
     seconds: seconds up to the last `stop`.
-    processor_seconds: seconds of processor time up to the last `stop`. Unlike
-      the former, they do not depend on what else the machine does.
+    processor_seconds: seconds of processor time of all threads. Unlike the
+      former, they do not depend on what else the machine does.
   """
 
-  def __init__(self, seconds: float = 0.0, processor_seconds: float = 0.0):
-    self.seconds, self.processor_seconds = seconds, processor_seconds
-    self._tokens, self._since = 0, seconds
+  def __init__(self, lines: Sequence[Mapping[str, Any]] = ()):
+    timed = [line for line in lines if {*TIMES} <= line.keys()]
+    self.seconds, self.processor_seconds = (
+      timed[-1][name] if timed else 0.0 for name in TIMES
+    )
+    self._tokens, self._since = 0, self.seconds
     self._start: tuple[float, float] | None = None  # on both clocks; None: off
 
   def restart(self) -> None:

@@ -188,9 +188,10 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
   with Checkpoints(tmp_path) as checkpoints:
-    other = experiment().restore(checkpoints)
+    other = checkpoints.restore(experiment().like)
     # Evaluation may be in another dtype.
-    plain = experiment(**{"model.dtype": "float32"}).restore(checkpoints)
+    in_float32 = experiment(**{"model.dtype": "float32"})
+    plain = checkpoints.restore(in_float32.like)
   assert same(plain, state)
   for i in range(33, 40):
     state, other = (update()(x, tokens(i))[0] for x in (state, other))
@@ -204,7 +205,7 @@ def test_checkpoint_without_a_scale_is_evaluated_in_float16(tmp_path):
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
   with Checkpoints(tmp_path) as checkpoints:
-    found = experiment().restore(checkpoints)
+    found = checkpoints.restore(experiment().like)
   assert found.loss_scale is None and same(found, state)
 
 

@@ -104,7 +104,7 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
     now["perf_counter"] += seconds
     now["process_time"] += 1.5 * seconds
 
-  watch = metrics.Stopwatch(seconds=1000.0, processor_seconds=2000.0)
+  watch = metrics.Stopwatch([dict(seconds=1000.0, processor_seconds=2000.0)])
   watch.count(999)
   wait(5)
   watch.stop()  # it was not running

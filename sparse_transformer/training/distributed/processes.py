@@ -275,14 +275,12 @@ def place(
 class Stops(Signals):
   """Signals of all processes, which stop together.
 
-  Each process gives its signal to a sum over all of them, and reads the
+  Each process gives its signal to a maximum over all of them, and reads the
   result of the one before: nothing waits.
   """
 
-  def __init__(self, expendable: bool = False):
-    super().__init__(expendable)
-    self._last: jax.Array | None = None
-    self._agreed: str | None = None
+  _last: jax.Array | None = None
+  _agreed: str | None = None
 
   @property
   def reason(self) -> str | None:

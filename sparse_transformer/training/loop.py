@@ -57,8 +57,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
 
   with (
     workdir_lib.hold(workdir),
-    # Until the first step is done, there is nothing to save.
-    processes.Stops(expendable=True) as stops,
+    processes.Stops() as stops,
     store.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
@@ -67,7 +66,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       on_error=config.checkpoint.on_error,
     ) as checkpoints,
   ):
-    state = _first_state(experiment, checkpoints)
+    state = checkpoints.restore_last(experiment.like)
+    state = state or experiment.first_state()
     step = int(state.step)
     processes.decide(lambda: _describe(workdir, experiment, step))
     with metrics.Writer(
@@ -103,6 +103,8 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
 def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
   """Writes the config and a picture of the patterns."""
   config, model = experiment.config, experiment.model
+  if step:
+    print(f"resumes from step {step}", flush=True)
   config_lib.write_config(workdir, config, step)
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
@@ -168,7 +170,7 @@ def _run(
       batch = experiment.batch(step)
       state, measured = experiment.update(state, batch)
       bits = None
-      stops.expendable = False
+      stops.expendable = False  # now there is something to save
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
@@ -177,14 +179,9 @@ def _run(
         jax.block_until_ready(state)
         watch.restart()  # compilation does not count
 
-      logs, validates, saves = (
-        is_due(done, every, last)
-        for every in (
-          config.train.log_every,
-          config.eval.every,
-          config.checkpoint.every,
-        )
-      )
+      logs = is_due(done, config.train.log_every, last)
+      validates = is_due(done, config.eval.every, last)
+      saves = is_due(done, config.checkpoint.every, last)
       if logs or validates or saves:
         monitor.flush()
         watch.stop()
@@ -251,18 +248,6 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       print(f"  {name} {float(value):.6g}")
   for number, loss in zip(numbers, losses, strict=True):
     print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
-
-
-def _first_state(
-  experiment: Experiment, checkpoints: store.Checkpoints
-) -> State:
-  """The state of the last good checkpoint, else the initial state."""
-  state = checkpoints.restore_last(experiment.like)
-  if state is None:
-    return experiment.first_state()
-  if processes.is_first():
-    print(f"resumes from step {int(state.step)}", flush=True)
-  return state
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:

@@ -279,6 +279,7 @@ class Stops(Signals):
   result of the one before: nothing waits.
   """
 
+  expendable = True
   _last: jax.Array | None = None
   _agreed: str | None = None
 

@@ -103,7 +103,7 @@ class Run:
         f"the best step is chosen by validation, but the run in {workdir} has"
         " none yet; name a step, or train the run to its end"
       )
-    results = []
+    results: list[Result] = []
     for step in self.checkpoints.steps():
       saved = self._saved(self._about("validation", step, 0, weights))
       results += [saved] if saved else self._score("validation", step, weights)

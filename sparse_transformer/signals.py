@@ -61,8 +61,7 @@ class Signals:
   def _watch(self, reader: int) -> None:
     """Ends the process at the second signal, or earlier if it is expendable.
 
-    Args:
-      reader: a file descriptor from which each signal is read as one byte.
+    From the file descriptor `reader`, each signal is read as one byte.
     """
     count = 0
     with open(reader, "rb", buffering=0) as file:

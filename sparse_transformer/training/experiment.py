@@ -121,12 +121,9 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch of the next step, on the devices: uint8 [B, L].
+    """The batch after some updates, on the devices: uint8 [B, L].
 
     Each process reads only its own examples.
-
-    Args:
-      updates: the number of steps before it.
     """
     numbers = self.numbers[updates]
     shape = len(numbers), self.model.length

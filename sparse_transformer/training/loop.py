@@ -95,8 +95,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   fields = config_lib.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
-  versions = about["versions"] | dict(python=about["python"])
-  processes.check_same(fields | data | versions)
+  processes.check_same(fields | data | about["versions"])
   return about
 
 
@@ -270,12 +269,7 @@ def _validate(
   stops: processes.Stops,
   watch: metrics.Stopwatch,
 ) -> float:
-  """Logs and returns bits per dim of the averaged weights on validation data.
-
-  Raises:
-    FloatingPointError: they are non-finite.
-    signals.Stopped: a signal arrived before the end.
-  """
+  """Logs and returns bits per dim of averaged weights on validation data."""
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))

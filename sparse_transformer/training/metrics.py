@@ -212,28 +212,21 @@ class Stopwatch:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl` as dictionaries, in order."""
+  """Returns the lines of `metrics.jsonl` as dictionaries, in order.
+
+  Lines without what their readers need are left out: a killed run may have left
+  half a line.
+  """
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   for text in path.read_text("utf-8", errors="replace").splitlines():
-    # A killed run may have left half a line.
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      if _is_complete(line):
+      numbers = {"step", *NEEDED.get(line["split"], ())}
+      numbers |= line.keys() & OPTIONAL
+      kinds = {type(line[name]) for name in numbers}
+      if type(line["step"]) is int and kinds <= {int, float}:
         lines.append(line)
   return lines
-
-
-def _is_complete(line: Any) -> bool:
-  """Returns whether a line has what its readers need."""
-  if not isinstance(line, dict) or not isinstance(line.get("split"), str):
-    return False
-  needed = {"step", *NEEDED.get(line["split"], ())}
-  numbers = needed | (line.keys() & OPTIONAL)
-  return (
-    needed <= line.keys()
-    and type(line["step"]) is int
-    and all(type(line[name]) in (int, float) for name in numbers)
-  )
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:

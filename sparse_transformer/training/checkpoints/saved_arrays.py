@@ -20,14 +20,11 @@ FOLDER = "state"  # in the folder of a checkpoint
 
 
 def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
-  """Starts to write arrays, from `as_tree`, into the folder of a checkpoint.
+  """Starts to write arrays; `close` waits, and raises the error, if any.
 
   All processes write their shards. Arrays may be donated after the call: on
   accelerators they are copied to the host first, and JAX does not reuse the
   memory of those on CPUs while Orbax refers to it.
-
-  Returns:
-    Its `close` waits, and raises the error of the save, if any.
   """
   with contextlib.ExitStack() as stack:
     orbax = stack.enter_context(_orbax())
@@ -37,11 +34,7 @@ def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
 
 
 def read(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """The arrays of a checkpoint whose files have been verified.
-
-  Args:
-    path: the folder of the checkpoint.
-    like: the shapes of the state, and their shardings.
+  """The arrays of a checkpoint with intact files, shaped and split as `like`.
 
   Raises:
     ValueError: it is from another network, or Orbax cannot read it.

@@ -45,8 +45,7 @@ def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
   return dict(
     config=config.to_dict(),
-    python=platform.python_version(),
-    versions=version.packages(),
+    versions=version.packages() | dict(python=platform.python_version()),
     data=source.digest(),
   )
 
@@ -284,11 +283,7 @@ class Checkpoints:
       )
 
   def _attempt(self, function: Callable[[], Any]) -> bool:
-    """Calls a function in all processes, which then report the first problem.
-
-    Returns:
-      True if there was none.
-    """
+    """Calls a function in all processes; reports the first problem, if any."""
     problem = ""
     try:
       function()

@@ -158,26 +158,17 @@ def test_overflow_is_skipped_until_the_scale_fits(trained):
 # Runs.
 
 
-def monitor():
-  return Monitor(runs.tiny().train, np.zeros((16, 1)), print)
-
-
 def test_monitor_ignores_skips_until_the_scale_is_smallest():
-  found, scales = monitor(), 2.0 ** np.arange(15, -1, -1)
-  for step, scale in enumerate(scales, start=1):
+  monitor = Monitor(runs.tiny().train, np.zeros((16, 1)), print)
+  for step, scale in enumerate(2.0 ** np.arange(15, -1, -1), start=1):
     values = dict(nats=1.0, gradient_norm=math.inf, loss_scale=scale)
-    found.watch(step, values)
-  with pytest.raises(
-    FloatingPointError, match="gradient_norm is inf at step 16"
-  ):
-    found.flush()
-
-
-def test_nonfinite_loss_is_a_bad_batch_at_any_scale():
-  found = monitor()
-  found.watch(1, dict(nats=math.nan, gradient_norm=1.0, loss_scale=8.0))
+    monitor.watch(step, values)
+  with pytest.raises(FloatingPointError, match="norm is inf at step 16"):
+    monitor.flush()
+  # A non-finite loss is a bad batch at any scale.
+  monitor.watch(1, dict(nats=math.nan, gradient_norm=1.0, loss_scale=8.0))
   with pytest.raises(FloatingPointError, match="nats is nan at step 1"):
-    found.flush()
+    monitor.flush()
 
 
 def test_state_is_restored_exactly_between_skips(trained, tmp_path):

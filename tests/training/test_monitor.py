@@ -66,17 +66,12 @@ def test_first_steps_of_a_run_are_not_spikes():
   assert not noted
 
 
-@pytest.mark.parametrize(
-  "loss, words",
-  [
-    ((math.inf, math.nan), "nats is inf"),
-    ((1.0, math.nan), "gradient_norm is nan"),
-  ],
-)
-def test_nonfinite_loss_is_named_before_the_gradient(loss, words):
+def test_nonfinite_loss_is_named_before_the_gradient():
   monitor, noted = make()
-  with pytest.raises(FloatingPointError, match=f"^{words} at step 1; "):
-    watch(monitor, [loss])
+  with pytest.raises(FloatingPointError, match="^nats is inf at step 1; "):
+    watch(monitor, [(math.inf, math.nan)])
+  with pytest.raises(FloatingPointError, match="^gradient_norm is nan at step"):
+    watch(monitor, [(1.0, math.nan)])
   assert not noted
 
 
@@ -95,11 +90,9 @@ def test_too_many_skipped_batches_in_a_row_end_the_run(most):
 
 def test_batches_skipped_before_a_restart_count():
   lines = [dict(step=step, split="skipped") for step in (4, 5)]
-  for first in 6, 7:
-    monitor, noted = make(lines, nonfinite="skip", max_skipped=2)
-    if first == 6:
-      with pytest.raises(FloatingPointError, match="after 2 batches in a row"):
-        watch(monitor, [math.nan], first)
-    else:
-      watch(monitor, [math.nan], first)
-    assert len(noted) == 1
+  monitor, _ = make(lines, nonfinite="skip", max_skipped=2)
+  with pytest.raises(FloatingPointError, match="after 2 batches in a row"):
+    watch(monitor, [math.nan], first=6)
+  monitor, noted = make(lines, nonfinite="skip", max_skipped=2)
+  watch(monitor, [math.nan], first=7)
+  assert len(noted) == 1

@@ -212,8 +212,9 @@ def check_same(values: Mapping[str, Any]) -> None:
     ValueError: they do not; in the first process, while the others end.
   """
 
+  first, *others = map(json.loads, gather(json.dumps(values)))
+
   def compare():
-    first, *others = map(json.loads, texts)
     for number, other in enumerate(others, 1):
       for name in sorted({*first, *other}):
         a, b = first.get(name), other.get(name)
@@ -223,7 +224,6 @@ def check_same(values: Mapping[str, Any]) -> None:
             " all processes with the same command, code and data"
           )
 
-  texts = gather(json.dumps(values))
   together(compare)
 
 

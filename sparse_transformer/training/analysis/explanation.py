@@ -59,7 +59,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     mesh=dict(sizes),
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
-    rematerialisation=costs.rematerialization(config, model, pairs),
+    rematerialization=costs.rematerialization(config, model, pairs),
     cache=_cache(model, attention),
   )
 
@@ -379,7 +379,7 @@ def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "model.remat", "activations", "layer", "FLOPs recomputed"
-  for remat, way in report["rematerialisation"].items():
+  for remat, way in report["rematerialization"].items():
     mark = " (chosen)" if remat == report["remat"] else ""
     sizes = _bytes(way["activations"]), _bytes(way["layer"])
     yield remat + mark, *sizes, _flops(way["recomputed"])

@@ -18,8 +18,8 @@ from benchmarks import record
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.distributed.spread import traffic
 from sparse_transformer.targets import hlo
+from sparse_transformer.training.analysis import exchanged
 
 HEADS, WIDTH, ITEM = 2, 16, 4
 LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
@@ -36,7 +36,7 @@ def count(name: str, n: int, devices: int) -> dict:
   pattern = getattr(patterns, name)(*sizes.get(name, (size,)))
   case = Case(1, n, HEADS, WIDTH, WIDTH, "float32", "cpu")
   executor = registry.EXECUTORS[registry.resolve("auto", case)]
-  (said,) = traffic(executor, (pattern,) * HEADS, case, devices)
+  (said,) = exchanged.traffic(executor, (pattern,) * HEADS, case, devices)
   others = n - n // devices
   return dict(
     expression=str(pattern),

@@ -211,7 +211,7 @@ def _report(
     # The compiler for TPUs rejects what does not fit.
     fits=target.compiler == "tpu"
     or memory.peak_memory_in_bytes <= target.memory,
-    launches=profile.num_launches,
+    launches=profile.launches.total(),
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
     most_launched=dict(profile.launches.most_common(NOTED)),

@@ -6,7 +6,6 @@ keys, are weighted.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -61,33 +60,26 @@ def collect(
   """
   drawn = min(MAX_LAYERS, model.num_layers)
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
-  shape = 1, len(tokens_L), model.num_heads, model.qk_width // model.num_heads
-  sizes = transformer.stacks(model)
+  collected = {}
+
+  def collect_layer(layer, *q_and_k):
+    if layer in chosen:
+      collected[int(layer)] = q_and_k
 
   @jax.jit
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE):
-      stack = layer + model.period * np.arange(sizes[layer])
-      now = {
-        int(number): jax.tree.map(
-          functools.partial(jnp.where, index == place),
-          (q_BLHK, k_BLHK),
-          cache[number],
-        )
-        for place, number in enumerate(stack)
-        if number in cache
-      }
-      inputs = q_BLHK, k_BLHK, v_BLHE
-      out_BLHE, _ = network.attend(None, layer, index, directions, *inputs)
-      return out_BLHE, cache | now
+    def attend(_, layer, index, directions, *inputs):
+      number = layer + model.period * index
+      jax.debug.callback(collect_layer, number, *inputs[:2])
+      return network.attend(None, layer, index, directions, *inputs)
 
-    empty = jnp.zeros(shape, model.dtype)
-    cache = {int(number): (empty, empty) for number in chosen}
-    return network.run_blocks(network.embed(tokens_BL), attend, cache)[1]
+    return network.run_blocks(network.embed(tokens_BL), attend)[0]
 
-  return run(params, tokens_L[None])
+  run(params, tokens_L[None])
+  jax.effects_barrier()
+  return dict(sorted(collected.items()))
 
 
 def weigh(
@@ -117,46 +109,30 @@ def weigh(
       jax.tree.map(lambda x, layer=layer: x[layer], network.learned),
       q_BLHK.shape[-1],
     )
-    bound = selection.bind_heads(patterns, q_BLHK, k_BLHK, directions)
-    biases = _biases(patterns, directions, q_BLHK.shape[1])
+    mask_BHLM = selection.realize(patterns, q_BLHK, k_BLHK, directions)
+    i = np.arange(q_BLHK.shape[1])
+    ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
+    if ramps_HLM is None:
+      ramps_HLM = np.ones((len(patterns), 1, 1))
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    heads = zip(patterns, bound, q_HLK / scale, k_HLK, biases, strict=True)
+    scores_HLM = (
+      q_LK @ k_LK.T / scale for q_LK, k_LK in zip(q_HLK, k_HLK, strict=True)
+    )
+    heads = zip(patterns, mask_BHLM[0], scores_HLM, ramps_HLM, strict=True)
     yield layer, [_weigh(*head) for head in heads]
 
 
-def _biases(patterns, directions, n):
-  """What is added to the scores of each head: the log of its spans' weights."""
-  i = np.arange(n)
-  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
-  if weights_HLM is None:
-    return [None] * len(patterns)
-  with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
-    return np.log(np.asarray(weights_HLM))
-
-
-def _weigh(pattern, known, q_LK, k_LK, bias_LM):
-  """A head, whose pattern is bound to its queries and keys: `known`."""
-  n = len(q_LK)
-  i = np.arange(n)
-  mask_LM = np.asarray(known.mask(i[None, None, :, None], i))
-  mask_LM = np.broadcast_to(mask_LM, (1, 1, n, n))[0, 0]
-  scores_LM = q_LK @ k_LK.T
-  if bias_LM is not None:
-    scores_LM += bias_LM
-    mask_LM = mask_LM & (bias_LM > -np.inf)
-  scores_LM = np.where(mask_LM, scores_LM, -np.inf)
-  largest_L1 = scores_LM.max(1, keepdims=True)
-  scores_LM -= np.where(np.isfinite(largest_L1), largest_L1, 0)
-  weights_LM = np.exp(scores_LM)
-  sums_L1 = np.maximum(weights_LM.sum(1, keepdims=True), 1)
-  weights_LM /= sums_L1
-  # With p = exp(s) / z: -log p = log z - s.
-  nats = np.log(sums_L1) - np.where(mask_LM, scores_LM, 0)
-  bits = (weights_LM * nats).sum(1) / math.log(2)
-  keys, shown = mask_LM.sum(1), pictures.shown_query(n)
+def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
+  """A head; `ramp_LM` are the factors of a span."""
+  mask_LM = np.asarray(mask_LM)
+  weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
+  sums_L1 = weights_LM.sum(1, keepdims=True)
+  weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
+  bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
+  keys, shown = mask_LM.sum(1), pictures.shown_query(len(mask_LM))
   return Head(
     pattern,
     pairs=int(keys.sum()),
@@ -173,8 +149,8 @@ def explain(
   tokens_L: np.ndarray,
   temperature: float,
   folder: str | os.PathLike,
-  title: str,
-  **about: int,
+  step: int,
+  example: int,
 ) -> Report:
   """Draws the heads of a network on an example.
 
@@ -185,16 +161,18 @@ def explain(
     temperature: divides the scores before their softmax.
     folder: where the pictures go, one for each layer, and the report as
       attention.json.
-    title: what the pictures say of the example.
-    **about: what the report says of it, such as its number.
+    step: the step of the parameters, only reported.
+    example: the number of the example, only reported.
 
   Returns:
-    As JSON values: `about`, the number of `positions` that were used, what was
-    measured of each of the `heads`, and the `pictures`.
+    As JSON values: the number of `positions` that were used, what was measured
+    of each of the `heads`, the `pictures`, and arguments.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   n = min(len(tokens_L), MAX_LENGTH)
+  report = dict(step=step, example=example)
+  title = f"{_about(report)},\ntemperature {temperature:g}"
   if n < len(tokens_L):
     title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
   rows, paths = [], []
@@ -209,15 +187,17 @@ def explain(
       model.shape,
     )
     for i, head in enumerate(heads):
-      measured = dict(
+      row = dict(
+        layer=layer,
+        head=i,
+        pattern=str(head.pattern),
         pairs=head.pairs,
         keys_mean=head.pairs / n,
         keys_max=head.keys_max,
         entropy=head.entropy,
       )
-      name = str(head.pattern)
-      rows.append(dict(layer=layer, head=i, pattern=name, **measured))
-  report = about | dict(
+      rows.append(row)
+  report |= dict(
     positions=n,
     length=len(tokens_L),
     num_layers=model.num_layers,
@@ -227,6 +207,10 @@ def explain(
   )
   atomic.write_text(folder / "attention.json", json.dumps(report) + "\n")
   return report
+
+
+def _about(report):
+  return f"step {report['step']:,}, test example {report['example']}"
 
 
 COLUMNS = {
@@ -260,4 +244,5 @@ def render(report: Report) -> str:
       f"the first {report['positions']:,} of {report['length']:,} positions"
       " are drawn; no later one changes their keys"
     )
-  return "\n".join([tables.align(lines, right_from=3), *notes])
+  table = tables.align(lines, right_from=3)
+  return "\n".join([_about(report), "", table, *notes])

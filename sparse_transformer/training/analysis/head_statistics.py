@@ -118,10 +118,8 @@ def weigh(
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    scores_HLM = (
-      q_LK @ k_LK.T / scale for q_LK, k_LK in zip(q_HLK, k_HLK, strict=True)
-    )
-    heads = zip(patterns, mask_BHLM[0], scores_HLM, ramps_HLM, strict=True)
+    arrays = q_HLK / scale, k_HLK, mask_BHLM[0], ramps_HLM
+    heads = zip(patterns, *arrays, strict=True)
     yield layer, [_weigh(*head) for head in heads]
 
 

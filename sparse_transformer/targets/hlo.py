@@ -109,25 +109,6 @@ def profile(text: str) -> Profile:
   return result
 
 
-def received(program: Profile, num_devices: int) -> int:
-  """Bytes that a device receives, if all devices take part in collectives.
-
-  What a device sends to itself is left out; sums over devices are counted as a
-  ring computes them.
-  """
-  share = (num_devices - 1) / num_devices
-  factors = {
-    "all-gather": share,
-    "all-reduce": 2 * share,
-    "all-to-all": share,
-    "collective-permute": 1.0,
-    "reduce-scatter": num_devices - 1.0,
-  }
-  return round(
-    sum(factors[kind] * size for kind, (_, size) in program.collectives.items())
-  )
-
-
 def _executed(
   module: Module, name: str, times: int = 1
 ) -> Iterator[tuple[Instruction, Computation, int]]:

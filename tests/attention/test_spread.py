@@ -17,6 +17,7 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
+from benchmarks.spread import received as received_by
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed import spread
@@ -32,7 +33,6 @@ from sparse_transformer.patterns import (
   Summary,
   TopBlocks,
 )
-from sparse_transformer.targets import hlo
 from sparse_transformer.training.analysis import exchanged
 
 DEVICES = 2, 4, 8
@@ -289,10 +289,6 @@ def check_program(backend="streamed", num_devices=4):
     MIXED, backend, tile, num_devices, arrays[:3], gradients=False
   )
   assert received_by(forward, num_devices) == sum(x["forward"] for x in said)
-
-
-def received_by(program, num_devices):
-  return hlo.received(hlo.profile(program.as_text()), num_devices)
 
 
 def check_exact(*devices):

@@ -193,7 +193,8 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
   state, sizes = abstract_state(config, model), mesh.sizes(config)
   sequences = num_sequences(config, sizes)
-  activations, copies = _kept(model, sizes)
+  kept, copies = _kept(model, sizes)
+  everything, _ = _kept(dataclasses.replace(model, remat="none"), sizes)
   weights = bytes_on_device(state.params, sizes)
   parts = dict(
     parameters=weights,
@@ -201,9 +202,9 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
     average=bytes_on_device(state.ema, sizes),
     # Of one micro-batch and, if there are several, also their sum.
     gradients=weights * min(config.train.accumulation, 2),
-    activations=activations * sequences,
+    activations=kept * sequences,
     copies=copies,
-    layer=_recomputed_bytes(model, sizes) * sequences,
+    layer=(everything - kept) // model.num_layers * sequences,  # recomputed
   )
   return dict(sequences=sequences, **parts, total=sum(parts.values()))
 
@@ -217,16 +218,12 @@ def rematerialization(
     For each value: bytes of `activations` on a device and of one recomputed
     `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
   """
-  batch, sizes = config.train.batch_size, mesh.sizes(config)
-  sequences = num_sequences(config, sizes)
   ways = {}
   for remat in rules.REMATS:
     way = dataclasses.replace(model, remat=remat)
-    ways[remat] = dict(
-      activations=_kept(way, sizes)[0] * sequences,
-      layer=_recomputed_bytes(way, sizes) * sequences,
-      recomputed=_recomputed_flops(way, batch, pairs),
-    )
+    kept, needed = memory(config, way), step(config, way, pairs)["flops"]
+    ways[remat] = {x: kept[x] for x in ("activations", "layer")}
+    ways[remat]["recomputed"] = needed["recomputed"]
   return ways
 
 
@@ -293,12 +290,6 @@ def _num_bytes(tree: Any) -> int:
   return sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )
-
-
-def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
-  """Bytes on one device that are recomputed for one sequence and layer."""
-  everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
-  return (everything - _kept(model, sizes)[0]) // model.num_layers
 
 
 def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:

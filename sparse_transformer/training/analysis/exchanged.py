@@ -75,16 +75,7 @@ def traffic(
     num_devices: number of devices that positions are split over.
 
   Returns:
-    JSON values for each part:
-    part, num_heads, tile: the part, the heads that have it, and its tile.
-    dealing: see `spread.Shares`.
-    queries, keys: how they move: `Route.kind`, or "all-to-all over heads".
-    positions_of_queries, positions_of_keys: how many a device receives of each
-      array, in proportion if it gets only some of the heads.
-    positions: those of q, k, v and the output together.
-    forward, backward: bytes that a device receives in each pass. Results are
-      counted as executors in plain XLA compute them, in float32 or wider.
-    imbalance: tiles of the device with the most, divided by the mean.
+    JSON values for each part, as commented below.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width
@@ -112,16 +103,20 @@ def traffic(
     rows.append(
       dict(
         part=shorten(part),
-        num_heads=num_heads,
+        num_heads=num_heads,  # that have the part
         tile=shares.tile,
-        dealing=shares.dealing,
-        queries=queries,
+        dealing=shares.dealing,  # see `spread.Shares`
+        queries=queries,  # how they move: `Route.kind`, or over heads
         keys=keys,
+        # Received of each array, in proportion if a device gets some heads.
         positions_of_queries=num_queries,
         positions_of_keys=num_keys,
-        positions=2 * (num_queries + num_keys),
+        positions=2 * (num_queries + num_keys),  # of q, k, v and the output
+        # Bytes received in each pass. Results are counted as executors in
+        # plain XLA compute them, in float32 or wider.
         forward=round(lanes * forward),
         backward=round(lanes * backward),
+        # Tiles of the device with the most, divided by the mean.
         imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
       )
     )

@@ -8,6 +8,7 @@ is counted.
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -152,11 +153,11 @@ def _fused(module, instruction):
 
 def _moved(module, computation, instruction):
   """Bytes that a kernel reads and writes."""
-  names, users = dict.fromkeys(instruction.operands), [instruction]
+  names, users = instruction.operands, [instruction]
   if fused := _fused(module, instruction):
     computation, users = fused, [*fused.values()]
     names = [x.name for x in users if x.opcode == "parameter"]
-  read = sum(_read(name, computation, users) for name in names)
+  read = sum(_read(x, computation, users) for x in dict.fromkeys(names))
   return read + _written(users[-1], computation)
 
 
@@ -227,17 +228,11 @@ def num_bytes(shape: str) -> int:
   >>> num_bytes("(bf16[8,128]{1,0:T(8,128)(2,1)}, s32[])")
   2052
   """
+  bits = 0
   # Layouts contain no brackets, so that they never look like arrays.
-  return sum(
-    _num_bits(dtype, sizes) // 8 for dtype, sizes in ARRAY.findall(shape)
-  )
-
-
-def _num_bits(dtype, sizes):
-  if dtype in ("token", "opaque"):
-    return 0
-  found = re.search(r"\d+", dtype)
-  bits = int(found[0]) if found else 8  # pred
-  for size in filter(None, sizes.split(",")):
-    bits *= int(size)
-  return bits
+  for dtype, sizes in ARRAY.findall(shape):
+    if dtype not in ("token", "opaque"):
+      width = re.search(r"\d+", dtype)  # pred has none
+      size = math.prod(int(size) for size in sizes.split(",") if size)
+      bits += size * int(width[0] if width else 8)
+  return bits // 8

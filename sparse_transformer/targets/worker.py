@@ -31,9 +31,7 @@ from sparse_transformer.training.experiment import Experiment
 Report = dict[str, Any]
 NOTED = 20  # names of kernels that a report lists
 # The TPU compiler's message about a program that does not fit.
-NEEDED = re.compile(
-  r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of"
-)
+NEEDED = re.compile(r"(?:\(|Used )(\d+\.?\d*)([KMG])(?:\) exceeds| of)")
 UNITS = dict(K=2**10, M=2**20, G=2**30)
 
 
@@ -45,6 +43,7 @@ def main() -> None:
     seconds = time.time() - began
     print(f"{request['target']}: {doing} ({seconds:.0f} s)", flush=True)
 
+  answer: Report
   try:
     answer = dict(result=_answer(request, tell))
   except (ValueError, OSError) as error:
@@ -232,8 +231,7 @@ def _failure(error: Exception) -> Report:
   if "HbmOom" in text or "hbm" in text:
     report["fits"] = False
     if found := NEEDED.search(text):
-      size, unit = found[1] or found[3], found[2] or found[4]
-      report["needed"] = int(float(size) * UNITS[unit])
+      report["needed"] = int(float(found[1]) * UNITS[found[2]])
   return report
 
 

@@ -71,7 +71,7 @@ def _cost(pairs, queries, keys):
   return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
 
 
-def received_over_heads(n, num_devices):
+def received_over_heads(n: int, num_devices: int) -> float:
   """Positions that a device receives, as a share of those of all heads."""
   return n * (num_devices - 1) / num_devices**2
 

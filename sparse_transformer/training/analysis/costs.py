@@ -74,17 +74,9 @@ def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str
 ) -> Case:
   """The attention of one micro-batch, for a `platform` as in `Case`."""
-  qk_width, value_width = widths(model)
-  return Case(
-    batch=config.train.batch_size // config.train.accumulation,
-    length=model.length,
-    num_heads=model.num_heads,
-    qk_width=qk_width,
-    value_width=value_width,
-    dtype=model.dtype,
-    platform=platform,
-    tile=model.tile,
-  )
+  micro = config.train.batch_size // config.train.accumulation
+  sizes = micro, model.length, model.num_heads, *widths(model)
+  return Case(*sizes, model.dtype, platform, model.tile)
 
 
 def check_attention(config: ConfigDict, model: model_lib.Config) -> None:

@@ -5,6 +5,8 @@ network, so it takes seconds at any size.
 """
 
 import collections
+import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -74,18 +76,18 @@ def explain_attention(
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
-  measured: dict[Pattern, Report] = {}
+  case = costs.attention_case(config, model, registry.current_platform())
+  measure = functools.cache(_measure)
   rows = []
   for heads, layers in groups.items():
+    static = selection.static_parts(heads)
+    tile = registry.common_tile(model.backend, case, static)
     for pattern in dict.fromkeys(heads):
-      if pattern not in measured:
-        measured[pattern] = _measure(pattern, config, model)
+      measured = measure(pattern, case, model.backend, tile)
       used_by = [head for head, other in enumerate(heads) if other == pattern]
-      pairs = measured[pattern]["pairs"] * len(used_by) * len(layers)
+      pairs = measured["pairs"] * len(used_by) * len(layers)
       flops = pairs * config.train.batch_size * costs.flops_per_pair(model)
-      rows.append(
-        dict(layers=layers, heads=used_by, **measured[pattern], flops=flops)
-      )
+      rows.append(dict(layers=layers, heads=used_by, **measured, flops=flops))
   return rows
 
 
@@ -117,15 +119,13 @@ def _work(pairs: int, computed: int) -> Report:
   )
 
 
-def _measure(
-  pattern: Pattern, config: ConfigDict, model: model_lib.Config
-) -> Report:
-  """The costs of one head with a pattern.
+def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
+  """The costs of one head with a pattern, in tiles of `tile` unless it is 0.
 
   If it is content-based, `pairs` is the expected number, and the smallest
   number of keys is unknown.
   """
-  n = model.length
+  n = case.length
   pairs = analysis.count_pairs(pattern, n)
   causal = analysis.is_causal(pattern, n)
   cache = (
@@ -134,8 +134,7 @@ def _measure(
   fewest = None
   if not pattern.contents():
     fewest = int(analysis.keys_per_query(pattern, n).min())
-  case = costs.attention_case(config, model, registry.current_platform())
-  tiles = list(_tiles(pattern, case, model.backend))
+  tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
     pattern=str(pattern),
     follows_content=bool(pattern.contents()),
@@ -151,15 +150,16 @@ def _measure(
 
 
 def _tiles(
-  pattern: Pattern, case: Case, backend: str
+  pattern: Pattern, case: Case, backend: str, tile: int
 ) -> Iterator[tuple[str, int, int]]:
   """(executor, tile, computed scores) of each part that is run."""
   static, others = pattern.split()
   if others and registry.resolve(backend, case) == "dense":
     yield "dense", case.length, case.length**2
     return
+  sized = dataclasses.replace(case, tile=case.tile or tile)
   for part in () if static is None else static.parts():
-    name, tile, count = registry.tiling(backend, case, part)
+    name, tile, count = registry.tiling(backend, sized, part)
     yield name, tile, tile**2 * count
   if others:
     yield from selection.count_scores(pattern, case)

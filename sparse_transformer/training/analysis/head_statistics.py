@@ -53,10 +53,7 @@ def collect(
 ) -> Collected:
   """The queries and keys of layers, at most `MAX_LAYERS` of them.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    tokens_L: symbols; at most as many as the network has positions.
+  The network must have a position for each of the symbols.
   """
   drawn = min(MAX_LAYERS, model.num_layers)
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
@@ -88,16 +85,9 @@ def weigh(
   collected: Collected,
   temperature: float = 1.0,
 ) -> Iterator[tuple[int, list[Head]]]:
-  """The heads of each collected layer.
+  """Yields (layer, its heads) for each layer that `collect` returns.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    collected: from `collect`.
-    temperature: divides the scores before their softmax.
-
-  Yields:
-    (layer, its heads).
+  The temperature divides the scores before their softmax.
   """
   network = transformer.bind(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
@@ -112,19 +102,19 @@ def weigh(
     mask_BHLM = selection.realize(patterns, q_BLHK, k_BLHK, directions)
     i = np.arange(q_BLHK.shape[1])
     ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
-    if ramps_HLM is None:
-      ramps_HLM = np.ones((len(patterns), 1, 1))
+    ramps = [1.0] * len(patterns) if ramps_HLM is None else ramps_HLM
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    arrays = q_HLK / scale, k_HLK, mask_BHLM[0], ramps_HLM
-    heads = zip(patterns, *arrays, strict=True)
+    heads = zip(
+      patterns, q_HLK / scale, k_HLK, mask_BHLM[0], ramps, strict=True
+    )
     yield layer, [_weigh(*head) for head in heads]
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
-  """A head; `ramp_LM` are the factors of a span."""
+  """A head; `ramp_LM` is what its span multiplies weights by."""
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
   sums_L1 = weights_LM.sum(1, keepdims=True)
@@ -169,7 +159,7 @@ def explain(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   n = min(len(tokens_L), MAX_LENGTH)
-  report = dict(step=step, example=example)
+  report: Report = dict(step=step, example=example)
   title = f"{_about(report)},\ntemperature {temperature:g}"
   if n < len(tokens_L):
     title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
@@ -224,9 +214,8 @@ COLUMNS = {
 
 def render(report: Report) -> str:
   """The report as text."""
-  lines = [list(COLUMNS)]
-  for row in report["heads"]:
-    lines.append([cell.format(**row) for cell in COLUMNS.values()])
+  cells = COLUMNS.values()
+  lines = [[cell.format(**row) for cell in cells] for row in report["heads"]]
   drawn = len(report["pictures"])
   notes = [
     "entropy: of a query's weights, in bits, at temperature"
@@ -242,5 +231,5 @@ def render(report: Report) -> str:
       f"the first {report['positions']:,} of {report['length']:,} positions"
       " are drawn; no later one changes their keys"
     )
-  table = tables.align(lines, right_from=3)
+  table = tables.align([list(COLUMNS), *lines], right_from=3)
   return "\n".join([_about(report), "", table, *notes])

@@ -59,11 +59,10 @@ def _check_together(args):
     ("part", "--target", args.target is not None),
     ("step", "--example", has_example),
     ("temperature", "--example", has_example),
+    ("example", "--workdir", args.workdir is not None),
   ):
     if args[name].present and not is_given:
       raise ValueError(f"--{name} requires {needed}")
-  if has_example and args.workdir is None:
-    raise ValueError("--example requires --workdir")
   if has_example and args.target is not None:
     raise ValueError("--example and --target cannot be combined; set only one")
 

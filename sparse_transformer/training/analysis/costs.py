@@ -298,10 +298,7 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
     model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
 
   def num_bytes(x):
-    is_split = x.shape[-2:-1] == (heads,) or x.shape[-1:] in (
-      (heads,),
-      (inner,),
-    )
+    is_split = heads in x.shape[-2:] or inner in x.shape[-1:]
     return _num_bytes(x) // (sizes["tensor"] if is_split else 1)
 
   one, two = (sum(map(num_bytes, _residuals(model, b))) for b in (1, 2))

@@ -205,10 +205,10 @@ def _cache(
   """
   if any(row["cache"] is None for row in attention):
     return None
-  size = sum(costs.widths(model)) * costs.itemsize(model)
+  width, value_width = costs.widths(model)
+  size = (width + value_width) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
-  width = costs.widths(model)[0]
   labels = sum(
     sum(kv_cache.num_labels(pattern, model.length, width))
     for pattern in itertools.chain(*model.patterns)

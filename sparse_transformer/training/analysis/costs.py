@@ -156,18 +156,20 @@ def step(
   """
   batch = config.train.batch_size
   tokens = batch * model.length
-  state = abstract_state(config, model)
+  state, repeated = abstract_state(config, model), REPEATED[model.remat]
+  again = sum(p.flops for name, p in _matmuls(model) if name in repeated)
+  scores = 2 * pairs * batch * sum(widths(model)) * ("attention" in repeated)
   flops = dict(
     weights=3 * _weight_flops(model) * tokens,
     attention=pairs * batch * flops_per_pair(model),
-    recomputed=_recomputed_flops(model, batch, pairs),
+    recomputed=again * tokens + scores,
   )
   head_widths = sum(widths(model)) * model.num_heads * model.num_layers
   # Each matmul runs three times, forward and for both gradients, and once more
   # if it is recomputed.
   moved = sum(
-    product.moved(tokens) * (3 + (name in REPEATED[model.remat]))
-    for name, product in _all_matmuls(model)
+    product.moved(tokens) * (3 + (name in repeated))
+    for name, product in _matmuls(model)
   )
   logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
   traffic = dict(
@@ -224,38 +226,23 @@ def itemsize(model: model_lib.Config) -> int:
   return jnp.dtype(model.dtype).itemsize
 
 
-def matmuls(model: model_lib.Config, experts: bool) -> dict[str, Matmul]:
-  """Each product with weights in a block, with experts or with one MLP."""
-  width, inner = model.width, model.mlp_width
-  number = (model.experts, model.experts_per_token) if experts else ()
-  products = dict(
-    qkv=Matmul(width, 2 * model.qk_width + width),
-    out=Matmul(width, width),
-    mlp_in=Matmul(width, inner, *number),
-    mlp_out=Matmul(inner, width, *number),
-  )
-  router = dict(router=Matmul(width, model.experts)) if experts else {}
-  return products | router
-
-
-def _all_matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
+def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
   """(name, product) for each product with weights in each block."""
-  for experts in model.has_experts:
-    yield from matmuls(model, experts).items()
+  width, inner = model.width, model.mlp_width
+  for has_experts in model.has_experts:
+    experts = (model.experts, model.experts_per_token) if has_experts else ()
+    yield "qkv", Matmul(width, 2 * model.qk_width + width)
+    yield "out", Matmul(width, width)
+    yield "mlp_in", Matmul(width, inner, *experts)
+    yield "mlp_out", Matmul(inner, width, *experts)
+    if has_experts:
+      yield "router", Matmul(width, model.experts)
 
 
 def _weight_flops(model: model_lib.Config) -> int:
   """FLOPs of a token's products with weights, in a forward pass."""
-  of_blocks = sum(product.flops for _, product in _all_matmuls(model))
+  of_blocks = sum(product.flops for _, product in _matmuls(model))
   return of_blocks + Matmul(model.width, model.vocab_size).flops
-
-
-def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
-  """FLOPs of the forward pass that the backward pass repeats."""
-  repeated = REPEATED[model.remat]
-  weights = sum(p.flops for name, p in _all_matmuls(model) if name in repeated)
-  attention = 2 * pairs * sum(widths(model)) * ("attention" in repeated)
-  return batch * (weights * model.length + attention)
 
 
 def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:

@@ -47,9 +47,7 @@ def of_network(
     return []
   own = model.num_heads // sizes["tensor"]
   case = dataclasses.replace(
-    case,
-    batch=case.batch // (sizes["data"] * sizes["fsdp"]),
-    num_heads=own,
+    case, batch=costs.num_sequences(config, sizes), num_heads=own
   )
   layers = collections.Counter(heads[:own] for heads in model.patterns)
   return [

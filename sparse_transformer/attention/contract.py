@@ -165,7 +165,7 @@ class Executor(Protocol):
     """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile that `plans` chooses for a part."""
+    """The tile of a part by itself; see also `registry.common_tile`."""
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case

@@ -187,6 +187,13 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
   return name, tile, analysis.count_tiles(part, n, tile)
 
 
+def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
+  """The tile that an executor chooses for all heads; 0 if parts have others."""
+  executor = EXECUTORS.get(resolve(backend, case))
+  choose = getattr(executor, "common_tile", None)
+  return choose(patterns, case.length) if choose and patterns else 0
+
+
 def _unsupported(name, case):
   executor = dense if name == "dense" else EXECUTORS[name]
   return executor.unsupported(case)

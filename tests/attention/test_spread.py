@@ -17,6 +17,7 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
+from benchmarks.spread import received as received_by
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed import spread
@@ -32,7 +33,7 @@ from sparse_transformer.patterns import (
   Summary,
   TopBlocks,
 )
-from sparse_transformer.targets import hlo
+from sparse_transformer.training.analysis import exchanged
 
 DEVICES = 2, 4, 8
 EXACT = Local(16), Block(32), Strided(16)
@@ -104,7 +105,7 @@ def received(pattern, n, num_devices, num_heads=1):
   case = Case(1, n, num_heads, 16, 16, "float32", tile=64)
   executor = registry.EXECUTORS["streamed"]
   heads = (pattern,) * num_heads
-  (found,) = spread.traffic(executor, heads, case, num_devices)
+  (found,) = exchanged.traffic(executor, heads, case, num_devices)
   return types.SimpleNamespace(**found)
 
 
@@ -271,14 +272,14 @@ def check_transpose(mesh, exchange, n):
 
 
 def check_program(backend="streamed", num_devices=4):
-  """Results are those of the definition, bytes as `spread.traffic` has them."""
+  """Results are those of the definition, bytes those of `traffic`."""
   n, tile = 128, 16
   arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
   program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
   laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
   case = Case(1, n, len(MIXED), 8, 8, "float32", tile=tile)
   executor = registry.EXECUTORS[backend]
-  said = spread.traffic(executor, MIXED, case, num_devices)
+  said = exchanged.traffic(executor, MIXED, case, num_devices)
   # The compiler brings keys and values once for both passes. Collectives in
   # loops would be counted as often as these run.
   total = sum(x["forward"] + x["backward"] for x in said)
@@ -288,10 +289,6 @@ def check_program(backend="streamed", num_devices=4):
     MIXED, backend, tile, num_devices, arrays[:3], gradients=False
   )
   assert received_by(forward, num_devices) == sum(x["forward"] for x in said)
-
-
-def received_by(program, num_devices):
-  return hlo.received(hlo.profile(program.as_text()), num_devices)
 
 
 def check_exact(*devices):

@@ -48,6 +48,10 @@ class Mosaic(Fused):
   def tile_size(self, part: Pattern, case: contract.Case) -> int:
     return _choose_tile((part,), case.length)
 
+  def common_tile(self, patterns: tuple[Pattern, ...], n: int) -> int:
+    """The tile that `plans` chooses for all heads."""
+    return _choose_tile(patterns, n)
+
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case
   ) -> list[tuple[contract.Plan, contract.Heads]]:

@@ -140,17 +140,9 @@ def _differences(
   before: ConfigDict, after: ConfigDict
 ) -> dict[str, tuple[Any, Any]]:
   """{"group.field": (old, new)} for the fields that differ."""
-  old, new = flatten(before), flatten(after)
+  old, new = rules.flatten(before), rules.flatten(after)
   return {
     name: (old.get(name), new.get(name))
     for name in sorted(old.keys() | new.keys())
     if old.get(name) != new.get(name)
-  }
-
-
-def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.field": value}, with lists for tuples as in JSON."""
-  return {
-    name: list(value) if isinstance(value, tuple) else value
-    for name, value in rules.flatten(config).items()
   }

@@ -213,7 +213,7 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path = tmp_path / "dense" / "seed0" / "result.json"
   path.parent.mkdir(parents=True)
   path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read"):
+  with pytest.raises(ValueError, match=f"{path} cannot be read: .*; delete it"):
     comparison_runs.run_all(
       of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path), {}
     )
@@ -304,8 +304,8 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
 
-  def call(task, function, settings, folder):
-    assert function is comparison_runs.test
+  def call(task, function, settings, folder, split):
+    assert function is comparison_runs.run and split == "test"
     assert settings["train"]["steps"] == 5
     called.append(folder)
     path = pathlib.Path(folder) / "result.json"

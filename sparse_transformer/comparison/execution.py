@@ -27,21 +27,19 @@ RESULT = "result.json"  # in the workdir of a run
 
 
 def decide_steps(plan: Plan) -> dict[str, int]:
-  """The number of training steps with each value, kept in steps.json."""
+  """The number of training steps with each value.
+
+  Those of a time are measured once, and kept in steps.json.
+  """
+  if steps := plan.steps():
+    return steps
   path = plan.root / "steps.json"
   if not path.exists():
-    if plan.budget[0] in budget_lib.CLOCKS:
-      print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
-      configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
-      task = f"the measurement of steps in {plan.root}"
-      child.call(task, measure_steps, configs, plan.budget, str(path))
-    else:
-      steps = [
-        budget_lib.count_steps(plan.config_of(choice), plan.budget)
-        for choice in plan.choices
-      ]
-      _write(path, dict(zip(plan.choices, steps, strict=True)))
-  return atomic.read_json(path, *plan.choices)
+    print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
+    configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
+    task = f"the measurement of steps in {plan.root}"
+    child.call(task, measure_steps, configs, plan.budget, str(path))
+  return record.read_json(path, *plan.choices)
 
 
 def measure_steps(
@@ -75,10 +73,7 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):
     for choice in plan.choices:
-      path = plan.workdir(choice, seed) / RESULT
-      if not path.exists() or "validation" not in _read(path):
-        print(f"{plan.field}={choice}, seed {seed}", flush=True)
-        _call(run, plan, choice, seed, steps)
+      _scored(plan, choice, seed, steps, "validation")
   found = [
     _recorded(plan.workdir(choice, seed), choice, seed)
     for choice in plan.choices
@@ -86,23 +81,24 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   ]
   best = record.best_choice(found)
   for seed, of_best in enumerate(record.of_choice(found, best)):
-    path = plan.workdir(best, seed) / RESULT
-    if "test" not in _read(path):
-      print(f"{plan.field}={best}, seed {seed}: test", flush=True)
-      _call(test, plan, best, seed, steps)
-    of_best["test"] = _read(path, "test")["test"]
+    of_best["test"] = _scored(plan, best, seed, steps, "test")["test"]
   return found
 
 
-def _call(function, plan, choice, seed, steps):
+def _scored(plan, choice, seed, steps, split):
+  """The result of a run with its score on a split, computed if missing."""
   workdir = plan.workdir(choice, seed)
-  config = plan.config_of(choice, seed, steps[choice])
-  task = f"the run in {workdir}"
-  child.call(task, function, config.to_dict(), str(workdir))
+  path = workdir / RESULT
+  if not path.exists() or split not in _read(path):
+    more = ": test" if split == "test" else ""
+    print(f"{plan.field}={choice}, seed {seed}{more}", flush=True)
+    settings = plan.config_of(choice, seed, steps[choice]).to_dict()
+    child.call(f"the run in {workdir}", run, settings, str(workdir), split)
+  return _read(path, split)
 
 
 def _read(path, *fields):
-  return atomic.read_json(path, "steps", "peak_bytes", *fields)
+  return record.read_json(path, "steps", "peak_bytes", *fields)
 
 
 def _recorded(workdir, choice, seed):
@@ -121,14 +117,13 @@ def _recorded(workdir, choice, seed):
   return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
 
 
-def run(settings: Mapping[str, Any], folder: str) -> None:
-  """Trains a run and scores it on the validation split.
-
-  Writes its result. If there is one without a score, the run is not trained.
+def run(settings: Mapping[str, Any], folder: str, split: str) -> None:
+  """Adds a run's score on a split to its result; first trains it if needed.
 
   Args:
     settings: its config.
-    folder: its workdir.
+    folder: its workdir. A run with a result has been trained.
+    split: of it, the best checkpoint on validation is scored.
   """
   path, config = pathlib.Path(folder) / RESULT, ConfigDict(settings).lock()
   if not path.exists():
@@ -136,23 +131,11 @@ def run(settings: Mapping[str, Any], folder: str) -> None:
     # The peak is of training: scoring may take place in another process.
     _write(path, _trained(config, metrics.read(folder)))
   with open_run(folder, in_float32(config)) as opened:
-    best = opened.best()
-  scored = dict(best_step=best["step"], validation=_score(best))
-  _write(path, _read(path) | scored)
-
-
-def test(settings: Mapping[str, Any], folder: str) -> None:
-  """Adds the score of the best checkpoint on the test split to a result.
-
-  Args:
-    settings: config of the run.
-    folder: its workdir.
-  """
-  path = pathlib.Path(folder) / RESULT
-  result = _read(path, "best_step")
-  with open_run(folder, in_float32(ConfigDict(settings))) as opened:
-    (found,) = opened.evaluations("test", [result["best_step"]])
-  _write(path, result | dict(test=_score(found)))
+    found = opened.best()
+    if split != "validation":
+      (found,) = opened.evaluations(split, [found["step"]])
+  score = {"best_step": found["step"], split: _score(found)}
+  _write(path, _read(path) | score)
 
 
 def _write(path, content):

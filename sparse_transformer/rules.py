@@ -289,7 +289,7 @@ def check_value(field: str, value: object) -> None:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.name": value}, lists as tuples; a field outside all groups, too."""
+  """{"group.name": value}, lists as tuples; {"name": value} outside groups."""
   if not isinstance(config, ConfigDict):
     raise ValueError(
       f"the config is of type {type(config).__name__}, but must be a ConfigDict"

@@ -17,10 +17,8 @@ import runs
 
 from sparse_transformer.comparison import (
   budget,
-  child,
   execution as comparison_runs,
   plan,
-  plots,
   record,
   results,
 )
@@ -227,7 +225,7 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
   monkeypatch.setattr(os, "setpgrp", lambda: None)
   receiver, sender = multiprocessing.Pipe(duplex=False)
   with pytest.raises(SystemExit, match="1"):
-    child._call_and_exit(sender, fail)
+    comparison_runs._call_and_exit(sender, fail)
   assert receiver.poll() and "why" in receiver.recv()
 
 
@@ -249,7 +247,9 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
     return [0.5, 9 / 7.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
-  monkeypatch.setattr(child, "call", lambda task, f, *inputs: f(*inputs))
+  monkeypatch.setattr(
+    comparison_runs, "call", lambda task, f, *inputs: f(*inputs)
+  )
   for _ in range(2):
     steps = comparison_runs.decide_steps(comparison)
     assert steps == dict(dense=18, local=7, fixed=1)
@@ -312,7 +312,7 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     test = dict(bits_per_dim=3.5, standard_error=0.1)
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
-  monkeypatch.setattr(child, "call", call)
+  monkeypatch.setattr(comparison_runs, "call", call)
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
@@ -423,7 +423,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   record.write(tmp_path / "comparison.json", made)
   found = record.read(tmp_path / "comparison.json")
   assert found["runs"] == made["runs"] and found["rows"] == made["rows"]
-  figure = plots.draw(found)
+  figure = results.draw(found)
   figure.draw_without_rendering()
   labels = [axis.get_xlabel() for axis in figure.axes]
   assert labels == ["seconds of training", "steps"]
@@ -449,7 +449,7 @@ def test_legend_is_within_the_figure_and_beside_the_panels(number):
   made = comparisons.record(
     *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
-  figure = plots.draw(made)
+  figure = results.draw(made)
   figure.draw_without_rendering()
   (legend,) = figure.legends
   assert len({text.get_text() for text in legend.texts}) == number

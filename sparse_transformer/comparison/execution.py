@@ -1,21 +1,25 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
 import json
+import multiprocessing
+import os
 import pathlib
 import resource
+import signal
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic
-from sparse_transformer.comparison import budget as budget_lib, child, record
+from sparse_transformer import atomic, cli
+from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.comparison.plan import Plan, experiments
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
+from sparse_transformer.signals import Signals, Stopped
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.evaluation.trained_run import (
   in_float32,
@@ -38,7 +42,7 @@ def decide_steps(plan: Plan) -> dict[str, int]:
     print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
     configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
     task = f"the measurement of steps in {plan.root}"
-    child.call(task, measure_steps, configs, plan.budget, str(path))
+    call(task, measure_steps, configs, plan.budget, str(path))
   return record.read_json(path, *plan.choices)
 
 
@@ -93,7 +97,7 @@ def _scored(plan, choice, seed, steps, split):
     more = ": test" if split == "test" else ""
     print(f"{plan.field}={choice}, seed {seed}{more}", flush=True)
     settings = plan.config_of(choice, seed, steps[choice]).to_dict()
-    child.call(f"the run in {workdir}", run, settings, str(workdir), split)
+    call(f"the run in {workdir}", run, settings, str(workdir), split)
   return _read(path, split)
 
 
@@ -173,3 +177,61 @@ def peak_bytes() -> int:
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
   return stats.get("peak_bytes_in_use", size * unit)
+
+
+def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
+  """Calls a function in a new process, whose memory is freed when it ends.
+
+  Signals are forwarded to it.
+
+  Args:
+    task: what it does, for messages.
+    function: a function of a module.
+    *inputs: its arguments, which are pickled.
+
+  Raises:
+    Stopped: after a signal.
+    OSError: the function failed.
+  """
+  context = multiprocessing.get_context("spawn")
+  receiver, sender = context.Pipe(duplex=False)
+  process = context.Process(
+    target=_call_and_exit, args=(sender, function, *inputs)
+  )
+  with Signals() as signals:
+    # Until the process handles signals itself, Ctrl-C is for this one alone.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    while process.is_alive() and not signals.name:
+      process.join(0.1)
+    if process.is_alive():
+      process.terminate()
+      process.join()
+  if signals.name:
+    raise Stopped(
+      f"{signals.name} in {task}; what it has saved is kept; run the same"
+      " command to resume"
+    )
+  if process.exitcode:
+    reason = f"it ended with status {process.exitcode}"
+    if receiver.poll():
+      reason = receiver.recv()
+    raise OSError(
+      f"{task} failed: {reason}; finished runs are kept; run the same command"
+      " to resume"
+    )
+
+
+def _call_and_exit(sender, function, *inputs):
+  # In a separate group, so that Ctrl-C cannot act as a second signal.
+  os.setpgrp()
+  try:
+    function(*inputs)
+  except Stopped:
+    sys.exit(cli.STOPPED)
+  except Exception as error:
+    if (reason := cli.describe(error)) is None:
+      raise
+    sender.send(reason)
+    sys.exit(1)

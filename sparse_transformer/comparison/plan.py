@@ -183,17 +183,17 @@ def check(plan: Plan) -> None:
     seen.append(kind)
 
 
-def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
-  """Checks that a folder, which need not exist, can hold a comparison.
+def begin(plan: Plan) -> dict[str, Any]:
+  """Checks a comparison, its folder first, and creates the folder.
 
-  Args:
-    root: the folder.
-    about: what is compared, see `Plan.about`.
+  Returns:
+    `plan.about()`, which the folder records.
 
   Raises:
-    ValueError: the folder holds a run or another comparison.
-    NotADirectoryError: it is a file.
+    ValueError: the folder holds a run or another comparison; see also `check`.
+    OSError: it is a file, or the data of a run cannot be read.
   """
+  root, about = plan.root, plan.about()
   if root.exists() and not root.is_dir():
     raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
   if (root / "config.json").exists():
@@ -205,10 +205,7 @@ def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
         " another --workdir"
       )
-
-
-def create_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
-  """Creates the folder of a comparison and records what it compares."""
+  check(plan)
   root.mkdir(parents=True, exist_ok=True)
-  if not (root / NAME).exists():
-    atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  return about

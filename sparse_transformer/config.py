@@ -50,25 +50,24 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       " folder that train.py wrote"
     )
-  return _from_json(atomic.read_json(path), path).lock()
+  return from_json(atomic.read_json(path), path).lock()
 
 
-def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """A config that was read as JSON: with tuples, and defaults of new fields."""
-  defaults = get_config().to_dict()
-  settings = {"loss": {}, "mesh": {}} | settings  # newer groups
-  found: dict[str, dict[str, Any]] = {}
-  for group in (*defaults, *settings):
-    found[group] = defaults.get(group, {}) | {
-      name: tuple(value) if isinstance(value, list) else value
-      for name, value in settings[group].items()
-    }
-  return found
+def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
+  """A config that was read as JSON: with tuples, and defaults of new fields.
 
-
-def _from_json(settings: dict[str, Any], place: object) -> ConfigDict:
+  Raises:
+    ValueError: it is no config; the message begins with `place`.
+  """
+  found = get_config().to_dict()
   try:
-    return ConfigDict(with_defaults(settings))
+    settings = {"loss": {}, "mesh": {}} | settings  # newer groups
+    for group in (*found, *settings):
+      found[group] = found.get(group, {}) | {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings[group].items()
+      }
+    return ConfigDict(found)
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{place} cannot be read: {type(error).__name__}: {error}"
@@ -115,7 +114,7 @@ def check_saved(
   path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
-  before = _from_json(saved, f"the config in checkpoint {path}")
+  before = from_json(saved, f"the config in checkpoint {path}")
   _check_changes(f"checkpoint {path}", before, config)
 
 

@@ -304,11 +304,11 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
 
-  def call(task, function, settings, folder, split):
+  def call(task, function, config, workdir, split):
     assert function is comparison_runs.run and split == "test"
-    assert settings["train"]["steps"] == 5
-    called.append(folder)
-    path = pathlib.Path(folder) / "result.json"
+    assert config.train.steps == 5
+    called.append(workdir)
+    path = workdir / "result.json"
     test = dict(bits_per_dim=3.5, standard_error=0.1)
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
@@ -316,7 +316,7 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
-    assert called == [str(comparison.workdir("local", i)) for i in range(3)]
+    assert called == [comparison.workdir("local", i) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
     assert tests == {("dense", False), ("local", True)}
 

@@ -40,28 +40,16 @@ def decide_steps(plan: Plan) -> dict[str, int]:
   path = plan.root / "steps.json"
   if not path.exists():
     print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
-    configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
-    task = f"the measurement of steps in {plan.root}"
-    call(task, measure_steps, configs, plan.budget, str(path))
+    call(f"the measurement of steps in {plan.root}", measure_steps, plan, path)
   return record.read_json(path, *plan.choices)
 
 
-def measure_steps(
-  configs: Mapping[str, Mapping[str, Any]],
-  budget: budget_lib.Budget,
-  path: str,
-) -> None:
-  """Writes the steps that a time allows.
-
-  Args:
-    configs: configs by name.
-    budget: the time of each run.
-    path: the file to write {name: steps} to.
-  """
-  made = experiments(ConfigDict(x).lock() for x in configs.values())
-  times = budget_lib.time_per_step(list(made), budget[0])
-  steps = [budget_lib.steps_within(budget, time) for time in times]
-  _write(pathlib.Path(path), dict(zip(configs, steps, strict=True)))
+def measure_steps(plan: Plan, path: pathlib.Path) -> None:
+  """Writes {choice: steps that the time of the plan allows} to a file."""
+  made = experiments(map(plan.config_of, plan.choices))
+  times = budget_lib.time_per_step(list(made), plan.budget[0])
+  steps = [budget_lib.steps_within(plan.budget, time) for time in times]
+  _write(path, dict(zip(plan.choices, steps, strict=True)))
 
 
 def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
@@ -96,8 +84,8 @@ def _scored(plan, choice, seed, steps, split):
   if not path.exists() or split not in _read(path):
     more = ": test" if split == "test" else ""
     print(f"{plan.field}={choice}, seed {seed}{more}", flush=True)
-    settings = plan.config_of(choice, seed, steps[choice]).to_dict()
-    call(f"the run in {workdir}", run, settings, str(workdir), split)
+    config = plan.config_of(choice, seed, steps[choice])
+    call(f"the run in {workdir}", run, config, workdir, split)
   return _read(path, split)
 
 
@@ -121,20 +109,20 @@ def _recorded(workdir, choice, seed):
   return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
 
 
-def run(settings: Mapping[str, Any], folder: str, split: str) -> None:
+def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
   """Adds a run's score on a split to its result; first trains it if needed.
 
   Args:
-    settings: its config.
-    folder: its workdir. A run with a result has been trained.
+    config: its config.
+    workdir: its folder. A run with a result has been trained.
     split: of it, the best checkpoint on validation is scored.
   """
-  path, config = pathlib.Path(folder) / RESULT, ConfigDict(settings).lock()
+  path = workdir / RESULT
   if not path.exists():
-    loop.train(config, folder)
+    loop.train(config, workdir)
     # The peak is of training: scoring may take place in another process.
-    _write(path, _trained(config, metrics.read(folder)))
-  with open_run(folder, in_float32(config)) as opened:
+    _write(path, _trained(config, metrics.read(workdir)))
+  with open_run(workdir, in_float32(config)) as opened:
     found = opened.best()
     if split != "validation":
       (found,) = opened.evaluations(split, [found["step"]])

@@ -8,8 +8,8 @@ import numpy as np
 
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
-  MAX_CELLS,
   MAX_PANELS,
+  cell_size,
   columns,
   pool,
   show,
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 # (weights of one query [L], joined weights of all queries [cells, cells]); -1
 # for pairs outside the pattern.
 Weights = tuple[np.ndarray, np.ndarray]
-
-
-def cell_size(n: int) -> int:
-  """The number of positions, of n, that are joined into one pixel."""
-  return -(-n // MAX_CELLS)
 
 
 def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -118,7 +118,9 @@ def check_saved(
   _check_changes(f"checkpoint {path}", before, config)
 
 
-def _check_changes(place, before: ConfigDict, after: ConfigDict) -> Changes:
+def _check_changes(
+  place: object, before: ConfigDict, after: ConfigDict
+) -> Changes:
   old, new = rules.flatten(before), rules.flatten(after)
   changes = {
     name: (old.get(name), new.get(name))

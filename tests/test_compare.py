@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import runs
 
+from sparse_transformer import config as config_lib
 from sparse_transformer.comparison import (
   budget,
   execution as comparison_runs,
@@ -501,8 +502,11 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   assert 3 < run["test"]["bits_per_dim"] == row["test"]["mean"] < 6
   page = (root / "comparison.html").read_text()
   assert "data:image/png;base64," in page and "http" not in page
-  # All runs are done: nothing is trained again, and no file changes.
+  # All runs are done: nothing is trained again, and no file changes; what says
+  # so is written again if it is missing.
   before = runs.files(root)
+  for name in ("comparison-of.json", "comparison.json"):
+    (root / name).unlink()
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
   # A run whose scoring was stopped is scored, and not trained again.
@@ -513,10 +517,10 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   tested = result.pop("test")
   path.write_text(json.dumps(result))
   monkeypatch.setattr(loop, "train", None)
-  settings = json.loads((workdir / "config.json").read_text())
-  comparison_runs.run(settings, str(workdir))
+  config = config_lib.read_config(workdir)
+  comparison_runs.run(config, workdir, "validation")
   assert json.loads(path.read_text()) == result | later
-  comparison_runs.test(settings, str(workdir))
+  comparison_runs.run(config, workdir, "test")
   assert json.loads(path.read_text())["test"] == tested
   # The folder of one comparison is not used for another.
   other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")

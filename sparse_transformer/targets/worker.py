@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
-from ml_collections import ConfigDict
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import registry
@@ -55,7 +54,7 @@ def main() -> None:
 def _answer(request: Report, tell: Callable[[str], None]) -> Report:
   target = hardware.parse(request["target"])
   devices = _devices(target)
-  config = ConfigDict(config_lib.with_defaults(request["config"]))
+  config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import (
   config as config_lib,
   model as model_lib,
+  rules,
   signals as signals_lib,
 )
 from sparse_transformer.attention import registry
@@ -92,7 +93,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   """The description of the run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
-  fields = config_lib.flatten(config)
+  fields = rules.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
   processes.check_same(fields | data | about["versions"])

@@ -166,13 +166,12 @@ def explain(
   collected = collect(model, params, tokens_L[:n])
   for layer, heads in weigh(model, params, collected, temperature):
     paths.append(folder / f"layer_{layer}.png")
-    pictures.save_heads(
-      paths[-1],
+    pictures.panels(
       f"layer {layer} of {model.num_layers}, {title}",
       [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
       [(head.query, head.weights) for head in heads],
       model.shape,
-    )
+    ).savefig(paths[-1])
     for i, head in enumerate(heads):
       row = dict(
         layer=layer,

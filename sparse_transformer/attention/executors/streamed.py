@@ -45,15 +45,17 @@ STEP_SCORES = 300_000
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["first", "cols"],
-  meta_fields=["single"],
+  meta_fields=["skipped", "single"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of one part: tables, int32."""
 
-  first: Table  # [rows + 1], where the steps of each query tile begin
+  # [rows - skipped + 1], where the steps of each query tile begin.
+  first: Table
   cols: Table  # [steps, span], the key tiles of each step, padded with -1
-  single: bool  # whether every query tile has exactly one step
+  skipped: int  # query tiles before the first that has key tiles
+  single: bool  # whether every other query tile has exactly one step
 
 
 unsupported = contract.nothing_unsupported
@@ -100,22 +102,26 @@ def shares(
 def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   """The tables of layouts, of the same shapes, with `span` tiles in a step."""
   num_rows = -(-len(layouts[0].query_order) // layouts[0].tile)
-  counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
+  skipped = int(min(x.rows.min(initial=num_rows - 1) for x in layouts))
+  rows = [x.rows - skipped for x in layouts]
+  counts = [np.bincount(x, minlength=num_rows - skipped) for x in rows]
   num_steps = -(-np.stack(counts) // span)
   single = num_steps.max() <= 1
   if single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
   most = num_steps.sum(1).max()
   found = []
-  for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
+  for layout, row, count, steps in zip(
+    layouts, rows, counts, num_steps, strict=True
+  ):
     # The tiles of each row in order, `span` per step.
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
     place = np.arange(len(layout.cols)) - np.repeat(
       np.cumsum(count) - count, count
     )
     cols = np.full((most, span), -1, np.int32)
-    cols[first[layout.rows] + place // span, place % span] = layout.cols
-    found.append(Steps(first, cols, bool(single)))
+    cols[first[row] + place // span, place % span] = layout.cols
+    found.append(Steps(first, cols, skipped, bool(single)))
   return found
 
 
@@ -229,7 +235,8 @@ class _Tiles(online_softmax.Steps):
 
   def _rows(self, i):
     """The i-th group of query tiles: [A, 1]."""
-    return i * self.size + jnp.arange(self.size)[:, None]
+    first = self.plan.tables.skipped
+    return i * self.size + jnp.arange(first, first + self.size)[:, None]
 
   def _cols(self, j):
     """The key tiles of the j-th group of steps: [A, C]."""

@@ -45,17 +45,15 @@ STEP_SCORES = 300_000
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["first", "cols"],
-  meta_fields=["skipped", "single"],
+  meta_fields=["single"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of one part: tables, int32."""
 
-  # [rows - skipped + 1], where the steps of each query tile begin.
-  first: Table
+  first: Table  # [rows + 1], where the steps of each query tile begin
   cols: Table  # [steps, span], the key tiles of each step, padded with -1
-  skipped: int  # query tiles before the first that has key tiles
-  single: bool  # whether every other query tile has exactly one step
+  single: bool  # whether every query tile has exactly one step
 
 
 unsupported = contract.nothing_unsupported
@@ -103,26 +101,22 @@ def shares(
 def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   """The tables of layouts, of the same shapes, with `span` tiles in a step."""
   num_rows = -(-len(layouts[0].query_order) // layouts[0].tile)
-  skipped = int(min(x.rows.min(initial=num_rows - 1) for x in layouts))
-  rows = [x.rows - skipped for x in layouts]
-  counts = [np.bincount(x, minlength=num_rows - skipped) for x in rows]
+  counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
   num_steps = -(-np.stack(counts) // span)
   single = num_steps.max() <= 1
   if single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
   most = num_steps.sum(1).max()
   found = []
-  for layout, row, count, steps in zip(
-    layouts, rows, counts, num_steps, strict=True
-  ):
+  for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     # The tiles of each row in order, `span` per step.
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
     place = np.arange(len(layout.cols)) - np.repeat(
       np.cumsum(count) - count, count
     )
     cols = np.full((most, span), -1, np.int32)
-    cols[first[row] + place // span, place % span] = layout.cols
-    found.append(Steps(first, cols, skipped, bool(single)))
+    cols[first[layout.rows] + place // span, place % span] = layout.cols
+    found.append(Steps(first, cols, bool(single)))
   return found
 
 
@@ -236,8 +230,7 @@ class _Tiles(online_softmax.Steps):
 
   def _rows(self, i):
     """The i-th group of query tiles: [A, 1]."""
-    first = self.plan.tables.skipped
-    return i * self.size + jnp.arange(first, first + self.size)[:, None]
+    return i * self.size + jnp.arange(self.size)[:, None]
 
   def _cols(self, j):
     """The key tiles of the j-th group of steps: [A, C]."""

@@ -180,11 +180,10 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
     tiles it processes.
   """
   name = resolve(backend, case)
-  n = case.length
   if name == "dense":
-    return name, n, 1
-  tile = min(case.tile, n) or EXECUTORS[name].tile_size(part, case)
-  return name, tile, analysis.count_tiles(part, n, tile)
+    return name, case.length, 1
+  tile = EXECUTORS[name].tile_size(part, case)
+  return name, tile, analysis.count_tiles(part, case.length, tile)
 
 
 def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:

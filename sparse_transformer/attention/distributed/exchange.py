@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
+from sparse_transformer.attention.contract import Axes
 
-Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
 MAX_SLICES = 4  # joined instead of gathering their rows
 

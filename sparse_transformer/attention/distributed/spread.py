@@ -20,6 +20,7 @@ from jax import lax
 
 from sparse_transformer.attention.content.selection import Directions
 from sparse_transformer.attention.contract import (
+  Axes,
   Case,
   Executor,
   Heads,
@@ -27,7 +28,6 @@ from sparse_transformer.attention.contract import (
   heads_of_parts,
 )
 from sparse_transformer.attention.distributed.exchange import (
-  Axes,
   Exchange,
   OverHeads,
   Route,
@@ -191,7 +191,7 @@ def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
   A divisor of `own`, if there is a large one, so that no tile has positions of
   two devices. For kernels, it stays a power of two.
   """
-  tile = min(case.tile, case.length) or executor.tile_size(part, case)
+  tile = executor.tile_size(part, case)
   if not tile & (tile - 1):
     divisor = math.gcd(tile, own)
     return divisor if divisor >= min(tile, 32) else tile

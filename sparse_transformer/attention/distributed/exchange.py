@@ -166,7 +166,7 @@ class Exchange(contract.Arrangement):
     return tuple(_take(x, read) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Adds results where positions are held, but not those of missing places."""
+    """Adds results where positions are held; missing places have none."""
     route, own = self.route, self.route.own
     at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
     held = [_take(x, at) for x in arrays]

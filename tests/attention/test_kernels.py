@@ -185,4 +185,5 @@ def test_cases_that_cannot_run_are_named(executor, change, words):
   st.sampled_from([32, 64]),
 )
 def test_any_mix_of_heads(backend, heads, n, widths, tile):
-  agrees(backend, heads, n, *widths, tile)
+  # In float32, Triton's kernels run tiles of 32 only.
+  agrees(backend, heads, n, *widths, 32 if backend == GPU else tile)

@@ -315,7 +315,8 @@ def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
   digests = saved_arrays.digests(found)
-  saved = _read_about(path).get("arrays", {})
+  # Checkpoints of older versions have no such digests.
+  saved = _read_about(path).get("arrays", digests)
   if other := [name for name, x in digests.items() if saved.get(name) != x]:
     raise ValueError(
       f"checkpoint {path} has intact files, but some arrays, restored on"

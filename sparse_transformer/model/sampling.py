@@ -63,7 +63,14 @@ class Recompute(Decoder):
     padding = self.length - tokens_BL.shape[1]
     return jnp.pad(tokens_BL, ((0, 0), (0, padding)))
 
-  def step(self, params, state, tokens_B, t, table):
+  def step(
+    self,
+    params: dict,
+    state: Any,
+    tokens_B: jax.Array,
+    t: jax.Array,
+    table: Any,
+  ) -> tuple[jax.Array, Any]:
     del table
     # At t = 0 this writes to the last position, which is drawn later.
     state = state.at[:, t - 1].set(tokens_B)

@@ -49,9 +49,8 @@ VARIANTS = (
 )
 
 
-def code_of(preset: str, target: str) -> str:
-  """The digest of what the report on a preset depends on."""
-  del target  # the compilers' folder describes all
+def code_of(preset: str, _target: str) -> str:
+  """The digest of what the report on a preset depends on, for all targets."""
   return dependencies.of_program(config_of(preset))
 
 

@@ -82,7 +82,7 @@ def score_run(
       " minimum context and --symbols; use smaller ones"
     )
   with store.Checkpoints(workdir) as checkpoints:
-    state = experiment.restore(checkpoints)
+    state = checkpoints.restore(experiment.like)
   places, rows, least = range(first, first + number), [], None
   for context in contexts:
     bits = bits_of(experiment, state.ema, split, context, places)

@@ -41,9 +41,8 @@ def table(rows):
     yield *(str(row[name]) for name in shown), peak
 
 
-def code_of(*key) -> str:
+def code_of(*_) -> str:
   """The digest of what a program depends on: the same for all."""
-  del key
   return dependencies.of_program(enwik8.get_config())
 
 

@@ -8,6 +8,7 @@ programs. Writes benchmarks/results/spread.json, after each program, and prints
 a table. What is there already is counted again only with --again.
 """
 
+import contextlib
 import functools
 import itertools
 
@@ -18,8 +19,8 @@ from benchmarks import record
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.distributed.spread import traffic
 from sparse_transformer.targets import hlo
+from sparse_transformer.training.analysis import exchanged
 
 HEADS, WIDTH, ITEM = 2, 16, 4
 LENGTHS = {4_096: (64, 16), 12_288: (128, 32)}  # (block, summary) of patterns
@@ -36,13 +37,12 @@ def count(name: str, n: int, devices: int) -> dict:
   pattern = getattr(patterns, name)(*sizes.get(name, (size,)))
   case = Case(1, n, HEADS, WIDTH, WIDTH, "float32", "cpu")
   executor = registry.EXECUTORS[registry.resolve("auto", case)]
-  (said,) = traffic(executor, (pattern,) * HEADS, case, devices)
-  others = n - n // devices
+  (said,) = exchanged.traffic(executor, (pattern,) * HEADS, case, devices)
   return dict(
     expression=str(pattern),
     **{name: said[name] for name in PLANNED},
     forward_compiled=_compiled(pattern, n, devices),
-    gather_of_keys_and_values=others * HEADS * 2 * WIDTH * ITEM,
+    gather_of_keys_and_values=(n - n // devices) * HEADS * 2 * WIDTH * ITEM,
     forward_by_the_compiler_alone=_compiled(pattern, n, devices, False),
   )
 
@@ -55,15 +55,28 @@ def _compiled(pattern, n, devices, is_spread=True):
   spec = PartitionSpec(None, "sequence")
   split = NamedSharding(mesh, spec)
   x = jax.ShapeDtypeStruct((1, n, HEADS, WIDTH), "float32", sharding=split)
-  if is_spread:
-    run = jax.jit(functools.partial(attend, patterns=pattern, spec=spec))
-    with jax.set_mesh(mesh):
-      program = run.lower(x, x, x).compile()
-  else:  # without a mesh in context: only the compiler knows of devices
-    run = functools.partial(attend, patterns=pattern)
-    run = jax.jit(run, out_shardings=split)
-    program = run.lower(x, x, x).compile()
-  return hlo.received(hlo.profile(program.as_text()), devices)
+  given = spec if is_spread else None
+  run = functools.partial(attend, patterns=pattern, spec=given)
+  run = jax.jit(run, out_shardings=split)
+  # Without a mesh in context, only the compiler knows of devices.
+  with jax.set_mesh(mesh) if is_spread else contextlib.nullcontext():
+    return received(run.lower(x, x, x).compile(), devices)
+
+
+def received(program: jax.stages.Compiled, num_devices: int) -> int:
+  """Bytes that a device receives from others in collectives of all devices.
+
+  Sums over devices are counted as a ring computes them.
+  """
+  share = (num_devices - 1) / num_devices
+  factors = {
+    **dict.fromkeys(("all-gather", "all-to-all"), share),
+    "all-reduce": 2 * share,
+    "collective-permute": 1.0,
+    "reduce-scatter": num_devices - 1.0,
+  }
+  found = hlo.profile(program.as_text()).collectives
+  return round(sum(factors[kind] * size for kind, (_, size) in found.items()))
 
 
 @record.as_table

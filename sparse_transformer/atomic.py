@@ -5,21 +5,17 @@ import pathlib
 from typing import Any
 
 
-def read_json(path: pathlib.Path, *fields: str) -> Any:
-  """Reads a JSON file; if fields are named, an object that has them.
+def read_json(path: pathlib.Path) -> Any:
+  """Reads a JSON file.
 
   Raises:
-    ValueError: it is not JSON, or not such an object.
+    ValueError: it is not JSON.
     OSError: it cannot be read.
   """
-  text = path.read_bytes()
   try:
-    content = json.loads(text)
-    if fields and not (isinstance(content, dict) and {*fields} <= {*content}):
-      raise ValueError(f"it is no object with {', '.join(fields)}")
+    return json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
-  return content
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -55,10 +55,7 @@ def main(argv: Sequence[str]) -> None:
   field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
   plan = plan_lib.Plan(args.config, root, field, values, limit, args.seeds)
-  about = plan.about()
-  plan_lib.check_folder(root, about)
-  plan_lib.check(plan)
-  plan_lib.create_folder(root, about)
+  about = plan_lib.begin(plan)
   found = execution.run_all(plan, execution.decide_steps(plan))
   about |= dict(
     unit=found[0]["unit"],

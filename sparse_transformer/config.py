@@ -24,6 +24,7 @@ FREE_FIELDS = (
   "checkpoint.",
   "mesh.",
 )
+Changes = dict[str, tuple[Any, Any]]
 
 
 def get_config() -> ConfigDict:
@@ -49,25 +50,24 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       " folder that train.py wrote"
     )
-  return _from_json(atomic.read_json(path), path).lock()
+  return from_json(atomic.read_json(path), path).lock()
 
 
-def with_defaults(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """A config that was read as JSON: with tuples, and defaults of new fields."""
-  defaults = get_config().to_dict()
-  settings = {"loss": {}, "mesh": {}} | settings  # newer groups
-  found: dict[str, dict[str, Any]] = {}
-  for group in (*defaults, *settings):
-    found[group] = defaults.get(group, {}) | {
-      name: tuple(value) if isinstance(value, list) else value
-      for name, value in settings[group].items()
-    }
-  return found
+def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
+  """A config that was read as JSON: with tuples, and defaults of new fields.
 
-
-def _from_json(settings: dict[str, Any], place: object) -> ConfigDict:
+  Raises:
+    ValueError: it is no config; the message begins with `place`.
+  """
+  found = get_config().to_dict()
   try:
-    return ConfigDict(with_defaults(settings))
+    settings = {"loss": {}, "mesh": {}} | settings  # newer groups
+    for group in (*found, *settings):
+      found[group] = found.get(group, {}) | {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings[group].items()
+      }
+    return ConfigDict(found)
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
       f"{place} cannot be read: {type(error).__name__}: {error}"
@@ -85,10 +85,10 @@ def write_config(
   Raises:
     ValueError: see `check_config`.
   """
-  check_config(workdir, config)
+  changes = check_config(workdir, config)
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
-  if changes := _changes(workdir, config):
+  if changes:
     with (path.parent / "config_changes.jsonl").open("a") as file:
       file.write(json.dumps({"step": step, "changes": changes}) + "\n")
     for name, (old, new) in changes.items():
@@ -96,25 +96,37 @@ def write_config(
   atomic.write_text(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
-def check_config(workdir: str | os.PathLike, config: ConfigDict) -> None:
-  """Raises ValueError if the run in a workdir cannot resume with a config.
+def check_config(workdir: str | os.PathLike, config: ConfigDict) -> Changes:
+  """Checks that the run in a workdir, if there is one, can resume.
 
-  Only `FREE_FIELDS` may differ. A workdir without a run accepts any config.
+  Returns:
+    {"group.field": (old, new)} for the fields that differ.
+
+  Raises:
+    ValueError: one of them is not in `FREE_FIELDS`.
   """
-  _check_changes(workdir, _changes(workdir, config))
+  if not (pathlib.Path(workdir) / "config.json").exists():
+    return {}
+  return _check_changes(workdir, read_config(workdir), config)
 
 
 def check_saved(
   path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
-  before = _from_json(saved, f"the config in checkpoint {path}")
-  _check_changes(f"checkpoint {path}", _differences(before, config))
+  before = from_json(saved, f"the config in checkpoint {path}")
+  _check_changes(f"checkpoint {path}", before, config)
 
 
 def _check_changes(
-  place: str | os.PathLike, changes: dict[str, tuple[Any, Any]]
-) -> None:
+  place: object, before: ConfigDict, after: ConfigDict
+) -> Changes:
+  old, new = rules.flatten(before), rules.flatten(after)
+  changes = {
+    name: (old.get(name), new.get(name))
+    for name in sorted(old.keys() | new.keys())
+    if old.get(name) != new.get(name)
+  }
   differing = [
     f"{name} ({old!r} there, {new!r} now)"
     for name, (old, new) in changes.items()
@@ -125,32 +137,4 @@ def _check_changes(
       f"{place} is from a run with another config: {', '.join(differing)};"
       " use another --workdir, or the same settings"
     )
-
-
-def _changes(
-  workdir: str | os.PathLike, config: ConfigDict
-) -> dict[str, tuple[Any, Any]]:
-  """{"group.field": (old, new)} from the config of a workdir to another."""
-  if not (pathlib.Path(workdir) / "config.json").exists():
-    return {}
-  return _differences(read_config(workdir), config)
-
-
-def _differences(
-  before: ConfigDict, after: ConfigDict
-) -> dict[str, tuple[Any, Any]]:
-  """{"group.field": (old, new)} for the fields that differ."""
-  old, new = flatten(before), flatten(after)
-  return {
-    name: (old.get(name), new.get(name))
-    for name in sorted(old.keys() | new.keys())
-    if old.get(name) != new.get(name)
-  }
-
-
-def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.field": value}, with lists for tuples as in JSON."""
-  return {
-    name: list(value) if isinstance(value, tuple) else value
-    for name, value in rules.flatten(config).items()
-  }
+  return changes

@@ -59,11 +59,10 @@ def _check_together(args):
     ("part", "--target", args.target is not None),
     ("step", "--example", has_example),
     ("temperature", "--example", has_example),
+    ("example", "--workdir", args.workdir is not None),
   ):
     if args[name].present and not is_given:
       raise ValueError(f"--{name} requires {needed}")
-  if has_example and args.workdir is None:
-    raise ValueError("--example requires --workdir")
   if has_example and args.target is not None:
     raise ValueError("--example and --target cannot be combined; set only one")
 
@@ -96,22 +95,16 @@ def _draw_heads(args):
     memory_limits.check_inference(config, source, 1, name="batch")
     state = run.state(step)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  about = f"step {int(state.step):,}, test example {args.example}"
   report = head_statistics.explain(
     run.experiment.model,
     state.ema,
     examples[args.example],
     args.temperature,
     folder,
-    f"{about},\ntemperature {args.temperature:g}",
-    step=int(state.step),
-    example=args.example,
+    int(state.step),
+    args.example,
   )
-  if args.json:
-    print(json.dumps(report))
-  else:
-    table = head_statistics.render(report)
-    print(f"{about}\n\n{table}\n\npictures in {folder}")
+  _print(args, report, head_statistics.render, folder)
 
 
 def _explain(args):
@@ -130,11 +123,14 @@ def _explain(args):
     name = pathlib.Path(args.workdir).resolve().name
   folder = args.out or f"explain/{name}"
   report["pictures"] = explanation.draw(folder, model)
+  _print(args, report, explanation.render, folder)
+
+
+def _print(args, report, render, folder):
   if args.json:
     print(json.dumps(report))
   else:
-    print(explanation.render(report))
-    print(f"\npictures in {folder}")
+    print(f"{render(report)}\n\npictures in {folder}")
 
 
 def _compile(args):

@@ -289,7 +289,7 @@ def check_value(field: str, value: object) -> None:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-  """{"group.name": value}; a field outside all groups keeps its name."""
+  """{"group.name": value}, lists as tuples; {"name": value} outside groups."""
   if not isinstance(config, ConfigDict):
     raise ValueError(
       f"the config is of type {type(config).__name__}, but must be a ConfigDict"
@@ -302,7 +302,10 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for group, content in groups.items():
     if isinstance(content, dict) and (content or group in GROUPS):
-      values |= {f"{group}.{name}": value for name, value in content.items()}
+      values |= {
+        f"{group}.{name}": tuple(value) if isinstance(value, list) else value
+        for name, value in content.items()
+      }
     else:
       values[group] = content
   return values

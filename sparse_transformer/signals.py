@@ -5,6 +5,7 @@ import pathlib
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Self
 
 STOPPING = signal.SIGTERM, signal.SIGINT
@@ -28,11 +29,9 @@ class Signals:
       notebook, whose process must live on.
   """
 
-  name: str | None
-
-  def __init__(self, expendable: bool = False):
-    self.expendable = expendable
-    self._handlers: dict[signal.Signals, Any] = {}
+  name: str | None = None
+  expendable = False
+  _handlers: Mapping[signal.Signals, Any] = {}
 
   def __enter__(self) -> Self:
     self.name = None
@@ -62,8 +61,7 @@ class Signals:
   def _watch(self, reader: int) -> None:
     """Ends the process at the second signal, or earlier if it is expendable.
 
-    Args:
-      reader: a file descriptor from which each signal is read as one byte.
+    From the file descriptor `reader`, each signal is read as one byte.
     """
     count = 0
     with open(reader, "rb", buffering=0) as file:

@@ -13,9 +13,18 @@ import numpy as np
 
 from sparse_transformer.attention import attend, merged, registry
 from sparse_transformer.attention.contract import Case, make_case
-from sparse_transformer.patterns import Causal, Local, Pattern, Strided
+from sparse_transformer.patterns import (
+  Causal,
+  Local,
+  Pattern,
+  RandomBlocks,
+  Strided,
+)
 
 NAMES = "out lse dq dk dv".split()
+# Patterns of heads: parts in several orders, and queries without keys.
+TWO_SLOTS = Local(12) | Strided(12), Strided(5)
+WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
 # The executors that run every case on every platform.
 ANYWHERE = tuple(
   name

@@ -415,7 +415,8 @@ def test_whole_small_run_passes(tmp_path):
   parts = json.loads(out.read_text())["parts"]
   assert list(parts) == list(PARTS)
   (trained,) = parts["train"]["entries"].values()
-  assert len(trained["curve"]) > 1 and trained["bits_per_dim"] < 4
+  first, *_, last = (point["bits_per_dim"] for point in trained["curve"])
+  assert last < first
   for found in parts["presets"]["entries"].values():
     assert found["tokens_per_second"] > 0 and found["compiled_bytes"] > 0
   for found in parts["attention"]["entries"].values():

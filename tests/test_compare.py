@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import runs
 
+from sparse_transformer import config as config_lib
 from sparse_transformer.comparison import (
   budget,
-  child,
   execution as comparison_runs,
   plan,
-  plots,
   record,
   results,
 )
@@ -213,7 +212,7 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path = tmp_path / "dense" / "seed0" / "result.json"
   path.parent.mkdir(parents=True)
   path.write_text(text)
-  with pytest.raises(ValueError, match=f"{path} cannot be read"):
+  with pytest.raises(ValueError, match=f"{path} cannot be read: .*; delete it"):
     comparison_runs.run_all(
       of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path), {}
     )
@@ -227,7 +226,7 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
   monkeypatch.setattr(os, "setpgrp", lambda: None)
   receiver, sender = multiprocessing.Pipe(duplex=False)
   with pytest.raises(SystemExit, match="1"):
-    child._call_and_exit(sender, fail)
+    comparison_runs._call_and_exit(sender, fail)
   assert receiver.poll() and "why" in receiver.recv()
 
 
@@ -249,7 +248,9 @@ def test_steps_of_a_time_are_measured_once_for_all_choices(
     return [0.5, 9 / 7.5, 100.0]
 
   monkeypatch.setattr(budget, "time_per_step", times)
-  monkeypatch.setattr(child, "call", lambda task, f, *inputs: f(*inputs))
+  monkeypatch.setattr(
+    comparison_runs, "call", lambda task, f, *inputs: f(*inputs)
+  )
   for _ in range(2):
     steps = comparison_runs.decide_steps(comparison)
     assert steps == dict(dense=18, local=7, fixed=1)
@@ -304,19 +305,19 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
 
-  def call(task, function, settings, folder):
-    assert function is comparison_runs.test
-    assert settings["train"]["steps"] == 5
-    called.append(folder)
-    path = pathlib.Path(folder) / "result.json"
+  def call(task, function, config, workdir, split):
+    assert function is comparison_runs.run and split == "test"
+    assert config.train.steps == 5
+    called.append(workdir)
+    path = workdir / "result.json"
     test = dict(bits_per_dim=3.5, standard_error=0.1)
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
-  monkeypatch.setattr(child, "call", call)
+  monkeypatch.setattr(comparison_runs, "call", call)
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
     # Once: what is scored is not scored again.
-    assert called == [str(comparison.workdir("local", i)) for i in range(3)]
+    assert called == [comparison.workdir("local", i) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
     assert tests == {("dense", False), ("local", True)}
 
@@ -423,7 +424,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   record.write(tmp_path / "comparison.json", made)
   found = record.read(tmp_path / "comparison.json")
   assert found["runs"] == made["runs"] and found["rows"] == made["rows"]
-  figure = plots.draw(found)
+  figure = results.draw(found)
   figure.draw_without_rendering()
   labels = [axis.get_xlabel() for axis in figure.axes]
   assert labels == ["seconds of training", "steps"]
@@ -449,7 +450,7 @@ def test_legend_is_within_the_figure_and_beside_the_panels(number):
   made = comparisons.record(
     *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
-  figure = plots.draw(made)
+  figure = results.draw(made)
   figure.draw_without_rendering()
   (legend,) = figure.legends
   assert len({text.get_text() for text in legend.texts}) == number
@@ -501,8 +502,11 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   assert 3 < run["test"]["bits_per_dim"] == row["test"]["mean"] < 6
   page = (root / "comparison.html").read_text()
   assert "data:image/png;base64," in page and "http" not in page
-  # All runs are done: nothing is trained again, and no file changes.
+  # All runs are done: nothing is trained again, and no file changes; what says
+  # so is written again if it is missing.
   before = runs.files(root)
+  for name in ("comparison-of.json", "comparison.json"):
+    (root / name).unlink()
   assert runs.command(SCRIPT, *line) == 0
   assert runs.files(root) == before
   # A run whose scoring was stopped is scored, and not trained again.
@@ -513,10 +517,10 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   tested = result.pop("test")
   path.write_text(json.dumps(result))
   monkeypatch.setattr(loop, "train", None)
-  settings = json.loads((workdir / "config.json").read_text())
-  comparison_runs.run(settings, str(workdir))
+  config = config_lib.read_config(workdir)
+  comparison_runs.run(config, workdir, "validation")
   assert json.loads(path.read_text()) == result | later
-  comparison_runs.test(settings, str(workdir))
+  comparison_runs.run(config, workdir, "test")
   assert json.loads(path.read_text())["test"] == tested
   # The folder of one comparison is not used for another.
   other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")

@@ -64,7 +64,7 @@ def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
   with pytest.raises(ValueError, match="use another --workdir") as error:
     config_lib.check_config(tmp_path, other)
   assert "now), model.width (16 there, 32 now)" in str(error.value)
-  assert "data.fractions ([0.9, 0.05, 0.05] there" in str(error.value)
+  assert "data.fractions ((0.9, 0.05, 0.05) there" in str(error.value)
 
 
 def test_folder_that_is_not_a_run_is_an_error(tmp_path):

@@ -37,7 +37,7 @@ def test_bits_are_those_of_the_window_that_scores_the_symbol(
 ):
   experiment = Experiment(runs.text(texts / "text"))
   with store.Checkpoints(texts / "strided") as checkpoints:
-    params = experiment.restore(checkpoints).ema
+    params = checkpoints.restore(experiment.like).ema
   found = context.bits_of(
     experiment, params, "test", min_context, range(*places)
   )

@@ -122,14 +122,14 @@ def test_step_that_its_run_deletes_meanwhile_is_skipped(
   workdir, tmp_path, capfd, monkeypatch
 ):
   folder = shutil.copytree(workdir, tmp_path / "run")
-  restore = Experiment.restore
+  restore = store.Checkpoints.restore
 
-  def after_pruning(experiment, checkpoints, step=None):
+  def after_pruning(checkpoints, like, step=None):
     if step == 2:
       shutil.rmtree(folder / "checkpoints" / "2", ignore_errors=True)
-    return restore(experiment, checkpoints, step)
+    return restore(checkpoints, like, step)
 
-  monkeypatch.setattr(Experiment, "restore", after_pruning)
+  monkeypatch.setattr(store.Checkpoints, "restore", after_pruning)
   capfd.readouterr()
   assert runs.command("eval.py", f"--workdir={folder}", "--step=all") == 0
   output = capfd.readouterr()
@@ -237,7 +237,7 @@ def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
   (found,) = lines(capfd, workdir, "--min_context=20")
   experiment = Experiment(config_lib.read_config(workdir))
   with store.Checkpoints(workdir) as checkpoints:
-    params = experiment.restore(checkpoints).ema
+    params = checkpoints.restore(experiment.like).ema
   text = experiment.source.load()["test"]
   bits, length, start = [], 32, 0
   apply = jax.jit(experiment.apply)

@@ -72,7 +72,7 @@ def _interrupt(experiment, record):
       half = advance(experiment, experiment.first_state(), STEPS // 2)
       checkpoints.save(half)
       checkpoints.finish()
-      halfway = experiment.restore(checkpoints)
+      halfway = checkpoints.restore(experiment.like)
   resumed = advance(experiment, halfway, STEPS)
   return {"steps": STEPS} | difference(expected, resumed)
 

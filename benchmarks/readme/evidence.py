@@ -11,7 +11,6 @@ from benchmarks.readme import records
 from benchmarks.readme.records import origin, wrap
 from sparse_transformer import tables
 from sparse_transformer.comparison import (
-  plots,
   record as comparison_lib,
   results,
 )
@@ -121,7 +120,7 @@ def comparisons() -> Iterator[str]:
     yield tables.markdown(results.table(found))
     yield wrap(results.notes(found))
     yield f"![{what}](figures/{name}.png)"
-    yield wrap(plots.caption(found))
+    yield wrap(results.caption(found))
     yield origin(name, about, about["seeds"])
 
 

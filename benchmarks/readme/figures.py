@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks import record, report
 from benchmarks.readme import evidence, records
-from sparse_transformer.comparison import plots as comparison
+from sparse_transformer.comparison import results as comparison
 from sparse_transformer.figures import style
 
 FIELD, PASS = "records", "forward_backward"

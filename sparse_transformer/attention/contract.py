@@ -31,6 +31,8 @@ STATIC = dict(static=True)
 
 DTYPES = "bfloat16", "float16", "float32", "float64"
 
+Axes = tuple[str, ...]  # of a mesh
+
 # A table of a plan: a constant on the host, or a traced array.
 Table = np.ndarray | jax.Array
 Heads = tuple[int, ...] | None  # None: all of them
@@ -165,7 +167,10 @@ class Executor(Protocol):
     """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile that `plans` chooses for a part."""
+    """The tile of a part that runs alone: `case.tile`, or its choice for 0.
+
+    See also `registry.common_tile`.
+    """
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case

@@ -23,6 +23,7 @@ from sparse_transformer.attention.content import (
   spans as spans_lib,
 )
 from sparse_transformer.attention.contract import (
+  Axes,
   Case,
   Executor,
   Heads,
@@ -34,7 +35,6 @@ from sparse_transformer.attention.contract import (
   name_saved,
 )
 from sparse_transformer.attention.distributed import exchange, spread
-from sparse_transformer.attention.distributed.exchange import Axes
 from sparse_transformer.patterns import Pattern
 
 

@@ -212,11 +212,17 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
     tiles it processes.
   """
   name = resolve(backend, case)
-  n = case.length
   if name == "dense":
-    return name, n, 1
-  tile = min(case.tile, n) or EXECUTORS[name].tile_size(part, case)
-  return name, tile, analysis.count_tiles(part, n, tile)
+    return name, case.length, 1
+  tile = EXECUTORS[name].tile_size(part, case)
+  return name, tile, analysis.count_tiles(part, case.length, tile)
+
+
+def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
+  """The tile that an executor chooses for all heads; 0 if parts have others."""
+  executor = EXECUTORS.get(resolve(backend, case))
+  choose = getattr(executor, "common_tile", None)
+  return choose(patterns, case.length) if choose and patterns else 0
 
 
 def _unsupported(name, case):

@@ -1,21 +1,25 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
 import json
+import multiprocessing
+import os
 import pathlib
 import resource
+import signal
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic
-from sparse_transformer.comparison import budget as budget_lib, child, record
+from sparse_transformer import atomic, cli
+from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.comparison.plan import Plan, experiments
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
+from sparse_transformer.signals import Signals, Stopped
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.evaluation.trained_run import (
   in_float32,
@@ -27,39 +31,25 @@ RESULT = "result.json"  # in the workdir of a run
 
 
 def decide_steps(plan: Plan) -> dict[str, int]:
-  """The number of training steps with each value, kept in steps.json."""
+  """The number of training steps with each value.
+
+  Those of a time are measured once, and kept in steps.json.
+  """
+  if steps := plan.steps():
+    return steps
   path = plan.root / "steps.json"
   if not path.exists():
-    if plan.budget[0] in budget_lib.CLOCKS:
-      print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
-      configs = {x: plan.config_of(x).to_dict() for x in plan.choices}
-      task = f"the measurement of steps in {plan.root}"
-      child.call(task, measure_steps, configs, plan.budget, str(path))
-    else:
-      steps = [
-        budget_lib.count_steps(plan.config_of(choice), plan.budget)
-        for choice in plan.choices
-      ]
-      _write(path, dict(zip(plan.choices, steps, strict=True)))
-  return atomic.read_json(path, *plan.choices)
+    print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
+    call(f"the measurement of steps in {plan.root}", measure_steps, plan, path)
+  return record.read_json(path, *plan.choices)
 
 
-def measure_steps(
-  configs: Mapping[str, Mapping[str, Any]],
-  budget: budget_lib.Budget,
-  path: str,
-) -> None:
-  """Writes the steps that a time allows.
-
-  Args:
-    configs: configs by name.
-    budget: the time of each run.
-    path: the file to write {name: steps} to.
-  """
-  made = experiments(ConfigDict(x).lock() for x in configs.values())
-  times = budget_lib.time_per_step(list(made), budget[0])
-  steps = [budget_lib.steps_within(budget, time) for time in times]
-  _write(pathlib.Path(path), dict(zip(configs, steps, strict=True)))
+def measure_steps(plan: Plan, path: pathlib.Path) -> None:
+  """Writes {choice: steps that the time of the plan allows} to a file."""
+  made = experiments(map(plan.config_of, plan.choices))
+  times = budget_lib.time_per_step(list(made), plan.budget[0])
+  steps = [budget_lib.steps_within(plan.budget, time) for time in times]
+  _write(path, dict(zip(plan.choices, steps, strict=True)))
 
 
 def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
@@ -75,10 +65,7 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):
     for choice in plan.choices:
-      path = plan.workdir(choice, seed) / RESULT
-      if not path.exists() or "validation" not in _read(path):
-        print(f"{plan.field}={choice}, seed {seed}", flush=True)
-        _call(run, plan, choice, seed, steps)
+      _scored(plan, choice, seed, steps, "validation")
   found = [
     _recorded(plan.workdir(choice, seed), choice, seed)
     for choice in plan.choices
@@ -86,23 +73,24 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   ]
   best = record.best_choice(found)
   for seed, of_best in enumerate(record.of_choice(found, best)):
-    path = plan.workdir(best, seed) / RESULT
-    if "test" not in _read(path):
-      print(f"{plan.field}={best}, seed {seed}: test", flush=True)
-      _call(test, plan, best, seed, steps)
-    of_best["test"] = _read(path, "test")["test"]
+    of_best["test"] = _scored(plan, best, seed, steps, "test")["test"]
   return found
 
 
-def _call(function, plan, choice, seed, steps):
+def _scored(plan, choice, seed, steps, split):
+  """The result of a run with its score on a split, computed if missing."""
   workdir = plan.workdir(choice, seed)
-  config = plan.config_of(choice, seed, steps[choice])
-  task = f"the run in {workdir}"
-  child.call(task, function, config.to_dict(), str(workdir))
+  path = workdir / RESULT
+  if not path.exists() or split not in _read(path):
+    more = ": test" if split == "test" else ""
+    print(f"{plan.field}={choice}, seed {seed}{more}", flush=True)
+    config = plan.config_of(choice, seed, steps[choice])
+    call(f"the run in {workdir}", run, config, workdir, split)
+  return _read(path, split)
 
 
 def _read(path, *fields):
-  return atomic.read_json(path, "steps", "peak_bytes", *fields)
+  return record.read_json(path, "steps", "peak_bytes", *fields)
 
 
 def _recorded(workdir, choice, seed):
@@ -121,38 +109,25 @@ def _recorded(workdir, choice, seed):
   return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
 
 
-def run(settings: Mapping[str, Any], folder: str) -> None:
-  """Trains a run and scores it on the validation split.
-
-  Writes its result. If there is one without a score, the run is not trained.
+def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
+  """Adds a run's score on a split to its result; first trains it if needed.
 
   Args:
-    settings: its config.
-    folder: its workdir.
+    config: its config.
+    workdir: its folder. A run with a result has been trained.
+    split: of it, the best checkpoint on validation is scored.
   """
-  path, config = pathlib.Path(folder) / RESULT, ConfigDict(settings).lock()
+  path = workdir / RESULT
   if not path.exists():
-    loop.train(config, folder)
+    loop.train(config, workdir)
     # The peak is of training: scoring may take place in another process.
-    _write(path, _trained(config, metrics.read(folder)))
-  with open_run(folder, in_float32(config)) as opened:
-    best = opened.best()
-  scored = dict(best_step=best["step"], validation=_score(best))
-  _write(path, _read(path) | scored)
-
-
-def test(settings: Mapping[str, Any], folder: str) -> None:
-  """Adds the score of the best checkpoint on the test split to a result.
-
-  Args:
-    settings: config of the run.
-    folder: its workdir.
-  """
-  path = pathlib.Path(folder) / RESULT
-  result = _read(path, "best_step")
-  with open_run(folder, in_float32(ConfigDict(settings))) as opened:
-    (found,) = opened.evaluations("test", [result["best_step"]])
-  _write(path, result | dict(test=_score(found)))
+    _write(path, _trained(config, metrics.read(workdir)))
+  with open_run(workdir, in_float32(config)) as opened:
+    found = opened.best()
+    if split != "validation":
+      (found,) = opened.evaluations(split, [found["step"]])
+  score = {"best_step": found["step"], split: _score(found)}
+  _write(path, _read(path) | score)
 
 
 def _write(path, content):
@@ -190,3 +165,61 @@ def peak_bytes() -> int:
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
   return stats.get("peak_bytes_in_use", size * unit)
+
+
+def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
+  """Calls a function in a new process, whose memory is freed when it ends.
+
+  Signals are forwarded to it.
+
+  Args:
+    task: what it does, for messages.
+    function: a function of a module.
+    *inputs: its arguments, which are pickled.
+
+  Raises:
+    Stopped: after a signal.
+    OSError: the function failed.
+  """
+  context = multiprocessing.get_context("spawn")
+  receiver, sender = context.Pipe(duplex=False)
+  process = context.Process(
+    target=_call_and_exit, args=(sender, function, *inputs)
+  )
+  with Signals() as signals:
+    # Until the process handles signals itself, Ctrl-C is for this one alone.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    while process.is_alive() and not signals.name:
+      process.join(0.1)
+    if process.is_alive():
+      process.terminate()
+      process.join()
+  if signals.name:
+    raise Stopped(
+      f"{signals.name} in {task}; what it has saved is kept; run the same"
+      " command to resume"
+    )
+  if process.exitcode:
+    reason = f"it ended with status {process.exitcode}"
+    if receiver.poll():
+      reason = receiver.recv()
+    raise OSError(
+      f"{task} failed: {reason}; finished runs are kept; run the same command"
+      " to resume"
+    )
+
+
+def _call_and_exit(sender, function, *inputs):
+  # In a separate group, so that Ctrl-C cannot act as a second signal.
+  os.setpgrp()
+  try:
+    function(*inputs)
+  except Stopped:
+    sys.exit(cli.STOPPED)
+  except Exception as error:
+    if (reason := cli.describe(error)) is None:
+      raise
+    sender.send(reason)
+    sys.exit(1)

@@ -12,13 +12,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, data, machine
-from sparse_transformer.comparison import budget as budget_lib
+from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.training import loop, workdir
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+MOST_STEPS = budget_lib.LIMIT - 1  # of a run
 NAME = "comparison-of.json"  # records what is compared
 
 
@@ -38,7 +39,7 @@ class Plan:
     return self.root / folder_name(choice) / f"seed{seed}"
 
   def config_of(
-    self, choice: str, seed: int = 0, steps: int = budget_lib.LIMIT - 1
+    self, choice: str, seed: int = 0, steps: int = MOST_STEPS
   ) -> ConfigDict:
     """The config of a run; by default with the most steps that a run may have.
 
@@ -50,6 +51,15 @@ class Plan:
       warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
       config.optimizer.warmup_steps = warmup_steps
     return config
+
+  def steps(self) -> dict[str, int] | None:
+    """The steps with each choice; None if a time must be measured first."""
+    if self.budget[0] in budget_lib.CLOCKS:
+      return None
+    return {
+      choice: budget_lib.count_steps(self.config_of(choice), self.budget)
+      for choice in self.choices
+    }
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""
@@ -153,8 +163,10 @@ def check(plan: Plan) -> None:
   """
   group, name = plan.field.split(".")
   seen: list[tuple] = []
+  steps = plan.steps() or dict.fromkeys(plan.choices, MOST_STEPS)
+  configs = [plan.config_of(x, steps=steps[x]) for x in plan.choices]
   for choice, experiment in zip(
-    plan.choices, experiments(_expected_configs(plan)), strict=True
+    plan.choices, experiments(configs), strict=True
   ):
     loop.check(experiment)
     for split in "validation", "test":
@@ -171,43 +183,30 @@ def check(plan: Plan) -> None:
     seen.append(kind)
 
 
-def _expected_configs(plan):
-  """The config of each choice; steps for a time budget are not yet known."""
-  for choice in plan.choices:
-    config = plan.config_of(choice)
-    if plan.budget[0] not in budget_lib.CLOCKS:
-      steps = budget_lib.count_steps(config, plan.budget)
-      config = plan.config_of(choice, steps=steps)
-    yield config
+def begin(plan: Plan) -> dict[str, Any]:
+  """Checks a comparison, its folder first, and creates the folder.
 
-
-def check_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
-  """Checks that a folder, which need not exist, can hold a comparison.
-
-  Args:
-    root: the folder.
-    about: what is compared, see `Plan.about`.
+  Returns:
+    `plan.about()`, which the folder records.
 
   Raises:
-    ValueError: the folder holds a run or another comparison.
-    NotADirectoryError: it is a file.
+    ValueError: the folder holds a run or another comparison; see also `check`.
+    OSError: it is a file, or the data of a run cannot be read.
   """
+  root, about = plan.root, plan.about()
   workdir.check_name(root)
   if root.exists() and not root.is_dir():
     raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
   if (root / NAME).exists():
-    old = atomic.read_json(root / NAME, *about)
+    old = record.read_json(root / NAME, *about)
     if differing := [name for name in about if old[name] != about[name]]:
       raise ValueError(
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
         " another --workdir"
       )
-
-
-def create_folder(root: pathlib.Path, about: dict[str, Any]) -> None:
-  """Creates the folder of a comparison and records what it compares."""
+  check(plan)
   root.mkdir(parents=True, exist_ok=True)
-  if not (root / NAME).exists():
-    atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  return about

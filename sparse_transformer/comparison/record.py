@@ -158,11 +158,26 @@ def _mean_of_known(values):
 
 
 def read(path: pathlib.Path) -> Record:
-  """Reads a record; raises as `atomic.read_json` does."""
+  """Reads a record; raises as `read_json` does."""
+  return read_json(path, "about", "runs")
+
+
+def read_json(path: pathlib.Path, *fields: str) -> dict[str, Any]:
+  """Reads an object that has certain fields from a file of a comparison.
+
+  Raises:
+    ValueError: there is no such object.
+    OSError: the file cannot be read.
+  """
   try:
-    return atomic.read_json(path, "about", "runs")
+    content = atomic.read_json(path)
+    if not (isinstance(content, dict) and {*fields} <= {*content}):
+      raise ValueError(
+        f"{path} cannot be read: it is no object with {', '.join(fields)}"
+      )
   except ValueError as error:
-    raise ValueError(f"{error}; compare writes it again") from None
+    raise ValueError(f"{error}; delete it: compare writes it again") from None
+  return content
 
 
 def write(path: pathlib.Path, record: Record) -> None:

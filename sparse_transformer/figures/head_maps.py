@@ -1,7 +1,6 @@
 """Pictures of what trained heads attend to."""
 
 import math
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +8,8 @@ import numpy as np
 
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
-  MAX_CELLS,
   MAX_PANELS,
+  cell_size,
   columns,
   pool,
   show,
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 # (weights of one query [L], joined weights of all queries [cells, cells]); -1
 # for pairs outside the pattern.
 Weights = tuple[np.ndarray, np.ndarray]
-
-
-def cell_size(n: int) -> int:
-  """The number of positions, of n, that are joined into one pixel."""
-  return -(-n // MAX_CELLS)
 
 
 def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -48,36 +42,24 @@ def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
   return np.where(has_pairs > 0, shares * keys, -1)
 
 
-def save_heads(
-  path: str | os.PathLike,
-  title: str,
-  titles: Sequence[str],
-  heads: Sequence[Weights],
-  shape: Sequence[int],
-) -> None:
-  """Draws the heads of a layer into a PNG file, at most the first 12.
-
-  Args:
-    path: path of the file.
-    title: of the picture.
-    titles: a title for each head.
-    heads: what they attend to.
-    shape: shape of the data, rows first.
-  """
-  panels(title, titles[:MAX_PANELS], heads[:MAX_PANELS], shape).savefig(path)
-
-
 def panels(
   title: str,
   titles: Sequence[str],
   heads: Sequence[Weights],
   shape: Sequence[int],
 ) -> "Figure":
-  """A figure with a column for each head.
+  """A figure with a column for each head of a layer, at most the first 12.
 
   Above are the weights of one query, in the shape of the data; below, those of
   all queries, one per row.
+
+  Args:
+    title: of the figure.
+    titles: a title for each head.
+    heads: what they attend to.
+    shape: shape of the data, rows first.
   """
+  titles, heads = titles[:MAX_PANELS], heads[:MAX_PANELS]
   query, size = (f(len(heads[0][0])) for f in (shown_query, cell_size))
   legend = "white: no pair; the darker, the larger,\nrelative to its row"
   labels = (

@@ -153,6 +153,11 @@ def shown_query(n: int) -> int:
   return min(n - 1, int(n * 0.71))
 
 
+def cell_size(n: int) -> int:
+  """The number of positions, of n, that are joined into one pixel."""
+  return -(-n // MAX_CELLS)
+
+
 def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
   """RGB image of what a query in the lower half sees, in `rows` rows."""
   query = shown_query(length)
@@ -160,7 +165,7 @@ def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
   in_data = cells.reshape(rows, -1)
-  return paint(in_data, *(-(-side // MAX_CELLS) for side in in_data.shape))
+  return paint(in_data, *map(cell_size, in_data.shape))
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
@@ -168,7 +173,7 @@ def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
 
   It is built from strips of rows, without any n x n array.
   """
-  i, size = np.arange(n, dtype=np.int32), -(-n // MAX_CELLS)
+  i, size = np.arange(n, dtype=np.int32), cell_size(n)
   strips = []
   for start in range(0, n, size):
     q = i[start : start + size, None]

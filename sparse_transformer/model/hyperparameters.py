@@ -146,10 +146,8 @@ def configure(config: ConfigDict, source: Source) -> Config:
     tile=tile,
     **config.model,
   )
-  heads = dict.fromkeys(itertools.chain(*patterns[: network.period]))
-  for pattern in heads:
+  for pattern in dict.fromkeys(itertools.chain(*patterns[: network.period])):
     pattern.check(source.length)
-  for pattern in heads:
     _check_use(pattern, source.length)
   return network
 

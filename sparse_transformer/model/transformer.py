@@ -359,10 +359,8 @@ def stacks(config: Config) -> dict[int, int]:
   those after the last full period are stacks of one.
   """
   times, rest = divmod(config.num_layers, config.period)
-  first_of_rest = config.num_layers - rest
-  return dict.fromkeys(range(config.period), times) | dict.fromkeys(
-    range(first_of_rest, config.num_layers), 1
-  )
+  last = range(config.num_layers - rest, config.num_layers)
+  return dict.fromkeys(range(config.period), times) | dict.fromkeys(last, 1)
 
 
 def _stack(

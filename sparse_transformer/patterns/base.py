@@ -132,8 +132,7 @@ class Pattern:
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
     self.check(n)
-    k = np.arange(n)
-    return np.flatnonzero(np.broadcast_to(self.mask(i, k), (n,)))
+    return np.flatnonzero(np.broadcast_to(self.mask(i, np.arange(n)), n))
 
   def pairs(self, n: int) -> int:
     """The exact number of pairs among n positions, without n x n work."""

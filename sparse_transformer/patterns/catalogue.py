@@ -492,7 +492,7 @@ class _Raster(Checked):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Row(_Raster):
+class Row(_Shorthand):
   """The bytes so far in the query's row of the image.
 
   Also those of the `previous` rows above it. Bidirectional: all bytes of the
@@ -504,11 +504,8 @@ class Row(_Raster):
   previous: int = 0
   causal: bool = True
 
-  def mask(self, q: Integers, k: Integers) -> Booleans:
-    rows = self._row(q) - self._row(k)
-    if self.causal:
-      return (k <= q) & (rows <= self.previous)
-    return _within(rows, self.previous)
+  def definition(self) -> Pattern:
+    return Block(self.columns * self.channels, self.previous, self.causal)
 
   @classmethod
   def examples(cls) -> Examples:

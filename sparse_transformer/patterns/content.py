@@ -28,7 +28,6 @@ from sparse_transformer.patterns.base import (
   Integers,
   Pattern,
   Union,
-  check_fields,
   register,
 )
 from sparse_transformer.patterns.catalogue import Causal, Full, Local
@@ -420,8 +419,8 @@ class AdaptiveSpan(Content):
   ramp: int = 32
 
   def __post_init__(self) -> None:
-    check_fields(self, "max", "ramp")
-    check_fields(self.support(), "window")  # their sum
+    super().__post_init__()
+    self.support()  # which checks their sum
 
   def support(self) -> Pattern:
     return Local(self.max + self.ramp)

@@ -16,7 +16,7 @@ be full.
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,14 +28,12 @@ LIMIT = 2**31  # integers of a smaller magnitude fit in 32 bits
 Array: TypeAlias = Any
 
 
-class TilePairs:
-  """Pairs of a query tile and a key tile of `size` positions.
+class TilePairs(NamedTuple):
+  """Pairs of a query tile and a key tile of `size` positions."""
 
-  rows, cols: int [pairs], the indices of the query and the key tiles.
-  """
-
-  def __init__(self, size: int, rows: np.ndarray, cols: np.ndarray):
-    self.size, self.rows, self.cols = size, rows, cols
+  size: int
+  rows: np.ndarray  # int [pairs], the index of the query tile
+  cols: np.ndarray  # the index of the key tile
 
   def query(self, positions: np.ndarray) -> "QueryPlusKey":
     """The query of each pair, given all positions in the order of tiles."""

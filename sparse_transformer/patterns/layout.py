@@ -36,7 +36,7 @@ class Layout:
 def lay_out(part: Pattern, n: int, tile: int) -> Layout:
   """The `Layout` of a part on n positions."""
   query_order, key_order = orders(part, n)
-  rows, cols, pairs = [], [], []
+  tiles = []
   for nodes in cover(part, n, tile):
     # A full node larger than a tile is laid out as the tiles it spans.
     span = nodes.size // tile
@@ -46,13 +46,10 @@ def lay_out(part: Pattern, n: int, tile: int) -> Layout:
       nodes.cols[:, None, None] * span + i,
     )
     count = _area(r, c, tile, n) if span > 1 else nodes.pairs
-    rows.append(r.ravel())
-    cols.append(c.ravel())
-    pairs.append(count.ravel())
-  all_rows, all_cols, all_pairs = map(np.concatenate, (rows, cols, pairs))
-  order = np.lexsort((all_cols, all_rows))
-  order = order[all_pairs[order] > 0]
-  r, c, count = all_rows[order], all_cols[order], all_pairs[order]
+    tiles.append([x.ravel()[count.ravel() > 0] for x in (r, c, count)])
+  r, c, count = map(np.concatenate, zip(*tiles, strict=True))
+  order = np.lexsort((c, r))
+  r, c, count = r[order], c[order], count[order]
   full = count == _area(r, c, tile, n)
   return Layout(tile, query_order, key_order, r, c, count, full)
 

@@ -4,14 +4,12 @@
 version of JAX, and each brings its own.
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,52 +78,42 @@ def compile_for(
     OSError: something ended its process.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
+    path = pathlib.Path(folder)
     request = dict(
       target=str(target),
       config=config.to_dict(),
       part=part,
       known=known,
-      dump=folder,
+      folder=folder,
     )
     flags = [*XLA_FLAGS[target.compiler]]
     if target.compiler == "cuda":
-      flags += kernels.flags(pathlib.Path(folder))
+      flags += kernels.flags(path)
     # The user's own flags come last, so that they win.
     flags.append(os.environ.get("XLA_FLAGS", ""))
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))
     environment.pop("PYTHONPATH", None)
-    log = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(
-      [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=log,
-      env=environment,
-      text=True,
-    )
-    with log, process, contextlib.ExitStack() as stack:
-      stack.callback(process.kill)  # if it still runs, for example after Ctrl-C
-      assert process.stdin and process.stdout
-      process.stdin.write(json.dumps(request))
-      process.stdin.close()
-      began, doing = time.time(), "starting"
-      while True:
-        seconds = time.time() - began
-        print(f"{target}: {doing} ({seconds:.0f} s)", file=sys.stderr)
-        if not (line := process.stdout.readline()):
-          break
-        answer = json.loads(line)
-        if "error" in answer:
-          raise ValueError(answer["error"])
-        if "result" in answer:
-          return answer["result"]
-        doing = answer["doing"]
-      if (status := process.wait()) < 0:
+    print(f"{target}: starting", file=sys.stderr, flush=True)
+    with tempfile.TemporaryFile("w+") as log:
+      done = subprocess.run(
+        [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
+        input=json.dumps(request),
+        text=True,
+        stdout=2,  # shows progress
+        stderr=log,
+        env=environment,
+      )
+      if (status := done.returncode) < 0:
         raise OSError(
           f"the compiler for {target} was ended by signal {-status}; a large"
           " program needs several GB of memory to compile"
         )
-      log.seek(0)
-      raise RuntimeError(
-        f"compiling for {target} ended with status {status}:\n{log.read()}"
-      )
+      if status:
+        log.seek(0)
+        raise RuntimeError(
+          f"compiling for {target} ended with status {status}:\n{log.read()}"
+        )
+    answer = json.loads((path / "answer.json").read_text())
+    if "error" in answer:
+      raise ValueError(answer["error"])
+    return answer["result"]

@@ -22,35 +22,31 @@ class Kind:
 
   description: str  # what it is
   compiler: str  # "cuda" or "tpu", also the platform that executors know
-  axes: str  # what the numbers of a topology count
   # Usual topologies of one host, the smallest first; a name without a topology
   # means that one.
   sizes: tuple[str, ...]
   # Memory of one device in GiB; None for a GPU, whose file states it.
   gib: float | None = None
 
+  @property
+  def axes(self) -> str:
+    """What the numbers of a topology count."""
+    if self.compiler == "cuda":
+      return "slices x hosts x GPUs"
+    return " x ".join("XYZ"[: len(self.sizes[0].split("x"))])
+
 
 _gpu = functools.partial(
-  Kind,
-  compiler="cuda",
-  axes="slices x hosts x GPUs",
-  sizes=("1x1x1", "1x1x2", "1x1x4", "1x1x8"),
+  Kind, compiler="cuda", sizes=("1x1x1", "1x1x2", "1x1x4", "1x1x8")
 )
-_tpu = functools.partial(
-  Kind, compiler="tpu", axes="X x Y", sizes=("1x1", "2x2", "2x4")
-)
+_tpu = functools.partial(Kind, compiler="tpu", sizes=("1x1", "2x2", "2x4"))
 # The memory of TPUs is what their compiler says is available.
 KINDS = {
   "a100": _gpu("NVIDIA A100 SXM, 80 GB"),
   "h100": _gpu("NVIDIA H100 SXM, 80 GB"),
   "h200": _gpu("NVIDIA H200 SXM, 141 GB"),
   "v5e": _tpu("Cloud TPU v5e, 16 GB", gib=15.75),
-  "v5p": _tpu(
-    "Cloud TPU v5p, 95 GB",
-    axes="X x Y x Z",
-    sizes=("2x2x1", "2x2x2"),
-    gib=95.73,
-  ),
+  "v5p": _tpu("Cloud TPU v5p, 95 GB", sizes=("2x2x1", "2x2x2"), gib=95.73),
   "v6e": _tpu("Cloud TPU v6e, 32 GB", gib=31.24),
 }
 
@@ -101,10 +97,9 @@ def parse(name: str) -> Target:
       " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
     )
   known = KINDS[kind]
-  axes = known.sizes[0].count("x") + 1
-  if ":" in name and not re.fullmatch(
-    rf"[1-9]\d{{0,3}}(x[1-9]\d{{0,3}}){{{axes - 1}}}", topology
-  ):
+  more = known.sizes[0].count("x")
+  pattern = rf"[1-9]\d{{0,3}}(x[1-9]\d{{0,3}}){{{more}}}"
+  if ":" in name and not re.fullmatch(pattern, topology):
     raise ValueError(
       f"target {name!r}: the topology of {kind} is {known.axes}, such as"
       f" {kind}:{known.sizes[-1]}"

@@ -1,15 +1,13 @@
 """Compiles a program for a target; runs in the environment of its compiler.
 
-Reads a request, one JSON object, from standard input. Writes JSON objects, one
-per line: {"doing": ...} as it proceeds, and finally {"result": ...} or, if the
-request is invalid, {"error": ...}. See `compilers`.
+Reads a request, a JSON object, from standard input. Writes answer.json into the
+folder that it names: {"result": ...} or, if the request is invalid, {"error":
+...}. Prints progress. See `compilers`.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import re
 import sys
@@ -21,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
-from ml_collections import ConfigDict
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import registry
@@ -33,32 +30,31 @@ from sparse_transformer.training.experiment import Experiment
 Report = dict[str, Any]
 NOTED = 20  # names of kernels that a report lists
 # The TPU compiler's message about a program that does not fit.
-NEEDED = re.compile(
-  r"\((\d+\.?\d*)([KMG])\) exceeds|Used (\d+\.?\d*)([KMG]) of"
-)
+NEEDED = re.compile(r"(?:\(|Used )(\d+\.?\d*)([KMG])(?:\) exceeds| of)")
 UNITS = dict(K=2**10, M=2**20, G=2**30)
 
 
 def main() -> None:
   """Answers one request."""
-  # Whatever libraries print must not be mistaken for an answer.
-  answers = os.fdopen(os.dup(1), "w", buffering=1)
-  os.dup2(2, 1)
+  request, began = json.load(sys.stdin), time.time()
 
-  def say(**fields):
-    answers.write(json.dumps(fields) + "\n")
+  def tell(doing):
+    seconds = time.time() - began
+    print(f"{request['target']}: {doing} ({seconds:.0f} s)", flush=True)
 
-  request = json.load(sys.stdin)
+  answer: Report
   try:
-    say(result=_answer(request, lambda doing: say(doing=doing)))
+    answer = dict(result=_answer(request, tell))
   except (ValueError, OSError) as error:
-    say(error=str(error))
+    answer = dict(error=str(error))
+  folder = pathlib.Path(request["folder"])
+  (folder / "answer.json").write_text(json.dumps(answer))
 
 
 def _answer(request: Report, tell: Callable[[str], None]) -> Report:
   target = hardware.parse(request["target"])
   devices = _devices(target)
-  config = ConfigDict(config_lib.with_defaults(request["config"]))
+  config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)
@@ -197,7 +193,7 @@ def _report(
   report["compile_seconds"] = round(time.time() - began, 1)
   tell(f"{name}: reading the program")
   text, memory = compiled.as_text(), compiled.memory_analysis()
-  profile, dump = hlo.profile(text), pathlib.Path(request["dump"])
+  profile, folder = hlo.profile(text), pathlib.Path(request["folder"])
   report |= dict(
     compiles=True,
     memory=dict(  # bytes on one device
@@ -211,7 +207,7 @@ def _report(
     # The compiler for TPUs rejects what does not fit.
     fits=target.compiler == "tpu"
     or memory.peak_memory_in_bytes <= target.memory,
-    launches=profile.num_launches,
+    launches=profile.launches.total(),
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
     most_launched=dict(profile.launches.most_common(NOTED)),
@@ -220,9 +216,9 @@ def _report(
       kind: dict(count=count, bytes=size)
       for kind, (count, size) in sorted(profile.collectives.items())
     },
-    kernels=kernels.read(dump, text) if target.compiler == "cuda" else [],
+    kernels=kernels.read(folder, text) if target.compiler == "cuda" else [],
   )
-  for path in dump.iterdir():
+  for path in folder.iterdir():
     path.unlink()
   return report
 
@@ -234,8 +230,7 @@ def _failure(error: Exception) -> Report:
   if "HbmOom" in text or "hbm" in text:
     report["fits"] = False
     if found := NEEDED.search(text):
-      size, unit = found[1] or found[3], found[2] or found[4]
-      report["needed"] = int(float(size) * UNITS[unit])
+      report["needed"] = int(float(found[1]) * UNITS[found[2]])
   return report
 
 
@@ -249,5 +244,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-  with contextlib.suppress(BrokenPipeError):
-    main()
+  main()

@@ -1,11 +1,9 @@
 """The objects that a config describes: data source, network, optimizer."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +18,6 @@ from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.optimizer import make_optimizer
-
-if TYPE_CHECKING:  # Orbax takes a second to import, and is not always needed
-  from sparse_transformer.training.checkpoints.store import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,23 +121,14 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch of the next step, on the devices: uint8 [B, L].
+    """The batch after some updates, on the devices: uint8 [B, L].
 
     Each process reads only its own examples.
-
-    Args:
-      updates: the number of steps before it.
     """
     numbers = self.numbers[updates]
     shape = len(numbers), self.model.length
     read = lambda i: self.examples[int(numbers[i])]
     return processes.place(read, shape, self.batch_sharding)
-
-  def restore(
-    self, checkpoints: Checkpoints, step: int | None = None
-  ) -> step_lib.State:
-    """The state at a step of a run, by default the last one saved."""
-    return checkpoints.restore(self.like, step)
 
   @functools.cached_property
   def mesh(self) -> Mesh:

@@ -4,8 +4,6 @@ import contextlib
 import math
 import os
 import pathlib
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import (
   config as config_lib,
   model as model_lib,
+  rules,
   signals as signals_lib,
 )
 from sparse_transformer.attention import registry
@@ -31,7 +30,7 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.monitor import Monitor, Verdict
+from sparse_transformer.training.monitor import Monitor
 from sparse_transformer.training.step import State
 
 
@@ -60,8 +59,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
 
   with (
     workdir_lib.hold(workdir),
-    # Until the first step is done, there is nothing to save.
-    processes.Stops(expendable=True) as stops,
+    processes.Stops() as stops,
     store.Checkpoints(
       workdir,
       keep=config.checkpoint.keep,
@@ -70,7 +68,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       on_error=config.checkpoint.on_error,
     ) as checkpoints,
   ):
-    state = _first_state(experiment, checkpoints)
+    state = checkpoints.restore_last(experiment.like)
+    state = state or experiment.first_state()
     step = int(state.step)
     processes.decide(lambda: _describe(workdir, experiment, step))
     with metrics.Writer(
@@ -95,17 +94,18 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   """The description of the run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
-  fields = config_lib.flatten(config)
+  fields = rules.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
-  versions = about["versions"] | dict(python=about["python"])
-  processes.check_same(fields | data | versions)
+  processes.check_same(fields | data | about["versions"])
   return about
 
 
 def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
   """Writes the config and a picture of the patterns."""
   config, model = experiment.config, experiment.model
+  if step:
+    print(f"resumes from step {step}", flush=True)
   config_lib.write_config(workdir, config, step)
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
@@ -125,7 +125,7 @@ def check(experiment: Experiment) -> None:
   config, source = experiment.config, experiment.source
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
-  mesh.check_eval_batch(config, sizes)
+  mesh.check_batch(config, sizes, "eval")
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
   # Not `batch`: the process that checks may leave devices to others.
@@ -154,9 +154,9 @@ def _run(
       active_parameters=model_lib.count_active_parameters(model),
       flops_per_token=flops_per_token,
     )
-  monitor = Monitor(config.train, lines)
+  monitor = Monitor(config.train, experiment.numbers, writer.note, lines)
   bits = None  # of the validation after the last step, if there was one
-  watch = metrics.Stopwatch(**_last_times(lines))
+  watch = metrics.Stopwatch(lines)
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
@@ -166,31 +166,25 @@ def _run(
     ):
       # A signal had interrupted this validation.
       bits = _validate(experiment, state, writer, stops, watch)
-    watch.restart()
     for step in range(first, last):
       stops.check()
       batch = experiment.batch(step)
       state, measured = experiment.update(state, batch)
       bits = None
-      stops.expendable = False
+      stops.expendable = False  # now there is something to save
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
-      _act(monitor.watch(done, measured), experiment, writer)
+      monitor.watch(done, measured)
       if step == first:
         jax.block_until_ready(state)
         watch.restart()  # compilation does not count
 
-      logs, validates, saves = (
-        is_due(done, every, last)
-        for every in (
-          config.train.log_every,
-          config.eval.every,
-          config.checkpoint.every,
-        )
-      )
+      logs = is_due(done, config.train.log_every, last)
+      validates = is_due(done, config.eval.every, last)
+      saves = is_due(done, config.checkpoint.every, last)
       if logs or validates or saves:
-        _act(monitor.flush(), experiment, writer)
+        monitor.flush()
         watch.stop()
       if logs and (values := _finite(measured)):
         speed = costs.speed(watch.rate(), flops_per_token, model.dtype)
@@ -204,7 +198,7 @@ def _run(
         watch.restart()
 
   # -- The end.
-  _act(monitor.flush(), experiment, writer)
+  monitor.flush()
   watch.stop()
   if last == 0 or stops.reason:
     checkpoints.save(state, bits)
@@ -241,7 +235,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   with store.Checkpoints(workdir) as checkpoints:
     before = [s for s in checkpoints.steps() if s < step]
     state = (
-      experiment.restore(checkpoints, before[-1])
+      checkpoints.restore(experiment.like, before[-1])
       if before
       else experiment.first_state()
     )
@@ -255,26 +249,6 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       print(f"  {name} {float(value):.6g}")
   for number, loss in zip(numbers, losses, strict=True):
     print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
-
-
-def _first_state(
-  experiment: Experiment, checkpoints: store.Checkpoints
-) -> State:
-  """The state of the last good checkpoint, else the initial state."""
-  state = checkpoints.restore_last(experiment.like)
-  if state is None:
-    return experiment.first_state()
-  if processes.is_first():
-    print(f"resumes from step {int(state.step)}", flush=True)
-  return state
-
-
-def _last_times(lines: Sequence[Mapping]) -> dict[str, float]:
-  """The seconds of training in the last line that has them."""
-  for line in reversed(lines):
-    if {*metrics.TIMES} <= line.keys():
-      return {name: line[name] for name in metrics.TIMES}
-  return {}
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:
@@ -297,12 +271,7 @@ def _validate(
   stops: processes.Stops,
   watch: metrics.Stopwatch,
 ) -> float:
-  """Logs and returns bits per dim of the averaged weights on validation data.
-
-  Raises:
-    FloatingPointError: they are non-finite.
-    signals.Stopped: a signal arrived before the end.
-  """
+  """Logs and returns bits per dim of averaged weights on validation data."""
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
@@ -323,22 +292,3 @@ def _validate(
     )
   writer.write(step, "validation", bits_per_dim=bits, **watch.times())
   return bits
-
-
-def _act(
-  verdict: Verdict | None, experiment: Experiment, writer: metrics.Writer
-) -> None:
-  """Logs a verdict of the monitor, and ends the run if the verdict says so."""
-  if verdict is None:
-    return
-  step = verdict.step
-  examples = experiment.numbers[step - 1].tolist()
-  if verdict.split:
-    writer.note(step, verdict.split, **verdict.values, examples=examples)
-  if verdict.stop:
-    command = shlex.join(["python", *sys.argv, f"--replay={step}"])
-    raise FloatingPointError(
-      f"{verdict.stop}; the weights are as before it; its batch has the"
-      f" training examples {', '.join(map(str, examples))}; to recompute it:"
-      f" {command}"
-    )

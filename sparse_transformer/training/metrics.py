@@ -4,17 +4,16 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
 import tqdm
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
 
 from sparse_transformer import atomic
 
@@ -87,7 +86,7 @@ class Writer:
     if not self._file:
       return
     line = json.dumps({"step": step, "split": split, **values})
-    self._attempt(_append, self._file, line)
+    self._attempt(print, line, file=self._file, flush=True)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
@@ -123,11 +122,6 @@ class Writer:
       print(f"continuing without them: {line}", file=sys.stderr)
 
 
-def _append(file: TextIO, line: str) -> None:
-  file.write(line + "\n")
-  file.flush()
-
-
 def _extremes(value: Any) -> str:
   """A number, or the smallest and the largest of several."""
   if isinstance(value, list):
@@ -135,7 +129,7 @@ def _extremes(value: Any) -> str:
   return f"{value:.5g}"
 
 
-class _Board:
+class _Board(EventsWriter):
   """A TensorBoard file.
 
   Avoids the thread of tensorboardX, which dies at the first error, and for
@@ -143,11 +137,8 @@ class _Board:
   """
 
   def __init__(self, workdir: str | os.PathLike, step: int):
-    now, host = int(time.time()), socket.gethostname()
-    name = f"events.out.tfevents.{now}.{host}.{os.getpid()}"
-    self._file = RecordWriter(str(pathlib.Path(workdir) / name))
+    super().__init__(str(pathlib.Path(workdir) / "events"), f".{os.getpid()}")
     self._flush_time = 0.0
-    self._append(file_version="brain.Event:2")
     if step:  # hides what a run before this one wrote about later steps
       start = SessionLog(status=SessionLog.START)
       self._append(step=step + 1, session_log=start)
@@ -159,58 +150,53 @@ class _Board:
     ]
     self._append(step=step, summary=Summary(value=scalars))
     if time.monotonic() > self._flush_time:
-      self._file.flush()
+      self.flush()
       self._flush_time = time.monotonic() + FLUSH_SECONDS
 
   def close(self) -> None:
-    self._file.close()
+    self._py_recordio_writer.close()  # even if the disk is full
 
   def _append(self, **fields: Any) -> None:
-    event = Event(wall_time=time.time(), **fields)
-    self._file.write(event.SerializeToString())
+    self.write_event(Event(wall_time=time.time(), **fields))
 
 
 class Stopwatch:
   """Time spent on training steps, and their speed.
 
-  It does not run until `restart`. Call `stop` before, and `restart` after,
-  anything other than training steps: compilation, validation, saving.
+  It runs after `restart`. Call `stop` before, and `restart` after, anything
+  other than training steps: validation, saving.
 
   Args:
-    seconds: seconds so far, of the run that is resumed.
-    processor_seconds: the same, of all threads of the process.
+    lines: the metrics of the run so far, whose times are continued.
 
   Attributes:
     seconds: seconds up to the last `stop`.
-    processor_seconds: seconds of processor time up to the last `stop`. Unlike
-      the former, they do not depend on what else the machine does.
+    processor_seconds: seconds of processor time of all threads. Unlike the
+      former, they do not depend on what else the machine does.
   """
 
-  def __init__(self, seconds: float = 0.0, processor_seconds: float = 0.0):
-    self.seconds, self.processor_seconds = seconds, processor_seconds
-    self._tokens, self._since = 0, seconds
+  def __init__(self, lines: Sequence[Mapping[str, Any]] = ()):
+    timed = [line for line in lines if {*TIMES} <= line.keys()]
+    self.seconds, self.processor_seconds = (
+      timed[-1][name] if timed else 0.0 for name in TIMES
+    )
+    self._tokens, self._since = 0, self.seconds
     self._start: tuple[float, float] | None = None  # on both clocks; None: off
-    self._pending = 0
 
   def restart(self) -> None:
-    """Runs; if already running, drops time and tokens since the last `restart`.
-
-    Those up to the last `stop` are kept.
-    """
+    """Runs from now on."""
     self._start = time.perf_counter(), time.process_time()
-    self._pending = 0
 
   def count(self, tokens: int) -> None:
-    """Adds the tokens of a step."""
-    self._pending += tokens
+    """Adds the tokens of a step, if it runs."""
+    self._tokens += tokens if self._start else 0
 
   def stop(self) -> None:
-    """Adds the time and the tokens since `restart`, if it runs."""
-    if self._start is not None:
+    """Adds the time since `restart`, if it runs."""
+    if self._start:
       start, processor_start = self._start
       self.seconds += time.perf_counter() - start
       self.processor_seconds += time.process_time() - processor_start
-      self._tokens += self._pending
       self._start = None
 
   def rate(self) -> float:
@@ -226,28 +212,21 @@ class Stopwatch:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl` as dictionaries, in order."""
+  """Returns the lines of `metrics.jsonl` as dictionaries, in order.
+
+  Lines without what their readers need are left out: a killed run may have left
+  half a line.
+  """
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   for text in path.read_text("utf-8", errors="replace").splitlines():
-    # A killed run may have left half a line.
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      if _is_complete(line):
+      numbers = {"step", *NEEDED.get(line["split"], ())}
+      numbers |= line.keys() & OPTIONAL
+      kinds = {type(line[name]) for name in numbers}
+      if type(line["step"]) is int and kinds <= {int, float}:
         lines.append(line)
   return lines
-
-
-def _is_complete(line: Any) -> bool:
-  """Returns whether a line has what its readers need."""
-  if not isinstance(line, dict) or not isinstance(line.get("split"), str):
-    return False
-  needed = {"step", *NEEDED.get(line["split"], ())}
-  numbers = needed | (line.keys() & OPTIONAL)
-  return (
-    needed <= line.keys()
-    and type(line["step"]) is int
-    and all(type(line[name]) in (int, float) for name in numbers)
-  )
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:

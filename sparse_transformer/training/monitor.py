@@ -1,27 +1,15 @@
 """Judges the metrics of training steps: non-finite values and spikes."""
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer.training import loss_scale
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """The response to a step that went wrong."""
-
-  step: int  # the number of the step, from 1
-  # `split` of the line to log, "spike" or "skipped"; None logs nothing.
-  split: str | None = None
-  # Other values of that line.
-  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  stop: str | None = None  # why the run must end; None to let it continue
 
 
 class Monitor:
@@ -36,11 +24,19 @@ class Monitor:
   Args:
     settings: group `train` of the experiment's config; uses `nonfinite`,
       `max_skipped` and `spike`.
+    numbers: the training examples of the batch of each step.
+    note: `Writer.note`, called for each spike and each skipped step.
     lines: the lines of `metrics.jsonl` so far.
   """
 
-  def __init__(self, settings: ConfigDict, lines: Iterable[Mapping] = ()):
-    self._settings = settings
+  def __init__(
+    self,
+    settings: ConfigDict,
+    numbers: Sequence[np.ndarray],
+    note: Callable[..., None],
+    lines: Iterable[Mapping] = (),
+  ):
+    self._settings, self._numbers, self._note = settings, numbers, note
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
     self._baseline = math.inf  # nats of the last training line
     self._skipped: list[int] = []  # steps
@@ -54,18 +50,19 @@ class Monitor:
     """Sets the loss that `train.spike` compares the next ones to."""
     self._baseline = nats
 
-  def watch(
-    self, step: int, measured: Mapping[str, jax.Array]
-  ) -> Verdict | None:
-    """Judges the previous step, and keeps the metrics of this one for later."""
-    verdict = self.flush()
+  def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
+    """`flush`, which keeps the metrics of this step, from 1, for later."""
+    self.flush()
     self._pending = step, measured
-    return verdict
 
-  def flush(self) -> Verdict | None:
-    """Judges the last step now; None if all is well."""
+  def flush(self) -> None:
+    """Judges the last step now.
+
+    Raises:
+      FloatingPointError: a metric is non-finite, and the run must end.
+    """
     if self._pending is None:
-      return None
+      return
     (step, measured), self._pending = self._pending, None
     values = {
       name: float(value)
@@ -74,23 +71,31 @@ class Monitor:
     }
     for name in ("nats", *values):  # the loss first
       if not (math.isfinite(values[name]) or loss_scale.may_overflow(values)):
-        return self._nonfinite(step, name, values[name])
+        self._nonfinite(step, name, values[name])
+        return
     nats, factor = values["nats"], self._settings.spike
     if factor and nats > factor * self._baseline:
-      return Verdict(step, "spike", dict(nats=nats))
-    return None
+      self._note(step, "spike", nats=nats, examples=self._examples(step))
 
-  def _nonfinite(self, step: int, name: str, value: float) -> Verdict:
-    reason = f"{name} is {value} at step {step}"
-    if self._settings.nonfinite == "stop":
-      return Verdict(step, stop=reason)
-    self._skipped.append(step)
-    most = self._settings.max_skipped
-    if self._skipped[-most - 1 :] == list(range(step - most, step + 1)):
-      stop = (
-        f"{reason}, after {most} batches in a row were skipped"
+  def _examples(self, step: int) -> list[int]:
+    return self._numbers[step - 1].tolist()
+
+  def _nonfinite(self, step: int, name: str, value: float) -> None:
+    """Notes a step that was skipped, or ends the run."""
+    reason, examples = f"{name} is {value} at step {step}", self._examples(step)
+    if self._settings.nonfinite == "skip":
+      bad = dict(metric=name, value=str(value))
+      self._note(step, "skipped", **bad, examples=examples)
+      self._skipped.append(step)
+      most = self._settings.max_skipped
+      if self._skipped[-most - 1 :] != list(range(step - most, step + 1)):
+        return
+      reason += (
+        f", after {most} batches in a row were skipped"
         f" (train.max_skipped={most})"
       )
-    else:
-      stop = None
-    return Verdict(step, "skipped", dict(metric=name, value=str(value)), stop)
+    command = shlex.join(["python", *sys.argv, f"--replay={step}"])
+    raise FloatingPointError(
+      f"{reason}; the weights are as before it; its batch has the training"
+      f" examples {', '.join(map(str, examples))}; to recompute it: {command}"
+    )

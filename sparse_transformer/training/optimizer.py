@@ -8,15 +8,13 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib
 
 
-def make_schedule(
-  config: ConfigDict, peak: float | None = None
-) -> optax.Schedule:
+def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up, then cosine decay to 0.
 
   Args:
     config: the experiment's config; uses `train.steps` and
       `optimizer.warmup_steps`.
-    peak: the highest rate; None for `optimizer.learning_rate`.
+    peak: the highest rate; 0 for `optimizer.learning_rate`.
 
   Raises:
     ValueError: the warm-up does not end before the last step.
@@ -28,7 +26,7 @@ def make_schedule(
     )
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0,
-    peak_value=config.optimizer.learning_rate if peak is None else peak,
+    peak_value=peak or config.optimizer.learning_rate,
     warmup_steps=warmup,
     decay_steps=max(steps, warmup + 1),
   )
@@ -81,9 +79,7 @@ def _muon(config):
     adam_b1=optimizer.beta1,
     adam_b2=optimizer.beta2,
     eps=optimizer.epsilon,
-    adam_learning_rate=make_schedule(
-      config, optimizer.adam_learning_rate or None
-    ),
+    adam_learning_rate=make_schedule(config, optimizer.adam_learning_rate),
     # By default it would take the embeddings and the stacked biases, which
     # have two axes, and leave out the stacked matrices, which have three.
     muon_weight_dimension_numbers=_block_matrices,

@@ -41,13 +41,17 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """
   path = pathlib.Path(workdir) / "lock"
   with contextlib.ExitStack() as stack:
-    holder = processes.decide(lambda: _lock(path, stack))
-    processes.together(lambda: _check_held(path, holder))
+    processes.decide(lambda: _lock(path, stack))
+    holder = processes.together(
+      lambda: path.read_text() if path.exists() else "nobody"
+    )
+    place = f"the holder of {path.parent}, which must be on a shared disk,"
+    processes.check_same({place: holder})
     yield
 
 
 def _lock(path, stack):
-  """Locks the file until the stack is closed; returns what it says."""
+  """Locks the file until the stack is closed, and writes who holds it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(path.open("a+"))
   file.seek(0)
@@ -70,15 +74,3 @@ def _lock(path, stack):
     file.write(holder)
     file.flush()
     os.fsync(file.fileno())
-  return holder
-
-
-def _check_held(path, holder):
-  """Raises ValueError if hosts have a folder of this name each."""
-  found = path.read_text() if path.exists() else "nobody"
-  if processes.are_several() and found != holder:
-    raise ValueError(
-      f"{path.parent} is not the folder that the first process uses: it is held"
-      f" by {found}, not by {holder}; all processes need the same folder, on a"
-      " shared file system"
-    )

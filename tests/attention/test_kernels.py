@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from executor_laws import TWO_SLOTS, WITHOUT_KEYS
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
@@ -21,14 +22,7 @@ from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import mosaic, triton
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
-from sparse_transformer.patterns import (
-  Block,
-  Causal,
-  Local,
-  RandomBlocks,
-  Strided,
-  Summary,
-)
+from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
 EXECUTORS = {
   "interpreted": Triton(interpret=True),
@@ -36,8 +30,6 @@ EXECUTORS = {
 }
 GPU, TPU = EXECUTORS
 SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
-TWO_SLOTS = Local(12) | Strided(12), Strided(5)
-WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
 # On TPUs, most cases are for soak.
 both = pytest.mark.parametrize(
   "backend", [GPU, pytest.param(TPU, marks=pytest.mark.soak)]
@@ -193,4 +185,5 @@ def test_cases_that_cannot_run_are_named(executor, change, words):
   st.sampled_from([32, 64]),
 )
 def test_any_mix_of_heads(backend, heads, n, widths, tile):
-  agrees(backend, heads, n, *widths, tile)
+  # In float32, Triton's kernels run tiles of 32 only.
+  agrees(backend, heads, n, *widths, 32 if backend == GPU else tile)

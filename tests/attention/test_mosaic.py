@@ -3,6 +3,7 @@
 import catalogue
 import numpy as np
 import pytest
+from executor_laws import TWO_SLOTS, WITHOUT_KEYS
 
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
@@ -13,18 +14,9 @@ from sparse_transformer.attention.executors.mosaic_tables import (
   PARTIAL,
   SHIFT,
 )
-from sparse_transformer.patterns import (
-  Block,
-  Causal,
-  Local,
-  RandomBlocks,
-  Strided,
-  Summary,
-)
+from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
 FIXED = tuple(Block(32) | Summary(32, 8, shift) for shift in (0, 1, 0))
-TWO_SLOTS = Local(12) | Strided(12), Strided(5)
-WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
 
 
 # Tables.

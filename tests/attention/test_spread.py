@@ -17,6 +17,7 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
+from benchmarks.spread import received as received_by
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed import spread
@@ -32,7 +33,7 @@ from sparse_transformer.patterns import (
   Summary,
   TopBlocks,
 )
-from sparse_transformer.targets import hlo
+from sparse_transformer.training.analysis import exchanged
 
 DEVICES = 2, 4, 8
 EXACT = Local(16), Block(32), Strided(16)
@@ -104,7 +105,7 @@ def received(pattern, n, num_devices, num_heads=1):
   case = Case(1, n, num_heads, 16, 16, "float32", tile=64)
   executor = registry.EXECUTORS["streamed"]
   heads = (pattern,) * num_heads
-  (found,) = spread.traffic(executor, heads, case, num_devices)
+  (found,) = exchanged.traffic(executor, heads, case, num_devices)
   return types.SimpleNamespace(**found)
 
 
@@ -222,7 +223,16 @@ def compiled(heads, backend, tile, num_devices, arrays, gradients=True):
     return jax.jit(run).lower(*arrays).compile(), arrays
 
 
+def check_small():
+  """A device has fewer positions than a tile, or none of its own to compute."""
+  heads = (Local(8), Strided(8), Block(8), Causal())
+  arrays = laws.random_inputs(64, len(heads), 8, 8, batch=1)
+  program, split = compiled(heads, "auto", 0, 8, arrays)
+  laws.assert_close(program(*split), laws.reference(*arrays, heads), 1e-5)
+
+
 def test_results_and_traffic_on_eight_devices():
+  on_eight_devices(check_small)
   on_eight_devices(check_exchanges)
   on_eight_devices(check_program)
 
@@ -255,7 +265,7 @@ def check_transpose(mesh, exchange, n):
     jax.random.normal(jax.random.key(i), (1, size, 2, 3))
     for i, size in enumerate((n, positions.size))
   )
-  y = jnp.where(real[:, None, None], y, 0)
+  y = jnp.where(real[:, None, None], y, jnp.inf)
 
   @jax.jit
   @functools.partial(
@@ -265,20 +275,21 @@ def check_transpose(mesh, exchange, n):
     return *exchange.arrange(x), *exchange.restore(y)
 
   there, back = both(x, y)
+  y = jnp.where(real[:, None, None], y, 0)
   np.testing.assert_allclose((there * y).sum(), (x * back).sum(), rtol=1e-4)
   at = positions[real]
   np.testing.assert_array_equal(there[:, real], np.asarray(x)[:, at])
 
 
 def check_program(backend="streamed", num_devices=4):
-  """Results are those of the definition, bytes as `spread.traffic` has them."""
+  """Results are those of the definition, bytes those of `traffic`."""
   n, tile = 128, 16
   arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
   program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
   laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
   case = Case(1, n, len(MIXED), 8, 8, "float32", tile=tile)
   executor = registry.EXECUTORS[backend]
-  said = spread.traffic(executor, MIXED, case, num_devices)
+  said = exchanged.traffic(executor, MIXED, case, num_devices)
   # The compiler brings keys and values once for both passes. Collectives in
   # loops would be counted as often as these run.
   total = sum(x["forward"] + x["backward"] for x in said)
@@ -288,10 +299,6 @@ def check_program(backend="streamed", num_devices=4):
     MIXED, backend, tile, num_devices, arrays[:3], gradients=False
   )
   assert received_by(forward, num_devices) == sum(x["forward"] for x in said)
-
-
-def received_by(program, num_devices):
-  return hlo.received(hlo.profile(program.as_text()), num_devices)
 
 
 def check_exact(*devices):

@@ -32,6 +32,6 @@ def test_picture_has_both_views_of_each_head(tmp_path):
   shown = below.get_images()[0].get_array()
   np.testing.assert_array_equal((shown == DARK).all(-1), np.eye(n, dtype=bool))
   many = ["head"] * 20, [(query, matrix)] * 20, (8, 5)
-  head_maps.save_heads(tmp_path / "p.png", "a title", *many)
+  head_maps.panels("a title", *many).savefig(tmp_path / "p.png")
   with Image.open(tmp_path / "p.png") as image:
     assert image.width == 12 * masks.PANEL * style.DPI

@@ -76,7 +76,7 @@ def test_launches_times_trips_of_nested_loops():
   assert dict(profile.launches) == dict(
     loop_fusion=15, dot=3, scatter=2, sort=1
   )
-  assert profile.num_launches == 21
+  assert profile.launches.total() == 21
   assert profile.copies == 15 and profile.unknown_loops == 0
 
 
@@ -129,7 +129,7 @@ def test_collectives_by_bytes_of_their_results():
     "reduce-scatter": (1, 64),
   }
   # A launch begins where it starts, and a slice is copied.
-  assert profile.num_launches == 1 + 2 * 2 + 1 and profile.copies == 2
+  assert profile.launches.total() == 1 + 2 * 2 + 1 and profile.copies == 2
 
 
 SLICES = """HloModule jit_f

@@ -109,7 +109,7 @@ def last_state(workdir):
   """All arrays of the last checkpoint, as bytes."""
   experiment = Experiment(config_lib.read_config(workdir))
   with store.Checkpoints(workdir) as checkpoints:
-    return arrays(experiment.restore(checkpoints))
+    return arrays(checkpoints.restore(experiment.like))
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
   trained = [line["step"] for line in of_split(tmp_path, "train")]
   assert trained == [1, 3, 6]
   with store.Checkpoints(tmp_path) as checkpoints:
-    state = Experiment(config).restore(checkpoints, 7)
+    state = checkpoints.restore(Experiment(config).like, 7)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 

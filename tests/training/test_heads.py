@@ -8,7 +8,7 @@ from flax import nnx
 
 from sparse_transformer import attention
 from sparse_transformer.attention.content import selection
-from sparse_transformer.figures import head_maps as pictures
+from sparse_transformer.figures import masks
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.patterns import (
@@ -55,7 +55,7 @@ def test_queries_and_keys_are_those_of_each_layer():
 
 @pytest.mark.parametrize("cells", [7, 256])
 def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
-  monkeypatch.setattr(pictures, "MAX_CELLS", cells)
+  monkeypatch.setattr(masks, "MAX_CELLS", cells)
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
   network = networks.config(
     num_layers=1, num_heads=4, width=16, patterns=(of_layer,)

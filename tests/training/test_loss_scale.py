@@ -159,17 +159,16 @@ def test_overflow_is_skipped_until_the_scale_fits(trained):
 
 
 def test_monitor_ignores_skips_until_the_scale_is_smallest():
-  monitor, scales = Monitor(runs.tiny().train), 2.0 ** np.arange(15, -1, -1)
-  for step, scale in enumerate(scales, start=1):
+  monitor = Monitor(runs.tiny().train, np.zeros((16, 1)), print)
+  for step, scale in enumerate(2.0 ** np.arange(15, -1, -1), start=1):
     values = dict(nats=1.0, gradient_norm=math.inf, loss_scale=scale)
-    assert monitor.watch(step, values) is None
-  assert monitor.flush().stop == "gradient_norm is inf at step 16"
-
-
-def test_nonfinite_loss_is_a_bad_batch_at_any_scale():
-  monitor = Monitor(runs.tiny().train)
+    monitor.watch(step, values)
+  with pytest.raises(FloatingPointError, match="norm is inf at step 16"):
+    monitor.flush()
+  # A non-finite loss is a bad batch at any scale.
   monitor.watch(1, dict(nats=math.nan, gradient_norm=1.0, loss_scale=8.0))
-  assert monitor.flush().stop == "nats is nan at step 1"
+  with pytest.raises(FloatingPointError, match="nats is nan at step 1"):
+    monitor.flush()
 
 
 def test_state_is_restored_exactly_between_skips(trained, tmp_path):
@@ -180,9 +179,10 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
   with Checkpoints(tmp_path) as checkpoints:
-    other = experiment().restore(checkpoints)
+    other = checkpoints.restore(experiment().like)
     # Evaluation may be in another dtype.
-    plain = experiment(**{"model.dtype": "float32"}).restore(checkpoints)
+    in_float32 = experiment(**{"model.dtype": "float32"})
+    plain = checkpoints.restore(in_float32.like)
   assert same(plain, state)
   for i in range(33, 40):
     state, other = (update()(x, tokens(i))[0] for x in (state, other))
@@ -196,7 +196,7 @@ def test_checkpoint_without_a_scale_is_evaluated_in_float16(tmp_path):
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
   with Checkpoints(tmp_path) as checkpoints:
-    found = experiment().restore(checkpoints)
+    found = checkpoints.restore(experiment().like)
   assert found.loss_scale is None and same(found, state)
 
 

@@ -27,7 +27,7 @@ def check(experiment):
   """All that a run on 8 devices is checked for."""
   sizes = mesh.sizes(experiment.config, 8)
   mesh.check_batch(experiment.config, sizes)
-  mesh.check_eval_batch(experiment.config, sizes)
+  mesh.check_batch(experiment.config, sizes, "eval")
   mesh.check_network(experiment.model, sizes)
   return sizes
 

@@ -260,9 +260,13 @@ class _Walk(online_softmax.Steps):
     return i // self.times * self.heads
 
   def _take(self, x_BHVT, i, first):
-    x = lax.dynamic_slice_in_dim(x_BHVT, self._head(i), self.heads, 1)
-    return lax.dynamic_slice_in_dim(x, first, self.size, 2)
+    b, _, _, *rest = x_BHVT.shape
+    sizes = b, self.heads, self.size, *rest
+    return lax.dynamic_slice(x_BHVT, self._starts(x_BHVT, i, first), sizes)
 
   def _put(self, x_BHVT, new, i, first):
+    return lax.dynamic_update_slice(x_BHVT, new, self._starts(x_BHVT, i, first))
+
+  def _starts(self, x_BHVT, i, first):
     starts = 0, self._head(i), first, *[0] * (x_BHVT.ndim - 3)
-    return lax.dynamic_update_slice(x_BHVT, new, [*map(jnp.int32, starts)])
+    return [*map(jnp.int32, starts)]

@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
+from sparse_transformer.attention.contract import Axes
 
-Axes = tuple[str, ...]  # of a mesh
 MAX_ROUNDS = 8  # permutations, one after another
 MAX_SLICES = 4  # joined instead of gathering their rows
 
@@ -85,7 +85,7 @@ def find_route(positions: np.ndarray, own: int) -> Route:
   sent = np.tile(own + np.arange(starts[-1], dtype=np.int32), (num_devices, 1))
   sent[holder, sent_at] = read[device, place]
   read[device, place] = own + received_at
-  return Route(positions.astype(np.int32), own, sizes, ways, sent, _alike(read))
+  return Route(positions.astype(np.int32), own, sizes, ways, sent, read)
 
 
 def _find_messages(counts):
@@ -161,11 +161,12 @@ class Exchange(contract.Arrangement):
       at = of_device(self.route.sent, self.axes)
       came = _as_one(self._send, [_take(x, at) for x in arrays])
       arrays = tuple(map(_join, arrays, came))
-    read = of_device(self.route.read, self.axes)
+    # What is at a missing place is masked, so that any rows may be there.
+    read = of_device(_alike(self.route.read), self.axes)
     return tuple(_take(x, read) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The transpose of `arrange`: adds results where positions are held."""
+    """Adds results where positions are held; missing places have none."""
     route, own = self.route, self.route.own
     at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
     held = [_take(x, at) for x in arrays]

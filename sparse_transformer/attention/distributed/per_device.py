@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-Axes = tuple[str, ...]
+from sparse_transformer.attention.contract import Axes
+
 Results = tuple[jax.Array, jax.Array]
 
 

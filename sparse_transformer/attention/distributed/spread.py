@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sparse_transformer.attention.content.selection import Directions
 from sparse_transformer.attention.contract import (
+  Axes,
   Case,
   Executor,
   Heads,
@@ -28,14 +28,13 @@ from sparse_transformer.attention.contract import (
   heads_of_parts,
 )
 from sparse_transformer.attention.distributed.exchange import (
-  Axes,
   Exchange,
   OverHeads,
   Route,
   find_route,
   of_device,
 )
-from sparse_transformer.patterns import Layout, Pattern, shorten
+from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
 # The cost of moving positions, including the backward pass: five arrays of
@@ -72,7 +71,7 @@ def _cost(pairs, queries, keys):
   return PRODUCTS * pairs + FLOPS_PER_BYTE * moved
 
 
-def _over_heads(n, num_devices):
+def received_over_heads(n: int, num_devices: int) -> float:
   """Positions that a device receives, as a share of those of all heads."""
   return n * (num_devices - 1) / num_devices**2
 
@@ -91,7 +90,7 @@ def choose(
   if best.tiles.max() > mean:
     best = min(best, share(part, n, tile, num_devices, "zigzag"), key=cost)
   if num_heads % num_devices == 0:
-    received = _over_heads(n, num_devices)
+    received = received_over_heads(n, num_devices)
     if _cost(mean * tile**2, received, received) < cost(best):
       return Shares("heads", tile)
   return best
@@ -192,7 +191,7 @@ def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
   A divisor of `own`, if there is a large one, so that no tile has positions of
   two devices. For kernels, it stays a power of two.
   """
-  tile = min(case.tile, case.length) or executor.tile_size(part, case)
+  tile = executor.tile_size(part, case)
   if not tile & (tile - 1):
     divisor = math.gcd(tile, own)
     return divisor if divisor >= min(tile, 32) else tile
@@ -205,7 +204,7 @@ def decide(
   case: Case,
   num_devices: int,
 ) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
-  """The sharing of parts: (part, heads, how many, shares); see `traffic`."""
+  """The sharing of parts: (part, heads, how many, shares)."""
   n = case.length
   for part, heads in heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
@@ -285,71 +284,3 @@ def _tables(executor, part, shares, num_heads):
   """The tables of all devices, stacked."""
   tables = executor.shares(part, shares.layouts, num_heads)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
-
-
-def traffic(
-  executor: Executor,
-  patterns: tuple[Pattern, ...],
-  case: Case,
-  num_devices: int,
-) -> list[dict[str, Any]]:
-  """The data that a device receives for each part, known before compiling.
-
-  Args:
-    executor: runs them.
-    patterns: one per head.
-    case: what is run: sequences and heads of a device, and the length of whole
-      sequences.
-    num_devices: number of devices that positions are split over.
-
-  Returns:
-    JSON values for each part:
-    part, num_heads, tile: the part, the heads that have it, and its tile.
-    dealing: see `Shares`.
-    queries, keys: how they move: `Route.kind`, or "all-to-all over heads".
-    positions_of_queries, positions_of_keys: how many a device receives of each
-      array, in proportion if it gets only some of the heads.
-    positions: those of q, k, v and the output together.
-    forward, backward: bytes that a device receives in each pass. Results are
-      counted as executors in plain XLA compute them, in float32 or wider.
-    imbalance: tiles of the device with the most, divided by the mean.
-  """
-  item = jnp.dtype(case.dtype).itemsize
-  wide, k, e = max(4, item), case.qk_width, case.value_width
-  over_heads = "all-to-all over heads", _over_heads(case.length, num_devices)
-  content = [pattern for pattern in patterns if pattern.contents()]
-  shared = decide(executor, patterns, case, num_devices)
-  if content:  # all positions of some heads, whatever the part
-    shared = iter(
-      [(content[0], None, case.num_heads, Shares("heads", case.tile))]
-    )
-  rows = []
-  for part, _, num_heads, shares in shared:
-    (queries, num_queries), (keys, num_keys) = (
-      over_heads if x is None else (x.kind, x.received)
-      for x in (shares.queries, shares.keys)
-    )
-    if content:  # results are in the dtype of values, and gradients likewise
-      forward = backward = num_queries * (2 * (k + e) * item + wide)
-    else:
-      forward = num_queries * (k * item + (e + 1) * wide)
-      forward += num_keys * (k + e) * item
-      backward = num_queries * ((k + e) * item + (2 + k) * wide)
-      backward += num_keys * (k + e) * (item + wide)
-    lanes, tiles = case.batch * num_heads, shares.tiles
-    row = dict(
-      part=shorten(part),
-      num_heads=num_heads,
-      tile=shares.tile,
-      dealing=shares.dealing,
-      queries=queries,
-      keys=keys,
-      positions_of_queries=num_queries,
-      positions_of_keys=num_keys,
-      positions=2 * (num_queries + num_keys),
-      forward=round(lanes * forward),
-      backward=round(lanes * backward),
-      imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
-    )
-    rows.append(row)
-  return rows

@@ -88,16 +88,16 @@ unsupported = contract.nothing_unsupported
 
 
 def tile_size(part: Pattern, case: contract.Case) -> int:
-  """The tile that `plans` chooses."""
+  """See `contract.Executor`."""
   del part
-  return min(TILE, case.length)
+  return min(case.tile or TILE, case.length)
 
 
 def plans(
   patterns: tuple[Pattern, ...], case: contract.Case
 ) -> list[tuple[contract.Plan, contract.Heads]]:
   """One plan for all heads."""
-  tile = case.tile or tile_size(patterns[0], case)
+  tile = tile_size(patterns[0], case)
   return [(_plan(patterns, case.length, tile), None)]
 
 

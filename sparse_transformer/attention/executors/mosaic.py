@@ -46,14 +46,17 @@ class Mosaic(Fused):
     return None
 
   def tile_size(self, part: Pattern, case: contract.Case) -> int:
-    return _choose_tile((part,), case.length)
+    return _tile_of((part,), case)
+
+  def common_tile(self, patterns: tuple[Pattern, ...], n: int) -> int:
+    """The tile that `plans` chooses for all heads."""
+    return _choose_tile(patterns, n)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case
   ) -> list[tuple[contract.Plan, contract.Heads]]:
-    n = case.length
-    tile = worklists.check_tile(case.tile or _choose_tile(patterns, n), n)
-    tables = mosaic_tables.make_tables(patterns, n, tile, MOST_STEPS)
+    tile = _tile_of(patterns, case)
+    tables = mosaic_tables.make_tables(patterns, case.length, tile, MOST_STEPS)
     return [(contract.Plan(None, tile, tables), None)]
 
   def shares(
@@ -65,6 +68,12 @@ class Mosaic(Fused):
     from sparse_transformer.attention.executors import mosaic_kernels
 
     return mosaic_kernels
+
+
+def _tile_of(patterns, case):
+  """The tile with which patterns run in one launch."""
+  tile = case.tile or _choose_tile(patterns, case.length)
+  return worklists.check_tile(tile, case.length)
 
 
 @functools.lru_cache(maxsize=256)

@@ -160,13 +160,7 @@ def _backward_of_keys(
 def forward(
   tables: Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
-
-  Args:
-    tables: which pairs.
-    q_BLHK, keys: as in `contract.Executor`.
-    interpret: whether to interpret the kernel instead of compiling it.
-  """
+  """See `triton_kernels.forward`; `tables` say which pairs."""
   tile, width = tables.queries.tile, keys.v.shape[-1]
   out, lse = _launch(
     _forward,

@@ -61,11 +61,12 @@ unsupported = contract.nothing_unsupported
 
 
 def tile_size(part: Pattern, case: Case) -> int:
-  """The tile that `plans` chooses for a part."""
-  sizes = _sizes(part, case.length)
+  """See `contract.Executor`."""
+  n = case.length
+  sizes = (min(case.tile, n),) if case.tile else _sizes(part, n)
   if len(sizes) == 1:
     return sizes[0]
-  return _cheapest(part, case.length, sizes)[0]
+  return _cheapest(part, n, sizes)[0]
 
 
 @functools.lru_cache(maxsize=256)

@@ -60,13 +60,13 @@ class Triton(Fused):
 
   def tile_size(self, part: Pattern, case: Case) -> int:
     del part
-    return worklists.check_tile(TILES[case.dtype], case.length)
+    tile = case.tile or TILES[case.dtype]
+    return worklists.check_tile(tile, case.length)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: Case
   ) -> list[tuple[Plan, Heads]]:
-    n = case.length
-    tile = worklists.check_tile(case.tile or TILES[case.dtype], n)
+    n, tile = case.length, self.tile_size(patterns[0], case)
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.

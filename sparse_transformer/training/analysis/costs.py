@@ -74,17 +74,9 @@ def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str
 ) -> Case:
   """The attention of one micro-batch, for a `platform` as in `Case`."""
-  qk_width, value_width = widths(model)
-  return Case(
-    batch=config.train.batch_size // config.train.accumulation,
-    length=model.length,
-    num_heads=model.num_heads,
-    qk_width=qk_width,
-    value_width=value_width,
-    dtype=model.dtype,
-    platform=platform,
-    tile=model.tile,
-  )
+  micro = config.train.batch_size // config.train.accumulation
+  sizes = micro, model.length, model.num_heads, *widths(model)
+  return Case(*sizes, model.dtype, platform, model.tile)
 
 
 def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
@@ -164,18 +156,20 @@ def step(
   """
   batch = config.train.batch_size
   tokens = batch * model.length
-  state = abstract_state(config, model)
+  state, repeated = abstract_state(config, model), REPEATED[model.remat]
+  again = sum(p.flops for name, p in _matmuls(model) if name in repeated)
+  scores = 2 * pairs * batch * sum(widths(model)) * ("attention" in repeated)
   flops = dict(
     weights=3 * _weight_flops(model) * tokens,
     attention=pairs * batch * flops_per_pair(model),
-    recomputed=_recomputed_flops(model, batch, pairs),
+    recomputed=again * tokens + scores,
   )
   head_widths = sum(widths(model)) * model.num_heads * model.num_layers
   # Each matmul runs three times, forward and for both gradients, and once more
   # if it is recomputed.
   moved = sum(
-    product.moved(tokens) * (3 + (name in REPEATED[model.remat]))
-    for name, product in _all_matmuls(model)
+    product.moved(tokens) * (3 + (name in repeated))
+    for name, product in _matmuls(model)
   )
   logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
   traffic = dict(
@@ -193,7 +187,8 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
   """Bytes on one device, at the end of the forward pass of a micro-batch."""
   state, sizes = abstract_state(config, model), mesh.sizes(config)
   sequences = num_sequences(config, sizes)
-  activations, copies = _kept(model, sizes)
+  kept, copies = _kept(model, sizes)
+  everything, _ = _kept(dataclasses.replace(model, remat="none"), sizes)
   weights = bytes_on_device(state.params, sizes)
   parts = dict(
     parameters=weights,
@@ -201,9 +196,9 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
     average=bytes_on_device(state.ema, sizes),
     # Of one micro-batch and, if there are several, also their sum.
     gradients=weights * min(config.train.accumulation, 2),
-    activations=activations * sequences,
+    activations=kept * sequences,
     copies=copies,
-    layer=_recomputed_bytes(model, sizes) * sequences,
+    layer=(everything - kept) // model.num_layers * sequences,  # recomputed
   )
   return dict(sequences=sequences, **parts, total=sum(parts.values()))
 
@@ -217,16 +212,12 @@ def rematerialization(
     For each value: bytes of `activations` on a device and of one recomputed
     `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
   """
-  batch, sizes = config.train.batch_size, mesh.sizes(config)
-  sequences = num_sequences(config, sizes)
   ways = {}
   for remat in rules.REMATS:
     way = dataclasses.replace(model, remat=remat)
-    ways[remat] = dict(
-      activations=_kept(way, sizes)[0] * sequences,
-      layer=_recomputed_bytes(way, sizes) * sequences,
-      recomputed=_recomputed_flops(way, batch, pairs),
-    )
+    kept, needed = memory(config, way), step(config, way, pairs)["flops"]
+    ways[remat] = {x: kept[x] for x in ("activations", "layer")}
+    ways[remat]["recomputed"] = needed["recomputed"]
   return ways
 
 
@@ -235,38 +226,23 @@ def itemsize(model: model_lib.Config) -> int:
   return jnp.dtype(model.dtype).itemsize
 
 
-def matmuls(model: model_lib.Config, experts: bool) -> dict[str, Matmul]:
-  """Each product with weights in a block, with experts or with one MLP."""
-  width, inner = model.width, model.mlp_width
-  number = (model.experts, model.experts_per_token) if experts else ()
-  products = dict(
-    qkv=Matmul(width, 2 * model.qk_width + width),
-    out=Matmul(width, width),
-    mlp_in=Matmul(width, inner, *number),
-    mlp_out=Matmul(inner, width, *number),
-  )
-  router = dict(router=Matmul(width, model.experts)) if experts else {}
-  return products | router
-
-
-def _all_matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
+def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
   """(name, product) for each product with weights in each block."""
-  for experts in model.has_experts:
-    yield from matmuls(model, experts).items()
+  width, inner = model.width, model.mlp_width
+  for has_experts in model.has_experts:
+    experts = (model.experts, model.experts_per_token) if has_experts else ()
+    yield "qkv", Matmul(width, 2 * model.qk_width + width)
+    yield "out", Matmul(width, width)
+    yield "mlp_in", Matmul(width, inner, *experts)
+    yield "mlp_out", Matmul(inner, width, *experts)
+    if has_experts:
+      yield "router", Matmul(width, model.experts)
 
 
 def _weight_flops(model: model_lib.Config) -> int:
   """FLOPs of a token's products with weights, in a forward pass."""
-  of_blocks = sum(product.flops for _, product in _all_matmuls(model))
+  of_blocks = sum(product.flops for _, product in _matmuls(model))
   return of_blocks + Matmul(model.width, model.vocab_size).flops
-
-
-def _recomputed_flops(model: model_lib.Config, batch: int, pairs: int) -> int:
-  """FLOPs of the forward pass that the backward pass repeats."""
-  repeated = REPEATED[model.remat]
-  weights = sum(p.flops for name, p in _all_matmuls(model) if name in repeated)
-  attention = 2 * pairs * sum(widths(model)) * ("attention" in repeated)
-  return batch * (weights * model.length + attention)
 
 
 def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:
@@ -295,12 +271,6 @@ def _num_bytes(tree: Any) -> int:
   )
 
 
-def _recomputed_bytes(model: model_lib.Config, sizes: mesh.Sizes) -> int:
-  """Bytes on one device that are recomputed for one sequence and layer."""
-  everything = _kept(dataclasses.replace(model, remat="none"), sizes)[0]
-  return (everything - _kept(model, sizes)[0]) // model.num_layers
-
-
 def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
   """Bytes kept on one device from the forward pass for the backward pass.
 
@@ -315,10 +285,7 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
     model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
 
   def num_bytes(x):
-    is_split = x.shape[-2:-1] == (heads,) or x.shape[-1:] in (
-      (heads,),
-      (inner,),
-    )
+    is_split = heads in x.shape[-2:] or inner in x.shape[-1:]
     return _num_bytes(x) // (sizes["tensor"] if is_split else 1)
 
   one, two = (sum(map(num_bytes, _residuals(model, b))) for b in (1, 2))

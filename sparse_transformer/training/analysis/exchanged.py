@@ -5,11 +5,14 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.distributed.spread import traffic
+from sparse_transformer.attention.contract import Case, Executor
+from sparse_transformer.attention.distributed import spread
+from sparse_transformer.patterns import Pattern, shorten
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 
@@ -44,9 +47,7 @@ def of_network(
     return []
   own = model.num_heads // sizes["tensor"]
   case = dataclasses.replace(
-    case,
-    batch=case.batch // (sizes["data"] * sizes["fsdp"]),
-    num_heads=own,
+    case, batch=costs.num_sequences(config, sizes), num_heads=own
   )
   layers = collections.Counter(heads[:own] for heads in model.patterns)
   return [
@@ -54,6 +55,70 @@ def of_network(
     for heads, number in layers.items()
     for found in traffic(executor, heads, case, sizes["sequence"])
   ]
+
+
+def traffic(
+  executor: Executor,
+  patterns: tuple[Pattern, ...],
+  case: Case,
+  num_devices: int,
+) -> list[dict[str, Any]]:
+  """The data that a device receives for each part, known before compiling.
+
+  Args:
+    executor: runs them.
+    patterns: one per head.
+    case: what is run: sequences and heads of a device, and the length of whole
+      sequences.
+    num_devices: number of devices that positions are split over.
+
+  Returns:
+    JSON values for each part, as commented below.
+  """
+  item = jnp.dtype(case.dtype).itemsize
+  wide, k, e = max(4, item), case.qk_width, case.value_width
+  received = spread.received_over_heads(case.length, num_devices)
+  over_heads = "all-to-all over heads", received
+  content = [pattern for pattern in patterns if pattern.contents()]
+  shared = spread.decide(executor, patterns, case, num_devices)
+  if content:  # all positions of some heads, whatever the part
+    whole = spread.Shares("heads", case.tile)
+    shared = iter([(content[0], None, case.num_heads, whole)])
+  rows = []
+  for part, _, num_heads, shares in shared:
+    (queries, num_queries), (keys, num_keys) = (
+      over_heads if x is None else (x.kind, x.received)
+      for x in (shares.queries, shares.keys)
+    )
+    if content:  # results are in the dtype of values, and gradients likewise
+      forward = backward = num_queries * (2 * (k + e) * item + wide)
+    else:
+      forward = num_queries * (k * item + (e + 1) * wide)
+      forward += num_keys * (k + e) * item
+      backward = num_queries * ((k + e) * item + (2 + k) * wide)
+      backward += num_keys * (k + e) * (item + wide)
+    lanes, tiles = case.batch * num_heads, shares.tiles
+    rows.append(
+      dict(
+        part=shorten(part),
+        num_heads=num_heads,  # that have the part
+        tile=shares.tile,
+        dealing=shares.dealing,  # see `spread.Shares`
+        queries=queries,  # how they move: `Route.kind`, or over heads
+        keys=keys,
+        # Received of each array, in proportion if a device gets some heads.
+        positions_of_queries=num_queries,
+        positions_of_keys=num_keys,
+        positions=2 * (num_queries + num_keys),  # of q, k, v and the output
+        # Bytes received in each pass. Results are counted as executors in
+        # plain XLA compute them, in float32 or wider.
+        forward=round(lanes * forward),
+        backward=round(lanes * backward),
+        # Tiles of the device with the most, divided by the mean.
+        imbalance=float(tiles.max() / tiles.mean()) if len(tiles) else 1.0,
+      )
+    )
+  return rows
 
 
 def table(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:

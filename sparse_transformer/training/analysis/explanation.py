@@ -5,6 +5,8 @@ network, so it takes seconds at any size.
 """
 
 import collections
+import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -59,7 +61,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     mesh=dict(sizes),
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
-    rematerialisation=costs.rematerialization(config, model, pairs),
+    rematerialization=costs.rematerialization(config, model, pairs),
     cache=_cache(model, attention),
   )
 
@@ -74,18 +76,18 @@ def explain_attention(
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
-  measured: dict[Pattern, Report] = {}
+  case = costs.attention_case(config, model, registry.current_platform())
+  measure = functools.cache(_measure)
   rows = []
   for heads, layers in groups.items():
+    static = selection.static_parts(heads)
+    tile = registry.common_tile(model.backend, case, static)
     for pattern in dict.fromkeys(heads):
-      if pattern not in measured:
-        measured[pattern] = _measure(pattern, config, model)
+      measured = measure(pattern, case, model.backend, tile)
       used_by = [head for head, other in enumerate(heads) if other == pattern]
-      pairs = measured[pattern]["pairs"] * len(used_by) * len(layers)
+      pairs = measured["pairs"] * len(used_by) * len(layers)
       flops = pairs * config.train.batch_size * costs.flops_per_pair(model)
-      rows.append(
-        dict(layers=layers, heads=used_by, **measured[pattern], flops=flops)
-      )
+      rows.append(dict(layers=layers, heads=used_by, **measured, flops=flops))
   return rows
 
 
@@ -117,15 +119,13 @@ def _work(pairs: int, computed: int) -> Report:
   )
 
 
-def _measure(
-  pattern: Pattern, config: ConfigDict, model: model_lib.Config
-) -> Report:
-  """The costs of one head with a pattern.
+def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
+  """The costs of one head with a pattern, in tiles of `tile` unless it is 0.
 
   If it is content-based, `pairs` is the expected number, and the smallest
   number of keys is unknown.
   """
-  n = model.length
+  n = case.length
   pairs = analysis.count_pairs(pattern, n)
   causal = analysis.is_causal(pattern, n)
   cache = (
@@ -134,8 +134,7 @@ def _measure(
   fewest = None
   if not pattern.contents():
     fewest = int(analysis.keys_per_query(pattern, n).min())
-  case = costs.attention_case(config, model, registry.current_platform())
-  tiles = list(_tiles(pattern, case, model.backend))
+  tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
     pattern=str(pattern),
     follows_content=bool(pattern.contents()),
@@ -151,15 +150,16 @@ def _measure(
 
 
 def _tiles(
-  pattern: Pattern, case: Case, backend: str
+  pattern: Pattern, case: Case, backend: str, tile: int
 ) -> Iterator[tuple[str, int, int]]:
   """(executor, tile, computed scores) of each part that is run."""
   static, others = pattern.split()
   if others and registry.resolve(backend, case) == "dense":
     yield "dense", case.length, case.length**2
     return
+  sized = dataclasses.replace(case, tile=case.tile or tile)
   for part in () if static is None else static.parts():
-    name, tile, count = registry.tiling(backend, case, part)
+    name, tile, count = registry.tiling(backend, sized, part)
     yield name, tile, tile**2 * count
   if others:
     yield from selection.count_scores(pattern, case)
@@ -205,10 +205,10 @@ def _cache(
   """
   if any(row["cache"] is None for row in attention):
     return None
-  size = sum(costs.widths(model)) * costs.itemsize(model)
+  width, value_width = costs.widths(model)
+  size = (width + value_width) * costs.itemsize(model)
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
-  width = costs.widths(model)[0]
   labels = sum(
     sum(kv_cache.num_labels(pattern, model.length, width))
     for pattern in itertools.chain(*model.patterns)
@@ -379,7 +379,7 @@ def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "model.remat", "activations", "layer", "FLOPs recomputed"
-  for remat, way in report["rematerialisation"].items():
+  for remat, way in report["rematerialization"].items():
     mark = " (chosen)" if remat == report["remat"] else ""
     sizes = _bytes(way["activations"]), _bytes(way["layer"])
     yield remat + mark, *sizes, _flops(way["recomputed"])

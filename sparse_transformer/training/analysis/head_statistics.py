@@ -6,7 +6,6 @@ keys, are weighted.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -54,40 +53,29 @@ def collect(
 ) -> Collected:
   """The queries and keys of layers, at most `MAX_LAYERS` of them.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    tokens_L: symbols; at most as many as the network has positions.
+  The network must have a position for each of the symbols.
   """
   drawn = min(MAX_LAYERS, model.num_layers)
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
+  places = np.full(model.num_layers, drawn)  # that is dropped
+  places[chosen] = np.arange(drawn)
   shape = 1, len(tokens_L), model.num_heads, model.qk_width // model.num_heads
-  sizes = transformer.stacks(model)
 
   @jax.jit
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE):
-      stack = layer + model.period * np.arange(sizes[layer])
-      now = {
-        int(number): jax.tree.map(
-          functools.partial(jnp.where, index == place),
-          (q_BLHK, k_BLHK),
-          cache[number],
-        )
-        for place, number in enumerate(stack)
-        if number in cache
-      }
-      inputs = q_BLHK, k_BLHK, v_BLHE
-      out_BLHE, _ = network.attend(None, layer, index, directions, *inputs)
-      return out_BLHE, cache | now
+    def attend(found, layer, index, directions, *inputs):
+      place = jnp.asarray(places)[layer + model.period * index]
+      found = found.at[place].set(jnp.stack(inputs[:2]), mode="drop")
+      out, _ = network.attend(None, layer, index, directions, *inputs)
+      return out, found
 
-    empty = jnp.zeros(shape, model.dtype)
-    cache = {int(number): (empty, empty) for number in chosen}
-    return network.run_blocks(network.embed(tokens_BL), attend, cache)[1]
+    empty = jnp.zeros((drawn, 2, *shape), model.dtype)
+    return network.run_blocks(network.embed(tokens_BL), attend, empty)[1]
 
-  return run(params, tokens_L[None])
+  found = run(params, tokens_L[None])
+  return {int(layer): tuple(found[i]) for i, layer in enumerate(chosen)}
 
 
 def weigh(
@@ -96,16 +84,9 @@ def weigh(
   collected: Collected,
   temperature: float = 1.0,
 ) -> Iterator[tuple[int, list[Head]]]:
-  """The heads of each collected layer.
+  """Yields (layer, its heads) for each layer that `collect` returns.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    collected: from `collect`.
-    temperature: divides the scores before their softmax.
-
-  Yields:
-    (layer, its heads).
+  The temperature divides the scores before their softmax.
   """
   network = transformer.bind(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
@@ -117,46 +98,28 @@ def weigh(
       jax.tree.map(lambda x, layer=layer: x[layer], network.learned),
       q_BLHK.shape[-1],
     )
-    bound = selection.bind_heads(patterns, q_BLHK, k_BLHK, directions)
-    biases = _biases(patterns, directions, q_BLHK.shape[1])
+    mask_BHLM = selection.realize(patterns, q_BLHK, k_BLHK, directions)
+    i = np.arange(q_BLHK.shape[1])
+    ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
+    ramps = [1.0] * len(patterns) if ramps_HLM is None else ramps_HLM
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    heads = zip(patterns, bound, q_HLK / scale, k_HLK, biases, strict=True)
+    heads = zip(
+      patterns, q_HLK / scale, k_HLK, mask_BHLM[0], ramps, strict=True
+    )
     yield layer, [_weigh(*head) for head in heads]
 
 
-def _biases(patterns, directions, n):
-  """What is added to the scores of each head: the log of its spans' weights."""
-  i = np.arange(n)
-  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
-  if weights_HLM is None:
-    return [None] * len(patterns)
-  with np.errstate(divide="ignore"):  # log(0) is -inf: no weight
-    return np.log(np.asarray(weights_HLM))
-
-
-def _weigh(pattern, known, q_LK, k_LK, bias_LM):
-  """A head, whose pattern is bound to its queries and keys: `known`."""
-  n = len(q_LK)
-  i = np.arange(n)
-  mask_LM = np.asarray(known.mask(i[None, None, :, None], i))
-  mask_LM = np.broadcast_to(mask_LM, (1, 1, n, n))[0, 0]
-  scores_LM = q_LK @ k_LK.T
-  if bias_LM is not None:
-    scores_LM += bias_LM
-    mask_LM = mask_LM & (bias_LM > -np.inf)
-  scores_LM = np.where(mask_LM, scores_LM, -np.inf)
-  largest_L1 = scores_LM.max(1, keepdims=True)
-  scores_LM -= np.where(np.isfinite(largest_L1), largest_L1, 0)
-  weights_LM = np.exp(scores_LM)
-  sums_L1 = np.maximum(weights_LM.sum(1, keepdims=True), 1)
-  weights_LM /= sums_L1
-  # With p = exp(s) / z: -log p = log z - s.
-  nats = np.log(sums_L1) - np.where(mask_LM, scores_LM, 0)
-  bits = (weights_LM * nats).sum(1) / math.log(2)
-  keys, shown = mask_LM.sum(1), pictures.shown_query(n)
+def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
+  """A head; `ramp_LM` is what its span multiplies weights by."""
+  mask_LM = np.asarray(mask_LM)
+  weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
+  sums_L1 = weights_LM.sum(1, keepdims=True)
+  weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
+  bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
+  keys, shown = mask_LM.sum(1), pictures.shown_query(len(mask_LM))
   return Head(
     pattern,
     pairs=int(keys.sum()),
@@ -173,8 +136,8 @@ def explain(
   tokens_L: np.ndarray,
   temperature: float,
   folder: str | os.PathLike,
-  title: str,
-  **about: int,
+  step: int,
+  example: int,
 ) -> Report:
   """Draws the heads of a network on an example.
 
@@ -185,39 +148,42 @@ def explain(
     temperature: divides the scores before their softmax.
     folder: where the pictures go, one for each layer, and the report as
       attention.json.
-    title: what the pictures say of the example.
-    **about: what the report says of it, such as its number.
+    step: the step of the parameters, only reported.
+    example: the number of the example, only reported.
 
   Returns:
-    As JSON values: `about`, the number of `positions` that were used, what was
-    measured of each of the `heads`, and the `pictures`.
+    As JSON values: the number of `positions` that were used, what was measured
+    of each of the `heads`, the `pictures`, and arguments.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   n = min(len(tokens_L), MAX_LENGTH)
+  report: Report = dict(step=step, example=example)
+  title = f"{_about(report)},\ntemperature {temperature:g}"
   if n < len(tokens_L):
     title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
   rows, paths = [], []
   collected = collect(model, params, tokens_L[:n])
   for layer, heads in weigh(model, params, collected, temperature):
     paths.append(folder / f"layer_{layer}.png")
-    pictures.save_heads(
-      paths[-1],
+    pictures.panels(
       f"layer {layer} of {model.num_layers}, {title}",
       [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
       [(head.query, head.weights) for head in heads],
       model.shape,
-    )
+    ).savefig(paths[-1])
     for i, head in enumerate(heads):
-      measured = dict(
+      row = dict(
+        layer=layer,
+        head=i,
+        pattern=str(head.pattern),
         pairs=head.pairs,
         keys_mean=head.pairs / n,
         keys_max=head.keys_max,
         entropy=head.entropy,
       )
-      name = str(head.pattern)
-      rows.append(dict(layer=layer, head=i, pattern=name, **measured))
-  report = about | dict(
+      rows.append(row)
+  report |= dict(
     positions=n,
     length=len(tokens_L),
     num_layers=model.num_layers,
@@ -227,6 +193,10 @@ def explain(
   )
   atomic.write_text(folder / "attention.json", json.dumps(report) + "\n")
   return report
+
+
+def _about(report):
+  return f"step {report['step']:,}, test example {report['example']}"
 
 
 COLUMNS = {
@@ -242,9 +212,8 @@ COLUMNS = {
 
 def render(report: Report) -> str:
   """The report as text."""
-  lines = [list(COLUMNS)]
-  for row in report["heads"]:
-    lines.append([cell.format(**row) for cell in COLUMNS.values()])
+  cells = COLUMNS.values()
+  lines = [[cell.format(**row) for cell in cells] for row in report["heads"]]
   drawn = len(report["pictures"])
   notes = [
     "entropy: of a query's weights, in bits, at temperature"
@@ -260,4 +229,5 @@ def render(report: Report) -> str:
       f"the first {report['positions']:,} of {report['length']:,} positions"
       " are drawn; no later one changes their keys"
     )
-  return "\n".join([tables.align(lines, right_from=3), *notes])
+  table = tables.align([list(COLUMNS), *lines], right_from=3)
+  return "\n".join([_about(report), "", table, *notes])

@@ -101,8 +101,7 @@ def _sizes(
   )
   sizes = mesh.sizes(config)
   state = costs.abstract_state(config, model)
-  parts = state.params, state.opt_state, state.ema
-  return model, sizes, costs.bytes_on_device(parts, sizes)
+  return model, sizes, costs.bytes_on_device(state, sizes)
 
 
 def _describe_network(model: model_lib.Config) -> str:

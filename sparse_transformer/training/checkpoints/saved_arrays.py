@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax import lax
 
 from sparse_transformer.training import loss_scale
 from sparse_transformer.training.distributed import processes
@@ -19,14 +20,11 @@ FOLDER = "state"  # in the folder of a checkpoint
 
 
 def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
-  """Starts to write arrays, from `as_tree`, into the folder of a checkpoint.
+  """Starts to write arrays; `close` waits, and raises the error, if any.
 
   All processes write their shards. Arrays may be donated after the call: on
   accelerators they are copied to the host first, and JAX does not reuse the
   memory of those on CPUs while Orbax refers to it.
-
-  Returns:
-    Its `close` waits, and raises the error of the save, if any.
   """
   with contextlib.ExitStack() as stack:
     orbax = stack.enter_context(_orbax())
@@ -36,17 +34,13 @@ def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
 
 
 def read(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """The arrays of a checkpoint whose files have been verified.
-
-  Args:
-    path: the folder of the checkpoint.
-    like: the shapes of the state, and their shardings.
+  """The arrays of a checkpoint with intact files, shaped and split as `like`.
 
   Raises:
     ValueError: it is from another network, or Orbax cannot read it.
   """
   expected = processes.together(lambda: _expected(path, like))
-  with _readable(path), _orbax() as orbax:
+  with _reader(path) as orbax:
     args = ocp.args.StandardRestore(expected)
     found = orbax.restore(path / FOLDER, args=args)
     return jax.tree.map(jnp.asarray, found)
@@ -65,19 +59,21 @@ def first_line(error: Exception) -> str:
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   """The arrays to read from a checkpoint: shapes, dtypes and shardings."""
-  with _readable(path), _orbax() as orbax:
-    metadata = orbax.metadata(path / FOLDER).item_metadata
-  tree = as_tree(like)
+  with _reader(path) as orbax:
+    found = orbax.metadata(path / FOLDER).item_metadata.tree
   # Evaluation may use another dtype than training, and no loss scale.
-  if "loss_scale" in metadata.tree:
+  scale = None
+  if "loss_scale" in found:
     split = like.step.sharding
-    tree["loss_scale"] = jax.tree.map(
+    scale = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
       jax.eval_shape(lambda: loss_scale.init("float16")),
     )
-  else:
-    tree.pop("loss_scale", None)
-  saved, expected = _shapes(metadata.tree), _shapes(tree)
+  tree = as_tree(dataclasses.replace(like, loss_scale=scale))
+  saved, expected = (
+    {name: tuple(leaf.shape) for name, leaf in _by_name(x).items()}
+    for x in (found, tree)
+  )
   names = sorted(saved.keys() | expected.keys())
   if differing := [n for n in names if saved.get(n) != expected.get(n)]:
     raise ValueError(
@@ -89,24 +85,25 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   return tree
 
 
+def _by_name(tree: Any) -> dict[str, Any]:
+  """The leaves of a pytree by their paths, spelled as in Orbax."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="."): x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
 @contextlib.contextmanager
-def _readable(path: pathlib.Path) -> Iterator[None]:
-  """Raises ValueError if Orbax cannot read a checkpoint."""
+def _reader(path: pathlib.Path) -> Iterator[ocp.AsyncCheckpointer]:
+  """Orbax; raises ValueError if it cannot read a checkpoint."""
   try:
-    yield
+    with _orbax() as orbax:
+      yield orbax
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {first_line(error)}"
     ) from error
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  """The shape of each array by its path, spelled as in Orbax."""
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape)
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def _orbax() -> ocp.AsyncCheckpointer:
@@ -125,3 +122,45 @@ def _orbax() -> ocp.AsyncCheckpointer:
 logging.getLogger("absl").addFilter(
   lambda record: "/orbax/checkpoint/" not in record.pathname
 )
+
+
+def digests(tree: Any) -> dict[str, str]:
+  """{path: 8 hexadecimal digits} of all arrays of a pytree.
+
+  They are equal however an array is split: each device sums over its own part,
+  and only the sums leave it.
+  """
+  arrays = _by_name(tree)
+  sums = processes.fetch(_sums([*arrays.values()]))
+  return {name: f"{x:08x}" for name, x in zip(arrays, sums, strict=True)}
+
+
+@jax.jit
+def _sums(arrays):
+  return jnp.stack([_sum(x) for x in arrays])
+
+
+def _sum(x):
+  """The sum over an array's bits, each mixed with its place: uint32.
+
+  Sums modulo 2**32 do not depend on their order.
+  """
+  if x.dtype == bool:
+    x = x.astype(jnp.uint8)
+  kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+  bits = lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+  place = jnp.zeros(bits.shape, jnp.uint32)
+  for axis, size in enumerate(bits.shape):  # one more for types of 64 bits
+    place = place * jnp.uint32(size)
+    place += lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+  return _mix(bits ^ _mix(place)).sum(dtype=jnp.uint32)
+
+
+def _mix(x):
+  """A permutation of 32-bit integers that spreads each bit over all others.
+
+  Source: Wellons 2018, nullprogram.com/blog/2018/07/31, "lowbias32".
+  """
+  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+  return x ^ (x >> 16)

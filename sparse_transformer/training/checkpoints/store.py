@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.data import Images, Stream
-from sparse_transformer.training.checkpoints import digest, saved_arrays
+from sparse_transformer.training.checkpoints import saved_arrays
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import State
 
@@ -45,8 +45,7 @@ def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
   return dict(
     config=config.to_dict(),
-    python=platform.python_version(),
-    versions=version.packages(),
+    versions=version.packages() | dict(python=platform.python_version()),
     data=source.digest(),
   )
 
@@ -146,7 +145,7 @@ class Checkpoints:
     if not processes.decide(lambda: step in self.steps()):
       tree = saved_arrays.as_tree(state)
       about = self._about | dict(
-        validation=validation, arrays=digest.of_arrays(tree)
+        validation=validation, arrays=saved_arrays.digests(tree)
       )
       new = self._new(step)
       if self._attempt(lambda: _make_empty(new)):
@@ -173,13 +172,16 @@ class Checkpoints:
 
     Raises:
       FileNotFoundError: no checkpoint exists, or a run has just deleted it.
-      Damaged: a file of the checkpoint is damaged or missing.
-      ValueError: no checkpoint of this step exists, or it is from another
-        network.
+      ValueError: no checkpoint of this step exists, a file of it is damaged or
+        missing, or it is from another network.
     """
     path = self._path(self.check_step(step))
     try:
-      _verify(path)
+      if damage := _damage(path):
+        raise ValueError(
+          f"checkpoint {path} is damaged: {damage}; train.py sets it aside and"
+          " resumes from the last one that is intact"
+        )
       return _load(path, like)
     except ValueError as error:
       if path.exists():
@@ -205,14 +207,10 @@ class Checkpoints:
     """The step of the last checkpoint whose files are as they were written."""
     for step in reversed(self.steps()):
       path = self._path(step)
-      try:
-        _verify(path)
-      except Damaged as error:
-        reason = f"checkpoint {path} cannot be used: {error.reason}"
-        _set_aside(path, "damaged", reason)
-      else:
+      if not (damage := _damage(path)):
         self._check_run(path)
         return step
+      _set_aside(path, "damaged", f"checkpoint {path} cannot be used: {damage}")
     return None
 
   def _path(self, step: int) -> pathlib.Path:
@@ -285,11 +283,7 @@ class Checkpoints:
       )
 
   def _attempt(self, function: Callable[[], Any]) -> bool:
-    """Calls a function in all processes, which then report the first problem.
-
-    Returns:
-      True if there was none.
-    """
+    """Calls a function in all processes; reports the first problem, if any."""
     problem = ""
     try:
       function()
@@ -311,17 +305,6 @@ class Checkpoints:
     print(f"continuing without it: {line}", file=sys.stderr)
 
 
-class Damaged(ValueError):
-  """A file of a checkpoint is damaged or missing."""
-
-  def __init__(self, path: pathlib.Path, reason: str):
-    super().__init__(
-      f"checkpoint {path} is damaged: {reason}; train.py sets it aside and"
-      " resumes from the last one that is intact"
-    )
-    self.reason = reason
-
-
 def _make_empty(folder: pathlib.Path) -> None:
   if processes.is_first():
     shutil.rmtree(folder, ignore_errors=True)  # of a save that failed
@@ -329,12 +312,12 @@ def _make_empty(folder: pathlib.Path) -> None:
 
 
 def _load(path: pathlib.Path, like: State) -> State:
-  """The state in a checkpoint whose files have been verified."""
+  """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
-  digests = digest.of_arrays(found)
-  # Checkpoints of older versions have no digests.
+  digests = saved_arrays.digests(found)
+  # Checkpoints of older versions have no such digests.
   saved = _read_about(path).get("arrays", digests)
-  if other := [x for x in digests if saved.get(x) != digests[x]]:
+  if other := [name for name, x in digests.items() if saved.get(name) != x]:
     raise ValueError(
       f"checkpoint {path} has intact files, but some arrays, restored on"
       f" {jax.device_count()} devices, have other bits than were saved:"
@@ -344,8 +327,8 @@ def _load(path: pathlib.Path, like: State) -> State:
   return State(**found)
 
 
-def _verify(path: pathlib.Path) -> None:
-  """Raises Damaged unless all listed files are as they were written."""
+def _damage(path: pathlib.Path) -> str | None:
+  """What is wrong with the files of a checkpoint; None if they are intact."""
   try:
     files = atomic.read_json(path / FILES)
     if "about/metadata" not in files:
@@ -356,9 +339,8 @@ def _verify(path: pathlib.Path) -> None:
       if not (path / name).is_file() or _crc32(path / name) != crc
     ]
   except (OSError, ValueError, AttributeError) as error:
-    raise Damaged(path, f"{FILES}: {saved_arrays.first_line(error)}") from error
-  if wrong:
-    raise Damaged(path, f"damaged or missing files {', '.join(wrong[:3])}")
+    return f"{FILES}: {saved_arrays.first_line(error)}"
+  return f"damaged or missing files {', '.join(wrong[:3])}" if wrong else None
 
 
 def _crc32(path: pathlib.Path) -> int:

@@ -82,23 +82,21 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
   _check_heads(model, sizes)
 
 
-def check_batch(config: ConfigDict, sizes: Sizes) -> None:
-  """Checks that a training batch can be split into devices and micro-batches.
+def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
+  """Checks that a batch can be split into devices and micro-batches.
+
+  Args:
+    config: the experiment's config.
+    sizes: of the mesh.
+    group: "train", or "eval", which has no micro-batches.
 
   Raises:
     ValueError: it cannot.
   """
-  micro = config.train.accumulation
-  words = f" x train.accumulation={micro}"
-  _check_split("train", config.train.batch_size, sizes, micro, words)
-
-
-def check_eval_batch(config: ConfigDict, sizes: Sizes) -> None:
-  """`check_batch` for a batch of evaluation."""
-  _check_split("eval", config.eval.batch_size, sizes)
-
-
-def _check_split(group, size, sizes, micro=1, words=""):
+  size, micro, words = config[group].batch_size, 1, ""
+  if group == "train":
+    micro = config.train.accumulation
+    words = f" x train.accumulation={micro}"
   if size % (num_shards(sizes) * micro):
     raise ValueError(
       f"{group}.batch_size={size} must be a multiple of"

@@ -212,8 +212,9 @@ def check_same(values: Mapping[str, Any]) -> None:
     ValueError: they do not; in the first process, while the others end.
   """
 
+  first, *others = map(json.loads, gather(json.dumps(values)))
+
   def compare():
-    first, *others = map(json.loads, texts)
     for number, other in enumerate(others, 1):
       for name in sorted({*first, *other}):
         a, b = first.get(name), other.get(name)
@@ -223,7 +224,6 @@ def check_same(values: Mapping[str, Any]) -> None:
             " all processes with the same command, code and data"
           )
 
-  texts = gather(json.dumps(values))
   together(compare)
 
 
@@ -275,14 +275,13 @@ def place(
 class Stops(Signals):
   """Signals of all processes, which stop together.
 
-  Each process gives its signal to a sum over all of them, and reads the
+  Each process gives its signal to a maximum over all of them, and reads the
   result of the one before: nothing waits.
   """
 
-  def __init__(self, expendable: bool = False):
-    super().__init__(expendable)
-    self._last: jax.Array | None = None
-    self._agreed: str | None = None
+  expendable = True
+  _last: jax.Array | None = None
+  _agreed: str | None = None
 
   @property
   def reason(self) -> str | None:

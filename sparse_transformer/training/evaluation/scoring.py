@@ -26,11 +26,7 @@ BLOCK = 16_384
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Losses:
-  """A jitted function (params, tokens_BL) -> nats of each position [B, L].
-
-  Args:
-    apply: (params, tokens_BL) -> logits_BLV, as from `model.make_apply`.
-  """
+  """Jitted (params, tokens_BL) -> nats of each position, by `make_apply`."""
 
   def losses(params, tokens_BL):
     return step_lib.position_losses(apply(params, tokens_BL), tokens_BL)

@@ -80,7 +80,7 @@ class Run:
       config = in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    state = self._restore(step)
+    state = self.checkpoints.restore(self.experiment.like, step)
     self.signals.check()
     return state
 
@@ -103,14 +103,11 @@ class Run:
         f"the best step is chosen by validation, but the run in {workdir} has"
         " none yet; name a step, or train the run to its end"
       )
-    results = []
+    results: list[Result] = []
     for step in self.checkpoints.steps():
-      about = self._about("validation", step, 0, weights)
-      result = self._saved(about)
-      if not result and (state := self._unless_deleted(step)):
-        result = self._score(about, state, self._tally())
-      if result and math.isfinite(result["bits_per_dim"]):
-        results.append(result)
+      saved = self._saved(self._about("validation", step, 0, weights))
+      results += [saved] if saved else self._score("validation", step, weights)
+    results = [x for x in results if math.isfinite(x["bits_per_dim"])]
     if not results:
       raise ValueError(
         f"no checkpoint of the run in {workdir} has finite bits on the"
@@ -157,41 +154,62 @@ class Run:
       more = dict(validation_bits_per_dim=best["bits_per_dim"])
     asked = [self.checkpoints.check_step(step) for step in steps]
     for step in asked or self.checkpoints.steps():
-      state = self._restore(step) if asked else self._unless_deleted(step)
-      for min_context in contexts if state else ():
-        about = self._about(split, step, min_context, weights)
-        tally = self._tally()
-        try:
-          yield self._score(about, state, tally) | more
-        except Stopped:
-          yield tally.summary() | about | dict(complete=False)
-          raise
+      for result in self._score(split, step, weights, contexts, bool(asked)):
+        yield result | more
 
   def _check(self) -> None:
     """Checks that there is a checkpoint, and that evaluation fits here."""
     config, sizes = self.experiment.config, self.experiment.mesh.shape
-    mesh.check_eval_batch(config, sizes)
+    mesh.check_batch(config, sizes, "eval")
     mesh.check_network(self.experiment.model, sizes)
     memory_limits.check_inference(
       config, self.experiment.source, config.eval.batch_size
     )
     self.checkpoints.check_step(None)
 
-  def _restore(self, step):
-    return self.experiment.restore(self.checkpoints, step)
+  def _score(self, split, step, weights, contexts=(0,), must_exist=False):
+    """Yields the result of a step for each context, and saves it.
 
-  def _unless_deleted(self, step):
-    """The state at a step; None if the run has deleted it meanwhile.
-
-    A run that is training keeps only its last and best checkpoints.
+    A run that is training keeps only its last and best checkpoints, so unless a
+    step must exist, one that is deleted meanwhile has no results.
     """
     try:
-      return self._restore(step)
+      state = self.checkpoints.restore(self.experiment.like, step)
     except (ValueError, FileNotFoundError):
-      if step in self.checkpoints.steps():
+      if must_exist or step in self.checkpoints.steps():
         raise
       print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
-      return None
+      return
+    source, settings = self.experiment.source, self.experiment.config
+    # By default, GPUs and TPUs round the operands of products in float32.
+    precision = jax.default_matmul_precision.value
+    if settings.model.dtype == "float32":
+      precision = precision or "highest"
+    # The error is over images, or over blocks of a stream.
+    block = None if isinstance(source, data.Images) else scoring.BLOCK
+    for min_context in contexts:
+      about = self._about(split, step, min_context, weights)
+      tally = scoring.Tally(source.length, block)
+      try:
+        with jax.default_matmul_precision(precision):
+          summary = scoring.bits_per_dim(
+            self.experiment.losses,
+            getattr(state, weights),
+            source.windows(split, min_context),
+            batch_size=settings.eval.batch_size,
+            sharding=self.experiment.batch_sharding,
+            name=split,
+            tally=tally,
+            check_stop=self.signals.check,
+          )
+      except Stopped:
+        yield tally.summary() | about | dict(complete=False)
+        raise
+      result = about | summary
+      if isinstance(source, data.Images) and source.shape[2] > 1:
+        result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
+      self._save(result, tally.by_position())
+      yield result
 
   def _about(self, split, step, min_context, weights):
     """The fields of a result that say what is scored."""
@@ -204,50 +222,24 @@ class Run:
       unit=self.experiment.source.unit,
     )
 
-  def _tally(self):
-    """A tally whose error is over images, or over blocks of a stream."""
-    source = self.experiment.source
-    of_images = isinstance(source, data.Images)
-    return scoring.Tally(source.length, None if of_images else scoring.BLOCK)
-
-  def _score(self, about, state, tally):
-    """Scores a state, saves the result, and returns it."""
-    source, settings = self.experiment.source, self.experiment.config
-    # By default, GPUs and TPUs round the operands of products in float32.
-    precision = jax.default_matmul_precision.value
-    if settings.model.dtype == "float32":
-      precision = precision or "highest"
-    with jax.default_matmul_precision(precision):
-      result = about | scoring.bits_per_dim(
-        self.experiment.losses,
-        getattr(state, about["weights"]),
-        source.windows(about["split"], about["min_context"]),
-        batch_size=settings.eval.batch_size,
-        sharding=self.experiment.batch_sharding,
-        name=about["split"],
-        tally=tally,
-        check_stop=self.signals.check,
-      )
-    if isinstance(source, data.Images) and source.shape[2] > 1:
-      result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
-    bits_L = tally.by_position()
+  def _save(self, result, bits_L):
+    """Writes a result, with the bits at each position, and a picture of it."""
     bits = [None if np.isnan(x) else round(float(x), 6) for x in bits_L]
-    saved = result | dict(inputs=self._inputs(about), by_position=bits)
-    path = self._path(about)
+    saved = result | dict(inputs=self._inputs(result), by_position=bits)
+    path = self._path(result)
     path.parent.mkdir(exist_ok=True)
     atomic.write_text(path, json.dumps(saved) + "\n")
     curves.bits_by_position(bits_L, result).savefig(path.with_suffix(".png"))
-    return result
 
   def _saved(self, about):
     """The saved result; None unless it has the same weights and settings."""
     try:
-      result = atomic.read_json(self._path(about))
+      result, inputs = atomic.read_json(self._path(about)), self._inputs(about)
       source = self.experiment.source
       windows = source.windows(about["split"], about["min_context"])
       same = (
-        self.checkpoints.fingerprint(about["step"]) is not None
-        and result.pop("inputs") == self._inputs(about)
+        inputs["checkpoint"] is not None
+        and result.pop("inputs") == inputs
         and result["examples"] == len(windows)
         and math.isfinite(result["bits_per_dim"])
         and result.pop("by_position")

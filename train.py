@@ -27,6 +27,11 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   given = args.coordinator, args.num_processes, args.process_id
   is_alone = given == (None,) * 3 and args.distributed is None
+  if args.distributed and given != (None,) * 3:
+    raise ValueError(
+      "--distributed=auto finds --coordinator, --num_processes and --process_id"
+      " out; give either it or them"
+    )
   if not is_alone:
     # Of the runtime's reports, only the last one; read when JAX is imported.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -57,7 +62,11 @@ if __name__ == "__main__":
     "coordinator", None, "HOST:PORT where the first process listens."
   )
   flags.DEFINE_integer(
-    "num_processes", None, "How many processes train together.", lower_bound=1
+    "num_processes",
+    None,
+    "How many processes train together.",
+    lower_bound=1,
+    upper_bound=2**31 - 1,
   )
   flags.DEFINE_integer(
     "process_id", None, "Which of them this is, from 0.", lower_bound=0
@@ -70,11 +79,13 @@ if __name__ == "__main__":
     300,
     "How long processes wait for each other.",
     lower_bound=1,
+    upper_bound=2**31 - 1,
   )
   flags.DEFINE_integer(
     "heartbeat_seconds",
     100,
     "After which a silent process counts as lost.",
     lower_bound=1,
+    upper_bound=2**31 - 1,
   )
   cli.run_on_config(main)

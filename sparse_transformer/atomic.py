@@ -1,17 +1,34 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and read if they end."""
 
+import contextlib
 import json
 import pathlib
+import stat
+from collections.abc import Iterator
 from typing import Any
+
+
+def size(path: pathlib.Path) -> int:
+  """The size of a file in bytes.
+
+  Raises:
+    ValueError: it is a folder, or a pipe or device, which may never end.
+    OSError: it does not exist.
+  """
+  info = path.stat()
+  if not stat.S_ISREG(info.st_mode):
+    raise ValueError(f"{path} is not a regular file; replace it with one")
+  return info.st_size
 
 
 def read_json(path: pathlib.Path) -> Any:
   """Reads a JSON file.
 
   Raises:
-    ValueError: it is not JSON.
+    ValueError: it is not regular, or not JSON.
     OSError: it cannot be read.
   """
+  size(path)
   try:
     return json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:
@@ -20,10 +37,19 @@ def read_json(path: pathlib.Path) -> Any:
 
 def write_text(path: pathlib.Path, text: str) -> None:
   """Replaces a file atomically: if killed, leaves the old text or the new."""
+  with writing(path) as new:
+    new.write_text(text)
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A new file, which then replaces `path`; if writing fails, `path` stays."""
   new = path.with_name(f"{path.name}.new")
   try:
-    new.write_text(text)
+    yield new
   except OSError as error:  # of a full disk, it does not name the file
-    error.filename = str(new)
+    error.filename = error.filename or str(new)
+    with contextlib.suppress(OSError):
+      new.unlink()
     raise
   new.replace(path)

@@ -96,6 +96,7 @@ def _parse_on_workdir(argv):
   flags.FLAGS(argv, known_only=True)
   _check_flags("workdir")
   config = config_lib.read_config(flags.FLAGS.workdir)
+  rules.check(config)
   config_flags.DEFINE_config_dict(
     "config", config, "Config of the run.", lock_config=True
   )
@@ -182,9 +183,17 @@ def _parse(parse, argv):
       raise ValueError(
         f"{name} names no field; one is set by --config.group.name=value"
       )
+  argv = [_expand(word) for word in argv]
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
   return parse(argv)
+
+
+def _expand(word):
+  """A flag with ~ in a path written out, as the shell does without a flag."""
+  name, _, path = word.partition("=")
+  is_path = re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name)
+  return f"{name}={os.path.expanduser(path)}" if is_path else word
 
 
 def _call(function, describe, argv):

@@ -27,6 +27,17 @@ FREE_FIELDS = (
 Changes = dict[str, tuple[Any, Any]]
 
 
+# Fields that also may change when a checkpoint is evaluated.
+FREE_IN_EVALUATION = (
+  *FREE_FIELDS,
+  "loss.",
+  "model.dropout",
+  "model.dtype",
+  "optimizer.",
+  "train.",
+)
+
+
 def get_config() -> ConfigDict:
   """Returns the defaults of all fields, see `rules.GROUPS`."""
   return ConfigDict(
@@ -111,15 +122,21 @@ def check_config(workdir: str | os.PathLike, config: ConfigDict) -> Changes:
 
 
 def check_saved(
-  path: pathlib.Path, saved: dict[str, Any], config: ConfigDict
+  path: pathlib.Path,
+  saved: dict[str, Any],
+  config: ConfigDict,
+  free: tuple[str, ...] = FREE_FIELDS,
 ) -> None:
   """`check_config` against the config in a checkpoint, as read from JSON."""
   before = from_json(saved, f"the config in checkpoint {path}")
-  _check_changes(f"checkpoint {path}", before, config)
+  _check_changes(f"checkpoint {path}", before, config, free)
 
 
 def _check_changes(
-  place: object, before: ConfigDict, after: ConfigDict
+  place: object,
+  before: ConfigDict,
+  after: ConfigDict,
+  free: tuple[str, ...] = FREE_FIELDS,
 ) -> Changes:
   old, new = rules.flatten(before), rules.flatten(after)
   changes = {
@@ -130,7 +147,7 @@ def _check_changes(
   differing = [
     f"{name} ({old!r} there, {new!r} now)"
     for name, (old, new) in changes.items()
-    if not name.startswith(FREE_FIELDS)
+    if not name.startswith(free)
   ]
   if differing:
     raise ValueError(

@@ -23,7 +23,6 @@ the entropy of each head.
 """
 
 import json
-import math
 import pathlib
 from collections.abc import Sequence
 
@@ -78,8 +77,10 @@ def _draw_heads(args):
     open_run,
   )
 
-  if not math.isfinite(args.temperature):
-    raise ValueError(f"--temperature={args.temperature} must be finite")
+  if not 1e-6 <= args.temperature <= 1e6:
+    raise ValueError(
+      f"--temperature={args.temperature} must be between 1e-6 and 1e6"
+    )
   step = cli.parse_step(args.step)
   config = args.config
   if "model.dtype" not in config_flags.get_override_values(args["config"]):
@@ -93,7 +94,7 @@ def _draw_heads(args):
         " number of examples in the test split"
       )
     memory_limits.check_inference(config, source, 1, name="batch")
-    state = run.state(step)
+    state = run.state(step, with_data=True)
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   report = head_statistics.explain(
     run.experiment.model,

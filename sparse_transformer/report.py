@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from sparse_transformer import cli
+from sparse_transformer import atomic, cli
 from sparse_transformer.figures import curves, html
 
 if typing.TYPE_CHECKING:
@@ -97,7 +97,11 @@ def _last_spans(network, lines):
 
   logged = [line["spans"] for line in lines if "spans" in line]
   layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]
-  return dict(zip(layers, logged[-1], strict=True)) if logged else {}
+  # With another pattern than in training, there may be other layers.
+  last = logged[-1] if logged else []
+  return (
+    dict(zip(layers, last, strict=True)) if len(last) == len(layers) else {}
+  )
 
 
 def _evaluations(workdir):
@@ -119,7 +123,7 @@ def _evaluations(workdir):
 def _evaluation(path):
   """The cells of a result."""
   try:
-    result = json.loads(path.read_text())
+    result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
     return (
       *(result[column] for column in COLUMNS),
@@ -165,8 +169,9 @@ def _samples(workdir):
     sides = html.note("Sampled images on the left, real ones on the right.")
     return html.section("Samples", html.picture(path, "samples"), sides)
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
-    if path.exists() and path.stat().st_size:
-      text = path.read_bytes()[:MAX_SAMPLE].decode(errors="replace")
+    if path.is_file() and path.stat().st_size:
+      with path.open("rb") as file:
+        text = file.read(MAX_SAMPLE).decode(errors="replace")
       # HTML does not allow control characters.
       shown = "".join(
         c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text

@@ -43,6 +43,10 @@ def make_prompts(
   if given and path:
     raise ValueError("--given and --prompt cannot be combined; set only one")
   if path:
+    if not pathlib.Path(path).is_file():
+      raise ValueError(
+        f"--prompt={path} is not a file; write the text to one, and name that"
+      )
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
   if not given:
@@ -120,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
     )
     prompts = make_prompts(source, args.num, args.given, args.prompt)
     mesh.check_network(experiment.model, experiment.mesh.shape)
-    state = run.state(step)
+    state = run.state(step, with_data=args.given > 0)
     with jax.set_mesh(experiment.mesh):
       tokens, seconds = sampling.sample(
         decoder,

@@ -151,11 +151,14 @@ def experiments(configs: Iterable[ConfigDict]) -> Iterator[Experiment]:
     yield experiment
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
   for this process, and the processes of the runs need it.
+
+  Returns:
+    The digest of each choice's data.
 
   Raises:
     ValueError: a run is impossible, or two choices stand for the same run.
@@ -163,6 +166,7 @@ def check(plan: Plan) -> None:
   """
   group, name = plan.field.split(".")
   seen: list[tuple] = []
+  digests = {}
   steps = plan.steps() or dict.fromkeys(plan.choices, MOST_STEPS)
   configs = [plan.config_of(x, steps=steps[x]) for x in plan.choices]
   for choice, experiment in zip(
@@ -181,6 +185,8 @@ def check(plan: Plan) -> None:
         " leave one out"
       )
     seen.append(kind)
+    digests[choice] = experiment.source.digest()
+  return digests
 
 
 def begin(plan: Plan) -> dict[str, Any]:
@@ -199,14 +205,21 @@ def begin(plan: Plan) -> dict[str, Any]:
     raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
+  old = None
   if (root / NAME).exists():
-    old = record.read_json(root / NAME, *about)
+    old = record.read_json(root / NAME, "data", *about)
     if differing := [name for name in about if old[name] != about[name]]:
       raise ValueError(
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
         " another --workdir"
       )
-  check(plan)
+  digests = check(plan)
+  if old and old["data"] != digests:
+    raise ValueError(
+      f"{root} holds a comparison on other data; use the same data, or another"
+      " --workdir"
+    )
+  about["data"] = digests
   root.mkdir(parents=True, exist_ok=True)
   atomic.write_text(root / NAME, json.dumps(about) + "\n")
   return about

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from sparse_transformer import tables
+from sparse_transformer import atomic, tables
 from sparse_transformer.comparison import record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html, style
@@ -182,9 +182,10 @@ def write(root: pathlib.Path, record: Record) -> str:
   record_lib.write(root / "comparison.json", record)
   cells = table(record)
   text = f"{tables.markdown(cells)}\n{notes(record)}\n"
-  (root / "comparison.md").write_text(text)
-  draw(record).savefig(root / "comparison.png")
-  (root / "comparison.html").write_text(_page(root, record, cells))
+  atomic.write_text(root / "comparison.md", text)
+  with atomic.writing(root / "comparison.png") as new:
+    draw(record).savefig(new, format="png")
+  atomic.write_text(root / "comparison.html", _page(root, record, cells))
   return text
 
 

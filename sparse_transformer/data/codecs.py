@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from sparse_transformer import atomic
 from sparse_transformer.data import files
 
 Rows = Iterable[np.ndarray]  # of symbols
@@ -51,7 +52,8 @@ class Text(Codec):
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     path = stem.with_suffix(".txt")
-    path.write_bytes(b"\n\n".join(map(self._encode, sequences)))
+    with atomic.writing(path) as new:
+      new.write_bytes(b"\n\n".join(map(self._encode, sequences)))
     return [path]
 
 
@@ -101,10 +103,11 @@ class Fasta(Codec):
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     lines = data.split(b"\n")
-    if not any(line.startswith(b">") for line in lines):
+    first = next((x for x in lines if x.strip() and x[:1] != b";"), b"")
+    if not first.startswith(b">"):
       raise ValueError(
-        f"{path} is not a FASTA file: no line starts with >; add a header line"
-        " or choose another data.name"
+        f"{path} is not a FASTA file: its first line does not start with >; add"
+        " a header line or choose another data.name"
       )
     text = b"".join(
       line.strip() for line in lines if not line.startswith((b">", b";"))
@@ -127,7 +130,7 @@ class Fasta(Codec):
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     path = stem.with_suffix(".fasta")
-    with path.open("w") as file:
+    with atomic.writing(path) as new, new.open("w") as file:
       for i, symbols in enumerate(sequences):
         bases = "".join(BASES[symbol] for symbol in symbols)
         lines = (bases[j : j + 70] for j in range(0, len(bases), 70))
@@ -182,7 +185,8 @@ class Audio(Codec):
     for i, symbols in enumerate(sequences):
       path = stem.with_name(f"{stem.name}_{i}.wav")
       wave = np.round(expand(symbols) * 32767).astype(np.int16)
-      scipy.io.wavfile.write(path, self.rate, wave)
+      with atomic.writing(path) as new:
+        scipy.io.wavfile.write(new, self.rate, wave)
       paths.append(path)
     return paths
 
@@ -225,6 +229,10 @@ def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:
     raise ValueError(
       f"{path}: sample {bad[0]} is {samples[bad[0]]}; all samples must be"
       " finite"
+    )
+  if clipped := np.count_nonzero(np.abs(samples) > 1):
+    print(
+      f"{path}: {clipped:,} samples beyond +-1 are clipped", file=sys.stderr
     )
   return samples.astype(np.float64)
 

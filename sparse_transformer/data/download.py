@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from typing import TYPE_CHECKING
 
+from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files, sources
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def _check_archives(
     cached = resource.get_dl_fname(url, info.checksum) + ".INFO"
     manual = downloads / "manual" / info.filename
     places = (manual, downloads / cached, downloads / builder.name / cached)
-    if manual.exists() and files.size(manual) != info.size:
-      found = f"it has {files.size(manual):,} bytes, not {info.size:,}"
+    if manual.exists() and atomic.size(manual) != info.size:
+      found = f"it has {atomic.size(manual):,} bytes, not {info.size:,}"
       raise files.damaged(manual, ValueError(found))
     if any(place.exists() for place in places):
       continue

@@ -10,13 +10,12 @@ import gzip
 import lzma
 import os
 import pathlib
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparse_transformer import machine
+from sparse_transformer import atomic, machine
 
 OPENERS: dict[str, Callable[..., Any]] = {
   ".gz": gzip.open,
@@ -69,18 +68,6 @@ def check_memory(path: pathlib.Path | str, number: int) -> None:
     )
 
 
-def size(path: pathlib.Path) -> int:
-  """The size of a file in bytes.
-
-  Raises:
-    ValueError: it is a folder, or a pipe or device, which may never end.
-  """
-  info = path.stat()
-  if not stat.S_ISREG(info.st_mode):
-    raise ValueError(f"{path} is not a regular file; replace it with one")
-  return info.st_size
-
-
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """All files below a folder, without following links to folders.
 
@@ -119,7 +106,7 @@ def read_all(
   """
   total, chosen = 0, []
   for path in paths:  # before any is read
-    total += size(path)
+    total += atomic.size(path)
     check_memory(path, total)
     chosen.append(path)
   total = 0

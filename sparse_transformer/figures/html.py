@@ -88,17 +88,21 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   One that states a resolution, as figures do, gets its printed size, and
   shrinks by at most a quarter, so that its labels remain readable.
 
-  Raises:
-    OSError: the file cannot be read, or is not an image.
+  A file that is no image gives a note instead.
   """
   from PIL import Image
 
-  with Image.open(file) as image:
-    width, resolution = image.width, image.info.get("dpi")
   if isinstance(file, io.BytesIO):
     data = file.getvalue()
-  else:
+  elif pathlib.Path(file).is_file():
     data = pathlib.Path(file).read_bytes()
+  else:
+    data = b""
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      width, resolution = image.width, image.info.get("dpi")
+  except OSError:
+    return note(f"{file} is not a picture; delete it and make it again.")
   size = ""
   if resolution:
     inches = width / resolution[0]

@@ -1,9 +1,12 @@
 """Sheets of sampled images next to real ones."""
 
 import os
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+
+from sparse_transformer import atomic
 
 
 def save_images(
@@ -28,7 +31,9 @@ def save_images(
   gap = np.full((sheets[0].shape[0], shape[1] // 2, 3), 255, np.uint8)
   sheet = np.concatenate([sheets[0], gap, sheets[1]], axis=1)
   scale = max(1, 960 // sheet.shape[1])
-  Image.fromarray(sheet.repeat(scale, 0).repeat(scale, 1)).save(path)
+  with atomic.writing(pathlib.Path(path)) as new:
+    large = sheet.repeat(scale, 0).repeat(scale, 1)
+    Image.fromarray(large).save(new, format="PNG")
 
 
 def _sheet(tokens, shape, vocab_size):

@@ -1,12 +1,14 @@
 """Pictures of attention patterns, like Figure 3 of Child et al. 2019."""
 
 import os
+import pathlib
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparse_transformer import atomic
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
 
@@ -49,7 +51,8 @@ def save_patterns(
   titles = [f"{p}\n{describe_places(*found[p])}" for p in drawn]
   more = len(chosen) - len(drawn)
   note = f"and {more:,} more" if more else ""
-  panels(titles, drawn, shape, length, note).savefig(path)
+  with atomic.writing(pathlib.Path(path)) as new:
+    panels(titles, drawn, shape, length, note).savefig(new, format="png")
 
 
 def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:

@@ -165,6 +165,12 @@ def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
         f"attention.pattern {name}: {patterns_lib.shorten(content)} can have no"
         f" pairs among {length} positions"
       )
+  for part in pattern.split()[1]:
+    if isinstance(part, patterns_lib.Difference) and part.left == part.right:
+      raise ValueError(
+        f"attention.pattern {name} has no pairs: it subtracts"
+        f" {patterns_lib.shorten(part.left)} from itself"
+      )
   pattern = pattern.support()
   if not patterns_lib.has_pairs(pattern, length):
     raise ValueError(

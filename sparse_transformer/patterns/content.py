@@ -34,6 +34,7 @@ from sparse_transformer.patterns.catalogue import Causal, Full, Local
 from sparse_transformer.patterns.checks import shorten
 
 Array = Any  # of JAX
+MAX_ROUNDS = 64  # of `LSH`: each compiles loops of its own
 PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
 
@@ -221,6 +222,8 @@ class LSH(Content):
         f"{shorten(self)}: buckets must be even, since each random vector"
         " makes two"
       )
+    if self.rounds > MAX_ROUNDS:
+      raise ValueError(f"{shorten(self)}: rounds must be at most {MAX_ROUNDS}")
 
   def check(self, n: int) -> None:
     super().check(n)

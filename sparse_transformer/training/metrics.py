@@ -21,6 +21,7 @@ from sparse_transformer import atomic
 # that it may lack.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
 TIMES = ("seconds", "processor_seconds")  # of training steps, so far
+TABLES = {"expert_load", "spans"}  # a row for each layer
 OPTIONAL = {"tokens_per_second", "mfu", *TIMES}
 FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
 
@@ -218,12 +219,15 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   half a line.
   """
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
+  atomic.size(path)  # which a pipe does not have
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
       numbers = {"step", *NEEDED.get(line["split"], ())}
       numbers |= line.keys() & OPTIONAL
       kinds = {type(line[name]) for name in numbers}
+      for name in line.keys() & TABLES:
+        np.asarray(line[name], float).reshape(len(line[name]), -1)
       if type(line["step"]) is int and kinds <= {int, float}:
         lines.append(line)
   return lines

@@ -166,12 +166,14 @@ def explain(
   collected = collect(model, params, tokens_L[:n])
   for layer, heads in weigh(model, params, collected, temperature):
     paths.append(folder / f"layer_{layer}.png")
-    pictures.panels(
+    figure = pictures.panels(
       f"layer {layer} of {model.num_layers}, {title}",
       [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
       [(head.query, head.weights) for head in heads],
       model.shape,
-    ).savefig(paths[-1])
+    )
+    with atomic.writing(paths[-1]) as new:
+      figure.savefig(new, format="png")
     for i, head in enumerate(heads):
       row = dict(
         layer=layer,

@@ -78,9 +78,9 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   if differing := [n for n in names if saved.get(n) != expected.get(n)]:
     raise ValueError(
       f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; omit overrides of the model, and"
-      " use patterns with the centroids and learned spans that it was trained"
-      " with"
+      f" {', '.join(differing[:3])} differ; use the settings of the model, the"
+      " centroids and the learned spans that it was trained with: those of"
+      " config.json in its run"
     )
   return tree
 

@@ -25,7 +25,7 @@ import platform
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -208,7 +208,9 @@ class Checkpoints:
     for step in reversed(self.steps()):
       path = self._path(step)
       if not (damage := _damage(path)):
-        self._check_run(path)
+        if self._about:
+          config = ConfigDict(self._about["config"])
+          self.check(step, config, self._about["data"])
         return step
       _set_aside(path, "damaged", f"checkpoint {path} cannot be used: {damage}")
     return None
@@ -266,17 +268,35 @@ class Checkpoints:
     for step in {*steps[: -self._keep]}.difference(best):
       _delete(self._path(step))
 
-  def _check_run(self, path: pathlib.Path) -> None:
-    """Raises ValueError if a checkpoint is not from the current run."""
-    if not self._about:
-      return
-    saved, current = _read_about(path), ConfigDict(self._about["config"])
-    config_lib.check_saved(path, saved["config"], current)
-    there, here = (
-      ", ".join(f"{name} {value}" for name, value in x["data"].items())
-      for x in (saved, self._about)
-    )
-    if there != here:
+  def check(
+    self,
+    step: int,
+    config: ConfigDict,
+    data: Mapping[str, int | str] | None,
+    free: tuple[str, ...] = config_lib.FREE_FIELDS,
+  ) -> None:
+    """Checks that a checkpoint is from a run with a config, on some data.
+
+    Args:
+      step: one of `steps()`.
+      config: the current config.
+      data: digest of the current data, see `Source.digest`; None does not
+        compare the data.
+      free: fields that may differ, see `config.FREE_FIELDS`.
+
+    Raises:
+      ValueError: it is not, or does not say of what run it is.
+    """
+    path = self._path(step)
+    saved = _read_about(path)
+    if not {"config", "data"} <= saved.keys():
+      raise ValueError(f"checkpoint {path} does not say of which run it is")
+    config_lib.check_saved(path, saved["config"], config, free)
+    if data is not None and saved["data"] != data:
+      there, here = (
+        ", ".join(f"{name} {value}" for name, value in x.items())
+        for x in (saved["data"], data)
+      )
       raise ValueError(
         f"checkpoint {path} is from a run on other data ({there}) than the"
         f" current data ({here}); use the same data, or another --workdir"
@@ -324,6 +344,8 @@ def _load(path: pathlib.Path, like: State) -> State:
       f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
       " other devices"
     )
+  if (step := int(found["step"])) != int(path.name):
+    raise ValueError(f"checkpoint {path} is of step {step}; rename it")
   return State(**found)
 
 
@@ -379,6 +401,7 @@ def _write_json(path: pathlib.Path, value: Any) -> None:
 def _read_about(path: pathlib.Path) -> dict[str, Any]:
   """The description of a checkpoint's run; {} if there is none."""
   try:
-    return atomic.read_json(path / "about" / "metadata")
+    found = atomic.read_json(path / "about" / "metadata")
   except (OSError, ValueError):
     return {}
+  return found if isinstance(found, dict) else {}

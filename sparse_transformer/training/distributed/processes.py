@@ -77,6 +77,7 @@ def joined(
       ) from error
   atexit.register(_leave)
   try:
+    check_same({"--num_processes": num_processes})
     yield
     _end_together()
   except (Stopped, FloatingPointError) as error:

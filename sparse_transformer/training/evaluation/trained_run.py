@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -68,20 +69,41 @@ class Run:
   checkpoints: Checkpoints  # its checkpoints
   signals: Signals  # caught signals
 
-  def state(self, step: int | Literal["best"] | None = None) -> State:
+  def state(
+    self, step: int | Literal["best"] | None = None, with_data: bool = False
+  ) -> State:
     """The state at a step; None means the last, "best" what `best` finds.
 
     The best is found in float32, whatever the dtype of this run's activations.
 
+    Args:
+      step: the step.
+      with_data: whether the data must be those that the run was trained on.
+
     Raises:
+      ValueError: the checkpoint is from another network, or on other data.
       Stopped: a signal was caught.
     """
     if step == "best":
       config = in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    state = self.checkpoints.restore(self.experiment.like, step)
+    state = self._restore(step, with_data)
     self.signals.check()
+    return state
+
+  @functools.cached_property
+  def _digest(self):
+    return self.experiment.source.digest()
+
+  def _restore(self, step, with_data):
+    state = self.checkpoints.restore(self.experiment.like, step)
+    self.checkpoints.check(
+      int(state.step),
+      self.experiment.config,
+      self._digest if with_data else None,
+      config_lib.FREE_IN_EVALUATION,
+    )
     return state
 
   def best(self, weights: str = "ema") -> Result:
@@ -174,7 +196,7 @@ class Run:
     step must exist, one that is deleted meanwhile has no results.
     """
     try:
-      state = self.checkpoints.restore(self.experiment.like, step)
+      state = self._restore(step, with_data=True)
     except (ValueError, FileNotFoundError):
       if must_exist or step in self.checkpoints.steps():
         raise
@@ -229,7 +251,8 @@ class Run:
     path = self._path(result)
     path.parent.mkdir(exist_ok=True)
     atomic.write_text(path, json.dumps(saved) + "\n")
-    curves.bits_by_position(bits_L, result).savefig(path.with_suffix(".png"))
+    with atomic.writing(path.with_suffix(".png")) as new:
+      curves.bits_by_position(bits_L, result).savefig(new, format="png")
 
   def _saved(self, about):
     """The saved result; None unless it has the same weights and settings."""
@@ -258,4 +281,5 @@ class Run:
     config = self.experiment.config.to_dict()
     groups = {name: config[name] for name in ("data", "model", "attention")}
     crc32 = self.checkpoints.fingerprint(about["step"])
-    return json.loads(json.dumps(dict(checkpoint=crc32, config=groups)))
+    inputs = dict(checkpoint=crc32, config=groups, data=self._digest)
+    return json.loads(json.dumps(inputs))

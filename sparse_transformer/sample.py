@@ -43,10 +43,6 @@ def make_prompts(
   if given and path:
     raise ValueError("--given and --prompt cannot be combined; set only one")
   if path:
-    if not pathlib.Path(path).is_file():
-      raise ValueError(
-        f"--prompt={path} is not a file; write the text to one, and name that"
-      )
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
   if not given:
@@ -66,6 +62,8 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
       "--prompt is for text, bases and sound; to complete real images, use"
       " --given=N"
     )
+  if not path.exists():
+    raise ValueError(f"--prompt={path} is not a file; write the text to one")
   prompt = source.codec.decode(files.read(path), path)
   if not 0 < len(prompt) <= source.length:
     raise ValueError(

@@ -216,7 +216,7 @@ WORDS = {
 --config=other.py                     => Overriding config is not allowed
 --config.eval.batch_size=0            => eval.batch_size=0
 --config.eval.batch_size=1000000000   => eval.batch_size=1000000000 with
---config.model.width=32               => another network.*overrides
+--config.model.width=32               => another network.*config.json
 --config.attention.backend=triton     => needs an NVIDIA GPU
 --config.attention.backend=mosaic     => needs a TPU
 """,
@@ -298,6 +298,7 @@ HEADS = r"""
 --example=200                 => --example=200 must be less than 200
 --example=1 --temperature=0   => --temperature=0
 --example=1 --temperature=nan => --temperature=nan
+--example=1 --temperature=1e300 => --temperature=1e
 --example=1 --step=7          => 7
 --example=1 --target=h100     => cannot be combined
 """
@@ -338,6 +339,10 @@ Local(3) + Local(4)       => \+
 __import__('os').system('touch new') => __import__
 Local(print('hello'))     => print
 Local(0)                  => Local\(0\).*at least 1
+LSH(8, 4, 1000000)        => rounds must be at most
+Routing(4, 8) - Routing(4, 8) => subtracts Routing\(4, 8\) from itself
+Local(3                   => never closed
+~Local(3)                 => Full\(\) - Local\(3\)
 RandomBlocks(3, 100000)   => RandomBlocks.*100000
 TopBlocks(64, 2)          => TopBlocks\(64, 2\) can have no pairs among 64
 (Local(3), Full())        => later key.*& Causal\(\)
@@ -485,6 +490,14 @@ def folders():
     prepare = folder(f"run/{name}")
     yield Bad(TRAIN, (DIGITS, onto), f"run/{name}", prepare)
   yield Bad(TRAIN, (DIGITS, "--workdir=new\udcff"), "is not UTF-8")
+  yield Bad(TRAIN, ("--config=~/nowhere.py", NEW), f"{os.path.expanduser('~')}")
+  for name in "config.json", "metrics.jsonl":
+    prepare = made(name, lambda path: lambda run: os.mkfifo(path))
+    yield bad(REPORT, phrase=f"{name} is not a regular", prepare=prepare)
+  yield bad(SAMPLE, "--prompt=hello", phrase="--prompt=hello|real images")
+  words = "--distributed=auto", "--coordinator=localhost:1"
+  yield bad(TRAIN, *words, phrase="give either it or them")
+  yield bad(TRAIN, "--heartbeat_seconds=99999999999", phrase="in the range")
   prepare = file("new/lock", "mine")
   yield bad(TRAIN, phrase="new/lock is not the lock", prepare=prepare)
   yield bad(COMPARE, phrase="new", prepare=file("new", "mine"))

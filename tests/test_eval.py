@@ -42,7 +42,8 @@ def random_run(config, workdir):
     lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype),
     initial.params,
   )
-  with store.Checkpoints(workdir, keep=1) as checkpoints:
+  about = store.about(config, Experiment(config).source)
+  with store.Checkpoints(workdir, keep=1, about=about) as checkpoints:
     checkpoints.save(dataclasses.replace(initial, params=params, ema=params))
 
 
@@ -320,3 +321,69 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   assert result["complete"] is False
   assert (result["examples"], result["tokens"]) == (1, 32)
   assert output.err == "eval.py: stopped: SIGTERM\n"
+
+
+@pytest.fixture
+def changed(workdir, tmp_path):
+  """A copy of the run, with a text of its own."""
+  shutil.copytree(workdir, tmp_path / "run")
+  shutil.copy(workdir.parent / "text", tmp_path / "text")
+  config = json.loads((tmp_path / "run" / "config.json").read_text())
+  config["data"]["path"] = str(tmp_path / "text")
+  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+  return tmp_path
+
+
+def rejected(capfd, script, folder, *words):
+  capfd.readouterr()
+  assert runs.command(script, f"--workdir={folder / 'run'}", *words) == 1
+  line = capfd.readouterr().err
+  assert line.count("\n") == 1
+  return line
+
+
+def test_other_data_than_in_training_are_rejected(changed, capfd):
+  assert runs.command("eval.py", f"--workdir={changed / 'run'}") == 0
+  text = (changed / "text").read_bytes()
+  (changed / "text").write_bytes(text.replace(b"not", b"now"))
+  sample, explain = (
+    f"sparse_transformer/{name}.py" for name in ("sample", "explain")
+  )
+  for script, words in (
+    ("eval.py", ()),
+    ("eval.py", ("--step=best",)),
+    (sample, ("--num=1", "--given=4")),
+    (explain, ("--example=0",)),
+  ):
+    assert "on other data" in rejected(capfd, script, changed, *words)
+  # Sampling without a prompt needs no data.
+  words = f"--workdir={changed / 'run'}", "--num=1"
+  assert runs.command(sample, *words) == 0
+  (changed / "text").write_bytes(text)
+  splits = "--config.data.fractions=(0.25, 0.5, 0.25)"
+  line = rejected(capfd, "eval.py", changed, splits)
+  assert "other data" in line or "data.fractions" in line
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [("model.num_heads", 1), ("model.dtype", "int8"), ("attention.tile", 10**9)],
+)
+def test_edited_config_is_compared_with_the_checkpoint(
+  changed, capfd, field, value
+):
+  path = changed / "run" / "config.json"
+  config = json.loads(path.read_text())
+  group, name = field.split(".")
+  config[group][name] = value
+  path.write_text(json.dumps(config))
+  if field == "attention.tile":  # that of the whole sequence
+    assert runs.command("eval.py", f"--workdir={path.parent}") == 0
+  else:
+    assert field in rejected(capfd, "eval.py", changed)
+
+
+def test_checkpoint_of_another_step_or_run_is_rejected(changed, capfd):
+  folder = changed / "run" / "checkpoints"
+  (folder / "4").rename(folder / "7")
+  assert "is of step 4" in rejected(capfd, "eval.py", changed, "--step=7")

@@ -26,8 +26,8 @@ MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic", "rules"},
   "patterns": set(),
-  "data": {"machine"},
-  "figures": {"patterns"},
+  "data": {"atomic", "machine"},
+  "figures": {"atomic", "patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention"},
   "training": LEAVES

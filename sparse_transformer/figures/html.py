@@ -88,7 +88,8 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   One that states a resolution, as figures do, gets its printed size, and
   shrinks by at most a quarter, so that its labels remain readable.
 
-  A file that is no image gives a note instead.
+  Raises:
+    OSError: the file is not an image.
   """
   from PIL import Image
 
@@ -102,7 +103,7 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
     with Image.open(io.BytesIO(data)) as image:
       width, resolution = image.width, image.info.get("dpi")
   except OSError:
-    return note(f"{file} is not a picture; delete it and make it again.")
+    raise OSError(f"{file} is not a picture; delete it") from None
   size = ""
   if resolution:
     inches = width / resolution[0]

@@ -8,6 +8,7 @@ import functools
 import os
 import pathlib
 import re
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
@@ -80,7 +81,8 @@ def _parse_on_config(argv):
 def run_on_workdir(main: Main) -> NoReturn:
   """`run` for a command on a trained run; --config is the one in --workdir.
 
-  Fields can be overridden: --config.attention.backend=dense.
+  Fields can be overridden: --config.attention.backend=dense. Patterns and data
+  sources that a config file registers are known with --config=FILE.
   """
   run(main, parse=_parse_on_workdir)
 
@@ -90,9 +92,11 @@ def _parse_on_workdir(argv):
     "workdir",
     None,
     "Folder of the run. Fields of its config can be overridden:"
-    " --config.attention.backend=dense.",
+    " --config.attention.backend=dense. If the config file of the run registers"
+    " patterns or data sources, name it, too: --config=FILE.",
   )
   _list_in_help("workdir")
+  argv = _register(argv)
   flags.FLAGS(argv, known_only=True)
   _check_flags("workdir")
   config = config_lib.read_config(flags.FLAGS.workdir)
@@ -102,6 +106,16 @@ def _parse_on_workdir(argv):
   )
   flags.FLAGS.unparse_flags()
   return flags.FLAGS(argv)
+
+
+def _register(argv):
+  """Runs config files for what they register; returns the other words."""
+  is_file = re.compile("--?config=(.+)", re.DOTALL).fullmatch
+  for found in filter(None, map(is_file, argv)):
+    runpy.run_path(found[1])
+  # ml_collections looks for overrides there.
+  sys.argv[:] = (word for word in sys.argv if not is_file(word))
+  return [word for word in argv if not is_file(word)]
 
 
 def run_on_either(main: Main) -> NoReturn:

@@ -6,6 +6,8 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -387,3 +389,37 @@ def test_checkpoint_of_another_step_or_run_is_rejected(changed, capfd):
   folder = changed / "run" / "checkpoints"
   (folder / "4").rename(folder / "7")
   assert "is of step 4" in rejected(capfd, "eval.py", changed, "--step=7")
+
+
+REGISTERING = """
+import dataclasses
+import runs
+from sparse_transformer import patterns
+
+@patterns.register
+@dataclasses.dataclass(frozen=True)
+class Mine(patterns.Local):
+  pass
+
+def get_config():
+  return runs.tiny(**{"attention.pattern": "Mine(8)"})
+"""
+
+
+def test_what_a_config_file_registers_is_known_with_the_file(tmp_path):
+  (tmp_path / "mine.py").write_text(REGISTERING)
+  file, workdir = f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path}/a"
+
+  def run(script, *words):
+    return subprocess.run(
+      [sys.executable, runs.REPO / script, workdir, *words],
+      env=runs.environment(1, runs.REPO / "tests"),
+      capture_output=True,
+      text=True,
+    )
+
+  assert run("train.py", file).returncode == 0
+  alone = run("eval.py")
+  assert alone.returncode == 1 and "--config=FILE" in alone.stderr
+  known = run("eval.py", file, "--config.attention.backend=dense")
+  assert known.returncode == 0 and "bits_per_dim" in known.stdout

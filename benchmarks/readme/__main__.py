@@ -31,10 +31,11 @@ def main(argv: Sequence[str]) -> None:
     old = path.read_text()
     try:
       new, found = made(name, old)
-    except KeyError as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
       raise ValueError(
-        f"a record that {name} is made from has no field {error}; get it back,"
-        " or run the command that writes it again"
+        f"a record that {name} is made from lacks a field, or has a wrong value"
+        f" ({type(error).__name__}: {error}); get it back, or run the command"
+        " that writes it again"
       ) from error
     differ += found
     if not is_check and new != old:

@@ -233,7 +233,8 @@ def source(config: ConfigDict) -> Source:
   """
   if config.name not in SOURCES:
     raise ValueError(
-      f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}"
+      f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}; for a"
+      " run whose config file registers it, add --config=FILE"
     )
   return SOURCES[config.name](config)
 

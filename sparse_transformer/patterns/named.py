@@ -275,5 +275,6 @@ def _unknown(name: str, reason: str = "") -> ValueError:
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason}; known:"
     f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
-    f" {', '.join(CATALOGUE | CONTENT)}"
+    f" {', '.join(CATALOGUE | CONTENT)}; for a run whose config file registers"
+    " it, add --config=FILE"
   )

@@ -129,7 +129,9 @@ def check(experiment: Experiment) -> None:
   memory_limits.check_training(config, source)
   mesh.check_network(experiment.model, sizes)
   # Not `batch`: the process that checks may leave devices to others.
-  batch = np.stack([experiment.examples[int(i)] for i in experiment.numbers[0]])
+  example = experiment.examples[0]
+  shape = config.train.batch_size, *example.shape
+  batch = jax.ShapeDtypeStruct(shape, example.dtype)
   with jax.set_mesh(experiment.mesh):
     jax.eval_shape(experiment.losses, experiment.like.params, batch)
 

@@ -17,6 +17,7 @@ SPEEDS = dict(
   tokens_per_second="tokens per second", mfu="model-FLOPs utilization"
 )
 
+MAX_POINTS = 5000  # of a curve, evenly spaced
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
@@ -135,6 +136,8 @@ def _plot(axis, x, y, **look):
 def _columns(lines, field):
   """The steps of the lines that have a field, and its values; nan for inf."""
   known = [line for line in lines if field in line]
+  # More points than a figure has pixels are not seen, and take seconds.
+  known = known[:: -(-len(known) // MAX_POINTS) or 1]
   values = np.array([line[field] for line in known], float)
   values[~np.isfinite(values)] = np.nan
   return [line["step"] for line in known], values

@@ -26,7 +26,9 @@ def table(record: Record) -> list[tuple[str, ...]]:
     about["field"],
     f"validation, {about['unit']}",
     f"minus {about['choices'][0]}",
-    *(f"at {x:,.0f} {record_lib.LABELS[axis]}" for axis, x in equal.items()),
+    *(
+      f"at {_amount(x)} {record_lib.LABELS[axis]}" for axis, x in equal.items()
+    ),
     "test",
     "steps",
     time.replace("_", " "),
@@ -48,11 +50,15 @@ def _cells(row, time):
     *map(_mean, row["equal"].values()),
     _mean(row["test"]),
     number("steps", "{:,.0f}"),
-    number(time, "{:,.0f}" if (row[time] or 0) >= 10 else "{:.2g}"),
+    "-" if row[time] is None else _amount(row[time]),
     number("tokens_per_second", "{:,.0f}"),
     f"{row['peak_bytes'] / 2**20:,.0f} MiB",
     number("flops", "{:.3g}"),
   )
+
+
+def _amount(number):
+  return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _mean(value, sign=""):

@@ -16,13 +16,14 @@ SHRINK = 0.75  # least width of a shrunken figure, relative to its own
 # What may be wider than a phone is in a box that scrolls; the page does not.
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
-  max-width: 70rem; padding: 0 .75rem; overflow-wrap: anywhere;
+  max-width: 76rem; padding: 0 .75rem; overflow-wrap: anywhere;
   -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .table, .picture { overflow-x: auto; margin: 1rem 0; }
 .picture { display: inline-block; max-width: 100%; vertical-align: top; }
 img { display: block; max-width: 100%; }
-table { border-collapse: collapse; overflow-wrap: break-word; }
+table { border-collapse: collapse; overflow-wrap: break-word;
+  font-size: .875rem; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #dde; font-variant-numeric: tabular-nums; }
 tr :first-child { position: sticky; left: 0; background: #fff;

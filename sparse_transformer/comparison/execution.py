@@ -1,6 +1,7 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -28,6 +29,8 @@ from sparse_transformer.training.evaluation.trained_run import (
 from sparse_transformer.training.experiment import Experiment
 
 RESULT = "result.json"  # in the workdir of a run
+NUMBERS = "steps", "peak_bytes", "parameters", "tokens_per_step"
+SPLITS = "validation", "test"
 
 
 def decide_steps(plan: Plan) -> dict[str, int]:
@@ -90,7 +93,21 @@ def _scored(plan, choice, seed, steps, split):
 
 
 def _read(path, *fields):
-  return record.read_json(path, "steps", "peak_bytes", *fields)
+  """A result, whose numbers are numbers."""
+  result = record.read_json(path, *NUMBERS, *fields)
+  scores = [x for x in map(result.get, SPLITS) if x is not None]
+  try:
+    numbers = [*(result[name] for name in NUMBERS)]
+    numbers += [score["bits_per_dim"] for score in scores]
+    is_sound = not any(map(math.isnan, numbers))
+  except (TypeError, KeyError):
+    is_sound = False
+  if not is_sound:
+    raise ValueError(
+      f"{path} cannot be read: a number is missing; delete it: compare writes"
+      " it again"
+    )
+  return result
 
 
 def _recorded(workdir, choice, seed):

@@ -71,6 +71,8 @@ class Images:
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
     images = _split(self.load, split)
+    if not len(images):
+      raise ValueError(f"the {split} split has no images; prepare it again")
 
     def example(i: int) -> np.ndarray:
       image = images[i]

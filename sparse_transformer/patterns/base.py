@@ -14,6 +14,10 @@ Integers: TypeAlias = Any
 Booleans: TypeAlias = Any
 
 
+def _is_pattern(other: object) -> bool:
+  return isinstance(other, Pattern)
+
+
 @dataclasses.dataclass(frozen=True)
 class Pattern:
   """A set of pairs (query, key), both counted from 0.
@@ -98,13 +102,13 @@ class Pattern:
     raise NotImplementedError(f"{cls.__name__} defines no examples")
 
   def __or__(self, other: "Pattern") -> "Union":
-    return Union(self, other)
+    return Union(self, other) if _is_pattern(other) else NotImplemented
 
   def __and__(self, other: "Pattern") -> "Intersection":
-    return Intersection(self, other)
+    return Intersection(self, other) if _is_pattern(other) else NotImplemented
 
   def __sub__(self, other: "Pattern") -> "Difference":
-    return Difference(self, other)
+    return Difference(self, other) if _is_pattern(other) else NotImplemented
 
   def __invert__(self) -> "Pattern":
     raise TypeError(f"patterns have no operator ~; write Full() - {self}")

@@ -203,6 +203,8 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
       f" expression may have at most {MAX_CHARACTERS}"
     )
   text = text.strip()
+  if "#" in text:  # what follows would be a comment
+    raise _unknown(text)
   try:
     with warnings.catch_warnings(action="ignore"):
       tree = ast.parse(text, mode="eval").body
@@ -275,6 +277,6 @@ def _unknown(name: str, reason: str = "") -> ValueError:
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason}; known:"
     f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
-    f" {', '.join(CATALOGUE | CONTENT)}; for a run whose config file registers"
-    " it, add --config=FILE"
+    f" {', '.join(CATALOGUE | CONTENT)}; those of a config file need"
+    " --config=FILE"
   )

@@ -237,6 +237,34 @@ def tables_can_be_indexed_by_a_traced_number(backend):
     assert_close(indexed(i, *inputs), reference(*inputs, (half,) * 2))
 
 
+def derivatives_are_right_or_raise(backend, pattern, n=20, width=16):
+  """Gradients, second derivatives both ways, and `vmap` of them."""
+  q, k, v, *_ = random_inputs(n, 1, width, width, batch=1)
+
+  def derivatives(backend):
+    def loss(scale):
+      return (attend(scale * q, k, v, pattern, backend=backend) ** 2).sum()
+
+    gradient = jax.grad(loss)
+    yield gradient
+    yield jax.jacrev(gradient)
+    yield jax.jacfwd(gradient)
+    yield lambda scale: jax.jvp(gradient, (scale,), (1.0,))[1]
+    yield lambda scale: jax.vmap(gradient)(scale[None])
+    yield lambda scale: jax.vmap(jax.hessian(loss))(scale[None])
+
+  scale, right = jnp.float32(0.7), 0
+  pairs = zip(derivatives(backend), derivatives("dense"), strict=True)
+  for found, expected in pairs:
+    try:
+      value = jax.jit(found)(scale)
+    except (NotImplementedError, TypeError, ValueError, AssertionError):
+      continue
+    right += 1
+    np.testing.assert_allclose(value, jax.jit(expected)(scale), rtol=2e-3)
+  return right
+
+
 def all_laws(backend, heads):
   """All laws, on small inputs, for an executor that was just registered."""
   agrees_with_the_reference(backend, heads, 53, 16)

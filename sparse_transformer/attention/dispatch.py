@@ -143,7 +143,8 @@ def attend(
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
   run = _attend_compiled if _are_concrete((arrays, given)) else _attend
-  out, lse = run(arrays, given, own, split, axes, tile, choices)
+  executors = tuple(registry.EXECUTORS.get(name) for _, name in choices)
+  out, lse = run(arrays, given, own, split, axes, tile, choices, executors)
   return (out, lse) if return_lse else out
 
 
@@ -156,7 +157,9 @@ def _are_concrete(arrays):
   return True
 
 
-def _attend(arrays, given, own, split, axes, tile, choices):
+def _attend(arrays, given, own, split, axes, tile, choices, executors):
+  del executors  # those that `choices` name when the program is compiled
+
   def attention(q_BLHK, k_BMHK, v_BMHE, directions):
     inputs = q_BLHK, k_BMHK, v_BMHE, own, directions
     if choices[0][1] == "dense":
@@ -172,7 +175,7 @@ def _attend(arrays, given, own, split, axes, tile, choices):
 
 
 # Loops that are run eagerly would be compiled at each call.
-_attend_compiled = jax.jit(_attend, static_argnums=(2, 3, 4, 5, 6))
+_attend_compiled = jax.jit(_attend, static_argnums=(2, 3, 4, 5, 6, 7))
 
 
 def _patterns_of_heads(patterns, num_heads, length):

@@ -139,21 +139,6 @@ def test_second_derivatives_are_those_of_the_reference(backend):
   np.testing.assert_allclose(second(backend), second("dense"), atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", laws.ANYWHERE)
-def test_rows_without_keys_have_finite_second_derivatives(backend):
-  q, k, v = arrays(20, heads=1, batch=1)
-  pattern = Local(4) | Strided(4)
-
-  def second(backend):
-    def loss(scale):
-      out = attend(scale * q, k, v, pattern, backend=backend, tile=8)
-      return (out**2).sum()
-
-    return jax.jit(jax.hessian(loss))(1.0)
-
-  np.testing.assert_allclose(second(backend), second("dense"), rtol=1e-4)
-
-
 def test_dense_says_when_its_masks_are_too_large():
   x = jax.ShapeDtypeStruct((1, 2**17, 1, 4), jnp.float32)
   with pytest.raises(NotImplementedError, match="16 GiB; use .*=auto"):

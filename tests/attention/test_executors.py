@@ -23,6 +23,7 @@ from sparse_transformer.patterns import (
   Local,
   Strided,
   Summary,
+  TopBlocks,
 )
 
 EXECUTORS = laws.ANYWHERE
@@ -165,6 +166,14 @@ def test_tables_of_a_plan_can_be_arguments_of_jit(backend):
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_tables_of_a_plan_can_be_indexed_by_a_traced_number(backend):
   laws.tables_can_be_indexed_by_a_traced_number(backend)
+
+
+@pytest.mark.parametrize("backend", laws.ANYWHERE)
+@pytest.mark.parametrize(
+  "pattern", [Causal(), Local(4) | Strided(4), TopBlocks(2, 4)]
+)
+def test_all_derivatives_are_right(backend, pattern):
+  assert laws.derivatives_are_right_or_raise(backend, pattern) == 6
 
 
 class Untiled:

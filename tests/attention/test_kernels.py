@@ -187,3 +187,9 @@ def test_cases_that_cannot_run_are_named(executor, change, words):
 def test_any_mix_of_heads(backend, heads, n, widths, tile):
   # In float32, Triton's kernels run tiles of 32 only.
   agrees(backend, heads, n, *widths, 32 if backend == GPU else tile)
+
+
+@both
+def test_derivatives_are_right_or_raise(backend):
+  pattern = Local(4) | Strided(4)
+  assert laws.derivatives_are_right_or_raise(backend, pattern) >= 2

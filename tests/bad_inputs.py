@@ -213,7 +213,7 @@ WORDS = {
 --step=2,,2                           => step=2,,2
 --step=2,2                            => --step=2,2 must be integers, each of
 --step=best,2                         => --step=best,2 must be integers
---config=other.py                     => Overriding config is not allowed
+--config=other.py                     => other.py
 --config.eval.batch_size=0            => eval.batch_size=0
 --config.eval.batch_size=1000000000   => eval.batch_size=1000000000 with
 --config.model.width=32               => another network.*config.json

@@ -251,7 +251,7 @@ def test_checkpoint_with_other_centroids_is_rejected(
     return dataclasses.replace(state, ema={**state.ema, "centroids": arrays})
 
   save(tmp_path, routing(there), 4)
-  with pytest.raises(ValueError, match="centroids.*differ.*use patterns"):
+  with pytest.raises(ValueError, match="centroids.*differ.*use the settings"):
     restore_last(tmp_path, routing(here))
 
 

@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   cli.require("config", "workdir")
   args = flags.FLAGS
+  config_file = args["config"].config_filename
   given = args.coordinator, args.num_processes, args.process_id
   is_alone = given == (None,) * 3 and args.distributed is None
   if args.distributed and given != (None,) * 3:
@@ -43,14 +44,14 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("--replay runs in one process: omit --coordinator etc.")
     replay(args.config, args.workdir, args.replay)
   elif is_alone:
-    train(args.config, args.workdir)
+    train(args.config, args.workdir, config_file)
   else:
     with processes.joined(
       *given,
       connect_seconds=args.connect_seconds,
       heartbeat_seconds=args.heartbeat_seconds,
     ):
-      train(args.config, args.workdir)
+      train(args.config, args.workdir, config_file)
 
 
 if __name__ == "__main__":

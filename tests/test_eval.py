@@ -421,5 +421,6 @@ def test_what_a_config_file_registers_is_known_with_the_file(tmp_path):
   assert run("train.py", file).returncode == 0
   alone = run("eval.py")
   assert alone.returncode == 1 and "--config=FILE" in alone.stderr
-  known = run("eval.py", file, "--config.attention.backend=dense")
+  copy = f"--config={tmp_path}/a/config.py"
+  known = run("eval.py", copy, "--config.attention.backend=dense")
   assert known.returncode == 0 and "bits_per_dim" in known.stdout

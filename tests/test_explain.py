@@ -103,6 +103,12 @@ CONTENT = (
 )
 
 
+def test_two_patterns_with_directions_in_a_head():
+  pattern = "Local(64) | Routing(8, 32) | Routing(4, 32)"
+  config = runs.tiny(**{"attention.pattern": pattern})
+  assert str(report(config)["attention"][0]["pattern"]) == pattern
+
+
 def test_patterns_that_follow_the_content():
   union, blocks, routing = (patterns.parse(text)[0][0] for text in CONTENT)
   result = report(TWO_LAYERS, (union, blocks), (routing, routing))

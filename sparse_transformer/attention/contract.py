@@ -228,6 +228,13 @@ def check_arrays(
   for name, x in given.items():
     if not isinstance(x, jax.Array | np.ndarray):
       raise ValueError(f"{name} must be an array, got {type(x).__name__}")
+  dtypes = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
+  known = {str(x.dtype) for x in given.values()} <= {*DTYPES}
+  if not known or q_BLHK.dtype != k_BMHK.dtype:
+    raise ValueError(
+      f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
+      f" dtype, got {dtypes}"
+    )
   q, k, v = (jnp.asarray(x) for x in given.values())
   shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
   if not q.ndim == k.ndim == v.ndim == 4:
@@ -239,12 +246,6 @@ def check_arrays(
     )
   if not all((*q.shape, *v.shape)):
     raise ValueError(f"q, k, v must not be empty, got {shapes}")
-  known = {str(q.dtype), str(v.dtype)} <= {*DTYPES}
-  if not known or q.dtype != k.dtype:
-    raise ValueError(
-      f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
-      f" dtype, got q {q.dtype}, k {k.dtype}, v {v.dtype}"
-    )
   return q, k, v
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import (
+  atomic,
   config as config_lib,
   model as model_lib,
   rules,
@@ -34,11 +35,20 @@ from sparse_transformer.training.monitor import Monitor
 from sparse_transformer.training.step import State
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
+def train(
+  config: ConfigDict,
+  workdir: str | os.PathLike,
+  config_file: str | os.PathLike | None = None,
+) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
-  checkpoints/<step>/ into the workdir.
+  checkpoints/<step>/ into the workdir, and a copy of the config file.
+
+  Args:
+    config: the run's config.
+    workdir: folder of the run.
+    config_file: the file that `config` was read from, if there is one.
 
   Returns:
     The final state.
@@ -71,7 +81,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
     state = checkpoints.restore_last(experiment.like)
     state = state or experiment.first_state()
     step = int(state.step)
-    processes.decide(lambda: _describe(workdir, experiment, step))
+    processes.decide(lambda: _describe(workdir, experiment, step, config_file))
     with metrics.Writer(
       workdir,
       step=step,
@@ -101,12 +111,20 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
+def _describe(
+  workdir: pathlib.Path,
+  experiment: Experiment,
+  step: int,
+  config_file: str | os.PathLike | None,
+) -> None:
   """Writes the config and a picture of the patterns."""
   config, model = experiment.config, experiment.model
   if step:
     print(f"resumes from step {step}", flush=True)
   config_lib.write_config(workdir, config, step)
+  if config_file:  # what it registers is not in config.json
+    source = pathlib.Path(config_file).read_text()
+    atomic.write_text(workdir / "config.py", source)
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
   )

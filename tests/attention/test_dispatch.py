@@ -79,6 +79,8 @@ def test_values_may_have_another_dtype(dtype, backend):
     (dict(q=jnp.zeros((2, 9, 2, 0)), k=jnp.zeros((2, 9, 2, 0))), ["empty"]),
     (dict(v=jnp.zeros((2, 9, 2, 0))), ["must not be empty", "(2, 9, 2, 0)"]),
     (dict(q=[1.0]), ["q must be an array, got list"]),
+    (dict(q=np.full((1, 8, 2, 4), None)), ["got q object"]),
+    (dict(spec=3), ["spec=3 must say which axes"]),
     (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
     (dict(k=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["k bfloat16"]),

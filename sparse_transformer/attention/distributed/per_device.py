@@ -53,7 +53,8 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
     sequences, positions, heads = entries_of(spec)
     sequences = _add_axes(sequences, mesh, q_BLHK.shape[0])
     return Split(sequences, positions, heads)
-  if len(spec) > 3 or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
+  is_spec = isinstance(spec, PartitionSpec | tuple) and len(spec) <= 3
+  if not is_spec or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
     raise ValueError(
       f"{spec=} must say which axes split sequences, positions and heads, of a"
       f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"

@@ -81,6 +81,8 @@ COUNT, SIZE = integer(0), integer(1)
 # have about a hundred layers, and as many heads.
 AMOUNT, AMOUNT_OR_0 = integer(1, below=10_001), integer(0, below=10_001)
 RATE = integer(1, below=1_000_001)  # no sound has more samples per second
+SYMBOLS = integer(2, below=257)  # a byte
+PAIRS = integer(1, below=128)  # a byte is a key, a value or blank
 SEED = integer(0, below=2**32)  # JAX ignores the upper bits of larger seeds
 POSITIVE = number("above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("at least 0", lambda x: x >= 0)
@@ -112,8 +114,8 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     name=Field(
       "digits",
       TEXT,
-      "digits, cifar10, imagenet64, stdlib, bytes, enwik8, text8, fasta or"
-      " audio",
+      "digits, cifar10, imagenet64, stdlib, bytes, enwik8, text8, fasta,"
+      " audio, repeat or recall",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
@@ -126,6 +128,10 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "train, validation, test of stdlib, bytes, fasta and audio",
     ),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
+    symbols=Field(16, SYMBOLS, "of repeat, all equally likely"),
+    period=Field(256, SIZE, "positions from a symbol to its copy, of repeat"),
+    noise=Field(0.0, SHARE, "probability that repeat draws a copy anew"),
+    pairs=Field(16, PAIRS, "keys, each with a value, of recall"),
   ),
   model=dict(
     num_layers=Field(8, AMOUNT, "residual blocks"),

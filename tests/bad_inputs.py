@@ -196,6 +196,14 @@ WORDS = {
 --config.eval.batch_size=1000000000
 --config.data.name=bytes --config.data.length=2147483647 => 2147483647 positions
 --config.data.name=bytes --config.data.columns=2147483647 => of 2147483647 rows
+--config.data.symbols=257             => symbols=257 .* below 257
+--config.data.noise=1.5               => noise=1.5 .* at most 1
+--config.data.pairs=0                 => pairs=0 .* at least 1
+--config.data.name=repeat --config.data.period=0 => period=0 .* at least 1
+--config.data.name=repeat --config.data.period=1024 => =1024 must be less
+--config.data.name=repeat --config.data.columns=96 => a multiple of .*=96
+--config.data.name=recall --config.data.length=62 => at most 15
+--config.data.name=recall --config.data.columns=96 => a multiple of .*=96
 --config.train.accumulation=3         => batch_size=16 .*accumulation=3
 --config.mesh.fsdp=7
 --config.mesh.tensor=all

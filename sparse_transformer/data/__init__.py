@@ -3,6 +3,7 @@
 from sparse_transformer.data import (
   images as images,  # each module registers its sources
   streams as streams,
+  tasks as tasks,
 )
 from sparse_transformer.data.batching import batches as batches
 from sparse_transformer.data.sources import (

@@ -10,7 +10,7 @@ import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -56,13 +56,16 @@ class Images:
       often: cache its result.
     files: returns the files that contain the images, and raises ValueError if
       one is damaged. None if there are no such files.
+    unit: of losses.
+    optimum: expected loss of the best predictor, if it is known.
   """
 
   shape: tuple[int, int, int]
   vocab_size: int
   load: Callable[[], Mapping[str, Items]]
   files: Callable[[], Sequence[pathlib.Path]] | None = None
-  unit: ClassVar[str] = "bits/dim"
+  unit: str = "bits/dim"
+  optimum: float | None = None
 
   @property
   def length(self) -> int:

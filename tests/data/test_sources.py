@@ -199,6 +199,7 @@ def test_vocabularies_and_units():
     (27, "bits/character"): ["text8"],
     (4, "bits/base"): ["fasta"],
     (256, "bits/sample"): ["audio"],
+    (7, "bits/symbol"): ["repeat", "recall"],
   }
 
 

@@ -228,6 +228,8 @@ class Run:
         yield tally.summary() | about | dict(complete=False)
         raise
       result = about | summary
+      if isinstance(source, data.Images) and source.optimum is not None:
+        result["optimum"] = source.optimum
       if isinstance(source, data.Images) and source.shape[2] > 1:
         result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
       self._save(result, tally.by_position())

@@ -1,0 +1,104 @@
+"""Generated sources, in which the best possible score is known.
+
+They need no files: a split is a function of its number. What decides the score
+is how far back a network sees.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from sparse_transformer.data.sources import Images, register
+
+# Symbols of the splits, at least: 64 sequences of 4,096 are validated.
+SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}
+
+
+@register("repeat")
+def repeat(config: ConfigDict) -> Images:
+  """A block of random symbols, and copies of it to the end of the sequence.
+
+  A symbol of a copy is drawn anew with probability `noise`. Given the block,
+  the symbols of the copies are independent, so that the optimum is exact.
+  """
+  n, period, symbols = config.length, config.period, config.symbols
+  if period >= n:
+    raise ValueError(f"data.{period=} must be less than data.length={n}")
+
+  def generate(random: np.random.RandomState, number: int) -> np.ndarray:
+    drawn = random.randint(symbols, size=(number, n), dtype=np.uint8)
+    is_drawn = random.rand(number, n) < config.noise
+    is_drawn[:, :period] = True
+    return np.where(is_drawn, drawn, drawn[:, np.arange(n) % period])
+
+  other = config.noise / symbols  # probability of each of the other symbols
+  same = 1 - (symbols - 1) * other
+  entropy = -same * math.log2(same)
+  if other:
+    entropy -= (symbols - 1) * other * math.log2(other)
+  bits = period * math.log2(symbols) + (n - period) * entropy
+  return _make(config, symbols, bits, generate)
+
+
+@register("recall")
+def recall(config: ConfigDict) -> Images:
+  """Pairs of key and value; blanks; each key again, answered by its value.
+
+  Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927). Here
+  all keys occur, in random orders, and the queries are at the end. The answers
+  cost a network that does not see the pairs at least log2(pairs) bits each, and
+  the optimum has nothing for them. Blanks are 0, then come keys, then values.
+  """
+  n, pairs = config.length, config.pairs
+  if 4 * pairs > n:
+    raise ValueError(f"data.{pairs=} must be at most {n // 4}, data.length / 4")
+
+  def generate(random: np.random.RandomState, number: int) -> np.ndarray:
+    sequences = np.zeros((number, n), np.uint8)
+    values = random.randint(pairs, size=(number, pairs))  # by key
+    for part in sequences[:, : 2 * pairs], sequences[:, n - 2 * pairs :]:
+      keys = random.rand(number, pairs).argsort(axis=1)
+      part[:, ::2] = 1 + keys
+      part[:, 1::2] = 1 + pairs + np.take_along_axis(values, keys, axis=1)
+    return sequences
+
+  orders = 2 * math.lgamma(pairs + 1) / math.log(2)
+  bits = orders + pairs * math.log2(pairs)
+  return _make(config, 1 + 2 * pairs, bits, generate)
+
+
+def _make(
+  config: ConfigDict,
+  vocab_size: int,
+  bits: float,
+  generate: Callable[[np.random.RandomState, int], np.ndarray],
+) -> Images:
+  """A source of gray images: rows of `columns` symbols, scored separately.
+
+  Args:
+    config: the `data` group of a config.
+    vocab_size: number of symbols.
+    bits: expected loss of the best predictor in a sequence.
+    generate: makes sequences, uint8 [number, length].
+  """
+  n, columns = config.length, config.columns
+  if n % columns:
+    raise ValueError(
+      f"data.length={n} must be a multiple of data.{columns=} for"
+      f" data.name={config.name}"
+    )
+  shape = n // columns, columns, 1
+
+  @functools.cache
+  def load():
+    return {
+      split: generate(np.random.RandomState(seed), max(1, size // n)).reshape(
+        -1, *shape
+      )
+      for seed, (split, size) in enumerate(SIZES.items())
+    }
+
+  return Images(shape, vocab_size, load, unit="bits/symbol", optimum=bits / n)

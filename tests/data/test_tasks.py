@@ -1,0 +1,58 @@
+"""Tests of tasks.py: what the sequences are, and that reach decides."""
+
+import numpy as np
+import pytest
+from small_data import config
+
+from sparse_transformer import data
+
+
+def sequences(name, split="test", **changes):
+  """The sequences of a split, uint8 [number, length]."""
+  source = data.source(config(name, **changes))
+  return source.load()[split].reshape(-1, source.length)
+
+
+def test_copies_have_as_many_new_symbols_as_the_noise_says():
+  exact = sequences("repeat", period=6, noise=0.0)
+  assert set(exact.flat) == set(range(7))
+  np.testing.assert_array_equal(exact[:, 6:], exact[:, :-6])
+  noisy = sequences("repeat", period=6, noise=0.2)
+  block = noisy[:, np.arange(16) % 6]
+  # One of seven draws is the old symbol.
+  changed = (noisy != block)[:, 6:].mean(axis=0)
+  np.testing.assert_allclose(changed, 0.2 * 6 / 7, atol=0.02)
+
+
+def test_every_key_is_asked_once_and_answered_by_its_value():
+  for found in sequences("recall", length=20, pairs=3)[:100]:
+    shown, asked = (part.reshape(3, 2) for part in (found[:6], found[14:]))
+    assert not found[6:14].any()
+    assert dict(shown) == dict(asked) and len(dict(shown)) == 3
+    assert {*shown[:, 0]} == {1, 2, 3} and {*shown[:, 1]} <= {4, 5, 6}
+
+
+@pytest.mark.parametrize(
+  "name, changes",
+  [
+    ("repeat", dict(symbols=2, period=3, noise=0.0)),
+    ("repeat", dict(symbols=2, period=3, noise=0.3)),
+    ("repeat", dict(symbols=3, period=2, noise=1.0)),
+    ("recall", dict(pairs=1)),
+    ("recall", dict(pairs=2)),
+  ],
+)
+def test_optimum_is_the_entropy_of_the_sequences(name, changes):
+  changes |= dict(length=8)
+  found = sequences(name, "train", **changes)
+  number = np.unique(found.view(np.uint64), return_counts=True)[1]
+  share = number / number.sum()
+  optimum = data.source(config(name, **changes)).optimum
+  assert -(share * np.log2(share)).sum() / 8 == pytest.approx(optimum, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["repeat", "recall"])
+def test_splits_share_no_sequence(name):
+  changes = dict(length=64, columns=64, period=32, pairs=16)
+  splits = [{*map(bytes, sequences(name, s, **changes))} for s in data.SPLITS]
+  assert len(set.union(*splits)) == sum(map(len, splits)) == 2**16 + 2**13

@@ -55,7 +55,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
   workdir = pathlib.Path(workdir)
   processes.decide(lambda: config_lib.check_config(workdir, config))
   if processes.is_first():
-    cautions.report(config)
+    cautions.report(config, experiment.model)
 
   with (
     workdir_lib.hold(workdir),

@@ -26,6 +26,7 @@ from sparse_transformer.figures.masks import (
   image_of_matrix,
   image_of_query,
   panels,
+  shown_query,
 )
 from sparse_transformer.patterns import Pattern
 
@@ -47,6 +48,10 @@ ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
 POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
+# The bytes that the keys of a query hold, in the same data.
+SHOWN_HELD = "Local(5)", "Strided(12)", "Strided(12, offset=1)"
+HELD = "figures/held.png"
+HELD_CELL = 10  # pixels of a byte: three panels fit a screen of 400 pixels
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
@@ -101,6 +106,7 @@ def write(folder: pathlib.Path = DOCS) -> None:
     # With a palette, a file is small.
     image = Image.fromarray(picture(pattern)).quantize(16)
     image.save(folder / PICTURES / file_name(pattern), optimize=True)
+  Image.fromarray(picture_of_held()).quantize(16).save(folder / HELD)
   for name in PAGES:
     (folder / name).write_text(fill(folder / name))
 
@@ -180,6 +186,24 @@ def picture(pattern: Pattern) -> np.ndarray:
   return np.concatenate([above, gap, below])
 
 
+def picture_of_held() -> np.ndarray:
+  """RGB image: bytes that keys of one query hold, a panel for each pattern.
+
+  The target is dark; a dot marks the byte above it.
+  """
+  panels = []
+  for text in SHOWN_HELD:
+    matrix = patterns.parse(text)[0][0].matrix(POSITIONS)
+    # Byte j is held by key j + 1.
+    held = _Realized(np.pad(matrix[:, 1:], ((0, 0), (0, 1))))
+    panel = _framed(image_of_query(held, POSITIONS, ROWS), HELD_CELL, True)
+    place = divmod(shown_query(POSITIONS) - COLUMNS, COLUMNS)
+    y, x = (HELD_CELL * i + HELD_CELL // 2 for i in place)
+    panel[y : y + 3, x : x + 3] = style.rgb(style.DARK)
+    panels += [panel, np.full((len(panel), GAP, 3), 255, np.uint8)]
+  return np.concatenate(panels[:-1], axis=1)
+
+
 def _framed(cells, size, lines=False):
   """Cells of size x size pixels, with lines between them or not, in a frame."""
   line = style.rgb(style.GRID)
@@ -214,7 +238,7 @@ PAGES = {"patterns.md": _of_patterns, "config.md": _of_config}
 
 
 def _contents():
-  names = ["Names in configs", *patterns.CATALOGUE]
+  names = ["Names in configs", "What keys hold", *patterns.CATALOGUE]
   names.append("Content-based patterns")
   links = (f"[{n}](#{n.lower().replace(' ', '-')})" for n in names)
   yield _fill(" · ".join(links))

@@ -2,8 +2,9 @@
 
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
-Prints tables: attention by pattern; what positions see through the network;
-FLOPs, memory traffic and memory of a training step; the cache for decoding.
+Prints tables: attention by pattern; the bytes that keys hold, relative to the
+target; what positions see through the network; FLOPs, memory traffic and memory
+of a training step; the cache for decoding.
 --json prints the same as one JSON object. Draws the patterns into --out. Reads
 no data and trains nothing.
 
@@ -115,7 +116,7 @@ def _explain(args):
   from sparse_transformer.training.experiment import Experiment
 
   model = Experiment(args.config).model
-  cautions.report(args.config)
+  cautions.report(args.config, model)
   report = explanation.explain(args.config, model)
   if args.workdir is None:
     path = config_flags.get_config_filename(args["config"])

@@ -169,9 +169,9 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     pattern=Field(
       "strided",
       TEXT,
-      "dense, local, strided, fixed, or an expression over the patterns of"
-      ' docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)"; "Local(96),'
-      ' Strided(96)" are two factors for mode to place',
+      "dense, local, strided, fixed, strided_target, or an expression over the"
+      ' patterns of docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)";'
+      ' "Local(96), Strided(96)" are two factors for mode to place',
     ),
     mode=Field("interleaved", TEXT, "of factors: interleaved, merged, heads"),
     cycle=Field((), items(COUNT), "factors of the layers; (): 0, 1, ..."),

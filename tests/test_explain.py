@@ -82,6 +82,43 @@ def test_pattern_of_a_user():
   assert (empty["pairs"], empty["cache"], empty["flops"]) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+  "shape, target", [((8, 8), 32), ((4, 5, 3), 2 * 15 + 2 * 3 + 2)]
+)
+def test_bytes_that_keys_hold_are_those_of_the_mask(shape, target):
+  n = int(np.prod(shape))
+  config = Experiment(TWO_LAYERS).model
+  wide = patterns.Local(3) | patterns.Strided(9), patterns.Strided(6, 1)
+  chosen = patterns.LSH(8, 4), patterns.Local(3)
+  none = (catalogue.Fifths() - catalogue.Fifths(),) * 2
+  network = dataclasses.replace(
+    config, length=n, shape=shape, patterns=(wide, chosen, wide, none)
+  )
+  held = explanation.explain_held(network)
+  assert held["target"] == target
+  assert [group["layers"] for group in held["groups"]] == [[0, 2], [1], [3]]
+  found = [
+    [d for a, b in group["runs"] for d in range(a, b + 1)]
+    for group in held["groups"]
+  ]
+  union = np.any([pattern.matrix(n)[target] for pattern in wide], axis=0)
+  expected = [target - (k - 1) for k in np.flatnonzero(union) if k]
+  assert found == [expected[::-1], [1, 2, 3], []]
+  follow = [group["follows_content"] for group in held["groups"]]
+  assert follow == [False, True, False]
+  (titles, *rows) = explanation._held_rows(held)
+  assert [what for _, what, *_ in rows[1:]] == [
+    "t-1 to t-3, others by content",
+    "none",
+  ]
+  if len(shape) == 2:
+    assert held["row"] is None and len(titles) == 2
+  else:
+    above = [group["above"] for group in held["groups"]]
+    assert above == [15 in expected, None, False]
+    assert [row[-1] for row in rows] == ["no", "by content", "no"]
+
+
 def test_pair_that_no_path_connects_is_named():
   thirds = catalogue.Thirds()
   result = report(TWO_LAYERS, *((thirds,) * 2,) * 2)
@@ -168,6 +205,26 @@ def test_heads_of_a_layer_on_a_tpu_share_a_tile():
 def test_dense_backend_computes_the_full_square():
   config = runs.tiny(**{"attention.backend": "dense"})
   assert report(config)["attention"][0]["computed"] == 64**2
+
+
+def test_command_says_which_bytes_keys_hold(tmp_path, capsys):
+  words = runs.DIGITS, f"--out={tmp_path}"
+  assert runs.command(SCRIPT, *words) == 0
+  out = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+  lines = [[cell.strip() for cell in line if cell] for line in out]
+  assert ["0, 2, 4", "t-1 to t-8", "yes"] in lines
+  assert ["1, 3, 5", "t-1, t-9, t-17, t-25, t-33", "no"] in lines
+  pattern = "--config.attention.pattern=Local(2), Strided(8)"
+  assert runs.command(SCRIPT, *words, pattern) == 0
+  assert "byte above the target, t-8" in capsys.readouterr().err
+  target = "--config.attention.pattern=strided_target"
+  assert runs.command(SCRIPT, *words, target, "--json") == 0
+  output = capsys.readouterr()
+  assert not output.err
+  held = json.loads(output.out)["held"]
+  assert (held["target"], held["row"]) == (36, 8)
+  assert held["groups"][1]["runs"] == [[d, d] for d in (8, 16, 24, 32)]
+  assert held["groups"][1]["above"] is True
 
 
 def test_command_prints_a_table_and_draws(tmp_path, capsys):

@@ -118,23 +118,35 @@ class Dilated(Checked):
 class Strided(Checked):
   """Every `stride`-th key, counted back from the query: its column.
 
-  Source: Child et al. 2019, section 4.3.
+  With an offset, counted back from as many positions after the query, which is
+  then not among its keys. Since inputs are shifted by one, offset 1 gives the
+  column of the target: keys that hold the bytes at multiples of `stride` before
+  the byte to predict.
+
+  Source: Child et al. 2019, section 4.3, with offset 0.
   """
 
   stride: int
+  offset: int = 0
   causal: bool = True
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.offset >= self.stride:
+      raise ValueError(f"{self}: offset must be less than stride")
+
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    same = q % self.stride == k % self.stride
+    ahead = q + self.offset if self.offset else q  # no operation by default
+    same = ahead % self.stride == k % self.stride
     return (k <= q) & same if self.causal else same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    return _by_residue(n, self.stride)
+    return _by_residue(n, self.stride, self.offset)
 
   @classmethod
   def examples(cls) -> Examples:
     return Examples(
-      causal=(cls(12),),
+      causal=(cls(12), cls(12, offset=1)),
       bidirectional=(cls(12, causal=False),),
       large=cls(1024),
       num_keys=lambda i, n: i // 1024 + 1,
@@ -597,10 +609,14 @@ def _within(distance: Integers, reach: int) -> Booleans:
   return (distance <= reach) & (-reach <= distance)
 
 
-def _by_residue(n: int, period: int) -> tuple[np.ndarray, np.ndarray]:
-  """Positions sorted by their residue modulo `period`."""
-  order = np.argsort(np.arange(n) % period, kind="stable")
-  return order, order
+def _by_residue(
+  n: int, period: int, offset: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+  """Queries sorted by (q + offset) % period, and keys by k % period."""
+  i = np.arange(n)
+  residues = (i + offset) % period, i % period
+  queries, keys = (np.argsort(x, kind="stable") for x in residues)
+  return queries, keys
 
 
 # Type checkers, which understand literals only, take all names.

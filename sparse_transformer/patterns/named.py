@@ -32,6 +32,7 @@ FACTORIZATIONS = (
   "local",
   "strided",
   "fixed",
+  "strided_target",
   "fixed_openai",
   "fixed_deepspeed",
   "fixed_lra",
@@ -59,7 +60,8 @@ def factorize(
 
   `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3. The
   order of factors matters for what two layers reach: fixed attention has its
-  block first and its summary second.
+  block first and its summary second. `strided_target`: strided attention to the
+  column of the target in place of the query's, see `Strided`.
 
   `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: what other codebases call
   fixed, with both factors in one head. In openai/sparse_attention, each head
@@ -96,6 +98,8 @@ def factorize(
       return (Local(window),)
     case "strided":
       return Local(window), Strided(stride)
+    case "strided_target":
+      return Local(window), Strided(stride, offset=1)
     case "fixed":
       return block, summary
     case "fixed_openai" | "fixed_deepspeed":
@@ -276,7 +280,7 @@ def _source(node: ast.expr, text: str) -> str:
 def _unknown(name: str, reason: str = "") -> ValueError:
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason}; known:"
-    f" {', '.join(FACTORIZATIONS)}, and expressions with | & - and commas over"
+    f" {', '.join(FACTORIZATIONS)}, and expressions with | & - , over"
     f" {', '.join(CATALOGUE | CONTENT)}; those of a config file need"
     " --config=FILE"
   )

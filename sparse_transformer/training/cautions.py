@@ -4,9 +4,19 @@ import sys
 
 from ml_collections import ConfigDict
 
+from sparse_transformer import model as model_lib
+from sparse_transformer.training.analysis import explanation
 
-def report(config: ConfigDict) -> None:
-  """Prints a line on standard error if heads share a summary by default.
+
+def report(config: ConfigDict, model: model_lib.Config) -> None:
+  """Prints a line on standard error for each such setting."""
+  for caution in _shared_summaries(config), _skipped_byte(model):
+    if caution:
+      print(f"warning: {caution}", file=sys.stderr)
+
+
+def _shared_summaries(config: ConfigDict) -> str:
+  """The caution if heads share a summary by default.
 
   Fixed attention has distinct summary columns for its heads in section 4.3 of
   Child et al. 2019. A config of another pattern does not set their number, 1 by
@@ -23,9 +33,28 @@ def report(config: ConfigDict) -> None:
     and attention.num_summaries == 1
     and min(heads, room) > 1
   ):
-    print(
-      f"warning: with attention.num_summaries=1, {heads} heads of"
-      f" {attention.pattern} share the same summary columns; the paper's have"
-      f" distinct ones, as with attention.num_summaries={min(heads, room)}",
-      file=sys.stderr,
+    return (
+      f"with attention.num_summaries=1, {heads} heads of {attention.pattern}"
+      " share the same summary columns; the paper's have distinct ones, as with"
+      f" attention.num_summaries={min(heads, room)}"
     )
+  return ""
+
+
+def _skipped_byte(model: model_lib.Config) -> str:
+  """The caution if keys one row back hold no byte above the target.
+
+  In the paper's network for CIFAR-10, the end of a window of one row holds it.
+  """
+  held = explanation.explain_held(model)
+  row, groups = held["row"], held["groups"]
+  if row is None or any(group["above"] is not False for group in groups):
+    return ""
+  runs = [run for group in groups for run in group["runs"]]
+  if not any(first <= row + 1 <= last for first, last in runs):
+    return ""
+  return (
+    f"no layer's keys hold the byte above the target, t-{row}: inputs are"
+    f" shifted by one, so that the key {row} back holds t-{row + 1};"
+    f" Strided({row}, offset=1) has it, as in attention.pattern=strided_target"
+  )

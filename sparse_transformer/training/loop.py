@@ -65,7 +65,7 @@ def train(
   workdir = pathlib.Path(workdir)
   processes.decide(lambda: config_lib.check_config(workdir, config))
   if processes.is_first():
-    cautions.report(config)
+    cautions.report(config, experiment.model)
 
   with (
     workdir_lib.hold(workdir),

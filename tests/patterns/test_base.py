@@ -26,6 +26,8 @@ def test_patterns_are_values():
   assert made[0] == made[1] != made[2]
   assert len(set(made)) == 2
   assert Local(4) | Strided(4) != Local(4) & Strided(4)
+  assert Strided(4, 0) == Strided(4) != Strided(4, 1)
+  assert str(Strided(4, 0)) == "Strided(4)"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,9 @@ def test_logical_operators_are_rejected(combine):
     (lambda: Block(True), ["size", "integer"]),
     (lambda: Summary(8, 9), ["Summary(8, 9)", "at most"]),
     (lambda: Summary(8, 3, 2), ["shift=2", "(shift + 1) * width"]),
+    (lambda: Strided(8, 8), ["Strided(8, offset=8)", "less than stride"]),
+    (lambda: Strided(8, -1), ["offset=-1", "at least 0"]),
+    (lambda: Strided(8, False), ["offset", "integer, not False"]),
     (lambda: Summary(8, 2, 0.5), ["shift=0.5", "integer"]),
     (lambda: BigBird(num_random=33), ["num", "at most 32"]),
     (lambda: BigBird(2**30, num_global=9), ["size", "32 bits"]),

@@ -36,6 +36,9 @@ def grid(text):
     (Local(1), "10000 01000 00100 00010 00001"),
     (Local(3), "10000 11000 11100 01110 00111"),
     (Strided(2), "10000 01000 10100 01010 10101"),
+    (Strided(2, offset=1), "00000 10000 01000 10100 01010"),
+    (Strided(3, offset=2), "00000 10000 01000 00100 10010"),
+    (Strided(3, offset=1, causal=False), "01001 00100 10010 01001 00100"),
     (Block(2), "10000 11000 00100 00110 00001"),
     (Summary(2, 1), "00000 01000 01000 01010 01010"),
     (Summary(4, 1, 2), "00000 01000 01000 01000 01000"),
@@ -119,6 +122,30 @@ def test_keys_of_one_query(pattern, query, expected):
     first, *last = map(int, run.split("-"))
     found |= set(range(first, (last or [first])[0] + 1))
   assert set(pattern.keys(query, 32)) == found
+
+
+@pytest.mark.parametrize("stride", [2, 12, 13])
+def test_column_of_the_target_holds_the_bytes_above_it(stride):
+  n = 90
+  for q in range(n):
+    held = {int(k) - 1 for k in Strided(stride, offset=1).keys(q, n)}
+    above = set(range(q - stride, -1, -stride))
+    assert held - {-1} == above  # key 0 holds no byte
+    assert not held & {int(k) - 1 for k in Strided(stride).keys(q, n)}
+  # In the algebra it gives the windows of other patterns.
+  for offset in 0, 1:
+    window = Strided(stride, offset) & Local(3 * stride)
+    expected = sum(np.eye(n, k=offset - stride * j) for j in range(4))
+    near = np.tri(n) - np.tri(n, k=-3 * stride)
+    np.testing.assert_array_equal(window.matrix(n), expected * near)
+
+
+def test_orders_of_a_column_fill_tiles_whatever_its_offset():
+  counts = {
+    offset: len(Strided(96, offset).layout(96 * 32, 32).rows)
+    for offset in (0, 1, 50)
+  }
+  assert counts == dict.fromkeys(counts, 96)
 
 
 @pytest.mark.parametrize("count", [1, 100, 2**14, 2**16, 2**20])

@@ -222,9 +222,10 @@ def test_bidirectional_patterns_are_symmetric(pattern):
   np.testing.assert_array_equal(matrix, matrix.T)
 
 
-def test_masks_with_large_seeds_fit_in_32_bits():
+def test_masks_with_large_fields_fit_in_32_bits():
   check_32_bits(patterns.RandomBlocks(1, 3, seed=123456789))
   check_32_bits(patterns.RandomBlocks(4, 1, causal=False))
+  check_32_bits(Strided(2**30, offset=2**30 - 1))
 
 
 class Even(Pattern):

@@ -29,7 +29,7 @@ def fixed(shift):
   return Block(8) | Summary(8, 2, shift)
 
 
-L, S, C = Local(8), Strided(8), Causal()
+L, S, T, C = Local(8), Strided(8), Strided(8, offset=1), Causal()
 TWO = "Local(4), (Block(2), Block(3))"
 A, B, D, E, F = Local(4), Block(2), Block(3), Block(8), Summary(8, 2)
 
@@ -44,6 +44,9 @@ A, B, D, E, F = Local(4), Block(2), Block(3), Block(8), Summary(8, 2)
     ("strided", "interleaved", (), [[L] * 2, [S] * 2, [L] * 2]),
     ("strided", "interleaved", (1, 0), [[S] * 2, [L] * 2, [S] * 2]),
     ("strided", "interleaved", (1, 0, 0, 0), [[f] for f in (S, L, L, L, S, L)]),
+    ("strided_target", "interleaved", (), [[L] * 2, [T] * 2, [L] * 2]),
+    ("strided_target", "merged", (), [[L | T] * 2] * 2),
+    ("strided_target", "heads", (), [[L, T, L, T]] * 2),
     # Heads alternate between the two summaries.
     ("fixed", "merged", (), [[fixed(0), fixed(1), fixed(0)]]),
     ("fixed", "heads", (), [[E, F, E, Summary(8, 2, 1)]]),
@@ -188,6 +191,7 @@ __import__('os')                => unknown pattern
 not Local(4)                    => unknown pattern
 Causal() - LSH(8, 4)            => LSH\(8, 4\) subtracts .*pairs from Causal\(\)
 (Local(3) | LSH(8, 4)) - TopBlocks(4, 2) => from Local\(3\)
+Strided(1, offset=1)            => offset must be less than stride
 LSH(8, 5)                       => buckets must be even
 LSH(0, 4)                       => window must be at least 1
 LSH(8, 4, rounds=0)             => rounds must be at least 1

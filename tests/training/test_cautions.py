@@ -5,8 +5,9 @@ import re
 import pytest
 import runs
 
-from configs import default, digits, enwik8, text_small
+from configs import cifar10, digits, enwik8, imagenet64, text_small
 from sparse_transformer.training import cautions, loop
+from sparse_transformer.training.experiment import Experiment
 
 
 @pytest.mark.parametrize(
@@ -19,18 +20,54 @@ from sparse_transformer.training import cautions, loop
     (digits, {"pattern": "fixed", "width": 4}, "num_summaries=2$"),
     (digits, {"pattern": "fixed", "width": 8}, None),  # no room for more
     (digits, {"pattern": "Block(8) | Summary(8, 2)"}, None),
-    (default, {"pattern": "fixed_lra", "mode": "merged"}, "4 heads of fixed_l"),
+    (
+      enwik8,
+      {"pattern": "fixed_lra", "num_summaries": 1},
+      "8 heads of fixed_l",
+    ),
     (enwik8, {}, None),
     (text_small, {}, None),
   ],
 )
 def test_shared_summaries_are_reported(preset, changes, words, capsys):
+  check_warning(preset, changes, words, capsys)
+
+
+def check_warning(preset, changes, words, capsys):
   config = preset.get_config()
   config.attention.update(changes)
-  cautions.report(config)
+  cautions.report(config, Experiment(config).model)
   error = capsys.readouterr().err
   assert error.count("\n") == (words is not None)
   assert re.search(words or "^$", error)
+
+
+@pytest.mark.parametrize(
+  "preset, pattern, words",
+  [
+    # In the published networks, the end of the window holds the byte above.
+    (cifar10, "strided", None),
+    (imagenet64, "strided", None),
+    (digits, "Local(7), Strided(8)", r"above the target, t-8: .* holds t-9; S"),
+    (digits, "Local(7) | Strided(8)", r"; Strided\(8, offset=1\) has it"),
+    (digits, "Local(7) | Strided(8, offset=1)", None),
+    (digits, "strided_target", None),
+    (digits, "Local(7)", None),  # does not reach the row above
+    (digits, "Local(9)", None),
+    (digits, "Local(2) | Strided(4)", "t-8: "),
+    (digits, "Local(2) | Strided(5)", None),
+    (digits, "Strided(8), LSH(8, 4)", None),  # it may be among the chosen
+    (digits, "Column(8, 1)", "t-8: "),
+    (cifar10, "Row(32), Column(32)", "t-96: "),  # in the last channel
+    (cifar10, "Column(32) | Strided(96, offset=1)", None),
+    (enwik8, "Local(4) | Strided(128)", None),  # text has no rows
+  ],
+)
+def test_column_that_skips_the_byte_above_is_reported(
+  preset, pattern, words, capsys
+):
+  changes = {"pattern": pattern, "cycle": ()}
+  check_warning(preset, changes, words, capsys)
 
 
 def test_training_starts_with_the_line(tmp_path, capsys):

@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
@@ -56,6 +57,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     experts=_experts(model),
     attention=attention,
     total=total,
+    held=explain_held(model),
     reach=explain_reach(model),
     step=costs.step(config, model, pairs),
     mesh=dict(sizes),
@@ -73,13 +75,10 @@ def explain_attention(
   config: ConfigDict, model: model_lib.Config
 ) -> list[Report]:
   """The costs of each distinct pattern in each group of equal layers."""
-  groups = collections.defaultdict(list)
-  for layer, heads in enumerate(model.patterns):
-    groups[heads].append(layer)
   case = costs.attention_case(config, model, registry.current_platform())
   measure = functools.cache(_measure)
   rows = []
-  for heads, layers in groups.items():
+  for heads, layers in _groups(model).items():
     static = selection.static_parts(heads)
     tile = registry.common_tile(model.backend, case, static)
     for pattern in dict.fromkeys(heads):
@@ -89,6 +88,14 @@ def explain_attention(
       flops = pairs * config.train.batch_size * costs.flops_per_pair(model)
       rows.append(dict(layers=layers, heads=used_by, **measured, flops=flops))
   return rows
+
+
+def _groups(model: model_lib.Config) -> dict[tuple[Pattern, ...], list[int]]:
+  """The layers that have the same patterns in their heads."""
+  groups = collections.defaultdict(list)
+  for layer, heads in enumerate(model.patterns):
+    groups[heads].append(layer)
+  return groups
 
 
 def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
@@ -166,6 +173,44 @@ def _tiles(
 
 
 # What positions see, and decoding.
+
+
+def explain_held(model: model_lib.Config) -> Report:
+  """Finds the bytes that keys hold, as distances back from a target.
+
+  Inputs are shifted by one: key k holds byte k - 1. The target is in the middle
+  of the sequence, for images the last channel of a pixel.
+
+  Returns:
+    `target`, its position; `row`, the bytes in a row of an image, else None;
+    and `groups` of equal layers: the runs [first, last] of the distances of
+    static pairs and, for images, whether the byte `above` the target is held,
+    None if that depends on the content.
+  """
+  n, target, row = model.length, model.length // 2, None
+  if len(model.shape) == 3:
+    rows, columns, channels = model.shape
+    row = columns * channels
+    target = rows // 2 * row + columns // 2 * channels + channels - 1
+
+  def distances(patterns):
+    keys = np.concatenate([p.keys(target, n) for p in patterns])
+    return np.unique(target + 1 - keys[keys > 0])
+
+  groups = []
+  for heads, layers in _groups(model).items():
+    static = support = distances({p.static_part() for p in heads})
+    follows = any(p.contents() for p in heads)
+    if follows:
+      support = distances({p.support() for p in heads})
+    ends = np.flatnonzero(np.diff(static, append=n + 2) > 1)
+    starts = np.append(0, ends + 1)[: len(ends)]
+    runs = np.stack([static[starts], static[ends]], axis=1).tolist()
+    group = dict(layers=layers, runs=runs, follows_content=follows)
+    if row is not None:
+      group["above"] = row in static or (None if row in support else False)
+    groups.append(group)
+  return dict(target=target, row=row, groups=groups)
 
 
 def explain_reach(model: model_lib.Config) -> Report:
@@ -286,6 +331,7 @@ def render(report: Report) -> str:
   parts = [
     title,
     tables.align(_attention_rows(report), right_from=3) + note,
+    tables.align(_held_rows(report["held"])),
     tables.align(_summary_rows(report)),
     tables.align(_remat_rows(report), right_from=1),
   ]
@@ -322,6 +368,23 @@ def _numbers(row: Report, executor: str, tile: str) -> Sequence[str]:
     f"{about}{row['waste']:.2f}",
     about + _flops(row["flops"]),
   )
+
+
+def _held_rows(held: Report) -> Iterator[Sequence[str]]:
+  row = held["row"]
+  above = (f"above: t-{row}",) if row else ()
+  yield "layers", f"bytes that keys hold, target t = {held['target']:,}", *above
+  for group in held["groups"][:MAX_ROWS]:
+    runs = [
+      f"t{-a:+}" if a == b else f"t{-a:+} to t{-b:+}" for a, b in group["runs"]
+    ]
+    if len(runs) > 5:
+      runs[3:] = [f"{runs[3]} ... {runs[-1]}"]
+    others = ["others by content"] * group["follows_content"]
+    what = ", ".join(runs + others) or "none"
+    is_above = {True: "yes", None: "by content", False: "no"}
+    above = (is_above[group["above"]],) if row else ()
+    yield _ranges(group["layers"]), what, *above
 
 
 def _summary_rows(report: Report) -> Iterator[Sequence[str]]:

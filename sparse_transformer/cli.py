@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from sparse_transformer import config as config_lib, rules, signals
+from sparse_transformer import atomic, config as config_lib, rules, signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -200,14 +200,20 @@ def _parse(parse, argv):
   argv = [_expand(word) for word in argv]
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
-  return parse(argv)
+  arguments = parse(argv)
+  _check_flags()
+  return arguments
 
 
 def _expand(word):
   """A flag with ~ in a path written out, as the shell does without a flag."""
   name, _, path = word.partition("=")
-  is_path = re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name)
-  return f"{name}={os.path.expanduser(path)}" if is_path else word
+  if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
+    return word
+  path = os.path.expanduser(path)
+  if name.endswith("config") and os.path.exists(path):
+    atomic.size(pathlib.Path(path))  # which a pipe does not have
+  return f"{name}={path}"
 
 
 def _call(function, describe, argv):
@@ -271,7 +277,10 @@ def _describe_parsing(error):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
-  return f"--config cannot be used: {type(error).__name__}: {error}"
+  return (
+    "--config must name a Python file that defines get_config(), without"
+    f" errors: {type(error).__name__}: {error}"
+  )
 
 
 def _on_one_line(text):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from sparse_transformer import atomic, config as config_lib, rules, signals
+from sparse_transformer import config as config_lib, rules, signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -211,8 +211,9 @@ def _expand(word):
   if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
     return word
   path = os.path.expanduser(path)
-  if name.endswith("config") and os.path.exists(path):
-    atomic.size(pathlib.Path(path))  # which a pipe does not have
+  # A pipe might never end.
+  if "config" in name and os.path.exists(path) and not os.path.isfile(path):
+    raise ValueError(f"{word} is not a regular file; name a config file")
   return f"{name}={path}"
 
 

@@ -211,9 +211,9 @@ def _expand(word):
   if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
     return word
   path = os.path.expanduser(path)
-  # A pipe might never end.
-  if "config" in name and os.path.exists(path) and not os.path.isfile(path):
-    raise ValueError(f"{word} is not a regular file; name a config file")
+  # What follows : goes to get_config. A pipe might never end.
+  if "config" in name and path and not os.path.isfile(path.partition(":")[0]):
+    raise ValueError(f"{name}={path} is not a file; name one of configs/")
   return f"{name}={path}"
 
 

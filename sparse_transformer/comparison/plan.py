@@ -116,17 +116,14 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   for field, text in values.items():
     group, name = field.split(".")
     old, value = config[group][name], text
-    if isinstance(text, str) and not isinstance(old, str):
-      try:
-        value = ast.literal_eval(text)
-      except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError(
-          f"{field}={text} must be of type {type(old).__name__}"
-        ) from None
     try:
+      if isinstance(text, str) and not isinstance(old, str):
+        value = ast.literal_eval(text)
       changed.update_from_flattened_dict({field: value})
-    except (TypeError, ValueError) as error:
-      raise ValueError(f"{field}={text}: {error}") from None
+    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+      raise ValueError(
+        f"{field}={text} must be of type {type(old).__name__}"
+      ) from None
   return changed
 
 

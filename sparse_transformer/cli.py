@@ -213,7 +213,7 @@ def _expand(word):
   path = os.path.expanduser(path)
   # What follows : goes to get_config. A pipe might never end.
   if "config" in name and path and not os.path.isfile(path.partition(":")[0]):
-    raise ValueError(f"{name}={path} is not a file; name one of configs/")
+    raise ValueError(f"{name}={path} is not a file; see configs/")
   return f"{name}={path}"
 
 

@@ -33,6 +33,11 @@ def main(argv: Sequence[str]) -> None:
       "--distributed=auto finds --coordinator, --num_processes and --process_id"
       " out; give either it or them"
     )
+  waits = [x for x in ("connect", "heartbeat") if args[f"{x}_seconds"].present]
+  if is_alone and waits:
+    raise ValueError(
+      f"--{waits[0]}_seconds requires --coordinator or --distributed"
+    )
   if not is_alone:
     # Of the runtime's reports, only the last one; read when JAX is imported.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

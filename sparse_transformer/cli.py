@@ -200,14 +200,21 @@ def _parse(parse, argv):
   argv = [_expand(word) for word in argv]
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
-  return parse(argv)
+  arguments = parse(argv)
+  _check_flags()
+  return arguments
 
 
 def _expand(word):
   """A flag with ~ in a path written out, as the shell does without a flag."""
   name, _, path = word.partition("=")
-  is_path = re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name)
-  return f"{name}={os.path.expanduser(path)}" if is_path else word
+  if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
+    return word
+  path = os.path.expanduser(path)
+  # What follows : goes to get_config. A pipe might never end.
+  if "config" in name and path and not os.path.isfile(path.partition(":")[0]):
+    raise ValueError(f"{name}={path} is not a file; see configs/")
+  return f"{name}={path}"
 
 
 def _call(function, describe, argv):
@@ -271,7 +278,10 @@ def _describe_parsing(error):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
-  return f"--config cannot be used: {type(error).__name__}: {error}"
+  return (
+    "--config must name a Python file that defines get_config(), without"
+    f" errors: {type(error).__name__}: {error}"
+  )
 
 
 def _on_one_line(text):

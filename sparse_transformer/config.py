@@ -81,7 +81,7 @@ def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
     return ConfigDict(found)
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(
-      f"{place} cannot be read: {type(error).__name__}: {error}"
+      f"{place} cannot be read: it must have groups of fields, as a run writes"
     ) from error
 
 

@@ -11,6 +11,7 @@ import sys
 import bad_inputs
 import pytest
 import runs
+import trial_inputs
 
 # Raised by Python when it parses a config file that is not a program.
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
@@ -49,7 +50,10 @@ def limits():
   "bad",
   [
     pytest.param(bad, id=f"{name}-{number}")
-    for name, group in bad_inputs.GROUPS.items()
+    for name, group in (
+      *bad_inputs.GROUPS.items(),
+      ("trial", [bad_inputs.Bad(*line) for line in trial_inputs.lines()]),
+    )
     for number, bad in enumerate(group)
   ],
 )

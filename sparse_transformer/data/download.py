@@ -44,7 +44,8 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     raise NotADirectoryError(f"--data_dir={root} is a file; name a folder")
   downloads = root / "downloads"
   make = pkgutil.resolve_name(sources.BUILDERS[name])
-  builder = make(data_dir=root, file_format="array_record")
+  with files.blame(root / make.name):  # which an earlier one may have left
+    builder = make(data_dir=root, file_format="array_record")
   if not builder.data_path.exists():
     _check_archives(builder, downloads)
   download = tfds.core.download

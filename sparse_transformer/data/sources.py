@@ -241,6 +241,15 @@ def source(config: ConfigDict) -> Source:
   return SOURCES[config.name](config)
 
 
+def check_no_path(config: ConfigDict) -> None:
+  """Raises ValueError if the `data` group has a path that is not read."""
+  if config.path:
+    raise ValueError(
+      f"data.path={config.path} is not read with data.name={config.name}; leave"
+      " it empty, or set data.name to bytes"
+    )
+
+
 def _split(load: Callable[[], Mapping[str, T]], split: str) -> T:
   if split not in SPLITS:
     raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")

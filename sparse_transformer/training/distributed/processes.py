@@ -108,7 +108,7 @@ def _check(coordinator, num_processes, process_id):
       "--coordinator, --num_processes and --process_id must be given together"
     )
   host, _, port = coordinator.rpartition(":")
-  if not host or not port.isdecimal() or int(port) >= 2**16:
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
   if not 0 <= process_id < num_processes:
     raise ValueError(

@@ -1,0 +1,237 @@
+"""Inputs that commands must reject, by someone who had not seen the others.
+
+Each line of trial_inputs.txt is a command and, after `=>`, a phrase of its
+error. A case gets those of the files and runs below that its line names.
+"""
+
+import io
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import runs
+import scipy.io.wavfile
+
+Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
+
+
+def lines() -> Iterator[tuple[str, tuple[str, ...], str, Callable]]:
+  """(script, words, phrase as a regular expression, prepare) of each case."""
+  text = pathlib.Path(__file__).with_suffix(".txt").read_text("utf-8")
+  for line in text.splitlines():
+    if line and line[0] not in "#!":
+      given, _, phrase = line.rpartition(" => ")
+      given = given.replace("--config=configs", f"--config={runs.REPO}/configs")
+      script, *words = shlex.split(given)
+      yield script, tuple(words), re.escape(phrase), _prepare(given)
+
+
+def _prepare(given: str) -> Callable[[pathlib.Path], None]:
+  def prepare(run):
+    pathlib.Path("files").mkdir()
+    named = set(re.findall(r"(?<![/\w])files/([\w./-]+)", given))
+    if re.search("runs/(text|dna)", given):
+      named.add("text")
+    named |= {name.removesuffix("/below") for name in named}
+    for path, content in FILES.items():
+      if any(f"{path}/".startswith(f"{x}/") for x in named):
+        _write(pathlib.Path("files", path), content)
+    if re.search(r"=run\b", given):
+      shutil.copytree(run, "run")
+    for name in re.findall(r"runs/(\w+)", given):
+      _make_run(run, name)
+
+  return prepare
+
+
+def _make_run(run, name):
+  workdir, (path, content) = pathlib.Path("runs", name), RUNS[name]
+  if name == "text":
+    return runs.untrained(workdir, runs.text(pathlib.Path("files/text")))
+  if not name.startswith("comparison"):
+    shutil.copytree(run, workdir)
+  path = workdir / path
+  if isinstance(content, dict):
+    settings = json.loads(path.read_text())
+    for field, value in content.items():
+      group, _, key = field.partition(".")
+      settings.update({group: settings[group] | {key: value} if key else value})
+    content = json.dumps(settings)
+  if path != workdir:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+  _write(path, content)
+
+
+def _write(path, content):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if callable(content):
+    content(path)
+  elif content is not None:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _npy(array, save=np.save):
+  file = io.BytesIO()
+  save(file, array)
+  return file.getvalue()
+
+
+def _wav(samples, rate=12_000, dtype=np.float32):
+  file = io.BytesIO()
+  scipy.io.wavfile.write(file, rate, np.array(samples, dtype))
+  return file.getvalue()
+
+
+def _link(target):
+  return lambda path: path.symlink_to(target)
+
+
+def _config(line):
+  return (
+    "from configs import digits\n"
+    "def get_config():\n"
+    "  config = digits.get_config()\n"
+    f"  {line}\n"
+    "  return config\n"
+  )
+
+
+CONFIGS = dict(
+  empty="",
+  syntax="def get_config(:",
+  raises=_config("1 / 0"),
+  imports="import no_such_module",
+  none="def get_config(): pass",
+  dict="def get_config(): return dict(model={})",
+  module="from configs import digits\nget_config = lambda: type",
+  argument="def get_config(size): return size",
+  string_config="def get_config(): return 'digits'",
+  not_callable="get_config = 3",
+  typo=_config("config.model.widht = 64"),
+  text_number=_config("config.model.width = 'wide'"),
+  lacks=_config("del config.train.steps"),
+  lacks_group=_config("del config.optimizer"),
+  more=_config("config.train.wandb = True"),
+  more_group=_config("config.logging = {'every': 3}"),
+  none_field=_config("config.model.width = None"),
+  function_field=_config("config.model = dict(width=print)"),
+  reference="from ml_collections import ConfigDict, config_dict\n"
+  "def get_config():\n"
+  "  return ConfigDict(dict(model=config_dict.required_placeholder(int)))",
+  latin1=b"# \xe9\n",
+  nul="\0",
+  recursion="def get_config(): return get_config()",
+  nan=_config("config.optimizer.learning_rate = float('nan')"),
+  deep=_config("config.model.width = 10 ** 5000"),
+)
+IMAGES = np.zeros((2, 64, 64, 3), np.uint8)
+ARRAYS = dict(
+  broken=b"\x93NUMPY junk",
+  empty=b"",
+  floats=_npy(IMAGES.astype(np.float32)),
+  objects=_npy(np.array([IMAGES, None], object)),
+  small=_npy(IMAGES[:, :32, :32]),
+  flat=_npy(IMAGES.reshape(2, -1)),
+  scalar=_npy(np.uint8(3)),
+  few=_npy(IMAGES),
+  no_test=_npy(IMAGES),
+  archive=_npy(IMAGES, np.savez),
+  cut=_npy(IMAGES)[:1000],
+)
+FILES: dict[str, Content] = {
+  **{f"c/{name}.py": content for name, content in CONFIGS.items()},
+  "c/interrupted.json": '{"model"',
+  "tiny.py": "import runs\n"
+  "def get_config(): return runs.tiny(**{'train.steps': 2})",
+  **{f"i/{name}/train_64x64.npy": x for name, x in ARRAYS.items()},
+  "i/few/valid_64x64.npy": ARRAYS["few"],
+  "empty": "",
+  "text": "the quick brown fox.\n" * 1000,
+  "letters": "abc" * 10_000,
+  "tiny": "short",
+  "hollow": pathlib.Path.mkdir,
+  "fifo": os.mkfifo,
+  "with_fifo/pipe": os.mkfifo,
+  "dangling.py": _link("nowhere"),
+  "with_dangling/dangling": _link("nowhere"),
+  "loop": _link("loop"),
+  **{f"text.{suffix}": "text" * 100 for suffix in ("gz", "bz2", "xz", "zip")},
+  "cut.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3KL",
+  "hollow.zip": b"PK\5\6" + bytes(18),
+  "late.fasta": "ACGT\n>one\nACGT\n",
+  "protein.fasta": ">one\nMEEPQSDPSV\n",
+  "headers.fasta": ">one\n>two\n",
+  "gaps.fasta": ">one\nACGT--ACGT\n",
+  "reads.fastq": "@one\nACGT\n+\nIIII\n",
+  "broken.fa.gz": ">one\nACGT\n",
+  "utf16.fasta": ">one\nACGT\n".encode("utf-16"),
+  "stereo.wav": _wav(np.zeros((9000, 2))),
+  "nan.wav": _wav([np.nan] * 9000),
+  "cut.wav": _wav(np.zeros(9000))[:-99],
+  "silent.wav": _wav([]),
+  "slow.wav": _wav(np.zeros(9000), rate=0),
+  "short.wav": _wav(np.zeros(90)),
+  "song.mp3": b"ID3\4" + bytes(99),
+  "songs/song.mp3": b"ID3\4" + bytes(99),
+  "short_enwik8/downloads/manual/enwik8.zip": "PK",
+  "short_cifar10/downloads/manual/cifar-10-binary.tar.gz": "",
+  "bad_info/enwik8/1.0.0/dataset_info.json": "{",
+  "bad_records/enwik8/1.0.0/enwik8-train.array_record-00000-of-00001": "junk",
+}
+CONFIG = "config.json"
+LAST = "checkpoints/2"
+OTHER = dict.fromkeys(
+  ("field", "choices", "budget", "seeds", "machine", "config", "data")
+)
+# A path in a copy of the run, and what is there instead.
+RUNS: dict[str, tuple[str, Content]] = dict(
+  text=("", None),
+  dna=(CONFIG, {"data.name": "fasta", "data.path": "files/text"}),
+  comparison=("comparison-of.json", "{}"),
+  comparison_null=("comparison-of.json", "null"),
+  comparison_other=("comparison-of.json", json.dumps(OTHER)),
+  comparison_folder=("comparison-of.json", pathlib.Path.mkdir),
+  no_config=(CONFIG, None),
+  config_null=(CONFIG, "null"),
+  config_list=(CONFIG, "[]"),
+  config_number=(CONFIG, "7"),
+  config_cut=(CONFIG, '{"data": {'),
+  config_empty=(CONFIG, ""),
+  config_latin1=(CONFIG, b'{"data": "\xe9"}'),
+  config_deep=(CONFIG, "[" * 100_000),
+  config_folder=(CONFIG, pathlib.Path.mkdir),
+  config_group_null=(CONFIG, {"model": None}),
+  config_group_text=(CONFIG, {"model": "small"}),
+  config_unknown=(CONFIG, {"model.colour": 3}),
+  config_text=(CONFIG, {"model.width": "wide"}),
+  config_nan=(CONFIG, {"model.dropout": float("nan")}),
+  config_null_field=(CONFIG, {"model.width": None}),
+  config_huge=(CONFIG, {"model.num_layers": 10**12}),
+  config_source=(CONFIG, {"data.name": "toys"}),
+  config_wider=(CONFIG, {"model.width": 32}),
+  config_seed=(CONFIG, {"data.name": "stdlib", "data.length": 64}),
+  no_checkpoints=("checkpoints", None),
+  checkpoints_file=("checkpoints", "mine"),
+  checkpoint_empty=(LAST, pathlib.Path.mkdir),
+  files_cut=(f"{LAST}/files.json", '{"about'),
+  files_list=(f"{LAST}/files.json", "[]"),
+  files_gone=(f"{LAST}/files.json", None),
+  about_null=(f"{LAST}/about/metadata", "null"),
+  about_gone=(f"{LAST}/about/metadata", None),
+  state_gone=(f"{LAST}/state", None),
+  step_renamed=("", lambda run: (run / LAST).rename(run / "checkpoints/3")),
+  no_validation=("metrics.jsonl", ""),
+  metrics_folder=("metrics.jsonl", pathlib.Path.mkdir),
+  lock_foreign=("lock", "mine"),
+  lock_folder=("lock", pathlib.Path.mkdir),
+  evaluation_cut=("evaluations/a.json", "{"),
+  evaluation_null=("evaluations/a.json", "null"),
+  evaluation_words=("evaluations/a.json", '{"step": "two"}'),
+  picture_folder=("patterns.png", pathlib.Path.mkdir),
+  report_folder=("report.html", pathlib.Path.mkdir),
+)

@@ -8,7 +8,6 @@ benchmarks for its tiles.
 import contextlib
 import contextvars
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import jax
@@ -97,18 +96,33 @@ def resolve(backend: str, case: Case) -> str:
     ValueError: the backend is unknown.
     Unsupported: it cannot run this case; the message says why.
   """
+  return _search(backend, case)[0]
+
+
+def explain_choice(backend: str, case: Case) -> str:
+  """Names what runs a case on its platform and, if not the first choice, why.
+
+  Raises the errors of `resolve`.
+  """
+  name, reasons = _search(backend, case)
+  others = (f"{other}: {reason}" for other, reason in reasons.items())
+  return "; not ".join([name, *others])
+
+
+def _search(backend, case):
+  """(what runs a case, {what was tried before it: why that cannot})."""
   if backend not in backends():
     raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
+  names = [backend]
   if backend == "auto":
-    preferred = _PREFERRED.get(case.platform, [])
-    names = [*preferred, *(n for n in EXECUTORS if n not in preferred)]
-  else:
-    names = [backend]
-  reasons = {}
+    names = list(
+      dict.fromkeys([*_PREFERRED.get(case.platform, []), *EXECUTORS])
+    )
+  reasons: dict[str, str] = {}
   for name in names:
-    reason = _unsupported(name, case)
+    reason = _executor(name).unsupported(case)
     if reason is None:
-      return name
+      return name, reasons
     reasons[name] = reason
   raise Unsupported(
     "; ".join(
@@ -118,19 +132,8 @@ def resolve(backend: str, case: Case) -> str:
   )
 
 
-def explain_choice(backend: str, case: Case) -> str:
-  """Names what runs a case on its platform and, if not the first choice, why.
-
-  Raises the errors of `resolve`.
-  """
-  name = resolve(backend, case)
-  if backend != "auto":
-    return name
-  preferred = itertools.takewhile(
-    lambda other: other != name, _PREFERRED.get(case.platform, [])
-  )
-  reasons = (f"{other}: {_unsupported(other, case)}" for other in preferred)
-  return "; not ".join([name, *reasons])
+def _executor(name):
+  return dense if name == "dense" else EXECUTORS[name]
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
@@ -212,22 +215,15 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
     tiles it processes.
   """
   name = resolve(backend, case)
-  if name == "dense":
-    return name, case.length, 1
-  tile = EXECUTORS[name].tile_size(part, case)
+  tile = _executor(name).tile_size(part, case)
   return name, tile, analysis.count_tiles(part, case.length, tile)
 
 
 def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
   """The tile that an executor chooses for all heads; 0 if parts have others."""
-  executor = EXECUTORS.get(resolve(backend, case))
+  executor = _executor(resolve(backend, case))
   choose = getattr(executor, "common_tile", None)
   return choose(patterns, case.length) if choose and patterns else 0
-
-
-def _unsupported(name, case):
-  executor = dense if name == "dense" else EXECUTORS[name]
-  return executor.unsupported(case)
 
 
 register("batched", batched)

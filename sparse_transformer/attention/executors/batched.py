@@ -93,9 +93,7 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
   return min(case.tile or TILE, case.length)
 
 
-def plans(
-  patterns: tuple[Pattern, ...], case: contract.Case
-) -> list[tuple[contract.Plan, contract.Heads]]:
+def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """One plan for all heads."""
   tile = tile_size(patterns[0], case)
   return [(_plan(patterns, case.length, tile), None)]

@@ -19,9 +19,9 @@ from jax import lax
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.contract import (
   Case,
-  Heads,
   Keys,
   Plan,
+  Plans,
   Queries,
   Table,
   make_plan,
@@ -43,18 +43,15 @@ STEP_COST, TILE_COST = 10_000, 1_300
 STEP_SCORES = 300_000
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["first", "cols"],
-  meta_fields=["single"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of one part: tables, int32."""
 
   first: Table  # [rows + 1], where the steps of each query tile begin
   cols: Table  # [steps, span], the key tiles of each step, padded with -1
-  single: bool  # whether every query tile has exactly one step
+  # Whether every query tile has exactly one step.
+  single: bool = dataclasses.field(metadata=contract.STATIC)
 
 
 unsupported = contract.nothing_unsupported
@@ -78,9 +75,7 @@ def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
   return make_plan(layout, part, n, steps)
 
 
-def plans(
-  patterns: tuple[Pattern, ...], case: Case
-) -> list[tuple[Plan, Heads]]:
+def plans(patterns: tuple[Pattern, ...], case: Case) -> Plans:
   """The plans of all parts, each with its heads."""
   n = case.length
   return [

@@ -24,7 +24,7 @@ PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 EXECUTORS: dict[str, Executor] = {}
 _TARGET = contextvars.ContextVar("target", default="")
-_PREFERRED: dict[str, list[str]] = {platform: [] for platform in PLATFORMS}
+_PREFERRED: dict[str, tuple[str, ...]] = {}  # on which "auto" prefers each
 
 
 def register(
@@ -44,17 +44,12 @@ def register(
     raise ValueError(
       f"unknown platforms {sorted(unknown)}; known: {', '.join(PLATFORMS)}"
     )
-  EXECUTORS[name] = executor
-  for platform in platforms:
-    _PREFERRED[platform].insert(0, name)
+  EXECUTORS[name], _PREFERRED[name] = executor, platforms
 
 
 def unregister(name: str) -> None:
   """Removes an executor."""
-  del EXECUTORS[name]
-  for names in _PREFERRED.values():
-    if name in names:
-      names.remove(name)
+  del EXECUTORS[name], _PREFERRED[name]
 
 
 def backends() -> tuple[str, ...]:
@@ -115,9 +110,9 @@ def _search(backend, case):
     raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
   names = [backend]
   if backend == "auto":
-    names = list(
-      dict.fromkeys([*_PREFERRED.get(case.platform, []), *EXECUTORS])
-    )
+    latest_first = reversed(_PREFERRED.items())
+    preferred = (name for name, on in latest_first if case.platform in on)
+    names = [*dict.fromkeys([*preferred, *EXECUTORS])]
   reasons: dict[str, str] = {}
   for name in names:
     reason = _executor(name).unsupported(case)

@@ -14,6 +14,7 @@ write to different slots, whose results are combined afterwards.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +26,7 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Lists:
+class Lists(NamedTuple):
   """The work of one launch."""
 
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
@@ -43,9 +42,7 @@ class Lists:
   written: contract.Table
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Work:
+class Work(NamedTuple):
   """The work of all launches."""
 
   # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles

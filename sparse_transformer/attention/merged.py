@@ -28,6 +28,7 @@ from sparse_transformer.attention.contract import (
   Heads,
   Keys,
   Plan,
+  Plans,
   Queries,
   index_of,
   make_case,
@@ -141,7 +142,8 @@ def _plans(work, given, spans_H, executor, platform, case):
   with what patterns are bound to. The executor, which was chosen for the
   platform, runs all other plans but those with spans.
   """
-  static, known = selection.static_parts(work.patterns), ()
+  static = selection.static_parts(work.patterns)
+  known: Plans = ()
   if work.axes:
     known = spread.plans(executor, static, case, work.axes)
   elif static:

@@ -237,7 +237,7 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
       for width, dtype in outs
     ]
     run = pl.pallas_call(
-      lambda items, others, *refs: kernel(*refs),  # their blocks are chosen
+      lambda items, others, *refs: kernel(*refs),  # the two choose blocks
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(len(arrays[0]), len(steps.items)),

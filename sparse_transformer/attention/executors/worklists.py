@@ -128,7 +128,8 @@ def pad(works: Sequence[Work]) -> list[Work]:
 
   def to_size(table, size):
     more = [(0, size - len(table)), *[(0, 0)] * (table.ndim - 1)]
-    return np.pad(table, more, mode="edge")
+    # A device without pairs has no tiles of the other side.
+    return np.pad(table, more, mode="edge" if len(table) else "constant")
 
   return [jax.tree.map(to_size, work, sizes) for work in works]
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from absl import flags
-from ml_collections import config_flags
 
 from sparse_transformer import cli, tables
 from sparse_transformer.data import SPLITS
@@ -34,16 +33,10 @@ def main(argv: Sequence[str]) -> None:
     case words:
       steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
-  from sparse_transformer.training.evaluation.trained_run import (
-    in_float32,
-    open_run,
-  )
+  from sparse_transformer.training.evaluation.trained_run import open_run
 
-  config = args.config
-  if "model.dtype" not in config_flags.get_override_values(args["config"]):
-    config = in_float32(config)
   found = []
-  with open_run(args.workdir, config) as run:
+  with open_run(args.workdir, cli.exact_config()) as run:
     for result in run.evaluations(args.split, steps, contexts, args.weights):
       print(json.dumps(result), flush=True)
       found.append(result)
@@ -97,4 +90,4 @@ if __name__ == "__main__":
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

@@ -88,4 +88,4 @@ if __name__ == "__main__":
     lower_bound=1,
     upper_bound=2**31 - 1,
   )
-  cli.run_on_config(main)
+  cli.run(main, cli.on_config)

@@ -196,4 +196,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

@@ -164,4 +164,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

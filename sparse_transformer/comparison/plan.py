@@ -221,5 +221,5 @@ def begin(plan: Plan) -> dict[str, Any]:
     )
   about["data"] = digests
   root.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  atomic.write_json(root / NAME, about)
   return about

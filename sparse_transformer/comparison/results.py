@@ -2,15 +2,11 @@
 
 import json
 import pathlib
-from typing import TYPE_CHECKING
 
 from sparse_transformer import atomic, tables
 from sparse_transformer.comparison import record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html, style
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 3.4, 3.4  # of a panel, in inches
 MAX_LABEL = 26  # characters of a choice
@@ -91,15 +87,12 @@ def notes(record: Record) -> str:
   return text
 
 
-def draw(record: Record) -> "Figure":
+def draw(record: Record) -> "style.Figure":
   """Validation bits during training, a line for each choice.
 
   A line is the mean over the seeds; around it, a band from the lowest to the
   highest. There is a panel for each of `record.axes`; tokens are above steps
   where all steps have the same number.
-
-  Args:
-    record: see `record`; nothing else is read.
   """
   names = [_shorten(choice) for choice in record["about"]["choices"]]
   axes = record_lib.axes(record)

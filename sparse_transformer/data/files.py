@@ -136,11 +136,11 @@ def _read(path: pathlib.Path, before: int) -> bytes:
     return b"".join(blocks)
 
 
-def crc32(paths: Iterable[pathlib.Path]) -> str:
-  """CRC-32 of the concatenated contents of files, as 8 hexadecimal digits."""
+def crc32(*paths: pathlib.Path) -> int:
+  """CRC-32 of the concatenated contents of files."""
   crc = 0
   for path in paths:
     with path.open("rb") as file:
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)
-  return f"{crc:08x}"
+  return crc

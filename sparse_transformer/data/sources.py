@@ -89,9 +89,11 @@ class Images:
     """Number of training images, and CRC-32 of the files or of all images."""
     number = len(self.examples("train"))
     if self.files:
-      return dict(images=number, crc32=files_lib.crc32(self.files()))
-    images = np.concatenate([self.load()[split] for split in SPLITS])
-    return dict(images=number, crc32=f"{zlib.crc32(images.data):08x}")
+      crc = files_lib.crc32(*self.files())
+    else:
+      images = np.concatenate([self.load()[split] for split in SPLITS])
+      crc = zlib.crc32(images.data)
+    return dict(images=number, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """The images of a split as (tokens, scored), with all positions scored."""

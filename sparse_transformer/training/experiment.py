@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
+from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.analysis import costs
@@ -64,7 +65,8 @@ class Experiment:
     Raises:
       Unsupported: the backend of attention cannot run on this machine.
     """
-    costs.check_attention(self.config, self.model)
+    case = costs.attention_case(self.config, self.model)
+    registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
 
   def init(self) -> step_lib.State:
@@ -88,13 +90,11 @@ class Experiment:
     shardings = jax.tree.map(lambda x: x.sharding, self.like)
     return jax.jit(self.init, out_shardings=shardings)()
 
-  def step(
-    self, state: step_lib.State, tokens_BL: jax.Array
-  ) -> tuple[step_lib.State, dict[str, jax.Array]]:
-    """One update: the new state and its metrics, see `train_step`."""
-    return step_lib.train_step(
-      state,
-      tokens_BL,
+  @functools.cached_property
+  def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
+    """`train_step`: (state, tokens_BL) -> (the new state, metrics)."""
+    return functools.partial(
+      step_lib.train_step,
       predict=model_lib.make_predict(self.model),
       optimizer=self.optimizer,
       config=self.config,

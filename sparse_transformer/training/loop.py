@@ -15,7 +15,7 @@ from sparse_transformer import (
   config as config_lib,
   model as model_lib,
   rules,
-  signals as signals_lib,
+  signals,
 )
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
@@ -54,8 +54,6 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
   processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)
   processes.decide(lambda: config_lib.check_config(workdir, config))
-  if processes.is_first():
-    cautions.report(config)
 
   with (
     workdir_lib.hold(workdir),
@@ -83,7 +81,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
       state = _run(experiment, state, lines, writer, checkpoints, stops)
     checkpoints.finish()
     if stops.reason:
-      raise signals_lib.Stopped(
+      raise signals.Stopped(
         f"{stops.reason} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
@@ -102,15 +100,16 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
 
 
 def _describe(workdir: pathlib.Path, experiment: Experiment, step: int) -> None:
-  """Writes the config and a picture of the patterns."""
+  """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
+  cautions.report(config)
   if step:
     print(f"resumes from step {step}", flush=True)
   config_lib.write_config(workdir, config, step)
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
   )
-  case = costs.attention_case(config, model, registry.current_platform())
+  case = costs.attention_case(config, model)
   chosen = registry.explain_choice(model.backend, case)
   print(f"attention by {chosen}", flush=True)
 
@@ -161,7 +160,7 @@ def _run(
   watch = metrics.Stopwatch(lines)
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
-  with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
+  with contextlib.suppress(signals.Stopped), jax.set_mesh(experiment.mesh):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
     if first > max(validated, default=0) and is_due(
       first, config.eval.every, last

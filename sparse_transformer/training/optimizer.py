@@ -91,10 +91,9 @@ def _block_matrices(params):
   """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
 
   def of(path, x):
-    first = model_lib.num_stacks(path)
-    if not first or jnp.ndim(x) - first != 2:
-      return None
-    return optax.contrib.MuonDimensionNumbers(first, first + 1)
+    if (first := model_lib.num_stacks(path)) and _is_matrix(path, x):
+      return optax.contrib.MuonDimensionNumbers(first, first + 1)
+    return None
 
   return jax.tree_util.tree_map_with_path(of, params)
 
@@ -121,8 +120,8 @@ def decays(params: dict) -> dict:
   Returns:
     A bool for each array, in the structure of `params`.
   """
+  return jax.tree_util.tree_map_with_path(_is_matrix, params)
 
-  def is_matrix(path, x):
-    return jnp.ndim(x) - model_lib.num_stacks(path) == 2
 
-  return jax.tree_util.tree_map_with_path(is_matrix, params)
+def _is_matrix(path, x):
+  return jnp.ndim(x) - model_lib.num_stacks(path) == 2

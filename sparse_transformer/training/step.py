@@ -74,7 +74,7 @@ def train_step(
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     optimizer: from `make_optimizer`.
-    config: the experiment's config.
+    config: the experiment's.
 
   Returns:
     The new state, and scalars: `nats`, the mean loss per position,

@@ -40,8 +40,7 @@ def of_network(
   """
   if sizes["sequence"] == 1:
     return []
-  platform = registry.current_platform()
-  case = costs.attention_case(config, model, platform)
+  case = costs.attention_case(config, model)
   executor = registry.EXECUTORS.get(registry.resolve(model.backend, case))
   if executor is None or not hasattr(executor, "shares"):
     return []

@@ -5,8 +5,6 @@ network. Then the pairs of each head, static or bound to these queries and
 keys, are weighted.
 """
 
-import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -22,30 +20,13 @@ from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.figures import head_maps as pictures
 from sparse_transformer.figures.masks import MAX_LENGTH, MAX_PANELS
 from sparse_transformer.model import pattern_params, transformer
-from sparse_transformer.patterns import Pattern
 
 MAX_LAYERS = 8  # that are drawn
 
 Report = dict[str, Any]
+Head = tuple[Report, pictures.Weights]  # what is measured, and what is drawn
 # {layer: (q_BLHK, k_BLHK)}
 Collected = dict[int, tuple[jax.Array, jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-  """The attention of one head."""
-
-  pattern: Pattern  # its pattern, which may be content-based
-  pairs: int  # number of pairs
-  keys_max: int  # the most keys of a query
-  # Of the weights of a query, in bits; the mean over all queries that have
-  # keys.
-  entropy: float
-  # Float32 [L], the weights of one query, -1 where it has no pair.
-  query: np.ndarray
-  # Float32 [cells, cells], joined pairs: the share of the weight of their
-  # queries that is on these keys; -1 for cells without pairs.
-  weights: np.ndarray
 
 
 def collect(
@@ -113,21 +94,26 @@ def weigh(
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
-  """A head; `ramp_LM` is what its span multiplies weights by."""
+  """The attention of a head; `ramp_LM` is what its span multiplies weights by.
+
+  The entropy is of the weights of a query, in bits; the mean over all queries
+  that have keys.
+  """
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
   sums_L1 = weights_LM.sum(1, keepdims=True)
   weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
   bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
   keys, shown = mask_LM.sum(1), pictures.shown_query(len(mask_LM))
-  return Head(
-    pattern,
+  measured = dict(
+    pattern=str(pattern),
     pairs=int(keys.sum()),
+    keys_mean=int(keys.sum()) / len(keys),
     keys_max=int(keys.max()),
     entropy=float(bits[keys > 0].mean()) if keys.any() else 0.0,
-    query=np.where(mask_LM, weights_LM, -1)[shown],
-    weights=pictures.join(weights_LM, mask_LM),
   )
+  of_query = np.where(mask_LM, weights_LM, -1)[shown]
+  return measured, (of_query, pictures.join(weights_LM, mask_LM))
 
 
 def explain(
@@ -168,23 +154,13 @@ def explain(
     paths.append(folder / f"layer_{layer}.png")
     figure = pictures.panels(
       f"layer {layer} of {model.num_layers}, {title}",
-      [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
-      [(head.query, head.weights) for head in heads],
+      [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
+      [weights for _, weights in heads],
       model.shape,
     )
     with atomic.writing(paths[-1]) as new:
       figure.savefig(new, format="png")
-    for i, head in enumerate(heads):
-      row = dict(
-        layer=layer,
-        head=i,
-        pattern=str(head.pattern),
-        pairs=head.pairs,
-        keys_mean=head.pairs / n,
-        keys_max=head.keys_max,
-        entropy=head.entropy,
-      )
-      rows.append(row)
+    rows += [dict(layer=layer, head=i) | x for i, (x, _) in enumerate(heads)]
   report |= dict(
     positions=n,
     length=len(tokens_L),
@@ -193,7 +169,7 @@ def explain(
     heads=rows,
     pictures=[str(path) for path in paths],
   )
-  atomic.write_text(folder / "attention.json", json.dumps(report) + "\n")
+  atomic.write_json(folder / "attention.json", report)
   return report
 
 

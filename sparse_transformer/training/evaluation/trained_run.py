@@ -28,17 +28,6 @@ from sparse_transformer.training.step import State
 Result = dict[str, Any]
 
 
-def in_float32(config: ConfigDict) -> ConfigDict:
-  """A copy of a config whose activations are float32, as for final scores.
-
-  The rounding of bfloat16 shifts the bits of a deep network, perhaps by as much
-  as published results differ.
-  """
-  groups = config.to_dict()
-  groups["model"]["dtype"] = "float32"
-  return ConfigDict(groups).lock()
-
-
 @contextlib.contextmanager
 def open_run(
   workdir: str | os.PathLike, config: ConfigDict | None = None
@@ -75,17 +64,14 @@ class Run:
     """The state at a step; None means the last, "best" what `best` finds.
 
     The best is found in float32, whatever the dtype of this run's activations.
-
-    Args:
-      step: the step.
-      with_data: whether the data must be those that the run was trained on.
+    With `with_data`, the data must be those that the run was trained on.
 
     Raises:
       ValueError: the checkpoint is from another network, or on other data.
       Stopped: a signal was caught.
     """
     if step == "best":
-      config = in_float32(self.experiment.config)
+      config = config_lib.in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
     state = self._restore(step, with_data)
@@ -250,7 +236,7 @@ class Run:
     saved = result | dict(inputs=self._inputs(result), by_position=bits)
     path = self._path(result)
     path.parent.mkdir(exist_ok=True)
-    atomic.write_text(path, json.dumps(saved) + "\n")
+    atomic.write_json(path, saved)
     with atomic.writing(path.with_suffix(".png")) as new:
       curves.bits_by_position(bits_L, result).savefig(new, format="png")
 

@@ -26,11 +26,10 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """Creates the first positions of the sequences to draw.
+  """Creates the first positions of the `num` sequences to draw.
 
   Args:
     source: data source of the run.
-    num: number of sequences.
     given: number of positions to take from sequences of the test split.
     path: a file that all sequences start with instead.
 

@@ -10,11 +10,8 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """Lines of cells, padded so that columns line up.
 
   A row may have fewer cells than the others; its last cell may then be a
-  remark of any length, which widens no column.
-
-  Args:
-    rows: rows of cells; the first one usually contains the titles.
-    right_from: index of the first right-aligned column; none by default.
+  remark of any length, which widens no column. Columns from the index
+  `right_from` on are right-aligned.
 
   >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
   name   size

@@ -179,12 +179,8 @@ def peak_bytes() -> int:
 def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
   """Calls a function in a new process, whose memory is freed when it ends.
 
-  Signals are forwarded to it.
-
-  Args:
-    task: what it does, for messages.
-    function: a function of a module.
-    *inputs: its arguments, which are pickled.
+  Signals are forwarded to it. Messages name the task. The function is found by
+  its name, and its inputs are pickled.
 
   Raises:
     Stopped: after a signal.

@@ -75,15 +75,9 @@ COLUMNS = dict(
 
 
 def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
-  """The curve of a run.
+  """The curve of a run, from the lines of its metrics: {column: values}.
 
-  Args:
-    lines: the lines of its metrics.
-    split: "train" or "validation".
-    most: number of points; of more, evenly spaced ones are kept, and the last.
-
-  Returns:
-    {column: values}.
+  Of more points than `most`, evenly spaced ones are kept, and the last.
   """
   lines = [line for line in lines if line["split"] == split]
   every = math.ceil(len(lines) / most) if most and lines else 1

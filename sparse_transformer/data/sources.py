@@ -1,4 +1,4 @@
-"""The two kinds of sources, images and streams of symbols, and their names.
+"""The two kinds of sources, images and streams, their names, and batches.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -10,7 +10,7 @@ import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, SupportsIndex, TypeVar
+from typing import Any, ClassVar, SupportsIndex, TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -227,6 +227,27 @@ def register(
     return factory
 
   return add
+
+
+def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
+  """Returns an endless sequence of shuffled batches.
+
+  A batch depends only on (seed, step), so a run can stop at any step and
+  resume with the next batch. Each epoch has its own order. A batch may extend
+  into the next epoch: no example is dropped.
+
+  Args:
+    examples: arrays of one shape and dtype: any object with `len` and `[]`.
+    batch_size: examples per batch, at least 1.
+    seed: seed of the order.
+
+  Returns:
+    `batches[step]`, for any step, of shape [batch_size, ...].
+  """
+  import grain
+
+  shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
+  return shuffled.repeat().batch(batch_size)
 
 
 def source(config: ConfigDict) -> Source:

@@ -13,15 +13,10 @@ Weights = tuple[np.ndarray, np.ndarray]
 
 
 def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """Joins pairs into the cells of a picture.
+  """Joins weights [n, n] of queries and keys into the cells of a picture.
 
-  Args:
-    weights: [n, n], of queries and keys.
-    mask: which of them are pairs.
-
-  Returns:
-    The mean over queries of the weights on the keys of a cell; -1 for cells
-    without pairs.
+  A cell has the mean over its queries of the weights on its keys; -1 if the
+  mask has no pair there.
   """
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)

@@ -106,10 +106,7 @@ def columns(
 ) -> "tuple[style.Figure, np.ndarray]":
   """A figure with two panels below each title, and its axes [2, titles].
 
-  Args:
-    titles: one for each column; long ones are broken into lines.
-    labels: of the two rows.
-    above: text above all columns.
+  Long titles are broken into lines. There may be text above all columns.
   """
   wrapped = [
     "\n".join(

@@ -11,10 +11,7 @@ from sparse_transformer import model as model_lib
 def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up, then cosine decay to 0.
 
-  Args:
-    config: the experiment's config; uses `train.steps` and
-      `optimizer.warmup_steps`.
-    peak: the highest rate; 0 for `optimizer.learning_rate`.
+  The peak is the highest rate; 0 for `optimizer.learning_rate`.
 
   Raises:
     ValueError: the warm-up does not end before the last step.

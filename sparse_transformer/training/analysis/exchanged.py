@@ -64,12 +64,8 @@ def traffic(
 ) -> list[dict[str, Any]]:
   """The data that a device receives for each part, known before compiling.
 
-  Args:
-    executor: runs them.
-    patterns: one per head.
-    case: what is run: sequences and heads of a device, and the length of whole
-      sequences.
-    num_devices: number of devices that positions are split over.
+  The case has the sequences and heads of a device, and the length of whole
+  sequences, whose positions are split over the devices.
 
   Returns:
     JSON values for each part, as commented below.

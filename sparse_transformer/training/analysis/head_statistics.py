@@ -125,17 +125,11 @@ def explain(
   step: int,
   example: int,
 ) -> Report:
-  """Draws the heads of a network on an example.
+  """Draws the heads of a network on an example, see `weigh`.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    tokens_L: the example's symbols.
-    temperature: divides the scores before their softmax.
-    folder: where the pictures go, one for each layer, and the report as
-      attention.json.
-    step: the step of the parameters, only reported.
-    example: the number of the example, only reported.
+  Into the folder go the pictures, one for each layer, and the report as
+  attention.json. The step of the parameters and the number of the example are
+  only reported.
 
   Returns:
     As JSON values: the number of `positions` that were used, what was measured

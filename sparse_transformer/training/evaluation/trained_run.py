@@ -34,9 +34,7 @@ def open_run(
 ) -> Iterator["Run"]:
   """Opens a run; within the context, a signal ends its evaluations.
 
-  Args:
-    workdir: folder of the run.
-    config: its config, with overrides that apply; None for the saved one.
+  The config may override that of the run; None for the saved one.
   """
   if config is None:
     config = config_lib.read_config(workdir)

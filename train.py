@@ -13,6 +13,7 @@ the same command and --coordinator, --num_processes and --process_id; or, where
 the cluster says these, with --distributed=auto. See docs/scaling.md.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 
@@ -61,31 +62,20 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where the first process listens."
   )
-  flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "How many processes train together.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count = functools.partial(
+    flags.DEFINE_integer, lower_bound=1, upper_bound=2**31 - 1
   )
+  DEFINE_count("num_processes", None, "How many processes train together.")
   flags.DEFINE_integer(
     "process_id", None, "Which of them this is, from 0.", lower_bound=0
   )
   flags.DEFINE_enum(
     "distributed", None, ["auto"], "Finds these three out: on Slurm, TPU pods."
   )
-  flags.DEFINE_integer(
-    "connect_seconds",
-    300,
-    "How long processes wait for each other.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count(
+    "connect_seconds", 300, "How long processes wait for each other."
   )
-  flags.DEFINE_integer(
-    "heartbeat_seconds",
-    100,
-    "After which a silent process counts as lost.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count(
+    "heartbeat_seconds", 100, "After which a silent process counts as lost."
   )
   cli.run(main, cli.on_config)

@@ -89,6 +89,7 @@ def _draw_heads(args):
       )
     memory_limits.check_inference(config, source, 1, name="batch")
     state = run.state(step, with_data=True)
+    run.signals.check()
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   report = head_statistics.explain(
     run.experiment.model,

@@ -121,10 +121,8 @@ def _recorded(workdir, choice, seed):
 def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
   """Adds a run's score on a split to its result; first trains it if needed.
 
-  Args:
-    config: its config.
-    workdir: its folder. A run with a result has been trained.
-    split: of it, the best checkpoint on validation is scored.
+  A run with a result has been trained. Its best checkpoint on validation is
+  scored.
   """
   path = workdir / RESULT
   if not path.exists():

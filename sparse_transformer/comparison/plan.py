@@ -21,6 +21,7 @@ SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 MOST_STEPS = budget_lib.LIMIT - 1  # of a run
 NAME = "comparison-of.json"  # records what is compared
+NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,18 +114,16 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   changed = ConfigDict(config.to_dict()).lock()
   for field, text in values.items():
     group, name = field.split(".")
-    old, value = config[group][name], text
-    if isinstance(text, str) and not isinstance(old, str):
-      try:
-        value = ast.literal_eval(text)
-      except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError(
-          f"{field}={text} must be of type {type(old).__name__}"
-        ) from None
+    old = config[group][name]
+    is_literal = isinstance(text, str) and not isinstance(old, str)
     try:
+      value = ast.literal_eval(text) if is_literal else text
       changed.update_from_flattened_dict({field: value})
-    except (TypeError, ValueError) as error:
-      raise ValueError(f"{field}={text}: {error}") from None
+    except NOT_OF_TYPE as error:
+      kind = type(old).__name__
+      raise ValueError(
+        f"{field}={text} must be of type {kind}: {error}"
+      ) from None
   return changed
 
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.figures import head_maps as pictures
-from sparse_transformer.figures.masks import MAX_LENGTH, MAX_PANELS
+from sparse_transformer.figures import head_maps as pictures, masks
 from sparse_transformer.model import pattern_params, transformer
 
 MAX_LAYERS = 8  # that are drawn
@@ -104,7 +103,7 @@ def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
   sums_L1 = weights_LM.sum(1, keepdims=True)
   weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
   bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
-  keys, shown = mask_LM.sum(1), pictures.shown_query(len(mask_LM))
+  keys, shown = mask_LM.sum(1), masks.shown_query(len(mask_LM))
   measured = dict(
     pattern=str(pattern),
     pairs=int(keys.sum()),
@@ -137,7 +136,7 @@ def explain(
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  n = min(len(tokens_L), MAX_LENGTH)
+  n = min(len(tokens_L), masks.MAX_LENGTH)
   report: Report = dict(step=step, example=example)
   title = f"{_about(report)},\ntemperature {temperature:g}"
   if n < len(tokens_L):
@@ -192,8 +191,8 @@ def render(report: Report) -> str:
     f" {report['temperature']:g}; the mean over queries"
   ]
   heads = 1 + max(row["head"] for row in report["heads"])
-  if heads > MAX_PANELS:
-    notes.append(f"the first {MAX_PANELS} of {heads} heads are drawn")
+  if heads > masks.MAX_PANELS:
+    notes.append(f"the first {masks.MAX_PANELS} of {heads} heads are drawn")
   if drawn < report["num_layers"]:
     notes.append(f"{drawn} of {report['num_layers']} layers are drawn")
   if report["positions"] < report["length"]:

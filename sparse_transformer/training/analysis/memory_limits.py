@@ -61,10 +61,8 @@ def check_inference(
   logits or inside an MLP.
 
   Args:
-    config: the experiment's config.
-    source: its data source.
-    batch: sequences on all devices.
-    name: what sets `batch`.
+    config, source: the experiment's.
+    batch: sequences on all devices; `name` sets it.
     cache: bytes of the cache of one sequence, if it is computed position by
       position; None if all positions are computed at once.
 

@@ -273,12 +273,8 @@ class Checkpoints:
   ) -> None:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    Args:
-      step: one of `steps()`.
-      config: the current config.
-      data: digest of the current data, see `Source.digest`; None does not
-        compare the data.
-      free: fields that may differ, see `config.FREE_FIELDS`.
+    None in place of their digest does not compare the data. The free fields may
+    differ, see `config.FREE_FIELDS`.
 
     Raises:
       ValueError: it is not, or does not say of what run it is.

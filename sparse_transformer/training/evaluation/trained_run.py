@@ -66,21 +66,12 @@ class Run:
 
     Raises:
       ValueError: the checkpoint is from another network, or on other data.
-      Stopped: a signal was caught.
+      Stopped: a signal ended the search for the best.
     """
     if step == "best":
       config = config_lib.in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    state = self._restore(step, with_data)
-    self.signals.check()
-    return state
-
-  @functools.cached_property
-  def _digest(self):
-    return self.experiment.source.digest()
-
-  def _restore(self, step, with_data):
     state = self.checkpoints.restore(self.experiment.like, step)
     self.checkpoints.check(
       int(state.step),
@@ -89,6 +80,10 @@ class Run:
       config_lib.FREE_IN_EVALUATION,
     )
     return state
+
+  @functools.cached_property
+  def _digest(self):
+    return self.experiment.source.digest()
 
   def best(self, weights: str = "ema") -> Result:
     """The best result on the entire validation split, see `evaluations`.
@@ -180,7 +175,7 @@ class Run:
     step must exist, one that is deleted meanwhile has no results.
     """
     try:
-      state = self._restore(step, with_data=True)
+      state = self.state(step, with_data=True)
     except (ValueError, FileNotFoundError):
       if must_exist or step in self.checkpoints.steps():
         raise

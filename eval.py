@@ -47,16 +47,15 @@ def main(argv: Sequence[str]) -> None:
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
   """Several results, as aligned columns."""
   titles = "step", "min_context", results[0]["unit"], "standard error", "tokens"
-  rows = []
-  for result in results:
-    bits, error = (
-      "-" if result[field] is None else f"{result[field]:.4f}"
-      for field in ("bits_per_dim", "standard_error")
-    )
-    numbers = (result[field] for field in ("step", "min_context", "tokens"))
-    step, min_context, tokens = (f"{number:,}" for number in numbers)
-    rows.append((step, min_context, bits, error, tokens))
+  names = "step", "min_context", "bits_per_dim", "standard_error", "tokens"
+  rows = [[_cell(result[name]) for name in names] for result in results]
   return tables.align([titles, *rows], right_from=0)
+
+
+def _cell(x: float | None) -> str:
+  if x is None:
+    return "-"
+  return f"{x:,}" if isinstance(x, int) else f"{x:.4f}"
 
 
 def integers(flag: str, words: Sequence[str]) -> list[int]:

@@ -101,11 +101,9 @@ def draw(record: Record) -> "style.Figure":
   figure, grid = style.subplots(1, len(axes), width, height)
   figure.set_layout_engine("constrained")
   for axis, panel in zip(axes, grid[0], strict=True):
+    if panel is not grid[0, 0]:
+      panel.sharey(grid[0, 0])
     _draw_panel(panel, record, axis)
-  low = min(panel.get_ylim()[0] for panel in grid[0])
-  high = max(panel.get_ylim()[1] for panel in grid[0])
-  for panel in grid[0]:
-    panel.set_ylim(low, high)
   lines = grid[0, 0].lines
   figure.legend(lines, names, loc="outside right upper", frameon=False)
   if "tokens" not in axes:

@@ -127,7 +127,7 @@ def _row(record, choice):
     validation=_mean(_bits(runs)),
     gap=_mean(gaps) if choice != first else None,
     equal={
-      axis: _mean([at(run, axis, x) for run in runs])
+      axis: _mean([float(np.interp(x, *points(run, axis))) for run in runs])
       for axis, x in record["equal"].items()
     },
     test=_mean(tested) if tested else None,
@@ -209,11 +209,6 @@ def points(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
   else:
     x = np.array(curve[axis], float)
   return x, np.array(curve["bits_per_dim"], float)
-
-
-def at(run: Run, axis: str, x: float) -> float:
-  """The bits of a run at x, between the first and the last validation."""
-  return float(np.interp(x, *points(run, axis)))
 
 
 def largest_common(runs: Iterable[Run], axis: str) -> float | None:

@@ -121,8 +121,7 @@ def write_config(
 def check_config(workdir: str | os.PathLike, config: ConfigDict) -> Changes:
   """Checks that the run in a workdir, if there is one, can resume.
 
-  Returns:
-    {"group.field": (old, new)} for the fields that differ.
+  Returns {"group.field": (old, new)} for the fields that differ.
 
   Raises:
     ValueError: one of them is not in `FREE_FIELDS`.

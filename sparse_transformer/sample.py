@@ -26,15 +26,10 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """Creates the first positions of the `num` sequences to draw.
+  """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
 
-  Args:
-    source: data source of the run.
-    given: number of positions to take from sequences of the test split.
-    path: a file that all sequences start with instead.
-
-  Returns:
-    uint8 [num, S], where S may be 0.
+  A number of positions is given by sequences of the test split, or all
+  sequences start with a file instead.
 
   Raises:
     ValueError: if both are given, or a prompt does not fit the source.

@@ -154,10 +154,8 @@ def check(plan: Plan) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
-  for this process, and the processes of the runs need it.
-
-  Returns:
-    The digest of each choice's data.
+  for this process, and the processes of the runs need it. Returns the digest of
+  each choice's data.
 
   Raises:
     ValueError: a run is impossible, or two choices stand for the same run.
@@ -191,8 +189,7 @@ def check(plan: Plan) -> dict[str, Any]:
 def begin(plan: Plan) -> dict[str, Any]:
   """Checks a comparison, its folder first, and creates the folder.
 
-  Returns:
-    `plan.about()`, which the folder records.
+  Returns `plan.about()`, which the folder records.
 
   Raises:
     ValueError: the folder holds a run or another comparison; see also `check`.

@@ -224,12 +224,9 @@ def largest_common(runs: Iterable[Run], axis: str) -> float | None:
 def over_seeds(
   runs: Sequence[Run], axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Mean and range of the curves of several seeds.
+  """(x, mean, lowest, highest) of the curves of several seeds.
 
   At all x, within the curves of all seeds, at which one of them was validated.
-
-  Returns:
-    (x, mean, lowest, highest).
   """
   curves = [points(run, axis) for run in runs]
   first = max(x[0] for x, _ in curves)

@@ -92,13 +92,10 @@ def read(path: pathlib.Path) -> bytes:
 def read_all(
   paths: Iterable[pathlib.Path],
 ) -> Iterator[tuple[pathlib.Path, bytes]]:
-  """Reads files in the order of their paths.
+  """Yields the path and the contents of files, in the order of their paths.
 
   Those that end in .gz, .bz2, .xz or .zip are decompressed. The files in a zip
   archive are joined in the order of their names.
-
-  Yields:
-    The path and the contents of each file.
 
   Raises:
     ValueError: a file is not regular or is damaged, or the files do not fit

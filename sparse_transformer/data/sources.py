@@ -163,10 +163,8 @@ class Stream:
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """Overlapping sequences that together score each symbol exactly once.
 
-    Args:
-      split: one of SPLITS.
-      min_context: minimum number of positions before a scored one, in [0,
-        length). All positions of the first window are scored.
+    At least `min_context` positions, in [0, length), are before a scored one,
+    except in the first window, which is scored entirely.
 
     Returns:
       (tokens, scored): uint8 and bool [length]. The last window is padded on
@@ -230,19 +228,12 @@ def register(
 
 
 def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
-  """Returns an endless sequence of shuffled batches.
+  """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
 
   A batch depends only on (seed, step), so a run can stop at any step and
   resume with the next batch. Each epoch has its own order. A batch may extend
-  into the next epoch: no example is dropped.
-
-  Args:
-    examples: arrays of one shape and dtype: any object with `len` and `[]`.
-    batch_size: examples per batch, at least 1.
-    seed: seed of the order.
-
-  Returns:
-    `batches[step]`, for any step, of shape [batch_size, ...].
+  into the next epoch: no example is dropped. The examples are arrays of one
+  shape and dtype, in any object with `len` and `[]`.
   """
   import grain
 

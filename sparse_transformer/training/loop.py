@@ -38,10 +38,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
-  checkpoints/<step>/ into the workdir.
-
-  Returns:
-    The final state.
+  checkpoints/<step>/ into the workdir. Returns the final state.
 
   Raises:
     ValueError: the config is invalid, or does not fit the workdir.

@@ -108,14 +108,11 @@ def learning_rate(
 
 
 def decays(params: dict) -> dict:
-  """The parameters that decay: matrices, but not biases, gains, start vector.
+  """Whether parameters decay: matrices, but not biases, gains, start vector.
 
   As in the released code, these are tensors of two dimensions. The axes of
   layers and of experts along which parameters are stacked do not count.
   Centroids, which have three, are directions: their length does not matter.
-
-  Returns:
-    A bool for each array, in the structure of `params`.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

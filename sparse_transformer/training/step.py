@@ -114,10 +114,9 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """Means over a batch, one micro-batch at a time.
+  """((nats, what blocks measure), the gradient of the sum of all losses).
 
-  Returns:
-    ((nats, what blocks measure), the gradient of the sum of all losses).
+  Means over a batch, one micro-batch at a time.
   """
   settings = config.train
   micro, (b, n) = settings.accumulation, tokens_BL.shape

@@ -202,9 +202,8 @@ def rematerialization(
 ) -> dict[str, dict[str, int]]:
   """Memory kept and FLOPs recomputed with each value of `model.remat`.
 
-  Returns:
-    For each value: bytes of `activations` on a device and of one recomputed
-    `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
+  Bytes of `activations` on a device and of one recomputed `layer` are as in
+  `memory`, and FLOPs `recomputed` in a step as in `step`.
   """
   ways = {}
   for remat in rules.REMATS:

@@ -65,10 +65,8 @@ def traffic(
   """The data that a device receives for each part, known before compiling.
 
   The case has the sequences and heads of a device, and the length of whole
-  sequences, whose positions are split over the devices.
-
-  Returns:
-    JSON values for each part, as commented below.
+  sequences, whose positions are split over the devices. The JSON values are
+  commented below.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width

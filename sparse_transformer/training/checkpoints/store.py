@@ -55,15 +55,12 @@ class Checkpoints:
   needed for a checkpoint is renamed.
 
   Args:
-    workdir: the folder that contains `checkpoints/`.
+    workdir: the folder that contains `checkpoints/`; absolute as an attribute.
     keep: how many of the latest checkpoints to keep; None for read-only.
     keep_best: how many of those with the lowest validation loss to also keep.
     about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
-
-  Attributes:
-    workdir: the absolute path of that folder.
   """
 
   def __init__(

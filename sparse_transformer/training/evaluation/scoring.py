@@ -126,7 +126,7 @@ def bits_per_dim(
   tally: Tally | None = None,
   check_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-  """Scores windows of a split.
+  """Scores windows of a split; returns their `Tally.summary`.
 
   Args:
     losses: from `make_losses`.
@@ -140,9 +140,6 @@ def bits_per_dim(
     tally: tally to add to; it has what was scored even if an exception ends
       the work.
     check_stop: called before each batch; may raise an exception.
-
-  Returns:
-    `Tally.summary` of the windows.
   """
   length = len(windows[0][0])
   tally = Tally(length) if tally is None else tally

@@ -114,10 +114,10 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   changed = ConfigDict(config.to_dict()).lock()
   for field, text in values.items():
     group, name = field.split(".")
-    old = config[group][name]
-    is_literal = isinstance(text, str) and not isinstance(old, str)
+    old, value = config[group][name], text
     try:
-      value = ast.literal_eval(text) if is_literal else text
+      if isinstance(text, str) and not isinstance(old, str):
+        value = ast.literal_eval(text)
       changed.update_from_flattened_dict({field: value})
     except NOT_OF_TYPE as error:
       kind = type(old).__name__

@@ -71,8 +71,7 @@ def check_memory(path: pathlib.Path | str, number: int) -> None:
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """All files below a folder, without following links to folders.
 
-  Raises:
-    OSError: a folder cannot be read.
+  Raises OSError if a folder cannot be read.
   """
 
   def fail(error: OSError) -> None:

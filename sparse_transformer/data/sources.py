@@ -139,8 +139,7 @@ class Stream:
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """Sequences that start at each symbol of a split, uint8 [length].
 
-    Raises:
-      ValueError: if the split is shorter than a sequence.
+    Raises ValueError if the split is shorter than a sequence.
     """
     data = _split(self.load, split)
     if len(data) < self.length:

@@ -76,19 +76,21 @@ class Experiment:
     )
 
   @functools.cached_property
+  def _shardings(self):
+    return sharding.place(self.mesh, jax.eval_shape(self.init))
+
+  @functools.cached_property
   def like(self) -> step_lib.State:
     """The state as shapes, dtypes and shardings."""
-    shapes = jax.eval_shape(self.init)
     return jax.tree.map(
       lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-      shapes,
-      sharding.place(self.mesh, shapes),
+      jax.eval_shape(self.init),
+      self._shardings,
     )
 
   def first_state(self) -> step_lib.State:
     """`init` on the devices of the mesh."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.like)
-    return jax.jit(self.init, out_shardings=shardings)()
+    return jax.jit(self.init, out_shardings=self._shardings)()
 
   @functools.cached_property
   def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
@@ -103,11 +105,8 @@ class Experiment:
   @functools.cached_property
   def update(self) -> Callable[..., Any]:
     """Jitted `step`, which reuses the memory of the state that it is given."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.like)
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    return jax.jit(
-      self.step, donate_argnums=0, out_shardings=(shardings, whole)
-    )
+    shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
+    return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
 
   @functools.cached_property
   def examples(self) -> Sequence[np.ndarray]:

@@ -221,8 +221,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     FileNotFoundError: the workdir holds no run.
   """
   experiment = Experiment(config)
-  mesh.check_batch(config, experiment.mesh.shape)
-  mesh.check_network(experiment.model, experiment.mesh.shape)
+  check(experiment)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
   if not 1 <= step <= config.train.steps:

@@ -75,12 +75,9 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
-  """Checks that a batch can be split into devices and micro-batches.
+  """Raises ValueError unless devices and micro-batches divide a batch.
 
   The group is "train", or "eval", which has no micro-batches.
-
-  Raises:
-    ValueError: it cannot.
   """
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":

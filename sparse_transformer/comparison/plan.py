@@ -119,11 +119,9 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
       if isinstance(text, str) and not isinstance(old, str):
         value = ast.literal_eval(text)
       changed.update_from_flattened_dict({field: value})
-    except NOT_OF_TYPE as error:
+    except NOT_OF_TYPE:
       kind = type(old).__name__
-      raise ValueError(
-        f"{field}={text} must be of type {kind}: {error}"
-      ) from None
+      raise ValueError(f"{field}={text} must be of type {kind}") from None
   return changed
 
 

@@ -79,4 +79,4 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
-  cli.run_on_config(main)
+  cli.run(main, cli.on_config)

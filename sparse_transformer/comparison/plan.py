@@ -20,6 +20,7 @@ from sparse_transformer.training.experiment import Experiment
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 MOST_STEPS = budget_lib.LIMIT - 1  # of a run
+NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +121,9 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
       if isinstance(text, str) and not isinstance(old, str):
         value = ast.literal_eval(text)
       changed.update_from_flattened_dict({field: value})
-    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
-      raise ValueError(
-        f"{field}={text} must be of type {type(old).__name__}"
-      ) from None
+    except NOT_OF_TYPE:
+      kind = type(old).__name__
+      raise ValueError(f"{field}={text} must be of type {kind}") from None
   return changed
 
 
@@ -154,10 +154,8 @@ def check(plan: Plan) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
-  for this process, and the processes of the runs need it.
-
-  Returns:
-    The digest of each choice's data.
+  for this process, and the processes of the runs need it. Returns the digest of
+  each choice's data.
 
   Raises:
     ValueError: a run is impossible, or two choices stand for the same run.
@@ -191,8 +189,7 @@ def check(plan: Plan) -> dict[str, Any]:
 def begin(plan: Plan) -> dict[str, Any]:
   """Checks a comparison, its folder first, and creates the folder.
 
-  Returns:
-    `plan.about()`, which the folder records.
+  Returns `plan.about()`, which the folder records.
 
   Raises:
     ValueError: the folder holds a run or another comparison; see also `check`.
@@ -220,5 +217,5 @@ def begin(plan: Plan) -> dict[str, Any]:
     )
   about["data"] = digests
   root.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(root / workdir.COMPARISON, json.dumps(about) + "\n")
+  atomic.write_json(root / workdir.COMPARISON, about)
   return about

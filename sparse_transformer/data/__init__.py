@@ -4,7 +4,6 @@ from sparse_transformer.data import (
   images as images,  # each module registers its sources
   streams as streams,
 )
-from sparse_transformer.data.batching import batches as batches
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   SPLITS as SPLITS,
@@ -12,6 +11,7 @@ from sparse_transformer.data.sources import (
   Lazy as Lazy,
   Source as Source,
   Stream as Stream,
+  batches as batches,
   register as register,
   source as source,
 )

@@ -471,6 +471,7 @@ def test_table_ranks_by_validation_and_shows_the_only_test():
 
 def words(tmp_path, *more):
   settings = runs.flags_of(**{"eval.batch_size": 64})
+  settings = [x for x in settings if "train.steps" not in x]
   return runs.DIGITS, *settings, f"--workdir={tmp_path / 'c'}", *more
 
 

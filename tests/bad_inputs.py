@@ -37,7 +37,7 @@ def cases() -> Iterator[Bad]:
   for number, line in enumerate(text.splitlines(), start=1):
     if line.startswith("# "):
       group = line[2:].lower().replace(" ", "-")
-    elif line and line[0] != "!":
+    elif line:
       given, _, phrase = line.rpartition(" => ")
       given = given.replace("--config=configs", f"--config={runs.REPO}/configs")
       script, *words = shlex.split(given)
@@ -142,7 +142,6 @@ CONFIGS = dict(
   nul="\0",
   recursion="def get_config(): return get_config()",
   nan=_config("config.optimizer.learning_rate = float('nan')"),
-  deep=_config("config.model.width = 10 ** 5000"),
   newline="raise ValueError('a\\nb')",
   untyped_text=_config(
     "with config.ignore_type(): config.train.steps = 'many'"

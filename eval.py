@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from absl import flags
-from ml_collections import config_flags
 
 from sparse_transformer import cli, tables
 from sparse_transformer.data import SPLITS
@@ -34,16 +33,10 @@ def main(argv: Sequence[str]) -> None:
     case words:
       steps = integers("step", words) or [None]
   contexts = integers("min_context", args.min_context)
-  from sparse_transformer.training.evaluation.trained_run import (
-    in_float32,
-    open_run,
-  )
+  from sparse_transformer.training.evaluation.trained_run import open_run
 
-  config = args.config
-  if "model.dtype" not in config_flags.get_override_values(args["config"]):
-    config = in_float32(config)
   found = []
-  with open_run(args.workdir, config) as run:
+  with open_run(args.workdir, cli.exact_config()) as run:
     for result in run.evaluations(args.split, steps, contexts, args.weights):
       print(json.dumps(result), flush=True)
       found.append(result)
@@ -54,16 +47,15 @@ def main(argv: Sequence[str]) -> None:
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
   """Several results, as aligned columns."""
   titles = "step", "min_context", results[0]["unit"], "standard error", "tokens"
-  rows = []
-  for result in results:
-    bits, error = (
-      "-" if result[field] is None else f"{result[field]:.4f}"
-      for field in ("bits_per_dim", "standard_error")
-    )
-    numbers = (result[field] for field in ("step", "min_context", "tokens"))
-    step, min_context, tokens = (f"{number:,}" for number in numbers)
-    rows.append((step, min_context, bits, error, tokens))
+  names = "step", "min_context", "bits_per_dim", "standard_error", "tokens"
+  rows = [[_cell(result[name]) for name in names] for result in results]
   return tables.align([titles, *rows], right_from=0)
+
+
+def _cell(x: float | None) -> str:
+  if x is None:
+    return "-"
+  return f"{x:,}" if isinstance(x, int) else f"{x:.4f}"
 
 
 def integers(flag: str, words: Sequence[str]) -> list[int]:
@@ -97,4 +89,4 @@ if __name__ == "__main__":
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

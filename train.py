@@ -13,10 +13,12 @@ the same command and --coordinator, --num_processes and --process_id; or, where
 the cluster says these, with --distributed=auto. See docs/scaling.md.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 
 from absl import flags
+from ml_collections import config_flags
 
 from sparse_transformer import cli
 
@@ -25,13 +27,18 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   cli.require("config", "workdir")
   args = flags.FLAGS
-  config_file = args["config"].config_filename
+  config_file = config_flags.get_config_filename(args["config"])
   given = args.coordinator, args.num_processes, args.process_id
   is_alone = given == (None,) * 3 and args.distributed is None
   if args.distributed and given != (None,) * 3:
     raise ValueError(
       "--distributed=auto finds --coordinator, --num_processes and --process_id"
       " out; give either it or them"
+    )
+  waits = [x for x in ("connect", "heartbeat") if args[f"{x}_seconds"].present]
+  if is_alone and waits:
+    raise ValueError(
+      f"--{waits[0]}_seconds requires --coordinator or --distributed"
     )
   if not is_alone:
     # Of the runtime's reports, only the last one; read when JAX is imported.
@@ -62,31 +69,20 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where the first process listens."
   )
-  flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "How many processes train together.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count = functools.partial(
+    flags.DEFINE_integer, lower_bound=1, upper_bound=2**31 - 1
   )
+  DEFINE_count("num_processes", None, "How many processes train together.")
   flags.DEFINE_integer(
     "process_id", None, "Which of them this is, from 0.", lower_bound=0
   )
   flags.DEFINE_enum(
     "distributed", None, ["auto"], "Finds these three out: on Slurm, TPU pods."
   )
-  flags.DEFINE_integer(
-    "connect_seconds",
-    300,
-    "How long processes wait for each other.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count(
+    "connect_seconds", 300, "How long processes wait for each other."
   )
-  flags.DEFINE_integer(
-    "heartbeat_seconds",
-    100,
-    "After which a silent process counts as lost.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
+  DEFINE_count(
+    "heartbeat_seconds", 100, "After which a silent process counts as lost."
   )
-  cli.run_on_config(main)
+  cli.run(main, cli.on_config)

@@ -29,7 +29,6 @@ from benchmarks.readme import figures
 from sparse_transformer import cli, config as config_lib, data
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import scoring
-from sparse_transformer.training.evaluation.trained_run import in_float32
 from sparse_transformer.training.experiment import Experiment
 
 BLOCK = 4_096  # symbols; longer ones would be few
@@ -68,7 +67,7 @@ def score_run(
   workdir: str, split: str, contexts: Sequence[int], number: int
 ) -> dict[str, Any]:
   """Bits of `number` symbols of a split with each minimum context."""
-  config = in_float32(config_lib.read_config(workdir))
+  config = config_lib.in_float32(config_lib.read_config(workdir))
   experiment = Experiment(config)
   source = experiment.source
   if not isinstance(source, data.Stream):

@@ -86,7 +86,7 @@ def main_on_data(name: str, score: Callable[[data.Source], dict]) -> None:
 
   out = str(FOLDER / f"{name}.json")
   flags.DEFINE_string("out", out, "File of the record.")
-  cli.run_on_config(run)
+  cli.run(run, cli.on_config)
 
 
 def main_of_rows(

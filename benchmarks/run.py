@@ -92,4 +92,4 @@ def _without_lists(evaluation):
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of the run or comparison.")
   flags.DEFINE_string("out", None, "File of the record.")
-  cli.run_on_config(main)
+  cli.run(main, cli.on_config)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import stat
 from collections.abc import Iterator
@@ -37,8 +38,15 @@ def read_json(path: pathlib.Path) -> Any:
 
 def write_text(path: pathlib.Path, text: str) -> None:
   """Replaces a file atomically: if killed, leaves the old text or the new."""
-  with writing(path) as new:
-    new.write_text(text)
+  with writing(path) as new, new.open("w") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())  # before the file gets its name
+
+
+def write_json(path: pathlib.Path, value: Any, **style: Any) -> None:
+  """`write_text` of a JSON value, in a style of `json.dumps`."""
+  write_text(path, json.dumps(value, **style) + "\n")
 
 
 @contextlib.contextmanager

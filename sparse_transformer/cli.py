@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from sparse_transformer import config as config_lib, rules, signals
 
@@ -27,7 +27,6 @@ LIMITS: dict[type[Exception], str] = {
   RecursionError: "an expression, a config or a flag is too long or too deep",
   OverflowError: "a number is too large",
 }
-STOPPED = 130  # exit status after SIGINT or SIGTERM
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
 OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
 TRACEBACK = "Traceback (most recent call last):\n"
@@ -45,7 +44,8 @@ def run(main: Main, parse: Main = flags.FLAGS) -> NoReturn:
 
   Args:
     main: is called with the arguments that are not flags, the program first.
-    parse: function from the command line to these arguments.
+    parse: function from the command line to these arguments: `on_config`,
+      `on_workdir`, `on_either`, or one that knows no --config.
   """
   app.run(
     functools.partial(_call, main, describe),
@@ -55,15 +55,11 @@ def run(main: Main, parse: Main = flags.FLAGS) -> NoReturn:
   )
 
 
-def run_on_config(main: Main) -> NoReturn:
-  """`run` for a command on an experiment, whose file --config names.
+def on_config(argv: Sequence[str]) -> Sequence[str]:
+  """Parses flags of a command on an experiment, whose file --config names.
 
   Fields can be overridden: --config.attention.pattern=fixed.
   """
-  run(main, parse=_parse_on_config)
-
-
-def _parse_on_config(argv):
   config_flags.DEFINE_config_file(
     "config",
     None,
@@ -78,16 +74,12 @@ def _parse_on_config(argv):
   return flags.FLAGS(argv)
 
 
-def run_on_workdir(main: Main) -> NoReturn:
-  """`run` for a command on a trained run; --config is the one in --workdir.
+def on_workdir(argv: Sequence[str]) -> Sequence[str]:
+  """Parses flags of a command on a trained run, whose config is --config.
 
   Fields can be overridden: --config.attention.backend=dense. Patterns and data
   sources that a config file registers are known with --config=FILE.
   """
-  run(main, parse=_parse_on_workdir)
-
-
-def _parse_on_workdir(argv):
   flags.DEFINE_string(
     "workdir",
     None,
@@ -118,18 +110,22 @@ def _register(argv):
   return [word for word in argv if not is_file(word)]
 
 
-def run_on_either(main: Main) -> NoReturn:
-  """`run_on_workdir` if --workdir is given, otherwise `run_on_config`."""
-  run(main, parse=_parse_on_either)
-
-
-def _parse_on_either(argv):
+def on_either(argv: Sequence[str]) -> Sequence[str]:
+  """`on_workdir` if --workdir is given, otherwise `on_config`."""
   is_workdir = re.compile(r"--?workdir(=.*)?", re.DOTALL).fullmatch
   if any(map(is_workdir, argv[1:])):
-    return _parse_on_workdir(argv)
+    return on_workdir(argv)
   flags.DEFINE_string("workdir", None, "Folder of a run, in place of --config.")
   _list_in_help("workdir")
-  return _parse_on_config(argv)
+  return on_config(argv)
+
+
+def exact_config() -> ConfigDict:
+  """The run's config, its activations in float32 unless a flag sets them."""
+  flag = flags.FLAGS["config"]
+  if "model.dtype" in config_flags.get_override_values(flag):
+    return flag.value
+  return config_lib.in_float32(flag.value)
 
 
 def parse_step(word: str | None) -> int | Literal["best"] | None:
@@ -200,14 +196,21 @@ def _parse(parse, argv):
   argv = [_expand(word) for word in argv]
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
-  return parse(argv)
+  arguments = parse(argv)
+  _check_flags()
+  return arguments
 
 
 def _expand(word):
   """A flag with ~ in a path written out, as the shell does without a flag."""
   name, _, path = word.partition("=")
-  is_path = re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name)
-  return f"{name}={os.path.expanduser(path)}" if is_path else word
+  if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
+    return word
+  path = os.path.expanduser(path)
+  # What follows : goes to get_config. A pipe might never end.
+  if "config" in name and path and not os.path.isfile(path.partition(":")[0]):
+    raise ValueError(f"{name}={path} is not a file; see configs/")
+  return f"{name}={path}"
 
 
 def _call(function, describe, argv):
@@ -221,7 +224,7 @@ def _call(function, describe, argv):
     return result
   except (KeyboardInterrupt, signals.Stopped) as error:
     line = f"stopped: {error}" if str(error) else "stopped"
-    _end(argv, line, STOPPED)
+    _end(argv, line, signals.STOPPED)
   except Exception as error:
     verbose = logging.get_verbosity() >= logging.DEBUG
     line = describe(error)
@@ -271,7 +274,10 @@ def _describe_parsing(error):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:
     return f"--config has no field {error.args[0]}"
-  return f"--config cannot be used: {type(error).__name__}: {error}"
+  return (
+    "--config must name a Python file that defines get_config(), without"
+    f" errors: {type(error).__name__}: {error}"
+  )
 
 
 def _on_one_line(text):

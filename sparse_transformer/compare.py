@@ -30,6 +30,7 @@ import sys
 from collections.abc import Sequence
 
 from absl import flags
+from ml_collections import config_flags
 
 from sparse_transformer import cli, version
 
@@ -49,8 +50,10 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   cli.require("config", "vary", "workdir")
-  if args.seeds < 1:
-    raise ValueError(f"--seeds={args.seeds} must be at least 1")
+  if not 1 <= args.seeds <= 2**32:
+    raise ValueError(f"--seeds={args.seeds} must be at least 1 and fit 32 bits")
+  for name in config_flags.get_override_values(args["config"]):
+    plan_lib.check_free(f"--config.{name}", name)
   limit = budget.parse_budget(args.budget)
   field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
@@ -76,4 +79,4 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
-  cli.run_on_config(main)
+  cli.run(main, cli.on_config)

@@ -73,19 +73,13 @@ def _draw_heads(args):
     head_statistics,
     memory_limits,
   )
-  from sparse_transformer.training.evaluation.trained_run import (
-    in_float32,
-    open_run,
-  )
+  from sparse_transformer.training.evaluation.trained_run import open_run
 
   if not 1e-6 <= args.temperature <= 1e6:
     raise ValueError(
       f"--temperature={args.temperature} must be between 1e-6 and 1e6"
     )
-  step = cli.parse_step(args.step)
-  config = args.config
-  if "model.dtype" not in config_flags.get_override_values(args["config"]):
-    config = in_float32(config)
+  step, config = cli.parse_step(args.step), cli.exact_config()
   with open_run(args.workdir, config) as run:
     source = run.experiment.source
     examples = source.examples("test")
@@ -96,6 +90,7 @@ def _draw_heads(args):
       )
     memory_limits.check_inference(config, source, 1, name="batch")
     state = run.state(step, with_data=True)
+    run.signals.check()
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   report = head_statistics.explain(
     run.experiment.model,
@@ -188,4 +183,4 @@ if __name__ == "__main__":
     "Divides the scores before their softmax, in what is drawn only.",
     lower_bound=1e-6,
   )
-  cli.run_on_either(main)
+  cli.run(main, cli.on_either)

@@ -10,7 +10,6 @@ heads, samples, bits by position, config. It shows what is in the workdir:
 
 import json
 import pathlib
-import typing
 from collections.abc import Sequence
 
 from absl import flags
@@ -18,14 +17,11 @@ from absl import flags
 from sparse_transformer import atomic, cli
 from sparse_transformer.figures import curves, html
 
-if typing.TYPE_CHECKING:
-  from sparse_transformer.training.experiment import Experiment
-
 MAX_SAMPLE = 4000  # bytes of sampled text that are shown
 COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
 
 
-def make(workdir: pathlib.Path, experiment: "Experiment") -> str:
+def _make(workdir, experiment):
   """The page about a run, as HTML."""
   from sparse_transformer.training import metrics
 
@@ -191,9 +187,9 @@ def main(argv: Sequence[str]) -> None:
   with open_run(workdir, flags.FLAGS.config) as run:
     run.checkpoints.check_step(None)  # there must be one
   path = workdir / "report.html"
-  path.write_text(make(workdir, run.experiment))
+  path.write_text(_make(workdir, run.experiment))
   print(f"report in {path}")
 
 
 if __name__ == "__main__":
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

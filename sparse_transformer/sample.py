@@ -26,16 +26,10 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """Creates the first positions of the sequences to draw.
+  """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
 
-  Args:
-    source: data source of the run.
-    num: number of sequences.
-    given: number of positions to take from sequences of the test split.
-    path: a file that all sequences start with instead.
-
-  Returns:
-    uint8 [num, S], where S may be 0.
+  A number of positions is given by sequences of the test split, or all
+  sequences start with a file instead.
 
   Raises:
     ValueError: if both are given, or a prompt does not fit the source.
@@ -164,4 +158,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
-  cli.run_on_workdir(main)
+  cli.run(main, cli.on_workdir)

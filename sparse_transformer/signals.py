@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 STOPPING = signal.SIGTERM, signal.SIGINT
+STOPPED = 128 + signal.SIGINT  # status of a command that either of them stopped
 
 
 class Stopped(Exception):
@@ -75,7 +76,7 @@ class Signals:
             " to save; run the same command again\n"
           )
           os.write(2, line.encode())  # print may wait for the main thread
-          os._exit(128 + signal.SIGINT)  # as whenever a signal stops a command
+          os._exit(STOPPED)
         if count == 2:
           os._exit(128 + number)
 

@@ -1,19 +1,17 @@
 """Tables as text: aligned columns, and Markdown."""
 
+import sys
 from collections.abc import Iterable, Sequence
 
 Row = Sequence[str]
 
 
-def align(rows: Iterable[Row], right_from: int | None = None) -> str:
+def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """Lines of cells, padded so that columns line up.
 
   A row may have fewer cells than the others; its last cell may then be a
-  remark of any length, which widens no column.
-
-  Args:
-    rows: rows of cells; the first one usually contains the titles.
-    right_from: index of the first right-aligned column; None for none.
+  remark of any length, which widens no column. Columns from the index
+  `right_from` on are right-aligned.
 
   >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
   name   size
@@ -22,8 +20,6 @@ def align(rows: Iterable[Row], right_from: int | None = None) -> str:
   """
   rows = list(rows)
   columns = max(map(len, rows), default=0)
-  if right_from is None:
-    right_from = columns
   widths = [0] * columns
   for row in rows:
     full = row if len(row) == columns else row[:-1]

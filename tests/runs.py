@@ -70,13 +70,15 @@ def flags_of(**changes: Any) -> list[str]:
   ]
 
 
-def untrained(workdir: pathlib.Path, config: ConfigDict) -> pathlib.Path:
-  """Makes a run that is at its start, with what commands on a run read."""
+def untrained(
+  workdir: pathlib.Path, config: ConfigDict, change: Callable = lambda x: x
+) -> pathlib.Path:
+  """Makes a run at its changed start, with what commands on a run read."""
   experiment = Experiment(config)
   config_lib.write_config(workdir, config)
   about = store.about(config, experiment.source)
   with store.Checkpoints(workdir, keep=1, about=about) as checkpoints:
-    checkpoints.save(jax.jit(experiment.init)())
+    checkpoints.save(change(jax.jit(experiment.init)()))
   return workdir
 
 

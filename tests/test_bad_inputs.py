@@ -46,20 +46,14 @@ def limits():
 
 
 @pytest.mark.parametrize(
-  "bad",
-  [
-    pytest.param(bad, id=f"{name}-{number}")
-    for name, group in bad_inputs.GROUPS.items()
-    for number, bad in enumerate(group)
-  ],
+  "bad", [pytest.param(bad, id=bad.name) for bad in bad_inputs.cases()]
 )
 def test_bad_input_is_answered_in_one_line(
   bad, trained, tmp_path, capfd, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [*sys.path])  # config files add to it
-  if bad.prepare:
-    bad.prepare(trained)
+  bad_inputs.prepare(bad.words, trained)
   before = runs.files(tmp_path)
   capfd.readouterr()
   with limits():

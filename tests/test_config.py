@@ -65,10 +65,3 @@ def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
     config_lib.check_config(tmp_path, other)
   assert "now), model.width (16 there, 32 now)" in str(error.value)
   assert "data.fractions ((0.9, 0.05, 0.05) there" in str(error.value)
-
-
-def test_folder_that_is_not_a_run_is_an_error(tmp_path):
-  for folder in (tmp_path, tmp_path / "none"):
-    with pytest.raises(FileNotFoundError, match=f"{folder} is not a run"):
-      config_lib.read_config(folder)
-  assert not any(tmp_path.iterdir())

@@ -34,19 +34,11 @@ def workdir(tmp_path_factory):
   return folder / "run"
 
 
-def random_run(config, workdir):
-  """A run of no steps, with random parameters."""
-  config.train.steps = 0
-  initial = loop.train(config, workdir)
-  shutil.rmtree(workdir / "checkpoints")
+def with_random_params(state):
   rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype),
-    initial.params,
-  )
-  about = store.about(config, Experiment(config).source)
-  with store.Checkpoints(workdir, keep=1, about=about) as checkpoints:
-    checkpoints.save(dataclasses.replace(initial, params=params, ema=params))
+  draw = lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
+  params = jax.tree.map(draw, state.params)
+  return dataclasses.replace(state, params=params, ema=params)
 
 
 def lines(capfd, workdir, *words):
@@ -96,7 +88,8 @@ def test_contexts_share_one_compilation_and_a_table(
 
 
 def test_scores_are_float32_unless_asked(tmp_path, capfd):
-  random_run(runs.tiny(**{"model.dtype": "float16"}), tmp_path)
+  config = runs.tiny(**{"model.dtype": "float16"})
+  runs.untrained(tmp_path, config, with_random_params)
   (found,) = lines(capfd, tmp_path)
   (other,) = lines(capfd, tmp_path, "--config.model.dtype=float16")
   assert (found["dtype"], other["dtype"]) == ("float32", "float16")
@@ -306,7 +299,7 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   source = data.Images((2, 2, 3), 17, lambda: dict.fromkeys(SPLITS, images))
   monkeypatch.setattr(Experiment, "source", source)
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
-  random_run(config, tmp_path)
+  runs.untrained(tmp_path, config, with_random_params)
   with open_run(tmp_path) as run:
     (result,) = run.evaluations("test", weights="params")
   assert len(set(result["by_channel"])) == 3

@@ -15,7 +15,6 @@ import time
 import wave
 import zipfile
 
-import bad_inputs
 import numpy as np
 import pytest
 import runs
@@ -136,10 +135,19 @@ def mutated_word(rng, word):
   return kept + mutate(rng, rest.encode()).decode("latin1").replace("\0", "")
 
 
+# The words of a command before the one that is mutated.
+GIVEN = {
+  "train.py": (runs.DIGITS, "--workdir=new", ENDS),
+  "sparse_transformer/compare.py": (
+    *(runs.DIGITS, "--workdir=new", ENDS),
+    "--vary=attention.pattern=dense,local",
+  ),
+  "eval.py": ("--workdir=run",),
+}
 # Words of commands that end after they are checked: training and comparing at
 # the latest because of the batches, an evaluation because it has no checkpoint.
 WORDS = {
-  bad_inputs.TRAIN: (
+  "train.py": (
     "--config.train.steps=4",
     "--config.attention.cycle=1,0,0",
     "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
@@ -147,14 +155,14 @@ WORDS = {
     "--config.model.half_size=True",
     "--config.data.fractions=0.8,0.1,0.1",
   ),
-  bad_inputs.COMPARE: (
+  "sparse_transformer/compare.py": (
     "--vary=attention.pattern=Local(4), Strided(8);dense",
     "--vary=model.width=32,64",
     "--budget=steps:500",
     "--budget=flops:1e15",
     "--seeds=2",
   ),
-  bad_inputs.EVAL: ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
+  "eval.py": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
 }
 
 
@@ -170,12 +178,9 @@ def test_mutated_word_is_a_one_line_error(
   pathlib.Path("text").write_bytes(b"some text " * 50)
   config_lib.write_config("run", runs.text(pathlib.Path("text")))
   before = runs.files(tmp_path)
-  given = bad_inputs.BASES[command]
-  if command != bad_inputs.EVAL:
-    given = *given, ENDS
   for _ in range(rounds):
     word = mutated_word(rng, rng.choice(WORDS[command]))
-    answer(capfd, command, *given, word)
+    answer(capfd, command, *GIVEN[command], word)
   assert runs.files(tmp_path) == before
 
 

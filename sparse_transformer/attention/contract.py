@@ -130,6 +130,10 @@ class Plan:
   keys: Arrangement = NATURAL
 
 
+# Plans, each with its heads.
+Plans = Sequence[tuple[Plan, Heads]]
+
+
 def index_of(heads: Heads) -> slice | np.ndarray:
   """An index of heads; a slice for all of them, so that nothing is copied."""
   return slice(None) if heads is None else np.array(heads)
@@ -172,10 +176,8 @@ class Executor(Protocol):
     See also `registry.common_tile`.
     """
 
-  def plans(
-    self, patterns: tuple[Pattern, ...], case: Case
-  ) -> Sequence[tuple[Plan, Heads]]:
-    """Plans that together cover the pairs of all heads, and their heads.
+  def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
+    """Plans that together cover the pairs of all heads.
 
     Args:
       patterns: one per head.

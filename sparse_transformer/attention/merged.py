@@ -24,11 +24,11 @@ from sparse_transformer.attention.content import (
 )
 from sparse_transformer.attention.contract import (
   Axes,
-  Case,
   Executor,
   Heads,
   Keys,
   Plan,
+  Plans,
   Queries,
   index_of,
   make_case,
@@ -79,41 +79,12 @@ Planned = Sequence[tuple[Executor, Plan, Heads]]
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """The static description of the work."""
+  """The static description of the work; see `attend`."""
 
   choices: tuple[tuple[str, str], ...]
   patterns: tuple[Pattern, ...]
   tile: int
   axes: Axes
-
-  def plans(
-    self,
-    given: tuple[Any, ...],
-    spans_H: jax.Array | None,
-    executor: Executor,
-    platform: str,
-    case: Case,
-  ) -> list[tuple[Any, Plan, Heads]]:
-    """All plans, each with its executor and heads.
-
-    Their tables are constants, except for content-based parts: those
-    are `given`, with what `patterns` are bound to. The executor, which was
-    chosen for the platform, runs all other plans but those with spans.
-    """
-    static = selection.static_parts(self.patterns)
-    known: Sequence[tuple[Plan, Heads]] = ()
-    if self.axes:
-      known = spread.plans(executor, static, case, self.axes)
-    elif static:
-      known = executor.plans(static, case)
-    bound, tables = given
-    found = selection.plans(self.patterns, bound, tables)
-    spans = spans_lib.plans(self.patterns, spans_H, case.length, self.tile)
-    at_run_time = gathered.Gathered(platform == "cpu")
-    return [
-      *((executor, plan, heads) for plan, heads in known),
-      *((at_run_time, plan, heads) for plan, heads in found + spans),
-    ]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -147,25 +118,43 @@ def _by_platform(
 
   The platform is known only when the program is lowered, after tracing.
   """
+  case = make_case(arrays[0], arrays[2], work.tile)
 
   def branch(platform, name):
-    executor = registry.EXECUTORS[name]
-
     def run(given, *arrays):
-      q_BLHK, _, v_BLHE, spans_H = arrays[:4]
-      case = make_case(q_BLHK, v_BLHE, work.tile)
-      plans = work.plans(given, spans_H, executor, platform, case)
-      return function(plans, *arrays)
+      executor = registry.EXECUTORS[name], platform
+      return function(_plans(work, given, arrays[3], *executor, case), *arrays)
 
     return run
 
   branches = {platform: branch(platform, x) for platform, x in work.choices}
   if len(branches) == 1:
-    ((_, name),), (only,) = work.choices, branches.values()
-    q_BLHK, _, v_BLHE, *_ = arrays
-    case = make_case(q_BLHK, v_BLHE, work.tile)
-    return only(given, registry.require(q_BLHK, name, case), *arrays[1:])
+    ((platform, name),) = work.choices
+    q_BLHK = registry.require(arrays[0], name, case)
+    return branches[platform](given, q_BLHK, *arrays[1:])
   return lax.platform_dependent(given, *arrays, **branches)
+
+
+def _plans(work, given, spans_H, executor, platform, case):
+  """All plans, each with its executor and heads.
+
+  Their tables are constants, except for content-based parts: those are `given`,
+  with what patterns are bound to. The executor, which was chosen for the
+  platform, runs all other plans but those with spans.
+  """
+  static = selection.static_parts(work.patterns)
+  known: Plans = ()
+  if work.axes:
+    known = spread.plans(executor, static, case, work.axes)
+  elif static:
+    known = executor.plans(static, case)
+  found = selection.plans(work.patterns, *given)
+  spans = spans_lib.plans(work.patterns, spans_H, case.length, work.tile)
+  at_run_time = gathered.Gathered(platform == "cpu")
+  return [
+    *((executor, plan, heads) for plan, heads in known),
+    *((at_run_time, plan, heads) for plan, heads in (*found, *spans)),
+  ]
 
 
 def forward(

@@ -118,7 +118,11 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
     dq_done, *others = done
     q, dout, lse, delta = steps.queries(i, *queries)
     q = q * scale(q)
-    q_T, dout_T = transpose_first(q, dout)
+    # Before any product: the compiler would transpose within each, and one
+    # whose left side is transposed runs at half the rate.
+    q_T, dout_T = lax.optimization_barrier(
+      (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
+    )
 
     def step(j, carry):
       dq, dk, dv, dspans = carry
@@ -237,15 +241,6 @@ def weights_and_gradients(
   (x, dx), (y, dy) = mine, other
   p = jnp.exp(_scores(x, y, mask) - lse)
   return p, p * (dot("abhte,abhse->abhts", dx, dy) - delta)
-
-
-def transpose_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """The arrays with their last two axes swapped, before any product.
-
-  Otherwise the compiler transposes within products, and one whose left side is
-  transposed runs at half the rate.
-  """
-  return lax.optimization_barrier(tuple(x.swapaxes(-1, -2) for x in arrays))
 
 
 def _scores(q, k, mask):

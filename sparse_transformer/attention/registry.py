@@ -8,7 +8,6 @@ benchmarks for its tiles.
 import contextlib
 import contextvars
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import jax
@@ -25,7 +24,7 @@ PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 EXECUTORS: dict[str, Executor] = {}
 _TARGET = contextvars.ContextVar("target", default="")
-_PREFERRED: dict[str, list[str]] = {platform: [] for platform in PLATFORMS}
+_PREFERRED: dict[str, tuple[str, ...]] = {}  # on which "auto" prefers each
 
 
 def register(
@@ -45,17 +44,12 @@ def register(
     raise ValueError(
       f"unknown platforms {sorted(unknown)}; known: {', '.join(PLATFORMS)}"
     )
-  EXECUTORS[name] = executor
-  for platform in platforms:
-    _PREFERRED[platform].insert(0, name)
+  EXECUTORS[name], _PREFERRED[name] = executor, platforms
 
 
 def unregister(name: str) -> None:
   """Removes an executor."""
-  del EXECUTORS[name]
-  for names in _PREFERRED.values():
-    if name in names:
-      names.remove(name)
+  del EXECUTORS[name], _PREFERRED[name]
 
 
 def backends() -> tuple[str, ...]:
@@ -97,18 +91,33 @@ def resolve(backend: str, case: Case) -> str:
     ValueError: the backend is unknown.
     Unsupported: it cannot run this case; the message says why.
   """
+  return _search(backend, case)[0]
+
+
+def explain_choice(backend: str, case: Case) -> str:
+  """Names what runs a case on its platform and, if not the first choice, why.
+
+  Raises the errors of `resolve`.
+  """
+  name, reasons = _search(backend, case)
+  others = (f"{other}: {reason}" for other, reason in reasons.items())
+  return "; not ".join([name, *others])
+
+
+def _search(backend, case):
+  """(what runs a case, {what was tried before it: why that cannot})."""
   if backend not in backends():
     raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
+  names = [backend]
   if backend == "auto":
-    preferred = _PREFERRED.get(case.platform, [])
-    names = [*preferred, *(n for n in EXECUTORS if n not in preferred)]
-  else:
-    names = [backend]
-  reasons = {}
+    latest_first = reversed(_PREFERRED.items())
+    preferred = (name for name, on in latest_first if case.platform in on)
+    names = [*dict.fromkeys([*preferred, *EXECUTORS])]
+  reasons: dict[str, str] = {}
   for name in names:
-    reason = _unsupported(name, case)
+    reason = _executor(name).unsupported(case)
     if reason is None:
-      return name
+      return name, reasons
     reasons[name] = reason
   raise Unsupported(
     "; ".join(
@@ -118,19 +127,8 @@ def resolve(backend: str, case: Case) -> str:
   )
 
 
-def explain_choice(backend: str, case: Case) -> str:
-  """Names what runs a case on its platform and, if not the first choice, why.
-
-  Raises the errors of `resolve`.
-  """
-  name = resolve(backend, case)
-  if backend != "auto":
-    return name
-  preferred = itertools.takewhile(
-    lambda other: other != name, _PREFERRED.get(case.platform, [])
-  )
-  reasons = (f"{other}: {_unsupported(other, case)}" for other in preferred)
-  return "; not ".join([name, *reasons])
+def _executor(name):
+  return dense if name == "dense" else EXECUTORS[name]
 
 
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
@@ -212,22 +210,15 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
     tiles it processes.
   """
   name = resolve(backend, case)
-  if name == "dense":
-    return name, case.length, 1
-  tile = EXECUTORS[name].tile_size(part, case)
+  tile = _executor(name).tile_size(part, case)
   return name, tile, analysis.count_tiles(part, case.length, tile)
 
 
 def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
   """The tile that an executor chooses for all heads; 0 if parts have others."""
-  executor = EXECUTORS.get(resolve(backend, case))
+  executor = _executor(resolve(backend, case))
   choose = getattr(executor, "common_tile", None)
   return choose(patterns, case.length) if choose and patterns else 0
-
-
-def _unsupported(name, case):
-  executor = dense if name == "dense" else EXECUTORS[name]
-  return executor.unsupported(case)
 
 
 register("batched", batched)

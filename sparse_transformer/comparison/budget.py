@@ -49,15 +49,9 @@ def parse_budget(text: str) -> Budget:
 
 
 def count_steps(config: ConfigDict, budget: Budget) -> int:
-  """The number of training steps that a budget of steps or FLOPs allows.
-
-  Raises:
-    ValueError: see `steps_within`.
-  """
-  kind, amount = budget
-  if kind == "steps":
-    return int(amount)
-  return steps_within(budget, flops_per_step(config))
+  """`steps_within` a budget of steps or FLOPs."""
+  of_step = 1 if budget[0] == "steps" else flops_per_step(config)
+  return steps_within(budget, of_step)
 
 
 def steps_within(budget: Budget, of_step: float) -> int:
@@ -95,11 +89,7 @@ def time_per_step(experiments: Sequence[Experiment], kind: str) -> list[float]:
   """Median time of a training step of each experiment.
 
   Their steps take turns, so that noise slows all of them alike. The results are
-  discarded. The states of all are in memory at once.
-
-  Args:
-    experiments: what to train.
-    kind: one of `CLOCKS`.
+  discarded. The states of all are in memory at once. `kind` is of `CLOCKS`.
   """
   clocked = [_clocked(x, CLOCKS[kind]) for x in experiments]
   rounds = [

@@ -1,6 +1,5 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -15,17 +14,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, cli
+from sparse_transformer import atomic, cli, config as config_lib
 from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.comparison.plan import Plan, experiments
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
-from sparse_transformer.signals import Signals, Stopped
+from sparse_transformer.signals import STOPPED, Signals, Stopped
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.evaluation.trained_run import (
-  in_float32,
-  open_run,
-)
+from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
 
 RESULT = "result.json"  # in the workdir of a run
@@ -56,14 +52,10 @@ def measure_steps(plan: Plan, path: pathlib.Path) -> None:
 
 
 def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
-  """Runs what has no result yet; returns all runs as in a record.
+  """Runs what has no result yet, in steps by choice; returns a record's runs.
 
   Those with the best value on the validation split, and no others, are then
   scored on the test split.
-
-  Args:
-    plan: what is compared.
-    steps: number of training steps with each value.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):
@@ -129,17 +121,15 @@ def _recorded(workdir, choice, seed):
 def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
   """Adds a run's score on a split to its result; first trains it if needed.
 
-  Args:
-    config: its config.
-    workdir: its folder. A run with a result has been trained.
-    split: of it, the best checkpoint on validation is scored.
+  A run with a result has been trained. Its best checkpoint on validation is
+  scored.
   """
   path = workdir / RESULT
   if not path.exists():
     loop.train(config, workdir)
     # The peak is of training: scoring may take place in another process.
     _write(path, _trained(config, metrics.read(workdir)))
-  with open_run(workdir, in_float32(config)) as opened:
+  with open_run(workdir, config_lib.in_float32(config)) as opened:
     found = opened.best()
     if split != "validation":
       (found,) = opened.evaluations(split, [found["step"]])
@@ -149,7 +139,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
 
 def _write(path, content):
   path.parent.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(path, json.dumps(content) + "\n")
+  atomic.write_json(path, content)
 
 
 def _score(result):
@@ -187,12 +177,8 @@ def peak_bytes() -> int:
 def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
   """Calls a function in a new process, whose memory is freed when it ends.
 
-  Signals are forwarded to it.
-
-  Args:
-    task: what it does, for messages.
-    function: a function of a module.
-    *inputs: its arguments, which are pickled.
+  Signals are forwarded to it. Messages name the task. The function is found by
+  its name, and its inputs are pickled.
 
   Raises:
     Stopped: after a signal.
@@ -234,7 +220,7 @@ def _call_and_exit(sender, function, *inputs):
   try:
     function(*inputs)
   except Stopped:
-    sys.exit(cli.STOPPED)
+    sys.exit(STOPPED)
   except Exception as error:
     if (reason := cli.describe(error)) is None:
       raise

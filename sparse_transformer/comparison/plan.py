@@ -20,7 +20,7 @@ from sparse_transformer.training.experiment import Experiment
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 MOST_STEPS = budget_lib.LIMIT - 1  # of a run
-NAME = "comparison-of.json"  # records what is compared
+NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +91,18 @@ def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   group, _, name = field.partition(".")
   if group not in config or name not in config[group]:
     raise ValueError(f"--vary={text}: --config has no field {field!r}")
-  if flag := SET_BY.get(field):
-    raise ValueError(
-      f"--vary={text}: a comparison sets {field} itself; use --{flag}"
-    )
+  check_free(f"--vary={text}", field)
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
   choices = [value.strip() for value in re.split(separator, values)]
   if not all(choices) or len({*choices}) < len(choices):
     raise ValueError(f"--vary={text} must give different values after {field}=")
   return field, choices
+
+
+def check_free(word: str, field: str) -> None:
+  """Raises ValueError if a comparison sets the field that a word names."""
+  if flag := SET_BY.get(field):
+    raise ValueError(f"{word}: a comparison sets {field} itself; use --{flag}")
 
 
 def with_values(config: ConfigDict, **values: object) -> ConfigDict:
@@ -114,17 +117,13 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   for field, text in values.items():
     group, name = field.split(".")
     old, value = config[group][name], text
-    if isinstance(text, str) and not isinstance(old, str):
-      try:
-        value = ast.literal_eval(text)
-      except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError(
-          f"{field}={text} must be of type {type(old).__name__}"
-        ) from None
     try:
+      if isinstance(text, str) and not isinstance(old, str):
+        value = ast.literal_eval(text)
       changed.update_from_flattened_dict({field: value})
-    except (TypeError, ValueError) as error:
-      raise ValueError(f"{field}={text}: {error}") from None
+    except NOT_OF_TYPE:
+      kind = type(old).__name__
+      raise ValueError(f"{field}={text} must be of type {kind}") from None
   return changed
 
 
@@ -155,10 +154,8 @@ def check(plan: Plan) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
-  for this process, and the processes of the runs need it.
-
-  Returns:
-    The digest of each choice's data.
+  for this process, and the processes of the runs need it. Returns the digest of
+  each choice's data.
 
   Raises:
     ValueError: a run is impossible, or two choices stand for the same run.
@@ -192,8 +189,7 @@ def check(plan: Plan) -> dict[str, Any]:
 def begin(plan: Plan) -> dict[str, Any]:
   """Checks a comparison, its folder first, and creates the folder.
 
-  Returns:
-    `plan.about()`, which the folder records.
+  Returns `plan.about()`, which the folder records.
 
   Raises:
     ValueError: the folder holds a run or another comparison; see also `check`.
@@ -206,8 +202,8 @@ def begin(plan: Plan) -> dict[str, Any]:
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
   old = None
-  if (root / NAME).exists():
-    old = record.read_json(root / NAME, "data", *about)
+  if (root / workdir.COMPARISON).exists():
+    old = record.read_json(root / workdir.COMPARISON, "data", *about)
     if differing := [name for name in about if old[name] != about[name]]:
       raise ValueError(
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
@@ -221,5 +217,5 @@ def begin(plan: Plan) -> dict[str, Any]:
     )
   about["data"] = digests
   root.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(root / NAME, json.dumps(about) + "\n")
+  atomic.write_json(root / workdir.COMPARISON, about)
   return about

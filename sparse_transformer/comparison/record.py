@@ -75,15 +75,9 @@ COLUMNS = dict(
 
 
 def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
-  """The curve of a run.
+  """The curve of a run, from the lines of its metrics: {column: values}.
 
-  Args:
-    lines: the lines of its metrics.
-    split: "train" or "validation".
-    most: number of points; of more, evenly spaced ones are kept, and the last.
-
-  Returns:
-    {column: values}.
+  Of more points than `most`, evenly spaced ones are kept, and the last.
   """
   lines = [line for line in lines if line["split"] == split]
   every = math.ceil(len(lines) / most) if most and lines else 1
@@ -133,7 +127,7 @@ def _row(record, choice):
     validation=_mean(_bits(runs)),
     gap=_mean(gaps) if choice != first else None,
     equal={
-      axis: _mean([at(run, axis, x) for run in runs])
+      axis: _mean([float(np.interp(x, *points(run, axis))) for run in runs])
       for axis, x in record["equal"].items()
     },
     test=_mean(tested) if tested else None,
@@ -217,11 +211,6 @@ def points(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
   return x, np.array(curve["bits_per_dim"], float)
 
 
-def at(run: Run, axis: str, x: float) -> float:
-  """The bits of a run at x, between the first and the last validation."""
-  return float(np.interp(x, *points(run, axis)))
-
-
 def largest_common(runs: Iterable[Run], axis: str) -> float | None:
   """The largest x that all runs have reached.
 
@@ -235,12 +224,9 @@ def largest_common(runs: Iterable[Run], axis: str) -> float | None:
 def over_seeds(
   runs: Sequence[Run], axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Mean and range of the curves of several seeds.
+  """(x, mean, lowest, highest) of the curves of several seeds.
 
   At all x, within the curves of all seeds, at which one of them was validated.
-
-  Returns:
-    (x, mean, lowest, highest).
   """
   curves = [points(run, axis) for run in runs]
   first = max(x[0] for x, _ in curves)

@@ -2,15 +2,11 @@
 
 import json
 import pathlib
-from typing import TYPE_CHECKING
 
 from sparse_transformer import atomic, tables
 from sparse_transformer.comparison import record as record_lib
 from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html, style
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 3.4, 3.4  # of a panel, in inches
 MAX_LABEL = 26  # characters of a choice
@@ -91,15 +87,12 @@ def notes(record: Record) -> str:
   return text
 
 
-def draw(record: Record) -> "Figure":
+def draw(record: Record) -> "style.Figure":
   """Validation bits during training, a line for each choice.
 
   A line is the mean over the seeds; around it, a band from the lowest to the
   highest. There is a panel for each of `record.axes`; tokens are above steps
   where all steps have the same number.
-
-  Args:
-    record: see `record`; nothing else is read.
   """
   names = [_shorten(choice) for choice in record["about"]["choices"]]
   axes = record_lib.axes(record)
@@ -108,11 +101,9 @@ def draw(record: Record) -> "Figure":
   figure, grid = style.subplots(1, len(axes), width, height)
   figure.set_layout_engine("constrained")
   for axis, panel in zip(axes, grid[0], strict=True):
+    if panel is not grid[0, 0]:
+      panel.sharey(grid[0, 0])
     _draw_panel(panel, record, axis)
-  low = min(panel.get_ylim()[0] for panel in grid[0])
-  high = max(panel.get_ylim()[1] for panel in grid[0])
-  for panel in grid[0]:
-    panel.set_ylim(low, high)
   lines = grid[0, 0].lines
   figure.legend(lines, names, loc="outside right upper", frameon=False)
   if "tokens" not in axes:

@@ -5,7 +5,6 @@ from sparse_transformer.data import (
   streams as streams,
   tasks as tasks,
 )
-from sparse_transformer.data.batching import batches as batches
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   SPLITS as SPLITS,
@@ -13,6 +12,7 @@ from sparse_transformer.data.sources import (
   Lazy as Lazy,
   Source as Source,
   Stream as Stream,
+  batches as batches,
   register as register,
   source as source,
 )

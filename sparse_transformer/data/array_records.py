@@ -26,10 +26,8 @@ def root(data_dir: str) -> pathlib.Path:
 def find(config: ConfigDict, *names: str) -> pathlib.Path:
   """Finds the newest version of the first data set that is prepared.
 
-  Args:
-    config: the `data` group of a config; its `path` is the folder of all
-      prepared data sets.
-    *names: names of the data set in tensorflow-datasets.
+  The names are those in tensorflow-datasets; `config.path` is the folder of all
+  prepared data sets.
 
   Raises:
     FileNotFoundError: if none of them is prepared.
@@ -80,10 +78,7 @@ def read(
 ) -> sources.Lazy[np.ndarray]:
   """Opens one feature of all records of a split, as uint8 arrays.
 
-  Args:
-    folder: folder of one version of a data set, from `find`.
-    split: split of the data set.
-    feature: name of the feature. Encoded images are decoded.
+  The folder is from `find`. Encoded images are decoded.
 
   Raises:
     ValueError: a file is damaged; now, or when the record is read.

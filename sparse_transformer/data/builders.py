@@ -101,13 +101,11 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
   TEST_FILES = ("test_batch.bin",)
   url_infos = {
-    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz": (
-      UrlInfo(
-        size=170_052_171,
-        checksum="c4a38c50a1bc5f3a1c5537f2155ab9d6"
-        "8f9f25eb1ed8d9ddda3db29a59bca1dd",
-        filename="cifar-10-binary.tar.gz",
-      )
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz": UrlInfo(
+      size=170_052_171,
+      checksum="c4a38c50a1bc5f3a1c5537f2155ab9d6"
+      "8f9f25eb1ed8d9ddda3db29a59bca1dd",
+      filename="cifar-10-binary.tar.gz",
     )
   }
 

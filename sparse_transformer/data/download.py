@@ -18,14 +18,10 @@ PATIENCE = 8  # seconds to wait for the host of a download to answer
 
 
 def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
-  """Downloads a data set and writes it where its source looks for it.
+  """Downloads the data set of a source that was registered with a builder.
 
-  Args:
-    name: name of a source that was registered with a builder.
-    data_dir: folder of all prepared data sets, or "" for the default one.
-
-  Returns:
-    Its builder.
+  Writes it where the source looks for it, in the folder of all prepared data
+  sets, by default "". Returns the builder.
 
   Raises:
     ValueError: the builder is unknown, or the archive is damaged.
@@ -44,7 +40,8 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     raise NotADirectoryError(f"--data_dir={root} is a file; name a folder")
   downloads = root / "downloads"
   make = pkgutil.resolve_name(sources.BUILDERS[name])
-  builder = make(data_dir=root, file_format="array_record")
+  with files.blame(root / make.name):  # which an earlier one may have left
+    builder = make(data_dir=root, file_format="array_record")
   if not builder.data_path.exists():
     _check_archives(builder, downloads)
   download = tfds.core.download

@@ -71,8 +71,7 @@ def check_memory(path: pathlib.Path | str, number: int) -> None:
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """All files below a folder, without following links to folders.
 
-  Raises:
-    OSError: a folder cannot be read.
+  Raises OSError if a folder cannot be read.
   """
 
   def fail(error: OSError) -> None:
@@ -92,13 +91,10 @@ def read(path: pathlib.Path) -> bytes:
 def read_all(
   paths: Iterable[pathlib.Path],
 ) -> Iterator[tuple[pathlib.Path, bytes]]:
-  """Reads files in the order of their paths.
+  """Yields the path and the contents of files, in the order of their paths.
 
   Those that end in .gz, .bz2, .xz or .zip are decompressed. The files in a zip
   archive are joined in the order of their names.
-
-  Yields:
-    The path and the contents of each file.
 
   Raises:
     ValueError: a file is not regular or is damaged, or the files do not fit
@@ -136,11 +132,11 @@ def _read(path: pathlib.Path, before: int) -> bytes:
     return b"".join(blocks)
 
 
-def crc32(paths: Iterable[pathlib.Path]) -> str:
-  """CRC-32 of the concatenated contents of files, as 8 hexadecimal digits."""
+def crc32(*paths: pathlib.Path) -> int:
+  """CRC-32 of the concatenated contents of files."""
   crc = 0
   for path in paths:
     with path.open("rb") as file:
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)
-  return f"{crc:08x}"
+  return crc

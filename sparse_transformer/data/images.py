@@ -13,6 +13,7 @@ from sparse_transformer.data.sources import (
   Images,
   Items,
   Lazy,
+  check_no_path,
   register,
 )
 
@@ -26,10 +27,10 @@ IMAGENET64_HELD_OUT = 50_000
 @register("digits")
 def digits(config: ConfigDict) -> Images:
   """Gray 8x8 digits with 17 levels, bundled with scikit-learn."""
-  del config
 
   @functools.cache
   def load():
+    check_no_path(config)
     import sklearn.datasets
 
     images = sklearn.datasets.load_digits().images.astype(np.uint8)

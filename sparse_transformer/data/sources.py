@@ -1,4 +1,4 @@
-"""The two kinds of sources, images and streams of symbols, and their names.
+"""The two kinds of sources, images and streams, their names, and batches.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -10,7 +10,7 @@ import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -92,9 +92,11 @@ class Images:
     """Number of training images, and CRC-32 of the files or of all images."""
     number = len(self.examples("train"))
     if self.files:
-      return dict(images=number, crc32=files_lib.crc32(self.files()))
-    images = np.concatenate([self.load()[split] for split in SPLITS])
-    return dict(images=number, crc32=f"{zlib.crc32(images.data):08x}")
+      crc = files_lib.crc32(*self.files())
+    else:
+      images = np.concatenate([self.load()[split] for split in SPLITS])
+      crc = zlib.crc32(images.data)
+    return dict(images=number, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """The images of a split as (tokens, scored), with all positions scored."""
@@ -140,8 +142,7 @@ class Stream:
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """Sequences that start at each symbol of a split, uint8 [length].
 
-    Raises:
-      ValueError: if the split is shorter than a sequence.
+    Raises ValueError if the split is shorter than a sequence.
     """
     data = _split(self.load, split)
     if len(data) < self.length:
@@ -164,10 +165,8 @@ class Stream:
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """Overlapping sequences that together score each symbol exactly once.
 
-    Args:
-      split: one of SPLITS.
-      min_context: minimum number of positions before a scored one, in [0,
-        length). All positions of the first window are scored.
+    At least `min_context` positions, in [0, length), are before a scored one,
+    except in the first window, which is scored entirely.
 
     Returns:
       (tokens, scored): uint8 and bool [length]. The last window is padded on
@@ -230,6 +229,20 @@ def register(
   return add
 
 
+def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
+  """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
+
+  A batch depends only on (seed, step), so a run can stop at any step and
+  resume with the next batch. Each epoch has its own order. A batch may extend
+  into the next epoch: no example is dropped. The examples are arrays of one
+  shape and dtype, in any object with `len` and `[]`.
+  """
+  import grain
+
+  shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
+  return shuffled.repeat().batch(batch_size)
+
+
 def source(config: ConfigDict) -> Source:
   """Makes the source that the `data` group of a config selects.
 
@@ -242,6 +255,15 @@ def source(config: ConfigDict) -> Source:
       " run whose config file registers it, add --config=FILE"
     )
   return SOURCES[config.name](config)
+
+
+def check_no_path(config: ConfigDict) -> None:
+  """Raises ValueError if the `data` group has a path that is not read."""
+  if config.path:
+    raise ValueError(
+      f"data.path={config.path} is not read with data.name={config.name}; leave"
+      " it empty, or set data.name to bytes"
+    )
 
 
 def _split(load: Callable[[], Mapping[str, T]], split: str) -> T:

@@ -9,7 +9,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer.data import array_records, codecs, files as files_lib
-from sparse_transformer.data.sources import SPLITS, Stream, register
+from sparse_transformer.data.sources import (
+  SPLITS,
+  Stream,
+  check_no_path,
+  register,
+)
 
 # Characters of the splits, like the bytes of enwik8.
 TEXT8 = 90_000_000, 5_000_000, 5_000_000
@@ -30,6 +35,7 @@ def stdlib(config: ConfigDict) -> Stream:
   skipped |= {"test", "tests", "idle_test"}
 
   def files():
+    check_no_path(config)
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     paths = [path.relative_to(root) for path in root.rglob("*.py")]
     return [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]

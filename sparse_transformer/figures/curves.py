@@ -1,14 +1,11 @@
 """Curves of bits and throughput by training step, and of bits by position."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparse_transformer.figures import style
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 5, 3.2  # inches
 BLOCKS = 64  # of positions whose means are drawn
@@ -21,13 +18,8 @@ MAX_POINTS = 5000  # of a curve, evenly spaced
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
-def bits_by_step(lines: Lines, unit: str) -> "Figure":
-  """A figure with the curves of a run: training and validation.
-
-  Args:
-    lines: lines of its metrics.
-    unit: unit of the bits.
-  """
+def bits_by_step(lines: Lines, unit: str) -> "style.Figure":
+  """A figure with the curves of a run: training and validation."""
   figure, axis = _axis()
   for split, look in (
     ("train", dict(color=style.LIGHT, lw=0.8)),
@@ -42,7 +34,7 @@ def bits_by_step(lines: Lines, unit: str) -> "Figure":
   return figure
 
 
-def speed_by_step(lines: Lines, field: str) -> "Figure":
+def speed_by_step(lines: Lines, field: str) -> "style.Figure":
   """A figure of a field of `SPEEDS` by step."""
   figure, axis = _axis()
   steps, values = _columns(lines, field)
@@ -53,12 +45,8 @@ def speed_by_step(lines: Lines, field: str) -> "Figure":
   return figure
 
 
-def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
-  """A figure of learned spans, with a point for each head.
-
-  Args:
-    spans: {layer: spans of its heads, in positions}.
-  """
+def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "style.Figure":
+  """A figure of {layer: spans of its heads}, with a point for each head."""
   figure, axis = _axis()
   layers, spans_LH = list(spans), np.array(list(spans.values()))
   axis.plot(layers, spans_LH, "o", ms=4, alpha=0.6, color=style.LIGHT)
@@ -71,15 +59,14 @@ def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "Figure":
   return figure
 
 
-def bits_by_position(bits_L: np.ndarray, result: Mapping[str, Any]) -> "Figure":
+def bits_by_position(
+  bits_L: np.ndarray, result: Mapping[str, Any]
+) -> "style.Figure":
   """A figure of mean bits by position in the window: how context is used.
 
   Positions with fewer than min_context before them are left out: only the first
-  window scores them.
-
-  Args:
-    bits_L: mean bits, nan where a position was not scored.
-    result: the object that `eval.py` prints.
+  window scores them. Bits are nan where a position was not scored; the result
+  is the object that `eval.py` prints.
   """
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first

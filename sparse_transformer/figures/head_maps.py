@@ -2,22 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparse_transformer.figures import style
-from sparse_transformer.figures.masks import (
-  MAX_PANELS,
-  cell_size,
-  columns,
-  pool,
-  show,
-  shown_query,
-)
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
+from sparse_transformer.figures import masks, style
 
 # (weights of one query [L], joined weights of all queries [cells, cells]); -1
 # for pairs outside the pattern.
@@ -25,20 +13,15 @@ Weights = tuple[np.ndarray, np.ndarray]
 
 
 def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """Joins pairs into the cells of a picture.
+  """Joins weights [n, n] of queries and keys into the cells of a picture.
 
-  Args:
-    weights: [n, n], of queries and keys.
-    mask: which of them are pairs.
-
-  Returns:
-    The mean over queries of the weights on the keys of a cell; -1 for cells
-    without pairs.
+  A cell has the mean over its queries of the weights on its keys; -1 if the
+  mask has no pair there.
   """
-  size = cell_size(len(weights))
+  size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
   keys = np.diff(starts, append=len(weights))
-  shares, has_pairs = (pool(x, size, size) for x in (weights, mask))
+  shares, has_pairs = (masks.pool(x, size, size) for x in (weights, mask))
   return np.where(has_pairs > 0, shares * keys, -1)
 
 
@@ -47,29 +30,27 @@ def panels(
   titles: Sequence[str],
   heads: Sequence[Weights],
   shape: Sequence[int],
-) -> "Figure":
+) -> "style.Figure":
   """A figure with a column for each head of a layer, at most the first 12.
 
   Above are the weights of one query, in the shape of the data; below, those of
   all queries, one per row.
 
-  Args:
-    title: of the figure.
-    titles: a title for each head.
-    heads: what they attend to.
-    shape: shape of the data, rows first.
+  The `shape` is that of the data, rows first.
   """
-  titles, heads = titles[:MAX_PANELS], heads[:MAX_PANELS]
-  query, size = (f(len(heads[0][0])) for f in (shown_query, cell_size))
+  titles, heads = titles[: masks.MAX_PANELS], heads[: masks.MAX_PANELS]
+  query, size = (
+    f(len(heads[0][0])) for f in (masks.shown_query, masks.cell_size)
+  )
   legend = "white: no pair; the darker, the larger,\nrelative to its row"
   labels = (
     f"weights of query {query:,},\nin the data",
     "of all queries,\none per row",
   )
-  figure, axes = columns(titles, labels, f"{title}\n{legend}")
+  figure, axes = masks.columns(titles, labels, f"{title}\n{legend}")
   for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):
     _show_query(top, of_query, query, math.prod(shape[1:]))
-    show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
+    masks.show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
     if size > 1:
       bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")
   figure.tight_layout()
@@ -82,11 +63,11 @@ def _show_query(axis, weights, query, width):
 
   missing = -len(weights) % width
   cells = np.pad(weights, (0, missing), constant_values=-1).reshape(-1, width)
-  sizes = [cell_size(side) for side in cells.shape]
+  sizes = [masks.cell_size(side) for side in cells.shape]
   for side in (0, 1):
     starts = np.arange(0, cells.shape[side], sizes[side])
     cells = np.maximum.reduceat(cells, starts, axis=side)
-  show(axis, paint(cells, cells.max()), aspect="auto")
+  masks.show(axis, paint(cells, cells.max()), aspect="auto")
   y, x = query // width // sizes[0], query % width // sizes[1]
   # In a small image it is inside its cell, in a large one around it.
   size = [max(0.5, side / 48) for side in cells.shape[::-1]]

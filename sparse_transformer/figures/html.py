@@ -5,11 +5,9 @@ import html
 import io
 import os
 import pathlib
-import typing
 from collections.abc import Iterable, Sequence
 
-if typing.TYPE_CHECKING:
-  import matplotlib.figure
+from sparse_transformer.figures import style
 
 SHRINK = 0.75  # least width of a shrunken figure, relative to its own
 
@@ -76,7 +74,7 @@ def _row(tag, cells):
   return f"<tr>{''.join(cells)}</tr>"
 
 
-def figure(figure: "matplotlib.figure.Figure", text: str) -> str:
+def figure(figure: "style.Figure", text: str) -> str:
   """`picture` of a matplotlib figure."""
   file = io.BytesIO()
   figure.savefig(file, format="png")

@@ -18,12 +18,8 @@ def save_images(
 ) -> None:
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
-  Args:
-    path: path of the file.
-    samples: uint8 [images, positions].
-    real: real images, likewise.
-    shape: rows, columns and channels of an image.
-    vocab_size: number of intensities; the highest is drawn as white.
+  Both are uint8 [images, positions], of a shape (rows, columns, channels). The
+  highest of the `vocab_size` intensities is drawn as white.
   """
   from PIL import Image
 

@@ -4,16 +4,13 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparse_transformer import atomic
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 MAX_LENGTH = 4096  # positions of a matrix that are drawn
 MAX_CELLS = 256  # cells on a side of an image: more would not be visible
@@ -36,14 +33,9 @@ def save_patterns(
   length: int,
   chosen: Iterable[Pattern] | None = None,
 ) -> None:
-  """Draws the distinct patterns of a network into a PNG file.
+  """Draws the distinct patterns of a network, or the chosen, into a PNG file.
 
-  Args:
-    path: path of the file.
-    layers: the pattern of each head in each layer.
-    shape: shape of the data, rows first.
-    length: number of positions.
-    chosen: the patterns to draw, by default all; only the first 12 are drawn.
+  Only the first 12 are drawn. The `shape` is that of the data, rows first.
   """
   found = places(layers)
   chosen = list(found if chosen is None else chosen)
@@ -86,7 +78,7 @@ def panels(
   shape: Sequence[int],
   length: int,
   note: str = "",
-) -> "Figure":
+) -> "style.Figure":
   """A figure with a column for each pattern.
 
   Above are the keys of one query, in the shape of the data with one cell per
@@ -111,13 +103,10 @@ def panels(
 
 def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
-) -> "tuple[Figure, np.ndarray]":
+) -> "tuple[style.Figure, np.ndarray]":
   """A figure with two panels below each title, and its axes [2, titles].
 
-  Args:
-    titles: one for each column; long ones are broken into lines.
-    labels: of the two rows.
-    above: text above all columns.
+  Long titles are broken into lines. There may be text above all columns.
   """
   wrapped = [
     "\n".join(

@@ -1,11 +1,11 @@
 """Colors and empty axes, shared by all pictures."""
 
-import typing
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-if typing.TYPE_CHECKING:
-  import matplotlib.figure
+if TYPE_CHECKING:  # slow to import, and needed only to draw
+  from matplotlib.figure import Figure
 
 DPI = 150
 DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
@@ -25,10 +25,9 @@ COLORS = (
 
 def subplots(
   rows: int, columns: int, width: float, height: float
-) -> "tuple[matplotlib.figure.Figure, np.ndarray]":
+) -> "tuple[Figure, np.ndarray]":
   """A figure of `width` x `height` inches, and its axes [rows, columns]."""
-  # Slow to import, and needed only to draw. A figure that pyplot does not
-  # manage needs no display and need not be closed.
+  # One that pyplot does not manage needs no display and need not be closed.
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), dpi=DPI)

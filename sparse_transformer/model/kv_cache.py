@@ -31,7 +31,6 @@ from sparse_transformer.model import transformer
 from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
-from sparse_transformer.patterns.content import Content
 
 # {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
 Cache = dict[int, list[tuple[jax.Array, ...]]]
@@ -109,7 +108,7 @@ class CachePlan:
     k, v = (x[index] for x in kv)
     pattern, bound = self.pattern, self.pattern.support()
     if labels:
-      contents = zip(labelled(pattern), labels, strict=True)
+      contents = zip(selection.labelled(pattern), labels, strict=True)
       sets = tuple(content.sets(x[index]) for content, x in contents)
       bound = pattern.bind(selection.unions(pattern, sets))
     k_at = read.reshape(1, 1, 1, -1)
@@ -173,16 +172,11 @@ def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
 
 def kept_pairs(pattern: Pattern) -> Pattern:
   """The pairs for which keys are kept: labels may depend on any earlier key."""
-  return Causal() if labelled(pattern) else pattern.support()
-
-
-def labelled(pattern: Pattern) -> tuple[Content, ...]:
-  """The `contents` of a pattern that have labels."""
-  return pattern.contents() if selection.follows(pattern) else ()
+  return Causal() if selection.labelled(pattern) else pattern.support()
 
 
 def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
-  """The labels of one of n positions, for each of `labelled`; width is K."""
+  """The labels of one of n positions, by `labelled`; width is K."""
 
   def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -192,7 +186,7 @@ def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
     q, k = array(1, 1, 1, width), array(1, n, 1, width)
     return jax.eval_shape(content.labels, q, k, directions).shape[-1]
 
-  return [of(content) for content in labelled(pattern)]
+  return [of(content) for content in selection.labelled(pattern)]
 
 
 def add_labels(
@@ -210,7 +204,7 @@ def add_labels(
   """
   first = [jnp.int32(i) for i in (index, 0, 0, start, 0)]
   found = []
-  for content, x in zip(labelled(pattern), labels, strict=True):
+  for content, x in zip(selection.labelled(pattern), labels, strict=True):
     k_BMHK = k_BHSK[:, :, : x.shape[3]].swapaxes(1, 2)
     given = directions.get(content)
     new = selection.labels(content, q_BLHK, k_BMHK, given, start)

@@ -145,7 +145,7 @@ def measure(
       q_BLHK[:, :, index_of(using)],
       directions[content][index_of(using)],
     )
-    for pattern, using in with_content(tuple(heads)).items()
+    for pattern, using in with_content(heads).items()
     for content in filter(has_centroids, pattern.contents())
   ]
   if losses:

@@ -381,7 +381,7 @@ def init_params(config: Config, seed: int) -> dict:
 
 def bind(config: Config, params: dict) -> Transformer:
   """Returns the network with the given parameters."""
-  return nnx.merge(_graphdef(config), params)
+  return nnx.merge(_abstract(config)[0], params)
 
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
@@ -402,17 +402,15 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   return predict
 
 
-@functools.lru_cache(maxsize=64)
 def count_parameters(config: Config) -> int:
   """Counts the parameters of a network without allocating them."""
-  leaves = jax.tree.leaves(nnx.state(_abstract(config)))
+  leaves = jax.tree.leaves(_abstract(config)[1])
   return sum(math.prod(x.shape) for x in leaves)
 
 
-@functools.lru_cache(maxsize=64)
 def count_active_parameters(config: Config) -> int:
   """Counts the parameters that a position uses: of experts, the chosen ones."""
-  params = nnx.to_pure_dict(nnx.state(_abstract(config)))
+  params = nnx.to_pure_dict(_abstract(config)[1])
   idle = config.experts - config.experts_per_token
   return count_parameters(config) - sum(
     math.prod(x.shape) * idle // config.experts
@@ -427,10 +425,7 @@ def num_stacks(path: tuple[Any, ...]) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _graphdef(config: Config) -> nnx.GraphDef:
-  return nnx.graphdef(_abstract(config))
-
-
-def _abstract(config: Config) -> Transformer:
-  """The network with shapes in place of arrays."""
-  return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+def _abstract(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
+  """The network, with shapes in place of arrays."""
+  network = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  return nnx.split(network)

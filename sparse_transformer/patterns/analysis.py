@@ -88,7 +88,7 @@ def _reduce(
       rows, cols = (nodes.rows, nodes.cols)[flip]
       of_nodes = ufunc.reduceat(given, np.arange(0, n, nodes.size))
       joined = np.full_like(of_nodes, empty)
-      _join(ufunc, joined, rows, of_nodes[cols])
+      ufunc.at(joined, rows, of_nodes[cols])
       found = ufunc(found, np.repeat(joined, nodes.size, axis=0)[:n])
     rows, cols = (tiles.rows, tiles.cols)[flip]
     given, found = pad(given), pad(found)
@@ -98,21 +98,10 @@ def _reduce(
       pairs = np.unpackbits(bits[here], axis=-1).view(bool)
       pairs = pairs.swapaxes(1, 2) if by_key else pairs
       of_pairs = np.where(pairs[..., None], given[cols[here], None], empty)
-      _join(ufunc, found, rows[here], ufunc.reduce(of_pairs, axis=2))
+      ufunc.at(found, rows[here], ufunc.reduce(of_pairs, axis=2))
     found = found.reshape(-1, words)[:n]
     result[to_order] = ufunc(result[to_order], found)
   return result
-
-
-def _join(
-  ufunc: np.ufunc, out: np.ndarray, rows: np.ndarray, values: np.ndarray
-) -> None:
-  """Joins values to out[rows], where a row may be repeated."""
-  order = np.argsort(rows, kind="stable")
-  starts = np.flatnonzero(np.diff(rows[order], prepend=-1))
-  if len(starts):
-    to = rows[order[starts]]
-    out[to] = ufunc(out[to], ufunc.reduceat(values[order], starts))
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:

@@ -191,8 +191,6 @@ class _Combination(Pattern):
     return self._map(lambda side: side.bind(sets))
 
   def _map(self, function: Callable[[Pattern], Pattern]) -> Pattern:
-    if not self.contents():
-      return self
     left, right = function(self.left), function(self.right)
     return dataclasses.replace(self, left=left, right=right)
 
@@ -229,8 +227,6 @@ class Union(_Combination):
     return left + tuple(part - self.left for part in right)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    if not self.contents():
-      return self, ()
     (static, of_left), (other, of_right) = self.left.split(), self.right.split()
     if other is not None:  # static pairs come first
       of_left = tuple(part - other for part in of_left)
@@ -246,10 +242,9 @@ class _Restriction(_Combination):
     return self.left.orders(n)
 
   def parts(self) -> tuple[Pattern, ...]:
-    parts = self.left.parts()
-    if len(parts) == 1:
-      return (self,)
-    return tuple(dataclasses.replace(self, left=part) for part in parts)
+    return tuple(
+      dataclasses.replace(self, left=part) for part in self.left.parts()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,8 +257,6 @@ class Intersection(_Restriction):
     return self.left.mask(q, k) & self.right.mask(q, k)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    if not self.contents():
-      return self, ()
     static, content = self.left.split()
     content = tuple(part & self.right for part in content)
     if static is None:
@@ -290,8 +283,6 @@ class Difference(_Restriction):
     return super().support()
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    if not self.contents():
-      return self, ()
     static, content = self.left.split()
     content = tuple(part - self.right for part in content)
     if static is None:

@@ -240,12 +240,9 @@ class QueryPlusKey(_Integer):
   def __mul__(self, other: Any) -> Any:
     if isinstance(other, QueryPlusKey):
       # Exact where both depend on the query only, or on the key only.
-      if np.ndim(self.v) == np.ndim(other.v) == 0:
-        product = (self.u + self.v) * (other.u + other.v)
-        return QueryPlusKey(self.pairs, product, 0)
-      if np.ndim(self.u) == np.ndim(other.u) == 0:
-        product = (self.u + self.v) * (other.u + other.v)
-        return QueryPlusKey(self.pairs, 0, product)
+      for ours, theirs in ((self.u, other.u), (self.v, other.v)):
+        if np.ndim(ours) == np.ndim(theirs) == 0:
+          return self._map(lambda x: x * (other.u + other.v))
     if isinstance(other, _Integer):
       return self._interval() * other
     other = _constant(other)

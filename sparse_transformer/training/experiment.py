@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from sparse_transformer import data, model as model_lib, rules
+from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.analysis import costs
@@ -64,7 +65,8 @@ class Experiment:
     Raises:
       Unsupported: the backend of attention cannot run on this machine.
     """
-    costs.check_attention(self.config, self.model)
+    case = costs.attention_case(self.config, self.model)
+    registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
 
   def init(self) -> step_lib.State:
@@ -74,27 +76,27 @@ class Experiment:
     )
 
   @functools.cached_property
+  def _shardings(self):
+    return sharding.place(self.mesh, jax.eval_shape(self.init))
+
+  @functools.cached_property
   def like(self) -> step_lib.State:
     """The state as shapes, dtypes and shardings."""
-    shapes = jax.eval_shape(self.init)
     return jax.tree.map(
       lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-      shapes,
-      sharding.place(self.mesh, shapes),
+      jax.eval_shape(self.init),
+      self._shardings,
     )
 
   def first_state(self) -> step_lib.State:
     """`init` on the devices of the mesh."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.like)
-    return jax.jit(self.init, out_shardings=shardings)()
+    return jax.jit(self.init, out_shardings=self._shardings)()
 
-  def step(
-    self, state: step_lib.State, tokens_BL: jax.Array
-  ) -> tuple[step_lib.State, dict[str, jax.Array]]:
-    """One update: the new state and its metrics, see `train_step`."""
-    return step_lib.train_step(
-      state,
-      tokens_BL,
+  @functools.cached_property
+  def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
+    """`train_step`: (state, tokens_BL) -> (the new state, metrics)."""
+    return functools.partial(
+      step_lib.train_step,
       predict=model_lib.make_predict(self.model),
       optimizer=self.optimizer,
       config=self.config,
@@ -103,11 +105,8 @@ class Experiment:
   @functools.cached_property
   def update(self) -> Callable[..., Any]:
     """Jitted `step`, which reuses the memory of the state that it is given."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.like)
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    return jax.jit(
-      self.step, donate_argnums=0, out_shardings=(shardings, whole)
-    )
+    shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
+    return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
 
   @functools.cached_property
   def examples(self) -> Sequence[np.ndarray]:

@@ -16,7 +16,7 @@ from sparse_transformer import (
   config as config_lib,
   model as model_lib,
   rules,
-  signals as signals_lib,
+  signals,
 )
 from sparse_transformer.attention import registry
 from sparse_transformer.data import Lazy
@@ -43,15 +43,8 @@ def train(
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
-  checkpoints/<step>/ into the workdir, and a copy of the config file.
-
-  Args:
-    config: the run's config.
-    workdir: folder of the run.
-    config_file: the file that `config` was read from, if there is one.
-
-  Returns:
-    The final state.
+  checkpoints/<step>/ into the workdir, and a copy of `config_file`, from which
+  the config was read, if there is one. Returns the final state.
 
   Raises:
     ValueError: the config is invalid, or does not fit the workdir.
@@ -64,8 +57,6 @@ def train(
   processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)
   processes.decide(lambda: config_lib.check_config(workdir, config))
-  if processes.is_first():
-    cautions.report(config, experiment.model)
 
   with (
     workdir_lib.hold(workdir),
@@ -93,7 +84,7 @@ def train(
       state = _run(experiment, state, lines, writer, checkpoints, stops)
     checkpoints.finish()
     if stops.reason:
-      raise signals_lib.Stopped(
+      raise signals.Stopped(
         f"{stops.reason} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
@@ -117,8 +108,9 @@ def _describe(
   step: int,
   config_file: str | os.PathLike | None,
 ) -> None:
-  """Writes the config and a picture of the patterns."""
+  """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
+  cautions.report(config, model)
   if step:
     print(f"resumes from step {step}", flush=True)
   config_lib.write_config(workdir, config, step)
@@ -128,7 +120,7 @@ def _describe(
   save_patterns(
     workdir / "patterns.png", model.patterns, model.shape, model.length
   )
-  case = costs.attention_case(config, model, registry.current_platform())
+  case = costs.attention_case(config, model)
   chosen = registry.explain_choice(model.backend, case)
   print(f"attention by {chosen}", flush=True)
 
@@ -179,7 +171,7 @@ def _run(
   watch = metrics.Stopwatch(lines)
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
-  with contextlib.suppress(signals_lib.Stopped), jax.set_mesh(experiment.mesh):
+  with contextlib.suppress(signals.Stopped), jax.set_mesh(experiment.mesh):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
     if first > max(validated, default=0) and is_due(
       first, config.eval.every, last
@@ -243,8 +235,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     FileNotFoundError: the workdir holds no run.
   """
   experiment = Experiment(config)
-  mesh.check_batch(config, experiment.mesh.shape)
-  mesh.check_network(experiment.model, experiment.mesh.shape)
+  check(experiment)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
   if not 1 <= step <= config.train.steps:

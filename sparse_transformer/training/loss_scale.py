@@ -64,8 +64,7 @@ def update(
 def may_overflow(measured: Mapping[str, float]) -> bool:
   """Returns whether the scale may be why a step's gradient is non-finite.
 
-  Args:
-    measured: the metrics of the step; without `loss_scale`, there was none.
+  There was none in metrics without `loss_scale`.
   """
   scale = measured.get("loss_scale", SMALLEST)
   return math.isfinite(measured["nats"]) and scale > SMALLEST

@@ -165,10 +165,8 @@ class Stopwatch:
   """Time spent on training steps, and their speed.
 
   It runs after `restart`. Call `stop` before, and `restart` after, anything
-  other than training steps: validation, saving.
-
-  Args:
-    lines: the metrics of the run so far, whose times are continued.
+  other than training steps: validation, saving. It continues the times in the
+  lines of the run so far.
 
   Attributes:
     seconds: seconds up to the last `stop`.

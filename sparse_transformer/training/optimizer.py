@@ -11,10 +11,7 @@ from sparse_transformer import model as model_lib
 def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up, then cosine decay to 0.
 
-  Args:
-    config: the experiment's config; uses `train.steps` and
-      `optimizer.warmup_steps`.
-    peak: the highest rate; 0 for `optimizer.learning_rate`.
+  The peak is the highest rate; 0 for `optimizer.learning_rate`.
 
   Raises:
     ValueError: the warm-up does not end before the last step.
@@ -91,10 +88,9 @@ def _block_matrices(params):
   """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
 
   def of(path, x):
-    first = model_lib.num_stacks(path)
-    if not first or jnp.ndim(x) - first != 2:
-      return None
-    return optax.contrib.MuonDimensionNumbers(first, first + 1)
+    if (first := model_lib.num_stacks(path)) and _is_matrix(path, x):
+      return optax.contrib.MuonDimensionNumbers(first, first + 1)
+    return None
 
   return jax.tree_util.tree_map_with_path(of, params)
 
@@ -112,17 +108,14 @@ def learning_rate(
 
 
 def decays(params: dict) -> dict:
-  """The parameters that decay: matrices, but not biases, gains, start vector.
+  """Whether parameters decay: matrices, but not biases, gains, start vector.
 
   As in the released code, these are tensors of two dimensions. The axes of
   layers and of experts along which parameters are stacked do not count.
   Centroids, which have three, are directions: their length does not matter.
-
-  Returns:
-    A bool for each array, in the structure of `params`.
   """
+  return jax.tree_util.tree_map_with_path(_is_matrix, params)
 
-  def is_matrix(path, x):
-    return jnp.ndim(x) - model_lib.num_stacks(path) == 2
 
-  return jax.tree_util.tree_map_with_path(is_matrix, params)
+def _is_matrix(path, x):
+  return jnp.ndim(x) - model_lib.num_stacks(path) == 2

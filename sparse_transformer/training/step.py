@@ -74,7 +74,7 @@ def train_step(
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     optimizer: from `make_optimizer`.
-    config: the experiment's config.
+    config: the experiment's.
 
   Returns:
     The new state, and scalars: `nats`, the mean loss per position,
@@ -114,10 +114,9 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """Means over a batch, one micro-batch at a time.
+  """((nats, what blocks measure), the gradient of the sum of all losses).
 
-  Returns:
-    ((nats, what blocks measure), the gradient of the sum of all losses).
+  Means over a batch, one micro-batch at a time.
   """
   settings = config.train
   micro, (b, n) = settings.accumulation, tokens_BL.shape

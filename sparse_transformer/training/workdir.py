@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from sparse_transformer.training.distributed import processes
 
 HOLDER = "process"  # how a lock begins
+COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 
 def check_name(workdir: str | os.PathLike) -> None:
@@ -52,6 +53,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 
 def _lock(path, stack):
   """Locks the file until the stack is closed, and writes who holds it."""
+  if (path.parent / COMPARISON).exists():
+    raise ValueError(f"{path.parent} holds a comparison; use another --workdir")
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(path.open("a+"))
   file.seek(0)

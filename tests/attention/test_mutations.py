@@ -202,8 +202,7 @@ class Tables:
 
   def work(self):
     """The work with these tables."""
-    lists = dataclasses.replace(
-      getattr(self._work, self._side),
+    lists = getattr(self._work, self._side)._replace(
       items=self.items,
       others=self.others,
       masks=self.masks.view(np.int32),
@@ -212,7 +211,7 @@ class Tables:
     sides = self.mine, self.other
     queries, keys = sides if self._side == "by_query" else sides[::-1]
     changes = {self._side: lists, "queries": queries, "keys": keys}
-    return dataclasses.replace(self._work, **changes)
+    return self._work._replace(**changes)
 
   def effect(self):
     """How often each pair is counted, int8 [heads, n, n], this side first.

@@ -79,11 +79,6 @@ def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
     assert word in str(error.value)
 
 
-def test_letters_of_text8():
-  symbols = codecs.Letters().decode(b"a z b", "text8")
-  np.testing.assert_array_equal(symbols, [1, 0, 26, 0, 2])
-
-
 def test_bases_of_all_records():
   text = b">one first\nACGT\nacgu\r\n\n>two\n;comment\nTT\n"
   found = codecs.Fasta().decode(text, "x.fasta")

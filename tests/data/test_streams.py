@@ -99,14 +99,14 @@ def test_standard_library_is_python_text_without_its_tests():
 
 def test_text8_has_its_published_splits(tmp_path, monkeypatch):
   path = tmp_path / "text8"
-  path.write_bytes(b"anarch is")
+  path.write_bytes(b"anarchz i")
   with pytest.raises(ValueError, match="9 characters, .* has 100,000,000"):
     data.source(config("text8", path)).examples("train")
   assert streams.TEXT8 == (90_000_000, 5_000_000, 5_000_000)
   monkeypatch.setattr(streams, "TEXT8", (6, 2, 1))
   splits = data.source(config("text8", path)).load()
   found = [splits[split].tolist() for split in data.SPLITS]
-  assert found == [[1, 14, 1, 18, 3, 8], [0, 9], [19]]
+  assert found == [[1, 14, 1, 18, 3, 8], [26, 0], [9]]
 
 
 def test_enwik8_is_split_90_5_5(tmp_path, monkeypatch):

@@ -77,14 +77,6 @@ def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
   return (_lay_out_near if is_near else _lay_out_chosen)(pairs, tile or TILE)
 
 
-def count_scores(tables: Tables) -> int:
-  """Number of scores computed for a set, per sequence and head."""
-  _, _, num_tiles, tile = tables.queries.shape
-  if tables.blocks is None:
-    return num_tiles * tile * tables.span * tile
-  return num_tiles * tile * tables.keys.shape[-1] // tables.num_blocks
-
-
 def _lay_out_near(pairs, tile):
   b, h, n = pairs.order.shape
   tile = min(tile, n)
@@ -179,7 +171,7 @@ def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
 class _Steps(online_softmax.Steps):
   """Tables, cut into steps of A tiles of queries each, with all their keys."""
 
-  single = True
+  name, single = "gathered", True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
   def __init__(self, plan, is_cpu, shape, num_keys):
@@ -188,10 +180,10 @@ class _Steps(online_softmax.Steps):
     # otherwise they are summed first.
     self.in_order, self.n = is_cpu, shape[1]
     b, h, num_tiles, self.tile = self.tables.queries.shape
+    of_tile = self.tile * num_keys
+    self.scores = num_tiles * of_tile  # per sequence and head
     limit = CPU_SCORES if is_cpu else SCORES
-    self.num, self.size = cut(
-      num_tiles, number(b) * h * self.tile * num_keys, limit
-    )
+    self.num, self.size = cut(num_tiles, number(b) * h * of_tile, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 

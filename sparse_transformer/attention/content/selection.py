@@ -11,7 +11,7 @@ queries and keys, `directions` is as in `attention.attend`, and `bound` is what
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from sparse_transformer.attention.contract import (
   SAVED_NAMES,
   Case,
   Heads,
-  Plan,
+  Plans,
   group_heads,
   index_of,
 )
@@ -37,14 +37,14 @@ LABELS_NAME = SAVED_NAMES[-1]
 Directions = Mapping[Pattern, jax.Array]
 
 
-def follows(pattern: Pattern) -> bool:
-  """Returns whether the pairs of a pattern follow from labels."""
-  return bool(pattern.contents()) and spans_lib.span_of(pattern) is None
+def labelled(pattern: Pattern) -> tuple[Content, ...]:
+  """The `contents` of a pattern if its pairs follow from labels."""
+  return pattern.contents() if spans_lib.span_of(pattern) is None else ()
 
 
-def with_content(patterns: tuple[Pattern, ...]) -> dict[Pattern, Heads]:
-  """The distinct content-based patterns, with their heads."""
-  return group_heads([(p,) if follows(p) else () for p in patterns])
+def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, Heads]:
+  """The distinct patterns whose pairs follow from labels, with their heads."""
+  return group_heads([(p,) if labelled(p) else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
@@ -119,7 +119,11 @@ def check_directions(
         f" they contain {', '.join(map(shorten, contents)) or 'none'}"
       )
   for content in contents:
-    shape, what = _directions_of(content, len(patterns), width)
+    # What a pattern takes; no name if it takes nothing.
+    shape: tuple[int, ...] = len(patterns), content.num_directions, width
+    what = "directions" if content.num_directions else ""
+    if isinstance(content, AdaptiveSpan):
+      shape, what = shape[:1], "spans in positions, one per head"
     given = directions.get(content)
     if given is not None and not what:
       raise ValueError(f"{shorten(content)} takes no directions; leave it out")
@@ -136,40 +140,27 @@ def check_directions(
       )
 
 
-def _directions_of(content, num_heads, width):
-  """The shape and name of what a pattern takes; no name if it takes nothing."""
-  if isinstance(content, AdaptiveSpan):
-    return (num_heads,), "spans in positions, one per head"
-  shape = num_heads, content.num_directions, width
-  return shape, "directions" if content.num_directions else ""
-
-
 def lay_out(bound: tuple[Any, ...], tile: int) -> list[gathered.Tables]:
   """The tables of all sets."""
   return [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
-
-
-def parts(
-  patterns: tuple[Pattern, ...], bound: tuple[Any, ...]
-) -> Iterator[tuple[Pattern, Heads]]:
-  """The disjoint content-based parts, bound, each with its heads."""
-  items = zip(with_content(patterns).items(), bound, strict=True)
-  for (pattern, heads), sets in items:
-    for part in pattern.split()[1]:
-      for found in part.bind(unions(pattern, sets)).parts():
-        yield found, heads
 
 
 def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
   tables: list[gathered.Tables],
-) -> list[tuple[Plan, Heads]]:
-  """The plans of `parts` with the tables from `lay_out`."""
+) -> Plans:
+  """The plans of the disjoint parts that follow from labels.
+
+  Their tables are from `lay_out`.
+  """
   table_of = dict(zip(_sets(bound), tables, strict=True))
+  items = zip(with_content(patterns).items(), bound, strict=True)
   return [
-    (gathered.make_plan(part, table_of[gathered.pairs_of(part)]), heads)
-    for part, heads in parts(patterns, bound)
+    (gathered.make_plan(found, table_of[gathered.pairs_of(found)]), heads)
+    for (pattern, heads), sets in items
+    for part in pattern.split()[1]
+    for found in part.bind(unions(pattern, sets)).parts()
   ]
 
 
@@ -179,26 +170,31 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
   For one sequence and head. Shapes are known before run time, whatever the
   content. Spans are not: the count for the longest ones is an upper bound.
   """
-  if not follows(pattern):
-    return spans_lib.count_scores(pattern, case)
-  shape = 1, case.length, 1, case.qk_width
+  found = []
 
-  def tables_of_parts(q_BLHK):
-    directions = {
+  def count(q_BLHK, spans_H):
+    directions: Directions = {
       content: jnp.zeros((1, content.num_directions, case.qk_width))
-      for content in pattern.contents()
+      for content in labelled(pattern)
       if content.num_directions
     }
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
-    tables = lay_out(bound, case.tile)
-    found = plans((pattern,), bound, tables)
-    return [plan.tables for plan, _ in found]
+    tables, heads = lay_out(bound, case.tile), (pattern,) * case.num_heads
+    for plan, _ in (
+      *plans((pattern,), bound, tables),
+      *spans_lib.plans(heads, spans_H, case.length, case.tile),
+    ):
+      shape = case.batch, case.length, case.num_heads
+      steps = plan.tables.steps(plan, case.platform == "cpu", shape)
+      found.append((steps.name, plan.tile, steps.scores))
 
+  shape = 1, case.length, 1, case.qk_width
   q_BLHK = jax.ShapeDtypeStruct(shape, jnp.float32)
-  return [
-    ("gathered", tables.queries.shape[-1], gathered.count_scores(tables))
-    for tables in jax.eval_shape(tables_of_parts, q_BLHK)
-  ]
+  has_spans = spans_lib.any_span((pattern,))
+  jax.eval_shape(
+    count, q_BLHK, jnp.zeros(case.num_heads) if has_spans else None
+  )
+  return found
 
 
 def unions(
@@ -213,27 +209,6 @@ def _sets(bound):
   return jax.tree.leaves(bound, is_leaf=lambda x: isinstance(x, Pattern))
 
 
-def bind_heads(
-  patterns: tuple[Pattern, ...],
-  q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
-  directions: Directions,
-) -> list[Pattern]:
-  """The pattern of each head, bound to its queries and keys if needed.
-
-  In the mask of a bound pattern, positions have axes of batch and heads. A
-  pattern with a span becomes its support.
-  """
-  found = [pattern.support() for pattern in patterns]
-  bound = bind(patterns, q_BLHK, k_BLHK, directions)
-  items = zip(with_content(patterns).items(), bound, strict=True)
-  for (pattern, heads), sets in items:
-    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
-      own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
-      found[head] = pattern.bind(unions(pattern, own))
-  return found
-
-
 def realize(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,
@@ -241,10 +216,17 @@ def realize(
   directions: Directions,
 ) -> jax.Array | np.ndarray:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
+  # In the mask of a bound pattern, positions have axes of batch and heads.
+  heads_bound = [pattern.support() for pattern in patterns]
+  bound = bind(patterns, q_BLHK, k_BLHK, directions)
+  items = zip(with_content(patterns).items(), bound, strict=True)
+  for (pattern, heads), sets in items:
+    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
+      own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
+      heads_bound[head] = pattern.bind(unions(pattern, own))
   n = q_BLHK.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
-  bound = bind_heads(patterns, q_BLHK, k_BLHK, directions)
-  masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in bound]
+  masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in heads_bound]
   at = i[0, 0]
   weights_HLM = spans_lib.weights(patterns, directions, at, at[:, 0])
   if weights_HLM is not None:

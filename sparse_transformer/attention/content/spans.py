@@ -117,7 +117,7 @@ class Tables:
 
 def plans(
   patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
-) -> list[tuple[contract.Plan, contract.Heads]]:
+) -> contract.Plans:
   """The plans of the parts with spans, each with its heads.
 
   There are n positions; a tile of 0 is the default.
@@ -132,29 +132,9 @@ def plans(
     return contract.Plan(condition, min(tile or TILE, n), tables)
 
   by_part = contract.group_heads(
-    [
-      () if span_of(pattern) is None else pattern.split()[1]
-      for pattern in patterns
-    ]
+    [() if span_of(p) is None else p.split()[1] for p in patterns]
   )
   return [(plan(part, heads), heads) for part, heads in by_part.items()]
-
-
-def count_scores(
-  pattern: Pattern, case: contract.Case
-) -> list[tuple[str, int, int]]:
-  """As `selection.count_scores`, of the parts with spans, the longest ones."""
-  found = []
-  heads = (pattern,) * case.num_heads
-  for plan, _ in plans(
-    heads, jnp.zeros(case.num_heads), case.length, case.tile
-  ):
-    shape = case.batch, case.length, case.num_heads
-    walk = _Walk(plan, case.platform == "cpu", shape)
-    last = (np.arange(walk.times) + 1) * walk.size - 1
-    steps = (np.minimum(walk.most, last) + 1).sum()
-    found.append(("spanned", plan.tile, int(steps) * walk.size * plan.tile**2))
-  return found
 
 
 class _Walk(online_softmax.Steps):
@@ -164,6 +144,8 @@ class _Walk(online_softmax.Steps):
   another, each as far as its own span; otherwise together, as far as the
   widest. Groups of the same heads follow one another.
   """
+
+  name = "spanned"
 
   def __init__(self, plan, is_cpu, shape):
     b, self.n, h = shape
@@ -177,6 +159,10 @@ class _Walk(online_softmax.Steps):
     self.times, self.size = gathered.cut(num_tiles, scores, limit)
     self.num = self.times * (h // self.heads)
     self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
+    # Scores for the longest spans, per sequence and head.
+    last = (np.arange(self.times) + 1) * self.size - 1
+    steps = int((np.minimum(self.most, last) + 1).sum())
+    self.scores = steps * self.size * self.tile**2
 
   def bounds(self, i):
     spans = self._of_group(self.spans, i)

@@ -25,6 +25,7 @@ from sparse_transformer.attention.contract import (
   Executor,
   Heads,
   Plan,
+  Plans,
   heads_of_parts,
 )
 from sparse_transformer.attention.distributed.exchange import (
@@ -213,11 +214,8 @@ def decide(
 
 
 def plans(
-  executor: Executor,
-  patterns: tuple[Pattern, ...],
-  case: Case,
-  axes: Axes,
-) -> list[tuple[Plan, Heads]]:
+  executor: Executor, patterns: tuple[Pattern, ...], case: Case, axes: Axes
+) -> Plans:
   """`Executor.plans` of a device, for a case with the device's own length.
 
   Raises:
@@ -231,9 +229,8 @@ def plans(
     )
   case = dataclasses.replace(case, length=case.length * num_devices)
   found = []
-  for part, heads, count, shares in decide(
-    executor, patterns, case, num_devices
-  ):
+  decided = decide(executor, patterns, case, num_devices)
+  for part, heads, count, shares in decided:
     if shares.queries is None or shares.keys is None:
       few = count // num_devices
       few_case = dataclasses.replace(case, num_heads=few)

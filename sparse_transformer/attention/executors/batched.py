@@ -12,10 +12,10 @@ timing. Queries have their lists for the forward pass and dq, keys theirs for
 dk and dv.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,7 @@ STEP_COST, LOOP_COST = 1 / 4, 1 / 32
 NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loop:
+class Loop(NamedTuple):
   """Lists of similar length, one in each lane of each step."""
 
   groups: contract.Table  # int32 [steps, lanes], the group of heads of the list
@@ -54,9 +52,7 @@ class Loop:
   masks: contract.Table  # int32 [steps, lanes, span], the mask of each of them
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sweep:
+class Sweep(NamedTuple):
   """All lists of one side."""
 
   loops: tuple[Loop, ...]  # the lists, in the order of their results
@@ -68,9 +64,7 @@ class Sweep:
   rows: contract.Table
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(NamedTuple):
   """The tables of a plan."""
 
   # int32 [groups, members], groups of heads with the same pattern.
@@ -93,9 +87,7 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
   return min(case.tile or TILE, case.length)
 
 
-def plans(
-  patterns: tuple[Pattern, ...], case: contract.Case
-) -> list[tuple[contract.Plan, contract.Heads]]:
+def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """One plan for all heads."""
   tile = tile_size(patterns[0], case)
   return [(_plan(patterns, case.length, tile), None)]

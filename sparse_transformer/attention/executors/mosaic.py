@@ -54,7 +54,7 @@ class Mosaic(Fused):
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case
-  ) -> list[tuple[contract.Plan, contract.Heads]]:
+  ) -> contract.Plans:
     tile = _tile_of(patterns, case)
     tables = mosaic_tables.make_tables(patterns, case.length, tile, MOST_STEPS)
     return [(contract.Plan(None, tile, tables), None)]

@@ -72,11 +72,8 @@ def _step(codes, masks, start, body, finish):
   pl.when(code & LAST != 0)(finish)
 
 
-def _forward(
-  items, others, codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L
-):
+def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
   """Output and log-sum-exp of the queries of an item, by an online softmax."""
-  del items, others
   scale = LOG2_E / math.sqrt(len(q))
 
   def start():
@@ -116,11 +113,8 @@ def _gradients_of_scores(q, dout, lse, delta, k, v, pairs):
   return p, p * (_dot(v[...], dout[...], (0, 0)) - delta[...])
 
 
-def _backward_of_queries(
-  items, others, codes, q, dout, lse, delta, k, v, masks, dq, dq_KL
-):
+def _backward_of_queries(codes, q, dout, lse, delta, k, v, masks, dq, dq_KL):
   """dq of the queries of an item."""
-  del items, others
 
   def start():
     dq_KL[...] = jnp.zeros_like(dq_KL)
@@ -136,10 +130,9 @@ def _backward_of_queries(
 
 
 def _backward_of_keys(
-  items, others, codes, k, v, q, dout, lse, delta, masks, dk, dv, dk_MK, dv_ME
+  codes, k, v, q, dout, lse, delta, masks, dk, dv, dk_MK, dv_ME
 ):
   """dk and dv of the keys of an item."""
-  del items, others
 
   def start():
     dk_MK[...] = jnp.zeros_like(dk_MK)
@@ -244,7 +237,7 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
       for width, dtype in outs
     ]
     run = pl.pallas_call(
-      kernel,
+      lambda items, others, *refs: kernel(*refs),  # the two choose blocks
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(len(arrays[0]), len(steps.items)),

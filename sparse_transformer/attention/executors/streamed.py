@@ -17,16 +17,6 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.contract import (
-  Case,
-  Heads,
-  Keys,
-  Plan,
-  Queries,
-  Table,
-  make_plan,
-  number,
-)
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
@@ -43,24 +33,23 @@ STEP_COST, TILE_COST = 10_000, 1_300
 STEP_SCORES = 300_000
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["first", "cols"],
-  meta_fields=["single"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
   """The steps of one part: tables, int32."""
 
-  first: Table  # [rows + 1], where the steps of each query tile begin
-  cols: Table  # [steps, span], the key tiles of each step, padded with -1
-  single: bool  # whether every query tile has exactly one step
+  # [rows + 1], where the steps of each query tile begin.
+  first: contract.Table
+  # [steps, span], the key tiles of each step, padded with -1.
+  cols: contract.Table
+  # Whether every query tile has exactly one step.
+  single: bool = dataclasses.field(metadata=contract.STATIC)
 
 
 unsupported = contract.nothing_unsupported
 
 
-def tile_size(part: Pattern, case: Case) -> int:
+def tile_size(part: Pattern, case: contract.Case) -> int:
   """See `contract.Executor`."""
   n = case.length
   sizes = (min(case.tile, n),) if case.tile else _sizes(part, n)
@@ -70,17 +59,15 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def plan(part: Pattern, n: int, tile: int = 0) -> Plan:
+def plan(part: Pattern, n: int, tile: int = 0) -> contract.Plan:
   """The cheapest plan of a part; `tile` 0 also chooses the tile."""
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
   (steps,) = _steps_of([layout], span)
-  return make_plan(layout, part, n, steps)
+  return contract.make_plan(layout, part, n, steps)
 
 
-def plans(
-  patterns: tuple[Pattern, ...], case: Case
-) -> list[tuple[Plan, Heads]]:
+def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """The plans of all parts, each with its heads."""
   n = case.length
   return [
@@ -158,7 +145,7 @@ def _best_span(counts, size):
 
 
 def forward(
-  plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
   steps = _Tiles(plan, q_BLHK)
@@ -167,7 +154,7 @@ def forward(
 
 
 def backward(
-  plan: Plan, queries: Queries, keys: Keys
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
   steps = _Tiles(plan, queries.q)
@@ -192,7 +179,7 @@ class _Tiles(online_softmax.Steps):
       return 1
     num_rows, span = self.plan.tables.cols.shape
     most = min(
-      STEP_SCORES // (number(batch) * heads * self.tile**2 * span),
+      STEP_SCORES // (contract.number(batch) * heads * self.tile**2 * span),
       MAX_TILES_TOGETHER // span,
       num_rows,
     )

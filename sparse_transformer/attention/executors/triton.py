@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from sparse_transformer.attention.contract import Case, Heads, Plan, number
+from sparse_transformer.attention.contract import Case, Plan, Plans, number
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.fused import Fused
 from sparse_transformer.patterns import Layout, Pattern
@@ -63,9 +63,7 @@ class Triton(Fused):
     tile = case.tile or TILES[case.dtype]
     return worklists.check_tile(tile, case.length)
 
-  def plans(
-    self, patterns: tuple[Pattern, ...], case: Case
-  ) -> list[tuple[Plan, Heads]]:
+  def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     n, tile = case.length, self.tile_size(patterns[0], case)
     work = worklists.make_work(patterns, n, tile)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]

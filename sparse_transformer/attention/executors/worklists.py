@@ -14,6 +14,7 @@ write to different slots, whose results are combined afterwards.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +26,7 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Lists:
+class Lists(NamedTuple):
   """The work of one launch."""
 
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
@@ -43,9 +42,7 @@ class Lists:
   written: contract.Table
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Work:
+class Work(NamedTuple):
   """The work of all launches."""
 
   # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles
@@ -125,33 +122,16 @@ def _work(parts, masks, tiles, num_heads, sizes, longest=0):
 def pad(works: Sequence[Work]) -> list[Work]:
   """The same work, in lists of the same lengths.
 
-  Items are added that process nothing, and write to a tile without positions.
+  More items repeat the last, which is the shortest: they write the same again.
   """
+  sizes = jax.tree.map(lambda *tables: max(map(len, tables)), *works)
 
-  def with_empty(tiles):
-    return np.pad(tiles, ((0, 1), (0, 0)), constant_values=-1)
+  def to_size(table, size):
+    more = [(0, size - len(table)), *[(0, 0)] * (table.ndim - 1)]
+    # A device without pairs has no tiles of the other side.
+    return np.pad(table, more, mode="edge" if len(table) else "constant")
 
-  by_query = _pad_lists([w.by_query for w in works], len(works[0].queries))
-  by_key = _pad_lists([w.by_key for w in works], len(works[0].keys))
-  return [
-    Work(with_empty(work.queries), with_empty(work.keys), *lists)
-    for work, *lists in zip(works, by_query, by_key, strict=True)
-  ]
-
-
-def _pad_lists(lists, empty):
-  num_items, num_others = (
-    max(len(getattr(x, name)) for x in lists) for name in ("items", "others")
-  )
-  idle = np.array([[0, empty, 0, 0, 0, 0]], np.int32)
-  return [
-    dataclasses.replace(
-      x,
-      items=np.concatenate([x.items, idle.repeat(num_items - len(x.items), 0)]),
-      others=np.pad(x.others, ((0, num_others - len(x.others)), (0, 0))),
-    )
-    for x in lists
-  ]
+  return [jax.tree.map(to_size, work, sizes) for work in works]
 
 
 class _Orders:

@@ -25,14 +25,10 @@ from sparse_transformer.attention.contract import Case
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.catalogue import Block
+from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.analysis.peaks import peak_flops
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.optimizer import make_optimizer
-from sparse_transformer.training.step import (
-  State,
-  init_state,
-  position_losses,
-)
 
 # The products that the backward pass of a block recomputes, by `model.remat`:
 # all that its other matmuls and attention need again. "none" recomputes the
@@ -71,18 +67,16 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 
 
 def attention_case(
-  config: ConfigDict, model: model_lib.Config, platform: str
+  config: ConfigDict, model: model_lib.Config, platform: str = ""
 ) -> Case:
-  """The attention of one micro-batch, for a `platform` as in `Case`."""
+  """The attention of one micro-batch, for a `platform` as in `Case`.
+
+  By default, for the devices of this machine.
+  """
+  platform = platform or registry.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *widths(model)
   return Case(*sizes, model.dtype, platform, model.tile)
-
-
-def check_attention(config: ConfigDict, model: model_lib.Config) -> None:
-  """Raises `Unsupported` if the backend cannot run on this machine."""
-  platform = registry.current_platform()
-  registry.resolve(model.backend, attention_case(config, model, platform))
 
 
 def count_pairs(model: model_lib.Config) -> int:
@@ -208,9 +202,8 @@ def rematerialization(
 ) -> dict[str, dict[str, int]]:
   """Memory kept and FLOPs recomputed with each value of `model.remat`.
 
-  Returns:
-    For each value: bytes of `activations` on a device and of one recomputed
-    `layer`, as in `memory`, and FLOPs `recomputed` in a step, as in `step`.
+  Bytes of `activations` on a device and of one recomputed `layer` are as in
+  `memory`, and FLOPs `recomputed` in a step as in `step`.
   """
   ways = {}
   for remat in rules.REMATS:
@@ -259,10 +252,12 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
   )
 
 
-def abstract_state(config: ConfigDict, model: model_lib.Config) -> State:
+def abstract_state(
+  config: ConfigDict, model: model_lib.Config
+) -> step_lib.State:
   """The shapes of a network's training state."""
   optimizer = make_optimizer(config)
-  return jax.eval_shape(lambda: init_state(model, optimizer, 0))
+  return jax.eval_shape(lambda: step_lib.init_state(model, optimizer, 0))
 
 
 def _num_bytes(tree: Any) -> int:
@@ -313,7 +308,9 @@ def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
 
   def backward(params, tokens_BL, rng):
     def loss(params):
-      return position_losses(apply(params, tokens_BL, rng), tokens_BL).mean()
+      return step_lib.position_losses(
+        apply(params, tokens_BL, rng), tokens_BL
+      ).mean()
 
     return jax.vjp(loss, params)[1]
 

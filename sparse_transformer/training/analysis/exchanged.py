@@ -40,8 +40,7 @@ def of_network(
   """
   if sizes["sequence"] == 1:
     return []
-  platform = registry.current_platform()
-  case = costs.attention_case(config, model, platform)
+  case = costs.attention_case(config, model)
   executor = registry.EXECUTORS.get(registry.resolve(model.backend, case))
   if executor is None or not hasattr(executor, "shares"):
     return []
@@ -65,15 +64,9 @@ def traffic(
 ) -> list[dict[str, Any]]:
   """The data that a device receives for each part, known before compiling.
 
-  Args:
-    executor: runs them.
-    patterns: one per head.
-    case: what is run: sequences and heads of a device, and the length of whole
-      sequences.
-    num_devices: number of devices that positions are split over.
-
-  Returns:
-    JSON values for each part, as commented below.
+  The case has the sequences and heads of a device, and the length of whole
+  sequences, whose positions are split over the devices. The JSON values are
+  commented below.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width

@@ -75,7 +75,7 @@ def explain_attention(
   config: ConfigDict, model: model_lib.Config
 ) -> list[Report]:
   """The costs of each distinct pattern in each group of equal layers."""
-  case = costs.attention_case(config, model, registry.current_platform())
+  case = costs.attention_case(config, model)
   measure = functools.cache(_measure)
   rows = []
   for heads, layers in _groups(model).items():
@@ -393,13 +393,9 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield from _reach_rows(report["reach"], report["positions"])
   yield ("",)
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
-  yield "FLOPs", _flops(step["flops"]["total"]), what
-  for part, what in FLOPS.items():
-    yield f"  {part}", _flops(step["flops"][part]), what
+  yield from _sum_rows("FLOPs", what, step["flops"], _flops, FLOPS)
   what = "to and from memory, at least"
-  yield "traffic", _bytes(step["bytes"]["total"]), what
-  for part, what in TRAFFIC.items():
-    yield f"  {part}", _bytes(step["bytes"][part]), what
+  yield from _sum_rows("traffic", what, step["bytes"], _bytes, TRAFFIC)
   yield ("",)
   mesh = report["mesh"]
   along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
@@ -408,15 +404,20 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
     f"per device{split if along else ''}, {memory['sequences']} sequences at a"
     " time; the parts are exact, their sum is an estimate"
   )
-  yield "memory", _bytes(memory["total"]), what
-  for part, what in MEMORY.items():
-    yield f"  {part}", _bytes(memory[part]), what
+  yield from _sum_rows("memory", what, memory, _bytes, MEMORY)
   yield ("",)
   if cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
     what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
     yield "cache", _bytes(cache["bytes"]), what
+
+
+def _sum_rows(title, about, sizes, form, parts):
+  """A total and its parts, each with a description."""
+  yield title, form(sizes["total"]), about
+  for part, what in parts.items():
+    yield f"  {part}", form(sizes[part]), what
 
 
 def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:

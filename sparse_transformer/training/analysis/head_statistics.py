@@ -5,8 +5,6 @@ network. Then the pairs of each head, static or bound to these queries and
 keys, are weighted.
 """
 
-import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -19,33 +17,15 @@ import numpy as np
 
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.figures import head_maps as pictures
-from sparse_transformer.figures.masks import MAX_LENGTH, MAX_PANELS
+from sparse_transformer.figures import head_maps as pictures, masks
 from sparse_transformer.model import pattern_params, transformer
-from sparse_transformer.patterns import Pattern
 
 MAX_LAYERS = 8  # that are drawn
 
 Report = dict[str, Any]
+Head = tuple[Report, pictures.Weights]  # what is measured, and what is drawn
 # {layer: (q_BLHK, k_BLHK)}
 Collected = dict[int, tuple[jax.Array, jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-  """The attention of one head."""
-
-  pattern: Pattern  # its pattern, which may be content-based
-  pairs: int  # number of pairs
-  keys_max: int  # the most keys of a query
-  # Of the weights of a query, in bits; the mean over all queries that have
-  # keys.
-  entropy: float
-  # Float32 [L], the weights of one query, -1 where it has no pair.
-  query: np.ndarray
-  # Float32 [cells, cells], joined pairs: the share of the weight of their
-  # queries that is on these keys; -1 for cells without pairs.
-  weights: np.ndarray
 
 
 def collect(
@@ -113,21 +93,26 @@ def weigh(
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
-  """A head; `ramp_LM` is what its span multiplies weights by."""
+  """The attention of a head; `ramp_LM` is what its span multiplies weights by.
+
+  The entropy is of the weights of a query, in bits; the mean over all queries
+  that have keys.
+  """
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
   sums_L1 = weights_LM.sum(1, keepdims=True)
   weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
   bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
-  keys, shown = mask_LM.sum(1), pictures.shown_query(len(mask_LM))
-  return Head(
-    pattern,
+  keys, shown = mask_LM.sum(1), masks.shown_query(len(mask_LM))
+  measured = dict(
+    pattern=str(pattern),
     pairs=int(keys.sum()),
+    keys_mean=int(keys.sum()) / len(keys),
     keys_max=int(keys.max()),
     entropy=float(bits[keys > 0].mean()) if keys.any() else 0.0,
-    query=np.where(mask_LM, weights_LM, -1)[shown],
-    weights=pictures.join(weights_LM, mask_LM),
   )
+  of_query = np.where(mask_LM, weights_LM, -1)[shown]
+  return measured, (of_query, pictures.join(weights_LM, mask_LM))
 
 
 def explain(
@@ -139,17 +124,11 @@ def explain(
   step: int,
   example: int,
 ) -> Report:
-  """Draws the heads of a network on an example.
+  """Draws the heads of a network on an example, see `weigh`.
 
-  Args:
-    model: the network.
-    params: its parameters.
-    tokens_L: the example's symbols.
-    temperature: divides the scores before their softmax.
-    folder: where the pictures go, one for each layer, and the report as
-      attention.json.
-    step: the step of the parameters, only reported.
-    example: the number of the example, only reported.
+  Into the folder go the pictures, one for each layer, and the report as
+  attention.json. The step of the parameters and the number of the example are
+  only reported.
 
   Returns:
     As JSON values: the number of `positions` that were used, what was measured
@@ -157,7 +136,7 @@ def explain(
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  n = min(len(tokens_L), MAX_LENGTH)
+  n = min(len(tokens_L), masks.MAX_LENGTH)
   report: Report = dict(step=step, example=example)
   title = f"{_about(report)},\ntemperature {temperature:g}"
   if n < len(tokens_L):
@@ -168,23 +147,13 @@ def explain(
     paths.append(folder / f"layer_{layer}.png")
     figure = pictures.panels(
       f"layer {layer} of {model.num_layers}, {title}",
-      [f"head {i}: {head.pattern}" for i, head in enumerate(heads)],
-      [(head.query, head.weights) for head in heads],
+      [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
+      [weights for _, weights in heads],
       model.shape,
     )
     with atomic.writing(paths[-1]) as new:
       figure.savefig(new, format="png")
-    for i, head in enumerate(heads):
-      row = dict(
-        layer=layer,
-        head=i,
-        pattern=str(head.pattern),
-        pairs=head.pairs,
-        keys_mean=head.pairs / n,
-        keys_max=head.keys_max,
-        entropy=head.entropy,
-      )
-      rows.append(row)
+    rows += [dict(layer=layer, head=i) | x for i, (x, _) in enumerate(heads)]
   report |= dict(
     positions=n,
     length=len(tokens_L),
@@ -193,7 +162,7 @@ def explain(
     heads=rows,
     pictures=[str(path) for path in paths],
   )
-  atomic.write_text(folder / "attention.json", json.dumps(report) + "\n")
+  atomic.write_json(folder / "attention.json", report)
   return report
 
 
@@ -222,8 +191,8 @@ def render(report: Report) -> str:
     f" {report['temperature']:g}; the mean over queries"
   ]
   heads = 1 + max(row["head"] for row in report["heads"])
-  if heads > MAX_PANELS:
-    notes.append(f"the first {MAX_PANELS} of {heads} heads are drawn")
+  if heads > masks.MAX_PANELS:
+    notes.append(f"the first {masks.MAX_PANELS} of {heads} heads are drawn")
   if drawn < report["num_layers"]:
     notes.append(f"{drawn} of {report['num_layers']} layers are drawn")
   if report["positions"] < report["length"]:

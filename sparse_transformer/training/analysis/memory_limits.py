@@ -13,16 +13,13 @@ from sparse_transformer.training.distributed import mesh
 
 
 def check_training(config: ConfigDict, source: data.Source) -> None:
-  """Checks that a run may fit in memory, without making its network.
+  """Raises ValueError if a run cannot fit in memory; makes no network.
 
   Only what is certainly in memory at the same time counts: on each device, the
   state with its gradients, or with the input of each layer and the logits of a
   micro-batch; in the memory of the host, a copy of the state while a checkpoint
   is saved; and what validation needs. What XLA, patterns and data take does not
   count, nor does what `model.remat` keeps.
-
-  Raises:
-    ValueError: the run needs more memory than there is.
   """
   model, sizes, state = _sizes(config, source)
   train, network = config.train, _describe_network(model)
@@ -54,22 +51,17 @@ def check_inference(
   name: str = "eval.batch_size",
   cache: int | None = None,
 ) -> None:
-  """Checks that evaluation or sampling may fit in memory.
+  """Raises ValueError if evaluation or sampling cannot fit in memory.
 
   As in `check_training`, only what is certainly needed counts: the state
   that is restored, and of the batch the cache and the residual stream with the
   logits or inside an MLP.
 
   Args:
-    config: the experiment's config.
-    source: its data source.
-    batch: sequences on all devices.
-    name: what sets `batch`.
+    config, source: the experiment's.
+    batch: sequences on all devices; `name` sets it.
     cache: bytes of the cache of one sequence, if it is computed position by
       position; None if all positions are computed at once.
-
-  Raises:
-    ValueError: it needs more memory than there is.
   """
   (model, sizes, state), room = _sizes(config, source), machine.device_memory()
   _check_fits(_describe_network(model), state, room)

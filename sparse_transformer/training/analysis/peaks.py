@@ -50,12 +50,10 @@ _BY_DEFAULT, _HIGHEST = (None, "default"), ("highest", "float32")
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-  """FLOPs per second that a device can reach; None if unknown.
+  """FLOPs per second that a kind of JAX device can reach; None if unknown.
 
-  Args:
-    device_kind: `device_kind` of a JAX device.
-    dtype: dtype of the operands of matrix products. The rate of float32 depends
-      on `jax_default_matmul_precision`.
+  The dtype is that of the operands of matrix products. The rate of float32
+  depends on `jax_default_matmul_precision`.
   """
   rates = PEAKS.get(device_kind, {})
   precision = jax.default_matmul_precision.value

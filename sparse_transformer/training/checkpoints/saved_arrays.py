@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
+from jax.experimental.multihost_utils import process_allgather
 
 from sparse_transformer.training import loss_scale
 from sparse_transformer.training.distributed import processes
@@ -48,8 +49,7 @@ def read(path: pathlib.Path, like: State) -> dict[str, Any]:
 
 def as_tree(state: State) -> dict[str, Any]:
   """Nested dicts, lists and arrays, which Orbax saves without our classes."""
-  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return {name: x for name, x in fields.items() if x is not None}
+  return {name: x for name, x in vars(state).items() if x is not None}
 
 
 def first_line(error: Exception) -> str:
@@ -131,7 +131,7 @@ def digests(tree: Any) -> dict[str, str]:
   and only the sums leave it.
   """
   arrays = _by_name(tree)
-  sums = processes.fetch(_sums([*arrays.values()]))
+  sums = process_allgather(_sums([*arrays.values()]), tiled=True)
   return {name: f"{x:08x}" for name, x in zip(arrays, sums, strict=True)}
 
 

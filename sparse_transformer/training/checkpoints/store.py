@@ -18,13 +18,11 @@ arrays with other digests than those that were saved.
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import platform
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +30,7 @@ import jax
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
-from sparse_transformer.data import Images, Stream
+from sparse_transformer.data import Source, files
 from sparse_transformer.training.checkpoints import saved_arrays
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import State
@@ -41,7 +39,7 @@ FILES = "files.json"
 TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-def about(config: ConfigDict, source: Images | Stream) -> dict[str, Any]:
+def about(config: ConfigDict, source: Source) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
   return dict(
     config=config.to_dict(),
@@ -57,15 +55,12 @@ class Checkpoints:
   needed for a checkpoint is renamed.
 
   Args:
-    workdir: the folder that contains `checkpoints/`.
+    workdir: the folder that contains `checkpoints/`; absolute as an attribute.
     keep: how many of the latest checkpoints to keep; None for read-only.
     keep_best: how many of those with the lowest validation loss to also keep.
     about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
-
-  Attributes:
-    workdir: the absolute path of that folder.
   """
 
   def __init__(
@@ -106,7 +101,7 @@ class Checkpoints:
   def fingerprint(self, step: int) -> str | None:
     """Returns a CRC-32 of a checkpoint's contents; None if it is unknown."""
     try:
-      return f"{_crc32(self._path(step) / FILES):08x}"
+      return f"{files.crc32(self._path(step) / FILES):08x}"
     except OSError:
       return None
 
@@ -133,9 +128,7 @@ class Checkpoints:
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
 
-    Args:
-      state: the training state.
-      validation: bits per dim on validation data, if known.
+    With it, its bits per dim on validation data, if known.
 
     Raises:
       OSError: this save or the previous one failed, with on_error="stop".
@@ -247,10 +240,10 @@ class Checkpoints:
       if not processes.is_first():
         return
       (new / "about").mkdir()
-      _write_json(new / "about" / "metadata", about)
-      files = sorted(path for path in new.rglob("*") if path.is_file())
-      listed = {str(path.relative_to(new)): _crc32(path) for path in files}
-      _write_json(new / FILES, listed)
+      atomic.write_json(new / "about" / "metadata", about, indent=1)
+      paths = sorted(path for path in new.rglob("*") if path.is_file())
+      listed = {str(x.relative_to(new)): files.crc32(x) for x in paths}
+      atomic.write_json(new / FILES, listed, indent=1)
       if path.exists():
         _set_aside(path, "other", f"{path} is not a checkpoint")
       new.rename(path)
@@ -277,28 +270,25 @@ class Checkpoints:
   ) -> None:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    Args:
-      step: one of `steps()`.
-      config: the current config.
-      data: digest of the current data, see `Source.digest`; None does not
-        compare the data.
-      free: fields that may differ, see `config.FREE_FIELDS`.
+    None in place of their digest does not compare the data. The free fields may
+    differ, see `config.FREE_FIELDS`.
 
     Raises:
       ValueError: it is not, or does not say of what run it is.
     """
-    path = self._path(step)
-    saved = _read_about(path)
+    place = f"checkpoint {self._path(step)}"
+    saved = _read_about(self._path(step))
     if not {"config", "data"} <= saved.keys():
-      raise ValueError(f"checkpoint {path} does not say of which run it is")
-    config_lib.check_saved(path, saved["config"], config, free)
+      raise ValueError(f"{place} does not say of which run it is")
+    before = config_lib.from_json(saved["config"], f"the config in {place}")
+    config_lib.check_changes(place, before, config, free)
     if data is not None and saved["data"] != data:
       there, here = (
         ", ".join(f"{name} {value}" for name, value in x.items())
         for x in (saved["data"], data)
       )
       raise ValueError(
-        f"checkpoint {path} is from a run on other data ({there}) than the"
+        f"{place} is from a run on other data ({there}) than the"
         f" current data ({here}); use the same data, or another --workdir"
       )
 
@@ -352,25 +342,17 @@ def _load(path: pathlib.Path, like: State) -> State:
 def _damage(path: pathlib.Path) -> str | None:
   """What is wrong with the files of a checkpoint; None if they are intact."""
   try:
-    files = atomic.read_json(path / FILES)
-    if "about/metadata" not in files:
+    listed = atomic.read_json(path / FILES)
+    if "about/metadata" not in listed:
       raise ValueError("it does not list about/metadata")
     wrong = [
       name
-      for name, crc in files.items()
-      if not (path / name).is_file() or _crc32(path / name) != crc
+      for name, crc in listed.items()
+      if not (path / name).is_file() or files.crc32(path / name) != crc
     ]
   except (OSError, ValueError, AttributeError) as error:
     return f"{FILES}: {saved_arrays.first_line(error)}"
   return f"damaged or missing files {', '.join(wrong[:3])}" if wrong else None
-
-
-def _crc32(path: pathlib.Path) -> int:
-  crc = 0
-  with path.open("rb") as file:
-    while block := file.read(2**24):
-      crc = zlib.crc32(block, crc)
-  return crc
 
 
 def _set_aside(path: pathlib.Path, prefix: str, reason: str) -> None:
@@ -389,13 +371,6 @@ def _delete(path: pathlib.Path) -> None:
     shutil.rmtree(new, ignore_errors=True)
     path.rename(new)
     shutil.rmtree(new)
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-  with path.open("w") as file:
-    json.dump(value, file, indent=1)
-    file.flush()
-    os.fsync(file.fileno())  # before the checkpoint gets its name
 
 
 def _read_about(path: pathlib.Path) -> dict[str, Any]:

@@ -17,13 +17,9 @@ Sizes = Mapping[str, int]  # the devices along each axis
 def make(
   config: ConfigDict, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """The mesh of an experiment.
+  """The mesh of an experiment on these devices; None for all, of all processes.
 
   Devices that are neighbors exchange the most, so `tensor` is the last axis.
-
-  Args:
-    config: the experiment's config.
-    devices: those to use; None for all, of all processes.
 
   Raises:
     ValueError: the axes do not fit the devices.
@@ -65,11 +61,7 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
 
 
 def check_network(model: model_lib.Config, sizes: Sizes) -> None:
-  """Checks that a network can be split over a mesh.
-
-  Raises:
-    ValueError: it cannot.
-  """
+  """Raises ValueError if a network cannot be split over a mesh."""
   for name, value, axis in (
     ("the length of a sequence", model.length, "sequence"),
     ("model.width", model.width, "fsdp"),
@@ -83,15 +75,9 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
-  """Checks that a batch can be split into devices and micro-batches.
+  """Raises ValueError unless devices and micro-batches divide a batch.
 
-  Args:
-    config: the experiment's config.
-    sizes: of the mesh.
-    group: "train", or "eval", which has no micro-batches.
-
-  Raises:
-    ValueError: it cannot.
+  The group is "train", or "eval", which has no micro-batches.
   """
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from sparse_transformer.signals import Signals, Stopped
+from sparse_transformer.signals import STOPPED, Signals, Stopped
 
 T = TypeVar("T")
 
@@ -85,8 +85,7 @@ def joined(
     _end_together()
     if is_first():
       raise
-    # The status that cli.py would exit with.
-    status = 128 + signal.SIGINT if isinstance(error, Stopped) else 1
+    status = STOPPED if isinstance(error, Stopped) else 1
     raise SystemExit(status) from error
   except jax.errors.JaxRuntimeError as error:
     if not any(word in str(error) for word in LOST):
@@ -108,7 +107,7 @@ def _check(coordinator, num_processes, process_id):
       "--coordinator, --num_processes and --process_id must be given together"
     )
   host, _, port = coordinator.rpartition(":")
-  if not host or not port.isdecimal() or int(port) >= 2**16:
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
   if not 0 <= process_id < num_processes:
     raise ValueError(
@@ -174,8 +173,6 @@ def decide(function: Callable[[], T]) -> T:
 
   If it raises an error, all processes end, and the first one reports it.
   """
-  if not are_several():
-    return function()
   value = together(lambda: function() if is_first() else None)
   return json.loads(gather(json.dumps(value))[0])
 
@@ -186,8 +183,6 @@ def together(function: Callable[[], T]) -> T:
   If it raises an error in any process, all of them end, and the first one
   reports it.
   """
-  if not are_several():
-    return function()
   result, error = None, None
   try:
     result = function()
@@ -204,15 +199,11 @@ def together(function: Callable[[], T]) -> T:
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-  """Checks that all processes have the same values.
-
-  Args:
-    values: JSON values by name.
+  """Checks that all processes have the same JSON values, by name.
 
   Raises:
     ValueError: they do not; in the first process, while the others end.
   """
-
   first, *others = map(json.loads, gather(json.dumps(values)))
 
   def compare():
@@ -243,13 +234,6 @@ def gather(text: str) -> list[str]:
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
   ]
-
-
-def fetch(x: jax.Array) -> np.ndarray:
-  """An array that may be split over the devices of all processes."""
-  if not are_several() or x.is_fully_replicated:
-    return np.asarray(x)
-  return multihost_utils.process_allgather(x, tiled=True)
 
 
 def place(

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 import tqdm
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding
 
 from sparse_transformer.training import step as step_lib
@@ -123,9 +124,9 @@ def bits_per_dim(
   sharding: NamedSharding,
   name: str | None = None,
   tally: Tally | None = None,
-  check_stop: Callable[[], None] | None = None,
+  check_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-  """Scores windows of a split.
+  """Scores windows of a split; returns their `Tally.summary`.
 
   Args:
     losses: from `make_losses`.
@@ -139,9 +140,6 @@ def bits_per_dim(
     tally: tally to add to; it has what was scored even if an exception ends
       the work.
     check_stop: called before each batch; may raise an exception.
-
-  Returns:
-    `Tally.summary` of the windows.
   """
   length = len(windows[0][0])
   tally = Tally(length) if tally is None else tally
@@ -150,15 +148,14 @@ def bits_per_dim(
     starts, desc=name, leave=False, disable=not (name and sys.stderr.isatty())
   )
   for start in bar:
-    if check_stop:
-      check_stop()
+    check_stop()
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, shape, sharding)
     # Kernels need the mesh in context.
     with jax.set_mesh(cast(Mesh, sharding.mesh)):
       nats_BL = losses(params, tokens_BL)
-    nats, scored = (processes.fetch(x)[:num] for x in (nats_BL, scored_BL))
-    tally.add(nats, scored)
+    nats_BL, scored_BL = process_allgather((nats_BL, scored_BL), tiled=True)
+    tally.add(nats_BL[:num], scored_BL[:num])
     if name:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()

@@ -28,26 +28,13 @@ from sparse_transformer.training.step import State
 Result = dict[str, Any]
 
 
-def in_float32(config: ConfigDict) -> ConfigDict:
-  """A copy of a config whose activations are float32, as for final scores.
-
-  The rounding of bfloat16 shifts the bits of a deep network, perhaps by as much
-  as published results differ.
-  """
-  groups = config.to_dict()
-  groups["model"]["dtype"] = "float32"
-  return ConfigDict(groups).lock()
-
-
 @contextlib.contextmanager
 def open_run(
   workdir: str | os.PathLike, config: ConfigDict | None = None
 ) -> Iterator["Run"]:
   """Opens a run; within the context, a signal ends its evaluations.
 
-  Args:
-    workdir: folder of the run.
-    config: its config, with overrides that apply; None for the saved one.
+  The config may override that of the run; None for the saved one.
   """
   if config is None:
     config = config_lib.read_config(workdir)
@@ -75,28 +62,16 @@ class Run:
     """The state at a step; None means the last, "best" what `best` finds.
 
     The best is found in float32, whatever the dtype of this run's activations.
-
-    Args:
-      step: the step.
-      with_data: whether the data must be those that the run was trained on.
+    With `with_data`, the data must be those that the run was trained on.
 
     Raises:
       ValueError: the checkpoint is from another network, or on other data.
-      Stopped: a signal was caught.
+      Stopped: a signal ended the search for the best.
     """
     if step == "best":
-      config = in_float32(self.experiment.config)
+      config = config_lib.in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
       step = int(scored.best()["step"])
-    state = self._restore(step, with_data)
-    self.signals.check()
-    return state
-
-  @functools.cached_property
-  def _digest(self):
-    return self.experiment.source.digest()
-
-  def _restore(self, step, with_data):
     state = self.checkpoints.restore(self.experiment.like, step)
     self.checkpoints.check(
       int(state.step),
@@ -105,6 +80,10 @@ class Run:
       config_lib.FREE_IN_EVALUATION,
     )
     return state
+
+  @functools.cached_property
+  def _digest(self):
+    return self.experiment.source.digest()
 
   def best(self, weights: str = "ema") -> Result:
     """The best result on the entire validation split, see `evaluations`.
@@ -196,7 +175,7 @@ class Run:
     step must exist, one that is deleted meanwhile has no results.
     """
     try:
-      state = self._restore(step, with_data=True)
+      state = self.state(step, with_data=True)
     except (ValueError, FileNotFoundError):
       if must_exist or step in self.checkpoints.steps():
         raise
@@ -252,7 +231,7 @@ class Run:
     saved = result | dict(inputs=self._inputs(result), by_position=bits)
     path = self._path(result)
     path.parent.mkdir(exist_ok=True)
-    atomic.write_text(path, json.dumps(saved) + "\n")
+    atomic.write_json(path, saved)
     with atomic.writing(path.with_suffix(".png")) as new:
       curves.bits_by_position(bits_L, result).savefig(new, format="png")
 

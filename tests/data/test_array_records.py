@@ -1,4 +1,4 @@
-"""Tests of records.py: PNG images in array_record files, and damaged ones."""
+"""Tests of array_records.py: PNG images, and damaged files."""
 
 import io
 import os

@@ -73,14 +73,14 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   entropy = -(weights * np.log2(np.where(mask, weights, 1))).sum(-1).mean(-1)
   size = -(-n // cells)
   starts = np.arange(0, n, size)
-  for h, head in enumerate(found):
-    assert head.pattern == of_layer[h]
-    assert head.pairs == mask[h].sum()
-    assert head.keys_max == mask[h].sum(-1).max()
-    assert head.entropy == pytest.approx(entropy[h], rel=1e-4)
+  for h, (head, (of_query, of_all)) in enumerate(found):
+    assert head["pattern"] == str(of_layer[h])
+    assert head["pairs"] == mask[h].sum()
+    assert head["keys_max"] == mask[h].sum(-1).max()
+    assert head["entropy"] == pytest.approx(entropy[h], rel=1e-4)
     query = int(n * 0.71)
     expected = np.where(mask[h, query], weights[h, query], -1)
-    np.testing.assert_allclose(head.query, expected, atol=1e-6)
+    np.testing.assert_allclose(of_query, expected, atol=1e-6)
     joined = np.add.reduceat(weights[h], starts, 0)
     joined = np.add.reduceat(joined, starts, 1)
     joined /= np.diff(starts, append=n)[:, None]
@@ -88,4 +88,4 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
       np.logical_or.reduceat(mask[h], starts, 0), starts, 1
     )
     joined[is_empty] = -1
-    np.testing.assert_allclose(head.weights, joined, atol=1e-6)
+    np.testing.assert_allclose(of_all, joined, atol=1e-6)

@@ -13,6 +13,7 @@ import optax
 import pytest
 import runs
 
+from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import saved_arrays, store
 from sparse_transformer.training.step import State
 
@@ -103,13 +104,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(
   tmp_path, state, monkeypatch
 ):
   """Later steps, which reuse the memory of the arrays, change nothing in it."""
-  crc32, later = store._crc32, threading.Event()
+  crc32, later = files.crc32, threading.Event()
 
   def wait(path):
     assert later.wait(60)
     return crc32(path)
 
-  monkeypatch.setattr(store, "_crc32", wait)
+  monkeypatch.setattr(files, "crc32", wait)
   step = jax.jit(lambda x: jax.tree.map(lambda x: x + 1, x), donate_argnums=0)
   # A copy, as steps delete their arguments.
   state = jax.tree.map(jnp.copy, state)
@@ -201,13 +202,13 @@ def test_checkpoint_that_is_deleted_while_it_is_read(
   tmp_path, state, monkeypatch
 ):
   save(tmp_path, state, 4)
-  crc32 = store._crc32
+  crc32 = files.crc32
 
   def late(path):
     shutil.rmtree(tmp_path / "checkpoints" / "4", ignore_errors=True)
     return crc32(path)
 
-  monkeypatch.setattr(store, "_crc32", late)
+  monkeypatch.setattr(files, "crc32", late)
   with pytest.raises(FileNotFoundError, match="4 has just been deleted"):
     restore(tmp_path, state)
 

@@ -134,6 +134,8 @@ def attend(p, x, config, layer, centroids):
       of_head = {num: c[head] for num, c in centroids.items()}
       names = content(q[head], k[head], layer, of_head)
       allowed = eval(settings.pattern, names)
+      if isinstance(allowed, tuple):  # factors, in turn
+        allowed = allowed[layer % len(allowed)]
     else:
       allowed = mask(settings, layer, head, len(x))
     for i in range(len(x)):
@@ -188,6 +190,8 @@ def content(q, k, layer, centroids):
   return dict(
     Local=lambda window: (i - j < window) & (j <= i),
     Block=lambda size: (i // size == j // size) & (j <= i),
+    Strided=lambda size, offset=0: ((i + offset - j) % size == 0) & (j <= i),
+    Global=lambda size: (j < size) & (j <= i),
     LSH=lsh,
     Routing=routing,
     TopBlocks=top_blocks,

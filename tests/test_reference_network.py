@@ -36,7 +36,7 @@ def shrink(name):
   # In expressions: what comes first, and windows.
   attention.pattern = re.sub(
     r"(?<=\()\d+|(?<=window=)\d+",
-    lambda number: str(int(number[0]) // scale),
+    lambda number: str(max(1, int(number[0]) // scale)),
     attention.pattern,
   )
   heads = min(network.num_heads, 2 * attention.num_summaries)

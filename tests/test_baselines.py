@@ -1,4 +1,4 @@
-"""Baselines for the README: independent positions, compressors, Markov models."""
+"""Baselines: independent positions, compressors, Markov models."""
 
 import json
 import lzma

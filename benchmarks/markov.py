@@ -1,97 +1,79 @@
-"""Scores Markov models of order k on the splits of a config's data.
+"""Markov models of order k: counts of the training split, interpolated.
 
-python -m benchmarks.markov --config=configs/genome.py --config.data.path=FILE
+They predict each symbol of a split from the k before it:
 
-A baseline for models of DNA: counts of the training split predict each base
-from the k before it. Two ways to smooth counts n(context, base):
+  (n(context, symbol) + b p) / (n(context) + b),
 
-  add: (n(context, base) + a) / (n(context) + 4 a).
-  interpolated: (n(context, base) + b p) / (n(context) + b), where p is the
-    prediction of the next lower order; order 0 has p = 1/4. Every order has its
-    own b.
+where p is the prediction of order k - 1; below order 0 it is uniform. Every
+order has its own b, a power of 2 that is chosen on the validation split, from
+order 0 upwards. The first k symbols of a split have fewer before them: a lower
+order predicts them. Of DNA both strands are counted: the training split and its
+reverse complement.
 
-4 a and b are powers of 2, chosen on the validation split; b from order 0
-upwards. Each is also done with counts of both strands: of the training split
-and of its reverse complement. The first k bases of a split have fewer bases
-before them: "add" predicts them uniformly, "interpolated" by a lower order.
-Errors are over blocks of 16,384 bases. Writes benchmarks/results/markov.json.
+The mixture is a weighted mean of all orders' predictions. The weights depend on
+the highest order whose context the training split has; expectation maximization
+fits them on the validation split. Errors are over blocks of 16,384 symbols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks import blocks, record
-from sparse_transformer import data
+from benchmarks import blocks
 
-ORDERS = 2, 4, 8, 12
+ORDERS_DNA = 2, 4, 8, 12, 16, 20, 24  # the last changes little
+ORDERS_TEXT = 0, 1, 2, 3, 4, 5, 6
 AMOUNTS = [2.0**i for i in range(-10, 15)]
+ROUNDS = 50  # of expectation maximization
 SCORED = "validation", "test"
-BLOCK = 16_384  # bases; of the errors, as in eval.py
-Splits = dict[str, np.ndarray]
+BLOCK = 16_384  # symbols; of the errors, as in eval.py
+Splits = Mapping[str, np.ndarray]
 
 
-def score(source: data.Source) -> dict[str, Any]:
-  """Bits per base of each order and smoothing, with one strand and both."""
-  if source.unit != "bits/base":
-    raise ValueError(
-      f"data of {source.unit} are not DNA; use a config of fasta"
-    )
-  splits = source.load()
-  forward = splits["train"]
-  strands = [forward, 3 - forward[::-1]]  # A, C, G, T are 0, 1, 2, 3
-  rows = [
-    dict(strands=number, **row)
-    for number in (1, 2)
-    for row in _rows(strands[:number], splits, source.vocab_size)
-  ]
-  symbols = {split: len(splits[split]) for split in data.SPLITS}
-  return dict(rows=rows, symbols=symbols)
-
-
-def _rows(strands, splits, size):
-  """The scores of models that count `size` different symbols in strands."""
-  lower = {split: np.full(len(splits[split]), 1 / size) for split in SCORED}
-  for order in range(max(ORDERS) + 1):
-    counts = Counts(strands, order, size)
-    found = {split: counts(splits[split]) for split in SCORED}
+def score(splits: Splits, size: int, is_dna: bool) -> list[dict[str, Any]]:
+  """Bits per symbol of each order, if there are `size` different symbols."""
+  strands, orders = [splits["train"]], ORDERS_DNA if is_dna else ORDERS_TEXT
+  if is_dna:
+    strands.append(3 - strands[0][::-1])  # A, C, G, T are 0, 1, 2, 3
+  scored, rows = {split: splits[split] for split in SCORED}, []
+  lower = {split: np.full(len(x), 1 / size) for split, x in scored.items()}
+  highest = {split: np.zeros(len(x), int) for split, x in scored.items()}
+  predictions: dict[str, list[np.ndarray]] = {split: [] for split in SCORED}
+  for order in range(orders[-1] + 1):
+    found = count(strands, scored, order, size)
     amount, lower = best(found, lower)
-    if order in ORDERS:
-      uniform = {split: np.full_like(p, 1 / size) for split, p in lower.items()}
-      about = dict(order=order, contexts=len(counts.contexts))
-      yield about | dict(smoothing="interpolated", amount=amount) | bits(lower)
-      amount, added = best(found, uniform)
-      about |= dict(smoothing="add", amount=amount / size)
-      yield about | bits(added)
+    for split in SCORED:
+      predictions[split].append(lower[split])
+      highest[split][order:][found[split][1] > 0] = order
+    if order in orders:
+      about = dict(model=f"order {order}", sees=f"{order}", amount=amount)
+      rows.append(about | bits(lower))
+  mixed = mixture({x: np.array(p) for x, p in predictions.items()}, highest)
+  about = dict(model=f"mixture of orders 0 to {order}", sees=f"{order}")
+  return [*rows, about | bits(mixed)]
 
 
-class Counts:
-  """Counts of each of `size` symbols in strands, after `order` others."""
+def count(
+  strands: Sequence[np.ndarray], scored: Splits, order: int, size: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """n(context, symbol) and n(context) of all but a split's first symbols."""
 
-  def __init__(self, strands: Sequence[np.ndarray], order: int, size: int):
-    self._order, self._size = order, size
-    words = np.concatenate([self._words(strand) for strand in strands])
-    self._known, self._counts = np.unique(words, return_counts=True)
-    # Those that occur, as numbers in ascending order.
-    self.contexts, starts = np.unique(self._known // size, return_index=True)
-    self._sums = np.add.reduceat(self._counts, starts)
+  def words(symbols):  # a number for each symbol and the `order` before it
+    found = np.zeros(len(symbols) - order, np.int64)
+    for i in range(order + 1):
+      found = found * size + symbols[i : i + len(found)]
+    return found
 
-  def __call__(self, symbols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """n(context, symbol) and n(context) of all symbols but the first k."""
-    words = self._words(symbols)
-    return (
-      _look_up(self._known, self._counts, words),
-      _look_up(self.contexts, self._sums, words // self._size),
-    )
-
-  def _words(self, symbols):
-    """A number for each symbol and the `order` before it."""
-    size = len(symbols) - self._order
-    words = np.zeros(size, np.int64)
-    for i in range(self._order + 1):
-      words = words * self._size + symbols[i : i + size]
-    return words
+  seen = np.concatenate([words(strand) for strand in strands])
+  known, counts = np.unique(seen, return_counts=True)
+  contexts, starts = np.unique(known // size, return_index=True)
+  sums, found = np.add.reduceat(counts, starts), {}
+  for split, symbols in scored.items():
+    wanted = words(symbols)
+    of_context = _look_up(contexts, sums, wanted // size)
+    found[split] = _look_up(known, counts, wanted), of_context
+  return found
 
 
 def _look_up(keys, values, wanted):
@@ -101,12 +83,12 @@ def _look_up(keys, values, wanted):
 
 
 def best(
-  found: dict[str, tuple[np.ndarray, np.ndarray]], lower: Splits
-) -> tuple[float, Splits]:
+  found: Mapping[str, tuple[np.ndarray, np.ndarray]], lower: Splits
+) -> tuple[float, dict[str, np.ndarray]]:
   """The best amount of smoothing on the validation split, and predictions.
 
-  `found` are n(context, symbol) and n(context) by split, as `Counts` returns;
-  they are smoothed towards `lower`.
+  `found` are n(context, symbol) and n(context) by split, as of `count`; they
+  are smoothed towards `lower`.
   """
 
   def smooth(split, amount):
@@ -116,9 +98,22 @@ def best(
     rest[:] = (of_symbol + amount * rest) / (of_context + amount)
     return p
 
-  loss = lambda amount: -np.log(smooth("validation", amount)).sum()
-  amount = min(AMOUNTS, key=loss)
+  amount = max(AMOUNTS, key=lambda x: np.log(smooth("validation", x)).sum())
   return amount, {split: smooth(split, amount) for split in lower}
+
+
+def mixture(predictions: Splits, highest: Splits) -> Splits:
+  """Means of predictions [models, symbols], with weights by `highest`."""
+  mixed = {split: p.mean(0) for split, p in predictions.items()}
+  for order in np.unique(highest["validation"]):
+    of = {x: p[:, highest[x] == order] for x, p in predictions.items()}
+    p = of["validation"]
+    weights = np.full(len(p), 1 / len(p))
+    for _ in range(ROUNDS):
+      weights = weights * (p / (weights @ p)).mean(1)
+    for split in mixed:
+      mixed[split][highest[split] == order] = weights @ of[split]
+  return mixed
 
 
 def bits(predictions: Splits) -> dict[str, Any]:
@@ -128,7 +123,3 @@ def bits(predictions: Splits) -> dict[str, Any]:
     for split in SCORED
   )
   return dict(validation=validation[0], test=test[0], standard_error=test[1])
-
-
-if __name__ == "__main__":
-  record.main_on_data("markov", score)

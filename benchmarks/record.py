@@ -16,9 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from absl import flags
-
-from sparse_transformer import atomic, cli, data, machine, tables, version
+from sparse_transformer import atomic, machine, tables, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
@@ -70,23 +68,6 @@ def main(
   args = vars(parser.parse_args())
   out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
   write(out, content | measure(**args))
-
-
-def main_on_data(name: str, score: Callable[[data.Source], dict]) -> None:
-  """The same for a baseline, which scores the data of a config."""
-
-  def run(argv):
-    cli.check_arguments(argv)
-    cli.require("config")
-    args = flags.FLAGS
-    source = data.source(args.config.data)
-    content = about(f"python -m benchmarks.{name}", sys.argv[1:])
-    content |= dict(unit=source.unit) | score(source)
-    write(pathlib.Path(args.out), content)
-
-  out = str(FOLDER / f"{name}.json")
-  flags.DEFINE_string("out", out, "File of the record.")
-  cli.run(run, cli.on_config)
 
 
 def main_of_rows(

@@ -1,14 +1,14 @@
-"""Baselines for the README: compressors, Markov models, errors over blocks."""
+"""Baselines: independent positions, compressors, Markov models."""
 
-import bz2
 import json
+import lzma
 import math
 
 import numpy as np
 import pytest
 import runs
 
-from benchmarks import blocks, compressors, independent, markov
+from benchmarks import baselines, blocks, markov
 
 
 def dna(length, seed=0):
@@ -35,73 +35,101 @@ def test_predictions_of_all_symbols_sum_to_one():
   strings = {symbol: np.array([*context, symbol]) for symbol in range(4)}
   total = 0
   for string in strings.values():
-    lower = {split: np.full(4, 0.25) for split in markov.SCORED}
+    scored = {"validation": dna(60, seed=1), "test": string}
+    lower = {split: np.full(len(x), 0.25) for split, x in scored.items()}
     for k in range(order + 1):
-      counts = markov.Counts([train], k, size=4)
-      found = {"validation": counts(dna(60, seed=1)), "test": counts(string)}
-      lower["validation"] = np.full(60, 0.25)
+      found = markov.count([train], scored, k, size=4)
       _, lower = markov.best(found, lower)
     total += lower["test"][-1]
   assert total == pytest.approx(1)
 
 
+def test_a_mixture_weighs_models_by_the_context_that_is_known():
+  # The first model is right where the highest order is 0, the other where 1.
+  highest = {split: np.arange(100) % 2 for split in markov.SCORED}
+  p = np.where(highest["test"], [[0.1], [0.9]], [[0.9], [0.1]])
+  mixed = markov.mixture({split: p for split in markov.SCORED}, highest)
+  assert mixed["test"] == pytest.approx(0.9)
+
+
 def test_independent_positions_score_the_entropy_of_their_values():
   rng = np.random.default_rng(0)
   p_LV = np.array([[0.5, 0.25, 0.25], [0.9, 0.1, 0.0]])
-  draw = lambda n: np.stack([rng.choice(3, n, p=p) for p in p_LV], axis=1)
+  draw = lambda: np.stack([rng.choice(3, 20_000, p=p) for p in p_LV], axis=1)
   entropy = -sum(p * np.log2(p) for p in p_LV.ravel() if p) / 2
-  bits = independent.bits_per_dim(draw(20_000), draw(20_000), size=3)
-  assert bits == pytest.approx(entropy, abs=0.02)
+  splits = {split: draw() for split in ("train", "validation", "test")}
+  row = baselines.independent(splits, size=3)
+  assert row["test"] == pytest.approx(entropy, abs=0.02)
+  assert row["validation"] == pytest.approx(entropy, abs=0.02)
 
 
-def score(baseline, config, data, out):
-  """The exit status of a command."""
-  return runs.command(
-    f"benchmarks/{baseline}.py",
+def score(config, data, folder):
+  """The record that the command writes."""
+  out = folder / "out" / "baselines.json"
+  status = runs.command(
+    "benchmarks/baselines.py",
     f"--config={runs.REPO}/configs/{config}.py",
     f"--config.data.path={data}",
     f"--out={out}",
   )
-
-
-def test_markov_models_find_the_chain_that_made_the_bases(tmp_path, capsys):
-  data, out = tmp_path / "a.fasta", tmp_path / "out" / "markov.json"
-  bases = dna(40_000)
-  data.write_text(">a\n" + "".join("ACGT"[base] for base in bases) + "\n")
-  assert score("markov", "genome", data, out) == 0
+  assert status == 0
+  assert str(folder) not in out.read_text()
   record = json.loads(out.read_text())
-  assert str(tmp_path) not in out.read_text()
-  rows = {
-    (row["strands"], row["order"], row["smoothing"]): row
-    for row in record["rows"]
-  }
-  assert len(rows) == 2 * 2 * len(markov.ORDERS)
-  # The chain's own probabilities: those of the bases after the one before.
+  return record, {row["model"]: row for row in record["rows"]}
+
+
+def test_markov_models_find_the_chain_that_made_the_bases(tmp_path):
+  data, bases = tmp_path / "a.fasta", dna(40_000)
+  data.write_text(">a\n" + "".join("ACGT"[base] for base in bases) + "\n")
+  record, rows = score("genome", data, tmp_path)
+  assert record["data"]["path"] == "a.fasta"
+  assert record["symbols"]["test"] == 2_000
+  assert len(rows) == len(markov.ORDERS_DNA) + 1
+  # The chain's own probabilities: those of the bases after the one before. The
+  # reverse complement is another chain, so counts of both strands are mixed.
+  entropy = chain_bits(bases[-2000:])
+  assert entropy < rows["order 2"]["test"] < 2
+  # Of order 12, most contexts are new: what is lower must help.
+  assert rows["order 12"]["test"] < rows["order 2"]["test"] + 0.05
+  mixed = rows["mixture of orders 0 to 24"]
+  assert mixed["test"] < min(row["test"] for row in rows.values()) + 0.01
+
+
+def chain_bits(bases):
   chain = np.full((4, 4), 0.25)
   chain[0] = 0.3 / 4
   chain[0, 1] += 0.7
-  test = bases[-2000:]
-  entropy = -np.log2(chain[test[:-1], test[1:]]).mean()
-  for smoothing in "add", "interpolated":
-    row = rows[1, 2, smoothing]
-    assert row["test"] == pytest.approx(entropy, abs=0.01)
-  # Of order 12, most contexts are new: what is lower must help.
-  assert rows[1, 12, "interpolated"]["test"] < entropy + 0.05
-  assert rows[1, 12, "add"]["test"] > rows[1, 12, "interpolated"]["test"]
+  return -np.log2(chain[bases[:-1], bases[1:]]).mean()
 
 
-def test_compressors_are_scored_alone_and_given_the_rest(tmp_path):
-  data, out = tmp_path / "text.txt", tmp_path / "compressors.json"
+def test_orders_of_text_find_the_chain_that_made_it():
+  symbols = dna(40_000)
+  splits = dict(train=symbols[:36_000], validation=symbols[36_000:38_000])
+  splits["test"] = symbols[38_000:]
+  rows = markov.score(splits, 4, is_dna=False)
+  found = {row["model"]: row["test"] for row in rows}
+  for order in range(1, 7):
+    assert found[f"order {order}"] == pytest.approx(
+      chain_bits(splits["test"]), abs=0.03
+    )
+  assert found["order 0"] > found["order 1"] + 0.1
+
+
+def test_compressors_are_given_the_training_split(tmp_path, capsys):
+  data = tmp_path / "text.txt"
   text = np.random.default_rng(0).integers(32, size=5_000).astype(np.uint8)
   data.write_bytes(text.tobytes() * 4)  # the test split repeats the rest
-  assert score("compressors", "text_small", data, out) == 0
-  record = json.loads(out.read_text())
-  assert record["symbols"] == 20_000 and record["test_symbols"] == 1_000
-  rows = {row["compressor"]: row for row in record["rows"]}
-  tail = (text.tobytes() * 4)[-1_000:]
-  alone = 8 * len(bz2.compress(tail, 9)) / 1_000
-  assert rows["bzip2 -9"]["test_alone"] == pytest.approx(alone)
-  for name in compressors.COMPRESSORS:
-    row = rows[name]
-    assert row["test_given_rest"] < row["test_alone"], name
-  assert rows["xz -9e"]["test_given_rest"] < 0.5
+  lacks = baselines.pyppmd is None
+  record, rows = score("text_small", data, tmp_path)
+  assert record["symbols"] == dict(train=18_000, validation=1_000, test=1_000)
+  assert ("pip install pyppmd" in capsys.readouterr().out) == lacks
+  for name in baselines.COMPRESSORS:
+    if lacks and "PPMd" in name:
+      assert f"`{name}`" not in rows
+    else:
+      assert rows[f"`{name}`"]["test"] < 2.5, name
+  # Whose symbols are uniform: 5 bits without what is before.
+  assert rows["order 0"]["test"] == pytest.approx(5, abs=0.05)
+  assert rows["order 6"]["test"] < 1
+  whole = (text.tobytes() * 4)[:18_000]
+  assert rows["`xz -9e`"]["test"] < 8 * len(lzma.compress(whole)) / 18_000

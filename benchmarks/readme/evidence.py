@@ -42,6 +42,7 @@ TRAINED = {
   "genome_long": "the same",
   "music": "two orchestral pieces",
 }
+DATA = "path", "fractions"  # what data are told apart by
 TEXTS, GENOMES = ("text_medium", "text_small"), ("genome_long", "genome")
 
 
@@ -119,6 +120,7 @@ def comparisons() -> Iterator[str]:
     yield wrap(f"{text}.")
     yield tables.markdown(results.table(found))
     yield wrap(results.notes(found))
+    yield from _beside(about)
     yield f"![{what}](figures/{name}.png)"
     yield wrap(results.caption(found))
     yield origin(name, about, about["seeds"])
@@ -150,51 +152,46 @@ def contexts() -> Iterator[str]:
     yield origin(name, found)
 
 
-def compressors() -> Iterator[str]:
-  """General-purpose compressors beside networks."""
-  found = records.read("compressors")
+def text() -> Iterator[str]:
+  """Compressors and Markov models beside networks, on text."""
+  yield from _baselines("baselines_bytes", TEXTS, "bytes of an XML dump", 3)
+
+
+def dna() -> Iterator[str]:
+  """Markov models beside networks, on DNA."""
+  yield from _baselines("baselines_fasta", GENOMES, "bases of E. coli K-12", 4)
+
+
+def _baselines(name, networks, what, digits):
+  found = records.read(name)
+  symbols = found["symbols"]
   yield wrap(
-    f"The test split is the last {found['test_symbols']:,} of"
-    f" {found['symbols']:,} bytes."
+    f"Of {sum(symbols.values()):,} {what}, the first {symbols['train']:,} are"
+    f" the training split, the next {symbols['validation']:,} the validation"
+    f" split, and the last {symbols['test']:,} the test split. Standard errors"
+    " are over blocks of consecutive symbols."
   )
-  fields = "test_given_rest", "test_alone", "all"
-  rows = [("bits/byte", "test given the rest", "test alone", "everything")]
+  rows = [(found["unit"], "sees of what is before", "test", "validation")]
   for row in found["rows"]:
-    cells = (f"{row[field]:.3f}" for field in fields)
-    rows.append((f"`{row['compressor']}`", *cells))
-  yield tables.markdown(rows + [(*x, "", "") for x in _scores(TEXTS, 3)])
-  yield from _origins("compressors", TEXTS)
+    validation = f"{row['validation']:.{digits}f}"
+    test = records.with_deviation(
+      row["test"], row.get("standard_error"), digits
+    )
+    rows.append((row["model"], row["sees"], test, validation))
+  rows += [(run, "", bits, "") for run, bits in _scores(networks, digits)]
+  yield tables.markdown(rows)
+  yield origin(name, found)
+  yield from (origin(x, records.read(x), seeds=1) for x in networks)
 
 
-def markov() -> Iterator[str]:
-  """Markov models of DNA beside networks."""
-  found = records.read("markov")
-  yield wrap(
-    f"Bits/base of the test split, the last {found['symbols']['test']:,} bases"
-    " of E. coli K-12; of Markov models, with standard errors over blocks of"
-    " consecutive bases."
-  )
-  columns = {
-    ("add", 1): "constant added to counts",
-    ("interpolated", 1): "interpolated with lower orders",
-    ("interpolated", 2): "interpolated, both strands counted",
-  }
-  show = "{test:.4f} ± {standard_error:.4f}".format
-  cells = {
-    (row["order"], row["smoothing"], row["strands"]): show(**row)
-    for row in found["rows"]
-  }
-  orders = sorted({row["order"] for row in found["rows"]})
-  rows = [(f"{x}", *(cells[x, *column] for column in columns)) for x in orders]
-  yield tables.markdown([("order", *columns.values()), *rows])
-  yield tables.markdown([("network", "bits/base"), *_scores(GENOMES, 4)])
-  yield from _origins("markov", GENOMES)
-
-
-def _origins(baseline, runs):
-  yield origin(baseline, records.read(baseline))
-  for name in runs:
-    yield origin(name, records.read(name), seeds=1)
+def _beside(about):
+  """What baselines score on the same split, if a record is of its data."""
+  data, digits = about["config"]["data"], records.decimals(about["unit"], 2)
+  path = records.path(f"baselines_{data['name']}")
+  found = records.read(path.stem) if path.exists() else {"data": None}
+  if found["data"] == {x: data[x] for x in DATA}:
+    rows = (f"{x['model']} {x['validation']:.{digits}f}" for x in found["rows"])
+    yield wrap(f"No network, the same split: {', '.join(rows)}.")
 
 
 def _scores(names, digits):

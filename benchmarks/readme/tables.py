@@ -22,7 +22,7 @@ ATTENTION = "attention-amd-epyc-2-threads"
 
 def quickstart() -> str:
   bits = records.test_scores(records.read("digits"))[0]["bits_per_dim"]
-  baseline = records.read("independent")["test"]
+  baseline = records.read("baselines_digits")["rows"][0]["test"]
   return wrap(
     f"The quickstart ends with about {bits:.2f} bits/dim on the test split,"
     f" where a model of independent pixels scores {baseline:.2f}."
@@ -164,7 +164,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     part.__name__: part
     for part in (
       *(evidence.trained, evidence.commands, evidence.comparisons),
-      *(evidence.contexts, evidence.compressors, evidence.markov),
+      *(evidence.contexts, evidence.text, evidence.dna),
     )
   },
   "docs/speed.md": {

@@ -1,0 +1,121 @@
+"""Scores what is no network on the data of a config: the least to beat.
+
+python -m benchmarks.baselines --config=configs/text_small.py \\
+  --config.data.path=FILE
+
+In bits per symbol of the validation and test split, given the training split.
+
+Images: every position has the distribution of its values in the training split,
+each counted once more than it occurs.
+DNA: Markov models, see `benchmarks.markov`.
+Text: these, and compressors: the size of the training split and the scored one
+minus the size of the training split. What a compressor has coded of a split it
+also learns from, unlike the other models; `sees` says what it can use. PPMd
+needs `pip install pyppmd==1.3.1`, or it is left out.
+
+Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
+"""
+
+import bz2
+import functools
+import lzma
+import pathlib
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from benchmarks import markov, record
+from sparse_transformer import cli, data
+
+try:
+  import pyppmd
+except ModuleNotFoundError:
+  pyppmd = None
+
+BEST = 9 | lzma.PRESET_EXTREME
+# Its manual recommends for text: bits of literal context, none of position.
+TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
+MEMORY = 2**28  # bytes; if they were full, PPMd would forget everything
+
+
+def ppmd(content: bytes, order: int) -> bytes:
+  encoder = pyppmd.Ppmd7Encoder(order, MEMORY)
+  return encoder.encode(content) + encoder.flush()
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+  "gzip -9": functools.partial(zlib.compress, level=9, wbits=31),
+  "bzip2 -9": functools.partial(bz2.compress, compresslevel=9),
+  "xz -9e": functools.partial(lzma.compress, preset=BEST),
+  "xz -9e, lc=4, pb=0": functools.partial(lzma.compress, filters=[TEXT]),
+  "PPMd -o6": functools.partial(ppmd, order=6),
+  "PPMd -o16": functools.partial(ppmd, order=16),
+}
+SEES = {
+  "gzip": "the last 32 KiB",
+  "bzip2": "its block of 900 kB",
+  "xz": "the last 64 MiB",
+  "PPMd": f"what its model has in {MEMORY >> 20} MiB",
+}
+
+
+def main(argv):
+  cli.check_arguments(argv)
+  cli.require("config")
+  config = flags.FLAGS.config.data
+  path = record.without_folders(config.path or "")
+  content = record.about("python -m benchmarks.baselines", sys.argv[1:])
+  content["versions"]["pyppmd"] = getattr(pyppmd, "__version__", None)
+  content |= dict(data=dict(path=path, fractions=config.fractions))
+  content |= score(data.source(config))
+  out = flags.FLAGS.out or record.FOLDER / f"baselines_{config.name}.json"
+  record.write(pathlib.Path(out), content)
+
+
+def score(source: data.Source) -> dict[str, Any]:
+  if isinstance(source, data.Images):
+    splits = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
+    rows = [independent(splits, source.vocab_size)]
+  elif source.unit not in ("bits/byte", "bits/base"):
+    raise ValueError(f"{source.unit}: data must be images, text or DNA")
+  else:
+    splits, is_dna = source.load(), source.unit == "bits/base"
+    rows = [] if is_dna else compress(splits)
+    rows += markov.score(splits, source.vocab_size, is_dna)
+  symbols = {x: splits[x].size for x in data.SPLITS}
+  return dict(unit=source.unit, symbols=symbols, rows=rows)
+
+
+def independent(splits: markov.Splits, size: int) -> dict[str, Any]:
+  """The score of independent positions, whose values are less than `size`."""
+  counts_LV = np.ones((splits["train"].shape[1], size))
+  for value in range(size):
+    counts_LV[:, value] += (splits["train"] == value).sum(0)
+  bits_LV = -np.log2(counts_LV / counts_LV.sum(1, keepdims=True))
+  bits = lambda found: float(bits_LV[np.arange(len(bits_LV)), found].mean())
+  found = {split: bits(splits[split]) for split in markov.SCORED}
+  return dict(model="independent positions", sees="nothing") | found
+
+
+def compress(splits: markov.Splits) -> list[dict[str, Any]]:
+  """The scores of all compressors that there are."""
+  train, *scored = (splits[name].tobytes() for name in data.SPLITS)
+  rows = []
+  for name, run in COMPRESSORS.items():
+    if "PPMd" in name and not pyppmd:
+      print(f"{name} is left out: pip install pyppmd==1.3.1")
+      continue
+    size = lambda content, run=run: 8 * len(run(content))
+    given = [(size(train + x) - size(train)) / len(x) for x in scored]
+    about = dict(model=f"`{name}`", sees=SEES[name.split()[0]])
+    rows.append(about | dict(zip(markov.SCORED, given, strict=True)))
+  return rows
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("out", None, "File of the record.")
+  cli.run(main, cli.on_config)

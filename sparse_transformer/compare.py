@@ -5,25 +5,32 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --budget=steps:500 --seeds=3 --workdir=runs/patterns
 
 The budget of each run is a number of steps, seconds, processor seconds (of all
-threads) or FLOPs of training. A time is converted to steps by the measured
-speed of a few steps, so that the learning rate decays as it should: once for
-each value, with the values interleaved. Compilation and evaluation do not
-count, and nothing else should use the machine meanwhile. On a CPU with other
-work, processor_seconds are fairer. A comparison sets train.steps itself, and
-train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a tenth of the
-steps, unless that is what varies.
+threads) or FLOPs of training. A run on a time ends when its clock has reached
+it, and the decay of its learning rate follows that clock; compilation and
+evaluation do not count, and nothing else should use the machine meanwhile. On a
+CPU with other work, processor_seconds are fairer. A comparison sets train.steps
+itself, and train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a
+tenth of the budget, unless that is what varies.
+
+Each value deserves its best learning rate. With --tune=FIELD=A,B,C, each value
+is first trained once with each candidate, on the same budget and with a seed
+that is not compared; the best on the validation split is used for its seeds.
 
 Values are ranked by bits on the entire validation split, of the best of each
 run's checkpoints. When all runs have ended, the best value is scored on the
 test split.
 
-Each run has its own process and its own workdir, VALUE/seedN in --workdir; the
-same command resumes a comparison that was stopped. Writes comparison.md, .png,
-.html, and .json, from which the others can be made again, to --workdir.
+Each run has its own process and its own workdir, VALUE/seedN in --workdir, or
+VALUE/tune/CANDIDATE; the same command resumes a comparison that was stopped.
+Writes comparison.md, .png, .html, and .json, from which the others can be made
+again, to --workdir. --target=BITS adds the processor seconds after which each
+run's validation first had at most so many bits.
 
 Values are separated by commas outside brackets, or by semicolons.
 """
 
+import dataclasses
+import math
 import pathlib
 import shlex
 import sys
@@ -50,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   cli.require("config", "vary", "workdir")
-  if not 1 <= args.seeds <= 2**32:
+  if not 1 <= args.seeds < 2**32:
     raise ValueError(f"--seeds={args.seeds} must be at least 1 and fit 32 bits")
   for name in config_flags.get_override_values(args["config"]):
     plan_lib.check_free(f"--config.{name}", name)
@@ -58,25 +65,44 @@ def main(argv: Sequence[str]) -> None:
   field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
   plan = plan_lib.Plan(args.config, root, field, values, limit, args.seeds)
+  if args.tune:
+    tuned, grid = plan_lib.parse_vary(args.tune, args.config, "tune")
+    if tuned == field or len(grid) < 2:
+      raise ValueError(
+        f"--tune={args.tune} must give at least 2 values of another field than"
+        " --vary"
+      )
+    plan = dataclasses.replace(plan, tuned=tuned, candidates=grid)
+  if args.target is not None and not 0 < args.target < math.inf:
+    raise ValueError(f"--target={args.target} must be bits above 0")
   about = plan_lib.begin(plan)
-  found = execution.run_all(plan, execution.decide_steps(plan))
+  best, tuning = dict.fromkeys(values, ""), None
+  if plan.tuned:
+    tuning = record.tuning(execution.tune(plan))
+    best = tuning["best"]
+  found = execution.run_all(plan, best)
   about |= dict(
+    target=args.target,
     unit=found[0]["unit"],
     commit=version.commit(),
     versions=version.packages(),
     command=shlex.join([*COMMAND.split(), *sys.argv[1:]]),
   )
-  print(results.write(root, record.make(about, found)))
+  print(results.write(root, record.make(about, found, tuning)))
   print(f"comparison in {root / 'comparison.html'}")
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
   flags.DEFINE_string(
+    "tune", None, "A field that is tuned for each value: group.name=a,b,c."
+  )
+  flags.DEFINE_string(
     "budget",
     "steps:500",
     "steps:N, seconds:N, processor_seconds:N or flops:N.",
   )
+  flags.DEFINE_float("target", None, "Bits whose time is reported.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run(main, cli.on_config)

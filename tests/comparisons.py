@@ -45,6 +45,7 @@ def record(
     choices=names,
     seeds=len(runs) // len(names),
     budget=budget,
+    target=None,
     unit="bits/dim",
     config={},
     machine="a machine",

@@ -32,7 +32,9 @@ FLAGS = {
   "-m sparse_transformer.explain": (
     "config example [no]json out part step target temperature workdir"
   ),
-  "-m sparse_transformer.compare": "budget config seeds vary workdir",
+  "-m sparse_transformer.compare": (
+    "budget config seeds target tune vary workdir"
+  ),
   "-m sparse_transformer.report": "workdir",
   "-m sparse_transformer.data": "data_dir",
 }

@@ -1,12 +1,11 @@
 """Comparisons: budgets, choices, results, and one comparison end to end."""
 
-import itertools
+import dataclasses
 import json
 import multiprocessing
 import os
 import pathlib
 import re
-import time
 
 import comparisons
 import jax
@@ -135,7 +134,7 @@ def test_budget_of_no_step_or_more_than_can_be_counted_is_an_error():
 def test_warm_up_is_shortened_unless_it_is_what_varies():
   config = runs.tiny(**{"optimizer.warmup_steps": 100})
   found = [
-    of(config, field, [], STEPS).config_of(choice, steps=number)
+    of(config, field, [], ("steps", number)).config_of(choice)
     for number, field, choice in (
       (500, "model.width", "32"),
       (2000, "model.width", "32"),
@@ -200,8 +199,7 @@ def test_process_that_starts_the_runs_computes_nothing_on_a_device(limit):
   with jax.transfer_guard("disallow_explicit"):
     comparison.about()
     plan.check(comparison)
-    if limit[0] != "seconds":
-      budget.count_steps(comparison.config_of("32"), limit)
+    comparison.config_of("32")
     assert {*map(id, jax.live_arrays())} <= arrays
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
@@ -214,7 +212,8 @@ def test_damaged_result_is_an_error_that_names_it(text, tmp_path):
   path.write_text(text)
   with pytest.raises(ValueError, match=f"{path} cannot be read: .*; delete it"):
     comparison_runs.run_all(
-      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path), {}
+      of(runs.tiny(), "attention.pattern", ["dense"], STEPS, tmp_path),
+      {"dense": ""},
     )
 
 
@@ -233,51 +232,14 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
 # Steps and scores.
 
 
-def test_steps_of_a_time_are_measured_once_for_all_choices(
-  tmp_path, monkeypatch
-):
-  # More than the steps of the config, which are not used.
-  config = runs.tiny(**{"optimizer.warmup_steps": 50})
-  field = "attention.pattern"
-  names, limit = ["dense", "local", "fixed"], ("seconds", 9.0)
-  comparison = of(config, field, names, limit, tmp_path, seeds=2)
-  measured = []
-
-  def times(experiments, kind):
-    measured.append([x.config.attention.pattern for x in experiments])
-    return [0.5, 9 / 7.5, 100.0]
-
-  monkeypatch.setattr(budget, "time_per_step", times)
-  monkeypatch.setattr(
-    comparison_runs, "call", lambda task, f, *inputs: f(*inputs)
-  )
-  for _ in range(2):
-    steps = comparison_runs.decide_steps(comparison)
-    assert steps == dict(dense=18, local=7, fixed=1)
-    assert measured == [names]  # once
-  # Others need not be measured.
-  flops = of(config, field, names, ("flops", 1e9), tmp_path / "b", seeds=2)
-  assert comparison_runs.decide_steps(flops) == {
-    x: budget.count_steps(flops.config_of(x), flops.budget) for x in names
-  }
-
-
-def test_timed_steps_take_turns(monkeypatch):
-  order = []
-
-  def clocked(experiment, clock):
-    assert clock is time.process_time
-    dropout = experiment.config.model.dropout
-    for i in itertools.count():
-      order.append(dropout)
-      yield 100.0 if i < budget.WARMUP_STEPS else dropout + i
-
-  monkeypatch.setattr(budget, "_clocked", clocked)
-  found = [Experiment(runs.tiny(**{"model.dropout": x})) for x in (0.0, 0.5)]
-  middle = budget.WARMUP_STEPS + (budget.TIMED_STEPS - 1) / 2
-  times = budget.time_per_step(found, "processor_seconds")
-  assert times == [middle, middle + 0.5]
-  assert order == [0.0, 0.5] * (len(order) // 2)
+def test_only_a_time_ends_a_run_before_its_last_step():
+  for limit in ("seconds", 9.0), ("processor_seconds", 9.0):
+    timed = of(runs.tiny(), "attention.pattern", ["dense"], limit)
+    assert timed.limit == limit
+    assert timed.config_of("dense").train.steps == 2**31 - 1
+  counted = of(runs.tiny(), "attention.pattern", ["dense"], STEPS)
+  assert counted.limit is None
+  assert counted.config_of("dense").train.steps == 20
 
 
 def test_experiments_with_the_same_data_share_them():
@@ -305,9 +267,9 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
 
-  def call(task, function, config, workdir, split):
+  def call(task, function, config, workdir, split, limit):
     assert function is comparison_runs.run and split == "test"
-    assert config.train.steps == 5
+    assert config.train.steps == 20 and limit is None
     called.append(workdir)
     path = workdir / "result.json"
     test = dict(bits_per_dim=3.5, standard_error=0.1)
@@ -315,11 +277,78 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
 
   monkeypatch.setattr(comparison_runs, "call", call)
   for _ in range(2):
-    found = comparison_runs.run_all(comparison, dict(dense=4, local=5))
+    found = comparison_runs.run_all(comparison, dict(dense="", local=""))
     # Once: what is scored is not scored again.
     assert called == [comparison.workdir("local", i) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
     assert tests == {("dense", False), ("local", True)}
+
+
+GRID = {
+  "dense": {"0.01": 3.0, "0.1": None, "0.001": 4.0},
+  "local": {"0.01": 3.0, "0.1": 2.5, "0.001": 4.0},
+}
+TUNED = dict(
+  tuned="optimizer.learning_rate", candidates=["0.01", "0.1", "1e-3"]
+)
+
+
+def test_each_value_gets_its_best_candidate(tmp_path, monkeypatch):
+  names, limit = ["dense", "local"], ("processor_seconds", 9.0)
+  comparison = dataclasses.replace(
+    of(runs.tiny(), "attention.pattern", names, limit, tmp_path, seeds=2),
+    **TUNED,
+  )
+  plan.check(comparison)
+  called = []
+
+  def trained(config, workdir, split, limit):
+    assert limit == comparison.limit
+    rate, pattern = config.optimizer.learning_rate, config.attention.pattern
+    called.append((pattern, rate, config.train.seed, split))
+    bits = GRID[pattern][str(rate)]
+    if bits is None:
+      raise FloatingPointError("why")
+    workdir.mkdir(parents=True, exist_ok=True)
+    result = dict.fromkeys(comparison_runs.NUMBERS, 1) | dict(best_step=1)
+    score = dict(bits_per_dim=bits, standard_error=0.1)
+    result |= dict.fromkeys(("validation", split), score)
+    (workdir / "result.json").write_text(json.dumps(result))
+    line = dict(step=1, split="validation", bits_per_dim=3.0)
+    line |= dict(seconds=1.0, processor_seconds=1.0)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+  monkeypatch.setattr(comparison_runs, "run", trained)
+  monkeypatch.setattr(comparison_runs, "call", lambda task, f, *x: f(*x))
+  for _ in range(2):
+    tuning = record.tuning(comparison_runs.tune(comparison))
+    # The candidates as they were written.
+    assert tuning["scores"]["dense"] == {"0.01": 3, "0.1": None, "1e-3": 4}
+    assert tuning["best"] == {"dense": "0.01", "local": "0.1"}
+    assert len(called) == 6  # once: what is scored is not scored again
+  seeds = {(seed, split) for _, _, seed, split in called}
+  assert seeds == {(2, "validation")}  # seeds 0 and 1 are compared
+  assert (tmp_path / "local" / "tune" / "1e-3" / "result.json").exists()
+  del called[:]
+  found = comparison_runs.run_all(comparison, tuning["best"])
+  assert {run["seed"] for run in found} == {0, 1}
+  assert {x[:2] for x in called} == {("dense", 0.01), ("local", 0.1)}
+  tested = [x for x in called if x[3] == "test"]
+  assert tested == [("local", 0.1, seed, "test") for seed in (0, 1)]
+  # A value that no candidate trains ends the comparison.
+  monkeypatch.setitem(GRID, "dense", dict.fromkeys(GRID["dense"]))
+  for candidate in TUNED["candidates"]:
+    folder = comparison.workdir("dense", 2, candidate)
+    (folder / "result.json").unlink()
+  with pytest.raises(ValueError, match="pattern=dense, training diverged"):
+    comparison_runs.tune(comparison)
+
+
+def test_same_run_twice_in_a_grid_is_found_by_the_checks():
+  comparison = of(runs.tiny(), "attention.pattern", ["dense"], STEPS)
+  tuned = dict(tuned="model.dropout", candidates=["0.1", "1e-1"])
+  with pytest.raises(ValueError, match="dropout=0.1 and .*=1e-1 are the same"):
+    plan.check(dataclasses.replace(comparison, **tuned))
 
 
 # The record, and what is made from it.
@@ -415,7 +444,7 @@ def test_time_of_training_is_that_of_the_last_line():
     ([line | times, dict(step=1, split="skipped")], (5, 7)),
     ([], (None, None)),
   ):
-    found = comparison_runs._trained(config, lines)
+    found = comparison_runs._trained(config, 10, lines)
     assert (found["seconds"], found["processor_seconds"]) == expected
 
 
@@ -469,6 +498,37 @@ def test_table_ranks_by_validation_and_shows_the_only_test():
   assert "best on validation, local" in results.notes(made)
 
 
+def test_values_of_all_seeds_and_times_to_a_target_are_in_a_table():
+  made = comparisons.record(*TWO, target=5.5)
+  # Bits fall by 1 every 20 processor seconds, of local every 10.
+  assert [row["time_to_target"] for row in made["rows"]] == [
+    [10.0, 20.0, None],
+    [40.0, 60.0, None],
+  ]
+  titles, best, first = results.by_seed(made)
+  assert titles[-1] == "processor seconds to 5.5 bits/dim, by seed"
+  assert best == ("local", "2.5000", "3.0000", "6.0000", "10, 20, -")
+  assert first == ("dense", "3.0000", "4.0000", "8.0000", "40, 60, -")
+  assert len(results.by_seed(comparisons.record(*TWO))[0]) == 4
+
+
+@pytest.mark.parametrize("best, edge", [("0.01", False), ("1e-3", True)])
+def test_grid_is_shown_with_its_best_and_whether_that_is_at_an_edge(best, edge):
+  scores = {"0.01": 3.0, "0.1": None, "1e-3": 3.5, best: 2.0}
+  tuning = record.tuning({"dense": scores, "local": scores | {"0.1": 1.0}})
+  assert tuning["best"] == {"dense": best, "local": "0.1"}
+  tune = ["optimizer.learning_rate", ["0.01", "0.1", "1e-3"]]
+  about = comparisons.record(*TWO, tune=tune)["about"]
+  made = record.make(about, TWO, tuning)
+  titles, dense, local = results.grid(made)
+  assert titles[1:] == tuple(f"{tune[0]}={x}" for x in tune[1])
+  assert dense[tune[1].index(best) + 1] == "[2.0000]"
+  assert dense[2] == "diverged" and local[2] == "[1.0000]"
+  note = results._grid_notes(made)
+  assert note.endswith(": dense, local." if edge else ": local.")
+  assert not record.at_edge(["adamw", "muon"], "muon")
+
+
 def words(tmp_path, *more):
   settings = runs.flags_of(**{"eval.batch_size": 64})
   settings = [x for x in settings if "train.steps" not in x]
@@ -481,11 +541,12 @@ VARY = "--vary=attention.pattern=local,Strided(8)"
 def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   # Of a single value, as a run takes long; several are compared in a soak test.
   vary = "--vary=attention.pattern=Strided(8)"
-  line = words(tmp_path, vary, "--budget=steps:6", "--seeds=1")
+  tune = "--tune=optimizer.learning_rate=1e-9,0.01"
+  line = words(tmp_path, vary, tune, "--budget=steps:6", "--target=6")
   assert runs.command(SCRIPT, *line) == 0
   root, output = tmp_path / "c", capfd.readouterr().out
   text = (root / "comparison.md").read_text()
-  assert text in output and len(text.splitlines()) == 5
+  assert text in output and "# Tuning" in text
   made = record.read(root / "comparison.json")
   (row,), (run,) = made["rows"], made["runs"]
   assert run["choice"] == row["choice"] == "Strided(8)" and run["seed"] == 0
@@ -494,7 +555,14 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
   assert run["peak_bytes"] > 2**20 and run["tokens_per_second"] > 0
   assert 3 < run["test"]["bits_per_dim"] == row["test"]["mean"] < 6
+  scores = made["tuning"]["scores"]["Strided(8)"]
+  assert scores["0.01"] < scores["1e-9"]
+  config = root / plan.folder_name("Strided(8)") / "seed0" / "config.json"
+  assert json.loads(config.read_text())["optimizer"]["learning_rate"] == 0.01
+  (seconds,) = row["time_to_target"]
+  assert seconds > 0 and "processor seconds to 6 bits/dim" in text
   page = (root / "comparison.html").read_text()
+  assert "At the edge of the grid" in page
   assert "data:image/png;base64," in page and "http" not in page
   # All runs are done: nothing is trained again, and no file changes; what says
   # so is written again if it is missing.
@@ -517,7 +585,7 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   comparison_runs.run(config, workdir, "test")
   assert json.loads(path.read_text())["test"] == tested
   # The folder of one comparison is not used for another.
-  other = words(tmp_path, vary, "--budget=steps:7", "--seeds=1")
+  other = words(tmp_path, vary, tune, "--budget=steps:7")
   assert runs.command(SCRIPT, *other) == 1
   assert "budget differ" in capfd.readouterr().err
 
@@ -540,20 +608,20 @@ def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
     assert row["validation"]["mean"] == pytest.approx(np.mean(bits))
     deviation = row["validation"]["deviation"]
     assert deviation == pytest.approx(np.std(bits, ddof=1))
-    assert first["steps"] == second["steps"] > 1
-    assert 0.5 < first["processor_seconds"] < 8
+    assert min(first["steps"], second["steps"]) > 1
+    assert all(2 <= x["processor_seconds"] < 3 for x in (first, second))
   missing = root / "local" / "seed1" / "result.json"
   expected = json.loads(missing.read_text())
   missing.unlink()
   others = {p: p.read_bytes() for p in root.glob("*/seed*/result.json")}
   # A run that fails is one line.
-  path = root / "steps.json"
+  path = missing.parent / "config.json"
   text = path.read_text()
-  path.write_text(json.dumps(json.loads(text) | {"local": -1}))
+  path.write_text("{}")
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 1
   (error,) = capfd.readouterr().err.splitlines()
-  assert "seed1 failed: " in error and "=-1 must be an integer" in error
+  assert "seed1 failed: " in error and "config.json" in error
   path.write_text(text)
   assert runs.command(SCRIPT, *line) == 0
   found = json.loads(missing.read_text())

@@ -1,5 +1,6 @@
 """The runs of a comparison, each in its own process and its own workdir."""
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, cli, config as config_lib
 from sparse_transformer.comparison import budget as budget_lib, record
-from sparse_transformer.comparison.plan import Plan, experiments
+from sparse_transformer.comparison.plan import Plan
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.signals import STOPPED, Signals, Stopped
@@ -29,38 +30,42 @@ NUMBERS = "steps", "peak_bytes", "parameters", "tokens_per_step"
 SPLITS = "validation", "test"
 
 
-def decide_steps(plan: Plan) -> dict[str, int]:
-  """The number of training steps with each value.
+def tune(plan: Plan) -> dict[str, dict[str, float | None]]:
+  """{choice: {candidate: bits on the validation split, None if it diverged}}.
 
-  Those of a time are measured once, and kept in steps.json.
+  Each has one run, of a seed that is not compared. Runs what has no result yet.
+
+  Raises:
+    ValueError: every candidate of a choice diverged.
   """
-  if steps := plan.steps():
-    return steps
-  path = plan.root / "steps.json"
-  if not path.exists():
-    print(f"measuring the steps of {', '.join(plan.choices)}", flush=True)
-    call(f"the measurement of steps in {plan.root}", measure_steps, plan, path)
-  return record.read_json(path, *plan.choices)
+  scores: dict[str, dict] = {choice: {} for choice in plan.choices}
+  for candidate, choice in itertools.product(plan.candidates, plan.choices):
+    result = _scored(plan, choice, candidate, plan.seeds, "validation")
+    bits = result["validation"]["bits_per_dim"]
+    scores[choice][candidate] = bits if math.isfinite(bits) else None
+  for choice, of_choice in scores.items():
+    if all(bits is None for bits in of_choice.values()):
+      raise ValueError(
+        f"--tune: with {plan.field}={choice}, training diverged with every"
+        f" value of {plan.tuned}; give other values"
+      )
+  return scores
 
 
-def measure_steps(plan: Plan, path: pathlib.Path) -> None:
-  """Writes {choice: steps that the time of the plan allows} to a file."""
-  made = experiments(map(plan.config_of, plan.choices))
-  times = budget_lib.time_per_step(list(made), plan.budget[0])
-  steps = [budget_lib.steps_within(plan.budget, time) for time in times]
-  _write(path, dict(zip(plan.choices, steps, strict=True)))
-
-
-def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
-  """Runs what has no result yet, in steps by choice; returns a record's runs.
+def run_all(plan: Plan, tuned: Mapping[str, str]) -> list[Run]:
+  """Runs what has no result yet; returns a record's runs.
 
   Those with the best value on the validation split, and no others, are then
   scored on the test split.
+
+  Args:
+    plan: the runs.
+    tuned: {choice: the best candidate}, "" if nothing is tuned.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
   for seed in range(plan.seeds):
     for choice in plan.choices:
-      _scored(plan, choice, seed, steps, "validation")
+      _scored(plan, choice, tuned[choice], seed, "validation")
   found = [
     _recorded(plan.workdir(choice, seed), choice, seed)
     for choice in plan.choices
@@ -68,19 +73,21 @@ def run_all(plan: Plan, steps: Mapping[str, int]) -> list[Run]:
   ]
   best = record.best_choice(found)
   for seed, of_best in enumerate(record.of_choice(found, best)):
-    of_best["test"] = _scored(plan, best, seed, steps, "test")["test"]
+    of_best["test"] = _scored(plan, best, tuned[best], seed, "test")["test"]
   return found
 
 
-def _scored(plan, choice, seed, steps, split):
+def _scored(plan, choice, candidate, seed, split):
   """The result of a run with its score on a split, computed if missing."""
-  workdir = plan.workdir(choice, seed)
+  workdir = plan.workdir(choice, seed, candidate)
   path = workdir / RESULT
   if not path.exists() or split not in _read(path):
     more = ": test" if split == "test" else ""
-    print(f"{plan.field}={choice}, seed {seed}{more}", flush=True)
-    config = plan.config_of(choice, seed, steps[choice])
-    call(f"the run in {workdir}", run, config, workdir, split)
+    print(f"{plan.label(choice, candidate)}, seed {seed}{more}", flush=True)
+    config = plan.config_of(choice, candidate, seed)
+    function = try_run if seed == plan.seeds else run
+    inputs = config, workdir, split, plan.limit
+    call(f"the run in {workdir}", function, *inputs)
   return _read(path, split)
 
 
@@ -118,23 +125,38 @@ def _recorded(workdir, choice, seed):
   return dict(choice=choice, seed=seed) | result | dict(test=None) | curves
 
 
-def run(config: ConfigDict, workdir: pathlib.Path, split: str) -> None:
+def run(
+  config: ConfigDict,
+  workdir: pathlib.Path,
+  split: str,
+  limit: budget_lib.Budget | None = None,
+) -> None:
   """Adds a run's score on a split to its result; first trains it if needed.
 
   A run with a result has been trained. Its best checkpoint on validation is
-  scored.
+  scored. A limit is for `loop.train`.
   """
   path = workdir / RESULT
   if not path.exists():
-    loop.train(config, workdir)
+    steps = int(loop.train(config, workdir, limit=limit).step)
     # The peak is of training: scoring may take place in another process.
-    _write(path, _trained(config, metrics.read(workdir)))
+    _write(path, _trained(config, steps, metrics.read(workdir)))
   with open_run(workdir, config_lib.in_float32(config)) as opened:
     found = opened.best()
     if split != "validation":
       (found,) = opened.evaluations(split, [found["step"]])
   score = {"best_step": found["step"], split: _score(found)}
   _write(path, _read(path) | score)
+
+
+def try_run(config: ConfigDict, workdir: pathlib.Path, *inputs: Any) -> None:
+  """`run` of a candidate: if training diverges, its score is infinite."""
+  try:
+    run(config, workdir, *inputs)
+  except FloatingPointError as error:
+    print(f"diverged: {error}", flush=True)
+    score = {"validation": {"bits_per_dim": math.inf}}
+    _write(workdir / RESULT, dict.fromkeys(NUMBERS, 0) | score)
 
 
 def _write(path, content):
@@ -147,7 +169,7 @@ def _score(result):
   return {name: result[name] for name in names}
 
 
-def _trained(config, lines):
+def _trained(config, steps, lines):
   """The result of training, with its speed as recorded in the metrics."""
   experiment = Experiment(config)
   lines = [line for line in lines if line["split"] in metrics.NEEDED]
@@ -155,8 +177,8 @@ def _trained(config, lines):
     line["tokens_per_second"] for line in lines if "tokens_per_second" in line
   ]
   return dict(
-    steps=config.train.steps,
-    flops=config.train.steps * budget_lib.flops_per_step(config),
+    steps=steps,
+    flops=steps * budget_lib.flops_per_step(config),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,

@@ -2,24 +2,24 @@
 
 import ast
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, data, machine
+from sparse_transformer import atomic, data, machine, rules
 from sparse_transformer.comparison import budget as budget_lib, record
-from sparse_transformer.training import loop, workdir
+from sparse_transformer.training import loop, metrics, workdir
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
-MOST_STEPS = budget_lib.LIMIT - 1  # of a run
 NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
 
@@ -33,33 +33,46 @@ class Plan:
   choices: list[str]  # its values
   budget: budget_lib.Budget  # the budget of each run
   seeds: int  # number of runs with each value
+  tuned: str = ""  # the field that is tuned for each choice, if there is one
+  candidates: Sequence[str] = ("",)  # its values
 
-  def workdir(self, choice: str, seed: int) -> pathlib.Path:
-    """The folder of a run."""
-    return self.root / folder_name(choice) / f"seed{seed}"
+  @property
+  def limit(self) -> budget_lib.Budget | None:
+    """The time that ends a run; None if its steps are known."""
+    return self.budget if self.budget[0] in metrics.TIMES else None
+
+  def workdir(
+    self, choice: str, seed: int, candidate: str = ""
+  ) -> pathlib.Path:
+    """The folder of a run; runs of tuning have their own."""
+    folder = self.root / folder_name(choice)
+    if seed == self.seeds:
+      return folder / "tune" / folder_name(candidate)
+    return folder / f"seed{seed}"
+
+  def label(self, choice: str, candidate: str) -> str:
+    """The values of a run."""
+    more = f", {self.tuned}={candidate}" if self.tuned else ""
+    return f"{self.field}={choice}{more}"
 
   def config_of(
-    self, choice: str, seed: int = 0, steps: int = MOST_STEPS
+    self, choice: str, candidate: str = "", seed: int = 0
   ) -> ConfigDict:
-    """The config of a run; by default with the most steps that a run may have.
+    """The config of a run.
 
-    At most a tenth of them warm up, unless that is what varies.
+    At most a tenth of its steps warm up, unless that is what varies.
     """
-    values = {self.field: choice, "train.seed": seed, "train.steps": steps}
-    config = with_values(self.config, **values)
-    if self.field != "optimizer.warmup_steps":
-      warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
+    values = {self.field: choice, "train.seed": seed}
+    values |= {self.tuned: candidate} if self.tuned else {}
+    most = {"train.steps": budget_lib.LIMIT - 1}
+    config = with_values(self.config, **values | most)
+    config.train.steps = budget_lib.count_steps(config, self.budget)
+    if "optimizer.warmup_steps" not in values:
+      warmup_steps = min(
+        config.optimizer.warmup_steps, config.train.steps // 10
+      )
       config.optimizer.warmup_steps = warmup_steps
     return config
-
-  def steps(self) -> dict[str, int] | None:
-    """The steps with each choice; None if a time must be measured first."""
-    if self.budget[0] in budget_lib.CLOCKS:
-      return None
-    return {
-      choice: budget_lib.count_steps(self.config_of(choice), self.budget)
-      for choice in self.choices
-    }
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""
@@ -68,13 +81,16 @@ class Plan:
       choices=self.choices,
       budget=self.budget,
       seeds=self.seeds,
+      tune=[self.tuned, self.candidates] if self.tuned else None,
       machine=machine.machine(),
       config=self.config.to_dict(),
     )
     return json.loads(json.dumps(about))
 
 
-def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
+def parse_vary(
+  text: str, config: ConfigDict, flag: str = "vary"
+) -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value'.
 
   Values are separated by commas outside brackets, or by semicolons.
@@ -90,12 +106,14 @@ def parse_vary(text: str, config: ConfigDict) -> tuple[str, list[str]]:
   field, _, values = text.partition("=")
   group, _, name = field.partition(".")
   if group not in config or name not in config[group]:
-    raise ValueError(f"--vary={text}: --config has no field {field!r}")
-  check_free(f"--vary={text}", field)
+    raise ValueError(f"--{flag}={text}: --config has no field {field!r}")
+  check_free(f"--{flag}={text}", field)
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
   choices = [value.strip() for value in re.split(separator, values)]
   if not all(choices) or len({*choices}) < len(choices):
-    raise ValueError(f"--vary={text} must give different values after {field}=")
+    raise ValueError(
+      f"--{flag}={text} must give different values after {field}="
+    )
   return field, choices
 
 
@@ -161,27 +179,28 @@ def check(plan: Plan) -> dict[str, Any]:
     ValueError: a run is impossible, or two choices stand for the same run.
     OSError: the data of a run cannot be read.
   """
-  group, name = plan.field.split(".")
-  seen: list[tuple] = []
+  fields = [x for x in (plan.field, plan.tuned) if x]
+  seen: dict[str, tuple] = {}
   digests = {}
-  steps = plan.steps() or dict.fromkeys(plan.choices, MOST_STEPS)
-  configs = [plan.config_of(x, steps=steps[x]) for x in plan.choices]
-  for choice, experiment in zip(
-    plan.choices, experiments(configs), strict=True
-  ):
+  cases = [*itertools.product(plan.choices, plan.candidates)]
+  made = experiments([plan.config_of(*case) for case in cases])
+  for (choice, candidate), experiment in zip(cases, made, strict=True):
     loop.check(experiment)
     for split in "validation", "test":
       _ = experiment.source.windows(split)[0]
     # Different texts and settings may give the same patterns.
-    value = None if group == "attention" else experiment.config[group][name]
-    kind = experiment.model, value
-    if kind in seen:
-      other = plan.choices[seen.index(kind)]
-      raise ValueError(
-        f"--vary: {plan.field}={other} and {plan.field}={choice} are the same;"
-        " leave one out"
-      )
-    seen.append(kind)
+    values = rules.flatten(experiment.config)
+    kind = (
+      experiment.model,
+      *(values[x] for x in fields if not x.startswith("attention.")),
+    )
+    label = plan.label(choice, candidate)
+    for other in seen:
+      if seen[other] == kind:
+        raise ValueError(
+          f"--vary: {other} and {label} are the same; leave one out"
+        )
+    seen[label] = kind
     digests[choice] = experiment.source.digest()
   return digests
 

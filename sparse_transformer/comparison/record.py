@@ -6,6 +6,8 @@ an object {"mean", "deviation"}, the deviation null for a single seed.
 about
   field, choices, seeds    what varies, its values as given, runs of each
   budget                   [kind, amount] of each run
+  tune                     [field, candidates] of what is tuned for each choice
+  target                   bits whose time is asked for
   unit                     unit of all bits: "bits/dim", "bits/byte", ...
   config                   config of the experiment
   machine, commit, versions, command
@@ -13,9 +15,17 @@ about
 equal                      {axis: x}, for the axes that the budget does not
                            limit: the largest x that all runs have reached;
                            without those where a run had no validation by then
+tuning                     null, or the grid: one run of each choice with each
+                           candidate, of seed `seeds`, which is not compared
+  scores                   {choice: {candidate: bits on the validation split}};
+                           null if training diverged
+  best                     {choice: the candidate with the fewest bits}
 rows                       one for each choice, the best on validation first
   choice, seeds
   validation               mean bits, see the runs
+  values                   bits of each seed
+  time_to_target           processor seconds of each seed at its first
+                           validation of at most `target` bits; null if never
   gap                      mean difference to the first choice, seed by seed;
                            null for the first choice
   equal                    {axis: mean bits there, read off the curves}
@@ -88,9 +98,30 @@ def curve(lines: Sequence[Mapping], split: str, most: int | None = None) -> Run:
   }
 
 
-def make(about: Mapping[str, Any], runs: Sequence[Run]) -> Record:
-  """The record of finished runs; `about` and `runs` as described above."""
-  record: Record = dict(about=dict(about), equal={}, rows=[], runs=list(runs))
+def tuning(scores: Mapping[str, Mapping[str, float | None]]) -> dict:
+  """The part of a record about a grid."""
+  best = {
+    choice: min((x, c) for c, x in of.items() if x is not None)[1]
+    for choice, of in scores.items()
+  }
+  return dict(scores=scores, best=best)
+
+
+def at_edge(candidates: Sequence[str], best: str) -> bool:
+  """Whether the best of a grid of numbers is its lowest or highest."""
+  try:
+    numbers = [*map(float, candidates)]
+  except ValueError:
+    return False
+  return float(best) in (min(numbers), max(numbers))
+
+
+def make(
+  about: Mapping[str, Any], runs: Sequence[Run], grid: dict | None = None
+) -> Record:
+  """The record of finished runs; `about`, `runs`, `tuning` as described."""
+  record: Record = dict(about=dict(about), equal={}, tuning=grid)
+  record |= dict(rows=[], runs=list(runs))
   record["equal"] = {
     axis: x
     for axis in axes(record)
@@ -125,6 +156,8 @@ def _row(record, choice):
     choice=choice,
     seeds=len(runs),
     validation=_mean(_bits(runs)),
+    values=_bits(runs),
+    time_to_target=[time_to(run, record["about"]["target"]) for run in runs],
     gap=_mean(gaps) if choice != first else None,
     equal={
       axis: _mean([float(np.interp(x, *points(run, axis))) for run in runs])
@@ -209,6 +242,14 @@ def points(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
   else:
     x = np.array(curve[axis], float)
   return x, np.array(curve["bits_per_dim"], float)
+
+
+def time_to(run: Run, target: float | None) -> float | None:
+  """Processor seconds at the first validation of at most `target` bits."""
+  if target is None:
+    return None
+  curve = zip(*points(run, "processor_seconds"), strict=True)
+  return next((float(x) for x, y in curve if y <= target), None)
 
 
 def largest_common(runs: Iterable[Run], axis: str) -> float | None:

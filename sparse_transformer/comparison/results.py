@@ -53,6 +53,61 @@ def _cells(row, time):
   )
 
 
+def by_seed(record: Record) -> list[tuple[str, ...]]:
+  """A table of the values of all seeds, and their times to the target."""
+  about, target = record["about"], record["about"]["target"]
+  seeds = range(about["seeds"])
+  titles = [about["field"], *(f"seed {seed}" for seed in seeds)]
+  if target:
+    unit = f"{target:g} {about['unit']}"
+    titles.append(f"processor seconds to {unit}, by seed")
+  cells = [tuple(titles)]
+  for row in record["rows"]:
+    times = ["-" if x is None else _amount(x) for x in row["time_to_target"]]
+    bits = [f"{x:.4f}" for x in row["values"]]
+    cells.append((row["choice"], *bits, *[", ".join(times)] * bool(target)))
+  return cells
+
+
+def grid(record: Record) -> list[tuple[str, ...]]:
+  """A table of the scores of tuning, the best of each choice in brackets."""
+  about, tuning = record["about"], record["tuning"]
+  tuned, candidates = about["tune"]
+  cells = [(about["field"], *(f"{tuned}={x}" for x in candidates))]
+  for choice, scores in tuning["scores"].items():
+    texts = ["diverged" if x is None else f"{x:.4f}" for x in scores.values()]
+    best = candidates.index(tuning["best"][choice])
+    texts[best] = f"[{texts[best]}]"
+    cells.append((choice, *texts))
+  return cells
+
+
+def _grid_notes(record):
+  about, best = record["about"], record["tuning"]["best"]
+  tuned, candidates = about["tune"]
+  text = (
+    f"{tuned}, tuned for each {about['field']}: bits on the validation split"
+    f" of one run each with the same budget, of seed {about['seeds']}, which is"
+    " not compared. In brackets: the best, used for the other runs."
+  )
+  edge = [x for x in best if record_lib.at_edge(candidates, best[x])]
+  if edge:
+    text += (
+      f" At the edge of the grid, so a value beyond it may be better:"
+      f" {', '.join(edge)}."
+    )
+  return text
+
+
+def _details(record):
+  """(title, table, note) of what the main table leaves out."""
+  about = record["about"]
+  if about["seeds"] > 1 or about["target"]:
+    yield "By seed", by_seed(record), f"Validation, {about['unit']}."
+  if record["tuning"]:
+    yield "Tuning", grid(record), _grid_notes(record)
+
+
 def _amount(number):
   return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
@@ -179,6 +234,8 @@ def write(root: pathlib.Path, record: Record) -> str:
   record_lib.write(root / "comparison.json", record)
   cells = table(record)
   text = f"{tables.markdown(cells)}\n{notes(record)}\n"
+  for title, more, note in _details(record):
+    text += f"\n## {title}\n\n{tables.markdown(more)}\n{note}\n"
   atomic.write_text(root / "comparison.md", text)
   with atomic.writing(root / "comparison.png") as new:
     draw(record).savefig(new, format="png")
@@ -199,6 +256,10 @@ def _page(root, record, cells):
     f"{about['field']}, {amount:,g} {kind.replace('_', ' ')} each",
     html.table(cells),
     html.note(notes(record)),
+    *(
+      html.section(title, html.table(more), html.note(note))
+      for title, more, note in _details(record)
+    ),
     html.section(
       "Curves",
       html.picture(root / "comparison.png", "bits by time, tokens and steps"),

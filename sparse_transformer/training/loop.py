@@ -1,6 +1,7 @@
 """The training loop of a run."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import pathlib
@@ -24,6 +25,7 @@ from sparse_transformer.figures.masks import save_patterns
 from sparse_transformer.training import (
   cautions,
   metrics,
+  optimizer,
   workdir as workdir_lib,
 )
 from sparse_transformer.training.analysis import costs, memory_limits
@@ -39,8 +41,13 @@ def train(
   config: ConfigDict,
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None = None,
+  limit: tuple[str, float] | None = None,
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
+
+  A limit, (of `metrics.TIMES`, seconds), ends a run of a single process before
+  that step, and the learning rate then follows the clock. Such a run continues
+  where it was stopped, but not bit for bit: the clock differs.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
   checkpoints/<step>/ into the workdir, and a copy of `config_file`, from which
@@ -81,7 +88,7 @@ def train(
       silent=not processes.is_first(),
     ) as writer:
       lines = processes.decide(lambda: metrics.read(workdir))
-      state = _run(experiment, state, lines, writer, checkpoints, stops)
+      state = _run(experiment, state, lines, writer, checkpoints, stops, limit)
     checkpoints.finish()
     if stops.reason:
       raise signals.Stopped(
@@ -153,6 +160,7 @@ def _run(
   writer: metrics.Writer,
   checkpoints: store.Checkpoints,
   stops: processes.Stops,
+  limit: tuple[str, float] | None,
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
@@ -169,6 +177,9 @@ def _run(
   monitor = Monitor(config.train, experiment.numbers, writer.note, lines)
   bits = None  # of the validation after the last step, if there was one
   watch = metrics.Stopwatch(lines)
+  clock, seconds = limit or ("seconds", math.inf)
+  share = watch.passed(clock) / seconds
+  last = first if share >= 1 else last
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals.Stopped), jax.set_mesh(experiment.mesh):
@@ -181,6 +192,10 @@ def _run(
     for step in range(first, last):
       stops.check()
       batch = experiment.batch(step)
+      if limit:
+        due = optimizer.timed_step(config, step, share)
+        opt_state = optimizer.at_step(state.opt_state, due)
+        state = dataclasses.replace(state, opt_state=opt_state)
       state, measured = experiment.update(state, batch)
       bits = None
       stops.expendable = False  # now there is something to save
@@ -191,6 +206,8 @@ def _run(
       if step == first:
         jax.block_until_ready(state)
         watch.restart()  # compilation does not count
+      share = watch.passed(clock) / seconds
+      last = done if share >= 1 else last
 
       logs = is_due(done, config.train.log_every, last)
       validates = is_due(done, config.eval.every, last)
@@ -208,6 +225,8 @@ def _run(
         checkpoints.save(state, bits)
       if logs or validates or saves:
         watch.restart()
+      if done == last:
+        break
 
   # -- The end.
   monitor.flush()

@@ -198,6 +198,13 @@ class Stopwatch:
       self.processor_seconds += time.process_time() - processor_start
       self._start = None
 
+  def passed(self, clock: str) -> float:
+    """Time on a clock, of `TIMES`, up to now."""
+    if self._start:
+      self.stop()
+      self.restart()
+    return getattr(self, clock)
+
   def rate(self) -> float:
     """Tokens per second since the last call; 0 if there was no time."""
     seconds = self.seconds - self._since

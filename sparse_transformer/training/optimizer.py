@@ -95,14 +95,34 @@ def _block_matrices(params):
   return jax.tree_util.tree_map_with_path(of, params)
 
 
+def _of_schedule(path, _):
+  return path[-1].tuple_name == "ScaleByScheduleState"
+
+
+def timed_step(config: ConfigDict, step: int, share: float) -> int:
+  """The step of the schedule in a run that a time ends, from the share passed.
+
+  The decay follows the clock; warm-up takes the steps of the config, but at
+  most a tenth of the time.
+  """
+  warmup = config.optimizer.warmup_steps
+  warmed = max(step, int(10 * share * warmup))
+  if warmed < warmup:
+    return warmed
+  return max(warmup, int(share * config.train.steps))
+
+
+def at_step(opt_state: optax.OptState, step: int) -> optax.OptState:
+  """The state with the learning rate of a step of the schedule."""
+  return optax.tree.set(opt_state, _of_schedule, count=jnp.int32(step))
+
+
 def learning_rate(
   config: ConfigDict, opt_state: optax.OptState
 ) -> jax.Array | float:
   """The learning rate of the next update, by the number of updates so far."""
   counts = optax.tree.get_all_with_path(
-    opt_state,
-    "count",
-    filtering=lambda path, _: path[-1].tuple_name == "ScaleByScheduleState",
+    opt_state, "count", filtering=_of_schedule
   )
   return make_schedule(config)(counts[0][1])  # Muon's and Adam's are equal
 

@@ -14,6 +14,7 @@ from sparse_transformer import signals
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.optimizer import make_schedule
 
 
 def test_run_writes_everything_it_promises(tmp_path):
@@ -85,6 +86,29 @@ def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
   assert metrics.read(tmp_path)[0] == stopped
   times = [line["seconds"] for line in metrics.read(tmp_path)]
   assert times == sorted(times) and times[-1] > times[0]
+
+
+def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
+  tmp_path, monkeypatch
+):
+  config = runs.tiny(**{"train.steps": 1000, "optimizer.warmup_steps": 2})
+  # Before the first step, which compiles and does not count, and after each.
+  seconds = iter([0, 0, 1, 3, 6, 8, 8, 8])
+  monkeypatch.setattr(
+    metrics.Stopwatch, "passed", lambda watch, clock: next(seconds)
+  )
+  for _ in range(2):  # and is not continued when its time is over
+    state = loop.train(config, tmp_path, limit=("processor_seconds", 8))
+    assert int(state.step) == 5
+  lines = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
+  schedule = make_schedule(config)
+  np.testing.assert_allclose(
+    [line["learning_rate"] for line in lines],
+    [float(schedule(step)) for step in (0, 1, 125, 375, 750)],
+    rtol=1e-5,
+  )
+  assert metrics.read(tmp_path)[-1]["split"] == "validation"
+  assert (tmp_path / "checkpoints" / "5").exists()
 
 
 # Each pattern and each mode; strided and interleaved are the ones in digits.

@@ -13,6 +13,7 @@ from sparse_transformer.training.optimizer import (
   learning_rate,
   make_optimizer,
   make_schedule,
+  timed_step,
 )
 
 
@@ -32,6 +33,15 @@ def test_learning_rate_rises_linearly_then_falls_as_a_cosine(warmup, steps):
   falling = 0.01 * 0.5 * (1 + np.cos(np.pi * progress))
   expected = np.where(step < warmup, rising, falling)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
+  settings = config(warmup=100, steps=1000)
+  steps = ((0, 0.0), (50, 0.01), (100, 0.05), (800, 0.5), (5, 0.5), (9999, 0.9))
+  found = [timed_step(settings, *at) for at in steps]
+  # The third is at the peak; the fifth has warmed up for a tenth of the time.
+  assert found == [0, 50, 100, 500, 500, 900]
+  assert timed_step(settings, 5, 0.05) == 50
 
 
 def test_run_without_steps_accepts_any_warmup():

@@ -1,4 +1,4 @@
-"""Scores what is no network on the data of a config: the least to beat.
+"""Scores baselines other than networks on the data of a config.
 
 python -m benchmarks.baselines --config=configs/text_small.py \\
   --config.data.path=FILE

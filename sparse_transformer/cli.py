@@ -85,7 +85,7 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
     None,
     "Folder of the run. Fields of its config can be overridden:"
     " --config.attention.backend=dense. If the config file of the run registers"
-    " patterns or data sources, name it, too: --config=FILE.",
+    " patterns or data sources, also pass --config=FILE.",
   )
   _list_in_help("workdir")
   argv = _register(argv)

@@ -79,7 +79,7 @@ def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
   """A config that was read as JSON: with tuples, and defaults of new fields.
 
   Raises:
-    ValueError: it is no config; the message begins with `place`.
+    ValueError: it is not a config; the message begins with `place`.
   """
   found = get_config().to_dict()
   try:

@@ -28,8 +28,11 @@ def make_prompts(
 ) -> np.ndarray:
   """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
 
-  A number of positions is given by sequences of the test split, or all
-  sequences start with a file instead.
+  Args:
+    source: data source of the run.
+    num: number of sequences.
+    given: number of positions to take from sequences of the test split.
+    path: a file that all sequences start with instead.
 
   Raises:
     ValueError: if both are given, or a prompt does not fit the source.

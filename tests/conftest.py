@@ -29,7 +29,7 @@ if jax.__version_info__ < (0, 11):
   flags = os.environ.get("XLA_FLAGS", "")
   os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
 MAX_RESIDENT = 2**30  # bytes of a process, above which programs are dropped
-# Silent broadcasting over a missing axis is an error.
+# Silent broadcasting over a missing axis raises.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -108,7 +108,7 @@ def tuning(scores: Mapping[str, Mapping[str, float | None]]) -> dict:
 
 
 def at_edge(candidates: Sequence[str], best: str) -> bool:
-  """Whether the best of a grid of numbers is its lowest or highest."""
+  """Returns whether the best of a grid of numbers is the lowest or highest."""
   try:
     numbers = [*map(float, candidates)]
   except ValueError:
@@ -193,14 +193,14 @@ def read_json(path: pathlib.Path, *fields: str) -> dict[str, Any]:
   """Reads an object that has certain fields from a file of a comparison.
 
   Raises:
-    ValueError: there is no such object.
+    ValueError: the file has no object with these fields.
     OSError: the file cannot be read.
   """
   try:
     content = atomic.read_json(path)
     if not (isinstance(content, dict) and {*fields} <= {*content}):
       raise ValueError(
-        f"{path} cannot be read: it is no object with {', '.join(fields)}"
+        f"{path} cannot be read: expected an object with {', '.join(fields)}"
       )
   except ValueError as error:
     raise ValueError(f"{error}; delete it: compare writes it again") from None

@@ -20,8 +20,8 @@ PATIENCE = 8  # seconds to wait for the host of a download to answer
 def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   """Downloads the data set of a source that was registered with a builder.
 
-  Writes it where the source looks for it, in the folder of all prepared data
-  sets, by default "". Returns the builder.
+  Writes it where the source looks for it: in `data_dir`, the folder of all
+  prepared data sets, or in the default folder for "". Returns the builder.
 
   Raises:
     ValueError: the builder is unknown, or the archive is damaged.

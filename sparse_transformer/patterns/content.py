@@ -34,7 +34,7 @@ from sparse_transformer.patterns.catalogue import Causal, Full, Local
 from sparse_transformer.patterns.checks import shorten
 
 Array = Any  # of JAX
-MAX_ROUNDS = 64  # of `LSH`: each compiles loops of its own
+MAX_ROUNDS = 64  # of `LSH`: each compiles separate loops
 PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
 

@@ -224,7 +224,7 @@ def compiled(heads, backend, tile, num_devices, arrays, gradients=True):
 
 
 def check_small():
-  """A device has fewer positions than a tile, or none of its own to compute."""
+  """A device has fewer positions than a tile, or no tile to compute."""
   heads = (Local(8), Strided(8), Block(8), Causal())
   arrays = laws.random_inputs(64, len(heads), 8, 8, batch=1)
   program, split = compiled(heads, "auto", 0, 8, arrays)

@@ -51,8 +51,8 @@ class Group:
 class Side:
   """The blocks of all queries, or of all keys.
 
-  A block is one tile of one head. Those of a group follow each other, those of
-  a head within it, too.
+  A block is one tile of one head. The blocks of a group are contiguous, and so
+  are those of each head within it.
   """
 
   groups: tuple[Group, ...]  # a group for each order

@@ -158,7 +158,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
   steps = _Tiles(plan, queries.q)
-  return online_softmax.backward(steps, queries.with_columns(), keys)[:3]
+  return online_softmax.backward(steps, queries, keys)[:3]
 
 
 class _Tiles(online_softmax.Steps):
@@ -191,7 +191,9 @@ class _Tiles(online_softmax.Steps):
 
   def queries(self, i, *arrays):
     rows_A1 = self._rows(i)
-    return tuple(_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
+    tiles = (_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
+    # Of one number per query, tiles get the last axis; arrays would be copied.
+    return tuple(x if x.ndim == 5 else x[..., None] for x in tiles)
 
   def keys(self, i, j, *arrays):
     cols_AC = self._cols(j)

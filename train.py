@@ -41,8 +41,9 @@ def main(argv: Sequence[str]) -> None:
       f"--{waits[0]}_seconds requires --coordinator or --distributed"
     )
   if not is_alone:
-    # Of the runtime's reports, only the last one; read when JAX is imported.
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # No reports of the runtime: one line says why it aborts. JAX's import reads
+    # it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import replay, train
 

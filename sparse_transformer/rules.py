@@ -289,9 +289,11 @@ def check(config: ConfigDict) -> None:
 def check_value(field: str, value: object) -> None:
   """Raises ValueError unless a field, "group.name", may have this value."""
   if not FIELDS[field].rule.accepts(value):
-    raise ValueError(
-      f"{field}={reprlib.repr(value)} must be {FIELDS[field].rule.text}"
-    )
+    try:
+      shown = reprlib.repr(value)
+    except ValueError:  # Python prints no integers of more than 4,300 digits
+      shown = "(an integer too long to print)"
+    raise ValueError(f"{field}={shown} must be {FIELDS[field].rule.text}")
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

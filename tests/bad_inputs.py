@@ -129,6 +129,7 @@ CONFIGS = dict(
   not_callable="get_config = 3",
   typo=_config("config.model.widht = 64"),
   text_number=_config("config.model.width = 'wide'"),
+  long_number=_config("config.model.width = 10**5000"),
   lacks=_config("del config.train.steps"),
   lacks_group=_config("del config.optimizer"),
   more=_config("config.train.wandb = True"),

@@ -15,6 +15,7 @@ from sparse_transformer.training import loop
 from sparse_transformer.training.distributed import processes
 
 STOPPED = 130
+LOST = "connection to another process was lost"
 TINY = {"train.steps": 5, "eval.every": 3, "mesh.data": 1, "mesh.fsdp": 2}
 # Of 4 devices; each step has its own dropout and examples.
 LARGER = TINY | {
@@ -43,11 +44,11 @@ def run(workdir, *words, devices, kill=(0, 0), changes=TINY):
   )
 
 
-def start(number, workdir, port, *words, kill=(0, 0), changes=TINY):
-  """Starts one of two processes."""
+def start(number, workdir, port, *words, of=2, kill=(0, 0), changes=TINY):
+  """Starts one of two processes, or one that claims to be of more."""
   return run(
     workdir,
-    *(f"--coordinator=localhost:{port}", "--num_processes=2"),
+    *(f"--coordinator=localhost:{port}", f"--num_processes={of}"),
     *(f"--process_id={number}", "--heartbeat_seconds=20"),
     *("--connect_seconds=100", *words),
     devices=changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2,
@@ -129,6 +130,24 @@ def test_flags_of_processes_are_checked(given, words):
       raise AssertionError("never starts")
 
 
+def test_abort_of_the_runtime_is_one_line():
+  program = f"""
+import os
+from sparse_transformer.training.distributed import processes
+times = {{"connect_seconds": 60, "heartbeat_seconds": 60}}
+with processes.joined("localhost:{free_port()}", 1, 0, **times):
+  os.abort()
+"""
+  done = subprocess.run(
+    [sys.executable, "-X", "faulthandler", "-c", program],
+    env=runs.environment(1),
+    capture_output=True,
+    text=True,
+  )
+  (line,) = done.stderr.splitlines()
+  assert done.returncode == 1 and LOST in line
+
+
 # Slow: many processes.
 
 
@@ -140,6 +159,21 @@ def test_coordinator_that_is_not_there_is_one_line(tmp_path):
     ((status, lines),) = ends(alone)
     assert status == 1
     assert len(lines) == 1 and "no connection to all processes" in lines[0]
+
+
+@pytest.mark.soak
+def test_ids_that_are_given_twice_or_too_large_are_one_line(tmp_path):
+  port = free_port()
+  short = "--connect_seconds=40"
+  started = [start(i, tmp_path, port, short) for i in (0, 1, 1)]
+  for status, lines in ends(*started):
+    assert status == 1 and len(lines) == 1, lines
+    assert "process_id" in lines[0]
+  port = free_port()
+  first = start(0, tmp_path, port, short)
+  (status, lines), (alone, _) = ends(start(2, tmp_path, port, of=3), first)
+  assert (status, alone) == (1, 1)
+  assert len(lines) == 1 and "--num_processes differs" in lines[0], lines
 
 
 @pytest.mark.soak
@@ -179,10 +213,8 @@ def test_killed_runs_end_as_the_uncut_one(tmp_path):
     assert found[victim][0] in (-signal.SIGKILL, 0)
     if found[victim][0]:
       status, lines = found[1 - victim]
-      assert status not in (0, STOPPED)
-      # The runtime may end the process before it can say its own line.
-      said = "connection to another process was lost", "another task died"
-      assert any(words in line for words in said for line in lines), lines
+      assert status == 1
+      assert any(LOST in line for line in lines), lines
   assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
   assert saved(cut)[12] == saved(uncut)[12]
   assert runs.without_speed(cut) == runs.without_speed(uncut)

@@ -7,6 +7,7 @@ that went another way. The first process writes files and reports errors.
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -54,12 +55,15 @@ def joined(
 
   Raises:
     ValueError: the others cannot be reached, or an argument is wrong.
-    SystemExit: the connection to them was lost, as one line reports.
+    SystemExit: all end together.
+
+  If the connection to them is lost, one line reports it, and this process ends.
   """
   _check(coordinator, num_processes, process_id)
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells
   # other processes of no other signal: `Stops` agrees on SIGINT also.
   jax.config.update("jax_enable_preemption_service", False)
+  ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
   with _within(coordinator, connect_seconds):
     try:
       jax.distributed.initialize(
@@ -90,12 +94,7 @@ def joined(
   except jax.errors.JaxRuntimeError as error:
     if not any(word in str(error) for word in LOST):
       raise
-    reason = str(error).splitlines()[0][-200:]
-    _say(
-      f"the connection to another process was lost ({reason}); see what it"
-      " printed. The last checkpoint stays: start all processes again to resume"
-    )
-    raise SystemExit(1) from error
+    _lost(str(error).splitlines()[0][-200:])
 
 
 def _check(coordinator, num_processes, process_id):
@@ -116,31 +115,47 @@ def _check(coordinator, num_processes, process_id):
     )
 
 
-def _say(line):
-  print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def _within(coordinator, seconds):
-  """Ends the process with one line if it takes longer to connect.
-
-  JAX would abort it, with a stack trace.
-  """
+  """Ends the process with one line if it takes longer to connect."""
   place = f" at --coordinator={coordinator}" if coordinator else ""
-
-  def end():
-    _say(
-      f"no connection to all processes{place} within {seconds} s; check that"
-      " all of them run, with the same address and number of processes"
-    )
-    os._exit(1)
-
-  timer = threading.Timer(seconds, end)
+  line = (
+    f"no connection to all processes{place} within {seconds} s; check that all"
+    " of them run, with the same address and number of processes, and each with"
+    " a different --process_id"
+  )
+  timer = threading.Timer(seconds, _end, [line])
   timer.start()
   try:
     yield
   finally:
     timer.cancel()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborted(number):
+  """Handles SIGABRT in C, since a handler in Python would run too late.
+
+  JAX's coordination service aborts processes. The callback that its client
+  takes instead cannot be used: its argument has no conversion to Python.
+  """
+  _lost(
+    "or two have the same --process_id, or --num_processes differs;"
+    " TF_CPP_MIN_LOG_LEVEL=3 shows the report of JAX's runtime"
+  )
+
+
+def _lost(reason):
+  _end(
+    f"the connection to another process was lost ({reason}); see what it"
+    " printed. The last checkpoint stays: start all processes again to resume"
+  )
+
+
+def _end(line):
+  name = os.path.basename(sys.argv[0])
+  print(f"{name}: {line}", file=sys.stderr, flush=True)
+  _leave()
 
 
 def _leave():

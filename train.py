@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
       f"--{waits[0]}_seconds requires --coordinator or --distributed"
     )
   if not is_alone:
-    # No reports of the runtime: one line says why it aborts. JAX's import reads
-    # it.
+    # One line says why the runtime aborts, without its reports. This is read
+    # when JAX is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import replay, train

@@ -9,9 +9,9 @@ Images: every position has the distribution of its values in the training split,
 each counted once more than it occurs; linear prediction, see
 `benchmarks.linear`; and codecs, if the pixels are RGB: the size of the split as
 one square mosaic, filled row by row and black after the last image, so that the
-header vanishes, for CIFAR-10's test split 100 x 100 images. A codec is given no
-training split, and also sees the images above and to the left, whatever it has
-coded of them. They need `pip install imagecodecs==2026.10.10`, or are left out.
+header vanishes: 100 x 100 images for the test split of CIFAR-10. A codec is not
+given the training split, but also sees what it has coded of the other images in
+the mosaic. Codecs need `pip install imagecodecs==2026.10.10`, or are left out.
 DNA: Markov models, see `benchmarks.markov`.
 Text: these, and compressors: the size of the training split and the scored one
 minus the size of the training split. What a compressor has coded of a split it

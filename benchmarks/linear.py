@@ -7,7 +7,7 @@ same channel of the neighbors to the prediction and from the errors of the
 channels before; it selects one of 32 histograms of errors. A histogram, moved
 to the prediction and cut to the possible values, is the distribution.
 
-At most 2,500 images of the training split, at equal distances in it, are used.
+Fitted on at most 2,500 images, at equal distances in the training split.
 Beyond the top is the middle gray; beyond the left is the pixel above, and
 beyond the right the last one of the row. Errors are over images.
 """
@@ -31,7 +31,7 @@ EDGES = np.geomspace(1 / 512, 1 / 4, 31)  # of the histograms, times the levels
 def score(
   splits: Mapping[str, np.ndarray], shape: Sequence[int], size: int
 ) -> list[dict[str, Any]]:
-  """Bits per value of images [number, length], whose values are below `size`."""
+  """Bits per value of images [number, length] of values below `size`."""
   rows, step = [], -(-len(splits["train"]) // IMAGES)
   for near in NEIGHBORS:
     bits_of = fit(splits["train"][::step], near, shape, size)

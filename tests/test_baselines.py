@@ -1,4 +1,4 @@
-"""Baselines: independent positions, compressors, Markov models."""
+"""Baselines: counts, compressors, codecs, linear prediction, Markov models."""
 
 import json
 import lzma
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import runs
 
-from benchmarks import baselines, blocks, markov
+from benchmarks import baselines, blocks, linear, markov
+from sparse_transformer import data as data_lib
 
 
 def dna(length, seed=0):
@@ -133,3 +134,49 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
   assert rows["order 6"]["test"] < 1
   whole = (text.tobytes() * 4)[:18_000]
   assert rows["`xz -9e`"]["test"] < 8 * len(lzma.compress(whole)) / 18_000
+
+
+def colors(number, seed=0):
+  """Smooth images of 6 x 5 pixels with three channels of 16 levels."""
+  rng = np.random.default_rng(seed)
+  images = rng.normal(size=(number, 6, 5, 3)).cumsum(1).cumsum(2)
+  return (images + 8).clip(0, 15).astype(np.uint8).reshape(number, -1)
+
+
+@pytest.mark.parametrize("near", linear.NEIGHBORS, ids=len)
+def test_linear_prediction_is_a_distribution_given_what_is_before(near):
+  bits_of = linear.fit(colors(200), near, (6, 5, 3), 16)
+  image, position = colors(1, seed=1)[0], 49  # G, and not at an edge
+  others = np.repeat(image[None], 16, axis=0)
+  others[:, position] = range(16)
+  bits = bits_of(others)
+  assert np.exp2(-bits[:, position]).sum() == pytest.approx(1)
+  assert (bits[:, :position] == bits[0, :position]).all()
+  assert (bits[1:, position + 3] != bits[0, position + 3]).any()
+
+
+def test_linear_prediction_of_images_beats_independent_positions():
+  splits = {x: colors(300, i) for i, x in enumerate(data_lib.SPLITS)}
+  independent = baselines.independent(splits, 16)["test"]
+  for row in linear.score(splits, (6, 5, 3), 16):
+    assert 0 < row["test"] < independent - 0.3
+    assert row["test"] == pytest.approx(row["validation"], abs=0.1)
+    assert row["standard_error"] < 0.05
+
+
+def test_codecs_code_a_mosaic_without_loss():
+  imagecodecs = pytest.importorskip("imagecodecs")
+  images = colors(7).reshape(-1, 6, 5, 3)
+  mosaic = baselines.mosaic(images)
+  assert mosaic.shape == (18, 15, 3)
+  assert (mosaic[6:12, 5:10] == images[4]).all()
+  assert not mosaic[12:, 5:].any()
+  splits = {x: images for x in data_lib.SPLITS}
+  rows = baselines.codecs(splits, images.shape[1:])
+  for row, (codec, options) in zip(
+    rows, baselines.CODECS.values(), strict=True
+  ):
+    content = getattr(imagecodecs, f"{codec}_encode")(mosaic, **options)
+    assert row["test"] == 8 * len(content) / images.size
+    decoded = getattr(imagecodecs, f"{codec}_decode")(content)
+    assert (decoded == mosaic).all(), codec

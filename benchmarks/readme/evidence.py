@@ -44,6 +44,7 @@ TRAINED = {
 }
 DATA = "path", "fractions"  # what data are told apart by
 TEXTS, GENOMES = ("text_medium", "text_small"), ("genome_long", "genome")
+IMAGES = ("cifar10_small",)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -154,24 +155,33 @@ def contexts() -> Iterator[str]:
 
 def text() -> Iterator[str]:
   """Compressors and Markov models beside networks, on text."""
-  yield from _baselines("baselines_bytes", TEXTS, "bytes of an XML dump", 3)
+  yield from _stream("baselines_bytes", TEXTS, "bytes of an XML dump", 3)
 
 
 def dna() -> Iterator[str]:
   """Markov models beside networks, on DNA."""
-  yield from _baselines("baselines_fasta", GENOMES, "bases of E. coli K-12", 4)
+  yield from _stream("baselines_fasta", GENOMES, "bases of E. coli K-12", 4)
 
 
-def _baselines(name, networks, what, digits):
-  found = records.read(name)
-  symbols = found["symbols"]
+def images() -> Iterator[str]:
+  """Codecs and linear prediction beside networks, on images."""
+  yield from _baselines("baselines_cifar10", IMAGES, "can see", 3)
+
+
+def _stream(name, networks, what, digits):
+  symbols = records.read(name)["symbols"]
   yield wrap(
     f"Of {sum(symbols.values()):,} {what}, the first {symbols['train']:,} are"
     f" the training split, the next {symbols['validation']:,} the validation"
     f" split, and the last {symbols['test']:,} the test split. Standard errors"
     " are over blocks of consecutive symbols."
   )
-  rows = [(found["unit"], "sees of what is before", "test", "validation")]
+  yield from _baselines(name, networks, "sees of what is before", digits)
+
+
+def _baselines(name, networks, sees, digits):
+  found = records.read(name)
+  rows = [(found["unit"], sees, "test", "validation")]
   for row in found["rows"]:
     validation = f"{row['validation']:.{digits}f}"
     test = records.with_deviation(

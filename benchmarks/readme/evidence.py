@@ -56,13 +56,13 @@ def summary(name: str) -> str:
   about = found["about"]
   ranked = sorted(found["rows"], key=lambda row: row["validation"]["mean"])
   scores = ", ".join(
-    f"`{row['choice']}` {records.with_deviation(**row['validation'], digits=2)}"
+    f"`{row['choice']}` {records.with_error(**row['validation'], digits=2)}"
     for row in ranked
   )
   return (
     f"{_network(found)}, {_size(found)} on {about['machine']}: {scores}"
-    f" {about['unit']} of the validation split, mean and standard deviation of"
-    f" {about['seeds']} seeds."
+    f" {about['unit']} of the validation split, mean of {about['seeds']} seeds"
+    " ± half of its 95 % confidence interval."
   )
 
 
@@ -144,7 +144,7 @@ def contexts() -> Iterator[str]:
     for run in found["runs"]:
       first, *others = run["contexts"]
       pairs = ((row["difference"], row["difference_error"]) for row in others)
-      changes = (records.with_deviation(*x, digits, sign="+") for x in pairs)
+      changes = (records.with_error(*x, digits, sign="+") for x in pairs)
       bits = f"{first['bits']:.{digits}f}"
       lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
     yield tables.markdown(lines)
@@ -174,9 +174,7 @@ def _baselines(name, networks, what, digits):
   rows = [(found["unit"], "sees of what is before", "test", "validation")]
   for row in found["rows"]:
     validation = f"{row['validation']:.{digits}f}"
-    test = records.with_deviation(
-      row["test"], row.get("standard_error"), digits
-    )
+    test = records.with_error(row["test"], row.get("standard_error"), digits)
     rows.append((row["model"], row["sees"], test, validation))
   rows += [(run, "", bits, "") for run, bits in _scores(networks, digits)]
   yield tables.markdown(rows)

@@ -22,6 +22,7 @@ from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.signals import STOPPED, Signals, Stopped
 from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
 
@@ -182,6 +183,7 @@ def _trained(config, steps, lines):
   return dict(
     steps=steps,
     flops=steps * budget_lib.flops_per_step(config),
+    keys=costs.keys_per_query(experiment.model),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,

@@ -15,10 +15,12 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, data, machine, rules
 from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.training import loop, metrics, workdir
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
+MAX_RATIO = 1.1  # of numbers of keys that count as equal
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
@@ -35,6 +37,7 @@ class Plan:
   seeds: range  # of the runs with each value; tuning uses the next one
   tuned: str = ""  # the field that is tuned for each choice, if there is one
   candidates: Sequence[str] = ("",)  # its values
+  equal: str | None = None  # "keys": runs must have about as many per query
 
   @property
   def limit(self) -> budget_lib.Budget | None:
@@ -177,12 +180,13 @@ def check(plan: Plan) -> dict[str, Any]:
   each choice's data.
 
   Raises:
-    ValueError: a run is impossible, or two choices stand for the same run.
+    ValueError: a run is impossible, two choices stand for the same run, or keys
+      differ and must not.
     OSError: the data of a run cannot be read.
   """
   fields = [x for x in (plan.field, plan.tuned) if x]
-  seen: dict[str, tuple] = {}
-  digests = {}
+  seen: dict[tuple, str] = {}
+  keys, digests = {}, {}
   cases = [*itertools.product(plan.choices, plan.candidates)]
   made = experiments([plan.config_of(*case) for case in cases])
   for (choice, candidate), experiment in zip(cases, made, strict=True):
@@ -196,13 +200,17 @@ def check(plan: Plan) -> dict[str, Any]:
       *(values[x] for x in fields if not x.startswith("attention.")),
     )
     label = plan.label(choice, candidate)
-    for other in seen:
-      if seen[other] == kind:
-        raise ValueError(
-          f"--vary: {other} and {label} are the same; leave one out"
-        )
-    seen[label] = kind
+    if (other := seen.setdefault(kind, label)) != label:
+      raise ValueError(
+        f"--vary: {other} and {label} are the same; leave one out"
+      )
+    keys[label] = costs.keys_per_query(experiment.model)
     digests[choice] = experiment.source.digest()
+  if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
+    found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())
+    raise ValueError(
+      f"--equal=keys: keys per query differ by more than 10 %: {found}"
+    )
   return digests
 
 

@@ -4,6 +4,8 @@ Comparisons are the comparison.json of `sparse_transformer.compare`, as
 `benchmarks.run` stores it; scores by context come from `benchmarks.context`.
 """
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,6 +126,41 @@ def comparisons() -> Iterator[str]:
     yield f"![{what}](figures/{name}.png)"
     yield wrap(results.caption(found))
     yield origin(name, about, about["seeds"])
+
+
+def repeats() -> Iterator[str]:
+  """Comparisons that were repeated with other seeds, and their agreement."""
+  found, mean = records.read("repeats"), comparison_lib.mean
+  means: dict[tuple[str, str], list[dict]] = {}  # by budget and value
+  steps: dict[str, list[int]] = {}
+  for one in found:
+    kind, amount = one["budget"]
+    budget = f"{amount:,g} {kind.replace('_', ' ')}"
+    (first, (base, _)), *_ = one["runs"].items()
+    for choice, (bits, numbers) in one["runs"].items():
+      means.setdefault((budget, f"`{choice}`"), []).append(mean(bits))
+      steps.setdefault(budget, []).extend(numbers)
+      if choice != first:
+        label = f"`{choice}` minus `{first}`"
+        means.setdefault((budget, label), []).append(mean(bits, base))
+  rows = [("budget", found[0]["unit"], "means of the comparisons", "agree")]
+  for (budget, label), values in means.items():
+    pairs = [*itertools.combinations(values, 2)]
+    number = sum(
+      abs(x["mean"] - y["mean"]) <= math.hypot(x["error"], y["error"])
+      for x, y in pairs
+    )
+    sign = "+" if " minus " in label else ""
+    texts = (records.with_error(**x, digits=4, sign=sign) for x in values)
+    agreeing = f"{number} of {len(pairs)} pairs"
+    rows.append((budget, label, ", ".join(texts), agreeing))
+  yield tables.markdown(rows)
+  for budget, x in steps.items():
+    if min(x) < max(x):
+      yield wrap(f"Runs of {budget} had {min(x):,} to {max(x):,} steps.")
+  yield origin(
+    "repeats", found[0], len(next(iter(found[0]["runs"].values()))[0])
+  )
 
 
 def contexts() -> Iterator[str]:

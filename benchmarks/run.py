@@ -2,12 +2,14 @@
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/long_text
+python -m benchmarks.run --workdir=runs/repeats
 
 The record of a run has the command that trains such a run, from this config;
 the evaluations in its workdir, which eval.py writes; the validations during
 training; and the config of the run. Commit and machine are taken from this
 process: write the record right after the run. The record of a comparison is the
-comparison.json of its workdir, without the folders of this machine. Both are
+comparison.json of its workdir, without the folders of this machine. The record
+of a folder of comparisons has the bits of their runs. All are
 benchmarks/results/NAME.json, where NAME is the name of the workdir.
 """
 
@@ -37,6 +39,9 @@ def main(argv: Sequence[str]) -> None:
     data["path"] = record.without_folders(data["path"])
     comparison.write(out, found)
     return
+  if paths := sorted(workdir.glob("*/comparison.json")):
+    record.write(out, [_summary(comparison.read(path)) for path in paths])
+    return
   cli.require("config", "workdir")
   config = config_lib.read_config(workdir)
   preset = config_flags.get_config_filename(args["config"])
@@ -44,6 +49,18 @@ def main(argv: Sequence[str]) -> None:
   words += overrides(args.config, config)
   content = record.about("python train.py", words) | describe(workdir, config)
   record.write(out, content)
+
+
+def _summary(found):
+  """A comparison with the bits and steps of its runs, and no more."""
+  about, columns = found["about"], {}
+  for run in found["runs"]:
+    bits, steps = columns.setdefault(run["choice"], ([], []))
+    bits.append(run["validation"]["bits_per_dim"])
+    steps.append(run["steps"])
+  names = "budget", "first_seed", "unit", "machine", "commit", "versions"
+  command = record.without_folders(about["command"])
+  return {x: about[x] for x in names} | dict(command=command, runs=columns)
 
 
 def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:

@@ -9,8 +9,9 @@ threads) or FLOPs of training. A run on a time ends when its clock has reached
 it, and the decay of its learning rate follows that clock; compilation and
 evaluation do not count, and nothing else should use the machine meanwhile. On a
 CPU with other work, processor_seconds are fairer. A comparison sets train.steps
-itself, and train.seed to 0, 1, ...; it shortens optimizer.warmup_steps to a
-tenth of the budget, unless that is what varies.
+itself, and train.seed to 0, 1, ..., or from --first_seed on, so that a repeated
+comparison is independent; it shortens optimizer.warmup_steps to a tenth of the
+budget, unless that is what varies.
 
 Each value deserves its best learning rate. With --tune=FIELD=A,B,C, each value
 is first trained once with each candidate, on the same budget and with a seed
@@ -18,7 +19,8 @@ that is not compared; the best on the validation split is used for its seeds.
 
 Values are ranked by bits on the entire validation split, of the best of each
 run's checkpoints. When all runs have ended, the best value is scored on the
-test split.
+test split. An error is half of the 95 % confidence interval of a mean over
+seeds. --equal=keys rejects values that differ in keys per query by over 10 %.
 
 Each run has its own process and its own workdir, VALUE/seedN in --workdir, or
 VALUE/tune/CANDIDATE; the same command resumes a comparison that was stopped.
@@ -57,14 +59,19 @@ def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   cli.require("config", "vary", "workdir")
-  if not 1 <= args.seeds < 2**32:
-    raise ValueError(f"--seeds={args.seeds} must be at least 1 and fit 32 bits")
+  seeds = range(args.first_seed, args.first_seed + args.seeds)
+  if not (seeds and 0 <= seeds.start and seeds.stop < 2**32):
+    raise ValueError(
+      f"--first_seed={args.first_seed} --seeds={args.seeds} must be at least 0"
+      " and 1, their sum below 2**32"
+    )
   for name in config_flags.get_override_values(args["config"]):
     plan_lib.check_free(f"--config.{name}", name)
   limit = budget.parse_budget(args.budget)
   field, values = plan_lib.parse_vary(args.vary, args.config)
   root = pathlib.Path(args.workdir)
-  plan = plan_lib.Plan(args.config, root, field, values, limit, args.seeds)
+  what = args.config, root, field, values, limit, seeds
+  plan = plan_lib.Plan(*what, equal=args.equal)
   if args.tune:
     tuned, grid = plan_lib.parse_vary(args.tune, args.config, "tune")
     if tuned == field or len(grid) < 2:
@@ -104,5 +111,7 @@ if __name__ == "__main__":
   )
   flags.DEFINE_float("target", None, "Bits whose time is reported.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
+  flags.DEFINE_integer("first_seed", 0, "The lowest seed.")
+  flags.DEFINE_enum("equal", None, ["keys"], "What values must have in common.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run(main, cli.on_config)

@@ -40,10 +40,12 @@ def _make(workdir, experiment):
 
 def _summary(name, experiment, lines):
   from sparse_transformer import model as model_lib
+  from sparse_transformer.comparison import budget
   from sparse_transformer.training.analysis import costs
 
   config, source = experiment.config, experiment.source
-  network = experiment.model
+  network, steps = experiment.model, config.train.steps
+  of_all = f" of {steps:,}" if steps < budget.LIMIT - 1 else ""  # no time limit
   last = max((line["step"] for line in lines), default=0)
   rows = [
     ("run", name),
@@ -60,7 +62,7 @@ def _summary(name, experiment, lines):
     ),
     ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
-    ("step", f"{last:,} of {config.train.steps:,}"),
+    ("step", f"{last:,}{of_all}"),
   ]
   for split in ("train", "validation"):
     for line in [line for line in lines if line["split"] == split][-1:]:

@@ -12,6 +12,7 @@ def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
     dict(
       choice=choice,
       seed=seed,
+      keys=8.5,
       steps=40,
       tokens_per_step=64,
       seconds=40 / speed,
@@ -44,6 +45,7 @@ def record(
     field="attention.pattern",
     choices=names,
     seeds=len(runs) // len(names),
+    first_seed=min(run["seed"] for run in runs),
     budget=budget,
     target=None,
     unit="bits/dim",

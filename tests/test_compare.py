@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+from scipy import stats
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.comparison import (
@@ -150,7 +151,7 @@ STEPS = ("steps", 20)
 
 def of(config, field, values, limit, root=pathlib.Path("unused"), seeds=1):
   """The plan of a comparison."""
-  return plan.Plan(config, root, field, values, limit, seeds)
+  return plan.Plan(config, root, field, values, limit, range(seeds))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     runs.tiny(), "attention.pattern", names, STEPS, tmp_path, seeds=3
   )
   for run in TWO:
-    workdir = comparison.workdir(run["choice"], run["seed"])
+    workdir = comparison.workdir(run["choice"], seed=run["seed"])
     workdir.mkdir(parents=True)
     (workdir / "result.json").write_text(
       json.dumps({x: run[x] for x in run if x not in ("test", "curve")})
@@ -279,7 +280,7 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense="", local=""))
     # Once: what is scored is not scored again.
-    assert called == [comparison.workdir("local", i) for i in range(3)]
+    assert called == [comparison.workdir("local", seed=i) for i in range(3)]
     tests = {(run["choice"], bool(run["test"])) for run in found}
     assert tests == {("dense", False), ("local", True)}
 
@@ -338,7 +339,7 @@ def test_each_value_gets_its_best_candidate(tmp_path, monkeypatch):
   # A value that no candidate trains ends the comparison.
   monkeypatch.setitem(GRID, "dense", dict.fromkeys(GRID["dense"]))
   for candidate in TUNED["candidates"]:
-    folder = comparison.workdir("dense", 2, candidate)
+    folder = comparison.workdir("dense", candidate)
     (folder / "result.json").unlink()
   with pytest.raises(ValueError, match="pattern=dense, training diverged"):
     comparison_runs.tune(comparison)
@@ -351,6 +352,31 @@ def test_same_run_twice_in_a_grid_is_found_by_the_checks():
     plan.check(dataclasses.replace(comparison, **tuned))
 
 
+@pytest.mark.parametrize("window, is_equal", [(30, True), (20, False)])
+def test_values_can_be_held_to_equal_keys(window, is_equal):
+  names = [f"Local({window})", "Local(32)"]
+  comparison = of(runs.tiny(), "attention.pattern", names, STEPS)
+  plan.check(comparison)
+  comparison = dataclasses.replace(comparison, equal="keys")
+  if is_equal:  # 23.2 and 24.3 of 64
+    plan.check(comparison)
+  else:
+    words = r"10 %: 17.0 with .*=Local\(20\), 24.2 with .*=Local\(32\)$"
+    with pytest.raises(ValueError, match=words):
+      plan.check(comparison)
+
+
+def test_repeated_comparison_has_other_seeds():
+  first, second = (
+    dataclasses.replace(of(runs.tiny(), "model.width", ["16"], STEPS), seeds=x)
+    for x in (range(3), range(3, 6))
+  )
+  assert second.config_of("16", seed=3).train.seed == 3
+  assert second.config_of("16").train.seed == 6  # of tuning
+  differing = {x for x, y in first.about().items() if second.about()[x] != y}
+  assert differing == {"first_seed"}
+
+
 # The record, and what is made from it.
 
 
@@ -361,18 +387,53 @@ TWO = [
 ]
 
 
-def test_means_deviations_and_gaps_are_over_the_seeds():
+def test_means_gaps_and_their_errors_are_over_the_seeds():
   best, first = comparisons.record(*TWO)["rows"]
   assert (best["choice"], first["choice"]) == ("local", "dense")
   assert first["gap"] is None and first["validation"]["mean"] == 5
-  deviation = np.std([3, 4, 8], ddof=1)
-  assert first["validation"]["deviation"] == pytest.approx(deviation)
+  samples = [3, 4, 8], [2.5, 3, 6]
+  interval = stats.ttest_1samp(samples[0], 0).confidence_interval(0.95)
+  error = (interval.high - interval.low) / 2
+  assert first["validation"]["error"] == pytest.approx(error)
   assert best["gap"]["mean"] == pytest.approx(np.mean([-0.5, -1, -2]))
-  deviation = np.std([-0.5, -1, -2], ddof=1)
-  assert best["gap"]["deviation"] == pytest.approx(deviation)
+  welch = stats.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
+  error = (welch.high - welch.low) / 2
+  assert best["gap"]["error"] == pytest.approx(error)
   assert best["peak_bytes"] == 2**20 + 2 and best["processor_seconds"] == 40
   (single,) = comparisons.record(TWO[0])["rows"]
-  assert single["validation"] == dict(mean=3, deviation=None)
+  assert single["validation"] == dict(mean=3, error=None)
+
+
+@pytest.mark.parametrize("number", [2, 3, 9])
+def test_errors_hold_in_95_of_100_comparisons(number):
+  rng, held = np.random.default_rng(number), []
+  for _ in range(2000):
+    first, second = rng.normal(2, 0.1, number), rng.normal(3, 0.2, number)
+    for found, truth in (
+      (record.mean([*first]), 2),
+      (record.mean([*second], [*first]), 1),
+    ):
+      held.append(abs(found["mean"] - truth) <= found["error"])
+  one, difference = held[::2], held[1::2]
+  assert 0.935 < np.mean(one) < 0.965
+  assert np.mean(difference) > 0.935  # Welch's t is conservative for few seeds
+
+
+def test_record_of_an_older_version_gets_the_errors_of_this_one(tmp_path):
+  made = comparisons.record(*TWO)
+  old = json.loads(json.dumps(made))
+  del old["about"]["target"], old["about"]["first_seed"], old["tuning"]
+  for row in old["rows"]:
+    row["validation"]["deviation"] = row["validation"].pop("error")
+  for run in old["runs"]:
+    del run["keys"]
+  record.write(tmp_path / "comparison.json", old)
+  found = record.read(tmp_path / "comparison.json")
+  assert "keys" in results.table(made)[0]
+  assert "keys" not in results.table(found)[0]
+  assert [row["gap"] for row in found["rows"]] == [
+    row["gap"] for row in made["rows"]
+  ]
 
 
 def test_bits_at_equal_amounts_are_read_off_the_curves():
@@ -452,6 +513,7 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   made = comparisons.record(*TWO)
   record.write(tmp_path / "comparison.json", made)
   found = record.read(tmp_path / "comparison.json")
+  assert found == json.loads(json.dumps(made))
   assert found["runs"] == made["runs"] and found["rows"] == made["rows"]
   figure = results.draw(found)
   figure.draw_without_rendering()
@@ -606,8 +668,9 @@ def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
     bits = [run["validation"]["bits_per_dim"] for run in (first, second)]
     assert row["seeds"] == 2 and bits[0] != bits[1]
     assert row["validation"]["mean"] == pytest.approx(np.mean(bits))
-    deviation = row["validation"]["deviation"]
-    assert deviation == pytest.approx(np.std(bits, ddof=1))
+    # 12.7 standard errors, of two seeds.
+    error = 12.706 * np.std(bits, ddof=1) / 2**0.5
+    assert row["validation"]["error"] == pytest.approx(error, rel=1e-3)
     assert min(first["steps"], second["steps"]) > 1
     assert all(2 <= x["processor_seconds"] < 3 for x in (first, second))
   missing = root / "local" / "seed1" / "result.json"

@@ -4,6 +4,8 @@ Comparisons are the comparison.json of `sparse_transformer.compare`, as
 `benchmarks.run` stores it; scores by context come from `benchmarks.context`.
 """
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,13 +59,13 @@ def summary(name: str) -> str:
   about = found["about"]
   ranked = sorted(found["rows"], key=lambda row: row["validation"]["mean"])
   scores = ", ".join(
-    f"`{row['choice']}` {records.with_deviation(**row['validation'], digits=2)}"
+    f"`{row['choice']}` {records.with_error(**row['validation'], digits=2)}"
     for row in ranked
   )
   return (
     f"{_network(found)}, {_size(found)} on {about['machine']}: {scores}"
-    f" {about['unit']} of the validation split, mean and standard deviation of"
-    f" {about['seeds']} seeds."
+    f" {about['unit']} of the validation split, mean of {about['seeds']} seeds"
+    " ± half of its 95 % confidence interval."
   )
 
 
@@ -127,6 +129,41 @@ def comparisons() -> Iterator[str]:
     yield origin(name, about, about["seeds"])
 
 
+def repeats() -> Iterator[str]:
+  """Comparisons that were repeated with other seeds, and their agreement."""
+  found, mean = records.read("repeats"), comparison_lib.mean
+  means: dict[tuple[str, str], list[dict]] = {}  # by budget and value
+  steps: dict[str, list[int]] = {}
+  for one in found:
+    kind, amount = one["budget"]
+    budget = f"{amount:,g} {kind.replace('_', ' ')}"
+    (first, (base, _)), *_ = one["runs"].items()
+    for choice, (bits, numbers) in one["runs"].items():
+      means.setdefault((budget, f"`{choice}`"), []).append(mean(bits))
+      steps.setdefault(budget, []).extend(numbers)
+      if choice != first:
+        label = f"`{choice}` minus `{first}`"
+        means.setdefault((budget, label), []).append(mean(bits, base))
+  rows = [("budget", found[0]["unit"], "means of the comparisons", "agree")]
+  for (budget, label), values in means.items():
+    pairs = [*itertools.combinations(values, 2)]
+    number = sum(
+      abs(x["mean"] - y["mean"]) <= math.hypot(x["error"], y["error"])
+      for x, y in pairs
+    )
+    sign = "+" if " minus " in label else ""
+    texts = (records.with_error(**x, digits=4, sign=sign) for x in values)
+    agreeing = f"{number} of {len(pairs)} pairs"
+    rows.append((budget, label, ", ".join(texts), agreeing))
+  yield tables.markdown(rows)
+  for budget, x in steps.items():
+    if min(x) < max(x):
+      yield wrap(f"Runs of {budget} had {min(x):,} to {max(x):,} steps.")
+  yield origin(
+    "repeats", found[0], len(next(iter(found[0]["runs"].values()))[0])
+  )
+
+
 def contexts() -> Iterator[str]:
   """The table, figure and origin of scores with more and less context."""
   for name, title in CONTEXTS.items():
@@ -145,7 +182,7 @@ def contexts() -> Iterator[str]:
     for run in found["runs"]:
       first, *others = run["contexts"]
       pairs = ((row["difference"], row["difference_error"]) for row in others)
-      changes = (records.with_deviation(*x, digits, sign="+") for x in pairs)
+      changes = (records.with_error(*x, digits, sign="+") for x in pairs)
       bits = f"{first['bits']:.{digits}f}"
       lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
     yield tables.markdown(lines)
@@ -184,9 +221,7 @@ def _baselines(name, networks, sees, digits):
   rows = [(found["unit"], sees, "test", "validation")]
   for row in found["rows"]:
     validation = f"{row['validation']:.{digits}f}"
-    test = records.with_deviation(
-      row["test"], row.get("standard_error"), digits
-    )
+    test = records.with_error(row["test"], row.get("standard_error"), digits)
     rows.append((row["model"], row["sees"], test, validation))
   rows += [(run, "", bits, "") for run, bits in _scores(networks, digits)]
   yield tables.markdown(rows)

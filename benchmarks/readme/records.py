@@ -48,16 +48,16 @@ def decimals(unit: str, usual: int) -> int:
   return 4 if unit == "bits/base" else usual
 
 
-def with_deviation(
-  mean: float, deviation: float | None, digits: int, sign: str = ""
+def with_error(
+  mean: float, error: float | None, digits: int, sign: str = ""
 ) -> str:
-  """A mean, and its deviation if it has one.
+  """A mean, and its error if it has one.
 
-  >>> with_deviation(1.2345, 0.0123, 3, sign="+")
+  >>> with_error(1.2345, 0.0123, 3, sign="+")
   '+1.234 ± 0.012'
   """
   text = f"{mean:{sign}z.{digits}f}"  # z: no -0.00
-  return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+  return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def wrap(text: str) -> str:

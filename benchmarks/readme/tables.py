@@ -164,7 +164,8 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     part.__name__: part
     for part in (
       *(evidence.trained, evidence.commands, evidence.comparisons),
-      *(evidence.contexts, evidence.text, evidence.dna, evidence.images),
+      *(evidence.repeats, evidence.contexts, evidence.text, evidence.dna),
+      evidence.images,
     )
   },
   "docs/speed.md": {

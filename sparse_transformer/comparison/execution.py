@@ -22,6 +22,7 @@ from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.signals import STOPPED, Signals, Stopped
 from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
 
@@ -40,7 +41,7 @@ def tune(plan: Plan) -> dict[str, dict[str, float | None]]:
   """
   scores: dict[str, dict] = {choice: {} for choice in plan.choices}
   for candidate, choice in itertools.product(plan.candidates, plan.choices):
-    result = _scored(plan, choice, candidate, plan.seeds, "validation")
+    result = _scored(plan, choice, candidate, None, "validation")
     bits = result["validation"]["bits_per_dim"]
     scores[choice][candidate] = bits if math.isfinite(bits) else None
   for choice, of_choice in scores.items():
@@ -63,29 +64,32 @@ def run_all(plan: Plan, tuned: Mapping[str, str]) -> list[Run]:
     tuned: {choice: the best candidate}, "" if nothing is tuned.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
-  for seed in range(plan.seeds):
+  for seed in plan.seeds:
     for choice in plan.choices:
       _scored(plan, choice, tuned[choice], seed, "validation")
   found = [
-    _recorded(plan.workdir(choice, seed), choice, seed)
+    _recorded(plan.workdir(choice, seed=seed), choice, seed)
     for choice in plan.choices
-    for seed in range(plan.seeds)
+    for seed in plan.seeds
   ]
   best = record.best_choice(found)
-  for seed, of_best in enumerate(record.of_choice(found, best)):
+  for seed, of_best in zip(
+    plan.seeds, record.of_choice(found, best), strict=True
+  ):
     of_best["test"] = _scored(plan, best, tuned[best], seed, "test")["test"]
   return found
 
 
 def _scored(plan, choice, candidate, seed, split):
   """The result of a run with its score on a split, computed if missing."""
-  workdir = plan.workdir(choice, seed, candidate)
+  workdir = plan.workdir(choice, candidate, seed)
   path = workdir / RESULT
   if not path.exists() or split not in _read(path):
     more = ": test" if split == "test" else ""
-    print(f"{plan.label(choice, candidate)}, seed {seed}{more}", flush=True)
     config = plan.config_of(choice, candidate, seed)
-    function = try_run if seed == plan.seeds else run
+    of_seed = f"seed {config.train.seed}{more}"
+    print(f"{plan.label(choice, candidate)}, {of_seed}", flush=True)
+    function = try_run if seed is None else run
     inputs = config, workdir, split, plan.limit
     call(f"the run in {workdir}", function, *inputs)
   return _read(path, split)
@@ -179,6 +183,7 @@ def _trained(config, steps, lines):
   return dict(
     steps=steps,
     flops=steps * budget_lib.flops_per_step(config),
+    keys=costs.keys_per_query(experiment.model),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,

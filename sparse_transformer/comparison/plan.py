@@ -15,10 +15,12 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, data, machine, rules
 from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.training import loop, metrics, workdir
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
+MAX_RATIO = 1.1  # of numbers of keys that count as equal
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
@@ -32,9 +34,10 @@ class Plan:
   field: str  # the field that varies, "group.name"
   choices: list[str]  # its values
   budget: budget_lib.Budget  # the budget of each run
-  seeds: int  # number of runs with each value
+  seeds: range  # of the runs with each value; tuning uses the next one
   tuned: str = ""  # the field that is tuned for each choice, if there is one
   candidates: Sequence[str] = ("",)  # its values
+  equal: str | None = None  # "keys": runs must have about as many per query
 
   @property
   def limit(self) -> budget_lib.Budget | None:
@@ -42,13 +45,12 @@ class Plan:
     return self.budget if self.budget[0] in metrics.TIMES else None
 
   def workdir(
-    self, choice: str, seed: int, candidate: str = ""
+    self, choice: str, candidate: str = "", seed: int | None = None
   ) -> pathlib.Path:
-    """The folder of a run; runs of tuning have their own."""
-    folder = self.root / folder_name(choice)
-    if seed == self.seeds:
-      return folder / "tune" / folder_name(candidate)
-    return folder / f"seed{seed}"
+    """The folder of a run, of tuning if it has no seed."""
+    tuning = f"tune/{folder_name(candidate)}"
+    name = tuning if seed is None else f"seed{seed}"
+    return self.root / folder_name(choice) / name
 
   def label(self, choice: str, candidate: str) -> str:
     """The values of a run."""
@@ -56,12 +58,13 @@ class Plan:
     return f"{self.field}={choice}{more}"
 
   def config_of(
-    self, choice: str, candidate: str = "", seed: int = 0
+    self, choice: str, candidate: str = "", seed: int | None = None
   ) -> ConfigDict:
-    """The config of a run.
+    """The config of a run, of tuning if it has no seed.
 
     At most a tenth of its steps warm up, unless that is what varies.
     """
+    seed = self.seeds.stop if seed is None else seed
     values = {self.field: choice, "train.seed": seed}
     values |= {self.tuned: candidate} if self.tuned else {}
     most = {"train.steps": budget_lib.LIMIT - 1}
@@ -80,7 +83,8 @@ class Plan:
       field=self.field,
       choices=self.choices,
       budget=self.budget,
-      seeds=self.seeds,
+      seeds=len(self.seeds),
+      first_seed=self.seeds.start,
       tune=[self.tuned, self.candidates] if self.tuned else None,
       machine=machine.machine(),
       config=self.config.to_dict(),
@@ -176,12 +180,13 @@ def check(plan: Plan) -> dict[str, Any]:
   each choice's data.
 
   Raises:
-    ValueError: a run is impossible, or two choices stand for the same run.
+    ValueError: a run is impossible, two choices stand for the same run, or keys
+      differ and must not.
     OSError: the data of a run cannot be read.
   """
   fields = [x for x in (plan.field, plan.tuned) if x]
-  seen: dict[str, tuple] = {}
-  digests = {}
+  seen: dict[tuple, str] = {}
+  keys, digests = {}, {}
   cases = [*itertools.product(plan.choices, plan.candidates)]
   made = experiments([plan.config_of(*case) for case in cases])
   for (choice, candidate), experiment in zip(cases, made, strict=True):
@@ -195,13 +200,17 @@ def check(plan: Plan) -> dict[str, Any]:
       *(values[x] for x in fields if not x.startswith("attention.")),
     )
     label = plan.label(choice, candidate)
-    for other in seen:
-      if seen[other] == kind:
-        raise ValueError(
-          f"--vary: {other} and {label} are the same; leave one out"
-        )
-    seen[label] = kind
+    if (other := seen.setdefault(kind, label)) != label:
+      raise ValueError(
+        f"--vary: {other} and {label} are the same; leave one out"
+      )
+    keys[label] = costs.keys_per_query(experiment.model)
     digests[choice] = experiment.source.digest()
+  if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
+    found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())
+    raise ValueError(
+      f"--equal=keys: keys per query differ by more than 10 %: {found}"
+    )
   return digests
 
 

@@ -1,10 +1,12 @@
 """The record of a comparison: the source of its tables and figures.
 
 comparison.json has the fields below. A field that is unknown is null; a mean is
-an object {"mean", "deviation"}, the deviation null for a single seed.
+an object {"mean", "error"}, half of the 95 % confidence interval of the mean
+over seeds; the error is null for a single seed.
 
 about
-  field, choices, seeds    what varies, its values as given, runs of each
+  field, choices           what varies, its values as given
+  seeds, first_seed        number of runs of each, the lowest seed
   budget                   [kind, amount] of each run
   tune                     [field, candidates] of what is tuned for each choice
   target                   bits whose time is asked for
@@ -16,7 +18,7 @@ equal                      {axis: x}, for the axes that the budget does not
                            limit: the largest x that all runs have reached;
                            without those where a run had no validation by then
 tuning                     null, or the grid: one run of each choice with each
-                           candidate, of seed `seeds`, which is not compared
+                           candidate, of the next seed, which is not compared
   scores                   {choice: {candidate: bits on the validation split}};
                            null if training diverged
   best                     {choice: the candidate with the fewest bits}
@@ -26,16 +28,17 @@ rows                       one for each choice, the best on validation first
   values                   bits of each seed
   time_to_target           processor seconds of each seed at its first
                            validation of at most `target` bits; null if never
-  gap                      mean difference to the first choice, seed by seed;
-                           null for the first choice
+  gap                      mean minus the mean of the first choice, with the
+                           error of Welch's t; null for the first choice
   equal                    {axis: mean bits there, read off the curves}
   test                     mean bits of the first row; null in all others
-  steps, seconds, processor_seconds, tokens_per_second, flops
+  keys, steps, seconds, processor_seconds, tokens_per_second, flops
                            means over the seeds
   peak_bytes, parameters   maxima over the seeds
 runs                       one for each choice and seed
   choice, seed, unit
   steps, tokens_per_step, flops, parameters, peak_bytes
+  keys                     per query, the mean over heads and layers
   seconds                  of training, without compilation, validation, saving
   processor_seconds        the same, of processor time
   tokens_per_second        median over the run
@@ -61,8 +64,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from sparse_transformer import atomic
+from sparse_transformer.training import metrics
 
 Record = dict[str, Any]
 Run = dict[str, Any]
@@ -136,7 +141,7 @@ def make(
 def best_choice(runs: Sequence[Run]) -> str:
   """The choice with the lowest mean bits on the validation split."""
   choices = dict.fromkeys(run["choice"] for run in runs)
-  return min(choices, key=lambda x: _mean(_bits(of_choice(runs, x)))["mean"])
+  return min(choices, key=lambda x: mean(_bits(of_choice(runs, x)))["mean"])
 
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
@@ -149,22 +154,21 @@ def _row(record, choice):
   """The row of a choice."""
   first = record["about"]["choices"][0]
   runs, others = (of_choice(record["runs"], x) for x in (choice, first))
-  gaps = [x - y for x, y in zip(_bits(runs), _bits(others), strict=True)]
   tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
-  names = "steps", "seconds", "processor_seconds", "tokens_per_second", "flops"
+  names = "keys", "steps", *metrics.TIMES, "tokens_per_second", "flops"
   return dict(
     choice=choice,
     seeds=len(runs),
-    validation=_mean(_bits(runs)),
+    validation=mean(_bits(runs)),
     values=_bits(runs),
     time_to_target=[time_to(run, record["about"]["target"]) for run in runs],
-    gap=_mean(gaps) if choice != first else None,
+    gap=mean(_bits(runs), _bits(others)) if choice != first else None,
     equal={
-      axis: _mean([float(np.interp(x, *points(run, axis))) for run in runs])
+      axis: mean([float(np.interp(x, *points(run, axis))) for run in runs])
       for axis, x in record["equal"].items()
     },
-    test=_mean(tested) if tested else None,
-    **{name: _mean_of_known(run[name] for run in runs) for name in names},
+    test=mean(tested) if tested else None,
+    **{name: _mean_of_known(run.get(name) for run in runs) for name in names},
     peak_bytes=max(run["peak_bytes"] for run in runs),
     parameters=max(run["parameters"] for run in runs),
   )
@@ -174,9 +178,27 @@ def _bits(runs):
   return [run["validation"]["bits_per_dim"] for run in runs]
 
 
-def _mean(values):
-  deviation = statistics.stdev(values) if len(values) > 1 else None
-  return dict(mean=statistics.fmean(values), deviation=deviation)
+def mean(
+  values: Sequence[float], minus: Sequence[float] = ()
+) -> dict[str, Any]:
+  """The mean of values, minus that of others, and its error.
+
+  The error is half of the 95 % confidence interval, from Student's t with the
+  degrees of freedom of Welch; None if there is a single value.
+
+  >>> mean([1.0, 2.0, 3.0])["error"]  # 4.303 standard errors
+  2.484...
+  """
+  groups = [x for x in (values, minus) if x]
+  center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
+  if min(map(len, groups)) < 2:
+    return dict(mean=center, error=None)
+  squares = [statistics.variance(x) / len(x) for x in groups]
+  total = sum(squares)
+  parts = [x**2 / (len(y) - 1) for x, y in zip(squares, groups, strict=True)]
+  freedom = total**2 / sum(parts) if total else 1
+  error = math.sqrt(total) * float(special.stdtrit(freedom, 0.975))
+  return dict(mean=center, error=error)
 
 
 def _mean_of_known(values):
@@ -185,8 +207,10 @@ def _mean_of_known(values):
 
 
 def read(path: pathlib.Path) -> Record:
-  """Reads a record; raises as `read_json` does."""
-  return read_json(path, "about", "runs")
+  """Reads a record, also of an older version; raises as `read_json` does."""
+  found = read_json(path, "about", "runs")
+  about = dict(target=None, first_seed=0) | found["about"]
+  return make(about, found["runs"], found.get("tuning"))
 
 
 def read_json(path: pathlib.Path, *fields: str) -> dict[str, Any]:

@@ -15,7 +15,10 @@ MARKERS = "os^Dv<>"  # at the end of a line, as a second way to tell them apart
 
 
 def table(record: Record) -> list[tuple[str, ...]]:
-  """The rows of a record as cells of text; the first has the titles."""
+  """The rows of a record as cells of text; the first has the titles.
+
+  Without columns of which nothing is known.
+  """
   about, equal = record["about"], record["equal"]
   time = record_lib.time_of(record)
   titles = (
@@ -26,13 +29,17 @@ def table(record: Record) -> list[tuple[str, ...]]:
       f"at {_amount(x)} {record_lib.LABELS[axis]}" for axis, x in equal.items()
     ),
     "test",
+    "keys",
     "steps",
     time.replace("_", " "),
     "tokens/s",
     "peak",
     "FLOPs",
   )
-  return [titles, *(_cells(row, time) for row in record["rows"])]
+  rows = [_cells(row, time) for row in record["rows"]]
+  columns = zip(titles, *rows, strict=True)
+  known = [cells for cells in columns if {*cells[1:]} != {"-"}]
+  return [*zip(*known, strict=True)]
 
 
 def _cells(row, time):
@@ -45,6 +52,7 @@ def _cells(row, time):
     _mean(row["gap"], "+"),
     *map(_mean, row["equal"].values()),
     _mean(row["test"]),
+    number("keys", "{:,.1f}"),
     number("steps", "{:,.0f}"),
     "-" if row[time] is None else _amount(row[time]),
     number("tokens_per_second", "{:,.0f}"),
@@ -56,7 +64,8 @@ def _cells(row, time):
 def by_seed(record: Record) -> list[tuple[str, ...]]:
   """A table of the values of all seeds, and their times to the target."""
   about, target = record["about"], record["about"]["target"]
-  seeds = range(about["seeds"])
+  first = about["first_seed"]
+  seeds = range(first, first + about["seeds"])
   titles = [about["field"], *(f"seed {seed}" for seed in seeds)]
   if target:
     unit = f"{target:g} {about['unit']}"
@@ -87,8 +96,8 @@ def _grid_notes(record):
   tuned, candidates = about["tune"]
   text = (
     f"{tuned}, tuned for each {about['field']}: bits on the validation split"
-    f" of one run each with the same budget, of seed {about['seeds']}, which is"
-    " not compared. In brackets: the best, used for the other runs."
+    " of one run each with the same budget, of a seed that is not compared. In"
+    " brackets: the best, used for the other runs."
   )
   edge = [x for x in best if record_lib.at_edge(candidates, best[x])]
   if edge:
@@ -113,12 +122,12 @@ def _amount(number):
 
 
 def _mean(value, sign=""):
-  """A mean with its deviation, if it has one."""
+  """A mean with its error, if it has one."""
   if value is None:
     return "-"
   text = f"{value['mean']:{sign}.4f}"
-  if value["deviation"] is not None:
-    text += f" ± {value['deviation']:.4f}"
+  if value["error"] is not None:
+    text += f" ± {value['error']:.4f}"
   return text
 
 
@@ -128,12 +137,13 @@ def notes(record: Record) -> str:
   seeds = about["seeds"]
   text = "One seed. "
   if seeds > 1:
-    text = f"Mean and standard deviation of {seeds} seeds. "
+    text = f"Mean of {seeds} seeds ± half of its 95 % confidence interval. "
   text += (
     "Validation: the entire split, scored by the best of each run's checkpoints"
-    " in float32; differences are taken seed by seed. Test: scored once, for"
-    f" the best on validation, {best}."
+    f" in float32. Test: scored once, for the best on validation, {best}."
   )
+  if record["rows"][0]["keys"] is not None:
+    text += " Keys: per query, the mean over heads and layers."
   if record["equal"]:
     text += (
       " At equal amounts: read off the validations during training, of"

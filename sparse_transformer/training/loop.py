@@ -83,7 +83,7 @@ def train(
     with metrics.Writer(
       workdir,
       step=step,
-      steps=config.train.steps,
+      steps=None if limit else config.train.steps,
       on_error=config.checkpoint.on_error,
       silent=not processes.is_first(),
     ) as writer:

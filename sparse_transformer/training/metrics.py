@@ -35,7 +35,7 @@ class Writer:
   Args:
     workdir: the folder of `metrics.jsonl`.
     step: number of steps done so far.
-    steps: total number of steps.
+    steps: total number of steps; None if it is unknown.
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
     silent: whether to write nothing, because another process does.
@@ -46,7 +46,7 @@ class Writer:
     workdir: str | os.PathLike,
     *,
     step: int,
-    steps: int,
+    steps: int | None,
     on_error: str = "stop",
     silent: bool = False,
   ):

@@ -89,6 +89,11 @@ def count_pairs(model: model_lib.Config) -> int:
   return sum(heads[x] * analysis.count_pairs(x, n) for x in heads)
 
 
+def keys_per_query(model: model_lib.Config) -> float:
+  """Mean number of keys of a query, over positions, heads and layers."""
+  return count_pairs(model) / (model.length * sum(map(len, model.patterns)))
+
+
 def flops_per_pair(model: model_lib.Config) -> int:
   """FLOPs of a pair in one head, forward and backward, as executed.
 

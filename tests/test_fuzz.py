@@ -203,7 +203,7 @@ def other_value(rng, value):
 
 
 @pytest.mark.parametrize(
-  "rounds", [5, pytest.param(1000, marks=pytest.mark.soak)]
+  "rounds", [3, pytest.param(1000, marks=pytest.mark.soak)]
 )
 def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
   rng = random.Random(rounds)

@@ -72,12 +72,12 @@ def test_every_factorization_and_mode():
   "backend, n, heads",
   [
     (GPU, 1, TWO_SLOTS),
-    (GPU, 31, WITHOUT_KEYS),
-    (GPU, 32, TWO_SLOTS),
     (GPU, 33, WITHOUT_KEYS),
-    (GPU, 64, SHARED_ORDER),
     (GPU, 65, SHARED_ORDER),
     (TPU, 64, TWO_SLOTS),
+    pytest.param(GPU, 31, WITHOUT_KEYS, marks=pytest.mark.soak),
+    pytest.param(GPU, 32, TWO_SLOTS, marks=pytest.mark.soak),
+    pytest.param(GPU, 64, SHARED_ORDER, marks=pytest.mark.soak),
     *(
       pytest.param(TPU, n, heads, marks=pytest.mark.soak)
       for n in (1, 31, 32, 33, 65)

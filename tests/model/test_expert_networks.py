@@ -48,7 +48,7 @@ def test_dense_and_expert_blocks_alternate():
   "changes",
   [
     {},
-    dict(experts=0),
+    pytest.param(dict(experts=0), marks=pytest.mark.soak),
     dict(experts_every=1, num_layers=2, patterns=networks.assign()),
     # No multiple of the period, or less than one.
     dict(experts=0, num_layers=3, patterns=networks.assign(num_layers=3)),

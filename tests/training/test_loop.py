@@ -116,7 +116,7 @@ LEARNING = [
   ("dense", "merged", 1),
   ("local", "heads", 1),
   ("strided", "merged", 1),
-  ("fixed", "heads", 1),
+  pytest.param("fixed", "heads", 1, marks=pytest.mark.soak),
   pytest.param("strided", "heads", 1, marks=pytest.mark.soak),
   pytest.param("fixed", "merged", 1, marks=pytest.mark.soak),
   pytest.param("fixed", "interleaved", 2, marks=pytest.mark.soak),

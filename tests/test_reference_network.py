@@ -66,7 +66,16 @@ def random_params(config):
   return jax.tree_util.tree_map_with_path(shrink, params)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Of presets that differ in size alone, one is quick enough.
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name, marks=[pytest.mark.soak] * bool(re.search(r"_\d+m$|_small", name))
+    )
+    for name in NAMES
+  ],
+)
 def test_network_of_a_preset_is_that_of_the_papers(name):
   config, source = shrink(name)
   network = model.configure(config, source)

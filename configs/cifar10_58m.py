@@ -5,8 +5,8 @@ c10-58m of the follow-up's released code (Jun et al. 2020) trains it.
 
   python train.py --config=configs/cifar10_58m.py --workdir=runs/cifar10_58m
 
-Expected: close to the paper's 2.80 bits/dim; the result of this preset itself
-is not known. Not run here yet; 59,196,928 parameters.
+Expected: not known; 2.80 bits/dim with the paper's schedule, in the paper. Not
+run here yet; 59,196,928 parameters.
 """
 
 from configs import cifar10

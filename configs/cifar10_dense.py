@@ -6,7 +6,7 @@ differs from this as cifar10_58m.py differs from cifar10.py.
 
   python train.py --config=configs/cifar10_dense.py --workdir=runs/cifar10_dense
 
-Expected: 2.82 bits/dim after 120 epochs. Not run here yet; 59,196,928
+In the paper: 2.82 bits/dim after 120 epochs. Not run here yet; 59,196,928
 parameters.
 """
 

@@ -6,7 +6,7 @@ network, with one summary for each of the two heads.
 
   python train.py --config=configs/cifar10_fixed.py --workdir=runs/cifar10_fixed
 
-Expected: 2.85 bits/dim after 120 epochs. Not run here yet; 59,196,928
+In the paper: 2.85 bits/dim after 120 epochs. Not run here yet; 59,196,928
 parameters.
 """
 

@@ -5,7 +5,7 @@ V100s, where fixed attention takes 0.55 s.
 
   python train.py --config=configs/enwik8_dense.py --workdir=runs/enwik8_dense
 
-Expected: 1.00 bits/byte after 80 epochs. Not run here yet; 94,949,888
+In the paper: 1.00 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters.
 """
 

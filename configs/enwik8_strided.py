@@ -6,7 +6,7 @@ V100s. The paper does not say how its heads combine local and strided attention.
   python train.py --config=configs/enwik8_strided.py \\
     --workdir=runs/enwik8_strided
 
-Expected: 1.13 bits/byte after 80 epochs. Not run here yet; 94,949,888
+In the paper: 1.13 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters.
 """
 

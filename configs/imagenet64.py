@@ -9,9 +9,9 @@ released code of the follow-up (Jun et al. 2020).
   python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64
   python eval.py --workdir=runs/imagenet64 --step=best
 
-Expected: 3.44 bits/dim after 70 epochs. Not run here yet; 151,645,184
-parameters. tensorflow-datasets prepares the data where TensorFlow is
-installed: downsampled_imagenet/64x64, file_format="array_record".
+In the paper: 3.44 bits/dim after 70 epochs. Not run here yet; 151,645,184
+parameters. tensorflow-datasets prepares the data where TensorFlow is installed:
+downsampled_imagenet/64x64, file_format="array_record".
 """
 
 from configs import default

@@ -12,7 +12,8 @@ Made for a comparison:
 
 141,120 parameters. Expected after 600 processor seconds of one core of an AMD
 EPYC, 3 seeds, in bits/byte of the validation split: local 2.34, strided 2.39,
-fixed 2.56, dense 3.78, which has not begun to learn by then (docs/evidence.md).
+fixed 2.56, dense 3.78, which is still close to counts of order 1, 4.00
+(docs/evidence.md).
 """
 
 from configs import text_small

@@ -10,8 +10,8 @@ on other music cannot be compared with its own.
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_152m --step=best
 
-Expected: 1.97 bits/sample on the paper's data. Not run here yet; 151,840,256
-parameters.
+In the paper: 1.97 bits/sample on the paper's data. Not run here yet;
+151,840,256 parameters.
 """
 
 from configs import default

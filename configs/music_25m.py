@@ -7,7 +7,7 @@ only the length and the number of parameters are known.
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_25m --step=best
 
-Expected: 2.17 bits/sample on the paper's data. Not run here yet; 25,151,680
+In the paper: 2.17 bits/sample on the paper's data. Not run here yet; 25,151,680
 parameters.
 """
 

@@ -7,7 +7,7 @@ only the length and the number of parameters are known.
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_3m --step=best
 
-Expected: 2.99 bits/sample on the paper's data. Not run here yet; 2,884,320
+In the paper: 2.99 bits/sample on the paper's data. Not run here yet; 2,884,320
 parameters.
 """
 

@@ -8,7 +8,7 @@ rounds, the last 16 before it that have the same of 16 hashes.
     --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/text_lsh
 
-Expected with --config.train.steps=3215, 700 processor seconds: 2.83 bits/byte
+Expected with --config.train.steps=3215, 814 processor seconds: 2.83 bits/byte
 on the validation split, where the pattern of text_small.py reaches 2.47 in the
 same time (docs/evidence.md). 867,712 parameters.
 """

@@ -49,7 +49,7 @@ def record(
     budget=budget,
     target=None,
     unit="bits/dim",
-    config={},
+    config={"eval": {"sequences": 8}},
     machine="a machine",
     commit=None,
     versions={},

@@ -405,6 +405,7 @@ def get_config():
 """
 
 
+@pytest.mark.soak  # three processes
 def test_what_a_config_file_registers_is_known_with_the_file(tmp_path):
   (tmp_path / "mine.py").write_text(REGISTERING)
   file, workdir = f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path}/a"

@@ -115,8 +115,8 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   assert check(capsys) == (0, [])
   readme = " ".join((copy / "README.md").read_text().split())
   assert (
-    "n = 4,096, 13 seconds each on a machine: `strided` 3.01 ± 0.02, `dense`"
-    " 4.01 ± 0.02 bits/byte of the validation split"
+    "n = 4,096, about 13 seconds each on a machine: `strided` 3.01 ± 0.02,"
+    " `dense` 4.01 ± 0.02 bits/byte of the validation split"
   ) in readme
   text = (copy / "docs" / "evidence.md").read_text()
   assert "| strided | 3.0100 ± 0.0248 | -1.0000 ± 0.0227 | 3.0100 ±" in text

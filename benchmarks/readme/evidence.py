@@ -84,8 +84,9 @@ def _size(found):
   """The length of a comparison's sequences, and its budget."""
   batch = found["about"]["config"]["train"]["batch_size"]
   kind, amount = found["about"]["budget"]
+  about = "about " * kind.endswith("seconds")
   return (
-    f"n = {found['runs'][0]['tokens_per_step'] // batch:,}, {amount:,g}"
+    f"n = {found['runs'][0]['tokens_per_step'] // batch:,}, {about}{amount:,g}"
     f" {kind.replace('_', ' ')} each"
   )
 

@@ -145,9 +145,10 @@ def notes(record: Record) -> str:
   if record["rows"][0]["keys"] is not None:
     text += " Keys: per query, the mean over heads and layers."
   if record["equal"]:
+    number = about["config"]["eval"]["sequences"]
+    some = f"the first {number} sequences" if number else "the entire split"
     text += (
-      " At equal amounts: read off the validations during training, of"
-      " eval.sequences sequences."
+      f" At equal amounts: read off the validations during training, of {some}."
     )
   return text
 

@@ -231,6 +231,7 @@ def check_small():
   laws.assert_close(program(*split), laws.reference(*arrays, heads), 1e-5)
 
 
+@pytest.mark.soak
 def test_results_and_traffic_on_eight_devices():
   on_eight_devices(check_small)
   on_eight_devices(check_exchanges)

@@ -47,7 +47,7 @@ def test_dense_and_expert_blocks_alternate():
 @pytest.mark.parametrize(
   "changes",
   [
-    {},
+    pytest.param({}, marks=pytest.mark.soak),
     pytest.param(dict(experts=0), marks=pytest.mark.soak),
     dict(experts_every=1, num_layers=2, patterns=networks.assign()),
     # No multiple of the period, or less than one.

@@ -270,7 +270,12 @@ def check_keys(pattern, n, starts):
 
 
 @pytest.mark.parametrize(
-  "pattern, start", [(LSH(8, 4, 2), 49), (ROUTING, 1), (TopBlocks(8, 3), 17)]
+  "pattern, start",
+  [
+    (LSH(8, 4, 2), 49),
+    (ROUTING, 1),
+    pytest.param(TopBlocks(8, 3), 17, marks=pytest.mark.soak),
+  ],
 )
 def test_steps_find_the_keys_of_one_pass(pattern, start):
   check_keys(pattern, 50, (0, start))

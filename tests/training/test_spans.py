@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import networks
 import numpy as np
+import pytest
 import runs
 
 from sparse_transformer import model, report
@@ -68,6 +69,7 @@ def test_parameters_only_where_a_pattern_needs_them():
   np.testing.assert_array_equal(clipped["spans"], np.float32([0, 0.5, 1]))
 
 
+@pytest.mark.soak
 def test_penalty_shortens_spans_within_bounds():
   config = runs.tiny(
     **{

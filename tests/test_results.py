@@ -107,8 +107,8 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   config = runs.tiny(**{"train.batch_size": 1}).to_dict()
   about = dict(budget=("seconds", 13), unit="bits/byte", commit="abcdef0")
   found = comparisons.record(*made, **about, config=config)
-  records.path("long_text").write_text(json.dumps(found))
-  picture = "docs/figures/long_text.png"
+  records.path("cifar10_keys").write_text(json.dumps(found))
+  picture = "docs/figures/cifar10_keys.png"
   assert figures.outdated() == [picture]
   status, lines = check(capsys)
   assert status == 1 and f"{picture} differs from the records" in lines

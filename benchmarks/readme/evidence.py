@@ -19,6 +19,7 @@ from sparse_transformer.comparison import (
 
 # By record: its title.
 COMPARISONS = {
+  "cifar10_keys": "Patterns at equal keys, on images",
   "long_text": "Patterns on text",
   "long_text_steps": "Patterns on text",
   "longer_text": "Patterns on longer text",

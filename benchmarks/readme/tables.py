@@ -30,8 +30,9 @@ def quickstart() -> str:
 
 
 def headline() -> str:
-  text = evidence.summary("long_text")
-  return f"![Patterns on text](docs/figures/long_text.png)\n\n{wrap(text)}"
+  text = evidence.summary("cifar10_keys")
+  picture = "![Patterns at equal keys, on images](docs/figures/cifar10_keys.png)"
+  return f"{picture}\n\n{wrap(text)}"
 
 
 def _attention_rows(case, program=None):

@@ -31,7 +31,9 @@ def quickstart() -> str:
 
 def headline() -> str:
   text = evidence.summary("cifar10_keys")
-  picture = "![Patterns at equal keys, on images](docs/figures/cifar10_keys.png)"
+  picture = (
+    "![Patterns at equal keys, on images](docs/figures/cifar10_keys.png)"
+  )
   return f"{picture}\n\n{wrap(text)}"
 
 

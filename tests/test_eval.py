@@ -131,7 +131,7 @@ def test_step_that_its_run_deletes_meanwhile_is_skipped(
   output = capfd.readouterr()
   assert [json.loads(x)["step"] for x in output.out.splitlines()] == [4]
   assert output.err == "skipping step 2, deleted meanwhile\n"
-  # One that was asked for by its number is an error.
+  # A missing step that was requested by number is an error.
   assert runs.command("eval.py", f"--workdir={folder}", "--step=2,4") == 1
   assert "no checkpoint of step 2" in capfd.readouterr().err
 
@@ -326,7 +326,7 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
 
 @pytest.fixture
 def changed(workdir, tmp_path):
-  """A copy of the run, with a text of its own."""
+  """A copy of the run, with its own copy of the text."""
   shutil.copytree(workdir, tmp_path / "run")
   shutil.copy(workdir.parent / "text", tmp_path / "text")
   config = json.loads((tmp_path / "run" / "config.json").read_text())

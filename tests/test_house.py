@@ -335,7 +335,7 @@ def test_pages_of_docs_link_up():
   assert pages <= {path for path, _ in links_of(index)}, f"{index} lacks a page"
   for page in pages:
     assert index in [path for path, _ in links_of(page)], f"{page} lacks a link"
-    name = page.with_suffix(".md").name  # notebooks, too, are pages of the site
+    name = page.with_suffix(".md").name  # notebooks are also pages of the site
     assert f": {name}" in (REPO / "mkdocs.yml").read_text()
 
 

@@ -105,7 +105,7 @@ def test_only_centroids_get_a_gradient_of_their_loss():
 
   of_q, of_centroids = jax.jit(jax.grad(loss, (0, 1)))(q, centroids)
   assert not of_q.any()
-  # Those of the head that routes, at right angles to them.
+  # The head that routes has gradients, orthogonal to its centroids.
   assert not of_centroids[0].any() and of_centroids[1].any(-1).all()
   np.testing.assert_allclose((of_centroids * centroids).sum(-1), 0, atol=1e-7)
 

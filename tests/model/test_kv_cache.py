@@ -216,7 +216,7 @@ ALGEBRA = (
 
 
 def directions_of(pattern):
-  """Those of all heads, or of each."""
+  """The directions of all heads, or of each."""
 
   def of(content):
     if isinstance(content, AdaptiveSpan):

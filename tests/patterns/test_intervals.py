@@ -92,7 +92,7 @@ def test_products_of_one_side_are_exact():
 @pytest.mark.parametrize("transposed", [False, True])
 def test_equality_of_scattered_values_is_exact(transposed):
   # Each tile of the scattered side spans all values of the other side, and is
-  # equal somewhere only to tiles that hold one of its own.
+  # equal somewhere only to tiles that hold one of its values.
   size, num_tiles = 4, 256
   values = np.random.default_rng(0).permutation(size * num_tiles)
   rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
@@ -147,7 +147,7 @@ def test_divisors_are_checked_before_the_division(divide, divisor):
   ],
 )
 def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):
-  # Bounds that decide nothing would be safe, too; these must decide everything.
+  # Undecided bounds would also be safe; these must decide everything.
   i, tiles = np.arange(32), np.arange(32 // size)
   rows, cols = (x.ravel() for x in np.meshgrid(tiles, tiles, indexing="ij"))
   pairs = intervals.TilePairs(size, rows, cols)

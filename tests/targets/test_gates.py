@@ -22,7 +22,7 @@ LIMITS = {
   ("enwik8", "h100", "attention"): (8, 3.1),
   ("cifar10", "h100", "attention"): (6, 0.15),
   # As one device with 2 sequences: they have too few lists of tiles to keep it
-  # busy, so that long ones are cut into pieces, each with sums of its own.
+  # busy, so that long ones are cut into pieces, each with separate sums.
   ("enwik8", "h100:1x1x8", "attention"): (8, 0.6),
   ("enwik8", "v5e", "attention"): (120, 6.0),
   ("cifar10", "v5e", "attention"): (60, 0.6),

@@ -34,7 +34,7 @@ def is_program(value):
 def matmuls(program, times=1):
   """(whether it uses weights, FLOPs, bytes) of each matmul in a program.
 
-  Those of attention have a matrix for each sequence and head.
+  The matmuls of attention have a matrix for each sequence and head.
   """
   for eqn in program.eqns:
     for inner in programs(eqn.params):

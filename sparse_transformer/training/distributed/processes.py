@@ -55,9 +55,10 @@ def joined(
 
   Raises:
     ValueError: the others cannot be reached, or an argument is wrong.
-    SystemExit: all end together.
+    SystemExit: all processes stop or fail together, and this is not the first.
 
-  If the connection to them is lost, one line reports it, and this process ends.
+  If the connection to the others is lost, this process prints one line and
+  exits with status 1, without an exception.
   """
   _check(coordinator, num_processes, process_id)
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells

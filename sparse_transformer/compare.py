@@ -14,8 +14,9 @@ comparison is independent; it shortens optimizer.warmup_steps to a tenth of the
 budget, unless that is what varies.
 
 Each value deserves its best learning rate. With --tune=FIELD=A,B,C, each value
-is first trained once with each candidate, on the same budget and with a seed
-that is not compared; the best on the validation split is used for its seeds.
+is first trained once with each candidate, on --tune_budget or else the same
+budget, with a seed that is not compared; the best on the validation split is
+used for its seeds.
 
 Values are ranked by bits on the entire validation split, of the best of each
 run's checkpoints. When all runs have ended, the best value is scored on the
@@ -28,7 +29,8 @@ Writes comparison.md, .png, .html, and .json, from which the others can be made
 again, to --workdir. --target=BITS adds the processor seconds after which each
 run's validation first had at most so many bits.
 
-Values are separated by commas outside brackets, or by semicolons.
+Values are separated by commas outside brackets, or by semicolons. A value may
+set other fields too: "dense with data.length=512 train.batch_size=8".
 """
 
 import dataclasses
@@ -74,12 +76,18 @@ def main(argv: Sequence[str]) -> None:
   plan = plan_lib.Plan(*what, equal=args.equal)
   if args.tune:
     tuned, grid = plan_lib.parse_vary(args.tune, args.config, "tune")
-    if tuned == field or len(grid) < 2:
+    varied = {x for y in values for x in plan_lib.assignments(field, y)}
+    if tuned in varied or len(grid) < 2:
       raise ValueError(
         f"--tune={args.tune} must give at least 2 values of another field than"
         " --vary"
       )
     plan = dataclasses.replace(plan, tuned=tuned, candidates=grid)
+    if args.tune_budget:
+      shorter = budget.parse_budget(args.tune_budget, "tune_budget")
+      plan = dataclasses.replace(plan, tune_budget=shorter)
+  elif args.tune_budget:
+    raise ValueError("--tune_budget needs --tune")
   if args.target is not None and not 0 < args.target < math.inf:
     raise ValueError(f"--target={args.target} must be bits above 0")
   about = plan_lib.begin(plan)
@@ -109,6 +117,7 @@ if __name__ == "__main__":
     "steps:500",
     "steps:N, seconds:N, processor_seconds:N or flops:N.",
   )
+  flags.DEFINE_string("tune_budget", None, "The budget of a run of tuning.")
   flags.DEFINE_float("target", None, "Bits whose time is reported.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_integer("first_seed", 0, "The lowest seed.")

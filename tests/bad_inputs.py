@@ -208,10 +208,7 @@ FILES: dict[str, Content] = {
 CONFIG = "config.json"
 LAST = "checkpoints/2"
 OTHER = dict.fromkeys(
-  [
-    *("field", "choices", "budget", "seeds", "first_seed", "tune", "machine"),
-    *("config", "data"),
-  ]
+  "field choices budget seeds first_seed tune tune_budget machine config data".split()
 )
 # A path in a copy of the run, and what is there instead.
 RUNS: dict[str, tuple[str, Content]] = dict(

@@ -33,7 +33,7 @@ FLAGS = {
     "config example [no]json out part step target temperature workdir"
   ),
   "-m sparse_transformer.compare": (
-    "budget config equal first_seed seeds target tune vary workdir"
+    "budget config equal first_seed seeds target tune tune_budget vary workdir"
   ),
   "-m sparse_transformer.report": "workdir",
   "-m sparse_transformer.data": "data_dir",

@@ -236,11 +236,27 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
 def test_only_a_time_ends_a_run_before_its_last_step():
   for limit in ("seconds", 9.0), ("processor_seconds", 9.0):
     timed = of(runs.tiny(), "attention.pattern", ["dense"], limit)
-    assert timed.limit == limit
+    assert timed.limit(0) == timed.limit(None) == limit
     assert timed.config_of("dense").train.steps == 2**31 - 1
   counted = of(runs.tiny(), "attention.pattern", ["dense"], STEPS)
-  assert counted.limit is None
+  assert counted.limit(0) is None
   assert counted.config_of("dense").train.steps == 20
+
+
+def test_a_value_may_set_other_fields():
+  text = "attention.pattern=local;local with data.length=32 train.batch_size=8"
+  field, (_, choice) = plan.parse_vary(text, runs.tiny())
+  pair = of(runs.tiny(), field, ["local", choice], STEPS)
+  one, other = map(pair.config_of, pair.choices)
+  assert one.attention == other.attention and one.data.length != 32
+  assert (other.data.length, other.train.batch_size) == (32, 8)
+  assert pair.workdir(choice, seed=0) != pair.workdir("local", seed=0)
+  for bad, words in (
+    ("data.width=8", "no field 'data.width'"),
+    ("train.seed=8", "use --seeds"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      plan.parse_vary(f"attention.pattern=local;dense with {bad}", runs.tiny())
 
 
 def test_experiments_with_the_same_data_share_them():
@@ -290,7 +306,9 @@ GRID = {
   "local": {"0.01": 3.0, "0.1": 2.5, "0.001": 4.0},
 }
 TUNED = dict(
-  tuned="optimizer.learning_rate", candidates=["0.01", "0.1", "1e-3"]
+  tuned="optimizer.learning_rate",
+  candidates=["0.01", "0.1", "1e-3"],
+  tune_budget=("processor_seconds", 3.0),
 )
 
 
@@ -304,7 +322,8 @@ def test_each_value_gets_its_best_candidate(tmp_path, monkeypatch):
   called = []
 
   def trained(config, workdir, split, limit):
-    assert limit == comparison.limit
+    is_tuning = workdir.parent.name == "tune"
+    assert limit == ("processor_seconds", 3.0 if is_tuning else 9.0)
     rate, pattern = config.optimizer.learning_rate, config.attention.pattern
     called.append((pattern, rate, config.train.seed, split))
     bits = GRID[pattern][str(rate)]
@@ -437,12 +456,12 @@ def test_record_of_an_older_version_gets_the_errors_of_this_one(tmp_path):
 
 
 def test_bits_at_equal_amounts_are_read_off_the_curves():
-  # All have trained for 20 seconds: dense half of its steps.
+  # All have trained for 40 processor seconds: dense half of its steps.
   made = comparisons.record(*TWO)
-  assert made["equal"] == {"seconds": 20}
+  assert made["equal"] == {"processor_seconds": 40}
   best, first = made["rows"]
-  assert first["equal"]["seconds"]["mean"] == 5 + 2
-  assert best["equal"]["seconds"]["mean"] == pytest.approx(11.5 / 3)
+  assert first["equal"]["processor_seconds"]["mean"] == 5 + 2
+  assert best["equal"]["processor_seconds"]["mean"] == pytest.approx(11.5 / 3)
   # Of a budget in seconds, at equal steps; with batches of several sizes, also
   # at equal tokens: 40 steps of 32 are 20 of 64.
   small = [run | dict(tokens_per_step=32) for run in TWO[3:]]
@@ -453,7 +472,9 @@ def test_bits_at_equal_amounts_are_read_off_the_curves():
 
 def test_bits_before_the_first_validation_are_unknown():
   # The fast one has ended when the slow one is validated for the first time.
-  late = dict(steps=[40], seconds=[40], bits_per_dim=[3])
+  late = dict(
+    steps=[40], seconds=[40], processor_seconds=[80], bits_per_dim=[3]
+  )
   made = comparisons.record(TWO[0] | dict(curve=late), TWO[3])
   assert made["equal"] == {} and "at" not in results.table(made)[0][3]
   made = comparisons.record(
@@ -496,7 +517,7 @@ def test_curve_of_training_is_thinned():
 
 
 def test_time_of_training_is_that_of_the_last_line():
-  line = dict(step=1, split="train", tokens_per_second=128.0)
+  line = dict(step=1, split="train")
   times = dict(seconds=5.0, processor_seconds=7.0)
   early = {name: value / 2 for name, value in times.items()}
   config = runs.tiny(**{"train.steps": 10})
@@ -518,12 +539,12 @@ def test_figure_is_drawn_from_what_the_file_of_a_record_contains(tmp_path):
   figure = results.draw(found)
   figure.draw_without_rendering()
   labels = [axis.get_xlabel() for axis in figure.axes]
-  assert labels == ["seconds of training", "steps"]
+  assert labels == ["processor seconds of training", "steps"]
   (tokens,) = figure.axes[1].child_axes
   assert tokens.get_xlabel() == "tokens"
-  for axis, x in zip(figure.axes, (20, 40), strict=True):
+  for axis, x in zip(figure.axes, (2, 1), strict=True):
     ends = [line.get_xydata()[-1].tolist() for line in axis.lines]
-    assert ends == [[40, 5], [x, pytest.approx(11.5 / 3)]]
+    assert ends == [[40 * x, 5], [40, pytest.approx(11.5 / 3)]]
   (legend,) = figure.legends
   assert [text.get_text() for text in legend.texts] == ["dense", "local"]
 
@@ -556,7 +577,9 @@ def test_table_ranks_by_validation_and_shows_the_only_test():
   assert [row["attention.pattern"] for row in cells] == ["local", "dense"]
   assert [row["test"] for row in cells] == ["9.0000 ± 0.0000", "-"]
   assert [row["minus dense"][:7] for row in cells] == ["-1.1667", "-"]
-  assert "at 20 seconds of training" in titles
+  assert "at 40 processor seconds of training" in titles
+  rates = [row["tokens per processor second"] for row in cells]
+  assert rates == ["64", "32"]
   assert "best on validation, local" in results.notes(made)
 
 
@@ -615,7 +638,7 @@ def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):
   assert 3 < run["validation"]["bits_per_dim"] < 6
   assert run["validation"]["standard_error"] > 0
   assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
-  assert run["peak_bytes"] > 2**20 and run["tokens_per_second"] > 0
+  assert run["peak_bytes"] > 2**20
   assert 3 < run["test"]["bits_per_dim"] == row["test"]["mean"] < 6
   (seconds,) = row["time_to_target"]
   assert seconds > 0 and "processor seconds to 6 bits/dim" in text
@@ -652,6 +675,7 @@ def test_comparison_resumes_with_the_missing_run(tmp_path, capfd):
   line = words(tmp_path, VARY, "--budget=processor_seconds:2", "--seeds=2")
   line += ("--config.checkpoint.every=0", "--config.eval.every=10")
   line += ("--tune=optimizer.learning_rate=1e-9,0.01",)
+  line += ("--tune_budget=steps:10",)
   assert runs.command(SCRIPT, *line) == 0
   root = tmp_path / "c"
   made = record.read(root / "comparison.json")

@@ -16,7 +16,7 @@ LIMIT = 2**31
 Budget = tuple[str, float]  # what is limited, and to how much
 
 
-def parse_budget(text: str) -> Budget:
+def parse_budget(text: str, flag: str = "budget") -> Budget:
   """Parses what is limited, and to how much.
 
   >>> parse_budget("steps:500")
@@ -34,7 +34,7 @@ def parse_budget(text: str) -> Budget:
   whole = kind != "steps" or amount % 1 == 0
   if kind not in BUDGETS or not 0 < amount < limit or not whole:
     raise ValueError(
-      f"--budget={text} must be steps:N, seconds:N, processor_seconds:N or"
+      f"--{flag}={text} must be steps:N, seconds:N, processor_seconds:N or"
       " flops:N with N above 0; steps are whole, and steps and seconds below"
       f" {LIMIT:,}"
     )

@@ -7,7 +7,6 @@ import os
 import pathlib
 import resource
 import signal
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,7 +89,7 @@ def _scored(plan, choice, candidate, seed, split):
     of_seed = f"seed {config.train.seed}{more}"
     print(f"{plan.label(choice, candidate)}, {of_seed}", flush=True)
     function = try_run if seed is None else run
-    inputs = config, workdir, split, plan.limit
+    inputs = config, workdir, split, plan.limit(seed)
     call(f"the run in {workdir}", function, *inputs)
   return _read(path, split)
 
@@ -174,12 +173,9 @@ def _score(result):
 
 
 def _trained(config, steps, lines):
-  """The result of training, with its speed as recorded in the metrics."""
+  """The result of training, with its times as recorded in the metrics."""
   experiment = Experiment(config)
   lines = [line for line in lines if line["split"] in metrics.NEEDED]
-  rates = [
-    line["tokens_per_second"] for line in lines if "tokens_per_second" in line
-  ]
   return dict(
     steps=steps,
     flops=steps * budget_lib.flops_per_step(config),
@@ -188,7 +184,6 @@ def _trained(config, steps, lines):
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,
     tokens_per_step=config.train.batch_size * experiment.source.length,
-    tokens_per_second=statistics.median(rates) if rates else None,
     **{name: lines[-1][name] if lines else None for name in metrics.TIMES},
   )
 

@@ -38,11 +38,16 @@ class Plan:
   tuned: str = ""  # the field that is tuned for each choice, if there is one
   candidates: Sequence[str] = ("",)  # its values
   equal: str | None = None  # "keys": runs must have about as many per query
+  tune_budget: budget_lib.Budget | None = None  # of a run of tuning, if shorter
 
-  @property
-  def limit(self) -> budget_lib.Budget | None:
+  def budget_of(self, seed: int | None) -> budget_lib.Budget:
+    """The budget of a run, of tuning if it has no seed."""
+    return (self.tune_budget if seed is None else None) or self.budget
+
+  def limit(self, seed: int | None) -> budget_lib.Budget | None:
     """The time that ends a run; None if its steps are known."""
-    return self.budget if self.budget[0] in metrics.TIMES else None
+    budget = self.budget_of(seed)
+    return budget if budget[0] in metrics.TIMES else None
 
   def workdir(
     self, choice: str, candidate: str = "", seed: int | None = None
@@ -64,12 +69,13 @@ class Plan:
 
     At most a tenth of its steps warm up, unless that is what varies.
     """
+    budget = self.budget_of(seed)
     seed = self.seeds.stop if seed is None else seed
-    values = {self.field: choice, "train.seed": seed}
+    values = assignments(self.field, choice) | {"train.seed": seed}
     values |= {self.tuned: candidate} if self.tuned else {}
     most = {"train.steps": budget_lib.LIMIT - 1}
     config = with_values(self.config, **values | most)
-    config.train.steps = budget_lib.count_steps(config, self.budget)
+    config.train.steps = budget_lib.count_steps(config, budget)
     if "optimizer.warmup_steps" not in values:
       warmup_steps = min(
         config.optimizer.warmup_steps, config.train.steps // 10
@@ -86,6 +92,7 @@ class Plan:
       seeds=len(self.seeds),
       first_seed=self.seeds.start,
       tune=[self.tuned, self.candidates] if self.tuned else None,
+      tune_budget=self.tune_budget,
       machine=machine.machine(),
       config=self.config.to_dict(),
     )
@@ -97,7 +104,8 @@ def parse_vary(
 ) -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value'.
 
-  Values are separated by commas outside brackets, or by semicolons.
+  Values are separated by commas outside brackets, or by semicolons. A value may
+  set other fields too, see `assignments`.
 
   >>> from sparse_transformer.config import get_config
   >>> parse_vary("attention.pattern=dense,BigBird(8, 3)", get_config())
@@ -108,17 +116,29 @@ def parse_vary(
       itself, or the values are not distinct.
   """
   field, _, values = text.partition("=")
-  group, _, name = field.partition(".")
-  if group not in config or name not in config[group]:
-    raise ValueError(f"--{flag}={text}: --config has no field {field!r}")
-  check_free(f"--{flag}={text}", field)
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
   choices = [value.strip() for value in re.split(separator, values)]
   if not all(choices) or len({*choices}) < len(choices):
     raise ValueError(
       f"--{flag}={text} must give different values after {field}="
     )
+  for name in dict.fromkeys(x for y in choices for x in assignments(field, y)):
+    group, _, rest = name.partition(".")
+    if group not in config or rest not in config[group]:
+      raise ValueError(f"--{flag}={text}: --config has no field {name!r}")
+    check_free(f"--{flag}={text}", name)
   return field, choices
+
+
+def assignments(field: str, choice: str) -> dict[str, str]:
+  """The fields that a choice sets, and their values.
+
+  >>> assignments("attention.pattern", "dense with data.length=512")
+  {'attention.pattern': 'dense', 'data.length': '512'}
+  """
+  value, _, others = choice.partition(" with ")
+  pairs = (pair.partition("=")[::2] for pair in others.split())
+  return {field: value} | dict(pairs)
 
 
 def check_free(word: str, field: str) -> None:
@@ -184,7 +204,8 @@ def check(plan: Plan) -> dict[str, Any]:
       differ and must not.
     OSError: the data of a run cannot be read.
   """
-  fields = [x for x in (plan.field, plan.tuned) if x]
+  fields = {x for y in plan.choices for x in assignments(plan.field, y)}
+  fields |= {plan.tuned} - {""}
   seen: dict[tuple, str] = {}
   keys, digests = {}, {}
   cases = [*itertools.product(plan.choices, plan.candidates)]

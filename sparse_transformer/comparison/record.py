@@ -9,6 +9,7 @@ about
   seeds, first_seed        number of runs of each, the lowest seed
   budget                   [kind, amount] of each run
   tune                     [field, candidates] of what is tuned for each choice
+  tune_budget              [kind, amount] of a run of tuning; null if `budget`
   target                   bits whose time is asked for
   unit                     unit of all bits: "bits/dim", "bits/byte", ...
   config                   config of the experiment
@@ -32,7 +33,7 @@ rows                       one for each choice, the best on validation first
                            error of Welch's t; null for the first choice
   equal                    {axis: mean bits there, read off the curves}
   test                     mean bits of the first row; null in all others
-  keys, steps, seconds, processor_seconds, tokens_per_second, flops
+  keys, steps, seconds, processor_seconds, tokens_per_processor_second, flops
                            means over the seeds
   peak_bytes, parameters   maxima over the seeds
 runs                       one for each choice and seed
@@ -41,7 +42,6 @@ runs                       one for each choice and seed
   keys                     per query, the mean over heads and layers
   seconds                  of training, without compilation, validation, saving
   processor_seconds        the same, of processor time
-  tokens_per_second        median over the run
   best_step                of the kept checkpoints, the best on validation
   validation, test         its score on a whole split: {"bits_per_dim",
                            "standard_error", "tokens", ...}; test is null
@@ -155,7 +155,12 @@ def _row(record, choice):
   first = record["about"]["choices"][0]
   runs, others = (of_choice(record["runs"], x) for x in (choice, first))
   tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
-  names = "keys", "steps", *metrics.TIMES, "tokens_per_second", "flops"
+  rates = [
+    run["steps"] * run["tokens_per_step"] / run["processor_seconds"]
+    for run in runs
+    if run["processor_seconds"]
+  ]
+  names = "keys", "steps", *metrics.TIMES, "flops"
   return dict(
     choice=choice,
     seeds=len(runs),
@@ -169,6 +174,7 @@ def _row(record, choice):
     },
     test=mean(tested) if tested else None,
     **{name: _mean_of_known(run.get(name) for run in runs) for name in names},
+    tokens_per_processor_second=statistics.fmean(rates) if rates else None,
     peak_bytes=max(run["peak_bytes"] for run in runs),
     parameters=max(run["parameters"] for run in runs),
   )
@@ -209,7 +215,7 @@ def _mean_of_known(values):
 def read(path: pathlib.Path) -> Record:
   """Reads a record, also of an older version; raises as `read_json` does."""
   found = read_json(path, "about", "runs")
-  about = dict(target=None, first_seed=0) | found["about"]
+  about = dict(target=None, first_seed=0, tune_budget=None) | found["about"]
   return make(about, found["runs"], found.get("tuning"))
 
 
@@ -244,9 +250,9 @@ def write(path: pathlib.Path, record: Record) -> None:
 
 
 def time_of(record: Mapping[str, Any]) -> str:
-  """The time that matters: processor time if the budget is given in it."""
+  """The time that matters: processor time, unless the budget is in seconds."""
   kind = record["about"]["budget"][0]
-  return kind if kind == "processor_seconds" else "seconds"
+  return kind if kind == "seconds" else "processor_seconds"
 
 
 def axes(record: Mapping[str, Any]) -> list[str]:

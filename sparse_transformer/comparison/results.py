@@ -9,7 +9,7 @@ from sparse_transformer.comparison.record import Record
 from sparse_transformer.figures import html, style
 
 WIDTH, HEIGHT = 3.4, 3.4  # of a panel, in inches
-MAX_LABEL = 26  # characters of a choice
+MAX_LABEL = 48  # characters of a choice
 LETTER = 0.08  # width of one, in inches
 MARKERS = "os^Dv<>"  # at the end of a line, as a second way to tell them apart
 
@@ -32,7 +32,7 @@ def table(record: Record) -> list[tuple[str, ...]]:
     "keys",
     "steps",
     time.replace("_", " "),
-    "tokens/s",
+    "tokens per processor second",
     "peak",
     "FLOPs",
   )
@@ -55,7 +55,7 @@ def _cells(row, time):
     number("keys", "{:,.1f}"),
     number("steps", "{:,.0f}"),
     "-" if row[time] is None else _amount(row[time]),
-    number("tokens_per_second", "{:,.0f}"),
+    number("tokens_per_processor_second", "{:,.0f}"),
     f"{row['peak_bytes'] / 2**20:,.0f} MiB",
     number("flops", "{:.3g}"),
   )
@@ -94,9 +94,11 @@ def grid(record: Record) -> list[tuple[str, ...]]:
 def _grid_notes(record):
   about, best = record["about"], record["tuning"]["best"]
   tuned, candidates = about["tune"]
+  kind, amount = about["tune_budget"] or about["budget"]
   text = (
     f"{tuned}, tuned for each {about['field']}: bits on the validation split"
-    " of one run each with the same budget, of a seed that is not compared. In"
+    f" of one run each of {amount:,g} {kind.replace('_', ' ')}, of a seed that"
+    " is not compared. In"
     " brackets: the best, used for the other runs."
   )
   edge = [x for x in best if record_lib.at_edge(candidates, best[x])]

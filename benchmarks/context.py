@@ -7,11 +7,8 @@ In a window, later positions have more context, but also other content. Here
 every run scores the same symbols at each minimum context: --symbols of them,
 from the first that has the largest minimum context before it. Differences to
 the first --min_context are paired, symbol by symbol; their errors, and those of
-the bits, are over blocks of 4,096 symbols. Writes a record, and a picture with
-the same name that ends in .png.
-
-For the docs, the record is benchmarks/results/context.json,
-longer_context.json or genome_context.json; make results draws its figure.
+the bits, are over blocks of 4,096 symbols. For the docs, the record is
+benchmarks/results/context.json, longer_context.json or genome_context.json.
 """
 
 import math
@@ -25,7 +22,6 @@ import numpy as np
 from absl import flags
 
 from benchmarks import blocks, record
-from benchmarks.readme import figures
 from sparse_transformer import cli, config as config_lib, data
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import scoring
@@ -58,9 +54,7 @@ def main(argv: Sequence[str]) -> None:
   content = record.about("python -m benchmarks.context", sys.argv[1:])
   content |= dict(split=args.split, symbols=args.symbols, block=BLOCK)
   content |= dict(runs=runs)
-  out = pathlib.Path(args.out)
-  record.write(out, content)
-  figures.bits_by_context(content).savefig(out.with_suffix(".png"))
+  record.write(pathlib.Path(args.out), content)
 
 
 def score_run(

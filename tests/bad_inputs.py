@@ -208,7 +208,10 @@ FILES: dict[str, Content] = {
 CONFIG = "config.json"
 LAST = "checkpoints/2"
 OTHER = dict.fromkeys(
-  "field choices budget seeds first_seed tune tune_budget machine config data".split()
+  [
+    *("field", "choices", "budget", "seeds", "first_seed"),
+    *("tune", "tune_budget", "machine", "config", "data"),
+  ]
 )
 # A path in a copy of the run, and what is there instead.
 RUNS: dict[str, tuple[str, Content]] = dict(

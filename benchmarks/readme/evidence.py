@@ -21,14 +21,17 @@ from sparse_transformer.comparison import (
 COMPARISONS = {
   "cifar10_keys": "Patterns at equal keys, on images",
   "long_text": "Patterns on text",
-  "long_text_steps": "Patterns on text",
-  "longer_text": "Patterns on longer text",
-  "cifar10_patterns": "Patterns on images",
-  "genome_patterns": "Patterns on DNA",
-  "content_patterns": "Patterns that follow the content, on text",
-  "text_experts": "Number of experts, on text",
-  "adamw_rate": "AdamW on text, learning rate",
-  "embedding_rate": "Muon on text, learning rate of the embeddings",
+}
+# Those before learning rates were tuned for each value.
+EARLIER = {
+  "cifar10_patterns": "images",
+  "genome_patterns": "DNA",
+  "longer_text": "text",
+  "long_text_steps": "text",
+  "content_patterns": "text",
+  "text_experts": "text",
+  "adamw_rate": "text",
+  "embedding_rate": "text",
 }
 CONTEXTS = {
   "context": "Context in text",
@@ -58,16 +61,20 @@ def summary(name: str) -> str:
   """The network, budget and scores of a comparison, in a sentence or two."""
   found = read(name)
   about = found["about"]
-  ranked = sorted(found["rows"], key=lambda row: row["validation"]["mean"])
-  scores = ", ".join(
-    f"`{row['choice']}` {records.with_error(**row['validation'], digits=2)}"
-    for row in ranked
-  )
   return (
-    f"{_network(found)}, {_size(found)} on {about['machine']}: {scores}"
+    f"{_network(found)}, {_size(found)} on {about['machine']}:"
+    f" {_scores_of(found)}"
     f" {about['unit']} of the validation split, mean of {about['seeds']} seeds"
     " ± half of its 95 % confidence interval."
   )
+
+
+def _scores_of(found):
+  """The values of a comparison, the best first, with their bits."""
+  rows, digits = found["rows"], records.decimals(found["about"]["unit"], 2)
+  bits = (records.with_error(**x["validation"], digits=digits) for x in rows)
+  pairs = zip(rows, bits, strict=True)
+  return ", ".join(f"`{row['choice']}` {score}" for row, score in pairs)
 
 
 def _network(found):
@@ -131,6 +138,26 @@ def comparisons() -> Iterator[str]:
     yield origin(name, about, about["seeds"])
 
 
+def earlier() -> Iterator[str]:
+  """Comparisons in which all values share a learning rate, a row each."""
+  titles = "data", "n, budget", "optimizer", "seeds", "validation"
+  rows = [(*titles, "record")]
+  for name, what in EARLIER.items():
+    found = read(name)
+    about, optimizer = found["about"], found["about"]["config"]["optimizer"]
+    rows.append(
+      (
+        what,
+        _size(found).removesuffix(" each"),
+        f"{optimizer['name']}, {optimizer['learning_rate']:g}",
+        f"{about['seeds']}",
+        f"{about['field']}: {_scores_of(found)} {about['unit']}",
+        f"[{about['commit']}](../benchmarks/results/{name}.json)",
+      )
+    )
+  yield tables.markdown(rows)
+
+
 def repeats() -> Iterator[str]:
   """Comparisons that were repeated with other seeds, and their agreement."""
   found, mean = records.read("repeats"), comparison_lib.mean
@@ -167,7 +194,7 @@ def repeats() -> Iterator[str]:
 
 
 def contexts() -> Iterator[str]:
-  """The table, figure and origin of scores with more and less context."""
+  """The table and origin of scores with more and less context."""
   for name, title in CONTEXTS.items():
     found = records.read(name)
     unit = found["runs"][0]["unit"]
@@ -188,7 +215,6 @@ def contexts() -> Iterator[str]:
       bits = f"{first['bits']:.{digits}f}"
       lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
     yield tables.markdown(lines)
-    yield f"![bits by minimum context](figures/{name}.png)"
     yield origin(name, found)
 
 

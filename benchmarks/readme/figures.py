@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from benchmarks import record, report
@@ -22,8 +21,7 @@ FIELD, PASS = "records", "forward_backward"
 
 def all_of_them() -> dict[str, str]:
   """{path in the repository: name of the record} for each figure."""
-  drawn = *evidence.COMPARISONS, *evidence.CONTEXTS
-  found = {f"docs/figures/{name}.png": name for name in drawn}
+  found = {f"docs/figures/{name}.png": name for name in evidence.COMPARISONS}
   return {"docs/attention.png": "attention-amd-epyc-2-threads"} | found
 
 
@@ -40,8 +38,6 @@ def draw(figure: str) -> None:
   name = all_of_them()[figure]
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
-  elif name in evidence.CONTEXTS:
-    drawn = bits_by_context(records.read(name))
   else:
     drawn = speedups(records.read(name))
   about, options = {FIELD: _digest(name)}, {"optimize": True}
@@ -97,37 +93,4 @@ def speedups(content: Mapping[str, Any]):
     axis.legend(frameon=False, loc="lower right")
   machine = "{name}, {threads} threads, float32".format(**content["machine"])
   figure.supxlabel(machine, fontsize=8)
-  return figure
-
-
-def bits_by_context(content: Mapping[str, Any]):
-  """Differences to the first minimum context, of a record of `context.py`."""
-  figure, axes = style.subplots(1, 1, 5, 3.2)
-  figure.set_layout_engine("constrained")
-  axis = axes[0, 0]
-  for i, run in enumerate(content["runs"]):
-    rows = run["contexts"]
-    # Runs are side by side, so that their errors can be told apart.
-    aside = 0.06 * (i - (len(content["runs"]) - 1) / 2)
-    axis.errorbar(
-      np.arange(len(rows)) + aside,
-      [row["difference"] for row in rows],
-      [row["difference_error"] or 0 for row in rows],
-      color=style.COLORS[i % len(style.COLORS)],
-      marker="osD^v"[i % 5],
-      ms=4,
-      lw=1.2,
-      capsize=3,
-      label=f"{run['run']}: {rows[0]['bits']:.3f} at {rows[0]['min_context']}",
-    )
-  rows = content["runs"][0]["contexts"]
-  axis.set_xticks(range(len(rows)), [f"{row['min_context']:,}" for row in rows])
-  axis.set(
-    xlabel="minimum context, symbols before each",
-    ylabel=f"change of {content['runs'][0]['unit']}",
-  )
-  axis.spines[["top", "right"]].set_visible(False)
-  axis.grid(color=style.GRID, lw=0.6)
-  axis.set_axisbelow(True)
-  axis.legend(frameon=False)
   return figure

@@ -167,8 +167,8 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     part.__name__: part
     for part in (
       *(evidence.trained, evidence.commands, evidence.comparisons),
-      *(evidence.repeats, evidence.contexts, evidence.text, evidence.dna),
-      evidence.images,
+      *(evidence.earlier, evidence.repeats, evidence.contexts),
+      *(evidence.text, evidence.dna, evidence.images),
     )
   },
   "docs/speed.md": {

@@ -6,6 +6,18 @@ from collections.abc import Iterable, Sequence
 Row = Sequence[str]
 
 
+def size(count: int) -> str:
+  """Bytes in a suitable unit.
+
+  >>> size(3 * 2**29), size(2**20), size(12)
+  ('1.50 GiB', '1.00 MiB', '12 B')
+  """
+  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    if count >= unit:
+      return f"{count / unit:,.2f} {name}"
+  return f"{count} B"
+
+
 def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """Lines of cells, padded so that columns line up.
 

@@ -26,10 +26,8 @@ class LossScale(NamedTuple):
   """The state of loss scaling."""
 
   scale: jax.Array  # float32 scalar, what the loss is multiplied by
-  # Int32 scalar, finite gradients since the scale last changed.
-  finite: jax.Array
-  # Int32 scalar, steps skipped so far because of their gradients.
-  skipped: jax.Array
+  finite: jax.Array  # int32, finite gradients since the scale last changed
+  skipped: jax.Array  # int32, steps skipped so far because of their gradients
 
 
 def init(dtype: str) -> LossScale | None:

@@ -92,8 +92,7 @@ class Writer:
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-    Those that are nested lists of numbers have a curve for each number in
-    TensorBoard; the terminal shows their extremes.
+    A nested list has a curve for each number; the terminal shows its extremes.
     """
     if not self._file:
       return
@@ -131,11 +130,7 @@ def _extremes(value: Any) -> str:
 
 
 class _Board(EventsWriter):
-  """A TensorBoard file.
-
-  Avoids the thread of tensorboardX, which dies at the first error, and for
-  which `close` would then wait.
-  """
+  """A TensorBoard file, without tensorboardX's thread, which errors end."""
 
   def __init__(self, workdir: str | os.PathLike, step: int):
     super().__init__(str(pathlib.Path(workdir) / "events"), f".{os.getpid()}")
@@ -162,16 +157,15 @@ class _Board(EventsWriter):
 
 
 class Stopwatch:
-  """Time spent on training steps, and their speed.
+  """Time spent on training steps, after those in the lines so far, and speed.
 
-  It runs after `restart`. Call `stop` before, and `restart` after, anything
-  other than training steps: validation, saving. It continues the times in the
-  lines of the run so far.
+  Call `stop` before, and `restart` after, anything other than training steps:
+  validation, saving.
 
   Attributes:
     seconds: seconds up to the last `stop`.
-    processor_seconds: seconds of processor time of all threads. Unlike the
-      former, they do not depend on what else the machine does.
+    processor_seconds: the same, of processor time of all threads, which does
+      not depend on what else the machine does.
   """
 
   def __init__(self, lines: Sequence[Mapping[str, Any]] = ()):
@@ -218,10 +212,9 @@ class Stopwatch:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl` as dictionaries, in order.
+  """Returns the lines of `metrics.jsonl` that have what their readers need.
 
-  Lines without what their readers need are left out: a killed run may have left
-  half a line.
+  A killed run may have left half a line.
   """
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   atomic.size(path)  # which a pipe does not have

@@ -15,11 +15,8 @@ from sparse_transformer.training import loss_scale
 class Monitor:
   """Judges the metrics of each step while the next one runs.
 
-  A gradient that overflows because of the loss scale does not count against its
-  batch: the step was skipped, and the next scale is smaller.
-
-  Reading a metric waits for the device, so the metrics of the step that was
-  just dispatched are left for later.
+  That avoids waiting for the device. A gradient that overflows because of the
+  loss scale does not count against its batch: the next scale is smaller.
 
   Args:
     settings: group `train` of the experiment's config; uses `nonfinite`,

@@ -25,11 +25,9 @@ class State:
 
   step: jax.Array  # int32 scalar, number of updates so far
   params: dict  # nested dicts of arrays
-  opt_state: optax.OptState  # state of the optimizer
-  # Exponential moving average of `params`, for evaluation and sampling.
-  ema: dict
-  # State of loss scaling; None unless activations are float16.
-  loss_scale: loss_scale_lib.LossScale | None = None
+  opt_state: optax.OptState
+  ema: dict  # moving average of `params`, for evaluation and sampling
+  loss_scale: loss_scale_lib.LossScale | None = None  # of float16
 
 
 def init_state(
@@ -114,10 +112,7 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """((nats, what blocks measure), the gradient of the sum of all losses).
-
-  Means over a batch, one micro-batch at a time.
-  """
+  """((nats, what blocks measure), gradient of all losses): means of a batch."""
   settings = config.train
   micro, (b, n) = settings.accumulation, tokens_BL.shape
   # Neighbors are assigned to different micro-batches: with the batch sharded

@@ -33,10 +33,9 @@ COLUMNS = {
 def of_network(
   config: ConfigDict, model: model_lib.Config, sizes: mesh.Sizes
 ) -> list[dict[str, Any]]:
-  """`traffic` for each part of the patterns, of one micro-batch and one layer.
+  """`traffic` of a micro-batch for each part, and how many `layers` have it.
 
-  With the number of `layers` that have it. Empty if positions are not split,
-  or if the executor gathers them all.
+  Empty if positions are not split, or if the executor gathers them all.
   """
   if sizes["sequence"] == 1:
     return []

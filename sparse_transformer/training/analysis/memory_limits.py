@@ -18,15 +18,13 @@ def check_training(config: ConfigDict, source: data.Source) -> None:
   Only what is certainly in memory at the same time counts: on each device, the
   state with its gradients, or with the input of each layer and the logits of a
   micro-batch; in the memory of the host, a copy of the state while a checkpoint
-  is saved; and what validation needs. What XLA, patterns and data take does not
-  count, nor does what `model.remat` keeps.
+  is saved; and what validation needs.
   """
   model, sizes, state = _sizes(config, source)
   train, network = config.train, _describe_network(model)
   # At least a device's part of the state is copied.
-  copies = 1
-  if jax.default_backend() == "cpu":
-    copies += jax.local_device_count()
+  is_cpu = jax.default_backend() == "cpu"
+  copies = 1 + is_cpu * jax.local_device_count()
   _check_fits(network, copies * state, machine.memory(), "this machine")
   if not train.steps:
     return  # only the initial state is saved
@@ -67,10 +65,8 @@ def check_inference(
   _check_fits(_describe_network(model), state, room)
   mlp = model.mlp_width * costs.itemsize(model)
   position = 4 * model.width + max(4 * model.vocab_size, mlp)
-  if cache is None:
-    sequence = position * model.length // sizes["sequence"]
-  else:
-    sequence = position + cache
+  whole = position * model.length // sizes["sequence"]
+  sequence = whole if cache is None else position + cache
   shards = mesh.num_shards(sizes)
   own = batch if batch % shards else batch // shards
   _check_fits(

@@ -11,9 +11,9 @@ A checkpoint has this name only while it is complete: it is written under
 another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
-against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged: neither an error on devices that cannot restore it, nor
-arrays with other digests than those that were saved.
+against the list before anything reads them, and only that decides that a
+checkpoint is damaged: neither an error nor other digests of arrays on devices
+that cannot restore it.
 """
 
 import concurrent.futures
@@ -140,8 +140,7 @@ class Checkpoints:
       about = self._about | dict(
         validation=validation, arrays=saved_arrays.digests(tree)
       )
-      new = self._new(step)
-      if self._attempt(lambda: _make_empty(new)):
+      if self._attempt(lambda: _make_empty(self._new(step))):
         self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
@@ -176,7 +175,7 @@ class Checkpoints:
           " resumes from the last one that is intact"
         )
       return _load(path, like)
-    except ValueError as error:
+    except ValueError as error:  # of a missing file
       if path.exists():
         raise
       raise FileNotFoundError(
@@ -305,10 +304,10 @@ class Checkpoints:
     return not problem
 
   def _fail(self, problem: str) -> None:
-    steps = self.steps()
-    last = f"the last is of step {steps[-1]}" if steps else "there is no other"
+    last = [f"the last is of step {step}" for step in self.steps()[-1:]]
     line = (
-      f"a checkpoint could not be written to {self._folder}: {problem}; {last}"
+      f"a checkpoint could not be written to {self._folder}: {problem};"
+      f" {last[0] if last else 'there is no other'}"
     )
     if self._on_error == "stop":
       raise OSError(line)
@@ -325,8 +324,7 @@ def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
   digests = saved_arrays.digests(found)
-  # Checkpoints of older versions have no such digests.
-  saved = _read_about(path).get("arrays", digests)
+  saved = _read_about(path).get("arrays", {})
   if other := [name for name, x in digests.items() if saved.get(name) != x]:
     raise ValueError(
       f"checkpoint {path} has intact files, but some arrays, restored on"

@@ -35,8 +35,7 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
   """The devices along each axis of the mesh.
 
   Args:
-    config: the experiment's config, whose group `mesh` has the sizes, one of
-      them -1 for the devices that are left.
+    config: the experiment's, whose group `mesh` may have one -1 for the rest.
     devices: how many there are; None for those that the config asks for, but
       at least those of this run.
 
@@ -75,10 +74,7 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
-  """Raises ValueError unless devices and micro-batches divide a batch.
-
-  The group is "train", or "eval", which has no micro-batches.
-  """
+  """Raises ValueError unless devices, and in training micro-batches, divide it."""
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":
     micro = config.train.accumulation
@@ -98,8 +94,7 @@ def num_shards(sizes: Sizes) -> int:
 def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
   """Raises ValueError unless the heads of all devices have the same patterns.
 
-  Devices run one program, each on its own heads. If pairs are content-based,
-  heads are also split over `sequence`, so that a device has all positions.
+  With content, `sequence` also splits heads: a device has all positions.
   """
   for layer, heads in enumerate(model.patterns):
     axes = ["tensor"]

@@ -36,16 +36,12 @@ def make_losses(apply: Callable[..., jax.Array]) -> Losses:
 
 
 class Tally:
-  """Bits of the windows scored so far, as sums of constant size.
-
-  A window is an image, or a part of a stream. Sums are float64, which is exact
-  to far more digits than are reported.
+  """Bits of the windows scored so far: images, or parts of a stream.
 
   Args:
     length: positions in a window, L.
-    block: scored positions in a block. The standard error is taken
-      over blocks of consecutive positions, as if these were independent. None
-      for the positions of a window, which is right for images.
+    block: scored positions in a block; None for those of a window, which is
+      right for images. The standard error takes blocks as independent.
 
   Attributes:
     bits_L: float64, sum of the bits at each position in the window.
@@ -63,10 +59,7 @@ class Tally:
     self._moments = np.zeros(3)
 
   def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
-    """Adds windows: the nats of their positions, and which of them count.
-
-    Windows of a stream must be added in order.
-    """
+    """Adds windows, in order: nats of positions, and which of them count."""
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -131,14 +124,12 @@ def bits_per_dim(
   Args:
     losses: from `make_losses`.
     params: parameters of the network.
-    windows: pairs (tokens, scored), as the sources of `data` return them. They
-      are read one batch at a time, each process only those of its devices.
-    batch_size: windows per batch. The last batch is padded with windows that
-      do not count.
-    sharding: sharding of the batches.
+    windows: pairs (tokens, scored), as the sources of `data` return them; read
+      one batch at a time, by each process only those of its devices.
+    batch_size: windows per batch.
+    sharding: of the batches.
     name: label of a progress bar on a terminal; None shows none.
-    tally: tally to add to; it has what was scored even if an exception ends
-      the work.
+    tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.
   """
   length = len(windows[0][0])

@@ -112,8 +112,7 @@ def configure(config: ConfigDict, source: Source) -> Config:
   """Makes the network config of an experiment.
 
   Args:
-    config: the experiment's config, of which the groups `model` and
-      `attention` are used.
+    config: the experiment's; its groups `model` and `attention` are used.
     source: the data source to model.
 
   Raises:
@@ -153,11 +152,7 @@ def configure(config: ConfigDict, source: Source) -> Config:
 
 
 def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
-  """Raises a ValueError if a network cannot use a pattern.
-
-  A head without pairs would do nothing, and a leak would make the likelihood
-  of a sequence meaningless.
-  """
+  """Raises a ValueError if a pattern has no pairs, or sees later keys."""
   name = patterns_lib.shorten(pattern)
   for content in pattern.contents():
     if not content.most_keys(length):

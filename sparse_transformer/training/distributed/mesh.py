@@ -74,7 +74,7 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
-  """Raises ValueError unless devices, and in training micro-batches, divide it."""
+  """Raises ValueError unless devices and micro-batches divide a batch."""
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":
     micro = config.train.accumulation

@@ -20,8 +20,7 @@ from sparse_transformer import config as config_lib, rules, signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
-# Errors that a setting causes more often than a bug, and what Python does not
-# say about them.
+# Errors that a setting causes more often than a bug, and what they mean.
 LIMITS: dict[type[Exception], str] = {
   MemoryError: "out of memory; shorter sequences and smaller batches need less",
   RecursionError: "an expression, a config or a flag is too long or too deep",
@@ -44,8 +43,7 @@ def run(main: Main, parse: Main = flags.FLAGS) -> NoReturn:
 
   Args:
     main: is called with the arguments that are not flags, the program first.
-    parse: function from the command line to these arguments: `on_config`,
-      `on_workdir`, `on_either`, or one that knows no --config.
+    parse: finds these: `on_config`, `on_workdir`, `on_either`, or absl's.
   """
   app.run(
     functools.partial(_call, main, describe),
@@ -102,7 +100,7 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
 
 def _register(argv):
   """Runs config files for what they register; returns the other words."""
-  is_file = re.compile("--?config=(.+)", re.DOTALL).fullmatch
+  is_file = re.compile("(?s)--?config=(.+)").fullmatch
   for found in filter(None, map(is_file, argv)):
     runpy.run_path(found[1])
   # ml_collections looks for overrides there.
@@ -134,10 +132,8 @@ def parse_step(word: str | None) -> int | Literal["best"] | None:
   Raises:
     ValueError: it is none of these.
   """
-  if word is None:
-    return None
-  if word == "best":
-    return "best"
+  if word is None or word == "best":
+    return word
   try:
     return int(word)
   except ValueError:

@@ -28,14 +28,10 @@ def make_prompts(
 ) -> np.ndarray:
   """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
 
-  Args:
-    source: data source of the run.
-    num: number of sequences.
-    given: number of positions to take from sequences of the test split.
-    path: a file that all sequences start with instead.
+  They are `given` positions of the test split, or the contents of a file.
 
   Raises:
-    ValueError: if both are given, or a prompt does not fit the source.
+    ValueError: if both are set, or a prompt does not fit the source.
   """
   if given and path:
     raise ValueError("--given and --prompt cannot be combined; set only one")
@@ -107,13 +103,10 @@ def main(argv: Sequence[str]) -> None:
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   with open_run(args.workdir, args.config) as run:
     experiment, source = run.experiment, run.experiment.source
-    decoder: sampling.Decoder = sampling.Recompute(
-      experiment.apply, source.length
-    )
-    cache = None  # bytes for each sequence
+    cache, decoder = None, sampling.Recompute(experiment.apply, source.length)
     if args.cache:
       decoder = kv_cache.Decoder(experiment.model)
-      cache = decoder.num_bytes(1)
+      cache = decoder.num_bytes(1)  # of one sequence
     memory_limits.check_inference(
       args.config, source, args.num, name="--num", cache=cache
     )

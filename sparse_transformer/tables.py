@@ -1,5 +1,6 @@
 """Tables as text: aligned columns, and Markdown."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -32,11 +33,9 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """
   rows = list(rows)
   columns = max(map(len, rows), default=0)
-  widths = [0] * columns
-  for row in rows:
-    full = row if len(row) == columns else row[:-1]
-    for i, cell in enumerate(full):
-      widths[i] = max(widths[i], len(cell))
+  full = [row if len(row) == columns else row[:-1] for row in rows]
+  by_column = itertools.zip_longest(*full, fillvalue="")
+  widths = [max(map(len, cells)) for cells in by_column]
   lines = []
   for row in rows:
     cells = [

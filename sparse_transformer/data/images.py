@@ -123,9 +123,7 @@ def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   return images
 
 
-def _subset(
-  items: Items, indices: Sequence[int] | np.ndarray
-) -> Lazy[np.ndarray]:
+def _subset(items: Items, indices: Sequence[int] | np.ndarray) -> Lazy:
   return Lazy(len(indices), lambda i: items[indices[i]])
 
 

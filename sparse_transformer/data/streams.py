@@ -98,10 +98,7 @@ def audio(config: ConfigDict) -> Stream:
 def _from_path(
   config: ConfigDict, codec: codecs.Codec, *suffixes: str
 ) -> Stream:
-  """A stream of the file at `data.path`, or of the files below that folder.
-
-  Those with one of the suffixes, compressed or not; all files by default.
-  """
+  """A stream of the file at `data.path`, or of files below with a suffix."""
 
   def files():
     path = _check_path(config)

@@ -77,20 +77,13 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
 
 
 def _devices(target: hardware.Target) -> list[jax.Device]:
-  """The devices of a target.
-
-  Raises:
-    ValueError: its compiler rejects the topology.
-  """
+  """The devices of a target; raises ValueError if its compiler rejects it."""
+  describe = topologies.get_topology_desc
   try:
     if target.compiler == "tpu":
-      return topologies.get_topology_desc(str(target), "tpu").devices
-    return topologies.get_topology_desc(
-      "",
-      "cuda",
-      target_config=target.gpu_config,
-      topology=target.topology,
-    ).devices
+      return describe(str(target), "tpu").devices
+    gpu = dict(target_config=target.gpu_config, topology=target.topology)
+    return describe("", "cuda", **gpu).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
       f"the compiler rejects target {str(target)!r}: {_first_line(error)}"
@@ -118,8 +111,8 @@ def _step(experiment: Experiment) -> Iterator[Report]:
 def _attention(experiment: Experiment) -> Iterator[Report]:
   """Forward and backward pass of each distinct pattern of a layer."""
   model = experiment.model
-  batch = experiment.config.train.batch_size
-  batch //= experiment.config.train.accumulation
+  train = experiment.config.train
+  batch = train.batch_size // train.accumulation
 
   def array(width):
     return jax.ShapeDtypeStruct(
@@ -163,16 +156,12 @@ def _report(
   request: Report,
   tell: Callable[[str], None],
 ) -> Report:
-  """Compiles a program, and reports the result.
-
-  One that the request knows, by the digest of its text, is not compiled.
-  """
+  """Compiles a program that the request does not know; reports the result."""
   name, began = program["name"], time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
-  report = dict(
-    name=name, executor=registry.explain_choice(model.backend, case)
-  )
+  executor = registry.explain_choice(model.backend, case)
+  report = dict(name=name, executor=executor)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.

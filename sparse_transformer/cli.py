@@ -1,7 +1,7 @@
 """Command lines: flags, overrides of config fields, one-line errors.
 
 A command imports what it needs inside its `main`, so that a misspelt flag is
-reported at once and not after the seconds that JAX takes to load.
+reported before JAX loads, which takes seconds.
 """
 
 import functools
@@ -132,8 +132,10 @@ def parse_step(word: str | None) -> int | Literal["best"] | None:
   Raises:
     ValueError: it is none of these.
   """
-  if word is None or word == "best":
-    return word
+  if word is None:
+    return None
+  if word == "best":
+    return "best"
   try:
     return int(word)
   except ValueError:
@@ -198,7 +200,7 @@ def _parse(parse, argv):
 
 
 def _expand(word):
-  """A flag with ~ in a path written out, as the shell does without a flag."""
+  """A flag with ~ in a path written out."""
   name, _, path = word.partition("=")
   if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
     return word
@@ -264,8 +266,7 @@ def _describe_parsing(error):
     return str(error)
   if line := describe(error):
     return line
-  # An override of an unknown field: depending on its depth, ml_collections
-  # raises a KeyError or an error that contains one.
+  # Of an unknown field, depending on its depth, the error may contain another.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:

@@ -54,7 +54,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   return builder
 
 
-def _check_archives(builder, downloads: pathlib.Path) -> None:
+def _check_archives(builder, downloads):
   """Checks what tensorflow-datasets would notice after minutes, or never."""
   from tensorflow_datasets.core.download import resource
 

@@ -57,9 +57,8 @@ def cifar10(config: ConfigDict) -> Images:
       "test": array_records.read(folder(), "test", "image"),
     }
 
-  return Images(
-    (32, 32, 3), 256, load, lambda: array_records.verified_files(folder())
-  )
+  files = lambda: array_records.verified_files(folder())
+  return Images((32, 32, 3), 256, load, files)
 
 
 @register("imagenet64")
@@ -78,17 +77,15 @@ def imagenet64(config: ConfigDict) -> Images:
   def folder():
     return array_records.find(config, "downsampled_imagenet/64x64")
 
+  def read(split: str) -> Items:
+    return array_records.read(folder(), split, "image")
+
   @functools.cache
   def load():
-    train: Items
-    test: Items
     if in_arrays():
       train, test = (_open_array(path, shape) for path in arrays)
     else:
-      train, test = (
-        array_records.read(folder(), split, "image")
-        for split in ("train", "validation")
-      )
+      train, test = read("train"), read("validation")
     first = len(train) - IMAGENET64_HELD_OUT
     if first < 1:
       raise ValueError(

@@ -15,9 +15,9 @@ spans, a key is kept as long as the longest span reaches.
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
 
-import collections
 import dataclasses
 import functools
+import heapq
 import itertools
 from collections.abc import Sequence
 
@@ -144,21 +144,15 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
 
 def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
   """(slot of each key, number of slots); the last reader frees a slot."""
-  n = len(last)
-  slots = np.full(n, -1, np.int32)
-  free: list[int] = []
-  # {position: slots that are free from there on}
-  freed: dict[int, list[int]] = collections.defaultdict(list)
-  size = 0
-  for key in range(n):
-    free += freed.pop(key, ())
-    if last[key] < key:
-      continue
-    if not free:
-      free.append(size)
-      size += 1
-    slots[key] = free.pop()
-    freed[last[key] + 1].append(slots[key])
+  slots, size = np.full(len(last), -1, np.int32), 0
+  freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
+  for key in np.flatnonzero(last >= np.arange(len(last))).tolist():
+    if freed and freed[0][0] <= key:
+      slot = heapq.heappop(freed)[1]
+    else:
+      slot, size = size, size + 1
+    slots[key] = slot
+    heapq.heappush(freed, (int(last[key]) + 1, slot))
   slots[slots < 0] = size
   return slots, size
 

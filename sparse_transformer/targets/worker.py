@@ -28,6 +28,7 @@ from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
+Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments
 NOTED = 20  # names of kernels that a report lists
 # The TPU compiler's message about a program that does not fit.
 NEEDED = re.compile(r"(?:\(|Used )(\d+\.?\d*)([KMG])(?:\) exceeds| of)")
@@ -90,10 +91,7 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
     ) from error
 
 
-# Programs: name, jitted function, and the shapes of its arguments.
-
-
-def _step(experiment: Experiment) -> Iterator[Report]:
+def _step(experiment: Experiment) -> Iterator[Program]:
   """The training step."""
   config = experiment.config
   tokens = jax.ShapeDtypeStruct(
@@ -101,14 +99,10 @@ def _step(experiment: Experiment) -> Iterator[Report]:
     jnp.uint8,
     sharding=experiment.batch_sharding,
   )
-  yield dict(
-    name="training step",
-    function=experiment.update,
-    arguments=(experiment.like, tokens),
-  )
+  yield "training step", experiment.update, (experiment.like, tokens)
 
 
-def _attention(experiment: Experiment) -> Iterator[Report]:
+def _attention(experiment: Experiment) -> Iterator[Program]:
   """Forward and backward pass of each distinct pattern of a layer."""
   model = experiment.model
   train = experiment.config.train
@@ -127,11 +121,8 @@ def _attention(experiment: Experiment) -> Iterator[Report]:
     attend = functools.partial(
       attention.attend, patterns=heads, backend=model.backend, tile=model.tile
     )
-    yield dict(
-      name=f"attention: {_name(heads)}",
-      function=jax.jit(functools.partial(_with_gradients, attend)),
-      arguments=(q, q, v, v),
-    )
+    run = jax.jit(functools.partial(_with_gradients, attend))
+    yield f"attention: {_name(heads)}", run, (q, q, v, v)
 
 
 def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
@@ -141,23 +132,22 @@ def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
 
 def _name(heads):
   """The patterns of a layer, each once."""
-  distinct = list(map(str, dict.fromkeys(heads)))
-  more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
-  return ", ".join(distinct[:2]) + more
-
-
-# Reports.
+  first, rest = (
+    (distinct := [*dict.fromkeys(map(str, heads))])[:2],
+    distinct[2:],
+  )
+  return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
 def _report(
-  program: Report,
+  program: Program,
   experiment: Experiment,
   target: hardware.Target,
   request: Report,
   tell: Callable[[str], None],
 ) -> Report:
   """Compiles a program that the request does not know; reports the result."""
-  name, began = program["name"], time.time()
+  (name, function, arguments), began = program, time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
   executor = registry.explain_choice(model.backend, case)
@@ -167,7 +157,7 @@ def _report(
   # a kernel on its own part, once more when the program is divided.
   with registry.targeting(target.compiler), use_abstract_mesh(devices):
     tell(f"{name}: tracing")
-    traced = program["function"].trace(*program["arguments"])
+    traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=(target.compiler,))
     report["trace_seconds"] = round(time.time() - began, 1)
     report["digest"] = hashlib.sha256(lowered.as_text().encode()).hexdigest()

@@ -27,7 +27,7 @@ class Experiment:
 
   Attributes:
     config: the settings.
-    devices: those of the mesh; None for all there are.
+    devices: of the mesh; None for all there are.
     shared: the data source, if another experiment has the same.
 
   Raises:

@@ -98,18 +98,10 @@ class Writer:
       return
     self.note(step, split, **values)
     if self._board:
-      scalars = {
-        "/".join([name, *map(str, index)]): value
-        for name, numbers in values.items()
-        for index, value in np.ndenumerate(numbers)
-      }
-      self._attempt(self._board.write, step, split, scalars)
+      self._attempt(self._board.write, step, split, values)
     hidden = {"model_flops_per_second", *TIMES}
-    text = "  ".join(
-      f"{name} {_extremes(value)}"
-      for name, value in values.items()
-      if name not in hidden
-    )
+    shown = [name for name in values if name not in hidden]
+    text = "  ".join(f"{name} {_extremes(values[name])}" for name in shown)
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -139,10 +131,11 @@ class _Board(EventsWriter):
       start = SessionLog(status=SessionLog.START)
       self._append(step=step + 1, session_log=start)
 
-  def write(self, step: int, split: str, values: dict[str, float]) -> None:
+  def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
     scalars = [
-      Summary.Value(tag=f"{split}/{name}", simple_value=value)
-      for name, value in values.items()
+      Summary.Value(tag="/".join([split, name, *map(str, i)]), simple_value=x)
+      for name, numbers in values.items()
+      for i, x in np.ndenumerate(numbers)
     ]
     self._append(step=step, summary=Summary(value=scalars))
     if time.monotonic() > self._flush_time:

@@ -62,9 +62,8 @@ def train_step(
   """Updates the parameters and their average on one batch.
 
   A batch whose loss or gradient is non-finite leaves them and the optimizer
-  unchanged, so the schedule of the learning rate does not advance. Random
-  numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
-  run continues exactly.
+  unchanged, so that the learning rate does not advance. Random numbers depend
+  on (`config.train.seed`, `state.step`) alone: a resumed run continues exactly.
 
   Args:
     state: the state before the step.
@@ -154,8 +153,7 @@ def auxiliary_loss(
   """The sum of the auxiliary losses times their factors.
 
   Args:
-    measured: what blocks measure; each loss is a mean over the blocks that have
-      it, and whatever else was measured is ignored.
+    measured: what blocks measure; scalars of blocks are losses.
     factors: group `loss` of the experiment's config.
   """
   return sum(

@@ -63,9 +63,7 @@ def traffic(
 ) -> list[dict[str, Any]]:
   """The data that a device receives for each part, known before compiling.
 
-  The case has the sequences and heads of a device, and the length of whole
-  sequences, whose positions are split over the devices. The JSON values are
-  commented below.
+  The case has its sequences and heads, but the length of whole sequences.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width

@@ -157,9 +157,8 @@ class Checkpoints:
     """Returns the verified state at a step, by default the last one.
 
     Args:
-      like: the shapes of the state, with their shardings if it is restored on
-        several devices: those of `Experiment.like`. They need not be those of
-        the mesh that it was saved on.
+      like: the shapes of the state, with their shardings, on any mesh, if it is
+        restored on several devices, see `Experiment.like`.
       step: one of `steps()`.
 
     Raises:
@@ -269,8 +268,7 @@ class Checkpoints:
   ) -> None:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    None in place of their digest does not compare the data. The free fields may
-    differ, see `config.FREE_FIELDS`.
+    None as their digest does not compare the data; free fields may differ.
 
     Raises:
       ValueError: it is not, or does not say of what run it is.

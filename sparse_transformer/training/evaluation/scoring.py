@@ -17,12 +17,11 @@ from sparse_transformer.training.distributed import processes
 
 Losses = Callable[[Any, Any], jax.Array]
 
-# Scored positions of a stream whose mean is one draw of the standard error,
-# whatever the window. Losses of text are correlated over thousands of bytes: of
-# an order-4 model of Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536
-# bytes give errors in the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer
-# than the longest window of a preset for text, 12,288, and leave 18 of them in
-# 300 kB, so the standard error is itself known to ±17 %.
+# Scored positions of a stream whose mean is one draw of the standard error.
+# Losses of text are correlated over thousands of bytes: of an order-4 model of
+# Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536 bytes give errors in
+# the ratios 1, 1.7, 2.4, 3.4 and 4.3. In 300 kB there are 18 of these, so the
+# standard error is itself known to ±17 %.
 BLOCK = 16_384
 
 
@@ -75,9 +74,8 @@ class Tally:
     """The result so far.
 
     Returns:
-      `bits_per_dim`, None if nothing was scored; its `standard_error` over
-      blocks, None if fewer than two are complete; `examples`, the number of
-      windows; `tokens`, the number of scored positions.
+      `bits_per_dim`, None if nothing was scored; its `standard_error`, None for
+      fewer than two blocks; how many `examples`, windows, and scored `tokens`.
     """
     total, error = int(self.counts_L.sum()), None
     blocks, means, squares = self._moments
@@ -161,7 +159,5 @@ def _place(windows, start, shape, sharding):
       return windows[start + i]
     return [np.zeros_like(x) for x in windows[0]]
 
-  return (
-    processes.place(lambda i: read(i)[0], shape, sharding),
-    processes.place(lambda i: read(i)[1], shape, sharding),
-  )
+  of_each = (lambda i: read(i)[0]), (lambda i: read(i)[1])
+  return [processes.place(x, shape, sharding) for x in of_each]

@@ -1,7 +1,6 @@
 """Downloads data sets and prepares them with tensorflow-datasets."""
 
 import http.client
-import pathlib
 import pkgutil
 import sys
 import threading

@@ -132,11 +132,9 @@ def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
 
 def _name(heads):
   """The patterns of a layer, each once."""
-  first, rest = (
-    (distinct := [*dict.fromkeys(map(str, heads))])[:2],
-    distinct[2:],
-  )
-  return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
+  distinct = list(map(str, dict.fromkeys(heads)))
+  more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
+  return ", ".join(distinct[:2]) + more
 
 
 def _report(

@@ -5,18 +5,15 @@ import pkgutil
 import sys
 import threading
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files, sources
 
-if TYPE_CHECKING:
-  import tensorflow_datasets as tfds
-
 PATIENCE = 8  # seconds to wait for the host of a download to answer
 
 
-def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
+def prepare(name: str, data_dir: str = "") -> Any:
   """Downloads the data set of a source; returns the builder it registered.
 
   Writes into `data_dir`, the folder of all data sets, or the default for "".

@@ -33,9 +33,9 @@ def save_patterns(
   length: int,
   chosen: Iterable[Pattern] | None = None,
 ) -> None:
-  """Draws the distinct patterns of a network, or the chosen, into a PNG file.
+  """Draws the first 12 patterns of a network, or of the chosen, as PNG.
 
-  Only the first 12 are drawn. The `shape` is that of the data, rows first.
+  The `shape` is that of the data, rows first.
   """
   found = places(layers)
   chosen = list(found if chosen is None else chosen)

@@ -32,10 +32,7 @@ from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
-# {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
-Cache = dict[int, list[tuple[jax.Array, ...]]]
-# For each pattern (slots, reads), see `Decoder.tables`.
-Tables = list[tuple[np.ndarray, np.ndarray]]
+Cache = dict[int, list[tuple[jax.Array, ...]]]  # see `Decoder.init`
 # (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]) that a step
 # reads: -inf for keys that are not in its row.
 Row = tuple[jax.Array, jax.Array, jax.Array]
@@ -210,7 +207,9 @@ class Decoder:
     used = itertools.chain(*self.config.patterns)
     return {p: make_plan(p, self.config.length) for p in dict.fromkeys(used)}
 
-  def tables(self, start: int, stop: int) -> Tables:
+  def tables(
+    self, start: int, stop: int
+  ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(slots to write, what to read) for each of `plans`, by step."""
     return [
       (plan.slots[start:stop], plan.reads(start, stop))

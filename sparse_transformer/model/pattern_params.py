@@ -34,9 +34,8 @@ SPANS = "spans"  # the parameter of the spans
 
 # {pattern: [heads or 1, directions, K], or spans [heads]} of a layer.
 Directions = Mapping[Pattern, jax.Array]
-# ({number of clusters: [layers, heads, clusters, K]}, shares [layers, heads] or
-# None); one layer has no first axis. Patterns with the same number of clusters
-# share them.
+# (centroids by number of clusters: [layers, heads, clusters, K], shares
+# [layers, heads] or None); one layer has no first axis.
 Learned = tuple[Mapping[str, jax.Array], jax.Array | None]
 
 

@@ -242,10 +242,9 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
-  """Recomputes the batch of a step, and prints the loss of each example.
+  """Prints the loss of each example of a step; writes nothing.
 
-  Uses the weights of the last checkpoint before the step, else the initial
-  ones. Writes nothing.
+  Uses the weights of the last checkpoint before it, else the initial ones.
 
   Raises:
     ValueError: the run has another config, or no such step.
@@ -261,12 +260,10 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       f" {config.train.steps}"
     )
   with store.Checkpoints(workdir) as checkpoints:
-    before = [s for s in checkpoints.steps() if s < step]
-    state = (
-      checkpoints.restore(experiment.like, before[-1])
-      if before
-      else experiment.first_state()
-    )
+    if before := [s for s in checkpoints.steps() if s < step]:
+      state = checkpoints.restore(experiment.like, before[-1])
+    else:
+      state = experiment.first_state()
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.step)(state, batch)

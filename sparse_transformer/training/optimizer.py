@@ -96,10 +96,9 @@ def _of_schedule(path, _):
 
 
 def timed_step(config: ConfigDict, step: int, share: float) -> int:
-  """The step of the schedule in a run that a time ends, from the share passed.
+  """The step of the schedule in a run of which a share of its time has passed.
 
-  The decay follows the clock; warm-up takes the steps of the config, but at
-  most a tenth of the time.
+  The decay follows the clock; warm-up takes at most a tenth of the time.
   """
   warmup = config.optimizer.warmup_steps
   warmed = max(step, int(10 * share * warmup))
@@ -126,9 +125,8 @@ def learning_rate(
 def decays(params: dict) -> dict:
   """Whether parameters decay: matrices, but not biases, gains, start vector.
 
-  As in the released code, these are tensors of two dimensions. The axes of
-  layers and of experts along which parameters are stacked do not count.
-  Centroids, which have three, are directions: their length does not matter.
+  As in the released code, they have two axes, except those of layers and of
+  experts. Centroids, which have three, are directions of any length.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

@@ -1,7 +1,7 @@
-"""Runs that cannot fit in memory, found before their networks are made.
+"""Runs that cannot fit in memory, found from sizes alone.
 
-All bounds are lower ones and follow from sizes alone: nothing that could run is
-rejected. What a run is expected to take is in `costs`.
+All bounds are lower ones: nothing that could run is rejected. What a run is
+expected to take is in `costs`.
 """
 
 import jax
@@ -51,9 +51,8 @@ def check_inference(
 ) -> None:
   """Raises ValueError if evaluation or sampling cannot fit in memory.
 
-  As in `check_training`, only what is certainly needed counts: the state
-  that is restored, and of the batch the cache and the residual stream with the
-  logits or inside an MLP.
+  Only the state counts, and of the batch the cache and the residual stream with
+  the logits or inside an MLP.
 
   Args:
     config, source: the experiment's.

@@ -226,7 +226,6 @@ class Checkpoints:
     probe.rmdir()
 
   def _start(self, step: int, tree: Any, about: dict[str, Any]) -> None:
-    """Starts an asynchronous save; training continues meanwhile."""
     writing = saved_arrays.start_writing(self._new(step), tree)
     self._saving = self._thread.submit(self._complete, writing, step, about)
 

@@ -214,9 +214,7 @@ def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:
   return samples.astype(np.float64)
 
 
-def _look_up(
-  letters: np.ndarray, symbols: str, path: pathlib.Path, known: str
-) -> np.ndarray:
+def _look_up(letters, symbols, path, known):
   """The index of each letter in `symbols`; ValueError if one is missing."""
   table = np.full(256, len(symbols), np.uint8)
   table[list(symbols.encode())] = range(len(symbols))

@@ -5,7 +5,6 @@ What decides the score is how far back a network sees.
 
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -68,15 +67,11 @@ def recall(config: ConfigDict) -> Images:
   return _make(config, 1 + 2 * pairs, bits, generate)
 
 
-def _make(
-  config: ConfigDict,
-  vocab_size: int,
-  bits: float,
-  generate: Callable[[np.random.RandomState, int], np.ndarray],
-) -> Images:
+def _make(config, vocab_size, bits, generate):
   """A source of gray images: rows of `columns` symbols, scored separately.
 
-  The best predictor loses `bits` in each of the sequences that are generated.
+  The best predictor loses `bits` in each of the sequences that
+  generate(random state, number) draws: uint8 [number, length].
   """
   n, columns = config.length, config.columns
   if n % columns:

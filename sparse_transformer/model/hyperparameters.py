@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from typing import Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -95,25 +95,12 @@ class Config:
     )
 
 
-class Source(Protocol):
-  """The properties of a data source that a network depends on."""
-
-  @property
-  def vocab_size(self) -> int: ...
-
-  @property
-  def length(self) -> int: ...
-
-  @property
-  def shape(self) -> tuple[int, ...]: ...
-
-
-def configure(config: ConfigDict, source: Source) -> Config:
+def configure(config: ConfigDict, source: Any) -> Config:
   """Makes the network config of an experiment.
 
   Args:
     config: the experiment's; its groups `model` and `attention` are used.
-    source: the data source to model.
+    source: the data source to model: its vocab_size, length and shape.
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a

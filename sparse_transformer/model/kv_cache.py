@@ -321,15 +321,11 @@ class Decoder:
     ]
 
 
-def _of_heads(
-  directions: selection.Directions, heads: np.ndarray
-) -> selection.Directions:
+def _of_heads(directions, heads):
   return {c: x if len(x) == 1 else x[heads] for c, x in directions.items()}
 
 
-def _attend_row(
-  q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, bias_BHR: jax.Array
-) -> jax.Array:
+def _attend_row(q_BHK, k_BHRK, v_BHRE, bias_BHR):
   """Attention of one query per head to a `Row`: out_BHE, 0 without keys."""
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])

@@ -1,7 +1,6 @@
 """One step of training: pure functions of the state and a batch."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -14,11 +13,7 @@ from sparse_transformer.training import loss_scale as loss_scale_lib
 from sparse_transformer.training.optimizer import learning_rate
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["step", "params", "opt_state", "ema", "loss_scale"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
   """Everything that training changes."""

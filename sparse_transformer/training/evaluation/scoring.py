@@ -92,18 +92,14 @@ class Tally:
 
   def by_position(self) -> np.ndarray:
     """Mean bits at each position in the window [L]; nan where not scored."""
-    return _ratio(self.bits_L, self.counts_L)
+    return self.by_channel(len(self.bits_L))
 
   def by_channel(self, channels: int) -> np.ndarray:
     """Mean bits of each channel of an image, whose bytes alternate."""
     bits, counts = (
       x.reshape(-1, channels).sum(0) for x in (self.bits_L, self.counts_L)
     )
-    return _ratio(bits, counts)
-
-
-def _ratio(bits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  return np.where(counts, bits / np.maximum(counts, 1), np.nan)
+    return np.where(counts, bits / np.maximum(counts, 1), np.nan)
 
 
 def bits_per_dim(

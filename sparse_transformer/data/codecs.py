@@ -22,19 +22,14 @@ class Codec(Protocol):
   unit: str  # of losses: bits per symbol
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Converts the contents of a file, decompressed, to symbols.
-
-    Returns:
-      A row of uint8, all less than `vocab_size`.
+    """Converts decompressed contents to a row of symbols, uint8.
 
     Raises:
       ValueError: the file at `path` is damaged or of another kind.
     """
-    ...
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with that of `stem`."""
-    ...
 
 
 class Text(Codec):

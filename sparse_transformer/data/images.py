@@ -17,9 +17,8 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-# Training images held out for validation. CIFAR-10: as many as in
-# Child et al. 2019; ImageNet: as in the code of the follow-up, Jun et al. 2020
-# (https://github.com/openai/distribution_augmentation).
+# Training images held out for validation: as in Child et al. 2019, and in the
+# code of Jun et al. 2020 (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000
 IMAGENET64_HELD_OUT = 50_000
 

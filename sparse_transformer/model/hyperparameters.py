@@ -100,7 +100,7 @@ def configure(config: ConfigDict, source: Any) -> Config:
 
   Args:
     config: the experiment's; its groups `model` and `attention` are used.
-    source: the data source to model: its vocab_size, length and shape.
+    source: the data source, of which vocab_size, length and shape are used.
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a

@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 COLLECTIVES = set(
@@ -109,17 +108,14 @@ def profile(text: str) -> Profile:
   return result
 
 
-def _executed(
-  module: Module, name: str, times: int = 1
-) -> Iterator[tuple[Instruction, Computation, int]]:
+def _executed(module, name, times=1):
   """(instruction, its computation, how often it is executed)."""
   for x in module[name].values():
     if x.opcode == "while":
       yield x, module[name], times
       (body,), trips = x.computations("body"), _trips(module, x)
-      yield from _executed(
-        module, body, times * (1 if trips is None else trips)
-      )
+      trips = 1 if trips is None else trips
+      yield from _executed(module, body, times * trips)
     elif x.opcode == "conditional":
       branches = (
         [*_executed(module, branch, times)]

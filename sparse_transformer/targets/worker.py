@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ def main() -> None:
   (folder / "answer.json").write_text(json.dumps(answer))
 
 
-def _answer(request: Report, tell: Callable[[str], None]) -> Report:
+def _answer(request, tell):
   target = hardware.parse(request["target"])
   devices = _devices(target)
   config = config_lib.from_json(request["config"], "the config")
@@ -137,13 +137,7 @@ def _name(heads):
   return ", ".join(distinct[:2]) + more
 
 
-def _report(
-  program: Program,
-  experiment: Experiment,
-  target: hardware.Target,
-  request: Report,
-  tell: Callable[[str], None],
-) -> Report:
+def _report(program, experiment, target, request, tell):
   """Compiles a program that the request does not know; reports the result."""
   (name, function, arguments), began = program, time.time()
   model = experiment.model

@@ -109,12 +109,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(
-  workdir: pathlib.Path,
-  experiment: Experiment,
-  step: int,
-  config_file: str | os.PathLike | None,
-) -> None:
+def _describe(workdir, experiment, step, config_file):
   """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
   cautions.report(config, model)
@@ -287,13 +282,7 @@ def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:
   return values | dict(bits_per_dim=values["nats"] / math.log(2))
 
 
-def _validate(
-  experiment: Experiment,
-  state: State,
-  writer: metrics.Writer,
-  stops: processes.Stops,
-  watch: metrics.Stopwatch,
-) -> float:
+def _validate(experiment, state, writer, stops, watch):
   """Logs and returns bits per dim of averaged weights on validation data."""
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")

@@ -33,7 +33,7 @@ def check_name(workdir: str | os.PathLike) -> None:
 def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
-  The first process locks it for all, until it ends, however it ends.
+  The first process locks it for all; the lock ends with it, however it ends.
 
   Raises:
     ValueError: another run holds it; the message names process and host. Or

@@ -147,9 +147,7 @@ def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
   )
 
 
-def _tiles(
-  pattern: Pattern, case: Case, backend: str, tile: int
-) -> Iterator[tuple[str, int, int]]:
+def _tiles(pattern, case, backend, tile):
   """(executor, tile, computed scores) of each part that is run."""
   static, others = pattern.split()
   if others and registry.resolve(backend, case) == "dense":
@@ -231,9 +229,7 @@ def _experts(model: model_lib.Config) -> Report | None:
   return dict(blocks=blocks, **numbers) if blocks else None
 
 
-def _cache(
-  model: model_lib.Config, attention: Sequence[Report]
-) -> Report | None:
+def _cache(model, attention):
   """The cache for decoding a sequence; None if queries attend to later keys."""
   if any(row["cache"] is None for row in attention):
     return None

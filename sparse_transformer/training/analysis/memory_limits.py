@@ -75,9 +75,7 @@ def check_inference(
   )
 
 
-def _sizes(
-  config: ConfigDict, source: data.Source
-) -> tuple[model_lib.Config, mesh.Sizes, int]:
+def _sizes(config, source):
   """The network without patterns, the mesh, and bytes of a device's state."""
   model = model_lib.Config(
     vocab_size=source.vocab_size,
@@ -100,12 +98,7 @@ def _describe_network(model: model_lib.Config) -> str:
   )
 
 
-def _check_fits(
-  what: str,
-  size: int,
-  room: int | None,
-  place: str = "a device of this machine",
-) -> None:
+def _check_fits(what, size, room, place="a device of this machine"):
   """Raises ValueError if something is larger than the memory of a place."""
   if room is not None and size > room:
     need, found = (f"{x / 2**30:,.1f} GiB" for x in (size, room))

@@ -301,11 +301,10 @@ class Checkpoints:
     return not problem
 
   def _fail(self, problem: str) -> None:
-    last = [f"the last is of step {step}" for step in self.steps()[-1:]]
-    line = (
-      f"a checkpoint could not be written to {self._folder}: {problem};"
-      f" {last[0] if last else 'there is no other'}"
-    )
+    steps = self.steps()
+    last = f"the last is of step {steps[-1]}" if steps else "there is no other"
+    line = f"a checkpoint could not be written to {self._folder}: {problem}"
+    line += f"; {last}"
     if self._on_error == "stop":
       raise OSError(line)
     print(f"continuing without it: {line}", file=sys.stderr)

@@ -92,13 +92,10 @@ def num_shards(sizes: Sizes) -> int:
 
 
 def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
-  """Raises ValueError unless the heads of all devices have the same patterns.
-
-  With content, `sequence` also splits heads: a device has all positions.
-  """
+  """Raises ValueError unless all devices have heads of the same patterns."""
   for layer, heads in enumerate(model.patterns):
     axes = ["tensor"]
-    if any(pattern.contents() for pattern in heads):
+    if any(pattern.contents() for pattern in heads):  # needs all positions
       axes.append("sequence")
     devices = math.prod(sizes[axis] for axis in axes)
     words = " x ".join(f"mesh.{axis}={sizes[axis]}" for axis in axes)

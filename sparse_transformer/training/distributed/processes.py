@@ -262,7 +262,8 @@ def place(
 class Stops(Signals):
   """Signals of all processes, which stop together.
 
-  Each gives its signal to a maximum over all, and reads the one before it.
+  Each gives its signal to a maximum over all, and reads the previous one, so
+  that nothing waits.
   """
 
   expendable = True

@@ -124,10 +124,9 @@ class Run:
 
     Args:
       split: one of `data.SPLITS`.
-      steps: steps of checkpoints; None means the last one. () means all, and
-        one that a training run deletes meanwhile is skipped, with a line on
-        standard error. "best" means what `best` finds; results then include
-        its `validation_bits_per_dim`.
+      steps: steps of checkpoints; None for the last one. () for all, and one
+        that is deleted meanwhile is skipped and reported. "best" for what
+        `best` finds; results then include its `validation_bits_per_dim`.
       contexts: minimum numbers of positions before a scored one.
       weights: "ema" or "params", see `State`.
 

@@ -11,7 +11,7 @@ A checkpoint has this name only while it is complete: it is written under
 another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
-against the list before anything reads them, and only that decides that a
+against the list before anything reads them, and nothing else decides that a
 checkpoint is damaged: neither an error nor other digests of arrays on devices
 that cannot restore it.
 """
@@ -174,7 +174,7 @@ class Checkpoints:
           " resumes from the last one that is intact"
         )
       return _load(path, like)
-    except ValueError as error:  # of a missing file
+    except ValueError as error:
       if path.exists():
         raise
       raise FileNotFoundError(

@@ -20,8 +20,8 @@ Losses = Callable[[Any, Any], jax.Array]
 # Scored positions of a stream whose mean is one draw of the standard error.
 # Losses of text are correlated over thousands of bytes: of an order-4 model of
 # Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536 bytes give errors in
-# the ratios 1, 1.7, 2.4, 3.4 and 4.3. In 300 kB there are 18 of these, so the
-# standard error is itself known to ±17 %.
+# the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer than any window of a
+# preset for text, and 18 in 300 kB, so that the error is known to ±17 %.
 BLOCK = 16_384
 
 

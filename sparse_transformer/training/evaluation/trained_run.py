@@ -85,9 +85,10 @@ class Run:
     return self.experiment.source.digest()
 
   def best(self, weights: str = "ema") -> Result:
-    """The best, and first, result of all checkpoints on the validation split.
+    """The best result on the entire validation split, of the first such step.
 
-    All of it: training may have validated on a part. Uses saved results again.
+    All checkpoints are scored, as training may have validated on a part of the
+    split. Saved results are used again.
 
     Raises:
       FileNotFoundError: no checkpoint exists.

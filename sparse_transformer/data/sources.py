@@ -52,7 +52,7 @@ class Images:
   Attributes:
     shape: (rows, columns, channels).
     vocab_size: number of levels of a channel.
-    load: returns the images of each split, uint8 of this shape; cached.
+    load: returns the images of each split, uint8 of this shape, from a cache.
     files: returns the files of the images, and raises ValueError if one is
       damaged; None without files.
     unit: of losses.
@@ -116,7 +116,7 @@ class Stream:
     length: symbols in a sequence.
     columns: width of the table in which each position has a row and a column to
       embed. Its last row may be partial.
-    load: returns the symbols of each split as a row of uint8; cached.
+    load: returns the symbols of each split, a row of uint8, from a cache.
     codec: what the symbols stand for.
   """
 
@@ -138,7 +138,10 @@ class Stream:
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """Sequences that start at each symbol of a split, uint8 [length]."""
+    """Sequences that start at each symbol of a split, uint8 [length].
+
+    Raises ValueError if the split is shorter than a sequence.
+    """
     data = _split(self.load, split)
     if len(data) < self.length:
       raise ValueError(

@@ -28,10 +28,14 @@ def make_prompts(
 ) -> np.ndarray:
   """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
 
-  They are `given` positions of the test split, or the contents of a file.
+  Args:
+    source: data source of the run.
+    num: number of sequences.
+    given: number of positions to take from sequences of the test split.
+    path: a file that all sequences start with instead.
 
   Raises:
-    ValueError: if both are set, or a prompt does not fit the source.
+    ValueError: if both are given, or a prompt does not fit the source.
   """
   if given and path:
     raise ValueError("--given and --prompt cannot be combined; set only one")

@@ -139,7 +139,7 @@ def speed(
 def step(
   config: ConfigDict, model: model_lib.Config, pairs: int
 ) -> dict[str, Any]:
-  """FLOPs and bytes moved of a step on the entire batch; see `count_pairs`."""
+  """FLOPs and bytes moved of a step; `pairs` is from `count_pairs`."""
   batch = config.train.batch_size
   tokens = batch * model.length
   state, repeated = abstract_state(config, model), REPEATED[model.remat]

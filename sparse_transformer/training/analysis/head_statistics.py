@@ -122,10 +122,12 @@ def explain(
 ) -> Report:
   """Draws the heads of a network on an example, see `weigh`.
 
-  Into the folder go the pictures, one for each layer, and the report as
-  attention.json: the `positions` that were used, what was measured of each of
-  the `heads`, the paths of the `pictures`, and arguments. The step of the
-  parameters and the number of the example are only reported.
+  Into the folder go the pictures, one for each layer, and attention.json. The
+  step of the parameters and the number of the example are only reported.
+
+  Returns:
+    What is in attention.json: the number of `positions` that were used, what
+    was measured of each of the `heads`, the `pictures`, and arguments.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,9 @@ import itertools
 from ml_collections import ConfigDict
 
 from benchmarks import dependencies, record
+from sparse_transformer import tables
 from sparse_transformer.comparison import plan as comparison
-from sparse_transformer.targets import compilers, hardware, rendering
+from sparse_transformer.targets import compilers, hardware
 from sparse_transformer.training.distributed import mesh
 
 CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
@@ -91,10 +92,10 @@ def table(results):
       changes = report.get("changes", {}).items()
       kinds = program["collectives"].values()
       count = sum(kind["count"] for kind in kinds)
-      moved = rendering.size(sum(kind["bytes"] for kind in kinds))
+      moved = tables.size(sum(kind["bytes"] for kind in kinds))
       cells = [
         ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-",
-        rendering.size(program["memory"]["peak"]),
+        tables.size(program["memory"]["peak"]),
         f"{program['launches']:,}",
         f"{count:,} ({moved})" if count else "-",
       ]
@@ -119,10 +120,10 @@ def meshes(results):
     if program["fits"]:
       sizes = (program["memory"][part] for part in ("peak", "arguments"))
       moved = (
-        f"{found['count']:,} {kind}, {rendering.size(found['bytes'])}"
+        f"{found['count']:,} {kind}, {tables.size(found['bytes'])}"
         for kind, found in program["collectives"].items()
       )
-      cells = [*map(rendering.size, sizes), "; ".join(moved)]
+      cells = [*map(tables.size, sizes), "; ".join(moved)]
     yield f"`{preset}`", axes, f"`{report['target']}`", *cells
 
 

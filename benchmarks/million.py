@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import record
 from configs import music_3m
 from sparse_transformer.comparison import execution, plan as comparison
-from sparse_transformer.targets.rendering import size
+from sparse_transformer.tables import size
 from sparse_transformer.training.experiment import Experiment
 
 DEVICES = 8

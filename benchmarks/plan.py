@@ -11,9 +11,9 @@ benchmarks/results/plan.json, and prints a table.
 
 from benchmarks import record
 from configs import music_152m
+from sparse_transformer import tables
 from sparse_transformer.attention import registry
 from sparse_transformer.comparison import plan as comparison
-from sparse_transformer.targets import rendering
 from sparse_transformer.training.analysis import costs, exchanged, peaks
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
@@ -88,7 +88,7 @@ def table(rows):
   for row in rows:
     received = (
       f"{x['part'].partition('(')[0]}"
-      f" {rendering.size(2 * x['forward'] + x['backward'])}"
+      f" {tables.size(2 * x['forward'] + x['backward'])}"
       for x in row["parts"]
     )
     names = "compute_seconds", "attention_seconds", "gradient_seconds"
@@ -96,7 +96,7 @@ def table(rows):
       f"`{row['pattern']}`",
       f"{row['devices']:,}",
       ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
-      rendering.size(row["memory"]["total"]),
+      tables.size(row["memory"]["total"]),
       "; ".join(received),
       *(f"{1e3 * row[name]:,.1f}" for name in names),
     )

@@ -1,7 +1,7 @@
 """Command lines: flags, overrides of config fields, one-line errors.
 
 A command imports what it needs inside its `main`, so that a misspelt flag is
-reported at once and not after the seconds that JAX takes to load.
+reported before JAX loads, which takes seconds.
 """
 
 import functools
@@ -20,8 +20,7 @@ from sparse_transformer import config as config_lib, rules, signals
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
-# Errors that a setting causes more often than a bug, and what Python does not
-# say about them.
+# Errors that a setting causes more often than a bug, and what they mean.
 LIMITS: dict[type[Exception], str] = {
   MemoryError: "out of memory; shorter sequences and smaller batches need less",
   RecursionError: "an expression, a config or a flag is too long or too deep",
@@ -44,8 +43,7 @@ def run(main: Main, parse: Main = flags.FLAGS) -> NoReturn:
 
   Args:
     main: is called with the arguments that are not flags, the program first.
-    parse: function from the command line to these arguments: `on_config`,
-      `on_workdir`, `on_either`, or one that knows no --config.
+    parse: finds these: `on_config`, `on_workdir`, `on_either`, or absl's.
   """
   app.run(
     functools.partial(_call, main, describe),
@@ -102,7 +100,7 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
 
 def _register(argv):
   """Runs config files for what they register; returns the other words."""
-  is_file = re.compile("--?config=(.+)", re.DOTALL).fullmatch
+  is_file = re.compile("(?s)--?config=(.+)").fullmatch
   for found in filter(None, map(is_file, argv)):
     runpy.run_path(found[1])
   # ml_collections looks for overrides there.
@@ -202,7 +200,7 @@ def _parse(parse, argv):
 
 
 def _expand(word):
-  """A flag with ~ in a path written out, as the shell does without a flag."""
+  """A flag with ~ in a path written out."""
   name, _, path = word.partition("=")
   if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
     return word
@@ -268,8 +266,7 @@ def _describe_parsing(error):
     return str(error)
   if line := describe(error):
     return line
-  # An override of an unknown field: depending on its depth, ml_collections
-  # raises a KeyError or an error that contains one.
+  # Of an unknown field, depending on its depth, the error may contain another.
   if len(error.args) == 1 and isinstance(error.args[0], KeyError):
     error = error.args[0]
   if isinstance(error, KeyError) and error.args:

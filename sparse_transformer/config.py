@@ -11,31 +11,16 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, rules
 
 # Fields that affect neither the shapes of the weights nor the order of the
-# data: they may change when a run is restarted.
+# data: they may change when a run is restarted, or a checkpoint is evaluated.
 FREE_FIELDS = (
-  "data.path",
-  "model.remat",
-  "attention.",
-  "train.log_every",
-  "train.nonfinite",
-  "train.max_skipped",
-  "train.spike",
-  "eval.",
-  "checkpoint.",
-  "mesh.",
+  *("attention.", "checkpoint.", "data.path", "eval.", "mesh.", "model.remat"),
+  *("train.log_every", "train.nonfinite", "train.max_skipped", "train.spike"),
 )
-Changes = dict[str, tuple[Any, Any]]
-
-
-# Fields that also may change when a checkpoint is evaluated.
 FREE_IN_EVALUATION = (
   *FREE_FIELDS,
-  "loss.",
-  "model.dropout",
-  "model.dtype",
-  "optimizer.",
-  "train.",
+  *("loss.", "model.dropout", "model.dtype", "optimizer.", "train."),
 )
+Changes = dict[str, tuple[Any, Any]]
 
 
 def get_config() -> ConfigDict:
@@ -51,8 +36,7 @@ def get_config() -> ConfigDict:
 def in_float32(config: ConfigDict) -> ConfigDict:
   """A copy of a config whose activations are float32, as for final scores.
 
-  The rounding of bfloat16 shifts the bits of a deep network, perhaps by as much
-  as published results differ.
+  Rounding to bfloat16 may shift bits by as much as published results differ.
   """
   groups = config.to_dict()
   groups["model"]["dtype"] = "float32"

@@ -113,12 +113,9 @@ def _explain(args):
   model = Experiment(args.config).model
   cautions.report(args.config, model)
   report = explanation.explain(args.config, model)
-  if args.workdir is None:
-    path = config_flags.get_config_filename(args["config"])
-    name = pathlib.Path(path).stem
-  else:
-    name = pathlib.Path(args.workdir).resolve().name
-  folder = args.out or f"explain/{name}"
+  path = args.workdir or config_flags.get_config_filename(args["config"])
+  name = pathlib.Path(path).resolve()
+  folder = args.out or f"explain/{name.name if args.workdir else name.stem}"
   report["pictures"] = explanation.draw(folder, model)
   _print(args, report, explanation.render, folder)
 

@@ -34,10 +34,9 @@ def machine() -> str:
 
 @functools.cache
 def memory() -> int:
-  """Bytes of memory that this process can use, not counting accelerators.
+  """Bytes of the host's memory that this process can use.
 
-  Physical memory, or less in a container or a batch job that limits it. Swap
-  space counts: with it a process is slow, but not out of memory.
+  Less in a container or a batch job that limits it; swap space counts.
   """
   size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
   swap = re.search(r"SwapTotal:\s*(\d+) kB", _read("meminfo"))
@@ -45,10 +44,7 @@ def memory() -> int:
 
 
 def device_memory() -> int | None:
-  """Bytes of memory of a local JAX device; None if the device does not say.
-
-  CPU devices share the memory of the host; any one of them may use it all.
-  """
+  """Bytes of memory of a local device: of CPUs, `memory`; None if unknown."""
   import jax
 
   device = jax.local_devices()[0]

@@ -53,13 +53,7 @@ def _summary(name, experiment, lines):
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     *_experts(network, lines),
-    *(
-      (
-        f"last spans, layer {layer}, in positions",
-        " ".join(f"{x:.1f}" for x in spans),
-      )
-      for layer, spans in _last_spans(network, lines).items()
-    ),
+    *_spans(network, lines),
     ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
     ("step", f"{last:,}{of_all}"),
@@ -89,6 +83,13 @@ def _experts(network, lines):
     yield f"last load, block {block}", f"{shares} of the mean"
 
 
+def _spans(network, lines):
+  """Rows on the learned spans of a network, if it has any."""
+  for layer, spans in _last_spans(network, lines).items():
+    shown = " ".join(f"{x:.1f}" for x in spans)
+    yield f"last spans, layer {layer}, in positions", shown
+
+
 def _last_spans(network, lines):
   """{layer: the spans of its heads} at the last step that was logged."""
   from sparse_transformer.attention.content.spans import any_span
@@ -98,7 +99,7 @@ def _last_spans(network, lines):
   # With another pattern than in training, there may be other layers.
   last = logged[-1] if logged else []
   return (
-    dict(zip(layers, last, strict=True)) if len(last) == len(layers) else {}
+    dict(zip(layers, last, strict=False)) if len(last) == len(layers) else {}
   )
 
 
@@ -108,14 +109,13 @@ def _evaluations(workdir):
   if not paths:
     return html.section("Evaluation", html.note("None: run eval.py."))
   titles = (*COLUMNS, "bits", "standard error", "tokens")
+  table = html.table([titles, *map(_evaluation, paths)])
   pictures = [
     html.picture(picture, f"bits by position, {path.stem}")
     for path in paths
     if (picture := path.with_suffix(".png")).exists()
   ]
-  return html.section(
-    "Evaluation", html.table([titles, *map(_evaluation, paths)]), *pictures
-  )
+  return html.section("Evaluation", table, *pictures)
 
 
 def _evaluation(path):

@@ -1,7 +1,6 @@
 """The fields of a config: default, values allowed, and meaning, in one table.
 
-The config, its checks, `--help` and docs/config.md come from this table. A run
-checks its config before it reads data, compiles or writes anything. Whatever
+The config, its checks, `--help` and docs/config.md come from this table. What
 depends on several fields, on the data or on the devices is checked where it is
 used, and so are the names of data sources, patterns, modes and backends, to
 which other code can add.

@@ -107,13 +107,8 @@ def main(argv: Sequence[str]) -> None:
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   with open_run(args.workdir, args.config) as run:
     experiment, source = run.experiment, run.experiment.source
-    decoder: sampling.Decoder = sampling.Recompute(
-      experiment.apply, source.length
-    )
-    cache = None  # bytes for each sequence
-    if args.cache:
-      decoder = kv_cache.Decoder(experiment.model)
-      cache = decoder.num_bytes(1)
+    cached = kv_cache.Decoder(experiment.model) if args.cache else None
+    cache = cached.num_bytes(1) if cached else None  # of one sequence
     memory_limits.check_inference(
       args.config, source, args.num, name="--num", cache=cache
     )
@@ -122,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
     state = run.state(step, with_data=args.given > 0)
     with jax.set_mesh(experiment.mesh):
       tokens, seconds = sampling.sample(
-        decoder,
+        cached or sampling.Recompute(experiment.apply, source.length),
         state.ema,
         sampler,
         num=args.num,

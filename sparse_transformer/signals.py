@@ -19,15 +19,13 @@ class Stopped(Exception):
 class Signals:
   """Catches the first SIGTERM or SIGINT; a second one ends the process at once.
 
-  A context manager. The work in progress continues until it reaches a point
-  where it can stop: it reads `name`, or calls `check`. Only the main thread can
-  handle signals; in others, nothing is caught.
+  A context manager. The work in progress continues until it reads `name`, or
+  calls `check`. In other threads than the main one, nothing is caught.
 
   Attributes:
     name: the signal that was caught, such as "SIGTERM"; None if none was.
     expendable: whether the work so far can be lost, so that the first SIGTERM
-      ends the process at once. SIGINT does not: it interrupts cells of a
-      notebook, whose process must live on.
+      ends the process at once, but not SIGINT, which interrupts notebooks.
   """
 
   name: str | None = None
@@ -37,7 +35,7 @@ class Signals:
   def __enter__(self) -> Self:
     self.name = None
     if threading.current_thread() is not threading.main_thread():
-      return self  # only the main thread can handle signals
+      return self
     # While XLA compiles, no Python handler runs, but a thread does.
     reader, self._writer = os.pipe()
     os.set_blocking(self._writer, False)
@@ -60,10 +58,7 @@ class Signals:
     self.name = signal.Signals(number).name
 
   def _watch(self, reader: int) -> None:
-    """Ends the process at the second signal, or earlier if it is expendable.
-
-    From the file descriptor `reader`, each signal is read as one byte.
-    """
+    """Ends the process at the second signal, or earlier if it is expendable."""
     count = 0
     with open(reader, "rb", buffering=0) as file:
       while byte := file.read(1):

@@ -1,9 +1,22 @@
 """Tables as text: aligned columns, and Markdown."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 
 Row = Sequence[str]
+
+
+def size(count: int) -> str:
+  """Bytes in a suitable unit.
+
+  >>> size(3 * 2**29), size(2**20), size(12)
+  ('1.50 GiB', '1.00 MiB', '12 B')
+  """
+  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    if count >= unit:
+      return f"{count / unit:,.2f} {name}"
+  return f"{count} B"
 
 
 def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
@@ -20,11 +33,9 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """
   rows = list(rows)
   columns = max(map(len, rows), default=0)
-  widths = [0] * columns
-  for row in rows:
-    full = row if len(row) == columns else row[:-1]
-    for i, cell in enumerate(full):
-      widths[i] = max(widths[i], len(cell))
+  full = [row if len(row) == columns else row[:-1] for row in rows]
+  by_column = itertools.zip_longest(*full, fillvalue="")
+  widths = [max(map(len, cells)) for cells in by_column]
   lines = []
   for row in rows:
     cells = [

@@ -24,10 +24,7 @@ def root(data_dir: str) -> pathlib.Path:
 
 
 def find(config: ConfigDict, *names: str) -> pathlib.Path:
-  """Finds the newest version of the first data set that is prepared.
-
-  The names are those in tensorflow-datasets; `config.path` is the folder of all
-  prepared data sets.
+  """Finds the newest version of the first of these data sets in `config.path`.
 
   Raises:
     FileNotFoundError: if none of them is prepared.
@@ -53,20 +50,16 @@ def find(config: ConfigDict, *names: str) -> pathlib.Path:
 
 
 def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of all records after reading them once.
+  """Returns the files of all records, whose checksums it verifies.
 
-  They hold checksums, so damage is found now, as a ValueError, and not in the
-  middle of a run.
+  Raises ValueError if one is damaged.
   """
   from array_record.python import array_record_module
 
   paths = sorted(folder.glob("*.array_record-*"))
+  open_file = array_record_module.ArrayRecordReader
   for path in paths:
-    make_reader = array_record_module.ArrayRecordReader
-    with (
-      files.blame(path),
-      contextlib.closing(make_reader(str(path))) as reader,
-    ):
+    with files.blame(path), contextlib.closing(open_file(str(path))) as reader:
       num = reader.num_records()
       for first in range(0, num, BLOCK):
         reader.read(first, min(first + BLOCK, num))
@@ -101,9 +94,8 @@ def read(
         return value
       return np.asarray(PIL.Image.open(io.BytesIO(value)).convert("RGB"))
 
-  # The length comes from dataset_info.json. The last record of each file is
-  # found through an index at its end: a file that is truncated or has too few
-  # records is noticed now, not in the middle of a run.
+  # The length comes from dataset_info.json: a file that is truncated or has too
+  # few records is noticed now, not in the middle of a run.
   for end in np.cumsum(ends):
     item(end - 1)
   return sources.Lazy(number, item)

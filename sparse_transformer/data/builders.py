@@ -65,10 +65,8 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
         f"{path} has md5 {md5}, but enwik8 has {cls.MD5}; get it from {url}"
       )
     array = np.frombuffer(data, np.uint8)
-    train, validation, test = np.split(
-      array, [cls.SIZE * 18 // 20, cls.SIZE * 19 // 20]
-    )
-    return {"train": train, "validation": validation, "test": test}
+    parts = np.split(array, [cls.SIZE * 18 // 20, cls.SIZE * 19 // 20])
+    return dict(zip(("train", "validation", "test"), parts, strict=True))
 
   def _info(self):
     # The records of a text have an order.
@@ -91,9 +89,7 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images.
 
-  The stock builder needs TensorFlow to unpack the archive and to encode the
-  images as PNG. The keys are also the same, so the images have the same
-  order.
+  In the order of the stock builder, which needs TensorFlow to encode PNG.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -114,10 +110,8 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager):
     archive = dl_manager.download(*self.url_infos)
-    return {
-      "train": self._generate_examples(archive, self.TRAIN_FILES),
-      "test": self._generate_examples(archive, self.TEST_FILES),
-    }
+    parts = {"train": self.TRAIN_FILES, "test": self.TEST_FILES}
+    return {k: self._generate_examples(archive, v) for k, v in parts.items()}
 
   def _generate_examples(self, archive, names):
     missing = set(names)

@@ -22,19 +22,14 @@ class Codec(Protocol):
   unit: str  # of losses: bits per symbol
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Converts the contents of a file, decompressed, to symbols.
-
-    Returns:
-      A row of uint8, all less than `vocab_size`.
+    """Converts decompressed contents to a row of symbols, uint8.
 
     Raises:
       ValueError: the file at `path` is damaged or of another kind.
     """
-    ...
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with that of `stem`."""
-    ...
 
 
 class Text(Codec):
@@ -75,27 +70,15 @@ class Letters(Text):
 BASES = "ACGT"
 # The bases that an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,
 # Nucleic Acids Research 13(9). Their order determines what is drawn.
-AMBIGUOUS = {
-  "N": "ACGT",
-  "R": "AG",
-  "Y": "CT",
-  "S": "CG",
-  "W": "AT",
-  "K": "GT",
-  "M": "AC",
-  "B": "CGT",
-  "D": "AGT",
-  "H": "ACT",
-  "V": "ACG",
-}
+AMBIGUOUS = dict(N="ACGT", R="AG", Y="CT", S="CG", W="AT", K="GT", M="AC")
+AMBIGUOUS |= dict(B="CGT", D="AGT", H="ACT", V="ACG")
 
 
 class Fasta(Codec):
   """DNA as four bases: the concatenated records of a FASTA file.
 
   An ambiguous letter becomes one of the bases it may stand for, drawn with a
-  fixed seed; the number of such letters is reported on standard error.
-  Lowercase letters count as uppercase, and U as T.
+  fixed seed, and reported. Lowercase counts as uppercase, and U as T.
   """
 
   vocab_size = 4
@@ -109,9 +92,7 @@ class Fasta(Codec):
         f"{path} is not a FASTA file: its first line does not start with >; add"
         " a header line or choose another data.name"
       )
-    text = b"".join(
-      line.strip() for line in lines if not line.startswith((b">", b";"))
-    )
+    text = b"".join(x.strip() for x in lines if x[:1] not in (b">", b";"))
     letters = np.frombuffer(text.upper().replace(b"U", b"T"), np.uint8).copy()
     rng, drawn = np.random.RandomState(0), []
     for letter, bases in AMBIGUOUS.items():
@@ -122,10 +103,8 @@ class Fasta(Codec):
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
     found = _look_up(letters, BASES, path, known)
     if drawn:
-      print(
-        f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}",
-        file=sys.stderr,
-      )
+      line = f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}"
+      print(line, file=sys.stderr)
     return found
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
@@ -139,8 +118,7 @@ class Fasta(Codec):
 
 
 MU = 255  # as in ITU-T G.711
-# Samples per second: above the rate of any recording. The filter that
-# converts rates is up to 20 times as long.
+# Samples per second; the filter that converts rates is up to 20 times as long.
 MAX_RATE = 1_000_000
 
 
@@ -172,10 +150,7 @@ class Audio(Codec):
     if rate != self.rate:
       import scipy.signal
 
-      divisor = np.gcd(rate, self.rate)
-      wave = scipy.signal.resample_poly(
-        wave, self.rate // divisor, rate // divisor
-      )
+      wave = scipy.signal.resample_poly(wave, self.rate, rate)
     return compress(wave)
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
@@ -224,28 +199,22 @@ def _to_wave(samples: np.ndarray, path: pathlib.Path) -> np.ndarray:
     return samples / 127.5 - 1
   if np.issubdtype(samples.dtype, np.integer):
     return samples / -float(np.iinfo(samples.dtype).min)
-  bad = np.flatnonzero(~np.isfinite(samples))
-  if len(bad):
+  if len(bad := np.flatnonzero(~np.isfinite(samples))):
     raise ValueError(
-      f"{path}: sample {bad[0]} is {samples[bad[0]]}; all samples must be"
-      " finite"
+      f"{path}: sample {bad[0]} is {samples[bad[0]]}; all must be finite"
     )
   if clipped := np.count_nonzero(np.abs(samples) > 1):
-    print(
-      f"{path}: {clipped:,} samples beyond +-1 are clipped", file=sys.stderr
-    )
+    line = f"{path}: {clipped:,} samples beyond +-1 are clipped"
+    print(line, file=sys.stderr)
   return samples.astype(np.float64)
 
 
-def _look_up(
-  letters: np.ndarray, symbols: str, path: pathlib.Path, known: str
-) -> np.ndarray:
+def _look_up(letters, symbols, path, known):
   """The index of each letter in `symbols`; ValueError if one is missing."""
   table = np.full(256, len(symbols), np.uint8)
   table[list(symbols.encode())] = range(len(symbols))
   found = table[letters]
-  unknown = np.flatnonzero(found == len(symbols))
-  if len(unknown):
+  if len(unknown := np.flatnonzero(found == len(symbols))):
     first = unknown[0]
     raise ValueError(
       f"{path} may contain only {known}, but has {len(unknown):,} other"

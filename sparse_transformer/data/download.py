@@ -1,27 +1,22 @@
 """Downloads data sets and prepares them with tensorflow-datasets."""
 
 import http.client
-import pathlib
 import pkgutil
 import sys
 import threading
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files, sources
 
-if TYPE_CHECKING:
-  import tensorflow_datasets as tfds
-
 PATIENCE = 8  # seconds to wait for the host of a download to answer
 
 
-def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
-  """Downloads the data set of a source that was registered with a builder.
+def prepare(name: str, data_dir: str = "") -> Any:
+  """Downloads the data set of a source; returns the builder it registered.
 
-  Writes it where the source looks for it: in `data_dir`, the folder of all
-  prepared data sets, or in the default folder for "". Returns the builder.
+  Writes into `data_dir`, the folder of all data sets, or the default for "".
 
   Raises:
     ValueError: the builder is unknown, or the archive is damaged.
@@ -29,8 +24,9 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
     NotADirectoryError: `data_dir` is a file.
   """
   if name not in sources.BUILDERS:
-    known = ", ".join(sources.BUILDERS)
-    raise ValueError(f"cannot prepare {name!r}; known: {known}")
+    raise ValueError(
+      f"cannot prepare {name!r}; known: {', '.join(sources.BUILDERS)}"
+    )
   import tensorflow_datasets as tfds
 
   if not sys.stderr.isatty():
@@ -54,9 +50,7 @@ def prepare(name: str, data_dir: str = "") -> "tfds.core.DatasetBuilder":
   return builder
 
 
-def _check_archives(
-  builder: "tfds.core.DatasetBuilder", downloads: pathlib.Path
-) -> None:
+def _check_archives(builder, downloads):
   """Checks what tensorflow-datasets would notice after minutes, or never."""
   from tensorflow_datasets.core.download import resource
 

@@ -12,16 +12,12 @@ import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparse_transformer import atomic, machine
 
-OPENERS: dict[str, Callable[..., Any]] = {
-  ".gz": gzip.open,
-  ".bz2": bz2.open,
-  ".xz": lzma.open,
-}
+OPENERS: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BLOCK = 2**24  # bytes read at once
 
 
@@ -33,8 +29,7 @@ class TooLarge(ValueError):
 def blame(what: pathlib.Path | str) -> Iterator[None]:
   """Raises any error of the block as a ValueError: `what` is damaged.
 
-  The type of an exception depends on what is broken. Errors of the system are
-  not damage, and pass; but EINVAL comes from a position that the file names.
+  Errors of the system pass, but EINVAL comes from a position in the file.
   """
   try:
     yield
@@ -78,8 +73,7 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     raise error
 
   for parent, _, names in os.walk(folder, onerror=fail):
-    for name in names:
-      yield pathlib.Path(parent, name)
+    yield from (pathlib.Path(parent, name) for name in names)
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -100,13 +94,12 @@ def read_all(
     ValueError: a file is not regular or is damaged, or the files do not fit
       into memory.
   """
-  total, chosen = 0, []
+  paths, total = list(paths), 0
   for path in paths:  # before any is read
     total += atomic.size(path)
     check_memory(path, total)
-    chosen.append(path)
   total = 0
-  for path in sorted(chosen):
+  for path in sorted(paths):
     data = _read(path, total)
     total += len(data)
     yield path, data

@@ -17,9 +17,8 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-# Training images held out for validation. CIFAR-10: as many as in
-# Child et al. 2019; ImageNet: as in the code of the follow-up, Jun et al. 2020
-# (https://github.com/openai/distribution_augmentation).
+# Training images held out for validation: as in Child et al. 2019, and in the
+# code of Jun et al. 2020 (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000
 IMAGENET64_HELD_OUT = 50_000
 
@@ -57,9 +56,8 @@ def cifar10(config: ConfigDict) -> Images:
       "test": array_records.read(folder(), "test", "image"),
     }
 
-  return Images(
-    (32, 32, 3), 256, load, lambda: array_records.verified_files(folder())
-  )
+  files = lambda: array_records.verified_files(folder())
+  return Images((32, 32, 3), 256, load, files)
 
 
 @register("imagenet64")
@@ -78,17 +76,15 @@ def imagenet64(config: ConfigDict) -> Images:
   def folder():
     return array_records.find(config, "downsampled_imagenet/64x64")
 
+  def read(split: str) -> Items:
+    return array_records.read(folder(), split, "image")
+
   @functools.cache
   def load():
-    train: Items
-    test: Items
     if in_arrays():
       train, test = (_open_array(path, shape) for path in arrays)
     else:
-      train, test = (
-        array_records.read(folder(), split, "image")
-        for split in ("train", "validation")
-      )
+      train, test = read("train"), read("validation")
     first = len(train) - IMAGENET64_HELD_OUT
     if first < 1:
       raise ValueError(
@@ -123,9 +119,7 @@ def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   return images
 
 
-def _subset(
-  items: Items, indices: Sequence[int] | np.ndarray
-) -> Lazy[np.ndarray]:
+def _subset(items: Items, indices: Sequence[int] | np.ndarray) -> Lazy:
   return Lazy(len(indices), lambda i: items[indices[i]])
 
 

@@ -52,10 +52,9 @@ class Images:
   Attributes:
     shape: (rows, columns, channels).
     vocab_size: number of levels of a channel.
-    load: returns the images of each split, uint8 of this shape. It is called
-      often: cache its result.
-    files: returns the files that contain the images, and raises ValueError if
-      one is damaged. None if there are no such files.
+    load: returns the images of each split, uint8 of this shape, from a cache.
+    files: returns the files of the images, and raises ValueError if one is
+      damaged; None without files.
     unit: of losses.
     optimum: expected loss of the best predictor, if it is known.
   """
@@ -115,10 +114,9 @@ class Stream:
 
   Attributes:
     length: symbols in a sequence.
-    columns: width of the table in which each position of a sequence has a row
-      and a column to embed. Its last row may be partial.
-    load: returns the symbols of each split as a row of uint8. It is called
-      often: cache its result.
+    columns: width of the table in which each position has a row and a column to
+      embed. Its last row may be partial.
+    load: returns the symbols of each split, a row of uint8, from a cache.
     codec: what the symbols stand for.
   """
 
@@ -197,9 +195,7 @@ Source = Images | Stream
 Factory = TypeVar("Factory", bound=Callable[..., Source])
 
 SOURCES: dict[str, Callable[..., Source]] = {}
-# "module:class" by the name of the source. Strings, because a builder imports
-# tensorflow-datasets.
-BUILDERS: dict[str, str] = {}
+BUILDERS: dict[str, str] = {}  # "module:class": it imports tensorflow-datasets
 PREPARE = "python -m sparse_transformer.data prepare"
 
 
@@ -210,9 +206,8 @@ def register(
 
   Args:
     name: the `data.name` that selects the source.
-    builder: "module:class" of the tensorflow-datasets builder that downloads
-      its data set, if any. The module must be in a package. `python -m
-      sparse_transformer.data prepare NAME` runs it.
+    builder: "module:class", in a package, of the tensorflow-datasets builder
+      that `python -m sparse_transformer.data prepare NAME` runs, if any.
 
   Raises:
     ValueError: the name is already registered.
@@ -232,10 +227,9 @@ def register(
 def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
   """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
 
-  A batch depends only on (seed, step), so a run can stop at any step and
-  resume with the next batch. Each epoch has its own order. A batch may extend
-  into the next epoch: no example is dropped. The examples are arrays of one
-  shape and dtype, in any object with `len` and `[]`.
+  A batch depends only on (seed, step), so a run can resume at any step. Each
+  epoch has its own order; a batch may extend into the next one. The examples
+  are arrays of one shape and dtype, in any object with `len` and `[]`.
   """
   import grain
 

@@ -3,7 +3,6 @@
 import functools
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterable
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -95,13 +94,8 @@ def audio(config: ConfigDict) -> Stream:
   return _from_path(config, codecs.Audio(config.rate), ".wav")
 
 
-def _from_path(
-  config: ConfigDict, codec: codecs.Codec, *suffixes: str
-) -> Stream:
-  """A stream of the file at `data.path`, or of the files below that folder.
-
-  Those with one of the suffixes, compressed or not; all files by default.
-  """
+def _from_path(config, codec, *suffixes):
+  """A stream of the file at `data.path`, or of files below with a suffix."""
 
   def files():
     path = _check_path(config)
@@ -134,11 +128,7 @@ def _check_path(config: ConfigDict) -> pathlib.Path:
   return path
 
 
-def _from_files(
-  config: ConfigDict,
-  codec: codecs.Codec,
-  files: Callable[[], Iterable[pathlib.Path]],
-) -> Stream:
+def _from_files(config, codec, files):
   """A stream of the contents of files, split in proportion to the fractions."""
   fractions = tuple(config.fractions)
 

@@ -1,12 +1,10 @@
-"""Generated sources, in which the best possible score is known.
+"""Generated sources, without files, whose best possible score is known.
 
-They need no files: a split is a function of its number. What decides the score
-is how far back a network sees.
+What decides the score is how far back a network sees.
 """
 
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -47,10 +45,9 @@ def repeat(config: ConfigDict) -> Images:
 def recall(config: ConfigDict) -> Images:
   """Pairs of key and value; blanks; each key again, answered by its value.
 
-  Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927). Here
-  all keys occur, in random orders, and the queries are at the end. The answers
-  cost a network that does not see the pairs at least log2(pairs) bits each, and
-  the optimum has nothing for them. Blanks are 0, then come keys, then values.
+  Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927), with all
+  keys in random orders. Answers cost a network that does not see the pairs at
+  least log2(pairs) bits each. Blanks are 0, then come keys, then values.
   """
   n, pairs = config.length, config.pairs
   if 4 * pairs > n:
@@ -70,19 +67,11 @@ def recall(config: ConfigDict) -> Images:
   return _make(config, 1 + 2 * pairs, bits, generate)
 
 
-def _make(
-  config: ConfigDict,
-  vocab_size: int,
-  bits: float,
-  generate: Callable[[np.random.RandomState, int], np.ndarray],
-) -> Images:
+def _make(config, vocab_size, bits, generate):
   """A source of gray images: rows of `columns` symbols, scored separately.
 
-  Args:
-    config: the `data` group of a config.
-    vocab_size: number of symbols.
-    bits: expected loss of the best predictor in a sequence.
-    generate: makes sequences, uint8 [number, length].
+  The best predictor loses `bits` in each of the sequences that
+  generate(random state, number) draws: uint8 [number, length].
   """
   n, columns = config.length, config.columns
   if n % columns:
@@ -94,11 +83,10 @@ def _make(
 
   @functools.cache
   def load():
-    return {
-      split: generate(np.random.RandomState(seed), max(1, size // n)).reshape(
-        -1, *shape
-      )
-      for seed, (split, size) in enumerate(SIZES.items())
-    }
+    splits = {}
+    for seed, (split, size) in enumerate(SIZES.items()):
+      drawn = generate(np.random.RandomState(seed), max(1, size // n))
+      splits[split] = drawn.reshape(-1, *shape)
+    return splits
 
   return Images(shape, vocab_size, load, unit="bits/symbol", optimum=bits / n)

@@ -64,9 +64,8 @@ def bits_by_position(
 ) -> "style.Figure":
   """A figure of mean bits by position in the window: how context is used.
 
-  Positions with fewer than min_context before them are left out: only the first
-  window scores them. Bits are nan where a position was not scored; the result
-  is the object that `eval.py` prints.
+  Bits are nan where a position was not scored; the result is what `eval.py`
+  prints. Leaves out what only the first window scores.
   """
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first

@@ -15,8 +15,7 @@ Weights = tuple[np.ndarray, np.ndarray]
 def join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
   """Joins weights [n, n] of queries and keys into the cells of a picture.
 
-  A cell has the mean over its queries of the weights on its keys; -1 if the
-  mask has no pair there.
+  Means over queries of sums over keys; -1 where the mask has no pair.
   """
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
@@ -33,15 +32,12 @@ def panels(
 ) -> "style.Figure":
   """A figure with a column for each head of a layer, at most the first 12.
 
-  Above are the weights of one query, in the shape of the data; below, those of
-  all queries, one per row.
-
-  The `shape` is that of the data, rows first.
+  Above are the weights of one query, in the `shape` of the data, rows first;
+  below, those of all queries, one per row.
   """
   titles, heads = titles[: masks.MAX_PANELS], heads[: masks.MAX_PANELS]
-  query, size = (
-    f(len(heads[0][0])) for f in (masks.shown_query, masks.cell_size)
-  )
+  n = len(heads[0][0])
+  query, size = masks.shown_query(n), masks.cell_size(n)
   legend = "white: no pair; the darker, the larger,\nrelative to its row"
   labels = (
     f"weights of query {query:,},\nin the data",

@@ -84,8 +84,7 @@ def figure(figure: "style.Figure", text: str) -> str:
 def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   """A PNG file in a box that scrolls, with alternative text.
 
-  One that states a resolution, as figures do, gets its printed size, and
-  shrinks by at most a quarter, so that its labels remain readable.
+  One with a resolution gets its printed size, and shrinks by at most a quarter.
 
   Raises:
     OSError: the file is not an image.

@@ -18,8 +18,7 @@ def save_images(
 ) -> None:
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
-  Both are uint8 [images, positions], of a shape (rows, columns, channels). The
-  highest of the `vocab_size` intensities is drawn as white.
+  Both are uint8 [images, positions], of a shape (rows, columns, channels).
   """
   from PIL import Image
 

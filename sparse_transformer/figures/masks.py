@@ -33,9 +33,9 @@ def save_patterns(
   length: int,
   chosen: Iterable[Pattern] | None = None,
 ) -> None:
-  """Draws the distinct patterns of a network, or the chosen, into a PNG file.
+  """Draws the first 12 patterns of a network, or of the chosen, as PNG.
 
-  Only the first 12 are drawn. The `shape` is that of the data, rows first.
+  The `shape` is that of the data, rows first.
   """
   found = places(layers)
   chosen = list(found if chosen is None else chosen)
@@ -81,9 +81,8 @@ def panels(
 ) -> "style.Figure":
   """A figure with a column for each pattern.
 
-  Above are the keys of one query, in the shape of the data with one cell per
-  position; below is the pattern as a matrix of queries (rows) and keys, of
-  which at most the first 4,096 positions are drawn.
+  Above are the keys of one query, in the shape of the data; below is the
+  pattern as a matrix of queries (rows) and keys, up to position 4,096.
   """
   labels = (
     "keys of one query,\nin the data",
@@ -104,10 +103,7 @@ def panels(
 def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
 ) -> "tuple[style.Figure, np.ndarray]":
-  """A figure with two panels below each title, and its axes [2, titles].
-
-  Long titles are broken into lines. There may be text above all columns.
-  """
+  """A figure with two panels below each title, and its axes [2, titles]."""
   wrapped = [
     "\n".join(
       textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
@@ -161,10 +157,7 @@ def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
-  """RGB image of the pairs of the first n positions.
-
-  It is built from strips of rows, without any n x n array.
-  """
+  """RGB image of the pairs of the first n positions, without an n x n array."""
   i, size = np.arange(n, dtype=np.int32), cell_size(n)
   strips = []
   for start in range(0, n, size):
@@ -186,8 +179,7 @@ def _cells(pattern, q, k):
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
-  A pixel is paler the fewer of its cells are keys; one that contains a query
-  has the color of a query, and one that may contain keys the color of these.
+  A pixel is paler the fewer of its cells are keys; a query in it comes first.
   """
   colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
   nothing, key, query, maybe = map(style.rgb, colors)

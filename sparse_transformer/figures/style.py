@@ -13,12 +13,7 @@ PALE, PALER = "#fbeac0", "#dbe8f5"  # yellow, blue
 # Colors of lines, distinct even to the color-blind: those of Okabe and Ito
 # except yellow, which is too light for text.
 COLORS = (
-  "#0072b2",
-  "#d55e00",
-  "#009e73",
-  "#cc79a7",
-  "#e69f00",
-  "#56b4e9",
+  *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
   "#333333",
 )
 

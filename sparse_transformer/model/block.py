@@ -57,10 +57,8 @@ class ResidualBlock(nnx.Module):
     """Computes a + b.
 
     Args:
-      x_BLD: the residual stream, rounded to the dtype of products and of
-        attention.
-      attend: attention: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, whatever else
-        it returns).
+      x_BLD: the residual stream, rounded to the dtype of products.
+      attend: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, whatever else it returns).
       rngs: two keys for dropout; None applies no dropout.
 
     Returns:
@@ -164,10 +162,7 @@ def _make_mlp(config, rngs):
 
 
 def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
-  """Applies linear layers to one input, as one product, in its dtype.
-
-  Outputs are float32, and so are the sums of the gradients of biases.
-  """
+  """Applies linear layers as one product in the dtype of x; returns float32."""
   if len(layers) > 1 and x_BLD.shape[1] == 1:
     # Decoding: putting the weights side by side would cost more than it saves.
     return [_linear(x_BLD, layer)[0] for layer in layers]

@@ -45,11 +45,9 @@ def activate(h: jax.Array) -> jax.Array:
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
   """The `num` experts of each position, and the factors of their outputs.
 
-  Factors are probabilities among all experts: with probabilities among the
-  chosen ones, a single choice would give the router no gradient.
-
   Returns:
-    (int32 chosen_BLK, float32 factors_BLK).
+    (int32 chosen_BLK, float32 factors_BLK). Factors are probabilities among all
+    experts: among the chosen ones, a single one would give no gradient.
   """
   p_BLE = jax.nn.softmax(logits_BLE)
   chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)[1]
@@ -130,8 +128,7 @@ def _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights):
 def _tile(num_choices: int, num_experts: int) -> int:
   """Places of a tile: a power of two, with four tiles for each expert.
 
-  Larger ones waste more places, half a tile of each expert on average; smaller
-  ones read weights more often.
+  Larger ones waste more places; smaller ones read weights more often.
   """
   mean = max(1, num_choices // (4 * num_experts))
   smallest, largest = TILES
@@ -210,11 +207,7 @@ _mix_groups.defvjp(_forward, _backward)
 
 
 def _fill(factors_SK: jax.Array, groups: Groups) -> tuple[jax.Array, jax.Array]:
-  """(tokens_VT, factors_VT): the positions in the tiles, and their factors.
-
-  Empty places have an arbitrary position with factor 0: nothing reads their
-  results, and they add nothing to gradients.
-  """
+  """(positions tokens_VT in the tiles, their factors_VT: 0 if empty)."""
   entries_VT = jnp.maximum(groups.entries, 0)
   factors_VT = factors_SK.reshape(-1)[entries_VT]
   factors_VT = jnp.where(groups.entries < 0, 0, factors_VT)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from typing import Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -95,26 +95,12 @@ class Config:
     )
 
 
-class Source(Protocol):
-  """The properties of a data source that a network depends on."""
-
-  @property
-  def vocab_size(self) -> int: ...
-
-  @property
-  def length(self) -> int: ...
-
-  @property
-  def shape(self) -> tuple[int, ...]: ...
-
-
-def configure(config: ConfigDict, source: Source) -> Config:
+def configure(config: ConfigDict, source: Any) -> Config:
   """Makes the network config of an experiment.
 
   Args:
-    config: the experiment's config, of which the groups `model` and
-      `attention` are used.
-    source: the data source to model.
+    config: the experiment's; its groups `model` and `attention` are used.
+    source: the data source, of which vocab_size, length and shape are used.
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a
@@ -153,11 +139,7 @@ def configure(config: ConfigDict, source: Source) -> Config:
 
 
 def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
-  """Raises a ValueError if a network cannot use a pattern.
-
-  A head without pairs would do nothing, and a leak would make the likelihood
-  of a sequence meaningless.
-  """
+  """Raises a ValueError if a pattern has no pairs, or sees later keys."""
   name = patterns_lib.shorten(pattern)
   for content in pattern.contents():
     if not content.most_keys(length):

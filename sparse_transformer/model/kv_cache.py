@@ -8,17 +8,17 @@ keep the current block and the summaries; Strided keeps all keys and reads
 every stride-th. A step gathers the slots of its row if they are few; otherwise
 it reads all slots, and the mask says which of them count.
 
-For content-based pairs, all keys and the labels of all positions are kept.
-A step adds the labels of its position, and the mask is that of the
-pattern bound to them. With learned spans, a key is kept as long as the longest
-span reaches.
+For content-based pairs, all keys and labels are kept: a step adds the labels of
+its position, and the mask is that of the pattern bound to them. With learned
+spans, a key is kept as long as the longest span reaches.
 
 Axes are named as in the README, with S for slots and R for keys of a row.
 """
 
-import collections
 import dataclasses
 import functools
+import heapq
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -32,10 +32,7 @@ from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
-# {first layer of a stack: [arrays of each group of heads]}, see `Decoder.init`.
-Cache = dict[int, list[tuple[jax.Array, ...]]]
-# For each pattern (slots, reads), see `Decoder.tables`.
-Tables = list[tuple[np.ndarray, np.ndarray]]
+Cache = dict[int, list[tuple[jax.Array, ...]]]  # see `Decoder.init`
 # (k_BHRK, v_BHRE, what is added to scores [B or 1, H or 1, R]) that a step
 # reads: -inf for keys that are not in its row.
 Row = tuple[jax.Array, jax.Array, jax.Array]
@@ -59,10 +56,7 @@ class CachePlan:
     return 2 * self.width <= self.size and not self.pattern.contents()
 
   def rows(self, start: int, stop: int) -> np.ndarray:
-    """Slots of the keys of queries start to stop - 1.
-
-    int32 [stop - start, width], filled with `size` after a row's last key.
-    """
+    """Slots of the keys of each query, then `size`: int32 [queries, width]."""
     queries = np.arange(start, stop, dtype=np.int32)
     # Keys from `stop` on have no reader here: the pattern is causal.
     keys = np.flatnonzero(self.last[:stop] >= start).astype(np.int32)
@@ -76,11 +70,10 @@ class CachePlan:
     """The reads of steps: `rows` or, unless narrow, the keys in all slots."""
     if self.is_narrow:
       return self.rows(start, stop)
-    held, found = self.held(start), []
+    held = np.tile(self.held(start), (stop - start, 1))
     for t in range(start, stop):
-      held[self.slots[t]] = t
-      found.append(held.copy())
-    return np.stack(found)
+      held[t - start :, self.slots[t]] = t
+    return held
 
   def held(self, stop: int) -> np.ndarray:
     """The key in each slot before step `stop`, -1 for none, [size + 1]."""
@@ -98,10 +91,7 @@ class CachePlan:
     read: jax.Array,
     directions: selection.Directions,
   ) -> Row:
-    """Takes what step t reads in one layer of a stack, by its row of `reads`.
-
-    Keys, values and labels are as in `Decoder.init`, including those of t.
-    """
+    """Takes what step t reads in a layer of a stack, see `Decoder.init`."""
     if self.is_narrow:
       k, v = (jnp.moveaxis(x[index, :, :, read], 0, 2) for x in kv)
       return k, v, jnp.where(read < self.size, 0.0, -jnp.inf)[None, None]
@@ -151,21 +141,15 @@ def make_plan(pattern: Pattern, n: int) -> CachePlan:
 
 def _assign_slots(last: np.ndarray) -> tuple[np.ndarray, int]:
   """(slot of each key, number of slots); the last reader frees a slot."""
-  n = len(last)
-  slots = np.full(n, -1, np.int32)
-  free: list[int] = []
-  # {position: slots that are free from there on}
-  freed: dict[int, list[int]] = collections.defaultdict(list)
-  size = 0
-  for key in range(n):
-    free += freed.pop(key, ())
-    if last[key] < key:
-      continue
-    if not free:
-      free.append(size)
-      size += 1
-    slots[key] = free.pop()
-    freed[last[key] + 1].append(slots[key])
+  slots, size = np.full(len(last), -1, np.int32), 0
+  freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
+  for key in np.flatnonzero(last >= np.arange(len(last))).tolist():
+    if freed and freed[0][0] <= key:
+      slot = heapq.heappop(freed)[1]
+    else:
+      slot, size = size, size + 1
+    slots[key] = slot
+    heapq.heappush(freed, (int(last[key]) + 1, slot))
   slots[slots < 0] = size
   return slots, size
 
@@ -198,12 +182,11 @@ def add_labels(
   k_BHSK: jax.Array,
   directions: selection.Directions,
 ) -> list[jax.Array]:
-  """The labels of layers, with those of positions from `start` on in one layer.
+  """The labels of layers, with those of one layer from position `start` on.
 
   The slots of that layer have the keys of all positions so far.
   """
-  first = [jnp.int32(i) for i in (index, 0, 0, start, 0)]
-  found = []
+  first, found = [jnp.int32(i) for i in (index, 0, 0, start, 0)], []
   for content, x in zip(selection.labelled(pattern), labels, strict=True):
     k_BMHK = k_BHSK[:, :, : x.shape[3]].swapaxes(1, 2)
     given = directions.get(content)
@@ -221,11 +204,12 @@ class Decoder:
   @functools.cached_property
   def plans(self) -> dict[Pattern, CachePlan]:
     """The plan of each distinct pattern of the network."""
-    layers = self.config.patterns
-    distinct = dict.fromkeys(p for heads in layers for p in heads)
-    return {p: make_plan(p, self.config.length) for p in distinct}
+    used = itertools.chain(*self.config.patterns)
+    return {p: make_plan(p, self.config.length) for p in dict.fromkeys(used)}
 
-  def tables(self, start: int, stop: int) -> Tables:
+  def tables(
+    self, start: int, stop: int
+  ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(slots to write, what to read) for each of `plans`, by step."""
     return [
       (plan.slots[start:stop], plan.reads(start, stop))
@@ -236,10 +220,9 @@ class Decoder:
     """Makes the empty cache.
 
     Returns:
-      {first layer of a stack: [(k, v, *labels) of each group of heads]}, see
-      `transformer.stacks`. k is [layers of the stack, B, heads of the group,
-      S + 1, K]; the last slot takes the keys without a reader. Labels are
-      int32 [layers of the stack, B, heads of the group, n, C].
+      {first layer of a stack: [(k, v, *labels) of each group of heads]}. k is
+      [layers of the stack, B, heads of the group, S + 1, K]; the last slot
+      takes the keys without a reader. Labels are int32, with [n, C] at the end.
     """
     config = self.config
     widths = [x // config.num_heads for x in (config.qk_width, config.width)]
@@ -338,15 +321,11 @@ class Decoder:
     ]
 
 
-def _of_heads(
-  directions: selection.Directions, heads: np.ndarray
-) -> selection.Directions:
+def _of_heads(directions, heads):
   return {c: x if len(x) == 1 else x[heads] for c, x in directions.items()}
 
 
-def _attend_row(
-  q_BHK: jax.Array, k_BHRK: jax.Array, v_BHRE: jax.Array, bias_BHR: jax.Array
-) -> jax.Array:
+def _attend_row(q_BHK, k_BHRK, v_BHRE, bias_BHR):
   """Attention of one query per head to a `Row`: out_BHE, 0 without keys."""
   dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
   q_BHK = q_BHK.astype(dtype) / np.sqrt(q_BHK.shape[-1])

@@ -1,12 +1,11 @@
 """Inputs that content-based patterns need from the network.
 
 They project queries onto directions: random vectors of each layer, or centroids
-of clusters, which are parameters. Some take the queries as keys. The spans of
-heads are also parameters.
+of clusters, which are parameters. Some take the queries as keys.
 
-A parameter of a span is its share of the longest one. It starts at 0 and is
-clipped to [0, 1] after each update, as in the code of Sukhbaatar et al.
-2019. The forward pass does not clip it: at a bound it still has a gradient.
+Spans are parameters, as shares of the longest one, that start at 0 and are
+clipped to [0, 1] after each update, as in the code of Sukhbaatar et al. 2019.
+The forward pass does not clip them: at a bound they still have a gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +34,8 @@ SPANS = "spans"  # the parameter of the spans
 
 # {pattern: [heads or 1, directions, K], or spans [heads]} of a layer.
 Directions = Mapping[Pattern, jax.Array]
-# ({number of clusters: [layers, heads, clusters, K]}, shares [layers, heads] or
-# None); one layer has no first axis. Patterns with the same number of clusters
-# share them.
+# (centroids by number of clusters: [layers, heads, clusters, K], shares
+# [layers, heads] or None); one layer has no first axis.
 Learned = tuple[Mapping[str, jax.Array], jax.Array | None]
 
 
@@ -127,11 +125,10 @@ def measure(
   """The auxiliary losses of the parameters of a layer.
 
   Returns:
-    With centroids, `codebook`: the mean of 1 minus the cosine of the angle
-      between a query and the centroid of its cluster. Queries get no gradient:
-      the centroids move to them.
-    With spans, `span`: the mean span, in positions; and `spans`: [heads], each
-      of them, 0 for heads without.
+    With centroids, `codebook`: the mean of 1 minus the cosine between a query
+      and the centroid of its cluster, which moves to the queries: they get no
+      gradient.
+    With spans, `span`: the mean, in positions; and `spans`: [heads], else 0.
   """
   spans_H = spans.of_heads(heads, directions)
   found = {}

@@ -154,7 +154,7 @@ def sample(
     num: number of sequences to draw.
     length: positions in a sequence.
     prompts: uint8 [num, S], the first positions of the sequences.
-    seed: seed of the draws; samples do not depend on the decoder or on chunks.
+    seed: samples do not depend on the decoder or on chunks.
     name: label of a progress bar on a terminal; None shows none.
     check_stop: called about once a second; may raise to end the work.
 

@@ -48,10 +48,9 @@ def place(mesh: Mesh, tree: Any) -> Any:
 
 
 def split_stream(x_BLD: jax.Array) -> jax.Array:
-  """Splits the residual stream, where the mesh in context has several devices.
+  """Splits the residual stream, so that the compiler moves weights.
 
-  This one constraint makes the compiler move weights, and not activations,
-  which it would otherwise sum over `fsdp`.
+  It would otherwise sum activations over `fsdp`.
   """
   return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
 

@@ -21,22 +21,18 @@ Measured = dict[str, jax.Array]
 
 # The parts of the parameters that are stacked along layers, and the layers
 # within blocks that are stacked along experts.
-OF_LAYERS = "blocks", "expert_blocks", "centroids", pattern_params.SPANS
-OF_EXPERTS = "experts_in", "experts_out"
-
-# A function like `Transformer.attend`, which may keep keys in its cache.
-Attend = Callable[..., tuple[jax.Array, Any]]
+STACKED = {"blocks", "expert_blocks", "centroids", pattern_params.SPANS}
+STACKED |= {"experts_in", "experts_out"}
 
 
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it.
 
-  The only state is the parameters. The blocks' parameters are stacked along a
-  first axis of layers, whatever the patterns, so a checkpoint can be used with
-  patterns other than those it was trained with, except patterns with
-  parameters: `Routing` has centroids, for all layers and heads and each
-  number of clusters that occurs, and `AdaptiveSpan` has spans. Blocks with
-  experts have a separate stack.
+  The only state is the parameters. Those of blocks are stacked along a first
+  axis of layers, with experts separately, whatever the patterns, so that a
+  checkpoint can be used with other patterns, except those with parameters:
+  `Routing` has centroids, for all layers and heads and each number of clusters,
+  and `AdaptiveSpan` has spans.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -78,7 +74,7 @@ class Transformer(nnx.Module):
 
   def __call__(
     self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
-  ) -> jax.Array:
+  ) -> tuple[jax.Array, Measured]:
     """Predicts all positions at once.
 
     Args:
@@ -86,14 +82,9 @@ class Transformer(nnx.Module):
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      logits_BLV in float32; those of position t depend only on tokens before t.
+      (logits_BLV in float32, of which those of position t depend only on tokens
+      before t; what blocks measure, for training).
     """
-    return self.predict(tokens_BL, rng=rng)[0]
-
-  def predict(
-    self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
-  ) -> tuple[jax.Array, Measured]:
-    """As `__call__`; also returns what blocks measure, for training."""
     x_BLD = self.embed(tokens_BL)
     x_BLD, _, measured = self.run_blocks(x_BLD, self.attend, rng=rng)
     return self.unembed(x_BLD), measured
@@ -110,14 +101,11 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Attention of one layer, over whole sequences.
 
-    Layers run as the stacks that `stacks` lists, so two numbers identify one.
-
     Args:
       cache: a pytree that is passed from layer to layer with the same
         structure, shapes and dtypes; None where nothing is cached.
-      layer: the first layer of the stack, which determines the patterns.
-      index: the position in the stack; traced, since stacks of several layers
-        are scanned.
+      layer: the first layer of the stack, see `stacks`; determines patterns.
+      index: the position in the stack; traced, since stacks are scanned.
       directions, q_BLHK, k_BLHK, v_BLHE: of this layer, see `attention.attend`.
         In heads whose pattern `shares`, keys are the queries at unit length.
 
@@ -166,10 +154,7 @@ class Transformer(nnx.Module):
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
   def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
-    """Embeds one position: x_B1D of position t, from the symbols at t - 1.
-
-    At t = 0 that is the start vector, whatever the symbols.
-    """
+    """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=True):
@@ -179,7 +164,7 @@ class Transformer(nnx.Module):
   def run_blocks(
     self,
     x_BLD: jax.Array,
-    attend: Attend,
+    attend: Callable[..., tuple[jax.Array, Any]],
     cache: Any = None,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, Measured]:
@@ -190,7 +175,7 @@ class Transformer(nnx.Module):
 
     Args:
       x_BLD: embedded symbols, from `embed` or `embed_next`.
-      attend: attention of each layer.
+      attend: attention of each layer, like `attend`; may change the cache.
       cache: the cache that is passed to the first layer.
       rng: key for dropout; None applies no dropout.
 
@@ -227,10 +212,9 @@ class Transformer(nnx.Module):
     return x_BLD, cache, _by_layer(scanned, last)
 
   def _inputs(self, rng):
-    """The inputs of blocks besides the residual stream: arrays [layers, ...].
+    """(inputs of blocks besides the stream, makers of blocks by `has_experts`).
 
-    They are {has experts: parameters}, those of patterns, and random keys. Also
-    returns {has experts: function from the parameters of a layer to its block}.
+    Inputs [layers, ...]: parameters by `has_experts`, of patterns; random keys.
     """
     rngs = None
     if rng is not None:
@@ -313,11 +297,10 @@ def _rematerialize(apply: Callable, remat: str) -> Callable:
 
 
 def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
-  """The parameters of a stack of blocks, prepared for a scan over layers.
+  """(parameters of a stack of blocks, function from those of one to the block).
 
   A scan copies a layer out of each array, and its gradient into another: two
-  launches each on GPUs. Therefore all vectors become one array. Also returns
-  a function from the arrays of a layer to its block.
+  launches each on GPUs. Therefore all vectors become one array.
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
@@ -337,11 +320,7 @@ def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
 
 
 def _by_layer(scanned: list[Measured], last: list[Measured]) -> Measured:
-  """Joins measurements in the order of layers.
-
-  In `scanned`, each layer of a period is stacked along the periods; `last` has
-  those of the layers after the last full period.
-  """
+  """Joins what scanned layers [periods, ...] and the last ones measured."""
   measured = {}
   for name in sorted({name for layer in scanned for name in layer}):
     of_periods = jnp.stack([x[name] for x in scanned if name in x], axis=1)
@@ -386,18 +365,14 @@ def bind(config: Config, params: dict) -> Transformer:
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
   """The network as apply(params, tokens_BL, rng=None) -> logits_BLV."""
-
-  def apply(params, tokens_BL, rng=None):
-    return bind(config, params)(tokens_BL, rng=rng)
-
-  return apply
+  return lambda *args, **rng: make_predict(config)(*args, **rng)[0]
 
 
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   """As `make_apply`, for training: returns (logits_BLV, measured)."""
 
   def predict(params, tokens_BL, rng=None):
-    return bind(config, params).predict(tokens_BL, rng=rng)
+    return bind(config, params)(tokens_BL, rng=rng)
 
   return predict
 
@@ -421,7 +396,7 @@ def count_active_parameters(config: Config) -> int:
 
 def num_stacks(path: tuple[Any, ...]) -> int:
   """Number of axes along which the parameter at a path is stacked."""
-  return len({*OF_LAYERS, *OF_EXPERTS} & {key.key for key in path})
+  return len(STACKED & {key.key for key in path})
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,10 +33,7 @@ SETTINGS = dict(
   TF_CPP_MIN_LOG_LEVEL="2",
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
-XLA_FLAGS = {
-  "cuda": ("--xla_gpu_experimental_cost_model_gemm_tiling_default=true",),
-  "tpu": (),
-}
+GEMM_TILING = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
 
 
 def python(compiler: str) -> pathlib.Path:
@@ -63,15 +60,12 @@ def compile_for(
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 
-  Shows progress on standard error.
-
   Args:
     target: the devices.
     config: the experiment's config.
     part: "step", the training step, or "attention", each distinct pattern of a
       layer by itself.
-    known: the `digest` of programs that need not be compiled again: their
-      reports end with it.
+    known: digests of programs whose reports may end there, without compiling.
 
   Raises:
     ValueError: the compiler is not installed, or it rejects the request.
@@ -79,16 +73,11 @@ def compile_for(
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
-    request = dict(
-      target=str(target),
-      config=config.to_dict(),
-      part=part,
-      known=known,
-      folder=folder,
-    )
-    flags = [*XLA_FLAGS[target.compiler]]
+    request = dict(target=str(target), config=config.to_dict(), part=part)
+    request |= dict(known=known, folder=folder)
+    flags = []
     if target.compiler == "cuda":
-      flags += kernels.flags(path)
+      flags = [GEMM_TILING, *kernels.flags(path)]
     # The user's own flags come last, so that they win.
     flags.append(os.environ.get("XLA_FLAGS", ""))
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))

@@ -1,16 +1,14 @@
 """Reads a compiled program: its launches, collectives and bytes moved.
 
-The text of an optimized HLO module lists its computations. One execution of the
-entry launches each of its instructions once, those of a loop's body as often as
-the loop runs. Of the branches of a conditional, the one with the most launches
-is counted.
+One execution of the entry computation of an optimized HLO module launches each
+of its instructions once, those of a loop's body as often as the loop runs. Of
+the branches of a conditional, the one with the most launches is counted.
 """
 
 import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 COLLECTIVES = set(
@@ -110,17 +108,14 @@ def profile(text: str) -> Profile:
   return result
 
 
-def _executed(
-  module: Module, name: str, times: int = 1
-) -> Iterator[tuple[Instruction, Computation, int]]:
+def _executed(module, name, times=1):
   """(instruction, its computation, how often it is executed)."""
   for x in module[name].values():
     if x.opcode == "while":
       yield x, module[name], times
       (body,), trips = x.computations("body"), _trips(module, x)
-      yield from _executed(
-        module, body, times * (1 if trips is None else trips)
-      )
+      trips = 1 if trips is None else trips
+      yield from _executed(module, body, times * trips)
     elif x.opcode == "conditional":
       branches = (
         [*_executed(module, branch, times)]
@@ -162,20 +157,16 @@ def _moved(module, computation, instruction):
 
 
 def _trips(module, loop):
-  """Trips of a loop, as known to the compiler or by its condition.
+  """Trips of a loop, as known to the compiler, or by its condition.
 
-  A loop that counts from 0 by 1 up to a constant is assumed if the condition
-  is one comparison with one constant.
+  One comparison with one constant is taken to count from 0 by 1 up to it.
   """
   if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
     return int(known[1])
   (condition,) = loop.computations("condition")
   found = module[condition].values()
-  limits = [
-    int(constant[0])
-    for x in found
-    if x.opcode == "constant" and (constant := re.match(r"\d+", x.rest))
-  ]
+  constants = (x.rest for x in found if x.opcode == "constant")
+  limits = [int(x[0]) for x in map(re.compile(r"\d+").match, constants) if x]
   opcodes = {x.opcode for x in found} - {"get-tuple-element", "parameter"}
   is_below = any("direction=LT" in x.rest for x in found)
   if opcodes == {"constant", "compare"} and len(limits) == 1 and is_below:
@@ -215,11 +206,9 @@ def _is_free(instruction):
 
 def _is_copy(instruction):
   """Checks for copies of memory. Asynchronous loop fusions copy a slice."""
-  is_slice = instruction.opcode == "fusion-start" and (
-    "kind=kLoop" in instruction.rest
-  )
-  is_copy = instruction.opcode in ("copy", "copy-start")
-  return is_slice or is_copy or instruction.opcode.endswith("slice-start")
+  if instruction.opcode == "fusion-start":
+    return "kind=kLoop" in instruction.rest
+  return instruction.opcode.endswith(("copy", "copy-start", "slice-start"))
 
 
 def num_bytes(shape: str) -> int:

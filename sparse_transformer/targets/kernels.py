@@ -31,10 +31,7 @@ def read(
 ) -> list[dict[str, Any]]:
   """Registers, spills and shared memory of each hand-written kernel.
 
-  Args:
-    folder: where the compiler has written its code.
-    hlo: the text of the program.
-    ptxas: NVIDIA's assembler.
+  The compiler has written the code of the program `hlo` into the folder.
   """
   own = {
     name
@@ -78,12 +75,8 @@ def read(
 
 def parse_assembly(log: str) -> dict[str, int]:
   """Registers of a thread and bytes that it spills, from `ptxas -v`."""
-
-  def number(pattern):
-    return max(map(int, re.findall(pattern, log)), default=0)
-
-  stores = number(r"(\d+) bytes spill stores")
-  loads = number(r"(\d+) bytes spill loads")
-  return dict(
-    registers=number(r"Used (\d+) registers"), spilled_bytes=stores + loads
+  registers, stores, loads = (
+    max(map(int, re.findall(rf"(\d+) {what}", log)), default=0)
+    for what in ("registers,", "bytes spill stores", "bytes spill loads")
   )
+  return dict(registers=registers, spilled_bytes=stores + loads)

@@ -38,26 +38,26 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   # TPUs run a program by themselves; nothing is launched from outside.
   is_tpu = report["device"].startswith("TPU")
   memory, room = program["memory"], report["memory"]
-  text = f"{size(memory['peak'])} of {size(room)}: "
+  text = f"{tables.size(memory['peak'])} of {tables.size(room)}: "
   text += "fits" if program["fits"] else "does not fit"
   is_default = is_tpu or memory["peak"] <= DEFAULT_FRACTION * room
   if program["fits"] and not is_default:
     text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
   yield "  peak memory", text
-  yield "  arguments", size(memory["arguments"])
-  yield "  temporaries", size(memory["temporaries"])
+  yield "  arguments", tables.size(memory["arguments"])
+  yield "  temporaries", tables.size(memory["temporaries"])
   text = f"{program['launches']:,} and {program['copies']:,} copies"
   if program["unknown_loops"]:
     text += f"; at least, {program['unknown_loops']} loops counted once"
   most = _most(program["most_launched"], "{:,}".format)
   yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
   collectives = (
-    f"{kind} {moved['count']:,} ({size(moved['bytes'])})"
+    f"{kind} {moved['count']:,} ({tables.size(moved['bytes'])})"
     for kind, moved in program["collectives"].items()
   )
   yield "  collectives", ", ".join(collectives) or "none"
   if moved := program.get("most_moved"):
-    yield "  moves", _most(moved, size)
+    yield "  moves", _most(moved, tables.size)
 
 
 def _most(counts, number):
@@ -70,18 +70,9 @@ def _kernels(kernels):
   """A row for each hand-written kernel."""
   yield "  kernel", "registers", "spilled", "shared memory", "threads"
   for kernel in kernels:
-    sizes = size(kernel["spilled_bytes"]), size(kernel["shared_bytes"])
+    sizes = (
+      tables.size(kernel["spilled_bytes"]),
+      tables.size(kernel["shared_bytes"]),
+    )
     name, registers = f"  {kernel['kernel']}", str(kernel["registers"])
     yield name, registers, *sizes, kernel["threads"]
-
-
-def size(count: int) -> str:
-  """Bytes in a suitable unit.
-
-  >>> size(3 * 2**29), size(2**20), size(12)
-  ('1.50 GiB', '1.00 MiB', '12 B')
-  """
-  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-    if count >= unit:
-      return f"{count / unit:,.2f} {name}"
-  return f"{count} B"

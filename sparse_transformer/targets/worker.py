@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
+Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments
 NOTED = 20  # names of kernels that a report lists
 # The TPU compiler's message about a program that does not fit.
 NEEDED = re.compile(r"(?:\(|Used )(\d+\.?\d*)([KMG])(?:\) exceeds| of)")
@@ -51,7 +52,7 @@ def main() -> None:
   (folder / "answer.json").write_text(json.dumps(answer))
 
 
-def _answer(request: Report, tell: Callable[[str], None]) -> Report:
+def _answer(request, tell):
   target = hardware.parse(request["target"])
   devices = _devices(target)
   config = config_lib.from_json(request["config"], "the config")
@@ -77,30 +78,20 @@ def _answer(request: Report, tell: Callable[[str], None]) -> Report:
 
 
 def _devices(target: hardware.Target) -> list[jax.Device]:
-  """The devices of a target.
-
-  Raises:
-    ValueError: its compiler rejects the topology.
-  """
+  """The devices of a target; raises ValueError if its compiler rejects it."""
+  describe = topologies.get_topology_desc
   try:
     if target.compiler == "tpu":
-      return topologies.get_topology_desc(str(target), "tpu").devices
-    return topologies.get_topology_desc(
-      "",
-      "cuda",
-      target_config=target.gpu_config,
-      topology=target.topology,
-    ).devices
+      return describe(str(target), "tpu").devices
+    gpu = dict(target_config=target.gpu_config, topology=target.topology)
+    return describe("", "cuda", **gpu).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
       f"the compiler rejects target {str(target)!r}: {_first_line(error)}"
     ) from error
 
 
-# Programs: name, jitted function, and the shapes of its arguments.
-
-
-def _step(experiment: Experiment) -> Iterator[Report]:
+def _step(experiment: Experiment) -> Iterator[Program]:
   """The training step."""
   config = experiment.config
   tokens = jax.ShapeDtypeStruct(
@@ -108,18 +99,14 @@ def _step(experiment: Experiment) -> Iterator[Report]:
     jnp.uint8,
     sharding=experiment.batch_sharding,
   )
-  yield dict(
-    name="training step",
-    function=experiment.update,
-    arguments=(experiment.like, tokens),
-  )
+  yield "training step", experiment.update, (experiment.like, tokens)
 
 
-def _attention(experiment: Experiment) -> Iterator[Report]:
+def _attention(experiment: Experiment) -> Iterator[Program]:
   """Forward and backward pass of each distinct pattern of a layer."""
   model = experiment.model
-  batch = experiment.config.train.batch_size
-  batch //= experiment.config.train.accumulation
+  train = experiment.config.train
+  batch = train.batch_size // train.accumulation
 
   def array(width):
     return jax.ShapeDtypeStruct(
@@ -134,11 +121,8 @@ def _attention(experiment: Experiment) -> Iterator[Report]:
     attend = functools.partial(
       attention.attend, patterns=heads, backend=model.backend, tile=model.tile
     )
-    yield dict(
-      name=f"attention: {_name(heads)}",
-      function=jax.jit(functools.partial(_with_gradients, attend)),
-      arguments=(q, q, v, v),
-    )
+    run = jax.jit(functools.partial(_with_gradients, attend))
+    yield f"attention: {_name(heads)}", run, (q, q, v, v)
 
 
 def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
@@ -153,32 +137,19 @@ def _name(heads):
   return ", ".join(distinct[:2]) + more
 
 
-# Reports.
-
-
-def _report(
-  program: Report,
-  experiment: Experiment,
-  target: hardware.Target,
-  request: Report,
-  tell: Callable[[str], None],
-) -> Report:
-  """Compiles a program, and reports the result.
-
-  One that the request knows, by the digest of its text, is not compiled.
-  """
-  name, began = program["name"], time.time()
+def _report(program, experiment, target, request, tell):
+  """Compiles a program that the request does not know; reports the result."""
+  (name, function, arguments), began = program, time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
-  report = dict(
-    name=name, executor=registry.explain_choice(model.backend, case)
-  )
+  executor = registry.explain_choice(model.backend, case)
+  report = dict(name=name, executor=executor)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
   with registry.targeting(target.compiler), use_abstract_mesh(devices):
     tell(f"{name}: tracing")
-    traced = program["function"].trace(*program["arguments"])
+    traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=(target.compiler,))
     report["trace_seconds"] = round(time.time() - began, 1)
     report["digest"] = hashlib.sha256(lowered.as_text().encode()).hexdigest()

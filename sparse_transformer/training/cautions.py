@@ -18,11 +18,9 @@ def report(config: ConfigDict, model: model_lib.Config) -> None:
 def _shared_summaries(config: ConfigDict) -> str:
   """The caution if heads share a summary by default.
 
-  Fixed attention has distinct summary columns for its heads in section 4.3 of
-  Child et al. 2019. A config of another pattern does not set their number, 1 by
-  default, which `--config.attention.pattern=fixed` then gives to all heads.
-  More than one, but fewer than heads, are taken to be intended: the released
-  code has 8 heads share 4.
+  Section 4.3 of Child et al. 2019 has distinct summary columns for the heads of
+  fixed attention. More than one, but fewer than heads, are taken to be
+  intended: the released code has 8 heads share 4.
   """
   attention, heads = config.attention, config.model.num_heads
   if attention.pattern == "fixed" and attention.mode == "heads":
@@ -42,10 +40,7 @@ def _shared_summaries(config: ConfigDict) -> str:
 
 
 def _skipped_byte(model: model_lib.Config) -> str:
-  """The caution if keys one row back hold no byte above the target.
-
-  In the paper's network for CIFAR-10, the end of a window of one row holds it.
-  """
+  """The caution if keys one row back hold no byte above the target."""
   held = explanation.explain_held(model)
   row, groups = held["row"], held["groups"]
   if row is None or any(group["above"] is not False for group in groups):

@@ -27,7 +27,7 @@ class Experiment:
 
   Attributes:
     config: the settings.
-    devices: those of the mesh; None for all there are.
+    devices: of the mesh; None for all there are.
     shared: the data source, if another experiment has the same.
 
   Raises:
@@ -120,14 +120,13 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on the devices: uint8 [B, L].
-
-    Each process reads only its own examples.
-    """
+    """The batch after some updates, on the devices: uint8 [B, L]."""
     numbers = self.numbers[updates]
-    shape = len(numbers), self.model.length
-    read = lambda i: self.examples[int(numbers[i])]
-    return processes.place(read, shape, self.batch_sharding)
+    return processes.place(
+      lambda i: self.examples[int(numbers[i])],
+      (len(numbers), self.model.length),
+      self.batch_sharding,
+    )
 
   @functools.cached_property
   def mesh(self) -> Mesh:

@@ -46,12 +46,12 @@ def train(
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   A limit, (of `metrics.TIMES`, seconds), ends a run of a single process before
-  that step, and the learning rate then follows the clock. Such a run continues
-  where it was stopped, but not bit for bit: the clock differs.
+  that step, and the learning rate then follows the clock, so that a resumed run
+  is not the same bit for bit.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
-  checkpoints/<step>/ into the workdir, and a copy of `config_file`, from which
-  the config was read, if there is one. Returns the final state.
+  checkpoints/<step>/ into the workdir, and copies `config_file`, if given, from
+  which the config was read. Returns the final state.
 
   Raises:
     ValueError: the config is invalid, or does not fit the workdir.
@@ -109,12 +109,7 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(
-  workdir: pathlib.Path,
-  experiment: Experiment,
-  step: int,
-  config_file: str | os.PathLike | None,
-) -> None:
+def _describe(workdir, experiment, step, config_file):
   """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
   cautions.report(config, model)
@@ -164,7 +159,7 @@ def _run(
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
-  first, last = int(state.step), config.train.steps
+  first = int(state.step)
   flops_per_token = costs.flops_per_token(config, model)
   if model.experts and not any(line["split"] == "network" for line in lines):
     writer.note(
@@ -179,15 +174,13 @@ def _run(
   watch = metrics.Stopwatch(lines)
   clock, seconds = limit or ("seconds", math.inf)
   share = watch.passed(clock) / seconds
-  last = first if share >= 1 else last
+  last = first if share >= 1 else config.train.steps
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
   with contextlib.suppress(signals.Stopped), jax.set_mesh(experiment.mesh):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
-    if first > max(validated, default=0) and is_due(
-      first, config.eval.every, last
-    ):
-      # A signal had interrupted this validation.
+    interrupted = first > max(validated, default=0)
+    if interrupted and is_due(first, config.eval.every, last):
       bits = _validate(experiment, state, writer, stops, watch)
     for step in range(first, last):
       stops.check()
@@ -244,10 +237,9 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
-  """Recomputes the batch of a step, and prints the loss of each example.
+  """Prints the loss of each example of a step; writes nothing.
 
-  Uses the weights of the last checkpoint before the step, else the initial
-  ones. Writes nothing.
+  Uses the weights of the last checkpoint before it, else the initial ones.
 
   Raises:
     ValueError: the run has another config, or no such step.
@@ -263,12 +255,10 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       f" {config.train.steps}"
     )
   with store.Checkpoints(workdir) as checkpoints:
-    before = [s for s in checkpoints.steps() if s < step]
-    state = (
-      checkpoints.restore(experiment.like, before[-1])
-      if before
-      else experiment.first_state()
-    )
+    if before := [s for s in checkpoints.steps() if s < step]:
+      state = checkpoints.restore(experiment.like, before[-1])
+    else:
+      state = experiment.first_state()
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.step)(state, batch)
@@ -283,24 +273,16 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:
   """The values to log for a training step; None if one is non-finite."""
-  arrays = {name: np.float64(value) for name, value in measured.items()}
-  if not all(np.isfinite(x).all() for x in arrays.values()):
-    return None  # the monitor has logged it, or the loss scale is too large
-  values = {
+  values = {}
+  for name, x in ((name, np.float64(x)) for name, x in measured.items()):
+    if not np.isfinite(x).all():
+      return None  # the monitor has logged it, or the loss scale is too large
     # Digits of more numbers than one would fill the line.
-    name: x.round(4).tolist() if x.ndim else float(x)
-    for name, x in arrays.items()
-  }
+    values[name] = x.round(4).tolist() if x.ndim else float(x)
   return values | dict(bits_per_dim=values["nats"] / math.log(2))
 
 
-def _validate(
-  experiment: Experiment,
-  state: State,
-  writer: metrics.Writer,
-  stops: processes.Stops,
-  watch: metrics.Stopwatch,
-) -> float:
+def _validate(experiment, state, writer, stops, watch):
   """Logs and returns bits per dim of averaged weights on validation data."""
   settings, step = experiment.config.eval, int(state.step)
   windows = experiment.source.windows("validation")

@@ -5,14 +5,11 @@ gradient is divided by it, in float32. The scale is as large as it can be
 without overflow: it doubles after many finite gradients in a row, and a step
 whose gradient is non-finite is skipped and halves it.
 
-Flax's `DynamicScale` differentiates as well, so it would change the scale once
-per micro-batch, and it has no upper limit.
+Flax's `DynamicScale` would change it once per micro-batch, without a limit.
 
 Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 """
 
-import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -26,10 +23,8 @@ class LossScale(NamedTuple):
   """The state of loss scaling."""
 
   scale: jax.Array  # float32 scalar, what the loss is multiplied by
-  # Int32 scalar, finite gradients since the scale last changed.
-  finite: jax.Array
-  # Int32 scalar, steps skipped so far because of their gradients.
-  skipped: jax.Array
+  finite: jax.Array  # int32, finite gradients since the scale last changed
+  skipped: jax.Array  # int32, steps skipped so far because of their gradients
 
 
 def init(dtype: str) -> LossScale | None:
@@ -59,12 +54,3 @@ def update(
   return jax.tree.map(
     lambda new, old: jnp.where(jnp.isfinite(loss), new, old), new, old
   )
-
-
-def may_overflow(measured: Mapping[str, float]) -> bool:
-  """Returns whether the scale may be why a step's gradient is non-finite.
-
-  There was none in metrics without `loss_scale`.
-  """
-  scale = measured.get("loss_scale", SMALLEST)
-  return math.isfinite(measured["nats"]) and scale > SMALLEST

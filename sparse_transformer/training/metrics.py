@@ -92,25 +92,16 @@ class Writer:
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-    Those that are nested lists of numbers have a curve for each number in
-    TensorBoard; the terminal shows their extremes.
+    A nested list has a curve for each number; the terminal shows its extremes.
     """
     if not self._file:
       return
     self.note(step, split, **values)
     if self._board:
-      scalars = {
-        "/".join([name, *map(str, index)]): value
-        for name, numbers in values.items()
-        for index, value in np.ndenumerate(numbers)
-      }
-      self._attempt(self._board.write, step, split, scalars)
+      self._attempt(self._board.write, step, split, values)
     hidden = {"model_flops_per_second", *TIMES}
-    text = "  ".join(
-      f"{name} {_extremes(value)}"
-      for name, value in values.items()
-      if name not in hidden
-    )
+    shown = [name for name in values if name not in hidden]
+    text = "  ".join(f"{name} {_extremes(values[name])}" for name in shown)
     self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
 
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -131,11 +122,7 @@ def _extremes(value: Any) -> str:
 
 
 class _Board(EventsWriter):
-  """A TensorBoard file.
-
-  Avoids the thread of tensorboardX, which dies at the first error, and for
-  which `close` would then wait.
-  """
+  """A TensorBoard file, without tensorboardX's thread, which errors end."""
 
   def __init__(self, workdir: str | os.PathLike, step: int):
     super().__init__(str(pathlib.Path(workdir) / "events"), f".{os.getpid()}")
@@ -144,10 +131,11 @@ class _Board(EventsWriter):
       start = SessionLog(status=SessionLog.START)
       self._append(step=step + 1, session_log=start)
 
-  def write(self, step: int, split: str, values: dict[str, float]) -> None:
+  def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
     scalars = [
-      Summary.Value(tag=f"{split}/{name}", simple_value=value)
-      for name, value in values.items()
+      Summary.Value(tag="/".join([split, name, *map(str, i)]), simple_value=x)
+      for name, numbers in values.items()
+      for i, x in np.ndenumerate(numbers)
     ]
     self._append(step=step, summary=Summary(value=scalars))
     if time.monotonic() > self._flush_time:
@@ -162,16 +150,15 @@ class _Board(EventsWriter):
 
 
 class Stopwatch:
-  """Time spent on training steps, and their speed.
+  """Time spent on training steps, after those in the lines so far, and speed.
 
-  It runs after `restart`. Call `stop` before, and `restart` after, anything
-  other than training steps: validation, saving. It continues the times in the
-  lines of the run so far.
+  Call `stop` before, and `restart` after, anything other than training steps:
+  validation, saving.
 
   Attributes:
     seconds: seconds up to the last `stop`.
-    processor_seconds: seconds of processor time of all threads. Unlike the
-      former, they do not depend on what else the machine does.
+    processor_seconds: the same, of processor time of all threads, which does
+      not depend on what else the machine does.
   """
 
   def __init__(self, lines: Sequence[Mapping[str, Any]] = ()):
@@ -218,10 +205,9 @@ class Stopwatch:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl` as dictionaries, in order.
+  """Returns the lines of `metrics.jsonl` that have what their readers need.
 
-  Lines without what their readers need are left out: a killed run may have left
-  half a line.
+  A killed run may have left half a line.
   """
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   atomic.size(path)  # which a pipe does not have

@@ -9,17 +9,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from sparse_transformer.training import loss_scale
+from sparse_transformer.training.loss_scale import SMALLEST
 
 
 class Monitor:
   """Judges the metrics of each step while the next one runs.
 
-  A gradient that overflows because of the loss scale does not count against its
-  batch: the step was skipped, and the next scale is smaller.
-
-  Reading a metric waits for the device, so the metrics of the step that was
-  just dispatched are left for later.
+  That avoids waiting for the device. A gradient that overflows because of the
+  loss scale does not count against its batch: the next scale is smaller.
 
   Args:
     settings: group `train` of the experiment's config; uses `nonfinite`,
@@ -69,11 +66,14 @@ class Monitor:
       for name, value in measured.items()
       if np.ndim(value) == 0
     }
+    nats, factor = values["nats"], self._settings.spike
+    # Gradients may overflow because of a large scale; the next one is smaller.
+    is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
+    may_overflow = is_scaled and math.isfinite(nats)
     for name in ("nats", *values):  # the loss first
-      if not (math.isfinite(values[name]) or loss_scale.may_overflow(values)):
+      if not (math.isfinite(values[name]) or may_overflow):
         self._nonfinite(step, name, values[name])
         return
-    nats, factor = values["nats"], self._settings.spike
     if factor and nats > factor * self._baseline:
       self._note(step, "spike", nats=nats, examples=self._examples(step))
 

@@ -9,9 +9,9 @@ from sparse_transformer import model as model_lib
 
 
 def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
-  """Learning rate by step: linear warm-up, then cosine decay to 0.
+  """Learning rate by step: linear warm-up to a peak, then cosine decay to 0.
 
-  The peak is the highest rate; 0 for `optimizer.learning_rate`.
+  The peak of 0 stands for `optimizer.learning_rate`.
 
   Raises:
     ValueError: the warm-up does not end before the last step.
@@ -42,10 +42,8 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
       f"optimizer.adam_learning_rate={rate} is for optimizer.name=muon, not"
       f" {name}; set optimizer.learning_rate"
     )
-  make = dict(adamw=_adamw, muon=_muon)[name]
-  return optax.chain(
-    optax.clip_by_global_norm(config.optimizer.clip_norm), make(config)
-  )
+  clip = optax.clip_by_global_norm(config.optimizer.clip_norm)
+  return optax.chain(clip, (_muon if name == "muon" else _adamw)(config))
 
 
 def _adamw(config):
@@ -61,13 +59,11 @@ def _adamw(config):
 
 
 def _muon(config):
-  """Muon for the matrices of the blocks, Adam for everything else.
+  """Muon for the matrices of the blocks, which decay, Adam for all else.
 
-  Updates are scaled to the root mean square of Adam's, so that learning rates
-  of AdamW carry over. Only the matrices of the blocks decay.
+  Updates have the root mean square of Adam's, so learning rates carry over.
 
-  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982, for the
-  scale.
+  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
   """
   optimizer = config.optimizer
   return optax.contrib.muon(
@@ -100,10 +96,9 @@ def _of_schedule(path, _):
 
 
 def timed_step(config: ConfigDict, step: int, share: float) -> int:
-  """The step of the schedule in a run that a time ends, from the share passed.
+  """The step of the schedule in a run of which a share of its time has passed.
 
-  The decay follows the clock; warm-up takes the steps of the config, but at
-  most a tenth of the time.
+  The decay follows the clock; warm-up takes at most a tenth of the time.
   """
   warmup = config.optimizer.warmup_steps
   warmed = max(step, int(10 * share * warmup))
@@ -130,9 +125,8 @@ def learning_rate(
 def decays(params: dict) -> dict:
   """Whether parameters decay: matrices, but not biases, gains, start vector.
 
-  As in the released code, these are tensors of two dimensions. The axes of
-  layers and of experts along which parameters are stacked do not count.
-  Centroids, which have three, are directions: their length does not matter.
+  As in the released code, they have two axes, except those of layers and of
+  experts. Centroids, which have three, are directions of any length.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

@@ -1,7 +1,6 @@
 """One step of training: pure functions of the state and a batch."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -14,22 +13,16 @@ from sparse_transformer.training import loss_scale as loss_scale_lib
 from sparse_transformer.training.optimizer import learning_rate
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["step", "params", "opt_state", "ema", "loss_scale"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
   """Everything that training changes."""
 
   step: jax.Array  # int32 scalar, number of updates so far
   params: dict  # nested dicts of arrays
-  opt_state: optax.OptState  # state of the optimizer
-  # Exponential moving average of `params`, for evaluation and sampling.
-  ema: dict
-  # State of loss scaling; None unless activations are float16.
-  loss_scale: loss_scale_lib.LossScale | None = None
+  opt_state: optax.OptState
+  ema: dict  # moving average of `params`, for evaluation and sampling
+  loss_scale: loss_scale_lib.LossScale | None = None  # of float16
 
 
 def init_state(
@@ -64,9 +57,8 @@ def train_step(
   """Updates the parameters and their average on one batch.
 
   A batch whose loss or gradient is non-finite leaves them and the optimizer
-  unchanged, so the schedule of the learning rate does not advance. Random
-  numbers depend on (`config.train.seed`, `state.step`) alone, so that a resumed
-  run continues exactly.
+  unchanged, so that the learning rate does not advance. Random numbers depend
+  on (`config.train.seed`, `state.step`) alone: a resumed run continues exactly.
 
   Args:
     state: the state before the step.
@@ -114,10 +106,7 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """((nats, what blocks measure), the gradient of the sum of all losses).
-
-  Means over a batch, one micro-batch at a time.
-  """
+  """((nats, what blocks measure), gradient of all losses): means of a batch."""
   settings = config.train
   micro, (b, n) = settings.accumulation, tokens_BL.shape
   # Neighbors are assigned to different micro-batches: with the batch sharded
@@ -159,8 +148,7 @@ def auxiliary_loss(
   """The sum of the auxiliary losses times their factors.
 
   Args:
-    measured: what blocks measure; each loss is a mean over the blocks that have
-      it, and whatever else was measured is ignored.
+    measured: what blocks measure; scalars of blocks are losses.
     factors: group `loss` of the experiment's config.
   """
   return sum(

@@ -33,8 +33,7 @@ def check_name(workdir: str | os.PathLike) -> None:
 def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
-  The first process locks it for all. The operating system owns the lock: it is
-  released when the process ends, however it ends.
+  The first process locks it for all; the lock ends with it, however it ends.
 
   Raises:
     ValueError: another run holds it; the message names process and host. Or
@@ -43,11 +42,9 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   path = pathlib.Path(workdir) / "lock"
   with contextlib.ExitStack() as stack:
     processes.decide(lambda: _lock(path, stack))
-    holder = processes.together(
-      lambda: path.read_text() if path.exists() else "nobody"
-    )
     place = f"the holder of {path.parent}, which must be on a shared disk,"
-    processes.check_same({place: holder})
+    find = lambda: path.read_text() if path.exists() else "nobody"
+    processes.check_same({place: processes.together(find)})
     yield
 
 

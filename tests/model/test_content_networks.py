@@ -57,7 +57,7 @@ MIXED = (HASHED, ROUTED), (Local(2) | ROUTED, Local(4))
 
 
 def record(cache, layer, index, directions, q, k, v):
-  """An `Attend` that stores what it is given at its layer's place."""
+  """An `attend` that stores what it is given at its layer's place."""
   given = dict(q=q, k=k, routed=directions[ROUTED])
   given |= {"hashed": directions[HASHED]} if HASHED in directions else {}
   place = layer + len(MIXED) * index

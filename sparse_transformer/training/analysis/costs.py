@@ -44,9 +44,8 @@ REPEATED: dict[str, tuple[str, ...]] = {
 class Matmul(NamedTuple):
   """A product with weights."""
 
-  # `inputs`, `outputs`: the sizes of its matrix.
-  inputs: int
-  outputs: int
+  inputs: int  # rows of the matrix
+  outputs: int  # columns of the matrix
   matrices: int = 1  # number of matrices, one for each expert
   used: int = 1  # how many of them each token is multiplied by
 
@@ -69,10 +68,7 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str = ""
 ) -> Case:
-  """The attention of one micro-batch, for a `platform` as in `Case`.
-
-  By default, for the devices of this machine.
-  """
+  """The attention of one micro-batch; by default, on this machine's devices."""
   platform = platform or registry.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *widths(model)
@@ -80,13 +76,9 @@ def attention_case(
 
 
 def count_pairs(model: model_lib.Config) -> int:
-  """Number of pairs of one sequence, in all heads of all layers.
-
-  For content-based pairs, the expected number.
-  """
+  """Pairs of one sequence in all heads; of content-based ones, as expected."""
   heads = collections.Counter(itertools.chain(*model.patterns))
-  n = model.length
-  return sum(heads[x] * analysis.count_pairs(x, n) for x in heads)
+  return sum(heads[x] * analysis.count_pairs(x, model.length) for x in heads)
 
 
 def keys_per_query(model: model_lib.Config) -> float:
@@ -136,11 +128,9 @@ def speed(
   """
   if not tokens_per_second:
     return {}
-  flops = tokens_per_second * flops_per_token
-  fields = dict(
-    tokens_per_second=tokens_per_second, model_flops_per_second=flops
-  )
-  devices = jax.devices()
+  flops, devices = tokens_per_second * flops_per_token, jax.devices()
+  fields = {"tokens_per_second": tokens_per_second}
+  fields["model_flops_per_second"] = flops
   if peak := peak_flops(devices[0].device_kind, dtype):
     fields["mfu"] = flops / (peak * len(devices))
   return fields
@@ -149,10 +139,7 @@ def speed(
 def step(
   config: ConfigDict, model: model_lib.Config, pairs: int
 ) -> dict[str, Any]:
-  """FLOPs and memory traffic, in bytes, of one step on the entire batch.
-
-  `pairs` is their number, from `count_pairs`.
-  """
+  """FLOPs and bytes moved of a step; `pairs` is from `count_pairs`."""
   batch = config.train.batch_size
   tokens = batch * model.length
   state, repeated = abstract_state(config, model), REPEATED[model.remat]
@@ -272,12 +259,10 @@ def _num_bytes(tree: Any) -> int:
 
 
 def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
-  """Bytes kept on one device from the forward pass for the backward pass.
+  """Bytes that one device keeps for the backward pass: (per sequence, fixed).
 
-  Returns:
-    (bytes per sequence, bytes that do not depend on the number of sequences).
-    The latter are copies of weights, such as a scan over layers makes, but
-    neither the parameters themselves nor constants of the program.
+  The latter are copies of weights, such as a scan over layers makes, but
+  neither the parameters themselves nor constants of the program.
   """
   heads, inner = model.num_heads, model.mlp_width
   if sizes["tensor"] > 1 and model.vocab_size in (heads, inner):

@@ -33,10 +33,9 @@ COLUMNS = {
 def of_network(
   config: ConfigDict, model: model_lib.Config, sizes: mesh.Sizes
 ) -> list[dict[str, Any]]:
-  """`traffic` for each part of the patterns, of one micro-batch and one layer.
+  """`traffic` of a micro-batch for each part, and how many `layers` have it.
 
-  With the number of `layers` that have it. Empty if positions are not split,
-  or if the executor gathers them all.
+  Empty if positions are not split, or if the executor gathers them all.
   """
   if sizes["sequence"] == 1:
     return []
@@ -64,9 +63,7 @@ def traffic(
 ) -> list[dict[str, Any]]:
   """The data that a device receives for each part, known before compiling.
 
-  The case has the sequences and heads of a device, and the length of whole
-  sequences, whose positions are split over the devices. The JSON values are
-  commented below.
+  The case has its sequences and heads, but the length of whole sequences.
   """
   item = jnp.dtype(case.dtype).itemsize
   wide, k, e = max(4, item), case.qk_width, case.value_width

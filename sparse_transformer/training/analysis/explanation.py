@@ -1,7 +1,6 @@
-"""The costs of an experiment and what its positions see, before training.
+"""The report of `explain`: costs of an experiment, and what positions see.
 
-This is the report of the command `explain`. It reads no data and allocates no
-network, so it takes seconds at any size.
+It reads no data and allocates no network, so it takes seconds at any size.
 """
 
 import collections
@@ -33,9 +32,7 @@ Report = dict[str, Any]
 
 
 def explain(config: ConfigDict, model: model_lib.Config) -> Report:
-  """The costs and reach of a network, as JSON values.
-
-  The config is used for its batches and its optimizer.
+  """The costs and reach of a network in an experiment, as JSON values.
 
   Raises:
     ValueError: the batch cannot be split evenly.
@@ -46,7 +43,6 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   mesh.check_network(model, sizes)
   attention = explain_attention(config, model)
   total = _total(attention, model)
-  pairs = total["pairs"]
   names = "vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
@@ -59,11 +55,11 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     total=total,
     held=explain_held(model),
     reach=explain_reach(model),
-    step=costs.step(config, model, pairs),
+    step=costs.step(config, model, total["pairs"]),
     mesh=dict(sizes),
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
-    rematerialization=costs.rematerialization(config, model, pairs),
+    rematerialization=costs.rematerialization(config, model, total["pairs"]),
     cache=_cache(model, attention),
   )
 
@@ -129,36 +125,29 @@ def _work(pairs: int, computed: int) -> Report:
 def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
   """The costs of one head with a pattern, in tiles of `tile` unless it is 0.
 
-  If it is content-based, `pairs` is the expected number, and the smallest
-  number of keys is unknown.
+  If it is content-based, `pairs` is expected, and `keys_min` unknown.
   """
-  n = case.length
-  pairs = analysis.count_pairs(pattern, n)
+  n, follows = case.length, bool(pattern.contents())
+  pairs, kept = analysis.count_pairs(pattern, n), kv_cache.kept_pairs(pattern)
   causal = analysis.is_causal(pattern, n)
-  cache = (
-    analysis.cache_size(kv_cache.kept_pairs(pattern), n) if causal else None
-  )
-  fewest = None
-  if not pattern.contents():
-    fewest = int(analysis.keys_per_query(pattern, n).min())
   tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
     pattern=str(pattern),
-    follows_content=bool(pattern.contents()),
+    follows_content=follows,
     executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
-    keys_min=fewest,
+    keys_min=None
+    if follows
+    else int(analysis.keys_per_query(pattern, n).min()),
     keys_mean=pairs / n,
     keys_max=analysis.most_keys(pattern, n),
     tile=sorted({tile for _, tile, scores in tiles if scores}),
     causal=causal,
-    cache=cache,
+    cache=analysis.cache_size(kept, n) if causal else None,
     **_work(pairs, sum(scores for *_, scores in tiles)),
   )
 
 
-def _tiles(
-  pattern: Pattern, case: Case, backend: str, tile: int
-) -> Iterator[tuple[str, int, int]]:
+def _tiles(pattern, case, backend, tile):
   """(executor, tile, computed scores) of each part that is run."""
   static, others = pattern.split()
   if others and registry.resolve(backend, case) == "dense":
@@ -178,14 +167,13 @@ def _tiles(
 def explain_held(model: model_lib.Config) -> Report:
   """Finds the bytes that keys hold, as distances back from a target.
 
-  Inputs are shifted by one: key k holds byte k - 1. The target is in the middle
-  of the sequence, for images the last channel of a pixel.
+  Inputs are shifted by one: key k holds byte k - 1.
 
   Returns:
-    `target`, its position; `row`, the bytes in a row of an image, else None;
-    and `groups` of equal layers: the runs [first, last] of the distances of
-    static pairs and, for images, whether the byte `above` the target is held,
-    None if that depends on the content.
+    `target`, a position in the middle, of images the last channel of a pixel;
+    `row`, the bytes in a row of an image, else None; and `groups` of equal
+    layers: the runs [first, last] of the distances of static pairs and, for
+    images, whether the byte `above` is held, None if content decides that.
   """
   n, target, row = model.length, model.length // 2, None
   if len(model.shape) == 3:
@@ -216,8 +204,8 @@ def explain_held(model: model_lib.Config) -> Report:
 def explain_reach(model: model_lib.Config) -> Report:
   """Finds after how many layers all positions see what they should, if ever.
 
-  This counts static pairs only; `may_see` is the number of layers with all that
-  content-based patterns may have, None if there are no such patterns.
+  By static pairs only; `may_see` counts all that content-based patterns may
+  have, and is None if there are none.
   """
   layers = model.patterns
   static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
@@ -236,18 +224,13 @@ def explain_reach(model: model_lib.Config) -> Report:
 
 
 def _experts(model: model_lib.Config) -> Report | None:
-  blocks = [block for block, has in enumerate(model.has_experts) if has]
+  blocks = np.flatnonzero(model.has_experts).tolist()
   numbers = dict(number=model.experts, per_token=model.experts_per_token)
   return dict(blocks=blocks, **numbers) if blocks else None
 
 
-def _cache(
-  model: model_lib.Config, attention: Sequence[Report]
-) -> Report | None:
-  """The size of the cache for decoding one sequence.
-
-  None if there is none: queries attend to later keys.
-  """
+def _cache(model, attention):
+  """The cache for decoding a sequence; None if queries attend to later keys."""
   if any(row["cache"] is None for row in attention):
     return None
   width, value_width = costs.widths(model)
@@ -323,10 +306,9 @@ def render(report: Report) -> str:
   )
   if experts := report["experts"]:
     title += (
-      f", {report['active_parameters']:,} for each token: blocks"
-      f" {_ranges(experts['blocks'])} have {experts['number']} experts, of"
-      f" which {experts['per_token']} for each token"
-    )
+      ", {active_parameters:,} for each token: blocks {blocks} have {number}"
+      " experts, of which {per_token} for each token"
+    ).format(**report | experts | dict(blocks=_ranges(experts["blocks"])))
   note = NOTE + (EXPECTED if report["total"]["follows_content"] else "")
   parts = [
     title,
@@ -395,7 +377,7 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
   yield from _sum_rows("FLOPs", what, step["flops"], _flops, FLOPS)
   what = "to and from memory, at least"
-  yield from _sum_rows("traffic", what, step["bytes"], _bytes, TRAFFIC)
+  yield from _sum_rows("traffic", what, step["bytes"], tables.size, TRAFFIC)
   yield ("",)
   mesh = report["mesh"]
   along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
@@ -404,13 +386,15 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
     f"per device{split if along else ''}, {memory['sequences']} sequences at a"
     " time; the parts are exact, their sum is an estimate"
   )
-  yield from _sum_rows("memory", what, memory, _bytes, MEMORY)
+  yield from _sum_rows("memory", what, memory, tables.size, MEMORY)
   yield ("",)
   if cache is None:
     yield "cache", "none", "cannot decode: queries attend to later keys"
   else:
-    what = f"to decode a sequence; {_bytes(cache['full_bytes'])} for all keys"
-    yield "cache", _bytes(cache["bytes"]), what
+    what = (
+      f"to decode a sequence; {tables.size(cache['full_bytes'])} for all keys"
+    )
+    yield "cache", tables.size(cache["bytes"]), what
 
 
 def _sum_rows(title, about, sizes, form, parts):
@@ -421,31 +405,30 @@ def _sum_rows(title, about, sizes, form, parts):
 
 
 def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
-  everything = "everything after {} layer{}".format
-  layers, may_see = reach["layers"], reach["may_see"]
-  checked = []
-  if reach["positions_checked"]:
-    checked.append(f"every pair of {reach['positions_checked']:,} positions")
-  if reach["inputs_checked"]:
-    checked.append(f"{reach['inputs_checked']} inputs to all {n:,}")
-  what = f"checked: {', '.join(checked)}"
-  seen = "not everything"
+  def everything(layers):
+    return f"everything after {layers} layer{'s' * (layers != 1)}"
+
+  may_see, checked = reach["may_see"], []
+  if number := reach["positions_checked"]:
+    checked.append(f"every pair of {number:,} positions")
+  if number := reach["inputs_checked"]:
+    checked.append(f"{number} inputs to all {n:,}")
+  seen, what = everything(reach["layers"]), f"checked: {', '.join(checked)}"
   if reach["missing"]:
     query, key = reach["missing"]
+    seen = "not everything"
     what = f"query {query:,} never reaches key {key:,}; {what}"
-  else:
-    seen = everything(layers, "s" * (layers != 1))
   yield "sees" if may_see is None else "always sees", seen, what
   if may_see is not None:
     what = "if content-based patterns had all pairs they may have"
-    yield "may see", everything(may_see, "s" * (may_see != 1)), what
+    yield "may see", everything(may_see), what
 
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
   yield "model.remat", "activations", "layer", "FLOPs recomputed"
   for remat, way in report["rematerialization"].items():
     mark = " (chosen)" if remat == report["remat"] else ""
-    sizes = _bytes(way["activations"]), _bytes(way["layer"])
+    sizes = tables.size(way["activations"]), tables.size(way["layer"])
     yield remat + mark, *sizes, _flops(way["recomputed"])
 
 
@@ -462,14 +445,7 @@ def _ranges(numbers: Sequence[int]) -> str:
   return ", ".join(map(str, numbers[:6])) + more
 
 
-def _bytes(size: int) -> str:
-  return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
 def _flops(count: int) -> str:
-  return _scaled(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
-
-
-def _scaled(number: int, base: int, units: Sequence[str]) -> str:
-  power = min(int(math.log(max(number, 1), base)), len(units) - 1)
-  return f"{number / base**power:,.4g} {units[power]}".strip()
+  units = ("", "k", "M", "G", "T", "P", "E")
+  power = min(int(math.log(max(count, 1), 1000)), len(units) - 1)
+  return f"{count / 1000**power:,.4g} {units[power]}".strip()

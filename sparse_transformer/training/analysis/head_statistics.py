@@ -1,8 +1,7 @@
 """The attention of a trained network's heads on a given example.
 
-The queries and keys of all drawn layers are collected in one pass of the
-network. Then the pairs of each head, static or bound to these queries and
-keys, are weighted.
+One pass of the network collects queries and keys. Then the pairs of each head,
+static or bound to these queries and keys, are weighted.
 """
 
 import math
@@ -86,17 +85,14 @@ def weigh(
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    heads = zip(
-      patterns, q_HLK / scale, k_HLK, mask_BHLM[0], ramps, strict=True
-    )
-    yield layer, [_weigh(*head) for head in heads]
+    heads = map(_weigh, patterns, q_HLK / scale, k_HLK, mask_BHLM[0], ramps)
+    yield layer, list(heads)
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
   """The attention of a head; `ramp_LM` is what its span multiplies weights by.
 
-  The entropy is of the weights of a query, in bits; the mean over all queries
-  that have keys.
+  The entropy, in bits, is a mean over the queries that have keys.
   """
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
@@ -126,13 +122,12 @@ def explain(
 ) -> Report:
   """Draws the heads of a network on an example, see `weigh`.
 
-  Into the folder go the pictures, one for each layer, and the report as
-  attention.json. The step of the parameters and the number of the example are
-  only reported.
+  Into the folder go the pictures, one for each layer, and attention.json. The
+  step of the parameters and the number of the example are only reported.
 
   Returns:
-    As JSON values: the number of `positions` that were used, what was measured
-    of each of the `heads`, the `pictures`, and arguments.
+    What is in attention.json: the number of `positions` that were used, what
+    was measured of each of the `heads`, the `pictures`, and arguments.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)

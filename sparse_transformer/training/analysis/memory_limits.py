@@ -1,7 +1,7 @@
-"""Runs that cannot fit in memory, found before their networks are made.
+"""Runs that cannot fit in memory, found from sizes alone.
 
-All bounds are lower ones and follow from sizes alone: nothing that could run is
-rejected. What a run is expected to take is in `costs`.
+All bounds are lower ones: nothing that could run is rejected. What a run is
+expected to take is in `costs`.
 """
 
 import jax
@@ -18,15 +18,13 @@ def check_training(config: ConfigDict, source: data.Source) -> None:
   Only what is certainly in memory at the same time counts: on each device, the
   state with its gradients, or with the input of each layer and the logits of a
   micro-batch; in the memory of the host, a copy of the state while a checkpoint
-  is saved; and what validation needs. What XLA, patterns and data take does not
-  count, nor does what `model.remat` keeps.
+  is saved; and what validation needs.
   """
   model, sizes, state = _sizes(config, source)
   train, network = config.train, _describe_network(model)
   # At least a device's part of the state is copied.
-  copies = 1
-  if jax.default_backend() == "cpu":
-    copies += jax.local_device_count()
+  is_cpu = jax.default_backend() == "cpu"
+  copies = 1 + is_cpu * jax.local_device_count()
   _check_fits(network, copies * state, machine.memory(), "this machine")
   if not train.steps:
     return  # only the initial state is saved
@@ -53,9 +51,8 @@ def check_inference(
 ) -> None:
   """Raises ValueError if evaluation or sampling cannot fit in memory.
 
-  As in `check_training`, only what is certainly needed counts: the state
-  that is restored, and of the batch the cache and the residual stream with the
-  logits or inside an MLP.
+  Only the state counts, and of the batch the cache and the residual stream with
+  the logits or inside an MLP.
 
   Args:
     config, source: the experiment's.
@@ -67,10 +64,8 @@ def check_inference(
   _check_fits(_describe_network(model), state, room)
   mlp = model.mlp_width * costs.itemsize(model)
   position = 4 * model.width + max(4 * model.vocab_size, mlp)
-  if cache is None:
-    sequence = position * model.length // sizes["sequence"]
-  else:
-    sequence = position + cache
+  whole = position * model.length // sizes["sequence"]
+  sequence = whole if cache is None else position + cache
   shards = mesh.num_shards(sizes)
   own = batch if batch % shards else batch // shards
   _check_fits(
@@ -80,9 +75,7 @@ def check_inference(
   )
 
 
-def _sizes(
-  config: ConfigDict, source: data.Source
-) -> tuple[model_lib.Config, mesh.Sizes, int]:
+def _sizes(config, source):
   """The network without patterns, the mesh, and bytes of a device's state."""
   model = model_lib.Config(
     vocab_size=source.vocab_size,
@@ -105,12 +98,7 @@ def _describe_network(model: model_lib.Config) -> str:
   )
 
 
-def _check_fits(
-  what: str,
-  size: int,
-  room: int | None,
-  place: str = "a device of this machine",
-) -> None:
+def _check_fits(what, size, room, place="a device of this machine"):
   """Raises ValueError if something is larger than the memory of a place."""
   if room is not None and size > room:
     need, found = (f"{x / 2**30:,.1f} GiB" for x in (size, room))

@@ -52,8 +52,7 @@ _BY_DEFAULT, _HIGHEST = (None, "default"), ("highest", "float32")
 def peak_flops(device_kind: str, dtype: str) -> float | None:
   """FLOPs per second that a kind of JAX device can reach; None if unknown.
 
-  The dtype is that of the operands of matrix products. The rate of float32
-  depends on `jax_default_matmul_precision`.
+  The dtype is that of operands; `jax_default_matmul_precision` counts.
   """
   rates = PEAKS.get(device_kind, {})
   precision = jax.default_matmul_precision.value

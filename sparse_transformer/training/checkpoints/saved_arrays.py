@@ -23,9 +23,8 @@ FOLDER = "state"  # in the folder of a checkpoint
 def start_writing(path: pathlib.Path, tree: Any) -> ocp.AsyncCheckpointer:
   """Starts to write arrays; `close` waits, and raises the error, if any.
 
-  All processes write their shards. Arrays may be donated after the call: on
-  accelerators they are copied to the host first, and JAX does not reuse the
-  memory of those on CPUs while Orbax refers to it.
+  All processes write their shards. Arrays may be donated after the call: they
+  are copied to the host first or, on CPUs, JAX keeps their memory for Orbax.
   """
   with contextlib.ExitStack() as stack:
     orbax = stack.enter_context(_orbax())
@@ -71,11 +70,10 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
     )
   tree = as_tree(dataclasses.replace(like, loss_scale=scale))
   saved, expected = (
-    {name: tuple(leaf.shape) for name, leaf in _by_name(x).items()}
+    {(name, tuple(leaf.shape)) for name, leaf in _by_name(x).items()}
     for x in (found, tree)
   )
-  names = sorted(saved.keys() | expected.keys())
-  if differing := [n for n in names if saved.get(n) != expected.get(n)]:
+  if differing := sorted({name for name, _ in saved ^ expected}):
     raise ValueError(
       f"checkpoint {path} is from another network: the shapes of"
       f" {', '.join(differing[:3])} differ; use the settings of the model, the"
@@ -141,10 +139,7 @@ def _sums(arrays):
 
 
 def _sum(x):
-  """The sum over an array's bits, each mixed with its place: uint32.
-
-  Sums modulo 2**32 do not depend on their order.
-  """
+  """The uint32 sum, in any order, of an array's bits mixed with places."""
   if x.dtype == bool:
     x = x.astype(jnp.uint8)
   kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)

@@ -12,8 +12,8 @@ another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged: neither an error on devices that cannot restore it, nor
-arrays with other digests than those that were saved.
+checkpoint is damaged: neither an error nor other digests of arrays on devices
+that cannot restore it.
 """
 
 import concurrent.futures
@@ -140,8 +140,7 @@ class Checkpoints:
       about = self._about | dict(
         validation=validation, arrays=saved_arrays.digests(tree)
       )
-      new = self._new(step)
-      if self._attempt(lambda: _make_empty(new)):
+      if self._attempt(lambda: _make_empty(self._new(step))):
         self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
@@ -158,9 +157,8 @@ class Checkpoints:
     """Returns the verified state at a step, by default the last one.
 
     Args:
-      like: the shapes of the state, with their shardings if it is restored on
-        several devices: those of `Experiment.like`. They need not be those of
-        the mesh that it was saved on.
+      like: the shapes of the state, with their shardings, on any mesh, if it is
+        restored on several devices, see `Experiment.like`.
       step: one of `steps()`.
 
     Raises:
@@ -228,7 +226,6 @@ class Checkpoints:
     probe.rmdir()
 
   def _start(self, step: int, tree: Any, about: dict[str, Any]) -> None:
-    """Starts an asynchronous save; training continues meanwhile."""
     writing = saved_arrays.start_writing(self._new(step), tree)
     self._saving = self._thread.submit(self._complete, writing, step, about)
 
@@ -270,8 +267,7 @@ class Checkpoints:
   ) -> None:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    None in place of their digest does not compare the data. The free fields may
-    differ, see `config.FREE_FIELDS`.
+    None as their digest does not compare the data; free fields may differ.
 
     Raises:
       ValueError: it is not, or does not say of what run it is.
@@ -307,9 +303,8 @@ class Checkpoints:
   def _fail(self, problem: str) -> None:
     steps = self.steps()
     last = f"the last is of step {steps[-1]}" if steps else "there is no other"
-    line = (
-      f"a checkpoint could not be written to {self._folder}: {problem}; {last}"
-    )
+    line = f"a checkpoint could not be written to {self._folder}: {problem}"
+    line += f"; {last}"
     if self._on_error == "stop":
       raise OSError(line)
     print(f"continuing without it: {line}", file=sys.stderr)
@@ -325,8 +320,7 @@ def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
   digests = saved_arrays.digests(found)
-  # Checkpoints of older versions have no such digests.
-  saved = _read_about(path).get("arrays", digests)
+  saved = _read_about(path).get("arrays", {})
   if other := [name for name, x in digests.items() if saved.get(name) != x]:
     raise ValueError(
       f"checkpoint {path} has intact files, but some arrays, restored on"

@@ -35,8 +35,7 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
   """The devices along each axis of the mesh.
 
   Args:
-    config: the experiment's config, whose group `mesh` has the sizes, one of
-      them -1 for the devices that are left.
+    config: the experiment's, whose group `mesh` may have one -1 for the rest.
     devices: how many there are; None for those that the config asks for, but
       at least those of this run.
 
@@ -75,10 +74,7 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
-  """Raises ValueError unless devices and micro-batches divide a batch.
-
-  The group is "train", or "eval", which has no micro-batches.
-  """
+  """Raises ValueError unless devices and micro-batches divide a batch."""
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":
     micro = config.train.accumulation
@@ -96,14 +92,10 @@ def num_shards(sizes: Sizes) -> int:
 
 
 def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
-  """Raises ValueError unless the heads of all devices have the same patterns.
-
-  Devices run one program, each on its own heads. If pairs are content-based,
-  heads are also split over `sequence`, so that a device has all positions.
-  """
+  """Raises ValueError unless all devices have heads of the same patterns."""
   for layer, heads in enumerate(model.patterns):
     axes = ["tensor"]
-    if any(pattern.contents() for pattern in heads):
+    if any(pattern.contents() for pattern in heads):  # needs all positions
       axes.append("sequence")
     devices = math.prod(sizes[axis] for axis in axes)
     words = " x ".join(f"mesh.{axis}={sizes[axis]}" for axis in axes)

@@ -84,10 +84,10 @@ def joined(
   try:
     check_same({"--num_processes": num_processes})
     yield
-    _end_together()
+    atexit.unregister(_leave)  # all processes know that the program ends now
   except (Stopped, FloatingPointError) as error:
     # All processes raise it, as they have the same numbers.
-    _end_together()
+    atexit.unregister(_leave)
     if is_first():
       raise
     status = STOPPED if isinstance(error, Stopped) else 1
@@ -160,18 +160,10 @@ def _end(line):
 
 
 def _leave():
-  """Ends at once a process that the others do not know is ending.
-
-  JAX would first wait for them to exit, and they may wait for this one.
-  """
+  """Ends at once. JAX would first wait for others, which may wait for this."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(1)
-
-
-def _end_together():
-  """All processes know that the program ends now."""
-  atexit.unregister(_leave)
 
 
 def are_several() -> bool:
@@ -196,8 +188,7 @@ def decide(function: Callable[[], T]) -> T:
 def together(function: Callable[[], T]) -> T:
   """Calls a function in all processes and returns its result.
 
-  If it raises an error in any process, all of them end, and the first one
-  reports it.
+  If it raises an error in any of them, all end, and the first one reports it.
   """
   result, error = None, None
   try:
@@ -207,7 +198,7 @@ def together(function: Callable[[], T]) -> T:
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   number = next((i for i, text in enumerate(errors) if text), None)
   if number is not None:
-    _end_together()
+    atexit.unregister(_leave)
     if not is_first():
       raise SystemExit(1)
     raise error or ValueError(f"in process {number}: {errors[number]}")
@@ -242,10 +233,8 @@ def gather(text: str) -> list[str]:
   data = np.frombuffer(text.encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.int32(len(data)))
   # Each size compiles a program, hence powers of two.
-  padded = np.zeros(
-    max(1024, 1 << (int(max(sizes)) - 1).bit_length()), np.uint8
-  )
-  padded[: len(data)] = data
+  width = max(1024, 1 << (int(max(sizes)) - 1).bit_length())
+  padded = np.pad(data, (0, width - len(data)))
   rows = multihost_utils.process_allgather(padded)
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
@@ -253,15 +242,12 @@ def gather(text: str) -> list[str]:
 
 
 def place(
-  read: Callable[[int], np.ndarray],
-  shape: tuple[int, int],
-  sharding: Sharding,
+  read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
   """An array [B, L] on devices; each process reads only the rows it needs.
 
   Args:
-    read: gives row i, [L]. It is called once for each row that a device of
-      this process has.
+    read: gives row i, [L]; called once for each row of this process.
     shape: (B, L).
     sharding: of the array, which splits rows only.
   """
@@ -276,8 +262,8 @@ def place(
 class Stops(Signals):
   """Signals of all processes, which stop together.
 
-  Each process gives its signal to a maximum over all of them, and reads the
-  result of the one before: nothing waits.
+  Each gives its signal to a maximum over all, and reads the previous one, so
+  that nothing waits.
   """
 
   expendable = True
@@ -304,7 +290,7 @@ class Stops(Signals):
 
 
 def _largest(number):
-  """The largest of the numbers of all processes, as it will be known."""
+  """The largest of the numbers of all processes, without waiting for it."""
   split, largest = _over_all_devices()
   part = np.array([number], np.int32)
   shape = (jax.device_count(),)

@@ -17,12 +17,11 @@ from sparse_transformer.training.distributed import processes
 
 Losses = Callable[[Any, Any], jax.Array]
 
-# Scored positions of a stream whose mean is one draw of the standard error,
-# whatever the window. Losses of text are correlated over thousands of bytes: of
-# an order-4 model of Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536
-# bytes give errors in the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer
-# than the longest window of a preset for text, 12,288, and leave 18 of them in
-# 300 kB, so the standard error is itself known to ±17 %.
+# Scored positions of a stream whose mean is one draw of the standard error.
+# Losses of text are correlated over thousands of bytes: of an order-4 model of
+# Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536 bytes give errors in
+# the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer than any window of a
+# preset for text, and 18 in 300 kB, so that the error is known to ±17 %.
 BLOCK = 16_384
 
 
@@ -36,16 +35,12 @@ def make_losses(apply: Callable[..., jax.Array]) -> Losses:
 
 
 class Tally:
-  """Bits of the windows scored so far, as sums of constant size.
-
-  A window is an image, or a part of a stream. Sums are float64, which is exact
-  to far more digits than are reported.
+  """Bits of the windows scored so far: images, or parts of a stream.
 
   Args:
     length: positions in a window, L.
-    block: scored positions in a block. The standard error is taken
-      over blocks of consecutive positions, as if these were independent. None
-      for the positions of a window, which is right for images.
+    block: scored positions in a block; None for those of a window, which is
+      right for images. The standard error takes blocks as independent.
 
   Attributes:
     bits_L: float64, sum of the bits at each position in the window.
@@ -63,10 +58,7 @@ class Tally:
     self._moments = np.zeros(3)
 
   def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
-    """Adds windows: the nats of their positions, and which of them count.
-
-    Windows of a stream must be added in order.
-    """
+    """Adds windows, in order: nats of positions, and which of them count."""
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -82,9 +74,8 @@ class Tally:
     """The result so far.
 
     Returns:
-      `bits_per_dim`, None if nothing was scored; its `standard_error` over
-      blocks, None if fewer than two are complete; `examples`, the number of
-      windows; `tokens`, the number of scored positions.
+      `bits_per_dim`, None if nothing was scored; its `standard_error`, None for
+      fewer than two blocks; how many `examples`, windows, and scored `tokens`.
     """
     total, error = int(self.counts_L.sum()), None
     blocks, means, squares = self._moments
@@ -101,18 +92,14 @@ class Tally:
 
   def by_position(self) -> np.ndarray:
     """Mean bits at each position in the window [L]; nan where not scored."""
-    return _ratio(self.bits_L, self.counts_L)
+    return self.by_channel(len(self.bits_L))
 
   def by_channel(self, channels: int) -> np.ndarray:
     """Mean bits of each channel of an image, whose bytes alternate."""
     bits, counts = (
       x.reshape(-1, channels).sum(0) for x in (self.bits_L, self.counts_L)
     )
-    return _ratio(bits, counts)
-
-
-def _ratio(bits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  return np.where(counts, bits / np.maximum(counts, 1), np.nan)
+    return np.where(counts, bits / np.maximum(counts, 1), np.nan)
 
 
 def bits_per_dim(
@@ -131,14 +118,12 @@ def bits_per_dim(
   Args:
     losses: from `make_losses`.
     params: parameters of the network.
-    windows: pairs (tokens, scored), as the sources of `data` return them. They
-      are read one batch at a time, each process only those of its devices.
-    batch_size: windows per batch. The last batch is padded with windows that
-      do not count.
-    sharding: sharding of the batches.
+    windows: pairs (tokens, scored), as the sources of `data` return them; read
+      one batch at a time, by each process only those of its devices.
+    batch_size: windows per batch.
+    sharding: of the batches.
     name: label of a progress bar on a terminal; None shows none.
-    tally: tally to add to; it has what was scored even if an exception ends
-      the work.
+    tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.
   """
   length = len(windows[0][0])
@@ -170,7 +155,5 @@ def _place(windows, start, shape, sharding):
       return windows[start + i]
     return [np.zeros_like(x) for x in windows[0]]
 
-  return (
-    processes.place(lambda i: read(i)[0], shape, sharding),
-    processes.place(lambda i: read(i)[1], shape, sharding),
-  )
+  of_each = (lambda i: read(i)[0]), (lambda i: read(i)[1])
+  return [processes.place(x, shape, sharding) for x in of_each]

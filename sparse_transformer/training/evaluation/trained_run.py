@@ -59,10 +59,9 @@ class Run:
   def state(
     self, step: int | Literal["best"] | None = None, with_data: bool = False
   ) -> State:
-    """The state at a step; None means the last, "best" what `best` finds.
+    """The state at a step; None for the last, "best" what `best` finds.
 
-    The best is found in float32, whatever the dtype of this run's activations.
-    With `with_data`, the data must be those that the run was trained on.
+    It searches in float32. With `with_data`, the data must be the run's.
 
     Raises:
       ValueError: the checkpoint is from another network, or on other data.
@@ -86,11 +85,10 @@ class Run:
     return self.experiment.source.digest()
 
   def best(self, weights: str = "ema") -> Result:
-    """The best result on the entire validation split, see `evaluations`.
+    """The best result on the entire validation split, of the first such step.
 
-    All checkpoints of the run are scored, as training may have validated on a
-    part of the split. Saved results are used again. Of equally good
-    ones, the first step is the best.
+    All checkpoints are scored, as training may have validated on a part of the
+    split. Saved results are used again.
 
     Raises:
       FileNotFoundError: no checkpoint exists.
@@ -127,10 +125,9 @@ class Run:
 
     Args:
       split: one of `data.SPLITS`.
-      steps: steps of checkpoints; None means the last one. () means all, and
-        one that a training run deletes meanwhile is skipped, with a line on
-        standard error. "best" means what `best` finds; results then include
-        its `validation_bits_per_dim`.
+      steps: steps of checkpoints; None for the last one. () for all, and one
+        that is deleted meanwhile is skipped and reported. "best" for what
+        `best` finds; results then include its `validation_bits_per_dim`.
       contexts: minimum numbers of positions before a scored one.
       weights: "ema" or "params", see `State`.
 
@@ -171,8 +168,7 @@ class Run:
   def _score(self, split, step, weights, contexts=(0,), must_exist=False):
     """Yields the result of a step for each context, and saves it.
 
-    A run that is training keeps only its last and best checkpoints, so unless a
-    step must exist, one that is deleted meanwhile has no results.
+    Unless it must exist, a checkpoint deleted meanwhile has no results.
     """
     try:
       state = self.state(step, with_data=True)
@@ -207,10 +203,11 @@ class Run:
         yield tally.summary() | about | dict(complete=False)
         raise
       result = about | summary
-      if isinstance(source, data.Images) and source.optimum is not None:
-        result["optimum"] = source.optimum
-      if isinstance(source, data.Images) and source.shape[2] > 1:
-        result["by_channel"] = tally.by_channel(source.shape[2]).tolist()
+      if isinstance(source, data.Images):
+        if source.optimum is not None:
+          result["optimum"] = source.optimum
+        if (channels := source.shape[2]) > 1:
+          result["by_channel"] = tally.by_channel(channels).tolist()
       self._save(result, tally.by_position())
       yield result
 
@@ -253,9 +250,8 @@ class Run:
       return None  # there is none, or it is damaged
 
   def _path(self, about):
-    stem = "{split}-step{step}-context{min_context}-{weights}"
-    name = stem.format(**about)
-    return self.checkpoints.workdir / "evaluations" / f"{name}.json"
+    name = "{split}-step{step}-context{min_context}-{weights}.json"
+    return self.checkpoints.workdir / "evaluations" / name.format(**about)
 
   def _inputs(self, about):
     """The inputs of a result: checkpoint, data and network, as JSON."""

@@ -1,6 +1,6 @@
 """Measures our attention and other libraries' attention.
 
-  python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
+  python -m benchmarks.attention [--cases=3072,growth] [--rounds=N] [--quick]
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, new ones for each case, and only one of them computes at a
@@ -21,41 +21,34 @@ Columns:
   temp MiB: temporary memory that the compiler allocates.
 """
 
-import argparse
 import dataclasses
 import json
 import os
-import pathlib
 import platform
 import statistics
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
 from benchmarks import cases as cases_lib, record, report
-from benchmarks.accelerator.results import slug
 from sparse_transformer import machine, version
 
-HERE = pathlib.Path(__file__).resolve().parent
 PEERS = record.REPO / ".venv" / "peers"
 
 
 class Process:
   """A worker process that answers requests, see `worker.Worker`."""
 
-  def __init__(self, python, script):
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+  def __init__(self, python, module):
     self.child = subprocess.Popen(
-      [python, HERE / script],
+      [python, "-m", f"benchmarks.{module}"],
+      cwd=record.REPO,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     self.about = self("hello")
     if "failed" in self.about:
-      raise OSError(f"{script}: {self.about['failed']}")
+      raise OSError(f"{module}: {self.about['failed']}")
 
   def __call__(self, do, **arguments):
     """The answer to a request; {"failed": reason} if the process has died."""
@@ -75,7 +68,7 @@ def start_peers():
   """The peers' process, or None if they are not installed."""
   try:
     if (PEERS / "installed").exists():
-      return Process(PEERS / "bin" / "python", "peers.py")
+      return Process(PEERS / "bin" / "python", "peers")
   except OSError as error:
     say(f"no torch peers: {error}")
   return None
@@ -125,7 +118,7 @@ def run(cases, rounds, has_peers):
   }
   for name, case in cases.items():
     say(f"{name}: {case.title}")
-    ours = Process(sys.executable, "ours.py")
+    ours = Process(sys.executable, "ours")
     peers = start_peers() if has_peers else None
     processes = {"jax": ours} | ({"torch": peers} if peers else {})
     results["machine"]["threads"] = ours.about["threads"]
@@ -164,17 +157,12 @@ def say(line):
 
 
 def parse():
-  flags = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  flags = record.parser(__doc__)
   names = "names, separated by commas; default: all"
   flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
   flags.add_argument("--no-peers", action="store_true", help="without torch")
   flags.add_argument("--threads", type=int, default=2)
-  flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
   flags.add_argument("--quick", action="store_true", help="one small case")
   return flags.parse_args()
 
@@ -192,7 +180,7 @@ def main():
   for results in run(cases, flags.rounds, has_peers=not flags.no_peers):
     if out is None and not flags.quick:
       name = "{name} {threads} threads".format(**results["machine"])
-      out = record.FOLDER / f"attention-{slug(name)}.json"
+      out = record.FOLDER / f"attention-{record.slug(name)}.json"
     if out:
       record.write(out, results)
   show(results)

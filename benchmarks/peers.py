@@ -34,23 +34,26 @@ def sdpa_mask(entry):
   return sdpa(entry, attn_mask=mask_LM)
 
 
-def flex(entry):
-  """Forward only: FlexAttention has no backward pass on CPUs."""
-  return _flex(entry, torch.compile(flex_lib.flex_attention, dynamic=False))
+def flex(entry, device="cpu"):
+  attend = torch.compile(flex_lib.flex_attention, dynamic=False)
+  return _flex(entry, attend, device)
 
 
 def flex_eager(entry):
-  return _flex(entry, flex_lib.flex_attention)
+  return _flex(entry, flex_lib.flex_attention, "cpu")
 
 
-def _flex(entry, attend):
+def _flex(entry, attend, device):
+  """Forward only on CPUs: FlexAttention has no backward pass there."""
   pattern, n = worker.pattern_of(entry), entry.n
-  block_mask = flex_lib.create_block_mask(
-    lambda b, h, q, k: pattern.mask(q, k), None, None, n, n, device="cpu"
+  is_cpu, make = device == "cpu", flex_lib.create_block_mask
+  if not is_cpu:  # it takes several arrays of n x n int64 unless compiled
+    make = torch.compile(make)
+  mask = lambda b, h, q, k: pattern.mask(q, k)
+  attend = functools.partial(
+    attend, block_mask=make(mask, None, None, n, n, device=device)
   )
-  return _contestant(
-    entry, lambda *qkv: attend(*qkv, block_mask=block_mask), backward=False
-  )
+  return _contestant(entry, attend, not is_cpu, device)
 
 
 def local_attention(entry):
@@ -70,11 +73,12 @@ def local_attention(entry):
   return dataclasses.replace(contestant, pattern=patterns.Local(window + 1))
 
 
-def _contestant(entry, attend, backward=True):
+def _contestant(entry, attend, backward=True, device="cpu"):
   """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
+  inputs = map(torch.from_numpy, worker.random_inputs(entry))
   *qkv, dout = (
-    torch.from_numpy(x).transpose(1, 2).contiguous()
-    for x in worker.random_inputs(entry)
+    x.transpose(1, 2).contiguous().to(device, getattr(torch, entry.dtype))
+    for x in inputs
   )
   for x in qkv if backward else ():
     x.requires_grad_()
@@ -90,7 +94,7 @@ def _contestant(entry, attend, backward=True):
   passes = {"forward": forward}
   if backward:
     passes["forward_backward"] = forward_backward
-  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
+  first = lambda x: x[0].detach().transpose(0, 1).double().cpu().numpy()
   return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 

@@ -8,7 +8,6 @@ README's numbers come from records, see `benchmarks.readme`.
 import argparse
 import functools
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -26,7 +25,7 @@ def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
   """How a record was made: by a program ("python train.py") with arguments."""
   return dict(
     command=without_folders(f"{program} {shlex.join(argv)}".strip()),
-    machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
+    machine=machine.machine(),
     commit=version.commit(),
     versions=version.packages(),
   )
@@ -43,31 +42,51 @@ def write(path: pathlib.Path, content: Any) -> None:
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def slug(name: str) -> str:
+  """A name in lowercase letters, digits and hyphens.
+
+  >>> slug("NVIDIA H100 80GB HBM3")
+  'nvidia-h100-80gb-hbm3'
+  """
+  return "-".join(re.findall("[a-z0-9]+", name.lower()))
+
+
 def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
   """Makes a Markdown table of the titles and rows that a function yields."""
   return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+  """A parser of flags, with --out, for a command with this docstring."""
+  made = argparse.ArgumentParser(
+    description=description,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  made.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+  return made
 
 
 def main(
   name: str,
   description: str,
   measure: Callable[..., dict[str, Any]],
-  program: str = "python -m benchmarks.{}",
+  table: Callable[[dict[str, Any]], str],
   **defaults: Any,
 ) -> None:
-  """Runs a benchmark as a command, and writes its record, or --out.
+  """Runs a benchmark as a command: prints its table, and writes its record.
 
   `measure` maps the flags, which `defaults` names, to the fields of the record.
-  The command is `program`, whose braces stand for the name.
   """
-  parser = argparse.ArgumentParser(description=description)
+  flags = parser(description)
   for flag, default in defaults.items():
-    parser.add_argument(f"--{flag}", type=type(default), default=default)
-  path = FOLDER / f"{name}.json"
-  parser.add_argument("--out", type=pathlib.Path, default=path)
-  args = vars(parser.parse_args())
-  out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
-  write(out, content | measure(**args))
+    flags.add_argument(f"--{flag}", type=type(default), default=default)
+  args = vars(flags.parse_args())
+  out = args.pop("out") or FOLDER / f"{name}.json"
+  content = about(f"python -m benchmarks.{name}", sys.argv[1:])
+  content |= measure(**args)
+  write(out, content)
+  print(table(content))
 
 
 def main_of_rows(
@@ -80,11 +99,12 @@ def main_of_rows(
   code: Callable[..., str] | None = None,
 ) -> None:
   """Runs `measure_missing` on a record as a command, and prints its table."""
-  parser = argparse.ArgumentParser(description=description)
-  parser.add_argument("--again", action="store_true", help="measure all rows")
-  parser.add_argument("--only", default="", help="rows with this text")
-  parser.add_argument("--check", action="store_true", help="measure nothing")
-  args, path = parser.parse_args(), FOLDER / f"{name}.json"
+  flags = parser(description)
+  flags.add_argument("--again", action="store_true", help="measure all rows")
+  flags.add_argument("--only", default="", help="rows with this text")
+  flags.add_argument("--check", action="store_true", help="measure nothing")
+  args = flags.parse_args()
+  path = args.out or FOLDER / f"{name}.json"
   if args.check and code:
     check_code(path, names, code, f"benchmarks.{name}")
     return

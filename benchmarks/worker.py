@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -77,18 +78,12 @@ def errors(entry, pattern, found):
   ]
 
 
-def seconds(function):
-  start = time.perf_counter()
-  function()
-  return time.perf_counter() - start
-
-
 def rate(work, function):
   """Work per second: the best call in half a second, after a first one."""
   function()
   times, end = [], time.perf_counter() + 0.5
   while len(times) < 3 or time.perf_counter() < end:
-    times.append(seconds(function))
+    times.append(timeit.timeit(function, number=1))
   return work / min(times)
 
 
@@ -123,7 +118,7 @@ class Worker:
       outputs = run()
       took = time.perf_counter() - start
       if took <= 1:  # a first call may take longer
-        took = seconds(run)
+        took = timeit.timeit(run, number=1)
       passes[name] = run, max(1, round(MIN_SECONDS / took))
     self.passes.append(passes)
     found = [contestant.first(x) for x in outputs[:2]]
@@ -140,8 +135,7 @@ class Worker:
   def run(self, index, name):
     """Seconds of one pass, averaged over its repeats."""
     run, repeats = self.passes[index][name]
-    total = seconds(lambda: [run() for _ in range(repeats)])
-    return {"seconds": total / repeats}
+    return {"seconds": timeit.timeit(run, number=repeats) / repeats}
 
   def serve(self):
     """Answers requests until standard input ends."""

@@ -20,8 +20,10 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
   words = "--quick", "--no-peers", "--rounds=1", f"--out={out}"
-  command = sys.executable, FOLDER / "attention.py", *words
-  done = subprocess.run(command, capture_output=True, text=True)
+  command = sys.executable, "-m", "benchmarks.attention", *words
+  done = subprocess.run(
+    command, cwd=FOLDER.parent, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
   assert "Local(64)" in done.stdout
   text = out.read_text()

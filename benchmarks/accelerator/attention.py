@@ -7,10 +7,10 @@ pattern's pairs, so that an executor that computes pairs outside the pattern
 shows fewer.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -18,6 +18,8 @@ import jax
 
 from benchmarks.accelerator import cases, timing
 from benchmarks.accelerator.parts import DENSE, RANKS, Settings
+from benchmarks.cases import Entry
+from benchmarks.record import REPO
 from benchmarks.report import FLOPS
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
@@ -168,13 +170,13 @@ def _flex(platform, batch, n, heads, dtype):
     return {"skipped": "it needs an NVIDIA GPU and torch"}
   if len(set(heads)) > 1:
     return {"skipped": "heads have different patterns"}
-  request = dict(batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype)
-  request["text"] = str(heads[0])
-  words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
+  entry = Entry("flex", str(heads[0]), n, batch, HEADS, WIDTH, dtype)
+  request = json.dumps(dataclasses.asdict(entry))
+  words = "-m", "benchmarks.accelerator.flex", request
   try:
     done = subprocess.run(
       [sys.executable, *words],
-      cwd=pathlib.Path(__file__).parents[2],
+      cwd=REPO,
       capture_output=True,
       text=True,
       timeout=FLEX_SECONDS,

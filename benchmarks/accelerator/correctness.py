@@ -21,7 +21,6 @@ mix with many full tiles; and long ones, in which rows and keys are sampled.
 
 import dataclasses
 import functools
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +31,11 @@ import numpy as np
 
 from benchmarks.accelerator import cases, sanitizer
 from benchmarks.accelerator.parts import Settings
+from benchmarks.record import REPO
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(REPO / "tests"))
 
 import catalogue
 import executor_laws as laws

@@ -4,23 +4,21 @@ On random tokens, so that no data are needed, in the dtype of the config.
 """
 
 import functools
-import pathlib
 import time
 
 import jax
 
 from benchmarks.accelerator import timing, training
 from benchmarks.accelerator.parts import Settings
+from benchmarks.record import FOLDER, REPO
 from sparse_transformer import atomic, machine, rules
 from sparse_transformer.attention import registry
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 
-FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 FIRST = "enwik8", "cifar10", "cifar10_15m"
 # The paper's networks, which are also run with every `model.remat`.
 PAPER = *FIRST, "imagenet64"
-COMPILED = pathlib.Path(__file__).parents[1] / "results" / "compiled.json"
 ROUND_SECONDS = 1.0
 
 
@@ -40,7 +38,7 @@ def _chosen(small, rank):
   if rank == 0:
     return [(name, "") for name in FIRST]
   if rank == 1:
-    names = sorted(path.stem for path in FOLDER.glob("*.py"))
+    names = sorted(path.stem for path in (REPO / "configs").glob("*.py"))
     others = dict.fromkeys([*PAPER, *names])
     return [(name, "") for name in others if name not in (*FIRST, "default")]
   return [
@@ -93,7 +91,7 @@ def needed(name: str) -> dict:
   memory = machine.device_memory()
   if registry.current_platform() != "cuda" or not memory:
     return {}
-  for row in atomic.read_json(COMPILED):
+  for row in atomic.read_json(FOLDER / "compiled.json"):
     preset, *fields = row["preset"].split()
     changes = dict(field.split("=") for field in fields)
     (program,) = row["programs"]

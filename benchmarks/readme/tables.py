@@ -1,14 +1,12 @@
 """The parts of pages that are made from records."""
 
+import functools
+import importlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
 
 import benchmarks.compiled
-import benchmarks.million
-import benchmarks.plan
-import benchmarks.saving
-import benchmarks.spread
 from benchmarks import record, report
 from benchmarks.accelerator import parts as accelerator, summary
 from benchmarks.readme import evidence, records
@@ -96,39 +94,14 @@ def peers() -> str:
   )
 
 
-@record.as_table
-def content() -> Iterator[tables.Row]:
-  """Attention that follows the content, and with learned spans."""
-  yield "pattern", "ms", "speed-up over `Causal()`"
-  for row in records.read("content")["rows"]:
-    pattern, *spans = row["case"].split(", spans of ")
-    name = ", spans of ".join([f"`{pattern}`", *spans])
-    yield name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"
+def _of_benchmarks(*names):
+  """The tables that benchmarks print, from their records."""
 
+  def table(name):
+    module = importlib.import_module(f"benchmarks.{name}")
+    return module.table(records.read(name))
 
-@record.as_table
-def experts() -> Iterator[tables.Row]:
-  """Mixtures of experts beside a dense MLP of the same FLOPs."""
-  found = records.read("experts")
-  yield f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
-  for x in found["rows"]:
-    yield x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}"
-
-
-@record.as_table
-def sampling() -> Iterator[tables.Row]:
-  """Sampling with the caches of some patterns."""
-  titles = "pattern", "cache", "symbols/s at position 12,000"
-  yield *titles, "speed-up over no cache"
-  for case in records.read("sampling")["cases"].values():
-    seconds = case["seconds at 12000"]
-    without = case.get("seconds at no cache")
-    yield (
-      f"`{', '.join(case['keys'])}`",
-      f"{case['cache_bytes'] / 2**20:.0f} MiB",
-      f"{1 / seconds:.0f}",
-      f"{without / seconds:.0f}" if without else "",
-    )
+  return {name: functools.partial(table, name) for name in names}
 
 
 def explained() -> str:
@@ -173,16 +146,11 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/speed.md": {
     "peers": peers,
-    "content": content,
-    "experts": experts,
-    "sampling": sampling,
+    **_of_benchmarks("content", "experts", "sampling"),
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
-    "spread": lambda: benchmarks.spread.table(records.read("spread")),
     "meshes": lambda: benchmarks.compiled.meshes(records.read("compiled")),
-    "million": lambda: benchmarks.million.table(records.read("million")),
-    "plan": lambda: benchmarks.plan.table(records.read("plan")["rows"]),
-    "saving": lambda: benchmarks.saving.table(records.read("saving")),
+    **_of_benchmarks("spread", "million", "plan", "saving"),
   },
 }

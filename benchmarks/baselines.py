@@ -75,10 +75,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
   "PNG -9": ("png", dict(level=9, filter="all", strategy="filtered")),
   "WebP -m 6 -q 100": ("webp", dict(level=100, method=6, lossless=True)),
-  "JPEG XL -e 9": (
-    "jpegxl",
-    dict(effort=9, lossless=True, usecontainer=False),
-  ),
+  "JPEG XL -e 9": ("jpegxl", dict(effort=9, lossless=True, usecontainer=False)),
 }
 SEES = {
   "gzip": "the last 32 KiB",

@@ -12,10 +12,7 @@ from typing import Any
 from benchmarks.readme import records
 from benchmarks.readme.records import origin, wrap
 from sparse_transformer import tables
-from sparse_transformer.comparison import (
-  record as comparison_lib,
-  results,
-)
+from sparse_transformer.comparison import record as comparison_lib, results
 
 # By record: its title.
 COMPARISONS = {

@@ -29,10 +29,87 @@ import statistics
 import subprocess
 import sys
 
-from benchmarks import cases as cases_lib, record, report
-from sparse_transformer import machine, version
+from benchmarks import record, report
+from benchmarks.worker import Entry
+from sparse_transformer import machine, patterns, version
 
 PEERS = record.REPO / ".venv" / "peers"
+STRIDED = "Local({l}) | Strided({l})".format
+FIXED = "Block(128) | Summary(128, 32)"
+BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
+MEASURED = (
+  "Causal()",
+  "Local(128)",
+  "Strided(128)",
+  "Block(128)",
+  "Summary(128, 32)",
+  STRIDED(l=128),
+  FIXED,
+  BIGBIRD,
+)
+ALGEBRA = (
+  "Local(23) | Strided(23)",
+  "Block(32) | Summary(32, 8)",
+  "Causal() - Block(64)",
+  "Strided(16) & Local(128)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Entries whose measurements are interleaved."""
+
+  title: str
+  entries: tuple[Entry, ...]
+  rounds: int = 0  # if 0, only results are checked
+
+
+def oracle():
+  """Causal examples of every pattern in the catalogue, and combinations."""
+  examples = (found.causal for found in patterns.examples().values())
+  return *(str(pattern) for some in examples for pattern in some), *ALGEBRA
+
+
+def _entries(n, programs):
+  """Entries of one length, from {pattern: programs}."""
+  return tuple(Entry(x, p, n) for p in programs for x in programs[p])
+
+
+def cpu():
+  """{name: case} for CPUs."""
+  both = dict.fromkeys(oracle(), ("ours", "flex_eager"))
+  small = {
+    "Local(128)": ("ours", "local_attention", "flex"),
+    STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
+    "Causal()": ("ours", "sdpa", "jax_nn"),
+  }
+  peers = {
+    "Causal()": ("sdpa", "jax_nn"),
+    "Local(128)": ("local_attention", "flex"),
+    STRIDED(l=128): ("flex",),
+    FIXED: ("flex",),
+  }
+  large = dict.fromkeys(MEASURED, ("ours",))
+  growth = (Entry("ours", STRIDED(l=x), x**2) for x in (64, 128, 256, 512))
+  million = Entry("ours", STRIDED(l=1024), 2**20, heads=1)
+  return {
+    "oracle": Case("FlexAttention as an oracle, n = 512", _entries(512, both)),
+    "3072": Case("n = 3,072", _entries(3072, small), 7),
+    "12288": Case(
+      "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
+    ),
+    "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
+    "million": Case("n = 1,048,576, one head", (million,), 1),
+  }
+
+
+def quick():
+  programs = {
+    "Local(64)": ("ours", "local_attention"),
+    STRIDED(l=32): ("ours",),
+    "Causal()": ("jax_nn", "sdpa"),
+  }
+  return {"quick": Case("quick, n = 1,024", _entries(1024, programs), 2)}
 
 
 class Process:
@@ -172,7 +249,7 @@ def main():
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
-  cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
+  cases = quick() if flags.quick else cpu()
   out, names = flags.out, [*filter(None, flags.cases.split(","))]
   if unknown := set(names) - set(cases):
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")

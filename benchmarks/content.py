@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record, turns
+from benchmarks import record, timing
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend
 from sparse_transformer.patterns import AdaptiveSpan, Routing
@@ -71,4 +71,4 @@ def table(found):
 
 
 if __name__ == "__main__":
-  turns.main("content", __doc__, cases, table, length=12_288)
+  timing.main("content", __doc__, cases, table, length=12_288)

@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record, turns
+from benchmarks import record, timing
 from sparse_transformer.model import experts
 
 WIDTH, INNER, PER_TOKEN = 256, 1024, 2
@@ -66,4 +66,4 @@ def table(found):
 
 
 if __name__ == "__main__":
-  turns.main("experts", __doc__, cases, table, tokens=4096)
+  timing.main("experts", __doc__, cases, table, tokens=4096)

@@ -51,6 +51,38 @@ def slug(name: str) -> str:
   return "-".join(re.findall("[a-z0-9]+", name.lower()))
 
 
+def path(name: str) -> pathlib.Path:
+  return FOLDER / f"{name}.json"
+
+
+def read(name: str) -> Any:
+  if not path(name).exists():
+    raise FileNotFoundError(
+      f"benchmarks/results/{name}.json is missing; pages have numbers from it"
+    )
+  return atomic.read_json(path(name))
+
+
+def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
+  """Evaluations of the test split, the least minimum context first."""
+  found = [x for x in run["evaluations"] if x["split"] == "test"]
+  if not found:
+    raise ValueError(
+      f"the record of {run['command']!r} has no score of the test split: run"
+      " eval.py and benchmarks.run"
+    )
+  return sorted(found, key=lambda x: x["min_context"])
+
+
+def time_of(run: dict[str, Any]) -> str:
+  """Training time in minutes: processor time, which depends less on others."""
+  seconds, what = run.get("processor_seconds"), " of processor time"
+  if seconds is None:
+    seconds, what = run["seconds"], ""
+  number = max(1, round(seconds / 60))
+  return f"{number:,} minute{'s' * (number != 1)}{what}"
+
+
 def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
   """Makes a Markdown table of the titles and rows that a function yields."""
   return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
@@ -82,7 +114,7 @@ def main(
   for flag, default in defaults.items():
     flags.add_argument(f"--{flag}", type=type(default), default=default)
   args = vars(flags.parse_args())
-  out = args.pop("out") or FOLDER / f"{name}.json"
+  out = args.pop("out") or path(name)
   content = about(f"python -m benchmarks.{name}", sys.argv[1:])
   content |= measure(**args)
   write(out, content)
@@ -104,12 +136,12 @@ def main_of_rows(
   flags.add_argument("--only", default="", help="rows with this text")
   flags.add_argument("--check", action="store_true", help="measure nothing")
   args = flags.parse_args()
-  path = args.out or FOLDER / f"{name}.json"
+  out = args.out or path(name)
   if args.check and code:
-    check_code(path, names, code, f"benchmarks.{name}")
+    check_code(out, names, code, f"benchmarks.{name}")
     return
   keys = [key for key in keys if args.only in " ".join(map(str, key))]
-  print(table(measure_missing(path, names, keys, measure, args.again, code)))
+  print(table(measure_missing(out, names, keys, measure, args.again, code)))
 
 
 def measure_missing(

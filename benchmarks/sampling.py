@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks import record, turns
+from benchmarks import record, timing
 from configs import stdlib
 from sparse_transformer import model as model_lib
 from sparse_transformer.comparison import plan
@@ -95,7 +95,7 @@ def measure(rounds: int) -> dict:
     calls |= {(name, place): call for place, call in at.items()}
     if name != "full cache":
       calls[name, "no cache"] = prepare_recompute(*network)
-  for (name, place), seconds in turns.seconds(calls, rounds).items():
+  for (name, place), seconds in timing.seconds(calls, rounds).items():
     symbols = STEPS if place in PLACES else 1
     median = statistics.median(seconds) / symbols
     results[name][f"seconds at {place}"] = median

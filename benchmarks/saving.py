@@ -14,7 +14,7 @@ import tempfile
 
 import jax
 
-from benchmarks import record, turns
+from benchmarks import record, timing
 from configs import digits
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
@@ -46,7 +46,7 @@ def measure(rounds: int) -> dict:
       jax.block_until_ready(state)
 
     calls = {name: functools.partial(advance, name) for name in CASES}
-    times = turns.seconds(calls, rounds, between=checkpoints.finish)
+    times = timing.seconds(calls, rounds, between=checkpoints.finish)
   size = sum(x.nbytes for x in jax.tree.leaves(state))
   seconds = {x: round(statistics.median(y), 3) for x, y in times.items()}
   return dict(megabytes=size / 1e6, steps=STEPS, seconds=seconds)

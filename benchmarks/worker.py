@@ -16,10 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Entry
 from sparse_transformer import patterns
 
 MIN_SECONDS = 0.1  # shorter passes are repeated within a round
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A program of `ours.py` or `peers.py` that runs a pattern, an expression."""
+
+  program: str
+  pattern: str
+  n: int
+  batch: int = 1
+  heads: int = 4
+  width: int = 64
+  dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True)

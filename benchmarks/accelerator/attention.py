@@ -16,11 +16,12 @@ import sys
 
 import jax
 
-from benchmarks.accelerator import cases, timing
+from benchmarks import timing
+from benchmarks.accelerator import cases
 from benchmarks.accelerator.parts import DENSE, RANKS, Settings
-from benchmarks.cases import Entry
 from benchmarks.record import REPO
 from benchmarks.report import FLOPS
+from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
 

@@ -8,9 +8,8 @@ import sys
 
 import torch
 
-from benchmarks import peers
-from benchmarks.accelerator import timing
-from benchmarks.cases import Entry
+from benchmarks import peers, timing
+from benchmarks.worker import Entry
 
 
 def main():

@@ -8,7 +8,8 @@ import time
 
 import jax
 
-from benchmarks.accelerator import timing, training
+from benchmarks import timing
+from benchmarks.accelerator import training
 from benchmarks.accelerator.parts import Settings
 from benchmarks.record import FOLDER, REPO
 from sparse_transformer import atomic, machine, rules

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import record, report
-from benchmarks.readme import evidence, records
+from benchmarks.readme import evidence
 from sparse_transformer.comparison import results as comparison
 from sparse_transformer.figures import style
 
@@ -41,15 +41,15 @@ def draw(figure: str) -> None:
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
   elif name in evidence.CONTEXTS:
-    drawn = bits_by_context(records.read(name))
+    drawn = bits_by_context(record.read(name))
   else:
-    drawn = speedups(records.read(name))
+    drawn = speedups(record.read(name))
   about, options = {FIELD: _digest(name)}, {"optimize": True}
   drawn.savefig(record.REPO / figure, metadata=about, pil_kwargs=options)
 
 
 def _digest(name):
-  return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
+  return f"{zlib.crc32(record.path(name).read_bytes()):08x}"
 
 
 def _stamp_of(path):

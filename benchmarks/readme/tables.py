@@ -1,4 +1,4 @@
-"""The parts of pages that are made from records."""
+"""The parts of pages that are made from record."""
 
 import functools
 import importlib
@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 import benchmarks.compiled
 from benchmarks import record, report
 from benchmarks.accelerator import parts as accelerator, summary
-from benchmarks.readme import evidence, records
-from benchmarks.readme.records import wrap
+from benchmarks.readme import evidence
+from benchmarks.readme.evidence import wrap
 from sparse_transformer import atomic, tables
 from sparse_transformer.targets import rendering
 
@@ -19,8 +19,8 @@ ATTENTION = "attention-amd-epyc-2-threads"
 
 
 def quickstart() -> str:
-  bits = records.test_scores(records.read("digits"))[0]["bits_per_dim"]
-  baseline = records.read("baselines_digits")["rows"][0]["test"]
+  bits = record.test_scores(record.read("digits"))[0]["bits_per_dim"]
+  baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
     f"The quickstart ends with about {bits:.2f} bits/dim on the test split,"
     f" where a model of independent pixels scores {baseline:.2f}."
@@ -37,13 +37,13 @@ def headline() -> str:
 
 def _attention_rows(case, program=None):
   """The rows of a case of benchmarks/attention.py, of one program or all."""
-  rows = records.read(ATTENTION)["cases"][case]["rows"]
+  rows = record.read(ATTENTION)["cases"][case]["rows"]
   return [row for row in rows if program in (None, row["program"])]
 
 
 def speed() -> str:
   """Attention with our patterns at n = 12,288."""
-  found = records.read(ATTENTION)
+  found = record.read(ATTENTION)
   jax, torch = found["versions"]["jax"]["jax"], found["versions"]["torch"]
   text = (
     "Forward + backward, float32, 4 heads of width 64, batch 1, n = 12,288, on"
@@ -95,18 +95,18 @@ def peers() -> str:
 
 
 def _of_benchmarks(*names):
-  """The tables that benchmarks print, from their records."""
+  """The tables that benchmarks print, from their record."""
 
   def table(name):
     module = importlib.import_module(f"benchmarks.{name}")
-    return module.table(records.read(name))
+    return module.table(record.read(name))
 
   return {name: functools.partial(table, name) for name in names}
 
 
 def explained() -> str:
   """The output of explain --target for a preset."""
-  found = {(x["preset"], x["target"]): x for x in records.read("compiled")}[
+  found = {(x["preset"], x["target"]): x for x in record.read("compiled")}[
     "enwik8", "h100:1x1x1"
   ]
   words = "--config=configs/enwik8.py --target=h100"
@@ -117,7 +117,7 @@ def explained() -> str:
 def compiled() -> str:
   """All presets as compiled for GPUs and TPUs."""
   is_on_mesh = benchmarks.compiled.is_on_mesh
-  found = itertools.filterfalse(is_on_mesh, records.read("compiled"))
+  found = itertools.filterfalse(is_on_mesh, record.read("compiled"))
   return benchmarks.compiled.table(found)
 
 
@@ -137,12 +137,15 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/usage.md": {"explained": explained},
   "docs/evidence.md": {
-    part.__name__: part
-    for part in (
-      *(evidence.trained, evidence.commands, evidence.comparisons),
-      *(evidence.repeats, evidence.contexts, evidence.text, evidence.dna),
-      evidence.images,
-    )
+    "trained": evidence.trained,
+    "commands": evidence.commands,
+    "comparisons": evidence.comparisons,
+    "repeats": evidence.repeats,
+    "contexts": evidence.contexts,
+    **{
+      part: functools.partial(evidence.baselines, *about)
+      for part, about in evidence.BASELINES.items()
+    },
   },
   "docs/speed.md": {
     "peers": peers,
@@ -150,7 +153,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
-    "meshes": lambda: benchmarks.compiled.meshes(records.read("compiled")),
+    "meshes": lambda: benchmarks.compiled.meshes(record.read("compiled")),
     **_of_benchmarks("spread", "million", "plan", "saving"),
   },
 }

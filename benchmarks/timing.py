@@ -1,4 +1,4 @@
-"""Programs that take turns, so that noise of the machine meets all of them."""
+"""Times of functions that take turns, so that noise meets all of them."""
 
 import statistics
 import time
@@ -10,6 +10,11 @@ import jax
 from benchmarks import record
 
 Case = tuple[str, Callable, tuple]  # name, compiled function, arguments
+
+
+ROUNDS = 7
+MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
+SLOW_SECONDS = 2.0  # a function that takes longer is run once
 
 
 def seconds(
@@ -30,6 +35,45 @@ def seconds(
       times[name].append(clock() - start)
       between()
   return {name: found[1:] for name, found in times.items()}
+
+
+def warm_up(function: Callable, wait=jax.block_until_ready) -> float:
+  """Seconds of a call, after one that compiles."""
+  wait(function())
+  return _mean(function, 1, wait)
+
+
+def _mean(function: Callable, repeats: int, wait) -> float:
+  """Seconds of a call: the mean of several that are dispatched at once."""
+  start = time.perf_counter()
+  for _ in range(repeats):
+    outputs = function()
+  wait(outputs)
+  return (time.perf_counter() - start) / repeats
+
+
+def interleave(
+  functions: dict, warm: dict, wait=jax.block_until_ready, least=MIN_SECONDS
+) -> dict:
+  """{key: median, min, max, rounds} of functions, one run of each per round.
+
+  `functions` do not wait for their outputs, `wait` does; `warm` has their
+  seconds from `warm_up`. A measurement takes `least` seconds at least.
+  """
+  times = {
+    key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
+  }
+  for _ in range(ROUNDS):
+    for key, function in functions.items():
+      if warm[key] <= SLOW_SECONDS:
+        repeats = max(1, min(500, round(least / warm[key])))
+        times[key].append(_mean(function, repeats, wait))
+  return {key: spread(found) for key, found in times.items()}
+
+
+def spread(times: list[float]) -> dict:
+  median, rounds = statistics.median(times), len(times)
+  return dict(median=median, min=min(times), max=max(times), rounds=rounds)
 
 
 def main(

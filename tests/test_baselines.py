@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import runs
 
-from benchmarks import baselines, blocks, linear, markov
+from benchmarks import baselines, linear, markov
 from sparse_transformer import data as data_lib
 
 
@@ -26,10 +26,10 @@ def dna(length, seed=0):
 def test_error_over_blocks_is_that_of_their_means():
   values = np.random.default_rng(0).normal(size=500)
   means = values.reshape(5, 100).mean(1)
-  mean, error = blocks.mean_and_error(values, 100)
+  mean, error = markov.mean_and_error(values, 100)
   assert mean == pytest.approx(values.mean())
   assert error == pytest.approx(means.std(ddof=1) / math.sqrt(5))
-  assert blocks.mean_and_error(values, 500)[1] is None
+  assert markov.mean_and_error(values, 500)[1] is None
 
 
 def test_predictions_of_all_symbols_sum_to_one():

@@ -1,22 +1,11 @@
 """Values and gradients of all executors, against float64 on the host.
 
-An entry runs a mix of patterns, one for each head, in one call. Each entry
-requires
-
-- the results of the definition of the pattern (see `tests/executor_laws.py`),
-  with cotangents of the output and of the log-sum-exp;
-- the same bits when it runs again;
-- no effect outside the pattern: rows keep their bits when what they do not see
-  changes, and gradients that they do not contribute to are exactly zero.
-
-Three kinds of inputs make a batch, since errors show in different ones: with
-large scores, whose exponentials overflow unless the maximum is subtracted; with
-ordinary ones; and with balanced ones, where all pairs of a row weigh about the
-same, and all rows weigh the same in the gradients of a key. There, one pair too
-many or too few exceeds the tolerance.
-
-The mixes are the catalogue of patterns at lengths around the edges of tiles; a
-mix with many full tiles; and long ones, in which rows and keys are sampled.
+An entry runs a mix of patterns, one for each head, in one call; it requires the
+results of the definition of the pattern (see `tests/executor_laws.py`), the
+same bits when it runs again, and no effect outside the pattern. See
+docs/accelerators.md for the mixes, and for the three kinds of inputs that make
+a batch: large scores, ordinary ones, and balanced ones, where all pairs of a
+row weigh about the same, so that one pair too many exceeds the tolerance.
 """
 
 import dataclasses

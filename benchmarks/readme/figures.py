@@ -60,11 +60,18 @@ def _stamp_of(path):
     return image.info.get(FIELD)
 
 
+def _panels(number, width, height):
+  """A figure, and its axes in a row."""
+  figure, axes = style.subplots(1, number, width, height)
+  figure.set_layout_engine("constrained")
+  for axis in axes[0]:
+    axis.spines[["top", "right"]].set_visible(False)
+  return figure, axes[0]
+
+
 def speedups(content: Mapping[str, Any]):
   """Speed-ups, and seconds by length, of a record of `attention.py`."""
-  figure, axes = style.subplots(1, 2, 11, 3.6)
-  figure.set_layout_engine("constrained")
-  bars, lines = axes[0]
+  figure, (bars, lines) = _panels(2, 11, 3.6)
   rows = {
     name: [row for row in case["rows"] if PASS in row]
     for name, case in content["cases"].items()
@@ -93,7 +100,6 @@ def speedups(content: Mapping[str, Any]):
   lines.set_xlabel("n")
   lines.set_title("seconds, forward + backward, 4 heads of 64")
   for axis in (bars, lines):
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right")
   machine = "{name}, {threads} threads, float32".format(**content["machine"])
   figure.supxlabel(machine, fontsize=8)
@@ -102,9 +108,7 @@ def speedups(content: Mapping[str, Any]):
 
 def bits_by_context(content: Mapping[str, Any]):
   """Differences to the first minimum context, of a record of `context.py`."""
-  figure, axes = style.subplots(1, 1, 5, 3.2)
-  figure.set_layout_engine("constrained")
-  axis = axes[0, 0]
+  figure, (axis,) = _panels(1, 5, 3.2)
   for i, run in enumerate(content["runs"]):
     rows = run["contexts"]
     # Runs are side by side, so that their errors can be told apart.
@@ -126,7 +130,6 @@ def bits_by_context(content: Mapping[str, Any]):
     xlabel="minimum context, symbols before each",
     ylabel=f"change of {content['runs'][0]['unit']}",
   )
-  axis.spines[["top", "right"]].set_visible(False)
   axis.grid(color=style.GRID, lw=0.6)
   axis.set_axisbelow(True)
   axis.legend(frameon=False)

@@ -20,11 +20,14 @@ from benchmarks.accelerator.process import Results, run_parts
 
 
 def parse(argv):
+  split = lambda text: tuple(filter(None, text.split(",")))
+  names = "names, separated by commas; default: all"
   flags = record.parser(__doc__)
   flags.prog = "python -m benchmarks.accelerator"
-  names = "names, separated by commas; default: all"
-  flags.add_argument("--parts", default="", help=names)
-  flags.add_argument("--executors", default="", help=f"of attention: {names}")
+  flags.add_argument("--parts", type=split, default=(), help=names)
+  flags.add_argument(
+    "--executors", type=split, default=(), help=f"of attention: {names}"
+  )
   flags.add_argument(
     "--minutes", type=float, default=30, help="the most that all may take"
   )
@@ -37,16 +40,12 @@ def parse(argv):
 
 def run(flags):
   """Runs the parts, and returns how many entries failed."""
-  split = lambda text: tuple(filter(None, text.split(",")))
-  wanted = split(flags.parts) or PARTS
-  for name in wanted:
-    if name not in PARTS:
-      raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
+  if unknown := [name for name in flags.parts if name not in PARTS]:
+    raise ValueError(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
   if not flags.minutes > 0:
     raise ValueError(f"--minutes={flags.minutes} must be positive")
-  names = [name for name in PARTS if name in wanted]
-  executors = split(flags.executors)
-  settings = Settings(flags.small, executors, flags.minutes, flags.data)
+  names = [name for name in PARTS if name in (flags.parts or PARTS)]
+  settings = Settings(flags.small, flags.executors, flags.minutes, flags.data)
   results = Results(flags.out, record.FOLDER)
   run_parts(names, settings, results)
   print(f"{summary.text(results.content)}\n\nresults in {results.path}")

@@ -64,9 +64,8 @@ def entries(settings: Settings, rank: int) -> dict:
   }
   first = {name: found[name] for name in FIRST if name in found}
   programs = cases.executors(settings, rank)
-  if rank == 0:
-    titles = {"": [DENSE, *programs]}
-  else:
+  titles = {"": [DENSE, *programs]}
+  if rank > 0:
     programs += [FLEX] * (rank == RANKS - 1)
     titles = {f", {program}": [program] for program in programs}
   return {

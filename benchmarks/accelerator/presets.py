@@ -4,6 +4,7 @@ On random tokens, so that no data are needed, in the dtype of the config.
 """
 
 import functools
+import itertools
 import time
 
 import jax
@@ -36,18 +37,14 @@ def _chosen(small, rank):
   """(name of a config, its `remat`, or "" for the config's) of a rank."""
   if small:
     return [("digits", remat) for remat in ("none", "block")[rank : rank + 1]]
-  if rank == 0:
-    return [(name, "") for name in FIRST]
-  if rank == 1:
-    names = sorted(path.stem for path in (REPO / "configs").glob("*.py"))
-    others = dict.fromkeys([*PAPER, *names])
-    return [(name, "") for name in others if name not in (*FIRST, "default")]
-  return [
-    (name, remat)
-    for name in PAPER
-    for remat in rules.REMATS
-    if remat != training.load(name).config.model.remat
-  ]
+  if rank == 2:
+    of = lambda name: training.load(name).config.model.remat
+    cases = itertools.product(PAPER, rules.REMATS)
+    return [(name, remat) for name, remat in cases if remat != of(name)]
+  names = sorted(path.stem for path in (REPO / "configs").glob("*.py"))
+  others = [x for x in dict.fromkeys([*PAPER, *names]) if x not in FIRST]
+  others.remove("default")
+  return [(name, "") for name in (others if rank else FIRST)]
 
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:

@@ -24,16 +24,14 @@ DTYPES = "float32", "bfloat16", "float16"
 def entries(settings: Settings, rank: int) -> dict:
   """One for the versions, and one for the executors of each dtype."""
   del settings
-  if rank:
-    return {}
-  return {
+  found = {
     "versions": lambda record: {"packages": versions()},
     "memory": lambda record: {"bytes": machine.device_memory()},
-    **{
-      f"executors, {dtype}": lambda record, dtype=dtype: executors(dtype)
-      for dtype in DTYPES
-    },
   }
+  for dtype in DTYPES:
+    run = lambda record, dtype=dtype: executors(dtype)
+    found[f"executors, {dtype}"] = run
+  return {} if rank else found
 
 
 def device() -> dict:

@@ -9,16 +9,7 @@ medians over the rounds. Torch and the other peers are in a separate
 environment, which `make bench` installs from requirements-peers.txt; without
 it, only ours and JAX's run. For GPUs and TPUs: `benchmarks.accelerator`.
 
-Columns:
-  of peak: the least time that the pairs of the pattern could take at the
-    machine's matmul, copy and exp rates, measured in the same run, divided by
-    the measured time. 1 is the best possible.
-  speed-up: the time of the fastest dense causal attention of the same size,
-    divided by the measured time.
-  ideal: the pairs of dense causal attention divided by those of the pattern,
-    which would be the speed-up if time were proportional to pairs.
-  computed/needed: the scores in all computed tiles, divided by the pairs.
-  temp MiB: temporary memory that the compiler allocates.
+docs/speed.md explains the columns.
 """
 
 import dataclasses
@@ -34,6 +25,7 @@ from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns, version
 
 PEERS = record.REPO / ".venv" / "peers"
+OURS = "ours", "jax_nn"  # programs of the process with JAX
 STRIDED = "Local({l}) | Strided({l})".format
 FIXED = "Block(128) | Summary(128, 32)"
 BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
@@ -151,15 +143,15 @@ def start_peers():
   return None
 
 
-def measure(case, rounds, ours, peers):
-  """Runs a case and returns its rows, without peers if there are none.
+def measure(case, rounds, processes):
+  """Runs a case and returns its rows, of the processes that there are.
 
   A case that is measured has its own rounds if `rounds` is 0.
   """
   rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:
-    process = ours if entry.program in ("ours", "jax_nn") else peers
+    process = processes.get("jax" if entry.program in OURS else "torch")
     if process is None:
       continue
     say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
@@ -195,13 +187,13 @@ def run(cases, rounds, has_peers):
   }
   for name, case in cases.items():
     say(f"{name}: {case.title}")
-    ours = Process(sys.executable, "ours")
-    peers = start_peers() if has_peers else None
-    processes = {"jax": ours} | ({"torch": peers} if peers else {})
-    results["machine"]["threads"] = ours.about["threads"]
+    processes = {"jax": Process(sys.executable, "ours")}
+    results["machine"]["threads"] = processes["jax"].about["threads"]
+    if has_peers and (peers := start_peers()):
+      processes["torch"] = peers
     results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
     raise_rates(results["rates"], processes.values())
-    rows = measure(case, rounds, ours, peers)
+    rows = measure(case, rounds, processes)
     raise_rates(results["rates"], processes.values())
     for process in processes.values():
       process.close()

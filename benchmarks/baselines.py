@@ -8,15 +8,13 @@ In bits per symbol of the validation and test split, given the training split.
 Images: every position has the distribution of its values in the training split,
 each counted once more than it occurs; linear prediction, see
 `benchmarks.linear`; and codecs, if the pixels are RGB: the size of the split as
-one square mosaic, filled row by row and black after the last image, so that the
-header vanishes: 100 x 100 images for the test split of CIFAR-10. A codec is not
-given the training split, but also sees what it has coded of the other images in
-the mosaic. Codecs need `pip install imagecodecs==2026.10.10`, or are left out.
+one square mosaic, so that the header vanishes. A codec is not given the
+training split, but also sees what it has coded of the mosaic's other images.
 DNA: Markov models, see `benchmarks.markov`.
 Text: these, and compressors: the size of the training split and the scored one
 minus the size of the training split. What a compressor has coded of a split it
-also learns from, unlike the other models; `sees` says what it can use. PPMd
-needs `pip install pyppmd==1.3.1`, or it is left out.
+also learns from, unlike the other models; `sees` says what it can use. Codecs
+and PPMd are left out where their packages are missing, see `OPTIONAL`.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """

@@ -1,8 +1,13 @@
-"""The process that runs torch and the other peers, on a CPU."""
+"""The process that runs torch and the other peers, on a CPU.
+
+With an entry as its argument, it times FlexAttention on an NVIDIA GPU instead.
+"""
 
 import dataclasses
 import functools
 import importlib.metadata
+import json
+import sys
 import warnings
 
 import numpy as np
@@ -122,6 +127,23 @@ def hello():
   }
 
 
+def time_on_gpu(entry):
+  """Times of the passes of `flex`, for the part `attention` of accelerators."""
+  from benchmarks import timing
+
+  found, wait = {}, lambda _: torch.cuda.synchronize()
+  for name, run in flex(entry, "cuda").passes.items():
+    try:
+      warm = timing.warm_up(run, wait)
+      found |= timing.interleave({name: run}, {name: warm}, wait)
+    except Exception as error:
+      found["failed"] = " ".join(str(error).split())[:300]
+  return found
+
+
 if __name__ == "__main__":
+  if sys.argv[1:]:
+    print(json.dumps(time_on_gpu(worker.Entry(**json.loads(sys.argv[1])))))
+    sys.exit()
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
   worker.Worker(programs, hello, rates).serve()

@@ -154,15 +154,11 @@ def measure_missing(
 ) -> list[dict[str, Any]]:
   """Measures what a record does not have yet, so that a benchmark can resume.
 
-  Args:
-    path: a record, a list, which is written after each measurement.
-    names: the fields that tell measurements apart.
-    keys: their values in the measurements that are wanted.
-    measure: function of these values to the other fields.
-    again: whether to repeat measurements that the file already has.
-    code: function of these values to the digest of what a measurement depends
-      on; where it differs, `measure` is called again, and also takes the old
-      measurement, {} if there is none.
+  The record, a list, is written after each measurement. `names` are the fields
+  that tell measurements apart, `keys` the values that are wanted; `measure`
+  maps them to the other fields, and `code` to the digest of what a measurement
+  depends on. Where that differs, `measure` is called again, and also takes the
+  old measurement, {} if there is none. With `again`, all are repeated.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}

@@ -105,6 +105,13 @@ def num_threads():
   return os.cpu_count()
 
 
+def answers():
+  """A function that writes its arguments to what was standard output."""
+  file = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # libraries also print to standard output
+  return lambda **values: print(json.dumps(values), file=file, flush=True)
+
+
 class Worker:
   """Answers requests by calling its methods by name.
 
@@ -151,8 +158,7 @@ class Worker:
 
   def serve(self):
     """Answers requests until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries also print to standard output
+    say = answers()
     for line in sys.stdin:
       request = json.loads(line)
       try:
@@ -160,4 +166,4 @@ class Worker:
       except Exception as error:
         text = str(error).strip() or "no message"
         answer = {"failed": f"{type(error).__name__}: {text.splitlines()[0]}"}
-      print(json.dumps(answer), file=answers, flush=True)
+      say(**answer)

@@ -171,8 +171,7 @@ def _flex(platform, batch, n, heads, dtype):
   if len(set(heads)) > 1:
     return {"skipped": "heads have different patterns"}
   entry = Entry("flex", str(heads[0]), n, batch, HEADS, WIDTH, dtype)
-  request = json.dumps(dataclasses.asdict(entry))
-  words = "-m", "benchmarks.accelerator.flex", request
+  words = "-m", "benchmarks.peers", json.dumps(dataclasses.asdict(entry))
   try:
     done = subprocess.run(
       [sys.executable, *words],

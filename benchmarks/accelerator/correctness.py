@@ -157,18 +157,13 @@ def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   errors, faults = examine(
     lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
   )
-  return {
-    "executor": name,
-    "dtype": dtype,
-    "n": mix.n,
-    "widths": mix.widths,
-    "patterns": [str(pattern) for pattern in mix.heads],
-    "errors": {
-      name: float(f"{error:.3g}") if np.isfinite(error) else None
-      for name, error in errors.items()
-    },
-    **({"failed": "; ".join(faults)} if faults else {}),
+  found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
+  found["patterns"] = [str(pattern) for pattern in mix.heads]
+  found["errors"] = {
+    name: float(f"{error:.3g}") if np.isfinite(error) else None
+    for name, error in errors.items()
   }
+  return found | ({"failed": "; ".join(faults)} if faults else {})
 
 
 def ask(mix: Mix, dtype: str) -> Questions:

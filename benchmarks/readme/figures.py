@@ -20,24 +20,24 @@ from sparse_transformer.figures import style
 FIELD, PASS = "records", "forward_backward"
 
 
-def all_of_them() -> dict[str, str]:
-  """{path in the repository: name of the record} for each figure."""
-  drawn = *evidence.COMPARISONS, *evidence.CONTEXTS
-  found = {f"docs/figures/{name}.png": name for name in drawn}
-  return {"docs/attention.png": "attention-amd-epyc-2-threads"} | found
+# By path in the repository: the name of the record.
+FIGURES = {"docs/attention.png": "attention-amd-epyc-2-threads"} | {
+  f"docs/figures/{name}.png": name
+  for name in (*evidence.COMPARISONS, *evidence.CONTEXTS)
+}
 
 
 def outdated() -> list[str]:
   """Figures that are missing or were made from other records."""
   return [
     figure
-    for figure, name in all_of_them().items()
+    for figure, name in FIGURES.items()
     if _stamp_of(record.REPO / figure) != _digest(name)
   ]
 
 
 def draw(figure: str) -> None:
-  name = all_of_them()[figure]
+  name = FIGURES[figure]
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
   elif name in evidence.CONTEXTS:

@@ -28,11 +28,9 @@ def quickstart() -> str:
 
 
 def headline() -> str:
-  text = evidence.summary("cifar10_keys")
-  picture = (
-    "![Patterns at equal keys, on images](docs/figures/cifar10_keys.png)"
-  )
-  return f"{picture}\n\n{wrap(text)}"
+  name = "cifar10_keys"
+  picture = f"![{evidence.COMPARISONS[name]}](docs/figures/{name}.png)"
+  return f"{picture}\n\n{wrap(evidence.summary(name))}"
 
 
 def _attention_rows(case, program=None):

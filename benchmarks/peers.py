@@ -21,8 +21,6 @@ from sparse_transformer import patterns
 # The eager implementation is used deliberately, as a second reference.
 warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
 torch.set_num_threads(worker.num_threads())
-# All programs of a case stay compiled at the same time.
-torch._dynamo.config.recompile_limit = 64
 
 
 def sdpa(entry, **mask):
@@ -145,5 +143,7 @@ if __name__ == "__main__":
   if sys.argv[1:]:
     print(json.dumps(time_on_gpu(worker.Entry(**json.loads(sys.argv[1])))))
     sys.exit()
+  # All programs of a case stay compiled at the same time.
+  torch._dynamo.config.recompile_limit = 64
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
   worker.Worker(programs, hello, rates).serve()

@@ -66,7 +66,7 @@ results: .venv/installed
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed $(PEERS)/installed
-	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python -m benchmarks.attention
 
 # Checks the code on a GPU or TPU, and measures it there. JAX's packages for the
 # device are installed first; an older driver needs DEVICE=cuda12. Flags:

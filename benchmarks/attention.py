@@ -1,6 +1,6 @@
 """Measures our attention and other libraries' attention.
 
-  python benchmarks/attention.py [--cases=3072,growth] [--rounds=N] [--quick]
+  python -m benchmarks.attention [--cases=3072,growth] [--rounds=N] [--quick]
 
 Prints tables and writes results/attention-<machine>.json. JAX and torch run in
 separate processes, new ones for each case, and only one of them computes at a
@@ -9,53 +9,115 @@ medians over the rounds. Torch and the other peers are in a separate
 environment, which `make bench` installs from requirements-peers.txt; without
 it, only ours and JAX's run. For GPUs and TPUs: `benchmarks.accelerator`.
 
-Columns:
-  of peak: the least time that the pairs of the pattern could take at the
-    machine's matmul, copy and exp rates, measured in the same run, divided by
-    the measured time. 1 is the best possible.
-  speed-up: the time of the fastest dense causal attention of the same size,
-    divided by the measured time.
-  ideal: the pairs of dense causal attention divided by those of the pattern,
-    which would be the speed-up if time were proportional to pairs.
-  computed/needed: the scores in all computed tiles, divided by the pairs.
-  temp MiB: temporary memory that the compiler allocates.
+docs/speed.md explains the columns.
 """
 
-import argparse
 import dataclasses
 import json
 import os
-import pathlib
 import platform
 import statistics
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from benchmarks import record, report
+from benchmarks.worker import Entry
+from sparse_transformer import machine, patterns, version
 
-from benchmarks import cases as cases_lib, record, report
-from benchmarks.accelerator.results import slug
-from sparse_transformer import machine, version
-
-HERE = pathlib.Path(__file__).resolve().parent
 PEERS = record.REPO / ".venv" / "peers"
+OURS = "ours", "jax_nn"  # programs of the process with JAX
+STRIDED = "Local({l}) | Strided({l})".format
+FIXED = "Block(128) | Summary(128, 32)"
+BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
+MEASURED = (
+  "Causal()",
+  "Local(128)",
+  "Strided(128)",
+  "Block(128)",
+  "Summary(128, 32)",
+  STRIDED(l=128),
+  FIXED,
+  BIGBIRD,
+)
+ALGEBRA = (
+  "Local(23) | Strided(23)",
+  "Block(32) | Summary(32, 8)",
+  "Causal() - Block(64)",
+  "Strided(16) & Local(128)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Entries whose measurements are interleaved."""
+
+  title: str
+  entries: tuple[Entry, ...]
+  rounds: int = 0  # if 0, only results are checked
+
+
+def oracle():
+  """Causal examples of every pattern in the catalogue, and combinations."""
+  examples = (found.causal for found in patterns.examples().values())
+  return *(str(pattern) for some in examples for pattern in some), *ALGEBRA
+
+
+def _entries(n, programs):
+  """Entries of one length, from {pattern: programs}."""
+  return tuple(Entry(x, p, n) for p in programs for x in programs[p])
+
+
+def cpu():
+  """{name: case} for CPUs."""
+  both = dict.fromkeys(oracle(), ("ours", "flex_eager"))
+  small = {
+    "Local(128)": ("ours", "local_attention", "flex"),
+    STRIDED(l=96): ("ours", "sdpa_mask", "flex"),
+    "Causal()": ("ours", "sdpa", "jax_nn"),
+  }
+  peers = {
+    "Causal()": ("sdpa", "jax_nn"),
+    "Local(128)": ("local_attention", "flex"),
+    STRIDED(l=128): ("flex",),
+    FIXED: ("flex",),
+  }
+  large = dict.fromkeys(MEASURED, ("ours",))
+  growth = (Entry("ours", STRIDED(l=x), x**2) for x in (64, 128, 256, 512))
+  million = Entry("ours", STRIDED(l=1024), 2**20, heads=1)
+  return {
+    "oracle": Case("FlexAttention as an oracle, n = 512", _entries(512, both)),
+    "3072": Case("n = 3,072", _entries(3072, small), 7),
+    "12288": Case(
+      "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
+    ),
+    "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
+    "million": Case("n = 1,048,576, one head", (million,), 1),
+  }
+
+
+def quick():
+  programs = {
+    "Local(64)": ("ours", "local_attention"),
+    STRIDED(l=32): ("ours",),
+    "Causal()": ("jax_nn", "sdpa"),
+  }
+  return {"quick": Case("quick, n = 1,024", _entries(1024, programs), 2)}
 
 
 class Process:
   """A worker process that answers requests, see `worker.Worker`."""
 
-  def __init__(self, python, script):
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+  def __init__(self, python, module):
     self.child = subprocess.Popen(
-      [python, HERE / script],
+      [python, "-m", f"benchmarks.{module}"],
+      cwd=record.REPO,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     self.about = self("hello")
     if "failed" in self.about:
-      raise OSError(f"{script}: {self.about['failed']}")
+      raise OSError(f"{module}: {self.about['failed']}")
 
   def __call__(self, do, **arguments):
     """The answer to a request; {"failed": reason} if the process has died."""
@@ -75,21 +137,21 @@ def start_peers():
   """The peers' process, or None if they are not installed."""
   try:
     if (PEERS / "installed").exists():
-      return Process(PEERS / "bin" / "python", "peers.py")
+      return Process(PEERS / "bin" / "python", "peers")
   except OSError as error:
     say(f"no torch peers: {error}")
   return None
 
 
-def measure(case, rounds, ours, peers):
-  """Runs a case and returns its rows, without peers if there are none.
+def measure(case, rounds, processes):
+  """Runs a case and returns its rows, of the processes that there are.
 
   A case that is measured has its own rounds if `rounds` is 0.
   """
   rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:
-    process = ours if entry.program in ("ours", "jax_nn") else peers
+    process = processes.get("jax" if entry.program in OURS else "torch")
     if process is None:
       continue
     say(f"  preparing {entry.program} {entry.pattern} n = {entry.n:,}")
@@ -125,13 +187,13 @@ def run(cases, rounds, has_peers):
   }
   for name, case in cases.items():
     say(f"{name}: {case.title}")
-    ours = Process(sys.executable, "ours.py")
-    peers = start_peers() if has_peers else None
-    processes = {"jax": ours} | ({"torch": peers} if peers else {})
-    results["machine"]["threads"] = ours.about["threads"]
+    processes = {"jax": Process(sys.executable, "ours")}
+    results["machine"]["threads"] = processes["jax"].about["threads"]
+    if has_peers and (peers := start_peers()):
+      processes["torch"] = peers
     results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
     raise_rates(results["rates"], processes.values())
-    rows = measure(case, rounds, ours, peers)
+    rows = measure(case, rounds, processes)
     raise_rates(results["rates"], processes.values())
     for process in processes.values():
       process.close()
@@ -164,17 +226,12 @@ def say(line):
 
 
 def parse():
-  flags = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  flags = record.parser(__doc__)
   names = "names, separated by commas; default: all"
   flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
   flags.add_argument("--no-peers", action="store_true", help="without torch")
   flags.add_argument("--threads", type=int, default=2)
-  flags.add_argument("--out", type=pathlib.Path, help="JSON file to write")
   flags.add_argument("--quick", action="store_true", help="one small case")
   return flags.parse_args()
 
@@ -184,7 +241,7 @@ def main():
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
-  cases = cases_lib.quick() if flags.quick else cases_lib.cpu()
+  cases = quick() if flags.quick else cpu()
   out, names = flags.out, [*filter(None, flags.cases.split(","))]
   if unknown := set(names) - set(cases):
     sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
@@ -192,7 +249,7 @@ def main():
   for results in run(cases, flags.rounds, has_peers=not flags.no_peers):
     if out is None and not flags.quick:
       name = "{name} {threads} threads".format(**results["machine"])
-      out = record.FOLDER / f"attention-{slug(name)}.json"
+      out = record.FOLDER / f"attention-{record.slug(name)}.json"
     if out:
       record.write(out, results)
   show(results)

@@ -8,15 +8,13 @@ In bits per symbol of the validation and test split, given the training split.
 Images: every position has the distribution of its values in the training split,
 each counted once more than it occurs; linear prediction, see
 `benchmarks.linear`; and codecs, if the pixels are RGB: the size of the split as
-one square mosaic, filled row by row and black after the last image, so that the
-header vanishes: 100 x 100 images for the test split of CIFAR-10. A codec is not
-given the training split, but also sees what it has coded of the other images in
-the mosaic. Codecs need `pip install imagecodecs==2026.10.10`, or are left out.
+one square mosaic, so that the header vanishes. A codec is not given the
+training split, but also sees what it has coded of the mosaic's other images.
 DNA: Markov models, see `benchmarks.markov`.
 Text: these, and compressors: the size of the training split and the scored one
 minus the size of the training split. What a compressor has coded of a split it
-also learns from, unlike the other models; `sees` says what it can use. PPMd
-needs `pip install pyppmd==1.3.1`, or it is left out.
+also learns from, unlike the other models; `sees` says what it can use. Codecs
+and PPMd are left out where their packages are missing, see `OPTIONAL`.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
@@ -41,26 +39,24 @@ from sparse_transformer import cli, data
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10"}
 
 
-def optional(name: str) -> Any:
-  """The package of this name, or None if it is absent."""
-  try:
-    return importlib.import_module(name)
-  except ModuleNotFoundError:
-    print(
-      f"what needs {name} is left out: pip install {name}=={OPTIONAL[name]}"
-    )
-    return None
-
-
-pyppmd, imagecodecs = map(optional, OPTIONAL)
 BEST = 9 | lzma.PRESET_EXTREME
 # Its manual recommends for text: bits of literal context, none of position.
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
 MEMORY = 2**28  # bytes; if they were full, PPMd would forget everything
 
 
+def optional(name: str) -> Any:
+  """The package of this name, or None if it is absent."""
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError:
+    wanted = f"{name}=={OPTIONAL[name]}"
+    print(f"what needs {name} is left out: pip install {wanted}")
+    return None
+
+
 def ppmd(content: bytes, order: int) -> bytes:
-  encoder = pyppmd.Ppmd7Encoder(order, MEMORY)
+  encoder = sys.modules["pyppmd"].Ppmd7Encoder(order, MEMORY)
   return encoder.encode(content) + encoder.flush()
 
 
@@ -77,10 +73,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
   "PNG -9": ("png", dict(level=9, filter="all", strategy="filtered")),
   "WebP -m 6 -q 100": ("webp", dict(level=100, method=6, lossless=True)),
-  "JPEG XL -e 9": (
-    "jpegxl",
-    dict(effort=9, lossless=True, usecontainer=False),
-  ),
+  "JPEG XL -e 9": ("jpegxl", dict(effort=9, lossless=True, usecontainer=False)),
 }
 SEES = {
   "gzip": "the last 32 KiB",
@@ -96,10 +89,10 @@ def main(argv):
   config = flags.FLAGS.config.data
   path = record.without_folders(config.path or "")
   content = record.about("python -m benchmarks.baselines", sys.argv[1:])
-  for package in filter(None, (pyppmd, imagecodecs)):
-    content["versions"][package.__name__] = package.__version__
   content |= dict(data=dict(path=path, fractions=config.fractions))
   content |= score(data.source(config))
+  for name in sys.modules.keys() & OPTIONAL:  # these were used
+    content["versions"][name] = sys.modules[name].__version__
   out = flags.FLAGS.out or record.FOLDER / f"baselines_{config.name}.json"
   record.write(pathlib.Path(out), content)
 
@@ -108,7 +101,7 @@ def score(source: data.Source) -> dict[str, Any]:
   if isinstance(source, data.Images):
     splits = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
     rows = [independent(splits, source.vocab_size)]
-    if imagecodecs and source.shape[-1] == 3:
+    if source.shape[-1] == 3 and optional("imagecodecs"):
       rows += codecs(splits, source.shape)
     rows += linear.score(splits, source.shape, source.vocab_size)
   elif source.unit not in ("bits/byte", "bits/base"):
@@ -137,7 +130,7 @@ def codecs(
   """The scores of all codecs of images, given no training split."""
   rows = []
   for name, (codec, options) in CODECS.items():
-    encode = getattr(imagecodecs, f"{codec}_encode")
+    encode = getattr(sys.modules["imagecodecs"], f"{codec}_encode")
     row = dict(model=f"`{name}`", sees="the mosaic")
     for split in markov.SCORED:
       content = encode(mosaic(splits[split].reshape(-1, *shape)), **options)
@@ -160,9 +153,9 @@ def mosaic(images: np.ndarray) -> np.ndarray:
 def compress(splits: markov.Splits) -> list[dict[str, Any]]:
   """The scores of all compressors that there are."""
   train, *scored = (splits[name].tobytes() for name in data.SPLITS)
-  rows = []
+  rows, has_ppmd = [], optional("pyppmd")
   for name, run in COMPRESSORS.items():
-    if "PPMd" in name and not pyppmd:
+    if "PPMd" in name and not has_ppmd:
       continue
     size = lambda content, run=run: 8 * len(run(content))
     given = [(size(train + x) - size(train)) / len(x) for x in scored]

@@ -87,7 +87,7 @@ def table(results):
   yield *titles, "launches", "collectives"
   for report in results:
     (program,) = report["programs"]
-    cells = ["does not fit", *[""] * 3]
+    cells = "does not fit", "", "", ""
     if program["compiles"] and program["fits"]:
       changes = report.get("changes", {}).items()
       kinds = program["collectives"].values()

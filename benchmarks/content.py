@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from benchmarks import turns
+from benchmarks import record, timing
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend
 from sparse_transformer.patterns import AdaptiveSpan, Routing
@@ -40,9 +40,11 @@ def step(pattern):
   return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
 
 
-def cases(n):
+def cases(length):
   keys = jax.random.split(jax.random.key(0), 4)
-  q, k, v, dout = (jax.random.normal(x, (1, n, HEADS, WIDTH)) for x in keys)
+  q, k, v, dout = (
+    jax.random.normal(x, (1, length, HEADS, WIDTH)) for x in keys
+  )
   normal = functools.partial(jax.random.normal, jax.random.key(1))
   for text in FOLLOWING:
     pattern = patterns.parse(text)[0][0]
@@ -52,12 +54,21 @@ def cases(n):
       if isinstance(content, Routing)
     }
     yield text, step(pattern), (q, k, v, directions, dout)
-  adaptive = AdaptiveSpan(n, RAMP)
-  for span in (*SPANS, n):
-    spans = jnp.full(HEADS, min(span, n), jnp.float32)
+  adaptive = AdaptiveSpan(length, RAMP)
+  for span in (*SPANS, length):
+    spans = jnp.full(HEADS, min(span, length), jnp.float32)
     arrays = q, k, v, {adaptive: spans}, dout
     yield f"{adaptive}, spans of {span:,}", step(adaptive), arrays
 
 
+@record.as_table
+def table(found):
+  yield "pattern", "ms", "speed-up over `Causal()`"
+  for row in found["rows"]:
+    pattern, *spans = row["case"].split(", spans of ")
+    name = ", spans of ".join([f"`{pattern}`", *spans])
+    yield name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"
+
+
 if __name__ == "__main__":
-  turns.main("content", __doc__, cases, length=12_288)
+  timing.main("content", __doc__, cases, table, length=12_288)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from benchmarks import blocks, record
+from benchmarks import record
+from benchmarks.markov import mean_and_error
 from sparse_transformer import cli, config as config_lib, data
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import scoring
@@ -80,8 +81,8 @@ def score_run(
   for context in contexts:
     bits = bits_of(experiment, state.ema, split, context, places)
     least = bits if least is None else least
-    mean, error = blocks.mean_and_error(bits, BLOCK)
-    less, its_error = blocks.mean_and_error(bits - least, BLOCK)
+    mean, error = mean_and_error(bits, BLOCK)
+    less, its_error = mean_and_error(bits - least, BLOCK)
     row = dict(min_context=context, bits=mean, standard_error=error)
     rows.append(row | dict(difference=less, difference_error=its_error))
   return dict(

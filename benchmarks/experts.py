@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from benchmarks import turns
+from benchmarks import record, timing
 from sparse_transformer.model import experts
 
 WIDTH, INNER, PER_TOKEN = 256, 1024, 2
@@ -58,5 +58,12 @@ def cases(tokens):
     )
 
 
+@record.as_table
+def table(found):
+  yield f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
+  for x in found["rows"]:
+    yield x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}"
+
+
 if __name__ == "__main__":
-  turns.main("experts", __doc__, cases, tokens=4096)
+  timing.main("experts", __doc__, cases, table, tokens=4096)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import blocks, markov
+from benchmarks import markov
 
 IMAGES = 2_500  # of the training split; 1,000 at a time are scored
 # Rows up and columns to the left: the pixels before within 1, and within 2.
@@ -39,10 +39,8 @@ def score(
     for split in markov.SCORED:
       parts = np.array_split(splits[split], -(-len(splits[split]) // 1_000))
       bits[split] = np.concatenate([bits_of(part).ravel() for part in parts])
-    test, error = blocks.mean_and_error(bits["test"], splits["test"].shape[1])
     about = dict(model=f"linear, {len(near)} pixels", sees="its image")
-    found = dict(validation=float(bits["validation"].mean()), test=test)
-    rows.append(about | found | dict(standard_error=error))
+    rows.append(about | markov.means(bits, splits["test"].shape[1]))
   return rows
 
 

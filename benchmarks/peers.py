@@ -1,8 +1,13 @@
-"""The process that runs torch and the other peers, on a CPU."""
+"""The process that runs torch and the other peers, on a CPU.
+
+With an entry as its argument, it times FlexAttention on an NVIDIA GPU instead.
+"""
 
 import dataclasses
 import functools
 import importlib.metadata
+import json
+import sys
 import warnings
 
 import numpy as np
@@ -16,8 +21,6 @@ from sparse_transformer import patterns
 # The eager implementation is used deliberately, as a second reference.
 warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
 torch.set_num_threads(worker.num_threads())
-# All programs of a case stay compiled at the same time.
-torch._dynamo.config.recompile_limit = 64
 
 
 def sdpa(entry, **mask):
@@ -34,23 +37,26 @@ def sdpa_mask(entry):
   return sdpa(entry, attn_mask=mask_LM)
 
 
-def flex(entry):
-  """Forward only: FlexAttention has no backward pass on CPUs."""
-  return _flex(entry, torch.compile(flex_lib.flex_attention, dynamic=False))
+def flex(entry, device="cpu"):
+  attend = torch.compile(flex_lib.flex_attention, dynamic=False)
+  return _flex(entry, attend, device)
 
 
 def flex_eager(entry):
-  return _flex(entry, flex_lib.flex_attention)
+  return _flex(entry, flex_lib.flex_attention, "cpu")
 
 
-def _flex(entry, attend):
+def _flex(entry, attend, device):
+  """Forward only on CPUs: FlexAttention has no backward pass there."""
   pattern, n = worker.pattern_of(entry), entry.n
-  block_mask = flex_lib.create_block_mask(
-    lambda b, h, q, k: pattern.mask(q, k), None, None, n, n, device="cpu"
+  is_cpu, make = device == "cpu", flex_lib.create_block_mask
+  if not is_cpu:  # it takes several arrays of n x n int64 unless compiled
+    make = torch.compile(make)
+  mask = lambda b, h, q, k: pattern.mask(q, k)
+  attend = functools.partial(
+    attend, block_mask=make(mask, None, None, n, n, device=device)
   )
-  return _contestant(
-    entry, lambda *qkv: attend(*qkv, block_mask=block_mask), backward=False
-  )
+  return _contestant(entry, attend, not is_cpu, device)
 
 
 def local_attention(entry):
@@ -70,11 +76,12 @@ def local_attention(entry):
   return dataclasses.replace(contestant, pattern=patterns.Local(window + 1))
 
 
-def _contestant(entry, attend, backward=True):
+def _contestant(entry, attend, backward=True, device="cpu"):
   """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
+  inputs = map(torch.from_numpy, worker.random_inputs(entry))
   *qkv, dout = (
-    torch.from_numpy(x).transpose(1, 2).contiguous()
-    for x in worker.random_inputs(entry)
+    x.transpose(1, 2).contiguous().to(device, getattr(torch, entry.dtype))
+    for x in inputs
   )
   for x in qkv if backward else ():
     x.requires_grad_()
@@ -90,7 +97,7 @@ def _contestant(entry, attend, backward=True):
   passes = {"forward": forward}
   if backward:
     passes["forward_backward"] = forward_backward
-  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
+  first = lambda x: x[0].detach().transpose(0, 1).double().cpu().numpy()
   return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 
@@ -118,6 +125,25 @@ def hello():
   }
 
 
+def time_on_gpu(entry):
+  """Times of the passes of `flex`, for the part `attention` of accelerators."""
+  from benchmarks import timing
+
+  found, wait = {}, lambda _: torch.cuda.synchronize()
+  for name, run in flex(entry, "cuda").passes.items():
+    try:
+      warm = timing.warm_up(run, wait)
+      found |= timing.interleave({name: run}, {name: warm}, wait)
+    except Exception as error:
+      found["failed"] = " ".join(str(error).split())[:300]
+  return found
+
+
 if __name__ == "__main__":
+  if sys.argv[1:]:
+    print(json.dumps(time_on_gpu(worker.Entry(**json.loads(sys.argv[1])))))
+    sys.exit()
+  # All programs of a case stay compiled at the same time.
+  torch._dynamo.config.recompile_limit = 64
   programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
   worker.Worker(programs, hello, rates).serve()

@@ -35,10 +35,8 @@ CASES = (
 
 
 def measure() -> dict:
-  rows = [plan(*case) for case in CASES]
-  print(table(rows))
   assumed = dict(flops_per_second=FLOPS, bytes_per_second=BANDWIDTH)
-  return dict(assumed=assumed, rows=rows)
+  return dict(assumed=assumed, rows=[plan(*case) for case in CASES])
 
 
 def plan(pattern: str, axes: dict[str, int]) -> dict:
@@ -82,10 +80,10 @@ def plan(pattern: str, axes: dict[str, int]) -> dict:
 
 
 @record.as_table
-def table(rows):
+def table(found):
   titles = "pattern", "chips", "mesh", "memory", "received per layer"
   yield *titles, "compute, ms", "attention transfers, ms", "gradient sums, ms"
-  for row in rows:
+  for row in found["rows"]:
     received = (
       f"{x['part'].partition('(')[0]}"
       f" {tables.size(2 * x['forward'] + x['backward'])}"
@@ -103,4 +101,4 @@ def table(rows):
 
 
 if __name__ == "__main__":
-  record.main("plan", __doc__, measure)
+  record.main("plan", __doc__, measure, table)

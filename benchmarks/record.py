@@ -8,7 +8,6 @@ README's numbers come from records, see `benchmarks.readme`.
 import argparse
 import functools
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -26,7 +25,7 @@ def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
   """How a record was made: by a program ("python train.py") with arguments."""
   return dict(
     command=without_folders(f"{program} {shlex.join(argv)}".strip()),
-    machine=f"{os.cpu_count()} cores of {machine.cpu_name()}",
+    machine=machine.machine(),
     commit=version.commit(),
     versions=version.packages(),
   )
@@ -43,31 +42,83 @@ def write(path: pathlib.Path, content: Any) -> None:
   atomic.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def slug(name: str) -> str:
+  """A name in lowercase letters, digits and hyphens.
+
+  >>> slug("NVIDIA H100 80GB HBM3")
+  'nvidia-h100-80gb-hbm3'
+  """
+  return "-".join(re.findall("[a-z0-9]+", name.lower()))
+
+
+def path(name: str) -> pathlib.Path:
+  return FOLDER / f"{name}.json"
+
+
+def read(name: str) -> Any:
+  if not path(name).exists():
+    raise FileNotFoundError(
+      f"benchmarks/results/{name}.json is missing; pages have numbers from it"
+    )
+  return atomic.read_json(path(name))
+
+
+def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
+  """Evaluations of the test split, the least minimum context first."""
+  found = [x for x in run["evaluations"] if x["split"] == "test"]
+  if not found:
+    raise ValueError(
+      f"the record of {run['command']!r} has no score of the test split: run"
+      " eval.py and benchmarks.run"
+    )
+  return sorted(found, key=lambda x: x["min_context"])
+
+
+def time_of(run: dict[str, Any]) -> str:
+  """Training time in minutes: processor time, which depends less on others."""
+  seconds, what = run.get("processor_seconds"), " of processor time"
+  if seconds is None:
+    seconds, what = run["seconds"], ""
+  number = max(1, round(seconds / 60))
+  return f"{number:,} minute{'s' * (number != 1)}{what}"
+
+
 def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
   """Makes a Markdown table of the titles and rows that a function yields."""
   return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+  """A parser of flags, with --out, for a command with this docstring."""
+  made = argparse.ArgumentParser(
+    description=description,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  made.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+  return made
 
 
 def main(
   name: str,
   description: str,
   measure: Callable[..., dict[str, Any]],
-  program: str = "python -m benchmarks.{}",
+  table: Callable[[dict[str, Any]], str],
   **defaults: Any,
 ) -> None:
-  """Runs a benchmark as a command, and writes its record, or --out.
+  """Runs a benchmark as a command: prints its table, and writes its record.
 
   `measure` maps the flags, which `defaults` names, to the fields of the record.
-  The command is `program`, whose braces stand for the name.
   """
-  parser = argparse.ArgumentParser(description=description)
+  flags = parser(description)
   for flag, default in defaults.items():
-    parser.add_argument(f"--{flag}", type=type(default), default=default)
-  path = FOLDER / f"{name}.json"
-  parser.add_argument("--out", type=pathlib.Path, default=path)
-  args = vars(parser.parse_args())
-  out, content = args.pop("out"), about(program.format(name), sys.argv[1:])
-  write(out, content | measure(**args))
+    flags.add_argument(f"--{flag}", type=type(default), default=default)
+  args = vars(flags.parse_args())
+  out = args.pop("out") or path(name)
+  content = about(f"python -m benchmarks.{name}", sys.argv[1:])
+  content |= measure(**args)
+  write(out, content)
+  print(table(content))
 
 
 def main_of_rows(
@@ -80,16 +131,17 @@ def main_of_rows(
   code: Callable[..., str] | None = None,
 ) -> None:
   """Runs `measure_missing` on a record as a command, and prints its table."""
-  parser = argparse.ArgumentParser(description=description)
-  parser.add_argument("--again", action="store_true", help="measure all rows")
-  parser.add_argument("--only", default="", help="rows with this text")
-  parser.add_argument("--check", action="store_true", help="measure nothing")
-  args, path = parser.parse_args(), FOLDER / f"{name}.json"
+  flags = parser(description)
+  flags.add_argument("--again", action="store_true", help="measure all rows")
+  flags.add_argument("--only", default="", help="rows with this text")
+  flags.add_argument("--check", action="store_true", help="measure nothing")
+  args = flags.parse_args()
+  out = args.out or path(name)
   if args.check and code:
-    check_code(path, names, code, f"benchmarks.{name}")
+    check_code(out, names, code, f"benchmarks.{name}")
     return
   keys = [key for key in keys if args.only in " ".join(map(str, key))]
-  print(table(measure_missing(path, names, keys, measure, args.again, code)))
+  print(table(measure_missing(out, names, keys, measure, args.again, code)))
 
 
 def measure_missing(
@@ -102,15 +154,11 @@ def measure_missing(
 ) -> list[dict[str, Any]]:
   """Measures what a record does not have yet, so that a benchmark can resume.
 
-  Args:
-    path: a record, a list, which is written after each measurement.
-    names: the fields that tell measurements apart.
-    keys: their values in the measurements that are wanted.
-    measure: function of these values to the other fields.
-    again: whether to repeat measurements that the file already has.
-    code: function of these values to the digest of what a measurement depends
-      on; where it differs, `measure` is called again, and also takes the old
-      measurement, {} if there is none.
+  The record, a list, is written after each measurement. `names` are the fields
+  that tell measurements apart, `keys` the values that are wanted; `measure`
+  maps them to the other fields, and `code` to the digest of what a measurement
+  depends on. Where that differs, `measure` is called again, and also takes the
+  old measurement, {} if there is none. With `again`, all are repeated.
   """
   known = atomic.read_json(path) if path.exists() else []
   found = {tuple(row[name] for name in names): row for row in known}

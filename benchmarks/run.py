@@ -4,13 +4,11 @@ python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/long_text
 python -m benchmarks.run --workdir=runs/repeats
 
-The record of a run has the command that trains such a run, from this config;
-the evaluations in its workdir, which eval.py writes; the validations during
-training; and the config of the run. Commit and machine are taken from this
-process: write the record right after the run. The record of a comparison is the
-comparison.json of its workdir, without the folders of this machine. The record
-of a folder of comparisons has the bits of their runs. All are
-benchmarks/results/NAME.json, where NAME is the name of the workdir.
+The record of a run has the command that trains it, its evaluations by eval.py,
+its validations and its config; commit and machine are this process's: write it
+right after the run. The record of a comparison is its comparison.json, without
+folders of this machine; the record of a folder of comparisons has the bits of
+their runs. It is benchmarks/results/NAME.json for a workdir with this name.
 """
 
 import pathlib

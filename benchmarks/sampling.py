@@ -1,6 +1,6 @@
 """Measures sampling with a pattern's cache, with a full cache and without one.
 
-  python benchmarks/sampling.py [--rounds=N] [--out=F]
+  python -m benchmarks.sampling [--rounds=N] [--out=F]
 
 n = 12,288, 4 layers of 8 heads of 64, batch 1, float32: medians of steps near
 positions 1,000 and 12,000, interleaved. The full cache belongs to dense
@@ -8,18 +8,14 @@ attention, which keeps and reads all keys. Without a cache, each symbol takes a
 pass over the entire sequence.
 """
 
-import pathlib
 import statistics
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-from benchmarks import record, turns
+from benchmarks import record, timing
 from configs import stdlib
 from sparse_transformer import model as model_lib
 from sparse_transformer.comparison import plan
@@ -99,18 +95,27 @@ def measure(rounds: int) -> dict:
     calls |= {(name, place): call for place, call in at.items()}
     if name != "full cache":
       calls[name, "no cache"] = prepare_recompute(*network)
-  for (name, place), seconds in turns.seconds(calls, rounds).items():
+  for (name, place), seconds in timing.seconds(calls, rounds).items():
     symbols = STEPS if place in PLACES else 1
     median = statistics.median(seconds) / symbols
     results[name][f"seconds at {place}"] = median
-  for name, row in results.items():
-    early, late = (1 / row[f"seconds at {place}"] for place in PLACES)
-    print(
-      f"{name}: {early:,.0f} symbols/s at 1,000, {late:,.0f} at 12,000; cache"
-      f" {row['cache_bytes'] / 2**20:,.1f} MiB"
-    )
   return dict(cases=results)
 
 
+@record.as_table
+def table(found):
+  titles = "pattern", "cache", "symbols/s at position 12,000"
+  yield *titles, "speed-up over no cache"
+  for case in found["cases"].values():
+    seconds = case["seconds at 12000"]
+    without = case.get("seconds at no cache")
+    yield (
+      f"`{', '.join(case['keys'])}`",
+      f"{case['cache_bytes'] / 2**20:.0f} MiB",
+      f"{1 / seconds:.0f}",
+      f"{without / seconds:.0f}" if without else "",
+    )
+
+
 if __name__ == "__main__":
-  record.main("sampling", __doc__, measure, "python benchmarks/{}.py", rounds=7)
+  record.main("sampling", __doc__, measure, table, rounds=7)

@@ -10,15 +10,28 @@ import os
 import resource
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Entry
 from sparse_transformer import patterns
 
 MIN_SECONDS = 0.1  # shorter passes are repeated within a round
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A program of `ours.py` or `peers.py` that runs a pattern, an expression."""
+
+  program: str
+  pattern: str
+  n: int
+  batch: int = 1
+  heads: int = 4
+  width: int = 64
+  dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +90,12 @@ def errors(entry, pattern, found):
   ]
 
 
-def seconds(function):
-  start = time.perf_counter()
-  function()
-  return time.perf_counter() - start
-
-
 def rate(work, function):
   """Work per second: the best call in half a second, after a first one."""
   function()
   times, end = [], time.perf_counter() + 0.5
   while len(times) < 3 or time.perf_counter() < end:
-    times.append(seconds(function))
+    times.append(timeit.timeit(function, number=1))
   return work / min(times)
 
 
@@ -96,6 +103,13 @@ def num_threads():
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
+
+
+def answers():
+  """A function that writes its arguments to what was standard output."""
+  file = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # libraries also print to standard output
+  return lambda **values: print(json.dumps(values), file=file, flush=True)
 
 
 class Worker:
@@ -123,7 +137,7 @@ class Worker:
       outputs = run()
       took = time.perf_counter() - start
       if took <= 1:  # a first call may take longer
-        took = seconds(run)
+        took = timeit.timeit(run, number=1)
       passes[name] = run, max(1, round(MIN_SECONDS / took))
     self.passes.append(passes)
     found = [contestant.first(x) for x in outputs[:2]]
@@ -140,13 +154,11 @@ class Worker:
   def run(self, index, name):
     """Seconds of one pass, averaged over its repeats."""
     run, repeats = self.passes[index][name]
-    total = seconds(lambda: [run() for _ in range(repeats)])
-    return {"seconds": total / repeats}
+    return {"seconds": timeit.timeit(run, number=repeats) / repeats}
 
   def serve(self):
     """Answers requests until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries also print to standard output
+    say = answers()
     for line in sys.stdin:
       request = json.loads(line)
       try:
@@ -154,4 +166,4 @@ class Worker:
       except Exception as error:
         text = str(error).strip() or "no message"
         answer = {"failed": f"{type(error).__name__}: {text.splitlines()[0]}"}
-      print(json.dumps(answer), file=answers, flush=True)
+      say(**answer)

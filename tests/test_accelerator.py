@@ -23,7 +23,7 @@ from benchmarks.accelerator import (
   summary,
 )
 from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
-from benchmarks.accelerator.results import Results
+from benchmarks.accelerator.process import Results
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import triton

@@ -11,7 +11,13 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import cases, dependencies, record, report, worker
+from benchmarks import (
+  attention as benchmark,
+  dependencies,
+  record,
+  report,
+  worker,
+)
 from sparse_transformer import attention, patterns
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -20,8 +26,10 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
   words = "--quick", "--no-peers", "--rounds=1", f"--out={out}"
-  command = sys.executable, FOLDER / "attention.py", *words
-  done = subprocess.run(command, capture_output=True, text=True)
+  command = sys.executable, "-m", "benchmarks.attention", *words
+  done = subprocess.run(
+    command, cwd=FOLDER.parent, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
   assert "Local(64)" in done.stdout
   text = out.read_text()
@@ -116,7 +124,7 @@ def test_digest_changes_with_code_and_config_but_not_with_words(
 
 
 def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():
-  entries = [cases.Entry("ours", text, 96) for text in cases.oracle()]
+  entries = [worker.Entry("ours", text, 96) for text in benchmark.oracle()]
   found = [worker.pattern_of(entry) for entry in entries]
   causal = {
     patterns.CATALOGUE[name]

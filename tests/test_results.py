@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from benchmarks import record
-from benchmarks.readme import __main__ as pages, figures, records
+from benchmarks.readme import __main__ as pages, figures
 
 SCRIPT = "benchmarks/readme/__main__.py"
 
@@ -69,7 +69,7 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
 def test_missing_or_broken_record_is_one_clear_line(
   content, words, copy, capsys
 ):
-  path = records.path("digits")
+  path = record.path("digits")
   path.unlink()
   if content:
     path.write_text(content)
@@ -107,7 +107,7 @@ def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
   config = runs.tiny(**{"train.batch_size": 1}).to_dict()
   about = dict(budget=("seconds", 13), unit="bits/byte", commit="abcdef0")
   found = comparisons.record(*made, **about, config=config)
-  records.path("cifar10_keys").write_text(json.dumps(found))
+  record.path("cifar10_keys").write_text(json.dumps(found))
   picture = "docs/figures/cifar10_keys.png"
   assert figures.outdated() == [picture]
   status, lines = check(capsys)

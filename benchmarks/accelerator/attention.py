@@ -7,18 +7,21 @@ pattern's pairs, so that an executor that computes pairs outside the pattern
 shows fewer.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
 import jax
 
-from benchmarks.accelerator import cases, timing
+from benchmarks import timing
+from benchmarks.accelerator import cases
 from benchmarks.accelerator.parts import DENSE, RANKS, Settings
+from benchmarks.record import REPO
 from benchmarks.report import FLOPS
+from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns
 from sparse_transformer.attention import registry
 
@@ -61,9 +64,8 @@ def entries(settings: Settings, rank: int) -> dict:
   }
   first = {name: found[name] for name in FIRST if name in found}
   programs = cases.executors(settings, rank)
-  if rank == 0:
-    titles = {"": [DENSE, *programs]}
-  else:
+  titles = {"": [DENSE, *programs]}
+  if rank > 0:
     programs += [FLEX] * (rank == RANKS - 1)
     titles = {f", {program}": [program] for program in programs}
   return {
@@ -168,13 +170,12 @@ def _flex(platform, batch, n, heads, dtype):
     return {"skipped": "it needs an NVIDIA GPU and torch"}
   if len(set(heads)) > 1:
     return {"skipped": "heads have different patterns"}
-  request = dict(batch=batch, n=n, heads=HEADS, width=WIDTH, dtype=dtype)
-  request["text"] = str(heads[0])
-  words = "-m", "benchmarks.accelerator.flex", json.dumps(request)
+  entry = Entry("flex", str(heads[0]), n, batch, HEADS, WIDTH, dtype)
+  words = "-m", "benchmarks.peers", json.dumps(dataclasses.asdict(entry))
   try:
     done = subprocess.run(
       [sys.executable, *words],
-      cwd=pathlib.Path(__file__).parents[2],
+      cwd=REPO,
       capture_output=True,
       text=True,
       timeout=FLEX_SECONDS,

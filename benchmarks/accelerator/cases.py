@@ -12,10 +12,14 @@ REFERENCE = "dense"  # the plain executor, which is not in the registry
 SLOW = REFERENCE, "streamed"  # on accelerators
 
 
+def usual(dtype: str) -> Case:
+  """The case by which executors are chosen: 8 heads of 64."""
+  return Case(1, 3072, 8, 64, 64, dtype, registry.current_platform())
+
+
 def executors(settings: Settings, rank: int | None = None) -> list[str]:
   """The names of a rank that were asked for: what `auto` takes has rank 0."""
-  case = Case(1, 3072, 8, 64, 64, "bfloat16", registry.current_platform())
-  first = registry.resolve("auto", case)
+  first = registry.resolve("auto", usual("bfloat16"))
   last = RANKS - 1
   ranks = {first: 0} | {
     name: last if name in SLOW else 1

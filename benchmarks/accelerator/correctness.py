@@ -1,27 +1,15 @@
 """Values and gradients of all executors, against float64 on the host.
 
-An entry runs a mix of patterns, one for each head, in one call. Each entry
-requires
-
-- the results of the definition of the pattern (see `tests/executor_laws.py`),
-  with cotangents of the output and of the log-sum-exp;
-- the same bits when it runs again;
-- no effect outside the pattern: rows keep their bits when what they do not see
-  changes, and gradients that they do not contribute to are exactly zero.
-
-Three kinds of inputs make a batch, since errors show in different ones: with
-large scores, whose exponentials overflow unless the maximum is subtracted; with
-ordinary ones; and with balanced ones, where all pairs of a row weigh about the
-same, and all rows weigh the same in the gradients of a key. There, one pair too
-many or too few exceeds the tolerance.
-
-The mixes are the catalogue of patterns at lengths around the edges of tiles; a
-mix with many full tiles; and long ones, in which rows and keys are sampled.
+An entry runs a mix of patterns, one for each head, in one call; it requires the
+results of the definition of the pattern (see `tests/executor_laws.py`), the
+same bits when it runs again, and no effect outside the pattern. See
+docs/accelerators.md for the mixes, and for the three kinds of inputs that make
+a batch: large scores, ordinary ones, and balanced ones, where all pairs of a
+row weigh about the same, so that one pair too many exceeds the tolerance.
 """
 
 import dataclasses
 import functools
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +20,11 @@ import numpy as np
 
 from benchmarks.accelerator import cases, sanitizer
 from benchmarks.accelerator.parts import Settings
+from benchmarks.record import REPO
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(REPO / "tests"))
 
 import catalogue
 import executor_laws as laws
@@ -168,18 +157,13 @@ def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   errors, faults = examine(
     lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
   )
-  return {
-    "executor": name,
-    "dtype": dtype,
-    "n": mix.n,
-    "widths": mix.widths,
-    "patterns": [str(pattern) for pattern in mix.heads],
-    "errors": {
-      name: float(f"{error:.3g}") if np.isfinite(error) else None
-      for name, error in errors.items()
-    },
-    **({"failed": "; ".join(faults)} if faults else {}),
+  found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
+  found["patterns"] = [str(pattern) for pattern in mix.heads]
+  found["errors"] = {
+    name: float(f"{error:.3g}") if np.isfinite(error) else None
+    for name, error in errors.items()
   }
+  return found | ({"failed": "; ".join(faults)} if faults else {})
 
 
 def ask(mix: Mix, dtype: str) -> Questions:

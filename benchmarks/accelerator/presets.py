@@ -4,23 +4,23 @@ On random tokens, so that no data are needed, in the dtype of the config.
 """
 
 import functools
-import pathlib
+import itertools
 import time
 
 import jax
 
-from benchmarks.accelerator import timing, training
+from benchmarks import timing
+from benchmarks.accelerator import training
 from benchmarks.accelerator.parts import Settings
+from benchmarks.record import FOLDER, REPO
 from sparse_transformer import atomic, machine, rules
 from sparse_transformer.attention import registry
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 
-FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 FIRST = "enwik8", "cifar10", "cifar10_15m"
 # The paper's networks, which are also run with every `model.remat`.
 PAPER = *FIRST, "imagenet64"
-COMPILED = pathlib.Path(__file__).parents[1] / "results" / "compiled.json"
 ROUND_SECONDS = 1.0
 
 
@@ -37,18 +37,14 @@ def _chosen(small, rank):
   """(name of a config, its `remat`, or "" for the config's) of a rank."""
   if small:
     return [("digits", remat) for remat in ("none", "block")[rank : rank + 1]]
-  if rank == 0:
-    return [(name, "") for name in FIRST]
-  if rank == 1:
-    names = sorted(path.stem for path in FOLDER.glob("*.py"))
-    others = dict.fromkeys([*PAPER, *names])
-    return [(name, "") for name in others if name not in (*FIRST, "default")]
-  return [
-    (name, remat)
-    for name in PAPER
-    for remat in rules.REMATS
-    if remat != training.load(name).config.model.remat
-  ]
+  if rank == 2:
+    of = lambda name: training.load(name).config.model.remat
+    cases = itertools.product(PAPER, rules.REMATS)
+    return [(name, remat) for name, remat in cases if remat != of(name)]
+  names = sorted(path.stem for path in (REPO / "configs").glob("*.py"))
+  others = [x for x in dict.fromkeys([*PAPER, *names]) if x not in FIRST]
+  others.remove("default")
+  return [(name, "") for name in (others if rank else FIRST)]
 
 
 def measure(name: str, remat: str, changes: dict, record) -> dict:
@@ -93,7 +89,7 @@ def needed(name: str) -> dict:
   memory = machine.device_memory()
   if registry.current_platform() != "cuda" or not memory:
     return {}
-  for row in atomic.read_json(COMPILED):
+  for row in atomic.read_json(FOLDER / "compiled.json"):
     preset, *fields = row["preset"].split()
     changes = dict(field.split("=") for field in fields)
     (program,) = row["programs"]

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
+from benchmarks import record
 from benchmarks.accelerator.parts import PARTS, Settings, schedule
-from benchmarks.accelerator.results import Results
+from sparse_transformer import atomic
 
-REPO = pathlib.Path(__file__).resolve().parents[2]
 # The most that a process may take before its first entry, between two, and to
 # end: the check of a broken device may hang as well.
 IDLE_SECONDS = 60
@@ -28,6 +29,47 @@ ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
+
+
+class Results:
+  """What the parts found on one device, in a file, complete after every entry.
+
+  Without a path, the file is named after the device, in `folder`. `content` is
+  {"device": ..., "parts": {part: {"entries": {name: found}}}}.
+  """
+
+  def __init__(self, path: pathlib.Path | None, folder: pathlib.Path):
+    self.path, self._folder = path, folder
+    self.content: dict[str, Any] = {"device": {}, "parts": {}}
+    if path:
+      self._open()
+
+  def start(self, part: str, device: dict[str, Any], small: bool) -> None:
+    """Replaces what an earlier run of a part found."""
+    if self.path is None:
+      name = record.slug(device["name"]) + "-small" * small
+      self.path = self._folder / f"accelerator-{name}.json"
+      self._open()
+    self.content["device"] = device
+    about = {key: device[key] for key in ("commit", "jax", "xla_flags")}
+    self.content["parts"][part] = about | {"small": small, "entries": {}}
+    record.write(self.path, self.content)
+
+  def record(self, part: str, entry: str, found: dict[str, Any]) -> None:
+    """Adds to what an entry found."""
+    entries = self.content["parts"][part]["entries"]
+    entries[entry] = entries.get(entry, {}) | found
+    record.write(self.path, self.content)
+
+  def _open(self) -> None:
+    if self.path.exists():
+      found = atomic.read_json(self.path)
+      if not isinstance(found, dict) or not {"device", "parts"} <= set(found):
+        raise ValueError(
+          f"{self.path} holds something else; name another file with --out"
+        )
+      self.content = found
+    record.write(self.path, self.content)  # fails now rather than after a part
 
 
 def run_parts(parts: Sequence[str], settings: Settings, results: Results):
@@ -160,7 +202,7 @@ def _run_child(progress, parts, ranks):
   lines: queue.Queue[str] = queue.Queue()  # of its output; "" is the end
   with subprocess.Popen(
     [*COMMAND, json.dumps(request)],
-    cwd=REPO,
+    cwd=record.REPO,
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags.strip()},

@@ -8,11 +8,12 @@ memory that nothing has written (initcheck).
 """
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
+
+from benchmarks.record import REPO
 
 TOOLS = "memcheck", "racecheck", "initcheck"
 SECONDS = 55  # the most that a tool may take
@@ -41,7 +42,7 @@ def run(tool: str) -> dict:
   try:
     done = subprocess.run(
       [path, *options, *COMMAND],
-      cwd=pathlib.Path(__file__).parents[2],
+      cwd=REPO,
       env=os.environ | ENVIRONMENT,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,

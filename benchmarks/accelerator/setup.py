@@ -9,10 +9,10 @@ import subprocess
 import jax
 import jax.numpy as jnp
 
+from benchmarks.accelerator.cases import usual
 from benchmarks.accelerator.parts import Settings
 from sparse_transformer import machine, version
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Case
 
 PACKAGES = (
   *("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint"),
@@ -24,16 +24,14 @@ DTYPES = "float32", "bfloat16", "float16"
 def entries(settings: Settings, rank: int) -> dict:
   """One for the versions, and one for the executors of each dtype."""
   del settings
-  if rank:
-    return {}
-  return {
+  found = {
     "versions": lambda record: {"packages": versions()},
     "memory": lambda record: {"bytes": machine.device_memory()},
-    **{
-      f"executors, {dtype}": lambda record, dtype=dtype: executors(dtype)
-      for dtype in DTYPES
-    },
   }
+  for dtype in DTYPES:
+    run = lambda record, dtype=dtype: executors(dtype)
+    found[f"executors, {dtype}"] = run
+  return {} if rank else found
 
 
 def device() -> dict:
@@ -81,7 +79,7 @@ def versions() -> dict:
 
 def executors(dtype: str) -> dict:
   """Which executors run heads of 64 here, or why not; and what `auto` takes."""
-  case = Case(1, 3072, 8, 64, 64, dtype, registry.current_platform())
+  case = usual(dtype)
   return {
     "auto": registry.resolve("auto", case),
     "executors": {

@@ -29,16 +29,13 @@ def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
   """What devices measured at full size in the named parts, as Markdown."""
   lines = []
   for content in contents:
-    parts = {
-      name: found["entries"]
-      for name, found in content["parts"].items()
-      if name in names and not found["small"]
-    }
-    lines += [f"**{about(content)}**", ""] if parts else []
-    for part, entries in parts.items():
-      rows = _rows(part, entries)
-      lines += [f"`{part}`: {_count(entries)}.", ""]
-      lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
+    title = [f"**{about(content)}**", ""]
+    for part, found in content["parts"].items():
+      if part in names and not found["small"]:
+        rows = _rows(part, found["entries"])
+        lines += [*title, f"`{part}`: {_count(found['entries'])}.", ""]
+        lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
+        title = []
   return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n"
 
 

@@ -33,48 +33,42 @@ def load(name: str, **changes) -> Experiment:
 
 
 def determinism(settings: Settings, rank: int) -> dict:
-  return {
-    f"{STEPS} steps, {name}": functools.partial(_train_twice, experiment)
-    for name, experiment in _cut(settings, rank)
-  }
+  return _entries(settings, rank, f"{STEPS} steps, ", Experiment.first_state)
 
 
 def resume(settings: Settings, rank: int) -> dict:
-  return {
-    name: functools.partial(_interrupt, experiment)
-    for name, experiment in _cut(settings, rank)
-  }
+  return _entries(settings, rank, "", _restored)
 
 
-def _cut(settings, rank):
-  """(name, experiment with few layers and a batch for each device)."""
-  networks = SMALL if settings.small else CUT
+def _entries(settings, rank, title, again):
+  """One for each network with few layers and a batch for each device."""
+  found, networks = {}, SMALL if settings.small else CUT
   for name, changes in networks.items() if rank == 0 else ():
     batch = changes["train.batch_size"] * jax.local_device_count()
-    yield name, load(name, **changes | {"train.batch_size": batch})
+    experiment = load(name, **changes | {"train.batch_size": batch})
+    found[title + name] = functools.partial(_train_twice, experiment, again)
+  return found
 
 
-def _train_twice(experiment, record):
-  del record
-  first, second = (
-    advance(experiment, experiment.first_state(), STEPS) for _ in range(2)
-  )
-  return {"steps": STEPS} | difference(first, second)
-
-
-def _interrupt(experiment, record):
-  from sparse_transformer.training.checkpoints.store import Checkpoints
-
+def _train_twice(experiment, again, record):
+  """Trains at once, and again from the state that `again` returns."""
   del record
   expected = advance(experiment, experiment.first_state(), STEPS)
+  found = advance(experiment, again(experiment), STEPS)
+  return {"steps": STEPS} | difference(expected, found)
+
+
+def _restored(experiment):
+  """The state of a run that is halfway, read from its checkpoint."""
+  from sparse_transformer.training.checkpoints.store import Checkpoints
+
   with tempfile.TemporaryDirectory() as folder:
     with Checkpoints(folder, keep=1) as checkpoints:
-      half = advance(experiment, experiment.first_state(), STEPS // 2)
-      checkpoints.save(half)
+      checkpoints.save(
+        advance(experiment, experiment.first_state(), STEPS // 2)
+      )
       checkpoints.finish()
-      halfway = checkpoints.restore(experiment.like)
-  resumed = advance(experiment, halfway, STEPS)
-  return {"steps": STEPS} | difference(expected, resumed)
+      return checkpoints.restore(experiment.like)
 
 
 def random_tokens(experiment: Experiment, step: int) -> jax.Array:

@@ -6,16 +6,13 @@ Comparisons are the comparison.json of `sparse_transformer.compare`, as
 
 import itertools
 import math
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.readme import records
-from benchmarks.readme.records import origin, wrap
+from benchmarks import record
 from sparse_transformer import tables
-from sparse_transformer.comparison import (
-  record as comparison_lib,
-  results,
-)
+from sparse_transformer.comparison import record as comparison_lib, results
 
 # By record: its title.
 COMPARISONS = {
@@ -48,13 +45,19 @@ TRAINED = {
   "genome_long": "the same",
   "music": "two orchestral pieces",
 }
+# What is counted, by the unit of bits.
+SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
 DATA = "path", "fractions"  # what data are told apart by
-TEXTS, GENOMES = ("text_medium", "text_small"), ("genome_long", "genome")
-IMAGES = ("cifar10_small",)
+# What `baselines` takes, by part of the page.
+BASELINES = {
+  "text": ("bytes", ("text_medium", "text_small"), 3, "bytes of an XML dump"),
+  "dna": ("fasta", ("genome_long", "genome"), 4, "bases of E. coli K-12"),
+  "images": ("cifar10", ("cifar10_small",), 3),
+}
 
 
 def read(name: str) -> dict[str, Any]:
-  return comparison_lib.read(records.path(name))
+  return comparison_lib.read(record.path(name))
 
 
 def summary(name: str) -> str:
@@ -71,8 +74,8 @@ def summary(name: str) -> str:
 
 def _scores_of(found):
   """The values of a comparison, the best first, with their bits."""
-  rows, digits = found["rows"], records.decimals(found["about"]["unit"], 2)
-  bits = (records.with_error(**x["validation"], digits=digits) for x in rows)
+  rows, digits = found["rows"], decimals(found["about"]["unit"], 2)
+  bits = (with_error(**x["validation"], digits=digits) for x in rows)
   pairs = zip(rows, bits, strict=True)
   return ", ".join(f"`{row['choice']}` {score}" for row, score in pairs)
 
@@ -101,22 +104,22 @@ def _size(found):
 
 def trained() -> Iterator[str]:
   """Runs of configs that fit on a CPU."""
-  runs = {name: records.read(name) for name in TRAINED}
+  runs = {name: record.read(name) for name in TRAINED}
   machines = " or ".join(sorted({run["machine"] for run in runs.values()}))
   titles = "config", "data", "result on the test split", "steps"
   rows = [(*titles, f"time on {machines}")]
   for name, run in runs.items():
-    score, *_ = records.test_scores(run)
+    score, *_ = record.test_scores(run)
     digits = 3 if score["unit"] == "bits/base" else 2
     bits = f"{score['bits_per_dim']:.{digits}f} {score['unit']}"
-    time = records.time_of(run)
+    time = record.time_of(run)
     rows.append((f"`{name}`", TRAINED[name], bits, f"{run['steps']:,}", time))
   yield tables.markdown(rows)
 
 
 def commands() -> Iterator[str]:
   """The commands of these runs."""
-  lines = "\n".join(records.read(name)["command"] for name in TRAINED)
+  lines = "\n".join(record.read(name)["command"] for name in TRAINED)
   yield f"```\n{lines}\n```"
 
 
@@ -160,7 +163,7 @@ def earlier() -> Iterator[str]:
 
 def repeats() -> Iterator[str]:
   """Comparisons that were repeated with other seeds, and their agreement."""
-  found, mean = records.read("repeats"), comparison_lib.mean
+  found, mean = record.read("repeats"), comparison_lib.mean
   means: dict[tuple[str, str], list[dict]] = {}  # by budget and value
   steps: dict[str, list[int]] = {}
   for one in found:
@@ -181,7 +184,7 @@ def repeats() -> Iterator[str]:
       for x, y in pairs
     )
     sign = "+" if " minus " in label else ""
-    texts = (records.with_error(**x, digits=4, sign=sign) for x in values)
+    texts = (with_error(**x, digits=4, sign=sign) for x in values)
     agreeing = f"{number} of {len(pairs)} pairs"
     rows.append((budget, label, ", ".join(texts), agreeing))
   yield tables.markdown(rows)
@@ -196,12 +199,12 @@ def repeats() -> Iterator[str]:
 def contexts() -> Iterator[str]:
   """The table and origin of scores with more and less context."""
   for name, title in CONTEXTS.items():
-    found = records.read(name)
+    found = record.read(name)
     unit = found["runs"][0]["unit"]
-    digits = records.decimals(unit, 3)
+    digits = decimals(unit, 3)
     yield f"## {title}"
     yield wrap(
-      f"The same {found['symbols']:,} {records.SYMBOLS[unit]} of the"
+      f"The same {found['symbols']:,} {SYMBOLS[unit]} of the"
       f" {found['split']} split, in {unit}: the first column, and the"
       " difference to it, paired, with its standard error over blocks of"
       f" {found['block']:,}."
@@ -211,57 +214,43 @@ def contexts() -> Iterator[str]:
     for run in found["runs"]:
       first, *others = run["contexts"]
       pairs = ((row["difference"], row["difference_error"]) for row in others)
-      changes = (records.with_error(*x, digits, sign="+") for x in pairs)
+      changes = (with_error(*x, digits, sign="+") for x in pairs)
       bits = f"{first['bits']:.{digits}f}"
       lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
     yield tables.markdown(lines)
     yield origin(name, found)
 
 
-def text() -> Iterator[str]:
-  """Compressors and Markov models beside networks, on text."""
-  yield from _stream("baselines_bytes", TEXTS, "bytes of an XML dump", 3)
-
-
-def dna() -> Iterator[str]:
-  """Markov models beside networks, on DNA."""
-  yield from _stream("baselines_fasta", GENOMES, "bases of E. coli K-12", 4)
-
-
-def images() -> Iterator[str]:
-  """Codecs and linear prediction beside networks, on images."""
-  yield from _baselines("baselines_cifar10", IMAGES, "can see", 3)
-
-
-def _stream(name, networks, what, digits):
-  symbols = records.read(name)["symbols"]
-  yield wrap(
-    f"Of {sum(symbols.values()):,} {what}, the first {symbols['train']:,} are"
-    f" the training split, the next {symbols['validation']:,} the validation"
-    f" split, and the last {symbols['test']:,} the test split. Standard errors"
-    " are over blocks of consecutive symbols."
-  )
-  yield from _baselines(name, networks, "sees of what is before", digits)
-
-
-def _baselines(name, networks, sees, digits):
-  found = records.read(name)
+def baselines(
+  data: str, networks: Sequence[str], digits: int, stream: str = ""
+) -> Iterator[str]:
+  """Baselines beside networks; `stream` says what symbols there are, if any."""
+  name, sees = f"baselines_{data}", "can see"
+  found = record.read(name)
+  if stream:
+    symbols, sees = found["symbols"], "sees of what is before"
+    yield wrap(
+      f"Of {sum(symbols.values()):,} {stream}, the first {symbols['train']:,}"
+      f" are the training split, the next {symbols['validation']:,} the"
+      f" validation split, and the last {symbols['test']:,} the test split."
+      " Standard errors are over blocks of consecutive symbols."
+    )
   rows = [(found["unit"], sees, "test", "validation")]
   for row in found["rows"]:
     validation = f"{row['validation']:.{digits}f}"
-    test = records.with_error(row["test"], row.get("standard_error"), digits)
+    test = with_error(row["test"], row.get("standard_error"), digits)
     rows.append((row["model"], row["sees"], test, validation))
   rows += [(run, "", bits, "") for run, bits in _scores(networks, digits)]
   yield tables.markdown(rows)
   yield origin(name, found)
-  yield from (origin(x, records.read(x), seeds=1) for x in networks)
+  yield from (origin(x, record.read(x), seeds=1) for x in networks)
 
 
 def _beside(about):
   """What baselines score on the same split, if a record is of its data."""
-  data, digits = about["config"]["data"], records.decimals(about["unit"], 2)
-  path = records.path(f"baselines_{data['name']}")
-  found = records.read(path.stem) if path.exists() else {"data": None}
+  data, digits = about["config"]["data"], decimals(about["unit"], 2)
+  path = record.path(f"baselines_{data['name']}")
+  found = record.read(path.stem) if path.exists() else {"data": None}
   if found["data"] == {x: data[x] for x in DATA}:
     rows = (f"{x['model']} {x['validation']:.{digits}f}" for x in found["rows"])
     yield wrap(f"No network, the same split: {', '.join(rows)}.")
@@ -270,13 +259,50 @@ def _beside(about):
 def _scores(names, digits):
   """Runs and their scores of the test split, as cells of a table."""
   for name in names:
-    run = records.read(name)
-    for score in records.test_scores(run):
+    run = record.read(name)
+    for score in record.test_scores(run):
       label = (
-        f"`{name}`, {run['steps']:,} steps, {records.time_of(run)},"
+        f"`{name}`, {run['steps']:,} steps, {record.time_of(run)},"
         f" {run['parameters']:,} parameters"
       )
       if context := score["min_context"]:
-        symbols = records.SYMBOLS[score["unit"]]
+        symbols = SYMBOLS[score["unit"]]
         label += f"; at least {context:,} {symbols} before each"
       yield label, f"{score['bits_per_dim']:.{digits}f}"
+
+
+def decimals(unit: str, usual: int) -> int:
+  """Decimals of bits: bits per base differ less than others."""
+  return 4 if unit == "bits/base" else usual
+
+
+def with_error(
+  mean: float, error: float | None, digits: int, sign: str = ""
+) -> str:
+  """A mean, and its error if it has one.
+
+  >>> with_error(1.2345, 0.0123, 3, sign="+")
+  '+1.234 ± 0.012'
+  """
+  text = f"{mean:{sign}z.{digits}f}"  # z: no -0.00
+  return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def wrap(text: str) -> str:
+  """A paragraph, or a point of a list, in lines of at most 100 characters."""
+  return textwrap.fill(
+    text,
+    100,
+    subsequent_indent="  " if text.startswith("- ") else "",
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
+
+
+def origin(name: str, about: dict[str, Any], seeds: int = 0) -> str:
+  """The origin of a record: command, seeds if any, machine and commit."""
+  of_seeds = f"{seeds} seed{'s' * (seeds > 1)}; " if seeds else ""
+  return f"```\n{about['command']}\n```\n\n" + wrap(
+    f"[Record](../benchmarks/results/{name}.json): {of_seeds}"
+    f"{about['machine']}; commit {about['commit']}."
+  )

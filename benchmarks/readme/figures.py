@@ -12,40 +12,40 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import record, report
-from benchmarks.readme import evidence, records
+from benchmarks.readme import evidence
 from sparse_transformer.comparison import results as comparison
 from sparse_transformer.figures import style
 
 FIELD, PASS = "records", "forward_backward"
 
 
-def all_of_them() -> dict[str, str]:
-  """{path in the repository: name of the record} for each figure."""
-  found = {f"docs/figures/{name}.png": name for name in evidence.COMPARISONS}
-  return {"docs/attention.png": "attention-amd-epyc-2-threads"} | found
+# By path in the repository: the name of the record.
+FIGURES = {"docs/attention.png": "attention-amd-epyc-2-threads"} | {
+  f"docs/figures/{name}.png": name for name in evidence.COMPARISONS
+}
 
 
 def outdated() -> list[str]:
   """Figures that are missing or were made from other records."""
   return [
     figure
-    for figure, name in all_of_them().items()
+    for figure, name in FIGURES.items()
     if _stamp_of(record.REPO / figure) != _digest(name)
   ]
 
 
 def draw(figure: str) -> None:
-  name = all_of_them()[figure]
+  name = FIGURES[figure]
   if name in evidence.COMPARISONS:
     drawn = comparison.draw(evidence.read(name))
   else:
-    drawn = speedups(records.read(name))
+    drawn = speedups(record.read(name))
   about, options = {FIELD: _digest(name)}, {"optimize": True}
   drawn.savefig(record.REPO / figure, metadata=about, pil_kwargs=options)
 
 
 def _digest(name):
-  return f"{zlib.crc32(records.path(name).read_bytes()):08x}"
+  return f"{zlib.crc32(record.path(name).read_bytes()):08x}"
 
 
 def _stamp_of(path):
@@ -56,11 +56,18 @@ def _stamp_of(path):
     return image.info.get(FIELD)
 
 
+def _panels(number, width, height):
+  """A figure, and its axes in a row."""
+  figure, axes = style.subplots(1, number, width, height)
+  figure.set_layout_engine("constrained")
+  for axis in axes[0]:
+    axis.spines[["top", "right"]].set_visible(False)
+  return figure, axes[0]
+
+
 def speedups(content: Mapping[str, Any]):
   """Speed-ups, and seconds by length, of a record of `attention.py`."""
-  figure, axes = style.subplots(1, 2, 11, 3.6)
-  figure.set_layout_engine("constrained")
-  bars, lines = axes[0]
+  figure, (bars, lines) = _panels(2, 11, 3.6)
   rows = {
     name: [row for row in case["rows"] if PASS in row]
     for name, case in content["cases"].items()
@@ -89,7 +96,6 @@ def speedups(content: Mapping[str, Any]):
   lines.set_xlabel("n")
   lines.set_title("seconds, forward + backward, 4 heads of 64")
   for axis in (bars, lines):
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right")
   machine = "{name}, {threads} threads, float32".format(**content["machine"])
   figure.supxlabel(machine, fontsize=8)

@@ -1,18 +1,16 @@
-"""The parts of pages that are made from records."""
+"""The parts of pages that are made from record."""
 
+import functools
+import importlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
 
 import benchmarks.compiled
-import benchmarks.million
-import benchmarks.plan
-import benchmarks.saving
-import benchmarks.spread
 from benchmarks import record, report
 from benchmarks.accelerator import parts as accelerator, summary
-from benchmarks.readme import evidence, records
-from benchmarks.readme.records import wrap
+from benchmarks.readme import evidence
+from benchmarks.readme.evidence import wrap
 from sparse_transformer import atomic, tables
 from sparse_transformer.targets import rendering
 
@@ -21,8 +19,8 @@ ATTENTION = "attention-amd-epyc-2-threads"
 
 
 def quickstart() -> str:
-  bits = records.test_scores(records.read("digits"))[0]["bits_per_dim"]
-  baseline = records.read("baselines_digits")["rows"][0]["test"]
+  bits = record.test_scores(record.read("digits"))[0]["bits_per_dim"]
+  baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
     f"The quickstart ends with about {bits:.2f} bits/dim on the test split,"
     f" where a model of independent pixels scores {baseline:.2f}."
@@ -30,22 +28,20 @@ def quickstart() -> str:
 
 
 def headline() -> str:
-  text = evidence.summary("cifar10_keys")
-  picture = (
-    "![Patterns at equal keys, on images](docs/figures/cifar10_keys.png)"
-  )
-  return f"{picture}\n\n{wrap(text)}"
+  name = "cifar10_keys"
+  picture = f"![{evidence.COMPARISONS[name]}](docs/figures/{name}.png)"
+  return f"{picture}\n\n{wrap(evidence.summary(name))}"
 
 
 def _attention_rows(case, program=None):
   """The rows of a case of benchmarks/attention.py, of one program or all."""
-  rows = records.read(ATTENTION)["cases"][case]["rows"]
+  rows = record.read(ATTENTION)["cases"][case]["rows"]
   return [row for row in rows if program in (None, row["program"])]
 
 
 def speed() -> str:
   """Attention with our patterns at n = 12,288."""
-  found = records.read(ATTENTION)
+  found = record.read(ATTENTION)
   jax, torch = found["versions"]["jax"]["jax"], found["versions"]["torch"]
   text = (
     "Forward + backward, float32, 4 heads of width 64, batch 1, n = 12,288, on"
@@ -96,44 +92,19 @@ def peers() -> str:
   )
 
 
-@record.as_table
-def content() -> Iterator[tables.Row]:
-  """Attention that follows the content, and with learned spans."""
-  yield "pattern", "ms", "speed-up over `Causal()`"
-  for row in records.read("content")["rows"]:
-    pattern, *spans = row["case"].split(", spans of ")
-    name = ", spans of ".join([f"`{pattern}`", *spans])
-    yield name, f"{row['milliseconds']:,.0f}", f"{row['speed_up']:.1f}"
+def _of_benchmarks(*names):
+  """The tables that benchmarks print, from their record."""
 
+  def table(name):
+    module = importlib.import_module(f"benchmarks.{name}")
+    return module.table(record.read(name))
 
-@record.as_table
-def experts() -> Iterator[tables.Row]:
-  """Mixtures of experts beside a dense MLP of the same FLOPs."""
-  found = records.read("experts")
-  yield f"MLP, {found['tokens']:,} tokens of width 256", "ms", "times dense"
-  for x in found["rows"]:
-    yield x["case"], f"{x['milliseconds']:,.0f}", f"{1 / x['speed_up']:.2f}"
-
-
-@record.as_table
-def sampling() -> Iterator[tables.Row]:
-  """Sampling with the caches of some patterns."""
-  titles = "pattern", "cache", "symbols/s at position 12,000"
-  yield *titles, "speed-up over no cache"
-  for case in records.read("sampling")["cases"].values():
-    seconds = case["seconds at 12000"]
-    without = case.get("seconds at no cache")
-    yield (
-      f"`{', '.join(case['keys'])}`",
-      f"{case['cache_bytes'] / 2**20:.0f} MiB",
-      f"{1 / seconds:.0f}",
-      f"{without / seconds:.0f}" if without else "",
-    )
+  return {name: functools.partial(table, name) for name in names}
 
 
 def explained() -> str:
   """The output of explain --target for a preset."""
-  found = {(x["preset"], x["target"]): x for x in records.read("compiled")}[
+  found = {(x["preset"], x["target"]): x for x in record.read("compiled")}[
     "enwik8", "h100:1x1x1"
   ]
   words = "--config=configs/enwik8.py --target=h100"
@@ -144,7 +115,7 @@ def explained() -> str:
 def compiled() -> str:
   """All presets as compiled for GPUs and TPUs."""
   is_on_mesh = benchmarks.compiled.is_on_mesh
-  found = itertools.filterfalse(is_on_mesh, records.read("compiled"))
+  found = itertools.filterfalse(is_on_mesh, record.read("compiled"))
   return benchmarks.compiled.table(found)
 
 
@@ -164,25 +135,24 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/usage.md": {"explained": explained},
   "docs/evidence.md": {
-    part.__name__: part
-    for part in (
-      *(evidence.trained, evidence.commands, evidence.comparisons),
-      *(evidence.earlier, evidence.repeats, evidence.contexts),
-      *(evidence.text, evidence.dna, evidence.images),
-    )
+    "trained": evidence.trained,
+    "commands": evidence.commands,
+    "comparisons": evidence.comparisons,
+    "earlier": evidence.earlier,
+    "repeats": evidence.repeats,
+    "contexts": evidence.contexts,
+    **{
+      part: functools.partial(evidence.baselines, *about)
+      for part, about in evidence.BASELINES.items()
+    },
   },
   "docs/speed.md": {
     "peers": peers,
-    "content": content,
-    "experts": experts,
-    "sampling": sampling,
+    **_of_benchmarks("content", "experts", "sampling"),
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
-    "spread": lambda: benchmarks.spread.table(records.read("spread")),
-    "meshes": lambda: benchmarks.compiled.meshes(records.read("compiled")),
-    "million": lambda: benchmarks.million.table(records.read("million")),
-    "plan": lambda: benchmarks.plan.table(records.read("plan")["rows"]),
-    "saving": lambda: benchmarks.saving.table(records.read("saving")),
+    "meshes": lambda: benchmarks.compiled.meshes(record.read("compiled")),
+    **_of_benchmarks("spread", "million", "plan", "saving"),
   },
 }

@@ -1,1 +1,0 @@
-"""Makes tables and figures of the README and docs from records."""

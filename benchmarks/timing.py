@@ -1,0 +1,113 @@
+"""Times of functions that take turns, so that noise meets all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from benchmarks import record
+
+Case = tuple[str, Callable, tuple]  # name, compiled function, arguments
+
+
+ROUNDS = 7
+MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
+SLOW_SECONDS = 2.0  # a function that takes longer is run once
+
+
+def seconds(
+  calls: Mapping[Any, Callable],
+  rounds: int,
+  clock=time.perf_counter,
+  between: Callable = lambda: None,
+) -> dict[Any, list[float]]:
+  """Seconds of functions that wait for their results, after a first call.
+
+  `between` is called after each, and not timed.
+  """
+  times: dict[Any, list[float]] = {name: [] for name in calls}
+  for _ in range(1 + rounds):
+    for name, call in calls.items():
+      start = clock()
+      call()
+      times[name].append(clock() - start)
+      between()
+  return {name: found[1:] for name, found in times.items()}
+
+
+def warm_up(function: Callable, wait=jax.block_until_ready) -> float:
+  """Seconds of a call, after one that compiles."""
+  wait(function())
+  return _mean(function, 1, wait)
+
+
+def _mean(function: Callable, repeats: int, wait) -> float:
+  """Seconds of a call: the mean of several that are dispatched at once."""
+  start = time.perf_counter()
+  for _ in range(repeats):
+    outputs = function()
+  wait(outputs)
+  return (time.perf_counter() - start) / repeats
+
+
+def interleave(
+  functions: dict, warm: dict, wait=jax.block_until_ready, least=MIN_SECONDS
+) -> dict:
+  """{key: median, min, max, rounds} of functions, one run of each per round.
+
+  `functions` do not wait for their outputs, `wait` does; `warm` has their
+  seconds from `warm_up`. A measurement takes `least` seconds at least.
+  """
+  times = {
+    key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
+  }
+  for _ in range(ROUNDS):
+    for key, function in functions.items():
+      if warm[key] <= SLOW_SECONDS:
+        repeats = max(1, min(500, round(least / warm[key])))
+        times[key].append(_mean(function, repeats, wait))
+  return {key: spread(found) for key, found in times.items()}
+
+
+def spread(times: list[float]) -> dict:
+  median, rounds = statistics.median(times), len(times)
+  return dict(median=median, min=min(times), max=max(times), rounds=rounds)
+
+
+def main(
+  name: str,
+  description: str,
+  cases: Callable[..., Iterable[Case]],
+  table: Callable[[dict[str, Any]], str],
+  **size: int,
+) -> None:
+  """`record.main` for processor times, and ratios to the first case.
+
+  `cases` takes the size, whose flag and default are in `size`. --only=TEXT
+  leaves out other cases.
+  """
+
+  def measure(rounds, only, **size):
+    first, *others = cases(**size)
+    chosen = [first, *(case for case in others if only in case[0])]
+    return size | {"rows": _rows(chosen, rounds)}
+
+  record.main(name, description, measure, table, rounds=7, only="", **size)
+
+
+def _rows(cases, rounds):
+  """Median milliseconds of each case, and the median ratio within a round."""
+  calls = {
+    name: lambda run=run, args=args: jax.block_until_ready(run(*args))
+    for name, run, args in cases
+  }
+  times = seconds(calls, rounds, time.process_time)
+  of_first, rows = times[cases[0][0]], []
+  for name, found in times.items():
+    ratios = [y / x for x, y in zip(found, of_first, strict=True)]
+    milliseconds = round(1e3 * statistics.median(found), 1)
+    speed_up = round(statistics.median(ratios), 2)
+    rows.append(dict(case=name, milliseconds=milliseconds, speed_up=speed_up))
+  return rows

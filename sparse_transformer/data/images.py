@@ -103,7 +103,7 @@ def imagenet64(config: ConfigDict) -> Images:
   return Images(shape, 256, load, files)
 
 
-def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
+def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> Items:
   """Maps the images in a .npy file, uint8 [number, *shape], into memory."""
   if not path.exists():
     raise FileNotFoundError(

@@ -72,9 +72,8 @@ class Nodes(NamedTuple):
 def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   """Covers the pairs of a part, in its orders, with the nodes of a quadtree.
 
-  Starts from one node over everything. Nodes without pairs are dropped, full
-  ones are kept, and undecided ones are split in four, down to `tile`. So the
-  work grows with the outline of the pattern, not with n x n.
+  Nodes without pairs are dropped, full ones are kept, and undecided ones are
+  split in four, down to `tile`: the work grows with the outline of the pattern.
 
   Yields:
     The full nodes of each size, largest first; they are cut at the end of the

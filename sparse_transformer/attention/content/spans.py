@@ -5,8 +5,6 @@ before its own. Steps go back from ago = 0 until no span reaches further. The
 spans, and so the number of steps, are known only at run time: one compiled
 program takes less time as spans shrink.
 
-Nothing here depends on timing: no two sums go to the same place in one step.
-
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions.
 
@@ -54,14 +52,11 @@ def of_heads(
   """
   if not any_span(patterns):
     return None
-
-  def of_head(head, span):
-    if span is None:
-      return jnp.zeros((), dtype)
-    given = jnp.asarray(directions[span], dtype)
-    return given[head if len(given) > 1 else 0]
-
-  return jnp.stack([of_head(*x) for x in enumerate(map(span_of, patterns))])
+  spans = []
+  for head, span in enumerate(map(span_of, patterns)):
+    given = jnp.zeros(1) if span is None else jnp.asarray(directions[span])
+    spans.append(given[head if len(given) > 1 else 0].astype(dtype))
+  return jnp.stack(spans)
 
 
 def weights_of(
@@ -124,17 +119,15 @@ def plans(
   """
   if spans_H is None:
     return []
-
-  def plan(part, heads):
+  parts = [() if span_of(p) is None else p.split()[1] for p in patterns]
+  found = []
+  for part, heads in contract.group_heads(parts).items():
     (span,) = part.contents()
     condition = None if part == span else part.support()
     tables = Tables(spans_H[contract.index_of(heads)], span)
-    return contract.Plan(condition, min(tile or TILE, n), tables)
-
-  by_part = contract.group_heads(
-    [() if span_of(p) is None else p.split()[1] for p in patterns]
-  )
-  return [(plan(part, heads), heads) for part, heads in by_part.items()]
+    plan = contract.Plan(condition, min(tile or TILE, n), tables)
+    found.append((plan, heads))
+  return found
 
 
 class _Walk(online_softmax.Steps):
@@ -207,52 +200,48 @@ class _Walk(online_softmax.Steps):
   def of_keys(self, *arrays):
     return self.of_queries(*arrays, before=self.most)
 
-  def from_queries(self, x_BHVT):
-    b, h, _, _, *widths = x_BHVT.shape
-    return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
+  def from_queries(self, *arrays):
+    def of_array(x_BHVT):
+      b, h, _, _, *widths = x_BHVT.shape
+      return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
+
+    return tuple(map(of_array, arrays))
 
   def from_keys(self, *arrays):
-    return tuple(self.from_queries(x[:, :, self.most :]) for x in arrays)
-
-  def merge(self, *results):
-    return tuple(map(self.from_queries, results))
+    return self.from_queries(*(x[:, :, self.most :] for x in arrays))
 
   def queries(self, i, *arrays):
     return tuple(self._take(x, i, self._first(i)) for x in arrays)
 
   def keys(self, i, ago, *arrays):
-    return tuple(self._take(x, i, self._first_key(i, ago)) for x in arrays)
+    first = self.most + self._first(i) - ago
+    return tuple(self._take(x, i, first) for x in arrays)
 
   def put(self, i, x_BHVT, new):
-    return self._put(x_BHVT, new, i, self._first(i))
+    return self._put(x_BHVT, i, self._first(i), new)
 
   def add(self, i, ago, x_BHVT, new):
-    first = self._first_key(i, ago)
-    return self._put(x_BHVT, self._take(x_BHVT, i, first) + new, i, first)
+    (old,) = self.keys(i, ago, x_BHVT)
+    return self._put(x_BHVT, i, self.most + self._first(i) - ago, old + new)
 
   def _first(self, i):
     """The first tile of queries of a group."""
     return i % self.times * self.size
 
-  def _first_key(self, i, ago):
-    """The first tile of keys of a step, among those with `most` before them."""
-    return self.most + self._first(i) - ago
-
   def _of_group(self, x_H, i):
-    return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
-
-  def _head(self, i):
-    """The first head of a group."""
-    return i // self.times * self.heads
+    return lax.dynamic_slice_in_dim(x_H, self._starts(i, 0, 3)[1], self.heads)
 
   def _take(self, x_BHVT, i, first):
     b, _, _, *rest = x_BHVT.shape
+    starts = self._starts(i, first, x_BHVT.ndim)
     sizes = b, self.heads, self.size, *rest
-    return lax.dynamic_slice(x_BHVT, self._starts(x_BHVT, i, first), sizes)
+    return lax.dynamic_slice(x_BHVT, starts, sizes)
 
-  def _put(self, x_BHVT, new, i, first):
-    return lax.dynamic_update_slice(x_BHVT, new, self._starts(x_BHVT, i, first))
+  def _put(self, x_BHVT, i, first, new):
+    starts = self._starts(i, first, x_BHVT.ndim)
+    return lax.dynamic_update_slice(x_BHVT, new, starts)
 
-  def _starts(self, x_BHVT, i, first):
-    starts = 0, self._head(i), first, *[0] * (x_BHVT.ndim - 3)
-    return [*map(jnp.int32, starts)]
+  def _starts(self, i, first, ndim):
+    """Where a group's tiles from the `first` on start, on all axes."""
+    head = i // self.times * self.heads
+    return [*map(jnp.int32, (0, head, first, *[0] * (ndim - 3)))]

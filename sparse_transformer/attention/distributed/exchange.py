@@ -9,7 +9,6 @@ positions are split over.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.contract import Axes
 
 MAX_ROUNDS = 8  # permutations, one after another
 MAX_SLICES = 4  # joined instead of gathering their rows
@@ -129,17 +127,13 @@ def _alike(read):
   """
   common = read.max(0)
   places = common[common >= 0]
-  if len(np.unique(places)) < len(places):
-    return read
   is_alike = ((read < 0) | (read == common)).all()
+  is_alike &= len(np.unique(places)) == len(places)
   return np.broadcast_to(common, read.shape) if is_alike else read
 
 
-def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
-  """The row of a device, from a table [devices, ...].
-
-  It is a constant if it is the same for all devices.
-  """
+def of_device(table: np.ndarray, axes: contract.Axes) -> contract.Table:
+  """A device's row of a table [devices, ...]; a constant if all are equal."""
   if (table == table[:1]).all():
     return table[0]
   return jnp.asarray(table)[lax.axis_index(axes)]
@@ -149,7 +143,7 @@ def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
 class Exchange(contract.Arrangement):
   """An order of positions, each of which some device holds."""
 
-  axes: Axes
+  axes: contract.Axes
   route: Route
 
   @property
@@ -159,7 +153,7 @@ class Exchange(contract.Arrangement):
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
-      came = _as_one(self._send, [_take(x, at) for x in arrays])
+      came = contract.apply_at_once(self._send, [_take(x, at) for x in arrays])
       arrays = tuple(map(_join, arrays, came))
     # What is at a missing place is masked, so that any rows may be there.
     read = of_device(_alike(self.route.read), self.axes)
@@ -174,7 +168,7 @@ class Exchange(contract.Arrangement):
     if not route.sizes:
       return tuple(totals)
     send_back = functools.partial(self._send, is_back=True)
-    came = _as_one(send_back, [x[:, own:] for x in held])
+    came = contract.apply_at_once(send_back, [x[:, own:] for x in held])
     # One message after another: a row that several have read is then added in
     # the same order each time, and never twice in one operation.
     ends = np.cumsum(route.sizes)
@@ -203,7 +197,7 @@ class Exchange(contract.Arrangement):
 class OverHeads(contract.Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
-  axes: Axes
+  axes: contract.Axes
   order: Any  # an `Arrangement` on one device
 
   @property
@@ -218,24 +212,19 @@ class OverHeads(contract.Arrangement):
     return to_positions(self.axes, *self.order.restore(*arrays))
 
 
-def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def to_heads(axes: contract.Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """All positions of a device's heads, from its positions of all heads."""
-  return _as_one(lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays)
+  return contract.apply_at_once(
+    lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays
+  )
 
 
-def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """Undoes `to_heads`."""
-  return _as_one(lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays)
-
-
-def _as_one(
-  send: Callable, arrays: Sequence[jax.Array]
+def to_positions(
+  axes: contract.Axes, *arrays: jax.Array
 ) -> tuple[jax.Array, ...]:
-  """Sends arrays [B, L, H, ...], those of one dtype in one message."""
-  rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
-  return tuple(
-    new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, contract.apply_at_once(send, rows), strict=True)
+  """Undoes `to_heads`."""
+  return contract.apply_at_once(
+    lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays
   )
 
 

@@ -15,7 +15,7 @@ dk and dv.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +43,14 @@ NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
 class Loop(NamedTuple):
-  """Lists of similar length, one in each lane of each step."""
+  """Lists of similar length, one in each lane of each step: int32."""
 
-  groups: contract.Table  # int32 [steps, lanes], the group of heads of the list
-  # int32 [steps, lanes], the tile of this side whose list it is.
-  tiles: contract.Table
-  others: contract.Table  # int32 [steps, lanes, span], the tiles in the list
-  masks: contract.Table  # int32 [steps, lanes, span], the mask of each of them
+  groups: contract.Table  # [steps, lanes], the group of heads of the list
+  tiles: (
+    contract.Table
+  )  # [steps, lanes], the tile of this side whose list it is
+  others: contract.Table  # [steps, lanes, span], the tiles in the list
+  masks: contract.Table  # [steps, lanes, span], the mask of each of them
 
 
 class Sweep(NamedTuple):
@@ -65,14 +66,11 @@ class Sweep(NamedTuple):
 
 
 class Tables(NamedTuple):
-  """The tables of a plan."""
+  """The tables of a plan: int32."""
 
-  # int32 [groups, members], groups of heads with the same pattern.
-  heads: contract.Table
-  # int32 [2, H], the group and the member that each head is.
-  places: contract.Table
-  # int32 [tiles, tile], see `worklists.Work`.
-  queries: contract.Table
+  heads: contract.Table  # [groups, members], of heads with the same pattern
+  places: contract.Table  # [2, H], the group and the member that each head is
+  queries: contract.Table  # [tiles, tile], see `worklists.Work`
   keys: contract.Table
   by_query: Sweep  # the lists of queries
   by_key: Sweep  # the lists of keys
@@ -208,8 +206,7 @@ def _loop(lists, items, size, span, room):
   masks = np.where(is_real, masks, every + 1)
 
   def table(values, idle):
-    shape = num_steps * num_lanes, *values.shape[1:]
-    padded = np.full(shape, idle, np.int32)
+    padded = np.full((num_steps * num_lanes, *values.shape[1:]), idle, np.int32)
     padded[: len(values)] = values
     return padded.reshape(num_steps, num_lanes, *values.shape[1:])
 
@@ -224,7 +221,7 @@ def _loop(lists, items, size, span, room):
 def forward(
   plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of a plan."""
+  """See `contract.Executor`."""
   tables = plan.tables
 
   def process(query, key, pairs):
@@ -248,7 +245,7 @@ def forward(
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
+  """See `contract.Executor`."""
   tables = plan.tables
   of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
 
@@ -361,12 +358,10 @@ def _slots(tables, sweep, x, fill):
   rows_SLG = jnp.asarray(sweep.rows)
 
   def of_slot(rows_LG):
-    if len(tables.heads) == 1:
-      index = rows_LG[:, 0], slice(None)
-    else:
+    index: tuple[Any, ...] = rows_LG[:, 0], slice(None)
+    if len(tables.heads) > 1:
       group_H, member_H = jnp.asarray(tables.places)
-      # A different kind of index than above; mypy keeps the first type.
-      index = rows_LG[:, group_H], member_H[None]  # type: ignore[assignment]
+      index = rows_LG[:, group_H], member_H[None]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])

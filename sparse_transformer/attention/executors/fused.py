@@ -8,12 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sparse_transformer.attention import online_softmax
-from sparse_transformer.attention.contract import (
-  Executor,
-  Keys,
-  Plan,
-  Queries,
-)
+from sparse_transformer.attention.contract import Executor, Keys, Plan, Queries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +39,11 @@ class Fused(Executor):
 
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  ) -> tuple[jax.Array, ...]:
     tables = plan.tables
-    dq, dk, dv = self.kernels().backward(tables, queries, keys, self.interpret)
-    return (
-      _written(0, dq, tables.by_query).sum(0),
-      _written(0, dk, tables.by_key).sum(0),
-      _written(0, dv, tables.by_key).sum(0),
-    )
+    grads = self.kernels().backward(tables, queries, keys, self.interpret)
+    lists = tables.by_query, tables.by_key, tables.by_key
+    return tuple(_written(0, *x).sum(0) for x in zip(grads, lists, strict=True))
 
 
 def _written(fill, x_SBLH, lists):

@@ -56,14 +56,9 @@ def _unpack(words):
 
 
 def _step(codes, masks, start, body, finish):
-  """Runs one step of the grid.
+  """Runs a step: `start` and `finish` in the first and last of an item.
 
-  Args:
-    codes: see `mosaic_tables.Steps`.
-    masks: bits of a partial tile.
-    start: called in the first step of an item.
-    body: called with the pairs [keys, queries] of a tile, None for all.
-    finish: called in the last step of an item.
+  body(pairs) gets the pairs [keys, queries] of a tile, None for all.
   """
   code = codes[pl.program_id(1)]
   pl.when(code & FIRST != 0)(start)
@@ -173,7 +168,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
   tile = tables.queries.tile
-  of_queries = [tables.queries.take(x) for x in queries.with_columns()]
+  of_queries = [tables.queries.take(x) for x in queries]
   of_keys = [tables.keys.take(x) for x in keys]
   of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (queries.q, *keys))
   (dq,) = _launch(
@@ -200,11 +195,10 @@ def backward(
 
 
 def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
-  """Runs a kernel.
+  """Runs a kernel: [slots, B, L, H, K], in float32 if there are several slots.
 
   Args:
-    kernel: one of this module.
-    launch: its work.
+    kernel, launch: one of this module, and its work.
     mine: the side of the items, and the arrays that are read on it: blocks
       [B, blocks, K, tile].
     others: the arrays that are read on the other side.
@@ -212,9 +206,6 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
     outs: width and dtype of each result.
     scratch: shapes of accumulators.
     interpret: see `forward`.
-
-  Returns:
-    The results [slots, B, L, H, K], in float32 if there are several slots.
   """
   side, of_mine = mine
   arrays, masks = [*of_mine, *others], jnp.asarray(masks)

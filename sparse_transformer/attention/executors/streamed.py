@@ -111,54 +111,50 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
 def _sizes(part, n):
   """The tile sizes to try, in ascending order."""
   *smaller, largest = sorted({min(size, n) for size in TILE_SIZES})
-
-  def is_laid_out(size):
-    num_rows = -(-n // size)
-    if num_rows**2 <= MAX_LAID_OUT:
-      return True
-    return analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
-
-  return *filter(is_laid_out, smaller), largest
+  few = (
+    size
+    for size in smaller
+    if (-(-n // size)) ** 2 <= MAX_LAID_OUT
+    or analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
+  )
+  return *few, largest
 
 
 @functools.lru_cache(maxsize=256)
 def _cheapest(part, n, sizes):
   """The (tile, span) of lowest cost."""
-  costs = {}
+  found = []
   for size in sizes:
     _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
-    cost, span = _best_span(counts, size)
-    costs[size, span] = cost
-  return min(costs, key=costs.__getitem__)
+    found.append((*_best_span(counts, size), size))
+  _, span, size = min(found, key=lambda x: x[0])
+  return size, span
 
 
 def _best_span(counts, size):
   """The lowest cost of rows with `counts` tiles, and the span that has it."""
-  costs = {}
+  costs = []
   for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
     num_steps = int((-(-counts // span)).sum())
     is_single = num_steps == len(counts)
     extra = TILE_COST * span if is_single else STEP_COST
-    costs[span] = num_steps * (size**2 * span + extra)
-  span = min(costs, key=costs.__getitem__)
-  return costs[span], span
+    costs.append((num_steps * (size**2 * span + extra), span))
+  return min(costs)
 
 
 def forward(
   plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
+  """See `contract.Executor`."""
   steps = _Tiles(plan, q_BLHK)
-  out_BLHE, lse_BLH1 = online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
-  return out_BLHE, lse_BLH1[..., 0]
+  return online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
 
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-  steps = _Tiles(plan, queries.q)
-  return online_softmax.backward(steps, queries, keys)[:3]
+) -> tuple[jax.Array, ...]:
+  """See `contract.Executor`."""
+  return online_softmax.backward(_Tiles(plan, queries.q), queries, keys)
 
 
 class _Tiles(online_softmax.Steps):
@@ -191,9 +187,7 @@ class _Tiles(online_softmax.Steps):
 
   def queries(self, i, *arrays):
     rows_A1 = self._rows(i)
-    tiles = (_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
-    # Of one number per query, tiles get the last axis; arrays would be copied.
-    return tuple(x if x.ndim == 5 else x[..., None] for x in tiles)
+    return tuple(_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
 
   def keys(self, i, j, *arrays):
     cols_AC = self._cols(j)

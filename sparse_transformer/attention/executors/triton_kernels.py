@@ -80,10 +80,9 @@ class _Item:
     # Out of bounds, since interpret mode writes back what it read where the
     # mask is false: another row may have the same position.
     at = jnp.where(self.is_real, self.at, ref.shape[2])
-    if x.ndim == 1:
-      where: tuple[Any, ...] = (at, self.head)
-      mask = self.is_real
-    else:
+    where: tuple[Any, ...] = (at, self.head)
+    mask = self.is_real
+    if x.ndim > 1:
       # Interpret mode takes either slices or index arrays, not both.
       columns = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
       where = at[:, None], self.head, columns
@@ -133,13 +132,9 @@ def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
 
 
 def _weights(item, a, b, lse, pairs):
-  """exp(scores - lse): [this side, other side], 0 outside the pairs.
+  """exp(scores - lse), 0 outside the pairs: [rows of a, rows of b].
 
-  Args:
-    item: the item of a list.
-    a, b: the queries or keys of this side, and the others.
-    lse: of the queries, in base 2: [tile, 1] or [1, tile].
-    pairs: bool [this side, other side]; None for all.
+  lse is in base 2: [tile, 1] or [1, tile].
   """
   p = jnp.exp2(item.dot(a, b, (1, 1)) * (LOG2_E / math.sqrt(a.shape[-1])) - lse)
   return p if pairs is None else jnp.where(pairs, p, 0.0)
@@ -223,7 +218,7 @@ def backward(
 
 
 def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
-  """Runs a kernel on the items of one side.
+  """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
 
   Args:
     kernel: one of this module.
@@ -233,9 +228,6 @@ def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
     outs: arrays or shapes like the results of one slot.
     num_warps: warps of each program.
     interpret: see `forward`.
-
-  Returns:
-    The results [slots, B, L, H, ...], in float32 if there are several slots.
   """
   lists = work.by_key if is_by_key else work.by_query
   tables = lists.items, lists.others, lists.masks, work.queries, work.keys

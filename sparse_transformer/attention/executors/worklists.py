@@ -11,9 +11,10 @@ Parts of a head whose tiles are cut in the same order share an item. The others
 write to different slots, whose results are combined afterwards.
 """
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,13 +33,11 @@ class Lists(NamedTuple):
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
   # processes `others[first:last]`, of which those from `middle` on are full.
   items: contract.Table
-  # int32 [tiles, 2]: tile of the other side, index of its mask.
-  others: contract.Table
+  others: contract.Table  # int32 [tiles, 2]: tile of the other side, its mask
   # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
   # each position of this side, a bit for each of the other.
   masks: contract.Table
-  # bool [slots, n, heads], the rows that each slot holds. The first slot holds
-  # all of them.
+  # bool [slots, n, heads], the rows that each slot holds; the first, all.
   written: contract.Table
 
 
@@ -54,11 +53,7 @@ class Work(NamedTuple):
 
 
 def check_tile(tile: int, n: int) -> int:
-  """The tile for n positions, which need not fill one.
-
-  Raises:
-    ValueError: a kernel cannot run tiles of this size.
-  """
+  """The tile for n positions; a ValueError if kernels cannot run it."""
   if tile % 32 or tile & (tile - 1):
     raise ValueError(
       f"tile={tile} must be a power of two of at least 32 for a fused"
@@ -97,9 +92,7 @@ def make_shares(
   """
   first, masks = layouts[0], Masks(layouts[0].tile)
   sizes = len(first.query_order), len(first.key_order)
-  tiles = [
-    np.arange(size, dtype=np.int32).reshape(-1, first.tile) for size in sizes
-  ]
+  tiles = [np.arange(x, dtype=np.int32).reshape(-1, first.tile) for x in sizes]
   heads = tuple(range(num_heads))
   parts = [_Part(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
   return [
@@ -151,13 +144,10 @@ class _Orders:
 
   def tiles(self) -> np.ndarray:
     """The positions in each tile, -1 for padding: int32 [tiles, tile]."""
-    padding = (0, -self._n % self._tile)
-    return np.concatenate(
-      [
-        np.pad(order, padding, constant_values=-1).reshape(-1, self._tile)
-        for order in self._orders or [np.arange(self._n)]
-      ]
-    ).astype(np.int32)
+    orders = np.stack(self._orders or [np.arange(self._n)])
+    padding = (0, 0), (0, -self._n % self._tile)
+    padded = np.pad(orders, padding, constant_values=-1)
+    return padded.reshape(-1, self._tile).astype(np.int32)
 
 
 class Masks:
@@ -212,8 +202,11 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
   items = []
   for head in range(num_heads):
-    slot = 0
-    for numbers in _by_order(parts, head, num_tiles):
+    slot, by_order = 0, collections.defaultdict(list)
+    for i, part in enumerate(parts):
+      if head in part.heads:
+        by_order[part.rows[0] // num_tiles].append(i)
+    for numbers in map(tuple, by_order.values()):
       if numbers not in known:
         count = sum(map(len, others))
         found, tiles = _items([parts[i] for i in numbers], num_tiles, longest)
@@ -242,22 +235,8 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   )
 
 
-def _by_order(
-  parts: Sequence[_Part], head: int, num_tiles: int
-) -> Iterator[tuple[int, ...]]:
-  """The parts of a head, by number, that are cut in the same order."""
-  groups: dict[int, list[int]] = {}
-  for i, part in enumerate(parts):
-    if head in part.heads:
-      groups.setdefault(part.rows[0] // num_tiles, []).append(i)
-  yield from map(tuple, groups.values())
-
-
 def _items(parts, num_tiles, longest):
-  """(items without their head, others) of parts that are cut in one order.
-
-  Indices into `others` and slots are counted from 0.
-  """
+  """(items without their head, others) of parts that are cut in one order."""
   rows, cols, masks = (
     np.concatenate([getattr(part, name) for part in parts])
     for name in ("rows", "cols", "masks")

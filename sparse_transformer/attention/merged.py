@@ -35,16 +35,10 @@ def attend(
   choices: tuple[tuple[str, str], ...],
   axes: contract.Axes = (),
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of attention with one pattern per head.
+  """(out_BLHE, lse_BLH) of `attention.attend`, with one pattern per head.
 
-  Args:
-    q_BLHK, k_BMHK, v_BMHE, directions, tile: as in `attention.attend`.
-    patterns: one per head.
-    choices: the executor on each platform, from `registry.choose`.
-    axes: mesh axes that positions are split over, within `jax.shard_map`.
-
-  Raises:
-    ValueError: the patterns cannot run if positions are split.
+  Executors are those of `registry.choose`. Within `jax.shard_map`, `axes` split
+  positions; a ValueError says if the patterns cannot run so.
   """
   if axes and any(pattern.contents() for pattern in patterns):
     few, own = spread.of_own_heads(patterns, directions, axes)

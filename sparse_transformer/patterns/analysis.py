@@ -134,9 +134,8 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
     return None
   late = pattern.support() - Causal()
   # The key is the last position of the shortest sequence that has a pair.
-  k = bisect.bisect_left(
-    range(n), True, key=lambda last: has_pairs(late, last + 1)
-  )
+  lengths = range(1, n + 1)
+  k = bisect.bisect_left(lengths, True, key=functools.partial(has_pairs, late))
   return int(np.argmax(late.mask(np.arange(k), k))), k
 
 

@@ -449,10 +449,9 @@ class AdaptiveSpan(Content):
 
 @functools.lru_cache(maxsize=16)
 def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
-  """Probability that a key is among the last `window` with the query's label.
+  """Probability that a key is among the last `window` of the query's label.
 
-  By its distance from the query: float64 [n], 0 at distance 0. All labels are
-  drawn from `num`.
+  By its distance: float64 [n], 0 at 0. All labels are drawn from `num`.
   """
   distance = np.arange(n)
   if num == 1 or not window:
@@ -463,9 +462,8 @@ def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
   log_ways = log_factorial[d - 1] - log_factorial[d - window]
   log_ways = log_ways - log_factorial[window - 1 : window]
   first = np.zeros(n)
-  first[d] = np.exp(
-    log_ways - window * np.log(num) + (d - window) * np.log1p(-1 / num)
-  )
+  log_chance = (d - window) * np.log1p(-1 / num) - window * np.log(num)
+  first[d] = np.exp(log_ways + log_chance)
   is_out = np.cumsum(first) - first  # all of them are nearer than this key
   return np.where(distance > 0, (1 - is_out).clip(0) / num, 0)
 

@@ -92,9 +92,8 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
     tile_pairs = intervals.TilePairs(size, rows, cols)
-    truth = intervals.as_truth(
-      part.mask(tile_pairs.query(query_order), tile_pairs.key(key_order))
-    )
+    q, k = tile_pairs.query(query_order), tile_pairs.key(key_order)
+    truth = intervals.as_truth(part.mask(q, k))
     must = np.broadcast_to(truth.must, rows.shape)
     undecided = np.broadcast_to(truth.may, rows.shape) & ~must
     full = rows[must], cols[must]

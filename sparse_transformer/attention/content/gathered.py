@@ -99,10 +99,8 @@ def _lay_out_chosen(pairs, tile):
   )
 
 
-def make_plan(
-  part: Pattern, table_of: Mapping[Pattern, Tables]
-) -> contract.Plan:
-  """The plan of a bound part, with the tables of the set it is made from."""
+def make_plan(part: Pattern, of: Mapping[Pattern, Tables]) -> contract.Plan:
+  """The plan of a bound part, on the tables `of` the set it is made from."""
 
   def find(part):
     """(the set, the mask applied within its tiles)."""
@@ -112,16 +110,12 @@ def make_plan(
     return pairs, dataclasses.replace(part, left=left)
 
   pairs, condition = find(part)
-  tables = table_of[pairs]
-  return contract.Plan(condition, tables.queries.shape[-1], tables)
+  return contract.Plan(condition, of[pairs].queries.shape[-1], of[pairs])
 
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """Runs plans whose tables are found at run time: these, and those of `spans`.
-
-  The `steps` of their tables say how, which differs between CPUs and others.
-  """
+  """Runs plans whose tables are found at run time, here or in `spans`."""
 
   is_cpu: bool
 
@@ -267,11 +261,9 @@ class _Blocks(_Steps):
     return _of_lanes(of_lane, x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
-    """Each block once, with the sum over all its tiles in a step.
-
-    The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
-    tiles end up at the last one, and all others nowhere.
-    """
+    """Each block once, with the sum over all its tiles in a step."""
+    # The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
+    # tiles end up at the last one, and all others nowhere.
     length = 1
     while length < self.size:
       same = at[..., length:] == at[..., :-length]

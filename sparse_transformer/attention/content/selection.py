@@ -52,11 +52,7 @@ def bind(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> tuple[Any, ...]:
-  """Binds the content-based patterns to arrays.
-
-  Returns, for each pattern of `with_content`, in order, and each of its
-  `contents`, the sets whose union it is.
-  """
+  """The sets that make up the `contents` of each pattern of `with_content`."""
 
   def sets_of(content, heads):
     q, k = (x[:, :, contract.index_of(heads)] for x in (q_BLHK, k_BLHK))
@@ -142,10 +138,7 @@ def plans(
   bound: tuple[Any, ...],
   tables: list[gathered.Tables],
 ) -> contract.Plans:
-  """The plans of the disjoint parts that follow from labels.
-
-  Their tables are from `lay_out`.
-  """
+  """The plans of the disjoint parts that follow from labels, on `lay_out`."""
   table_of = dict(zip(_sets(bound), tables, strict=True))
   items = zip(with_content(patterns).items(), bound, strict=True)
   return [
@@ -159,10 +152,10 @@ def plans(
 def count_scores(
   pattern: Pattern, case: contract.Case
 ) -> list[tuple[str, int, int]]:
-  """(executor, tile, number of scores) of the content-based parts.
+  """(executor, tile, scores per sequence and head) of content-based parts.
 
-  For one sequence and head. Shapes are known before run time, whatever the
-  content. Spans are not: the count for the longest ones is an upper bound.
+  Shapes are known before run time, whatever the content. Spans are not: the
+  count for the longest ones is an upper bound.
   """
   found = []
 

@@ -62,10 +62,8 @@ def of_heads(
 def weights_of(
   pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
 ) -> jax.Array:
-  """The weights of pairs within the support; `distance` is their q - k.
-
-  At the ends of the ramp, the derivative with respect to the span is 0.
-  """
+  """The weights of pairs within the support; `distance` is their q - k."""
+  # At the ends of the ramp, the derivative with respect to the span is 0.
   room = spans + pattern.ramp - distance
   first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
   return lax.clamp(first, room, last) / pattern.ramp
@@ -113,10 +111,7 @@ class Tables:
 def plans(
   patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
 ) -> contract.Plans:
-  """The plans of the parts with spans, each with its heads.
-
-  There are n positions; a tile of 0 is the default.
-  """
+  """The plans of the parts with spans; a tile of 0 is the default."""
   if spans_H is None:
     return []
   parts = [() if span_of(p) is None else p.split()[1] for p in patterns]

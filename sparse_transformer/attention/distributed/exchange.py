@@ -57,16 +57,13 @@ class Route:
 def find_route(positions: np.ndarray, own: int) -> Route:
   """The `Route` by which a device receives the fewest positions.
 
-  Args:
-    positions: see `Route`; no position occurs twice on a device.
-    own: positions that each device holds.
+  The arguments are those of a `Route`; no position occurs twice on a device.
   """
   num_devices = len(positions)
   read = np.where(positions < 0, -1, positions % own).astype(np.int32)
   holders = np.where(positions < 0, -1, positions // own)
-  device, place = np.nonzero(
-    (holders >= 0) & (holders != np.arange(num_devices)[:, None])
-  )
+  is_away = holders != np.arange(num_devices)[:, None]
+  device, place = np.nonzero((holders >= 0) & is_away)
   holder = holders[device, place]
   counts = np.zeros((num_devices, num_devices), int)
   np.add.at(counts, (holder, device), 1)
@@ -247,10 +244,9 @@ def _take(x_BL, at):
 
 def _slice(x_BL, at):
   """Consecutive rows of x, or as many zeros."""
-  if at[0] == x_BL.shape[1]:
-    shape = x_BL.shape[0], len(at), *x_BL.shape[2:]
-    return jnp.zeros_like(x_BL, shape=shape)
-  return x_BL[:, at[0] : at[-1] + 1]
+  if at[0] < x_BL.shape[1]:
+    return x_BL[:, at[0] : at[-1] + 1]
+  return jnp.zeros_like(x_BL, shape=(len(x_BL), len(at), *x_BL.shape[2:]))
 
 
 def _inverse(read, num_held):

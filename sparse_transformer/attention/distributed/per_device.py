@@ -91,18 +91,16 @@ def on_any_mesh(
   attention: Callable[..., Results],
   split: Split,
   arrays: Sequence[jax.Array],
-  tables: Any = (),
-  specs: Any = (),
+  tables: Any,
+  specs: Any,
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
     attention: a function (*arrays, tables), of what a device has, to its
       results, which on explicit axes are split as the first array is.
-    split: how arrays are split.
-    arrays: [B, L, H, ...].
-    tables: a pytree of other arrays.
-    specs: their specs; a prefix of the pytree.
+    split, arrays: arrays [B, L, H, ...], and how they are split.
+    tables, specs: a pytree of other arrays, and of their specs, its prefix.
   """
   mesh = mesh_of(arrays[0])
   free = {*mesh.auto_axes, *mesh.explicit_axes}

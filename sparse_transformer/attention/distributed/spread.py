@@ -116,10 +116,7 @@ def _positions(order, tiles, tile):
 
 
 def _deal(num_rows, num_devices, dealing):
-  """The tiles of queries of each device, ascending: [devices, tiles].
-
-  Some may not exist.
-  """
+  """The tiles of queries of devices, [devices, tiles]; some do not exist."""
   size = -(-num_rows // num_devices)
   if dealing == "slices":
     return np.arange(num_devices * size).reshape(num_devices, size)
@@ -130,9 +127,8 @@ def _deal(num_rows, num_devices, dealing):
   last = num_devices * size - 1 - ends[:, ::-1]
   middle = num_devices * half + np.arange(num_devices * (size - 2 * half))
   dealt = np.concatenate([ends, middle.reshape(num_devices, -1), last], axis=1)
-  return dealt[
-    np.argsort(np.where(pair % 2, num_devices - 1 - pair // 2, pair // 2))
-  ]
+  device = np.where(pair % 2, num_devices - 1 - pair // 2, pair // 2)
+  return dealt[np.argsort(device)]
 
 
 def _keys(part, layout, device, num_devices, own):
@@ -143,9 +139,8 @@ def _keys(part, layout, device, num_devices, own):
   """
   n, tile = len(layout.key_order), layout.tile
   num_cols = -(-n // tile)
-  columns, number = np.unique(
-    device * num_cols + layout.cols, return_inverse=True
-  )
+  columns = device * num_cols + layout.cols
+  columns, number = np.unique(columns, return_inverse=True)
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
   is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
@@ -202,11 +197,7 @@ def plans(
   case: contract.Case,
   axes: contract.Axes,
 ) -> contract.Plans:
-  """`Executor.plans` of a device, for a case with the device's own length.
-
-  Raises:
-    ValueError: the executor cannot run if positions are split.
-  """
+  """`Executor.plans` of a device, for a case with the device's own length."""
   num_devices = lax.axis_size(axes)
   if not hasattr(executor, "shares"):
     raise ValueError(
@@ -236,11 +227,7 @@ def plans(
 def of_own_heads(
   patterns: tuple[Pattern, ...], directions: Directions, axes: contract.Axes
 ) -> tuple[tuple[Pattern, ...], Directions]:
-  """The patterns and directions of a device's heads, if it has all positions.
-
-  Raises:
-    ValueError: heads cannot be split so that devices have the same patterns.
-  """
+  """Patterns and directions of a device's heads, if it has all positions."""
   num_devices = lax.axis_size(axes)
   few = len(patterns) // num_devices
   if patterns[:few] * num_devices != patterns:

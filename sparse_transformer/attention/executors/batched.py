@@ -167,11 +167,9 @@ def _sweep_of(lists, positions, items, cuts, room):
 
 
 def _cut(counts, room):
-  """Decides which lists run together: (first, last) of each loop.
-
-  Lists, longest first, are padded to the longest of their loop. The cheapest
-  cuts are found by dynamic programming, over lengths that differ by a twelfth.
-  """
+  """Decides which lists, longest first, run together: (first, last)."""
+  # They are padded to the longest of their loop. The cheapest cuts are found by
+  # dynamic programming, over lengths that differ by a twelfth.
   starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))
   # The least cost of the lists from each start on, and where the loop ends.
@@ -244,7 +242,7 @@ def forward(
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """See `contract.Executor`."""
   tables = plan.tables
   of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
@@ -269,9 +267,9 @@ def backward(
   k, e = (x.shape[-1] for x in keys)
   (dq,) = _run(tables, tables.by_query, of_queries, of_keys, (k,), of_query)
   dk_dv = _run(tables, tables.by_key, of_keys, of_queries, (k, e), of_key)
-  return _slots(tables, tables.by_query, dq, 0).sum(0), *(
-    _slots(tables, tables.by_key, x, 0).sum(0) for x in dk_dv
-  )
+  sweeps = tables.by_query, tables.by_key, tables.by_key
+  found = zip(sweeps, (dq, *dk_dv), strict=True)
+  return tuple(_slots(tables, *x, 0).sum(0) for x in found)
 
 
 # Positions in tiles, and arrays.

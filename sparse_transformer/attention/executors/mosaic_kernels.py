@@ -19,14 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sparse_transformer.attention.contract import Keys, Queries
-from sparse_transformer.attention.executors.mosaic_tables import (
-  FIRST,
-  FULL,
-  LAST,
-  PARTIAL,
-  SHIFT,
-  Tables,
-)
+from sparse_transformer.attention.executors import mosaic_tables
 
 LOG2_E = math.log2(math.e)
 ITEMS, OTHERS, CODES = range(3)  # tables of `mosaic_tables.Steps`
@@ -61,10 +54,10 @@ def _step(codes, masks, start, body, finish):
   body(pairs) gets the pairs [keys, queries] of a tile, None for all.
   """
   code = codes[pl.program_id(1)]
-  pl.when(code & FIRST != 0)(start)
-  pl.when(code & PARTIAL != 0)(lambda: body(_unpack(masks)))
-  pl.when(code & FULL != 0)(lambda: body(None))
-  pl.when(code & LAST != 0)(finish)
+  pl.when(code & mosaic_tables.FIRST != 0)(start)
+  pl.when(code & mosaic_tables.PARTIAL != 0)(lambda: body(_unpack(masks)))
+  pl.when(code & mosaic_tables.FULL != 0)(lambda: body(None))
+  pl.when(code & mosaic_tables.LAST != 0)(finish)
 
 
 def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
@@ -146,7 +139,7 @@ def _backward_of_keys(
 
 
 def forward(
-  tables: Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
+  tables: mosaic_tables.Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """See `triton_kernels.forward`; `tables` say which pairs."""
   tile, width = tables.queries.tile, keys.v.shape[-1]
@@ -164,7 +157,7 @@ def forward(
 
 
 def backward(
-  tables: Tables, queries: Queries, keys: Keys, interpret: bool
+  tables: mosaic_tables.Tables, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
   tile = tables.queries.tile
@@ -214,7 +207,11 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
     *(_blocks(x, OTHERS) for x in others),
     pl.BlockSpec(
       (None, *masks.shape[1:]),
-      lambda b, step, *tables: (tables[CODES][step] >> SHIFT, 0, 0),
+      lambda b, step, *tables: (
+        tables[CODES][step] >> mosaic_tables.SHIFT,
+        0,
+        0,
+      ),
     ),
   ]
   pieces = []

@@ -237,9 +237,8 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
     groups[of_order] = len(found)
     order = contract.make_order(positions[of_order].ravel()[:n], count * tile)
     found.append(Group(order, tuple(distinct.tolist())))
-    blocks[distinct, of_order] = (
-      first + np.arange(len(distinct))[:, None] * count + np.arange(per_order)
-    )
+    starts = first + np.arange(len(distinct))[:, None] * count
+    blocks[distinct, of_order] = starts + np.arange(per_order)
     first += len(distinct) * count
   return _Numbered(Side(tuple(found), tile), blocks, groups)
 
@@ -292,9 +291,8 @@ def _cut(
 
   All devices have equally many: some get steps that do nothing.
   """
-  starts = np.stack(
-    [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]
-  )
+  blocks = np.arange(num_blocks + 1)
+  starts = np.stack([np.searchsorted(x[0], blocks) for x in all_steps])
   firsts = [0]
   while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
     sizes = (starts - starts[:, firsts[-1], None]).max(0)

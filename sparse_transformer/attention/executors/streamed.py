@@ -69,11 +69,9 @@ def plan(part: Pattern, n: int, tile: int = 0) -> contract.Plan:
 
 def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """The plans of all parts, each with its heads."""
-  n = case.length
-  return [
-    (plan(part, n, min(case.tile, n)), heads)
-    for part, heads in contract.heads_of_parts(patterns, n)
-  ]
+  n, tile = case.length, min(case.tile, case.length)
+  parts = contract.heads_of_parts(patterns, n)
+  return [(plan(part, n, tile), heads) for part, heads in parts]
 
 
 def shares(
@@ -99,9 +97,8 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     # The tiles of each row in order, `span` per step.
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
-    place = np.arange(len(layout.cols)) - np.repeat(
-      np.cumsum(count) - count, count
-    )
+    start = np.repeat(np.cumsum(count) - count, count)
+    place = np.arange(len(start)) - start
     cols = np.full((most, span), -1, np.int32)
     cols[first[layout.rows] + place // span, place % span] = layout.cols
     found.append(Steps(first, cols, bool(single)))
@@ -158,10 +155,7 @@ def backward(
 
 
 class _Tiles(online_softmax.Steps):
-  """The steps of a plan, on arrays in its orders.
-
-  Tile indices are [A, C]: C tiles for each query tile of a group.
-  """
+  """The steps of a plan: C tiles for each of A query tiles of a group."""
 
   def __init__(self, plan, q_BLHK):
     self.plan, self.tile = plan, plan.tile

@@ -60,9 +60,8 @@ class _Item:
       (self.first, self.middle, True),
       (self.middle, self.last, False),
     ):
-      carry = lax.fori_loop(
-        start, stop, functools.partial(step, masked=masked), carry
-      )
+      of_kind = functools.partial(step, masked=masked)
+      carry = lax.fori_loop(start, stop, of_kind, carry)
     return carry
 
   def _pairs(self, number):

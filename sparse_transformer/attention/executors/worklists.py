@@ -8,19 +8,22 @@ outside them, and take the pairs of partial tiles from bits, so that they know
 nothing of patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
-write to different slots, whose results are combined afterwards.
+write to different slots, whose results `Fused` combines, the base of executors
+with kernels.
 """
 
+import abc
 import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -52,6 +55,54 @@ class Work(NamedTuple):
   by_key: Lists  # an item for each tile of keys
 
 
+@dataclasses.dataclass(frozen=True)
+class Fused(contract.Executor):
+  """Runs all heads and parts in one launch of each kernel.
+
+  There is one plan for all heads. Its tables have `by_query.written` and
+  `by_key.written`, see `Lists`.
+  """
+
+  interpret: bool = False  # whether to interpret the kernels, on any platform
+
+  @abc.abstractmethod
+  def kernels(self) -> Any:
+    """The module with the kernels, imported only where they run.
+
+    Its functions `forward` and `backward` return the results of each slot.
+    """
+
+  def forward(
+    self,
+    plan: contract.Plan,
+    q_BLHK: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    tables, keys = plan.tables, contract.Keys(k_BMHK, v_BMHE)
+    out, lse = self.kernels().forward(tables, q_BLHK, keys, self.interpret)
+    out = _written(0, out, tables.by_query)
+    lse = _written(-jnp.inf, lse, tables.by_query)
+    return online_softmax.merge(*((out[i], lse[i]) for i in range(len(out))))
+
+  def backward(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> tuple[jax.Array, ...]:
+    tables = plan.tables
+    grads = self.kernels().backward(tables, queries, keys, self.interpret)
+    lists = tables.by_query, tables.by_key, tables.by_key
+    return tuple(_written(0, *x).sum(0) for x in zip(grads, lists, strict=True))
+
+
+def _written(fill, x_SBLH, lists):
+  """The rows that a kernel wrote, and `fill` where it left them unspecified."""
+  if len(x_SBLH) == 1:  # the first slot holds all rows
+    return x_SBLH
+  written = jnp.asarray(lists.written)[:, None]
+  trailing = (1,) * (x_SBLH.ndim - written.ndim)
+  return jnp.where(written.reshape(*written.shape, *trailing), x_SBLH, fill)
+
+
 def check_tile(tile: int, n: int) -> int:
   """The tile for n positions; a ValueError if kernels cannot run it."""
   if tile % 32 or tile & (tile - 1):
@@ -66,10 +117,7 @@ def check_tile(tile: int, n: int) -> int:
 def make_work(
   patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
 ) -> Work:
-  """The work of attention on n positions, with one pattern per head.
-
-  Items of keys with more than `longest` tiles are split; 0 sets no limit.
-  """
+  """The work of heads; items of keys are split if longer than `longest` > 0."""
   num_heads = len(patterns)
   queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []

@@ -99,8 +99,8 @@ def _lay_out_chosen(pairs, tile):
   )
 
 
-def make_plan(part: Pattern, of: Mapping[Pattern, Tables]) -> contract.Plan:
-  """The plan of a bound part, on the tables `of` the set it is made from."""
+def make_plan(part: Pattern, known: Mapping[Pattern, Tables]) -> contract.Plan:
+  """The plan of a bound part, on the `known` tables of the set it is made from."""
 
   def find(part):
     """(the set, the mask applied within its tiles)."""
@@ -110,7 +110,8 @@ def make_plan(part: Pattern, of: Mapping[Pattern, Tables]) -> contract.Plan:
     return pairs, dataclasses.replace(part, left=left)
 
   pairs, condition = find(part)
-  return contract.Plan(condition, of[pairs].queries.shape[-1], of[pairs])
+  tables = known[pairs]
+  return contract.Plan(condition, tables.queries.shape[-1], tables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +160,8 @@ class _Steps(online_softmax.Steps):
     of_tile = self.tile * num_keys
     self.scores = num_tiles * of_tile  # per sequence and head
     limit = CPU_SCORES if is_cpu else SCORES
-    self.num, self.size = cut(
-      num_tiles, contract.number(b) * h * of_tile, limit
-    )
+    scores = contract.number(b) * h * of_tile
+    self.num, self.size = cut(num_tiles, scores, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 

@@ -3,7 +3,8 @@
 A step has some tiles of queries, each with the tile of keys that is `ago` tiles
 before its own. Steps go back from ago = 0 until no span reaches further. The
 spans, and so the number of steps, are known only at run time: one compiled
-program takes less time as spans shrink.
+program takes less time as spans shrink. No two sums go to the same place in one
+step: nothing depends on timing.
 
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions.
@@ -224,7 +225,11 @@ class _Walk(online_softmax.Steps):
     return i % self.times * self.size
 
   def _of_group(self, x_H, i):
-    return lax.dynamic_slice_in_dim(x_H, self._starts(i, 0, 3)[1], self.heads)
+    return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
+
+  def _head(self, i):
+    """The first head of a group."""
+    return i // self.times * self.heads
 
   def _take(self, x_BHVT, i, first):
     b, _, _, *rest = x_BHVT.shape
@@ -238,5 +243,5 @@ class _Walk(online_softmax.Steps):
 
   def _starts(self, i, first, ndim):
     """Where a group's tiles from the `first` on start, on all axes."""
-    head = i // self.times * self.heads
-    return [*map(jnp.int32, (0, head, first, *[0] * (ndim - 3)))]
+    starts = 0, self._head(i), first, *[0] * (ndim - 3)
+    return [*map(jnp.int32, starts)]

@@ -84,11 +84,9 @@ class Steps(abc.ABC):
   def pairs(self, i: jax.Array, j: jax.Array) -> Pairs:
     """The pairs of a step; no weight in the mask is 0."""
 
-  def spans_gradient(
-    self, i: jax.Array, j: jax.Array, dweights: jax.Array
-  ) -> Any:
+  def spans_gradient(self, i: jax.Array, j: jax.Array, dm: jax.Array) -> Any:
     """The gradients of `spans`, from those of a step's weights."""
-    del i, j, dweights
+    del i, j, dm
     return ()
 
   def shape(self, q: jax.Array) -> tuple[int, ...]:

@@ -338,10 +338,9 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 def register(cls: _Class) -> _Class:
   """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
-  Its name can then be used in expressions (`parse`), and everything derived
-  from the catalogue includes it: tests, benchmarks and the README's table.
-  The class needs a docstring and `examples`. Defining the same class again, as
-  one does in a notebook, replaces it.
+  Expressions (`parse`) can then name it, and tests, benchmarks and the README's
+  table include it. It needs a docstring and `examples`. Defining the same class
+  again, as one does in a notebook, replaces it.
 
   Raises:
     ValueError: another class has that name.

@@ -100,7 +100,7 @@ def _lay_out_chosen(pairs, tile):
 
 
 def make_plan(part: Pattern, known: Mapping[Pattern, Tables]) -> contract.Plan:
-  """The plan of a bound part, on the `known` tables of the set it is made from."""
+  """The plan of a bound part, on the `known` tables of the set it has."""
 
   def find(part):
     """(the set, the mask applied within its tiles)."""

@@ -170,9 +170,9 @@ class _Walk(online_softmax.Steps):
     weights = self._weights(self.spans, i, ago)
     return mask & (weights > 0), weights
 
-  def spans_gradient(self, i, ago, dweights):
+  def spans_gradient(self, i, ago, dm):
     _, transposed = jax.vjp(lambda x: self._weights(x, i, ago), self.spans)
-    return transposed(dweights.sum((0, 2), keepdims=True))[0]
+    return transposed(dm.sum((0, 2), keepdims=True))[0]
 
   def _weights(self, spans_H, i, ago):
     """The weights of pairs, [1, G, 1, T, S]."""

@@ -53,9 +53,7 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
   """See `contract.Executor`."""
   n = case.length
   sizes = (min(case.tile, n),) if case.tile else _sizes(part, n)
-  if len(sizes) == 1:
-    return sizes[0]
-  return _cheapest(part, n, sizes)[0]
+  return sizes[0] if len(sizes) == 1 else _cheapest(part, n, sizes)[0]
 
 
 @functools.lru_cache(maxsize=256)

@@ -187,10 +187,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
 
-  Args:
-    work: which pairs.
-    q_BLHK, keys: as in `contract.Executor`.
-    interpret: whether to interpret the kernel instead of compiling it.
+  With `interpret`, the kernel is interpreted instead of compiled.
   """
   # As many rows as queries, of which a device may have more or fewer than keys.
   rows, v = q_BLHK.shape[:3], keys.v

@@ -495,7 +495,7 @@ def _choose(
 
 
 def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
-  """(positions by label, coordinates, which are first with their label).
+  """(positions by label, coordinates, which are first of it): [B, H, L] each.
 
   Coordinates increase in the order of positions by label: by 1 within a label,
   and by more than `window` to the next.

@@ -295,7 +295,11 @@ class Interval(_Integer):
 
 
 class Int32(Interval):
-  """One interval; results that may not fit in 32 bits raise OverflowError."""
+  """One interval; results that may not fit in 32 bits raise OverflowError.
+
+  Bounds are never too narrow: a mask that can be evaluated on it overflows
+  nowhere between `low` and `high`.
+  """
 
   def __init__(self, low: int, high: int):
     largest = max(abs(int(low)), abs(int(high)))

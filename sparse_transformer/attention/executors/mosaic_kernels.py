@@ -188,17 +188,11 @@ def backward(
 
 
 def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
-  """Runs a kernel: [slots, B, L, H, K], in float32 if there are several slots.
+  """[slots, B, L, H, K] of a kernel, in float32 if there are several slots.
 
-  Args:
-    kernel, launch: one of this module, and its work.
-    mine: the side of the items, and the arrays that are read on it: blocks
-      [B, blocks, K, tile].
-    others: the arrays that are read on the other side.
-    masks: see `mosaic_tables.Tables`.
-    outs: width and dtype of each result.
-    scratch: shapes of accumulators.
-    interpret: see `forward`.
+  `mine` is the side of the items, and the blocks [B, blocks, K, tile] that are
+  read on it; `others` are those of the other side. `outs` has the width and the
+  dtype of each result, `scratch` the shapes of accumulators.
   """
   side, of_mine = mine
   arrays, masks = [*of_mine, *others], jnp.asarray(masks)

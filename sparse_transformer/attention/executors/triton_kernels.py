@@ -216,14 +216,8 @@ def backward(
 def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
   """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
 
-  Args:
-    kernel: one of this module.
-    work: which pairs.
-    is_by_key: whether the items are tiles of keys.
-    arrays: [B, L, H, ...], as the kernel takes them.
-    outs: arrays or shapes like the results of one slot.
-    num_warps: warps of each program.
-    interpret: see `forward`.
+  Its items are tiles of keys if `is_by_key`. It takes `arrays` [B, L, H, ...];
+  `outs` are arrays or shapes like the results of one slot.
   """
   lists = work.by_key if is_by_key else work.by_query
   tables = lists.items, lists.others, lists.masks, work.queries, work.keys

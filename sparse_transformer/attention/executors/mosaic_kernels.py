@@ -194,19 +194,16 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
   read on it; `others` are those of the other side. `outs` has the width and the
   dtype of each result, `scratch` the shapes of accumulators.
   """
+
+  def mask(b, step, *tables):
+    return tables[CODES][step] >> mosaic_tables.SHIFT, 0, 0
+
   side, of_mine = mine
   arrays, masks = [*of_mine, *others], jnp.asarray(masks)
   in_specs = [
     *(_blocks(x, ITEMS) for x in of_mine),
     *(_blocks(x, OTHERS) for x in others),
-    pl.BlockSpec(
-      (None, *masks.shape[1:]),
-      lambda b, step, *tables: (
-        tables[CODES][step] >> mosaic_tables.SHIFT,
-        0,
-        0,
-      ),
-    ),
+    pl.BlockSpec((None, *masks.shape[1:]), mask),
   ]
   pieces = []
   for steps in launch.steps:

@@ -198,14 +198,13 @@ def backward(
       contract.Keys(*plan.keys.arrange(*_take_heads(heads, *keys))),
     )
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
+    at = contract.index_of(heads)
     grads = [
-      total + x
-      if heads is None
-      else total.at[:, :, contract.index_of(heads)].add(x)
+      total + x if heads is None else total.at[:, :, at].add(x)
       for total, x in zip(grads, new, strict=True)
     ]
     for dspans in rest:
-      dspans_H = dspans_H.at[contract.index_of(heads)].add(dspans)
+      dspans_H = dspans_H.at[at].add(dspans)
   return *grads, dspans_H
 
 

@@ -46,9 +46,7 @@ class Loop(NamedTuple):
   """Lists of similar length, one in each lane of each step: int32."""
 
   groups: contract.Table  # [steps, lanes], the group of heads of the list
-  tiles: (
-    contract.Table
-  )  # [steps, lanes], the tile of this side whose list it is
+  tiles: contract.Table  # [steps, lanes], the tile of this side it belongs to
   others: contract.Table  # [steps, lanes, span], the tiles in the list
   masks: contract.Table  # [steps, lanes, span], the mask of each of them
 

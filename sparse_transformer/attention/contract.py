@@ -48,9 +48,7 @@ class Case:
   qk_width: int  # width of a head's queries and keys, K
   value_width: int  # width of a head's values, E
   dtype: str  # dtype of queries and keys
-  # The platform to lower for: "cpu", "cuda", "rocm", "tpu", or "" for any
-  # other.
-  platform: str = ""
+  platform: str = ""  # of `registry.PLATFORMS`, or "" for any other
   tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
 
 
@@ -76,8 +74,7 @@ class Order(Arrangement):
   """An order of positions on one device."""
 
   positions: Table  # int32 [places], the position at each place, -1 for padding
-  # int32 [n], the place of each position, `len(positions)` for a position that
-  # has none.
+  # int32 [n], the place of each position, `len(positions)` for none.
   places: Table
   # Whether this is the natural order, without padding.
   is_natural: bool = dataclasses.field(metadata=STATIC)
@@ -85,16 +82,13 @@ class Order(Arrangement):
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.is_natural:
       return arrays
-    at = self.positions.clip(0)
-    return tuple(jnp.take(x_BL, at, axis=1) for x_BL in arrays)
+    return tuple(jnp.take(x, self.positions.clip(0), axis=1) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.is_natural:
       return arrays
-    return tuple(
-      jnp.take(x_BL, self.places, axis=1, mode="fill", fill_value=0)
-      for x_BL in arrays
-    )
+    take = functools.partial(jnp.take, axis=1, mode="fill", fill_value=0)
+    return tuple(take(x, self.places) for x in arrays)
 
 
 def make_order(order: np.ndarray, num_places: int) -> Order:
@@ -121,10 +115,8 @@ class Plan:
   # tiles, bound to arrays if it follows the content; None if the tables hold
   # the pairs of partial tiles.
   pattern: Any = dataclasses.field(metadata=STATIC)
-  # Positions on a side of a tile.
-  tile: int = dataclasses.field(metadata=STATIC)
-  # A pytree of the executor's own: which tiles it processes, and when.
-  tables: Any
+  tile: int = dataclasses.field(metadata=STATIC)  # positions on a side
+  tables: Any  # a pytree of the executor's: which tiles it processes, and when
   # The orders in which queries and keys are cut into tiles.
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
@@ -150,11 +142,6 @@ class Queries(NamedTuple):
   dout: jax.Array  # the gradients of their outputs
   lse: jax.Array  # their log-sum-exp over all pairs; finite
   delta: jax.Array  # the products of dout and out, less the gradients of lse
-
-  def with_columns(self) -> "Queries":
-    """The same, but lse and delta have a last axis of size 1."""
-    lse, delta = self.lse[..., None], self.delta[..., None]
-    return self._replace(lse=lse, delta=delta)
 
 
 class Keys(NamedTuple):
@@ -280,11 +267,7 @@ def heads_of_parts(
 def group_heads(
   patterns_H: Sequence[Sequence[Pattern]],
 ) -> dict[Pattern, Heads]:
-  """Each distinct pattern, with the heads that have it.
-
-  Args:
-    patterns_H: any number of patterns of each head.
-  """
+  """Each distinct pattern, with the heads that have it among theirs."""
   heads: dict[Pattern, list[int]] = {}
   for head, patterns in enumerate(patterns_H):
     for pattern in patterns:
@@ -333,12 +316,18 @@ def apply_at_once(
 
   Args:
     function: keeps the last axis, and treats all places along it alike.
-    arrays: may differ along the last axis only.
+    arrays: may differ along the last axis only, which one with a number per
+      row, such as lse_BLH beside q_BLHK, lacks.
   """
+  ndim = max(x.ndim for x in arrays)
+  wide = [x if x.ndim == ndim else x[..., None] for x in arrays]
   results: dict[int, jax.Array] = {}
   for dtype in dict.fromkeys(x.dtype for x in arrays):
     chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
-    ends = np.cumsum([arrays[i].shape[-1] for i in chosen])[:-1]
-    found = function(jnp.concatenate([arrays[i] for i in chosen], -1))
+    ends = np.cumsum([wide[i].shape[-1] for i in chosen])[:-1]
+    found = function(jnp.concatenate([wide[i] for i in chosen], -1))
     results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))
-  return tuple(results[i] for i in range(len(arrays)))
+  return tuple(
+    results[i] if x.ndim == ndim else results[i][..., 0]
+    for i, x in enumerate(arrays)
+  )

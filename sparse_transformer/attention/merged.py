@@ -7,32 +7,19 @@ all plans: each recomputes its weights against the merged log-sum-exp, so
 nothing of size n x keys is stored.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparse_transformer.attention import online_softmax, registry
+from sparse_transformer.attention import contract, online_softmax, registry
 from sparse_transformer.attention.content import (
   gathered,
   selection,
   spans as spans_lib,
-)
-from sparse_transformer.attention.contract import (
-  Axes,
-  Executor,
-  Heads,
-  Keys,
-  Plan,
-  Plans,
-  Queries,
-  index_of,
-  make_case,
-  name_saved,
 )
 from sparse_transformer.attention.distributed import exchange, spread
 from sparse_transformer.patterns import Pattern
@@ -46,25 +33,19 @@ def attend(
   directions: selection.Directions,
   tile: int,
   choices: tuple[tuple[str, str], ...],
-  axes: Axes = (),
+  axes: contract.Axes = (),
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of attention with one pattern per head.
+  """(out_BLHE, lse_BLH) of `attention.attend`, with one pattern per head.
 
-  Args:
-    q_BLHK, k_BMHK, v_BMHE, directions, tile: as in `attention.attend`.
-    patterns: one per head.
-    choices: the executor on each platform, from `registry.choose`.
-    axes: mesh axes that positions are split over, within `jax.shard_map`.
-
-  Raises:
-    ValueError: the patterns cannot run if positions are split.
+  Executors are those of `registry.choose`. Within `jax.shard_map`, `axes` split
+  positions; a ValueError says if the patterns cannot run so.
   """
   if axes and any(pattern.contents() for pattern in patterns):
     few, own = spread.of_own_heads(patterns, directions, axes)
     q, k, v = exchange.to_heads(axes, q_BLHK, k_BMHK, v_BMHE)
-    out, lse = attend(q, k, v, few, own, tile, choices)
-    out, lse = exchange.to_positions(axes, out, lse)
-    return out, lse
+    results = attend(q, k, v, few, own, tile, choices)
+    out_BLHE, lse_BLH = exchange.to_positions(axes, *results)
+    return out_BLHE, lse_BLH
   bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
   given = bound, selection.lay_out(bound, tile)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
@@ -74,17 +55,16 @@ def attend(
 
 
 # Plans, each with its executor and heads.
-Planned = Sequence[tuple[Executor, Plan, Heads]]
+Planned = Sequence[tuple[contract.Executor, contract.Plan, contract.Heads]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
+class _Work(NamedTuple):
   """The static description of the work; see `attend`."""
 
   choices: tuple[tuple[str, str], ...]
   patterns: tuple[Pattern, ...]
   tile: int
-  axes: Axes
+  axes: contract.Axes
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -95,7 +75,9 @@ def _attend(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
 def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
   arrays = q_BLHK, k_BLHK, v_BLHE, spans_H
   out_BLHE, lse_BLH = _by_platform(forward, work, given, *arrays)
-  out_BLHE, lse_BLH = name_saved(out_BLHE.astype(v_BLHE.dtype), lse_BLH)
+  out_BLHE, lse_BLH = contract.name_saved(
+    out_BLHE.astype(v_BLHE.dtype), lse_BLH
+  )
   return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
 
 
@@ -118,32 +100,29 @@ def _by_platform(
 
   The platform is known only when the program is lowered, after tracing.
   """
-  case = make_case(arrays[0], arrays[2], work.tile)
+  case = contract.make_case(arrays[0], arrays[2], work.tile)
 
-  def branch(platform, name):
-    def run(given, *arrays):
-      executor = registry.EXECUTORS[name], platform
-      return function(_plans(work, given, arrays[3], *executor, case), *arrays)
+  def run(platform, name, given, *arrays):
+    plans = _plans(work, given, arrays[3], platform, name, case)
+    return function(plans, *arrays)
 
-    return run
-
-  branches = {platform: branch(platform, x) for platform, x in work.choices}
-  if len(branches) == 1:
+  if len(work.choices) == 1:
     ((platform, name),) = work.choices
     q_BLHK = registry.require(arrays[0], name, case)
-    return branches[platform](given, q_BLHK, *arrays[1:])
+    return run(platform, name, given, q_BLHK, *arrays[1:])
+  branches = {x[0]: functools.partial(run, *x) for x in work.choices}
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _plans(work, given, spans_H, executor, platform, case):
+def _plans(work, given, spans_H, platform, name, case):
   """All plans, each with its executor and heads.
 
   Their tables are constants, except for content-based parts: those are `given`,
-  with what patterns are bound to. The executor, which was chosen for the
-  platform, runs all other plans but those with spans.
+  with what patterns are bound to.
   """
+  executor = registry.EXECUTORS[name]
   static = selection.static_parts(work.patterns)
-  known: Plans = ()
+  known: contract.Plans = ()
   if work.axes:
     known = spread.plans(executor, static, case, work.axes)
   elif static:
@@ -171,15 +150,19 @@ def forward(
   lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
-      q_BLHK, out_BLHE, lse_BLH = _in_turn(q_BLHK, out_BLHE, lse_BLH)
+      # In turn: parts that run at the same time evict each other's tiles from
+      # the cache.
+      q_BLHK, out_BLHE, lse_BLH = lax.optimization_barrier(
+        (q_BLHK, out_BLHE, lse_BLH)
+      )
     out, lse = executor.forward(
       plan,
-      *plan.queries.arrange(_take_heads(q_BLHK, heads)),
-      *plan.keys.arrange(*(_take_heads(x, heads) for x in (k_BLHK, v_BLHE))),
+      *plan.queries.arrange(*_take_heads(heads, q_BLHK)),
+      *plan.keys.arrange(*_take_heads(heads, k_BLHK, v_BLHE)),
     )
     out, lse = plan.queries.restore(out, lse)
     if i:
-      old = _take_heads(out_BLHE, heads), _take_heads(lse_BLH, heads)
+      old = _take_heads(heads, out_BLHE, lse_BLH)
       out, lse = online_softmax.merge(old, (out, lse))
     out_BLHE = _put_heads(out_BLHE, heads, out)
     lse_BLH = _put_heads(lse_BLH, heads, lse)
@@ -202,43 +185,34 @@ def backward(
   delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
-  queries = Queries(q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH)
-  keys = Keys(k_BLHK, v_BLHE)
-  inputs = q_BLHK, k_BLHK, v_BLHE
-  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in inputs]
+  queries = contract.Queries(q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH)
+  keys = contract.Keys(k_BLHK, v_BLHE)
+  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in (q_BLHK, *keys)]
   dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
-      queries, grads = _in_turn(queries, grads)
+      queries, grads = lax.optimization_barrier((queries, grads))
     dq, dk, dv, *rest = executor.backward(
       plan,
-      Queries(*plan.queries.arrange(*(_take_heads(x, heads) for x in queries))),
-      Keys(*plan.keys.arrange(*(_take_heads(x, heads) for x in keys))),
+      contract.Queries(*plan.queries.arrange(*_take_heads(heads, *queries))),
+      contract.Keys(*plan.keys.arrange(*_take_heads(heads, *keys))),
     )
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
+    at = contract.index_of(heads)
     grads = [
-      total + x if heads is None else total.at[:, :, index_of(heads)].add(x)
+      total + x if heads is None else total.at[:, :, at].add(x)
       for total, x in zip(grads, new, strict=True)
     ]
     for dspans in rest:
-      dspans_H = dspans_H.at[index_of(heads)].add(dspans)
+      dspans_H = dspans_H.at[at].add(dspans)
   return *grads, dspans_H
 
 
-def _in_turn(*arrays):
-  """Returns the arrays; each use of one waits until all are computed.
-
-  Otherwise parts run at the same time, and evict each other's tiles from the
-  cache.
-  """
-  return lax.optimization_barrier(arrays)
-
-
-def _take_heads(x_BLH, heads):
-  return x_BLH[:, :, index_of(heads)]
+def _take_heads(heads, *arrays):
+  return tuple(x_BLH[:, :, contract.index_of(heads)] for x_BLH in arrays)
 
 
 def _put_heads(x_BLH, heads, new_BLH):
   if heads is None:  # without a scatter, whose indices would be empty
     return new_BLH.astype(x_BLH.dtype)
-  return x_BLH.at[:, :, index_of(heads)].set(new_BLH)
+  return x_BLH.at[:, :, contract.index_of(heads)].set(new_BLH)

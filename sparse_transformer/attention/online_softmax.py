@@ -7,7 +7,7 @@ where they come from, which `Steps` says.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
-S]. Arrays with one number per query have a last axis of size 1.
+S].
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
@@ -35,9 +35,10 @@ Pairs = tuple[jax.Array, jax.Array | None]
 
 
 class Steps(abc.ABC):
-  """The tiles that meet, and their places in the arrays of an executor.
+  """The tiles that meet, and their places in arrays [B, L, H, ...].
 
-  The i-th group of query tiles has steps of numbers j.
+  The i-th group of query tiles has steps of numbers j. The loop runs on arrays
+  in a form that the steps choose: that of `of_queries` and `of_keys`.
   """
 
   num: int  # number of groups
@@ -47,6 +48,27 @@ class Steps(abc.ABC):
   def bounds(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first step of a group, and the one after its last."""
     raise NotImplementedError("groups have a single step")
+
+  def of_queries(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays of queries, in the form that `queries` reads."""
+    return arrays
+
+  def of_keys(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays of keys, in the form that `keys` reads and `add` changes."""
+    return arrays
+
+  def from_queries(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """[B, L, H, ...] from arrays that `put` filled with gradients."""
+    return arrays
+
+  def from_keys(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `of_keys`, of gradients."""
+    return arrays
+
+  def merge(self, out: jax.Array, lse: jax.Array) -> Softmax:
+    """(out_BLHE, lse_BLH) from arrays that `put` filled with results."""
+    out_BLHE, lse_BLH = self.from_queries(out, lse)
+    return out_BLHE, lse_BLH
 
   @abc.abstractmethod
   def queries(self, i: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -62,11 +84,9 @@ class Steps(abc.ABC):
   def pairs(self, i: jax.Array, j: jax.Array) -> Pairs:
     """The pairs of a step; no weight in the mask is 0."""
 
-  def spans_gradient(
-    self, i: jax.Array, j: jax.Array, dweights: jax.Array
-  ) -> Any:
+  def spans_gradient(self, i: jax.Array, j: jax.Array, dm: jax.Array) -> Any:
     """The gradients of `spans`, from those of a step's weights."""
-    del i, j, dweights
+    del i, j, dm
     return ()
 
   def shape(self, q: jax.Array) -> tuple[int, ...]:
@@ -84,8 +104,11 @@ class Steps(abc.ABC):
     """x, an array of keys, with the results of a step added to it."""
 
 
-def forward(steps: Steps, q: jax.Array, k: jax.Array, v: jax.Array) -> Softmax:
-  """(out, lse) of all queries: 0 and -inf without keys."""
+def forward(
+  steps: Steps, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+) -> Softmax:
+  """(out_BLHE, lse_BLH) of all queries: 0 and -inf without keys."""
+  q, k, v = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
 
   def of_group(i, done):
     (tile,) = steps.queries(i, q)
@@ -102,22 +125,26 @@ def forward(steps: Steps, q: jax.Array, k: jax.Array, v: jax.Array) -> Softmax:
       out = jnp.zeros_like(tile, _wide(q), (*tile.shape[:-1], v.shape[-1]))
       nothing = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
       state = lax.fori_loop(*steps.bounds(i), step, nothing)
-    new = finish(*state)
-    return tuple(steps.put(i, x, y) for x, y in zip(done, new, strict=True))
+    (out_done, lse_done), (out, lse) = done, finish(*state)
+    return steps.put(i, out_done, out), steps.put(i, lse_done, lse[..., 0])
 
   shape = steps.shape(q)
   out = jnp.zeros_like(q, _wide(q), (*shape, v.shape[-1]))
-  nothing = out, jnp.full_like(q, -jnp.inf, _wide(q), (*shape, 1))
-  return lax.fori_loop(0, steps.num, of_group, nothing)
+  nothing = out, jnp.full_like(q, -jnp.inf, _wide(q), shape)
+  return steps.merge(*lax.fori_loop(0, steps.num, of_group, nothing))
 
 
-def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
-  """(dq, dk, dv, dspans), with weights relative to the queries' lse."""
+def backward(
+  steps: Steps, queries: Queries, keys: Keys
+) -> tuple[jax.Array, ...]:
+  """(dq, dk, dv, gradients of the spans), with weights relative to lse."""
+  queries = Queries(*steps.of_queries(*queries))
+  keys = Keys(*steps.of_keys(*keys))
 
   def of_group(i, done):
     dq_done, *others = done
     q, dout, lse, delta = steps.queries(i, *queries)
-    q = q * scale(q)
+    q, lse, delta = q * scale(q), lse[..., None], delta[..., None]
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
@@ -153,16 +180,13 @@ def backward(steps: Steps, queries: Queries, keys: Keys) -> tuple[Any, ...]:
     *(jnp.zeros_like(x, _wide(q)) for x in keys),
     jax.tree.map(jnp.zeros_like, steps.spans),
   )
-  return lax.fori_loop(0, steps.num, of_group, nothing)
+  dq, dk, dv, dspans = lax.fori_loop(0, steps.num, of_group, nothing)
+  grads = *steps.from_queries(dq), *steps.from_keys(dk, dv)
+  return *grads, *jax.tree.leaves(dspans)
 
 
 def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
-  """The pairs of a pattern within tiles: booleans [..., T, S].
-
-  Args:
-    pattern: its mask decides.
-    q_at, k_at: positions [..., T] and [..., S], -1 for padding.
-  """
+  """Pairs [..., T, S] at positions [..., T] and [..., S], -1 for padding."""
   q_at, k_at = q_at[..., None], k_at[..., None, :]
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
@@ -200,13 +224,9 @@ def _log_sum(max_, sum_):
 
 
 def merge(*results: Softmax) -> Softmax:
-  """(out, lse) over the keys of all, from the results over the keys of each.
+  """(out [..., E], lse [...]) over the keys of all, from those of each.
 
-  Exact, as long as no pair is counted twice. Rows without keys in any of them
-  give rows without keys.
-
-  Args:
-    results: pairs (out [..., E], lse [...]).
+  Exact, as long as no pair is counted twice.
   """
   if len(results) == 1:
     return results[0]
@@ -230,13 +250,9 @@ def weights_and_gradients(
   """(p, ds): the weights relative to a given lse, the gradients of the scores.
 
   Both in float32 or wider: round them for products. Products with queries and
-  keys take ds times `scale_of_scores`.
-
-  Args:
-    mine, other: tiles (q, dout), with q scaled, and (k, v), in either order.
-      The first has the rows of the results, the second their columns.
-    lse, delta: of the queries, with an axis of size 1 for keys.
-    mask: which pairs there are.
+  keys take ds times `scale_of_scores`. Tiles (q, dout), with q scaled, and (k,
+  v) are given in either order: the first has the rows of the results. lse and
+  delta have an axis of size 1 for keys.
   """
   (x, dx), (y, dy) = mine, other
   p = jnp.exp(_scores(x, y, mask) - lse)

@@ -59,13 +59,7 @@ def backends() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def targeting(platform: str) -> Iterator[None]:
-  """Chooses executors as on a machine with devices of a platform.
-
-  For tracing programs that are compiled for absent devices.
-
-  Args:
-    platform: one of `PLATFORMS`.
-  """
+  """Traces programs for absent devices, of one of `PLATFORMS`."""
   token = _TARGET.set(platform)
   try:
     yield
@@ -95,10 +89,7 @@ def resolve(backend: str, case: Case) -> str:
 
 
 def explain_choice(backend: str, case: Case) -> str:
-  """Names what runs a case on its platform and, if not the first choice, why.
-
-  Raises the errors of `resolve`.
-  """
+  """`resolve`, with the reason if it is not the first choice."""
   name, reasons = _search(backend, case)
   others = (f"{other}: {reason}" for other, reason in reasons.items())
   return "; not ".join([name, *others])
@@ -134,17 +125,15 @@ def _executor(name):
 def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
   """Names what runs a case on each platform with devices.
 
-  Kernels are traced for those only. A program that is lowered for another
-  platform runs on the default, which is plain JAX. With `targeting`, there is
-  that platform only.
+  Kernels are traced for those only. With `targeting`, there is that platform
+  only.
 
   Returns:
-    Pairs (platform, name). The first is ("default", name) and applies to all
+    Pairs (platform, name). The first is ("default", name), in plain JAX, for
     platforms that are not listed; for a named backend, which runs on all, it
     is the only one and has the current platform.
 
-  Raises the errors of `resolve`; for a named backend, if no platform can run
-  the case.
+  Raises the errors of `resolve`, for a named backend if no platform can run it.
   """
 
   def on(platform):
@@ -174,18 +163,18 @@ def require(x: jax.Array, backend: str, case: Case) -> jax.Array:
   return _required.bind(x, backend=backend, case=case)
 
 
-def _check_platform(platform, backend, case):
-  resolve(backend, dataclasses.replace(case, platform=platform))
+def _check_platforms(platforms, backend, case):
+  for platform in platforms:
+    resolve(backend, dataclasses.replace(case, platform=platform))
 
 
 def _run_required(x, **params):
-  _check_platform(current_platform(), **params)
+  _check_platforms([current_platform()], **params)
   return x
 
 
 def _lower_required(context, x, **params):
-  for platform in context.module_context.platforms:
-    _check_platform(platform, **params)
+  _check_platforms(context.module_context.platforms, **params)
   return [x]
 
 
@@ -198,17 +187,7 @@ mlir.register_lowering(_required, _lower_required)
 
 
 def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
-  """The execution of one part of a pattern.
-
-  Args:
-    backend: as in `attend`.
-    case: what is run, with its platform and tile.
-    part: one of a pattern's parts.
-
-  Returns:
-    (name, tile, count): what runs it, the side of its tiles, and how many
-    tiles it processes.
-  """
+  """(what runs one part of a pattern, the side of its tiles, their number)."""
   name = resolve(backend, case)
   tile = _executor(name).tile_size(part, case)
   return name, tile, analysis.count_tiles(part, case.length, tile)

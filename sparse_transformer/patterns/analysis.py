@@ -20,6 +20,7 @@ are evaluated pair by pair.
 import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -48,15 +49,12 @@ Pair: TypeAlias = tuple[int, int]
 
 
 @functools.lru_cache(maxsize=64)
-def _find_pairs(
-  part: Pattern, n: int
-) -> tuple[list[layout_lib.Nodes], layout_lib.Nodes, np.ndarray]:
+def _find_pairs(part, n):
   """Full nodes; the other tiles; their pairs, as bits [tiles, TILE, bytes]."""
   *full, tiles = layout_lib.cover(part, n, TILE)
   bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
-  for here, pairs in layout_lib.pairs_of_tiles(
-    part, orders(part, n), TILE, tiles.rows, tiles.cols
-  ):
+  at = orders(part, n), TILE, tiles.rows, tiles.cols
+  for here, pairs in layout_lib.pairs_of_tiles(part, *at):
     bits[here] = np.packbits(pairs, axis=-1)
   return full, tiles, bits
 
@@ -68,10 +66,10 @@ def _reduce(
   empty: int = 0,
   by_key: bool = False,
 ) -> np.ndarray:
-  """Reduces the values [n, words] of each query's keys to [n, words].
+  """Reduces the values [n, words] of each query's keys, or by key, queries.
 
-  Queries without keys get `empty`, which must change nothing that it is joined
-  with. With `by_key`, reduces the values of each key's queries instead.
+  Those without any get `empty`, which must change nothing that it is joined
+  with.
   """
   (n, words), result = values.shape, np.full_like(values, empty)
   flip = slice(None, None, -1 if by_key else 1)
@@ -105,20 +103,14 @@ def _reduce(
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Returns whether any of n queries attends to a key.
-
-  For a content-based pattern: whether any query may.
-  """
+  """Returns whether any of n queries attends to a key, or may by content."""
   pattern.check(n)
   pattern = pattern.support()
   some = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some, np.arange(n))):
     return True
-  return any(
-    nodes.pairs.any()
-    for part in pattern.parts()
-    for nodes in layout_lib.cover(part, n, TILE)
-  )
+  covers = (layout_lib.cover(part, n, TILE) for part in pattern.parts())
+  return any(nodes.pairs.any() for nodes in itertools.chain(*covers))
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
@@ -142,9 +134,8 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
     return None
   late = pattern.support() - Causal()
   # The key is the last position of the shortest sequence that has a pair.
-  k = bisect.bisect_left(
-    range(n), True, key=lambda last: has_pairs(late, last + 1)
-  )
+  lengths = range(1, n + 1)
+  k = bisect.bisect_left(lengths, True, key=functools.partial(has_pairs, late))
   return int(np.argmax(late.mask(np.arange(k), k))), k
 
 
@@ -175,21 +166,19 @@ def count_pairs(pattern: Pattern, n: int) -> int:
   return known + round(float(found))
 
 
-def _chances(
-  pattern: Pattern, q: np.ndarray, k: np.ndarray, n: int
-) -> np.ndarray:
+def _chances(pattern, q, k, n):
   """Probabilities of pairs, as if sets were independent of each other."""
-  if not isinstance(pattern, Union | Intersection | Difference):
-    if isinstance(pattern, Content):
-      return pattern.chances(q, k, n)
-    return pattern.mask(q, k) * 1.0
-  left, right = (_chances(p, q, k, n) for p in (pattern.left, pattern.right))
+  of = functools.partial(_chances, q=q, k=k, n=n)
   match pattern:
-    case Union():
-      return 1 - (1 - left) * (1 - right)
-    case Intersection():
-      return left * right
-  return left * (1 - right)
+    case Content():
+      return pattern.chances(q, k, n)
+    case Union(left, right):
+      return 1 - (1 - of(left)) * (1 - of(right))
+    case Intersection(left, right):
+      return of(left) * of(right)
+    case Difference(left, right):
+      return of(left) * (1 - of(right))
+  return pattern.mask(q, k) * 1.0
 
 
 def most_keys(pattern: Pattern, n: int) -> int:
@@ -210,12 +199,8 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
   """The number of tiles in the layout of a part, without laying it out."""
   total = 0
   for size, rows, cols, pairs in layout_lib.cover(part, n, tile):
-    has_pairs = pairs > 0
-    height, width = (
-      -(-np.minimum(n - x[has_pairs] * size, size) // tile)
-      for x in (rows, cols)
-    )
-    total += int((height * width).sum())
+    places = (n - np.stack([rows, cols])[:, pairs > 0] * size).clip(max=size)
+    total += int((-(-places // tile)).prod(0).sum())
   return total
 
 
@@ -228,8 +213,7 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
 def cache_size(pattern: Pattern, n: int) -> int:
   """The largest number of keys that decoding must hold at once.
 
-  When query t is processed, those are the keys up to and including t
-  that it or a later query attends to. Local(l) needs l.
+  For query t, those up to and including t that it or a later one attends to.
   """
   last, keys = last_readers(pattern, n), np.arange(n)
   is_read = last >= keys
@@ -258,8 +242,8 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 class Reach:
   """The result of following inputs through a network."""
 
-  # The number of layers after which every position sees its entire past (or the
-  # entire sequence, if the network is not causal); None if never.
+  # After how many layers every position sees its entire past (or the entire
+  # sequence, if the network is not causal); None if never.
   layers: int | None
   missing: Pair | None  # in that case, the first (query, key) without a path
   positions: int  # every pair among these first positions was followed
@@ -295,13 +279,8 @@ def _sampled_inputs(n: int) -> np.ndarray:
   return np.sort(list(dict.fromkeys(places))[:INPUTS])
 
 
-def _follow(
-  layers: Layers, n: int, inputs: np.ndarray, causal: bool
-) -> tuple[int | None, Pair | None]:
-  """Follows inputs through layers, until all positions see what they should.
-
-  Returns (number of layers, None) or (None, the first pair without a path).
-  """
+def _follow(layers, n, inputs, causal):
+  """(layers after which positions see all, None), or (None, a pair without)."""
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
   bits = np.arange(len(inputs))
@@ -315,16 +294,12 @@ def _follow(
       return depth, None
     if frozenset(heads) in idle:
       continue
-    new = functools.reduce(
-      np.bitwise_or,
-      (_reduce(np.bitwise_or, p, seen) for p in set(heads)),
-      seen,
-    )
+    found = (_reduce(np.bitwise_or, p, seen) for p in set(heads))
+    new = functools.reduce(np.bitwise_or, found, seen)
     idle = {*idle, frozenset(heads)} if np.array_equal(new, seen) else set()
     seen = new
   missing = wanted & ~seen
   query = int(np.flatnonzero(missing.any(1))[0])
-  flags = np.unpackbits(
-    missing[query].astype("<u8").view(np.uint8), bitorder="little"
-  )
+  words = missing[query].astype("<u8").view(np.uint8)
+  flags = np.unpackbits(words, bitorder="little")
   return None, (query, int(inputs[np.flatnonzero(flags)[0]]))

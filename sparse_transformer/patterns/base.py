@@ -84,9 +84,6 @@ class Pattern:
     Everything that uses a pattern calls this; its result is cached. It takes
     far less than a layout: the mask is evaluated once, on bounds.
 
-    Args:
-      n: number of positions.
-
     Raises:
       ValueError: the mask uses operators that are not allowed, does not return
         booleans, or has intermediate values that may not fit in 32 bits;
@@ -181,8 +178,7 @@ class _Combination(Pattern):
   operator: ClassVar[str]
 
   def contents(self) -> tuple[Any, ...]:
-    both = self.left.contents() + self.right.contents()
-    return tuple(dict.fromkeys(both))
+    return (*dict.fromkeys(self.left.contents() + self.right.contents()),)
 
   def support(self) -> Pattern:
     return self._map(lambda side: side.support())
@@ -191,8 +187,7 @@ class _Combination(Pattern):
     return self._map(lambda side: side.bind(sets))
 
   def _map(self, function: Callable[[Pattern], Pattern]) -> Pattern:
-    left, right = function(self.left), function(self.right)
-    return dataclasses.replace(self, left=left, right=right)
+    return type(self)(function(self.left), function(self.right))
 
   def check(self, n: int) -> None:
     self.left.check(n)
@@ -202,12 +197,10 @@ class _Combination(Pattern):
       content.check_within(self)
 
   def __str__(self) -> str:
-    sides = (self.left, self.right)
-    left, right = (
+    return f" {self.operator} ".join(
       f"({side})" if isinstance(side, _Combination) else str(side)
-      for side in sides
+      for side in (self.left, self.right)
     )
-    return f"{left} {self.operator} {right}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,9 +235,7 @@ class _Restriction(_Combination):
     return self.left.orders(n)
 
   def parts(self) -> tuple[Pattern, ...]:
-    return tuple(
-      dataclasses.replace(self, left=part) for part in self.left.parts()
-    )
+    return tuple(type(self)(part, self.right) for part in self.left.parts())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,8 +330,7 @@ def _flaw(value: Any, minimum: int) -> str:
 
 
 CATALOGUE: dict[str, type[Pattern]] = {}
-# The content-based ones.
-CONTENT: dict[str, type[Pattern]] = {}
+CONTENT: dict[str, type[Pattern]] = {}  # the content-based ones
 
 _Class = TypeVar("_Class", bound=type[Pattern])
 
@@ -348,10 +338,9 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 def register(cls: _Class) -> _Class:
   """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
-  Its name can then be used in expressions (`parse`), and everything derived
-  from the catalogue includes it: tests, benchmarks and the README's table.
-  The class needs a docstring and `examples`. Defining the same class again, as
-  one does in a notebook, replaces it.
+  Expressions (`parse`) can then name it, and tests, benchmarks and the README's
+  table include it. It needs a docstring and `examples`. Defining the same class
+  again, as one does in a notebook, replaces it.
 
   Raises:
     ValueError: another class has that name.

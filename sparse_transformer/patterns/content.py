@@ -87,7 +87,7 @@ class Content(Checked):
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
-    """The directions [1, D, K] of a layer; None where they are parameters."""
+    """Float32 [1, D, K], those of a layer; None where they are parameters."""
     del width, layer
     return None
 
@@ -243,7 +243,6 @@ class LSH(Content):
     return self.rounds * self.buckets // 2
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray:
-    """The random vectors of a layer, float32 [1, D, K]; the same everywhere."""
     random = np.random.RandomState([self.seed, layer])
     shape = 1, self.num_directions, width
     return random.standard_normal(shape).astype(np.float32)
@@ -251,10 +250,9 @@ class LSH(Content):
   def labels(
     self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
-    """The bucket of each query in each round."""
     import jax.numpy as jnp
 
-    del k_BMHK, start
+    del k_BMHK, start  # the labels: the bucket of each query in each round
     half = self.buckets // 2
 
     def hash_(products_BHD):
@@ -266,10 +264,8 @@ class LSH(Content):
     return _choose(q_BLHK, directions_HDK, hash_)
 
   def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
-    """The sets of each round."""
-    rounds = [
-      _sort(labels_BHLC[..., r], self.window) for r in range(self.rounds)
-    ]
+    each = (labels_BHLC[..., r] for r in range(self.rounds))
+    rounds = [_sort(labels_BHL, self.window) for labels_BHL in each]
     is_first = functools.reduce(lambda x, y: x & y, (x[2] for x in rounds))
     # One less as a query than as a key: the query itself is out of reach,
     # except in the first round if it has no earlier position in any.
@@ -322,10 +318,9 @@ class Routing(Content):
   def labels(
     self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
-    """The cluster of each query."""
     import jax.numpy as jnp
 
-    del k_BMHK, start
+    del k_BMHK, start  # the label: the cluster of each query
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
 
@@ -365,18 +360,16 @@ class TopBlocks(Content):
 
   def chances(self, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
     past = q // self.size
-    return np.where(
-      k // self.size < past, np.minimum(self.num, past) / np.maximum(past, 1), 0
-    )
+    share = np.minimum(self.num, past) / np.maximum(past, 1)
+    return np.where(k // self.size < past, share, 0)
 
   def labels(
     self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
-    """The blocks of each query, -1 for none."""
     import jax
     import jax.numpy as jnp
 
-    del directions_HDK
+    del directions_HDK  # the labels: the blocks of each query, -1 for none
     b, n, h, width = k_BMHK.shape
     num_queries = q_BLHK.shape[1]
     num_blocks = (n - 1) // self.size  # that a query may choose
@@ -456,10 +449,9 @@ class AdaptiveSpan(Content):
 
 @functools.lru_cache(maxsize=16)
 def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
-  """Probability that a key is among the last `window` with the query's label.
+  """Probability that a key is among the last `window` of the query's label.
 
-  By its distance from the query: float64 [n], 0 at distance 0. All labels are
-  drawn from `num`.
+  By its distance: float64 [n], 0 at 0. All labels are drawn from `num`.
   """
   distance = np.arange(n)
   if num == 1 or not window:
@@ -470,9 +462,8 @@ def _chances_by_distance(num: int, window: int, n: int) -> np.ndarray:
   log_ways = log_factorial[d - 1] - log_factorial[d - window]
   log_ways = log_ways - log_factorial[window - 1 : window]
   first = np.zeros(n)
-  first[d] = np.exp(
-    log_ways - window * np.log(num) + (d - window) * np.log1p(-1 / num)
-  )
+  log_chance = (d - window) * np.log1p(-1 / num) - window * np.log(num)
+  first[d] = np.exp(log_ways + log_chance)
   is_out = np.cumsum(first) - first  # all of them are nearer than this key
   return np.where(distance > 0, (1 - is_out).clip(0) / num, 0)
 
@@ -487,10 +478,7 @@ def _products(spec: str, x: Array, y: Array) -> Array:
 def _choose(
   q_BLHK: Array, directions_HDK: Array, choice: Callable[[Array], Array]
 ) -> Array:
-  """The choice of each query, from its products [B, H, D]: [B, H, L, C].
-
-  A few positions at a time: there are far more products than choices.
-  """
+  """The choice of each query, from its products [B, H, D]: [B, H, L, C]."""
   import jax
   import jax.numpy as jnp
 
@@ -499,6 +487,7 @@ def _choose(
       return choice(_products("bhk,dk->bhd", q_BHK, directions_HDK[0]))
     return choice(_products("bhk,hdk->bhd", q_BHK, directions_HDK))
 
+  # A few positions at a time: there are far more products than choices.
   b, _, h, _ = q_BLHK.shape
   most = max(1, PRODUCTS // (b * h * directions_HDK.shape[1]))
   found = jax.lax.map(of_position, q_BLHK.swapaxes(0, 1), batch_size=most)
@@ -506,13 +495,10 @@ def _choose(
 
 
 def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
-  """Sorts positions by label, an int32 from 0.
+  """(positions by label, coordinates, which are first of it): [B, H, L] each.
 
-  Returns:
-    (order, coordinates, is_first), each [B, H, L]: positions by label and then
-    position; coordinates of positions, which increase along the order, by 1
-    within a label and by more than `window` to the next; whether a position is
-    the first with its label.
+  Coordinates increase in the order of positions by label: by 1 within a label,
+  and by more than `window` to the next.
   """
   import jax.numpy as jnp
 
@@ -521,9 +507,8 @@ def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
   ids = jnp.sort(labels_BHL * n + i)
   order, label = ids % n, ids // n
   before = jnp.concatenate([label[..., :1] - 1, label[..., :-1]], -1)
-  places = jnp.put_along_axis(
-    jnp.zeros_like(order), order, i, axis=-1, inplace=False
-  )
+  places = jnp.zeros_like(order)
+  places = jnp.put_along_axis(places, order, i, axis=-1, inplace=False)
   is_first = jnp.take_along_axis(label != before, places, -1)
   return order, places + labels_BHL * (window + 1), is_first
 

@@ -54,13 +54,12 @@ class TilePairs(NamedTuple):
     """Returns whether some u of a query tile may equal some v of a key tile.
 
     Some value of the side that varies more within its tiles must lie between
-    the smallest and the largest value of the other side. A few tile pairs give
-    True without a test, since they are cheaper to split than to test.
+    the smallest and the largest value of the other side.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True
     tiles = np.arange(len(u)) // self.size
-    if len(self.rows) < 64 * (tiles[-1] + 1):
+    if len(self.rows) < 64 * (tiles[-1] + 1):  # cheaper to split than to test
       return True
     starts, sides = np.arange(0, len(u), self.size), []
     for values, index in ((u, self.rows), (v, self.cols)):
@@ -71,12 +70,9 @@ class TilePairs(NamedTuple):
     # One sorted array of integers in which each tile has its own range.
     first, width = min(x.min(), y.min()), 1 + np.ptp(np.concatenate([x, y]))
     sorted_x = np.sort(tiles * width + (x - first))
-    begin, end = (
-      x_tiles * width + (bound[y_tiles] - first) for bound in (low, high)
-    )
-    return np.searchsorted(sorted_x, begin) < np.searchsorted(
-      sorted_x, end, side="right"
-    )
+    offset = x_tiles * width - first
+    begin = np.searchsorted(sorted_x, offset + low[y_tiles])
+    return begin < np.searchsorted(sorted_x, offset + high[y_tiles], "right")
 
 
 class Truth:

@@ -72,9 +72,8 @@ class Nodes(NamedTuple):
 def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   """Covers the pairs of a part, in its orders, with the nodes of a quadtree.
 
-  Starts from one node over everything. Nodes without pairs are dropped, full
-  ones are kept, and undecided ones are split in four, down to `tile`. So the
-  work grows with the outline of the pattern, not with n x n.
+  Nodes without pairs are dropped, full ones are kept, and undecided ones are
+  split in four, down to `tile`: the work grows with the outline of the pattern.
 
   Yields:
     The full nodes of each size, largest first; they are cut at the end of the
@@ -93,9 +92,8 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
   size = tile << (-(-n // tile) - 1).bit_length()
   while True:
     tile_pairs = intervals.TilePairs(size, rows, cols)
-    truth = intervals.as_truth(
-      part.mask(tile_pairs.query(query_order), tile_pairs.key(key_order))
-    )
+    q, k = tile_pairs.query(query_order), tile_pairs.key(key_order)
+    truth = intervals.as_truth(part.mask(q, k))
     must = np.broadcast_to(truth.must, rows.shape)
     undecided = np.broadcast_to(truth.may, rows.shape) & ~must
     full = rows[must], cols[must]

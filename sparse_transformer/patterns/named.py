@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from sparse_transformer.patterns import catalogue
 from sparse_transformer.patterns.base import (
   CATALOGUE,
   CONTENT,
@@ -17,13 +18,6 @@ from sparse_transformer.patterns.base import (
   Pattern,
   Union,
   signature,
-)
-from sparse_transformer.patterns.catalogue import (
-  Block,
-  Causal,
-  Local,
-  Strided,
-  Summary,
 )
 from sparse_transformer.patterns.checks import shorten
 
@@ -90,22 +84,23 @@ def factorize(
   if num_summaries < 1:
     raise ValueError(f"{num_summaries=} must be at least 1")
   if name in FACTORIZATIONS and name.startswith("fixed"):
-    block, summary = Block(stride), Summary(stride, width, head % num_summaries)
+    block = catalogue.Block(stride)
+    summary = catalogue.Summary(stride, width, head % num_summaries)
   match name:
     case "dense":
-      return (Causal(),)
+      return (catalogue.Causal(),)
     case "local":
-      return (Local(window),)
+      return (catalogue.Local(window),)
     case "strided":
-      return Local(window), Strided(stride)
+      return catalogue.Local(window), catalogue.Strided(stride)
     case "strided_target":
-      return Local(window), Strided(stride, offset=1)
+      return catalogue.Local(window), catalogue.Strided(stride, offset=1)
     case "fixed":
       return block, summary
     case "fixed_openai" | "fixed_deepspeed":
       return (block | summary,)
     case "fixed_lra":
-      return (block | summary | Summary(stride, 1, stride - 1),)
+      return (block | summary | catalogue.Summary(stride, 1, stride - 1),)
   return tuple(heads[head % len(heads)] for heads in parse(name))
 
 

@@ -15,23 +15,15 @@ tile; P places of all tiles; R places of a query.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparse_transformer.attention import online_softmax
+from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content.grouping import group
-from sparse_transformer.attention.contract import (
-  STATIC,
-  Keys,
-  Plan,
-  Queries,
-  apply_at_once,
-  number,
-)
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
@@ -45,8 +37,7 @@ CPU_SCORES, SCORES = 75_000, 2**25
 class Tables:
   """The tables of one set."""
 
-  # int32 [B, H, V, T], the position at each place, -1 for none.
-  queries: jax.Array
+  queries: jax.Array  # int32 [B, H, V, T], positions, -1 for none
   keys: jax.Array  # int32 [B, H, P], the same of keys, in whole tiles
   # int32 [B, H, V], the tile of keys of each tile of queries, out of range for
   # none; None where tile v has those from v to v + span - 1.
@@ -55,9 +46,9 @@ class Tables:
   # padding or out of range.
   places: jax.Array
   # Tiles of keys of a tile of queries.
-  span: int = dataclasses.field(default=1, metadata=STATIC)
+  span: int = dataclasses.field(default=1, metadata=contract.STATIC)
   # Tiles of keys, if `blocks` are given.
-  num_blocks: int = dataclasses.field(default=0, metadata=STATIC)
+  num_blocks: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
   def steps(self, *args: Any) -> "_Steps":
     """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
@@ -73,19 +64,16 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
   """The tables of a set; `tile` positions on a side, 0 for the default."""
-  is_near = isinstance(pairs, Near)
-  return (_lay_out_near if is_near else _lay_out_chosen)(pairs, tile or TILE)
+  if isinstance(pairs, Near):
+    return _lay_out_near(pairs, min(tile or TILE, pairs.order.shape[2]))
+  return _lay_out_chosen(pairs, min(tile or TILE, pairs.blocks.shape[2]))
 
 
 def _lay_out_near(pairs, tile):
   b, h, n = pairs.order.shape
-  tile = min(tile, n)
-  span = 1 + -(-pairs.reach // tile)
-  span = min(span, -(-n // tile))
-  behind, ahead = (span - 1) * tile, -n % tile
-  keys = jnp.pad(
-    pairs.order, ((0, 0), (0, 0), (behind, ahead)), constant_values=-1
-  )
+  span = min(1 + -(-pairs.reach // tile), -(-n // tile))
+  behind = (span - 1) * tile
+  keys = _pad_tiles(pairs.order, behind, -n % tile, -1)
   at = jnp.arange(n, dtype=jnp.int32)
   places = _of_lanes(
     lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
@@ -96,7 +84,7 @@ def _lay_out_near(pairs, tile):
 
 def _lay_out_chosen(pairs, tile):
   b, h, n, num = pairs.blocks.shape
-  tile, size = min(tile, n), min(pairs.size, n)
+  size = min(pairs.size, n)
   num_blocks = -(-n // size)
   labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
   groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
@@ -111,55 +99,44 @@ def _lay_out_chosen(pairs, tile):
   )
 
 
-def pairs_of(part: Any) -> Near | Chosen:
-  """The set that a bound part takes its pairs from."""
-  while not isinstance(part, Near | Chosen):
-    part = part.left
-  return part
+def make_plan(part: Pattern, known: Mapping[Pattern, Tables]) -> contract.Plan:
+  """The plan of a bound part, on the `known` tables of the set it has."""
 
+  def find(part):
+    """(the set, the mask applied within its tiles)."""
+    if isinstance(part, Near | Chosen):
+      return part, part.within_tiles()
+    pairs, left = find(part.left)
+    return pairs, dataclasses.replace(part, left=left)
 
-def make_plan(part: Pattern, tables: Tables) -> Plan:
-  """The plan of a bound part, with the tables of its `pairs_of`."""
-  return Plan(condition(part), tables.queries.shape[-1], tables)
-
-
-def condition(part: Any) -> Pattern:
-  """The mask applied within the tiles that a part is run in."""
-  if isinstance(part, Near | Chosen):
-    return part.within_tiles()
-  return dataclasses.replace(part, left=condition(part.left))
+  pairs, condition = find(part)
+  tables = known[pairs]
+  return contract.Plan(condition, tables.queries.shape[-1], tables)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """Runs plans whose tables are found at run time: these, and those of `spans`.
-
-  The `steps` of their tables say how, which differs between CPUs and others.
-  """
+  """Runs plans whose tables are found at run time, here or in `spans`."""
 
   is_cpu: bool
 
   def forward(
-    self, plan: Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+    self,
+    plan: contract.Plan,
+    q_BLHK: jax.Array,
+    k_BLHK: jax.Array,
+    v_BLHE: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan."""
+    """See `contract.Executor`."""
     steps = plan.tables.steps(plan, self.is_cpu, q_BLHK.shape[:3])
-    arrays = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
-    out, lse = online_softmax.forward(steps, *arrays)
-    return steps.merge(out, lse[..., 0])
+    return online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
 
   def backward(
-    self, plan: Plan, queries: Queries, keys: Keys
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
-    """(dq, dk, dv) of the pairs of a plan, and the gradients of its spans."""
+    """See `contract.Executor`."""
     steps = plan.tables.steps(plan, self.is_cpu, queries.q.shape[:3])
-    dq, dk, dv, dspans = online_softmax.backward(
-      steps,
-      Queries(*steps.of_queries(*queries.with_columns())),
-      Keys(*steps.of_keys(*keys)),
-    )
-    grads = steps.from_queries(dq), *steps.from_keys(dk, dv)
-    return *grads, *jax.tree.leaves(dspans)
+    return online_softmax.backward(steps, queries, keys)
 
 
 def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
@@ -183,7 +160,8 @@ class _Steps(online_softmax.Steps):
     of_tile = self.tile * num_keys
     self.scores = num_tiles * of_tile  # per sequence and head
     limit = CPU_SCORES if is_cpu else SCORES
-    self.num, self.size = cut(num_tiles, number(b) * h * of_tile, limit)
+    scores = contract.number(b) * h * of_tile
+    self.num, self.size = cut(num_tiles, scores, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
@@ -191,35 +169,19 @@ class _Steps(online_softmax.Steps):
   def take(self, i, x):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
 
-  @abc.abstractmethod
-  def from_keys(self, *arrays):
-    """Undoes `of_keys`: [B, L, H, ...]."""
-
   def of_keys(self, *arrays):
-    """Arrays [B, L, H, ...] in the order of keys."""
     return _rows(self.at, *arrays)
 
-  def of_queries(self, *arrays):
-    return arrays
-
-  def from_queries(self, dq_BHVTK):
-    (dq_BLHK,) = _sum(self.tables.places, dq_BHVTK)
-    return dq_BLHK
+  def from_queries(self, *arrays):
+    return _sum(self.tables.places, *arrays)
 
   def merge(self, out_BHVTE, lse_BHVT):
     """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
     def of_head(out_VTE, lse_VT, places_LR):
-      out_PE, lse_P = out_VTE.reshape(-1, out_VTE.shape[-1]), lse_VT.ravel()
-      return online_softmax.merge(
-        *(
-          (
-            out_PE.at[places_L].get(mode="fill", fill_value=0),
-            lse_P.at[places_L].get(mode="fill", fill_value=-jnp.inf),
-          )
-          for places_L in places_LR.T
-        )
-      )
+      outs = _at_places(out_VTE, places_LR, 0)
+      lses = _at_places(lse_VT, places_LR, -jnp.inf)
+      return online_softmax.merge(*zip(outs, lses, strict=True))
 
     of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
     return of_lanes(out_BHVTE, lse_BHVT, self.tables.places)
@@ -284,32 +246,24 @@ class _Blocks(_Steps):
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
   def take(self, i, x_BHM):
-    return _of_lanes(
-      lambda x_M, at: x_M.at[at].get(mode="clip"),
-      x_BHM,
-      self._now(self.blocks, i),
-    )
+    at = self._now(self.blocks, i)
+    return _of_lanes(lambda x_M, at: x_M.at[at].get(mode="clip"), x_BHM, at)
 
   def add(self, i, j, x_BHM, new_BHAS):
     del j
-    at = self._now(self.blocks, i)
-    if not self.in_order:
+    at, is_unique = self._now(self.blocks, i), not self.in_order
+    if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
-    return _of_lanes(
-      lambda x_M, at, new: x_M.at[at].add(
-        new, mode="drop", unique_indices=not self.in_order
-      ),
-      x_BHM,
-      at,
-      new_BHAS,
-    )
+
+    def of_lane(x_M, at, new):
+      return x_M.at[at].add(new, mode="drop", unique_indices=is_unique)
+
+    return _of_lanes(of_lane, x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
-    """Each block once, with the sum over all its tiles in a step.
-
-    The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
-    tiles end up at the last one, and all others nowhere.
-    """
+    """Each block once, with the sum over all its tiles in a step."""
+    # The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
+    # tiles end up at the last one, and all others nowhere.
     length = 1
     while length < self.size:
       same = at[..., length:] == at[..., :-length]
@@ -322,11 +276,8 @@ class _Blocks(_Steps):
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
   def from_keys(self, *arrays):
-    def of_array(x_BHM):
-      b, h, m, s, width = x_BHM.shape
-      return x_BHM.reshape(b, h, m * s, width)[:, :, : self.n].swapaxes(1, 2)
-
-    return tuple(map(of_array, arrays))
+    rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
+    return tuple(x[:, :, : self.n].swapaxes(1, 2) for x in rows)
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
@@ -347,19 +298,20 @@ def _rows(at, *arrays):
     return x_L.at[at.clip(0)].get(mode="clip")
 
   of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
-  return apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
+  return contract.apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
 
 
 def _sum(places_BHLR, *arrays):
   """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
 
   def of_head(x_VTK, places_LR):
-    x_PK = x_VTK.reshape(-1, x_VTK.shape[-1])
-    parts = (
-      x_PK.at[places_L].get(mode="fill", fill_value=0)
-      for places_L in places_LR.T
-    )
-    return functools.reduce(jnp.add, parts)
+    return functools.reduce(jnp.add, _at_places(x_VTK, places_LR, 0))
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)
+  return contract.apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)
+
+
+def _at_places(x_VT, places_LR, fill):
+  """Rows at the first place of each position, at the second, ...; or `fill`."""
+  x_P = x_VT.reshape(-1, *x_VT.shape[2:])
+  return [x_P.at[p].get(mode="fill", fill_value=fill) for p in places_LR.T]

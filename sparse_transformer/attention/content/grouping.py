@@ -15,14 +15,11 @@ LIMIT = 2**31  # of numbers in 32 bits
 class Groups(NamedTuple):
   """Entries in the order of their labels, each label in separate tiles."""
 
-  # int32 [N, V, tile], the entries in each tile, in their own order; -1 where a
-  # tile has none.
+  # int32 [N, V, tile], the entries in each tile, in their own order, then -1.
   entries: jax.Array
-  # int32 [N, V], the label of each tile; `num` for tiles without entries, which
-  # come last.
+  # int32 [N, V], the label of each tile; `num` for the last, without entries.
   labels: jax.Array
-  # int32 [N, E], the place of each entry among the V * tile places; V * tile
-  # for entries that are left out.
+  # int32 [N, E], each entry's place of V * tile; V * tile if it is left out.
   slots: jax.Array
 
 
@@ -61,17 +58,14 @@ def _group_row(labels_E, *, num, tile):
   slots_E = jnp.arange(size, dtype=jnp.int32) - _at(first, sorted_E)
   slots_E = slots_E + _at(start, sorted_E) * tile
   slots_E = jnp.where(sorted_E < num, slots_E, num_tiles * tile)
-  slots_E = (
-    jnp.zeros_like(slots_E).at[order_E].set(slots_E, unique_indices=True)
-  )
+  nowhere = jnp.zeros_like(slots_E)
+  slots_E = nowhere.at[order_E].set(slots_E, unique_indices=True)
   return Groups(entries_VT, labels_V, slots_E)
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:
-  """The most tiles that `size` entries with `num` labels can fill.
-
-  They do when as many labels as possible have one entry more than full tiles.
-  """
+  """The most tiles that `size` entries with `num` labels can fill."""
+  # As many labels as possible have one entry more than full tiles.
   used = min(num, size)
   return used + (size - used) // tile
 

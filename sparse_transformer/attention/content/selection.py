@@ -20,19 +20,12 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import gathered, spans as spans_lib
-from sparse_transformer.attention.contract import (
-  SAVED_NAMES,
-  Case,
-  Heads,
-  Plans,
-  group_heads,
-  index_of,
-)
 from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
 from sparse_transformer.patterns.content import Content
 
-LABELS_NAME = SAVED_NAMES[-1]
+LABELS_NAME = contract.SAVED_NAMES[-1]
 
 Directions = Mapping[Pattern, jax.Array]
 
@@ -42,16 +35,15 @@ def labelled(pattern: Pattern) -> tuple[Content, ...]:
   return pattern.contents() if spans_lib.span_of(pattern) is None else ()
 
 
-def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, Heads]:
+def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, contract.Heads]:
   """The distinct patterns whose pairs follow from labels, with their heads."""
-  return group_heads([(p,) if labelled(p) else () for p in patterns])
+  return contract.group_heads([(p,) if labelled(p) else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
   """The static part of each head's pattern; () if no head has one."""
-  if all(pattern.split()[0] is None for pattern in patterns):
-    return ()
-  return tuple(pattern.static_part() for pattern in patterns)
+  has_static = any(pattern.split()[0] is not None for pattern in patterns)
+  return tuple(p.static_part() for p in patterns if has_static)
 
 
 def bind(
@@ -60,17 +52,13 @@ def bind(
   k_BLHK: jax.Array,
   directions: Directions,
 ) -> tuple[Any, ...]:
-  """Binds the content-based patterns to arrays.
-
-  Returns, for each pattern of `with_content`, in order, and each of its
-  `contents`, the sets whose union it is.
-  """
+  """The sets that make up the `contents` of each pattern of `with_content`."""
 
   def sets_of(content, heads):
-    q, k = (x[:, :, index_of(heads)] for x in (q_BLHK, k_BLHK))
+    q, k = (x[:, :, contract.index_of(heads)] for x in (q_BLHK, k_BLHK))
     given = directions.get(content)
     if given is not None and len(given) > 1:
-      given = given[index_of(heads)]
+      given = given[contract.index_of(heads)]
     found = labels(content, q, k, given)
     return content.sets(checkpoint_name(found, LABELS_NAME))
 
@@ -149,30 +137,29 @@ def plans(
   patterns: tuple[Pattern, ...],
   bound: tuple[Any, ...],
   tables: list[gathered.Tables],
-) -> Plans:
-  """The plans of the disjoint parts that follow from labels.
-
-  Their tables are from `lay_out`.
-  """
+) -> contract.Plans:
+  """The plans of the disjoint parts that follow from labels, on `lay_out`."""
   table_of = dict(zip(_sets(bound), tables, strict=True))
   items = zip(with_content(patterns).items(), bound, strict=True)
   return [
-    (gathered.make_plan(found, table_of[gathered.pairs_of(found)]), heads)
+    (gathered.make_plan(found, table_of), heads)
     for (pattern, heads), sets in items
     for part in pattern.split()[1]
     for found in part.bind(unions(pattern, sets)).parts()
   ]
 
 
-def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
-  """(executor, tile, number of scores) of the content-based parts.
+def count_scores(
+  pattern: Pattern, case: contract.Case
+) -> list[tuple[str, int, int]]:
+  """(executor, tile, scores per sequence and head) of content-based parts.
 
-  For one sequence and head. Shapes are known before run time, whatever the
-  content. Spans are not: the count for the longest ones is an upper bound.
+  Shapes are known before run time, whatever the content. Spans are not: the
+  count for the longest ones is an upper bound.
   """
   found = []
 
-  def count(q_BLHK, spans_H):
+  def count(q_BLHK):
     directions: Directions = {
       content: jnp.zeros((1, content.num_directions, case.qk_width))
       for content in labelled(pattern)
@@ -180,6 +167,8 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
     }
     bound = bind((pattern,), q_BLHK, q_BLHK, directions)
     tables, heads = lay_out(bound, case.tile), (pattern,) * case.num_heads
+    has_spans = spans_lib.any_span(heads)
+    spans_H = jnp.zeros(case.num_heads) if has_spans else None
     for plan, _ in (
       *plans((pattern,), bound, tables),
       *spans_lib.plans(heads, spans_H, case.length, case.tile),
@@ -189,11 +178,7 @@ def count_scores(pattern: Pattern, case: Case) -> list[tuple[str, int, int]]:
       found.append((steps.name, plan.tile, steps.scores))
 
   shape = 1, case.length, 1, case.qk_width
-  q_BLHK = jax.ShapeDtypeStruct(shape, jnp.float32)
-  has_spans = spans_lib.any_span((pattern,))
-  jax.eval_shape(
-    count, q_BLHK, jnp.zeros(case.num_heads) if has_spans else None
-  )
+  jax.eval_shape(count, jax.ShapeDtypeStruct(shape, jnp.float32))
   return found
 
 

@@ -3,9 +3,8 @@
 A step has some tiles of queries, each with the tile of keys that is `ago` tiles
 before its own. Steps go back from ago = 0 until no span reaches further. The
 spans, and so the number of steps, are known only at run time: one compiled
-program takes less time as spans shrink.
-
-Nothing here depends on timing: no two sums go to the same place in one step.
+program takes less time as spans shrink. No two sums go to the same place in one
+step: nothing depends on timing.
 
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions.
@@ -54,23 +53,18 @@ def of_heads(
   """
   if not any_span(patterns):
     return None
-
-  def of_head(head, span):
-    if span is None:
-      return jnp.zeros((), dtype)
-    given = jnp.asarray(directions[span], dtype)
-    return given[head if len(given) > 1 else 0]
-
-  return jnp.stack([of_head(*x) for x in enumerate(map(span_of, patterns))])
+  spans = []
+  for head, span in enumerate(map(span_of, patterns)):
+    given = jnp.zeros(1) if span is None else jnp.asarray(directions[span])
+    spans.append(given[head if len(given) > 1 else 0].astype(dtype))
+  return jnp.stack(spans)
 
 
 def weights_of(
   pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
 ) -> jax.Array:
-  """The weights of pairs within the support; `distance` is their q - k.
-
-  At the ends of the ramp, the derivative with respect to the span is 0.
-  """
+  """The weights of pairs within the support; `distance` is their q - k."""
+  # At the ends of the ramp, the derivative with respect to the span is 0.
   room = spans + pattern.ramp - distance
   first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
   return lax.clamp(first, room, last) / pattern.ramp
@@ -118,23 +112,18 @@ class Tables:
 def plans(
   patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
 ) -> contract.Plans:
-  """The plans of the parts with spans, each with its heads.
-
-  There are n positions; a tile of 0 is the default.
-  """
+  """The plans of the parts with spans; a tile of 0 is the default."""
   if spans_H is None:
     return []
-
-  def plan(part, heads):
+  parts = [() if span_of(p) is None else p.split()[1] for p in patterns]
+  found = []
+  for part, heads in contract.group_heads(parts).items():
     (span,) = part.contents()
     condition = None if part == span else part.support()
     tables = Tables(spans_H[contract.index_of(heads)], span)
-    return contract.Plan(condition, min(tile or TILE, n), tables)
-
-  by_part = contract.group_heads(
-    [() if span_of(p) is None else p.split()[1] for p in patterns]
-  )
-  return [(plan(part, heads), heads) for part, heads in by_part.items()]
+    plan = contract.Plan(condition, min(tile or TILE, n), tables)
+    found.append((plan, heads))
+  return found
 
 
 class _Walk(online_softmax.Steps):
@@ -181,9 +170,9 @@ class _Walk(online_softmax.Steps):
     weights = self._weights(self.spans, i, ago)
     return mask & (weights > 0), weights
 
-  def spans_gradient(self, i, ago, dweights):
+  def spans_gradient(self, i, ago, dm):
     _, transposed = jax.vjp(lambda x: self._weights(x, i, ago), self.spans)
-    return transposed(dweights.sum((0, 2), keepdims=True))[0]
+    return transposed(dm.sum((0, 2), keepdims=True))[0]
 
   def _weights(self, spans_H, i, ago):
     """The weights of pairs, [1, G, 1, T, S]."""
@@ -207,36 +196,33 @@ class _Walk(online_softmax.Steps):
   def of_keys(self, *arrays):
     return self.of_queries(*arrays, before=self.most)
 
-  def from_queries(self, x_BHVT):
-    b, h, _, _, *widths = x_BHVT.shape
-    return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
+  def from_queries(self, *arrays):
+    def of_array(x_BHVT):
+      b, h, _, _, *widths = x_BHVT.shape
+      return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
+
+    return tuple(map(of_array, arrays))
 
   def from_keys(self, *arrays):
-    return tuple(self.from_queries(x[:, :, self.most :]) for x in arrays)
-
-  def merge(self, *results):
-    return tuple(map(self.from_queries, results))
+    return self.from_queries(*(x[:, :, self.most :] for x in arrays))
 
   def queries(self, i, *arrays):
     return tuple(self._take(x, i, self._first(i)) for x in arrays)
 
   def keys(self, i, ago, *arrays):
-    return tuple(self._take(x, i, self._first_key(i, ago)) for x in arrays)
+    first = self.most + self._first(i) - ago
+    return tuple(self._take(x, i, first) for x in arrays)
 
   def put(self, i, x_BHVT, new):
-    return self._put(x_BHVT, new, i, self._first(i))
+    return self._put(x_BHVT, i, self._first(i), new)
 
   def add(self, i, ago, x_BHVT, new):
-    first = self._first_key(i, ago)
-    return self._put(x_BHVT, self._take(x_BHVT, i, first) + new, i, first)
+    (old,) = self.keys(i, ago, x_BHVT)
+    return self._put(x_BHVT, i, self.most + self._first(i) - ago, old + new)
 
   def _first(self, i):
     """The first tile of queries of a group."""
     return i % self.times * self.size
-
-  def _first_key(self, i, ago):
-    """The first tile of keys of a step, among those with `most` before them."""
-    return self.most + self._first(i) - ago
 
   def _of_group(self, x_H, i):
     return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
@@ -247,12 +233,15 @@ class _Walk(online_softmax.Steps):
 
   def _take(self, x_BHVT, i, first):
     b, _, _, *rest = x_BHVT.shape
+    starts = self._starts(i, first, x_BHVT.ndim)
     sizes = b, self.heads, self.size, *rest
-    return lax.dynamic_slice(x_BHVT, self._starts(x_BHVT, i, first), sizes)
+    return lax.dynamic_slice(x_BHVT, starts, sizes)
 
-  def _put(self, x_BHVT, new, i, first):
-    return lax.dynamic_update_slice(x_BHVT, new, self._starts(x_BHVT, i, first))
+  def _put(self, x_BHVT, i, first, new):
+    starts = self._starts(i, first, x_BHVT.ndim)
+    return lax.dynamic_update_slice(x_BHVT, new, starts)
 
-  def _starts(self, x_BHVT, i, first):
-    starts = 0, self._head(i), first, *[0] * (x_BHVT.ndim - 3)
+  def _starts(self, i, first, ndim):
+    """Where a group's tiles from the `first` on start, on all axes."""
+    starts = 0, self._head(i), first, *[0] * (ndim - 3)
     return [*map(jnp.int32, starts)]

@@ -9,7 +9,6 @@ positions are split over.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.contract import Axes
 
 MAX_ROUNDS = 8  # permutations, one after another
 MAX_SLICES = 4  # joined instead of gathering their rows
@@ -59,16 +57,13 @@ class Route:
 def find_route(positions: np.ndarray, own: int) -> Route:
   """The `Route` by which a device receives the fewest positions.
 
-  Args:
-    positions: see `Route`; no position occurs twice on a device.
-    own: positions that each device holds.
+  The arguments are those of a `Route`; no position occurs twice on a device.
   """
   num_devices = len(positions)
   read = np.where(positions < 0, -1, positions % own).astype(np.int32)
   holders = np.where(positions < 0, -1, positions // own)
-  device, place = np.nonzero(
-    (holders >= 0) & (holders != np.arange(num_devices)[:, None])
-  )
+  is_away = holders != np.arange(num_devices)[:, None]
+  device, place = np.nonzero((holders >= 0) & is_away)
   holder = holders[device, place]
   counts = np.zeros((num_devices, num_devices), int)
   np.add.at(counts, (holder, device), 1)
@@ -129,17 +124,13 @@ def _alike(read):
   """
   common = read.max(0)
   places = common[common >= 0]
-  if len(np.unique(places)) < len(places):
-    return read
   is_alike = ((read < 0) | (read == common)).all()
+  is_alike &= len(np.unique(places)) == len(places)
   return np.broadcast_to(common, read.shape) if is_alike else read
 
 
-def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
-  """The row of a device, from a table [devices, ...].
-
-  It is a constant if it is the same for all devices.
-  """
+def of_device(table: np.ndarray, axes: contract.Axes) -> contract.Table:
+  """A device's row of a table [devices, ...]; a constant if all are equal."""
   if (table == table[:1]).all():
     return table[0]
   return jnp.asarray(table)[lax.axis_index(axes)]
@@ -149,7 +140,7 @@ def of_device(table: np.ndarray, axes: Axes) -> contract.Table:
 class Exchange(contract.Arrangement):
   """An order of positions, each of which some device holds."""
 
-  axes: Axes
+  axes: contract.Axes
   route: Route
 
   @property
@@ -159,7 +150,7 @@ class Exchange(contract.Arrangement):
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
-      came = _as_one(self._send, [_take(x, at) for x in arrays])
+      came = contract.apply_at_once(self._send, [_take(x, at) for x in arrays])
       arrays = tuple(map(_join, arrays, came))
     # What is at a missing place is masked, so that any rows may be there.
     read = of_device(_alike(self.route.read), self.axes)
@@ -174,7 +165,7 @@ class Exchange(contract.Arrangement):
     if not route.sizes:
       return tuple(totals)
     send_back = functools.partial(self._send, is_back=True)
-    came = _as_one(send_back, [x[:, own:] for x in held])
+    came = contract.apply_at_once(send_back, [x[:, own:] for x in held])
     # One message after another: a row that several have read is then added in
     # the same order each time, and never twice in one operation.
     ends = np.cumsum(route.sizes)
@@ -203,7 +194,7 @@ class Exchange(contract.Arrangement):
 class OverHeads(contract.Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
-  axes: Axes
+  axes: contract.Axes
   order: Any  # an `Arrangement` on one device
 
   @property
@@ -218,24 +209,19 @@ class OverHeads(contract.Arrangement):
     return to_positions(self.axes, *self.order.restore(*arrays))
 
 
-def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def to_heads(axes: contract.Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """All positions of a device's heads, from its positions of all heads."""
-  return _as_one(lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays)
+  return contract.apply_at_once(
+    lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays
+  )
 
 
-def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """Undoes `to_heads`."""
-  return _as_one(lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays)
-
-
-def _as_one(
-  send: Callable, arrays: Sequence[jax.Array]
+def to_positions(
+  axes: contract.Axes, *arrays: jax.Array
 ) -> tuple[jax.Array, ...]:
-  """Sends arrays [B, L, H, ...], those of one dtype in one message."""
-  rows = [x.reshape(*x.shape[:3], -1) for x in arrays]
-  return tuple(
-    new.reshape(*new.shape[:3], *x.shape[3:])
-    for x, new in zip(arrays, contract.apply_at_once(send, rows), strict=True)
+  """Undoes `to_heads`."""
+  return contract.apply_at_once(
+    lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays
   )
 
 
@@ -258,10 +244,9 @@ def _take(x_BL, at):
 
 def _slice(x_BL, at):
   """Consecutive rows of x, or as many zeros."""
-  if at[0] == x_BL.shape[1]:
-    shape = x_BL.shape[0], len(at), *x_BL.shape[2:]
-    return jnp.zeros_like(x_BL, shape=shape)
-  return x_BL[:, at[0] : at[-1] + 1]
+  if at[0] < x_BL.shape[1]:
+    return x_BL[:, at[0] : at[-1] + 1]
+  return jnp.zeros_like(x_BL, shape=(len(x_BL), len(at), *x_BL.shape[2:]))
 
 
 def _inverse(read, num_held):

@@ -49,10 +49,12 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
     return several + [()] * (3 - len(several))
 
   if spec is None:
-    spec = jax.typeof(q_BLHK).sharding.spec[:3]
-    sequences, positions, heads = entries_of(spec)
-    sequences = _add_axes(sequences, mesh, q_BLHK.shape[0])
-    return Split(sequences, positions, heads)
+    sequences, *others = entries_of(jax.typeof(q_BLHK).sharding.spec[:3])
+    for axis in mesh.auto_axes:  # those that divide the batch
+      size = _size(mesh, (*sequences, axis))
+      if mesh.shape[axis] > 1 and q_BLHK.shape[0] % size == 0:
+        sequences = (*sequences, axis)
+    return Split(sequences, *others)
   is_spec = isinstance(spec, PartitionSpec | tuple) and len(spec) <= 3
   if not is_spec or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
     raise ValueError(
@@ -65,16 +67,13 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   rest = [tuple(a for a in axes if a not in manual) for axes in entries]
   if within and rest[1]:
     raise ValueError(f"{spec=}: only some axes of positions are manual")
-  for size, axes, name in zip(
-    q_BLHK.shape, rest, ("sequences", "positions", "heads"), strict=False
-  ):
+  for size, axes, name in zip(q_BLHK.shape, rest, Split._fields, strict=False):
     if size % _size(mesh, axes):
       raise ValueError(
         f"{size} {name} cannot be split over {_size(mesh, axes)} devices"
         f" ({', '.join(axes)}); they must be a multiple"
       )
-  sequences, positions, heads = rest
-  return Split(sequences, positions, heads, within)
+  return Split(*rest)._replace(within=within)
 
 
 def mesh_of(x: jax.Array) -> Any:
@@ -92,18 +91,16 @@ def on_any_mesh(
   attention: Callable[..., Results],
   split: Split,
   arrays: Sequence[jax.Array],
-  tables: Any = (),
-  specs: Any = (),
+  tables: Any,
+  specs: Any,
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
     attention: a function (*arrays, tables), of what a device has, to its
       results, which on explicit axes are split as the first array is.
-    split: how arrays are split.
-    arrays: [B, L, H, ...].
-    tables: a pytree of other arrays.
-    specs: their specs; a prefix of the pytree.
+    split, arrays: arrays [B, L, H, ...], and how they are split.
+    tables, specs: a pytree of other arrays, and of their specs, its prefix.
   """
   mesh = mesh_of(arrays[0])
   free = {*mesh.auto_axes, *mesh.explicit_axes}
@@ -152,12 +149,10 @@ def _reshard(mesh, inputs, specs):
 
 
 def _varying_alike(inputs: Any) -> Any:
-  """Makes all arrays vary over the mesh axes that any of them varies over.
+  """Makes all arrays vary over the mesh axes that any of them varies over."""
 
-  Within `jax.shard_map`, the carry of a loop must vary over all axes of what
-  is added to it, and a gradient over those of its input.
-  """
-
+  # Within `jax.shard_map`, the carry of a loop must vary over all axes of what
+  # is added to it, and a gradient over those of its input.
   def axes(x):
     return jax.typeof(x).manual_axis_type.varying
 
@@ -174,12 +169,3 @@ def _axes(entry):
 
 def _size(mesh, axes):
   return math.prod(mesh.shape[axis] for axis in axes)
-
-
-def _add_axes(axes, mesh, batch):
-  """Adds the automatic axes that divide the batch."""
-  for axis in mesh.auto_axes:
-    size = _size(mesh, (*axes, axis))
-    if mesh.shape[axis] > 1 and batch % size == 0:
-      axes = (*axes, axis)
-  return axes

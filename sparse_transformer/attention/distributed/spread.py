@@ -18,23 +18,10 @@ import jax
 import numpy as np
 from jax import lax
 
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.content.selection import Directions
-from sparse_transformer.attention.contract import (
-  Axes,
-  Case,
-  Executor,
-  Heads,
-  Plan,
-  Plans,
-  heads_of_parts,
-)
-from sparse_transformer.attention.distributed.exchange import (
-  Exchange,
-  OverHeads,
-  Route,
-  find_route,
-  of_device,
-)
+from sparse_transformer.attention.distributed import exchange
+from sparse_transformer.attention.distributed.exchange import Exchange, Route
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -53,8 +40,7 @@ class Shares:
   # "zigzag", one from each end; or "heads": all, of its heads.
   dealing: str
   tile: int  # positions on a side of a tile
-  # The places of each device, and how they are filled; None if devices exchange
-  # heads for positions.
+  # The places of each device, and how they are filled; None for "heads".
   queries: Route | None = None
   keys: Route | None = None
   # The tiles of each device, by its places.
@@ -107,22 +93,17 @@ def share(
   place = np.argsort(dealt, axis=None)[layout.rows]
   device, rows = np.divmod(place, dealt.shape[1])
   places = _positions(layout.query_order, dealt, tile)
-  queries = find_route(places.reshape(num_devices, -1), own)
+  queries = exchange.find_route(places.reshape(num_devices, -1), own)
   places, cols = _keys(part, layout, device, num_devices, own)
-  keys = find_route(places, own)
+  keys = exchange.find_route(places, own)
   order = np.lexsort((rows, device))
   ends = np.searchsorted(device[order], range(1, num_devices))
+  by_tile = rows, cols, layout.pairs, layout.full
   layouts = (
-    dataclasses.replace(
-      layout,
-      query_order=queries.positions[d],
-      key_order=keys.positions[d],
-      rows=rows[here],
-      cols=cols[here],
-      pairs=layout.pairs[here],
-      full=layout.full[here],
+    Layout(tile, *orders, *(x[here] for x in by_tile))
+    for *orders, here in zip(
+      queries.positions, keys.positions, np.split(order, ends), strict=True
     )
-    for d, here in enumerate(np.split(order, ends))
   )
   return Shares(dealing, tile, queries, keys, tuple(layouts))
 
@@ -135,10 +116,7 @@ def _positions(order, tiles, tile):
 
 
 def _deal(num_rows, num_devices, dealing):
-  """The tiles of queries of each device, ascending: [devices, tiles].
-
-  Some may not exist.
-  """
+  """The tiles of queries of devices, [devices, tiles]; some do not exist."""
   size = -(-num_rows // num_devices)
   if dealing == "slices":
     return np.arange(num_devices * size).reshape(num_devices, size)
@@ -149,9 +127,8 @@ def _deal(num_rows, num_devices, dealing):
   last = num_devices * size - 1 - ends[:, ::-1]
   middle = num_devices * half + np.arange(num_devices * (size - 2 * half))
   dealt = np.concatenate([ends, middle.reshape(num_devices, -1), last], axis=1)
-  return dealt[
-    np.argsort(np.where(pair % 2, num_devices - 1 - pair // 2, pair // 2))
-  ]
+  device = np.where(pair % 2, num_devices - 1 - pair // 2, pair // 2)
+  return dealt[np.argsort(device)]
 
 
 def _keys(part, layout, device, num_devices, own):
@@ -162,9 +139,8 @@ def _keys(part, layout, device, num_devices, own):
   """
   n, tile = len(layout.key_order), layout.tile
   num_cols = -(-n // tile)
-  columns, number = np.unique(
-    device * num_cols + layout.cols, return_inverse=True
-  )
+  columns = device * num_cols + layout.cols
+  columns, number = np.unique(columns, return_inverse=True)
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
   is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
@@ -186,7 +162,9 @@ def _keys(part, layout, device, num_devices, own):
   return places.reshape(num_devices, -1), place[number]
 
 
-def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
+def tile_of(
+  executor: contract.Executor, part: Pattern, case: contract.Case, own: int
+) -> int:
   """The tile of a part, if each device has `own` positions.
 
   A divisor of `own`, if there is a large one, so that no tile has positions of
@@ -200,27 +178,26 @@ def tile_of(executor: Executor, part: Pattern, case: Case, own: int) -> int:
 
 
 def decide(
-  executor: Executor,
+  executor: contract.Executor,
   patterns: tuple[Pattern, ...],
-  case: Case,
+  case: contract.Case,
   num_devices: int,
-) -> Iterator[tuple[Pattern, Heads, int, Shares]]:
+) -> Iterator[tuple[Pattern, contract.Heads, int, Shares]]:
   """The sharing of parts: (part, heads, how many, shares)."""
   n = case.length
-  for part, heads in heads_of_parts(patterns, n):
+  for part, heads in contract.heads_of_parts(patterns, n):
     count = len(patterns) if heads is None else len(heads)
     size = tile_of(executor, part, case, n // num_devices)
     yield part, heads, count, choose(part, n, size, num_devices, count)
 
 
 def plans(
-  executor: Executor, patterns: tuple[Pattern, ...], case: Case, axes: Axes
-) -> Plans:
-  """`Executor.plans` of a device, for a case with the device's own length.
-
-  Raises:
-    ValueError: the executor cannot run if positions are split.
-  """
+  executor: contract.Executor,
+  patterns: tuple[Pattern, ...],
+  case: contract.Case,
+  axes: contract.Axes,
+) -> contract.Plans:
+  """`Executor.plans` of a device, for a case with the device's own length."""
   num_devices = lax.axis_size(axes)
   if not hasattr(executor, "shares"):
     raise ValueError(
@@ -228,36 +205,29 @@ def plans(
       " has no method `shares`; use another backend"
     )
   case = dataclasses.replace(case, length=case.length * num_devices)
-  found = []
-  decided = decide(executor, patterns, case, num_devices)
-  for part, heads, count, shares in decided:
+  found: list[tuple[contract.Plan, contract.Heads]] = []
+  shared = decide(executor, patterns, case, num_devices)
+  for part, heads, count, shares in shared:
     if shares.queries is None or shares.keys is None:
       few = count // num_devices
       few_case = dataclasses.replace(case, num_heads=few)
       for plan, _ in executor.plans((part,) * few, few_case):
-        plan = dataclasses.replace(
-          plan,
-          queries=OverHeads(axes, plan.queries),
-          keys=OverHeads(axes, plan.keys),
-        )
+        sides = (exchange.OverHeads(axes, x) for x in (plan.queries, plan.keys))
+        plan = contract.Plan(plan.pattern, plan.tile, plan.tables, *sides)
         found.append((plan, heads))
     else:
       key: Any = executor, part, shares, count
-      tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
-      queries, keys = (Exchange(axes, x) for x in (shares.queries, shares.keys))
-      plan = Plan(part, shares.tile, tables, queries, keys)
-      found.append((plan, heads))
+      of_device = functools.partial(exchange.of_device, axes=axes)
+      tables = jax.tree.map(of_device, _tables(*key))
+      routes = (Exchange(axes, x) for x in (shares.queries, shares.keys))
+      found.append((contract.Plan(part, shares.tile, tables, *routes), heads))
   return found
 
 
 def of_own_heads(
-  patterns: tuple[Pattern, ...], directions: Directions, axes: Axes
+  patterns: tuple[Pattern, ...], directions: Directions, axes: contract.Axes
 ) -> tuple[tuple[Pattern, ...], Directions]:
-  """The patterns and directions of a device's heads, if it has all positions.
-
-  Raises:
-    ValueError: heads cannot be split so that devices have the same patterns.
-  """
+  """Patterns and directions of a device's heads, if it has all positions."""
   num_devices = lax.axis_size(axes)
   few = len(patterns) // num_devices
   if patterns[:few] * num_devices != patterns:

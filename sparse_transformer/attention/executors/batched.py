@@ -15,7 +15,7 @@ dk and dv.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +43,12 @@ NOWHERE = np.iinfo(np.int32).max  # out of bounds: read as a fill value
 
 
 class Loop(NamedTuple):
-  """Lists of similar length, one in each lane of each step."""
+  """Lists of similar length, one in each lane of each step: int32."""
 
-  groups: contract.Table  # int32 [steps, lanes], the group of heads of the list
-  # int32 [steps, lanes], the tile of this side whose list it is.
-  tiles: contract.Table
-  others: contract.Table  # int32 [steps, lanes, span], the tiles in the list
-  masks: contract.Table  # int32 [steps, lanes, span], the mask of each of them
+  groups: contract.Table  # [steps, lanes], the group of heads of the list
+  tiles: contract.Table  # [steps, lanes], the tile of this side it belongs to
+  others: contract.Table  # [steps, lanes, span], the tiles in the list
+  masks: contract.Table  # [steps, lanes, span], the mask of each of them
 
 
 class Sweep(NamedTuple):
@@ -65,14 +64,11 @@ class Sweep(NamedTuple):
 
 
 class Tables(NamedTuple):
-  """The tables of a plan."""
+  """The tables of a plan: int32."""
 
-  # int32 [groups, members], groups of heads with the same pattern.
-  heads: contract.Table
-  # int32 [2, H], the group and the member that each head is.
-  places: contract.Table
-  # int32 [tiles, tile], see `worklists.Work`.
-  queries: contract.Table
+  heads: contract.Table  # [groups, members], of heads with the same pattern
+  places: contract.Table  # [2, H], the group and the member that each head is
+  queries: contract.Table  # [tiles, tile], see `worklists.Work`
   keys: contract.Table
   by_query: Sweep  # the lists of queries
   by_key: Sweep  # the lists of keys
@@ -169,11 +165,9 @@ def _sweep_of(lists, positions, items, cuts, room):
 
 
 def _cut(counts, room):
-  """Decides which lists run together: (first, last) of each loop.
-
-  Lists, longest first, are padded to the longest of their loop. The cheapest
-  cuts are found by dynamic programming, over lengths that differ by a twelfth.
-  """
+  """Decides which lists, longest first, run together: (first, last)."""
+  # They are padded to the longest of their loop. The cheapest cuts are found by
+  # dynamic programming, over lengths that differ by a twelfth.
   starts = np.flatnonzero(np.diff(np.ceil(8 * np.log2(counts)), prepend=-1))
   ends = np.append(starts[1:], len(counts))
   # The least cost of the lists from each start on, and where the loop ends.
@@ -208,8 +202,7 @@ def _loop(lists, items, size, span, room):
   masks = np.where(is_real, masks, every + 1)
 
   def table(values, idle):
-    shape = num_steps * num_lanes, *values.shape[1:]
-    padded = np.full(shape, idle, np.int32)
+    padded = np.full((num_steps * num_lanes, *values.shape[1:]), idle, np.int32)
     padded[: len(values)] = values
     return padded.reshape(num_steps, num_lanes, *values.shape[1:])
 
@@ -224,7 +217,7 @@ def _loop(lists, items, size, span, room):
 def forward(
   plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of a plan."""
+  """See `contract.Executor`."""
   tables = plan.tables
 
   def process(query, key, pairs):
@@ -247,8 +240,8 @@ def forward(
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
+) -> tuple[jax.Array, ...]:
+  """See `contract.Executor`."""
   tables = plan.tables
   of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
 
@@ -272,9 +265,9 @@ def backward(
   k, e = (x.shape[-1] for x in keys)
   (dq,) = _run(tables, tables.by_query, of_queries, of_keys, (k,), of_query)
   dk_dv = _run(tables, tables.by_key, of_keys, of_queries, (k, e), of_key)
-  return _slots(tables, tables.by_query, dq, 0).sum(0), *(
-    _slots(tables, tables.by_key, x, 0).sum(0) for x in dk_dv
-  )
+  sweeps = tables.by_query, tables.by_key, tables.by_key
+  found = zip(sweeps, (dq, *dk_dv), strict=True)
+  return tuple(_slots(tables, *x, 0).sum(0) for x in found)
 
 
 # Positions in tiles, and arrays.
@@ -361,12 +354,10 @@ def _slots(tables, sweep, x, fill):
   rows_SLG = jnp.asarray(sweep.rows)
 
   def of_slot(rows_LG):
-    if len(tables.heads) == 1:
-      index = rows_LG[:, 0], slice(None)
-    else:
+    index: tuple[Any, ...] = rows_LG[:, 0], slice(None)
+    if len(tables.heads) > 1:
       group_H, member_H = jnp.asarray(tables.places)
-      # A different kind of index than above; mypy keeps the first type.
-      index = rows_LG[:, group_H], member_H[None]  # type: ignore[assignment]
+      index = rows_LG[:, group_H], member_H[None]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])

@@ -48,11 +48,9 @@ def attend(
       lax.all_gather(x, axes, axis=1, tiled=True)
       for x in (q_BLHK, k_BMHK, v_BMHE)
     )
-    out_BLHE, lse_BLH = attend(q_BLHK, k_BMHK, v_BMHE, patterns, directions)
-    return (
-      lax.dynamic_slice_in_dim(out_BLHE, first, own, 1),
-      lax.dynamic_slice_in_dim(lse_BLH, first, own, 1),
-    )
+    results = attend(q_BLHK, k_BMHK, v_BMHE, patterns, directions)
+    out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
+    return out, lse
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   mask_BHLM = selection.realize(patterns, q_BLHK, k_BMHK, directions)
   q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)

@@ -11,7 +11,6 @@ from typing import Any
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import mosaic_tables, worklists
-from sparse_transformer.attention.executors.fused import Fused
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 TILES = 128, 256, 512  # positions; with 1,024, VMEM may not suffice
@@ -25,7 +24,7 @@ MOST_STEPS = 2**16
 STEP, PAIR = 3 * 0.35e-6, 12e-12
 
 
-class Mosaic(Fused):
+class Mosaic(worklists.Fused):
   """Runs all heads and parts in one launch on TPUs."""
 
   def unsupported(self, case: contract.Case) -> str | None:

@@ -19,14 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sparse_transformer.attention.contract import Keys, Queries
-from sparse_transformer.attention.executors.mosaic_tables import (
-  FIRST,
-  FULL,
-  LAST,
-  PARTIAL,
-  SHIFT,
-  Tables,
-)
+from sparse_transformer.attention.executors import mosaic_tables
 
 LOG2_E = math.log2(math.e)
 ITEMS, OTHERS, CODES = range(3)  # tables of `mosaic_tables.Steps`
@@ -56,20 +49,15 @@ def _unpack(words):
 
 
 def _step(codes, masks, start, body, finish):
-  """Runs one step of the grid.
+  """Runs a step: `start` and `finish` in the first and last of an item.
 
-  Args:
-    codes: see `mosaic_tables.Steps`.
-    masks: bits of a partial tile.
-    start: called in the first step of an item.
-    body: called with the pairs [keys, queries] of a tile, None for all.
-    finish: called in the last step of an item.
+  body(pairs) gets the pairs [keys, queries] of a tile, None for all.
   """
   code = codes[pl.program_id(1)]
-  pl.when(code & FIRST != 0)(start)
-  pl.when(code & PARTIAL != 0)(lambda: body(_unpack(masks)))
-  pl.when(code & FULL != 0)(lambda: body(None))
-  pl.when(code & LAST != 0)(finish)
+  pl.when(code & mosaic_tables.FIRST != 0)(start)
+  pl.when(code & mosaic_tables.PARTIAL != 0)(lambda: body(_unpack(masks)))
+  pl.when(code & mosaic_tables.FULL != 0)(lambda: body(None))
+  pl.when(code & mosaic_tables.LAST != 0)(finish)
 
 
 def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
@@ -151,7 +139,7 @@ def _backward_of_keys(
 
 
 def forward(
-  tables: Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
+  tables: mosaic_tables.Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """See `triton_kernels.forward`; `tables` say which pairs."""
   tile, width = tables.queries.tile, keys.v.shape[-1]
@@ -169,11 +157,11 @@ def forward(
 
 
 def backward(
-  tables: Tables, queries: Queries, keys: Keys, interpret: bool
+  tables: mosaic_tables.Tables, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
   tile = tables.queries.tile
-  of_queries = [tables.queries.take(x) for x in queries.with_columns()]
+  of_queries = [tables.queries.take(x) for x in queries]
   of_keys = [tables.keys.take(x) for x in keys]
   of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (queries.q, *keys))
   (dq,) = _launch(
@@ -200,31 +188,22 @@ def backward(
 
 
 def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
-  """Runs a kernel.
+  """[slots, B, L, H, K] of a kernel, in float32 if there are several slots.
 
-  Args:
-    kernel: one of this module.
-    launch: its work.
-    mine: the side of the items, and the arrays that are read on it: blocks
-      [B, blocks, K, tile].
-    others: the arrays that are read on the other side.
-    masks: see `mosaic_tables.Tables`.
-    outs: width and dtype of each result.
-    scratch: shapes of accumulators.
-    interpret: see `forward`.
-
-  Returns:
-    The results [slots, B, L, H, K], in float32 if there are several slots.
+  `mine` is the side of the items, and the blocks [B, blocks, K, tile] that are
+  read on it; `others` are those of the other side. `outs` has the width and the
+  dtype of each result, `scratch` the shapes of accumulators.
   """
+
+  def mask(b, step, *tables):
+    return tables[CODES][step] >> mosaic_tables.SHIFT, 0, 0
+
   side, of_mine = mine
   arrays, masks = [*of_mine, *others], jnp.asarray(masks)
   in_specs = [
     *(_blocks(x, ITEMS) for x in of_mine),
     *(_blocks(x, OTHERS) for x in others),
-    pl.BlockSpec(
-      (None, *masks.shape[1:]),
-      lambda b, step, *tables: (tables[CODES][step] >> SHIFT, 0, 0),
-    ),
+    pl.BlockSpec((None, *masks.shape[1:]), mask),
   ]
   pieces = []
   for steps in launch.steps:

@@ -10,18 +10,14 @@ step processes is in tables in scalar memory.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.contract import (
-  STATIC,
-  Order,
-  Table,
-  make_order,
-)
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.worklists import Lists
 from sparse_transformer.patterns import Layout, Pattern
@@ -36,9 +32,9 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 class Group:
   """Heads that are cut in the same order."""
 
-  order: Order  # as many places as its tiles have
+  order: contract.Order  # as many places as its tiles have
   # The heads, ascending.
-  heads: tuple[int, ...] = dataclasses.field(metadata=STATIC)
+  heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)
 
   @property
   def num_places(self) -> int:
@@ -56,7 +52,7 @@ class Side:
   """
 
   groups: tuple[Group, ...]  # a group for each order
-  tile: int = dataclasses.field(metadata=STATIC)  # positions in a tile
+  tile: int = dataclasses.field(metadata=contract.STATIC)  # positions in a tile
 
   @property
   def num_blocks(self) -> int:
@@ -64,8 +60,12 @@ class Side:
     return sum(group.num_places for group in self.groups) // self.tile
 
   def take(self, x_BLHK: jax.Array) -> jax.Array:
-    """Blocks [B, blocks, K, tile], with finite values of x for padding."""
-    batch, n, num_heads, width = x_BLHK.shape
+    """Blocks [B, blocks, K, tile], with finite values of x for padding.
+
+    K is 1 for x_BLH.
+    """
+    batch, n, num_heads, *widths = x_BLHK.shape
+    width = math.prod(widths)
     found = []
     for group in self.groups:
       x_BLhK = x_BLHK
@@ -80,11 +80,9 @@ class Side:
     return jnp.concatenate(found, 1)
 
   def restore(self, blocks: jax.Array, chosen: tuple[int, ...]) -> jax.Array:
-    """[B, n, H, K] from blocks [B, blocks, K, tile].
+    """[B, n, H, K] from blocks [B, blocks, K, tile], numbered as in `take`.
 
-    Args:
-      blocks: numbered as those of `take`.
-      chosen: for each head, the group whose blocks are its result; -1 for none.
+    `chosen` is the group of each head whose blocks are its result, -1 for none.
     """
     batch, _, width, tile = blocks.shape
     columns, first = {}, 0
@@ -112,12 +110,12 @@ class Side:
 class Steps:
   """The steps of a grid."""
 
-  items: Table  # int32 [steps], the block of the item; ascending
-  others: Table  # int32 [steps], the block of the other side
-  codes: Table  # int32 [steps], see `FIRST`
+  items: contract.Table  # int32 [steps], the block of the item; ascending
+  others: contract.Table  # int32 [steps], the block of the other side
+  codes: contract.Table  # int32 [steps], see `FIRST`
   # The blocks that items of these steps may have.
-  first: int = dataclasses.field(metadata=STATIC)
-  num_blocks: int = dataclasses.field(metadata=STATIC)
+  first: int = dataclasses.field(metadata=contract.STATIC)
+  num_blocks: int = dataclasses.field(metadata=contract.STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -127,9 +125,11 @@ class Launch:
 
   # The steps of one grid; of several, if there are too many for one.
   steps: tuple[Steps, ...]
-  written: Table  # see `worklists.Lists`
+  written: contract.Table  # see `worklists.Lists`
   # For each slot, the group of each head, -1 for none.
-  groups: tuple[tuple[int, ...], ...] = dataclasses.field(metadata=STATIC)
+  groups: tuple[tuple[int, ...], ...] = dataclasses.field(
+    metadata=contract.STATIC
+  )
 
 
 @jax.tree_util.register_dataclass
@@ -142,7 +142,7 @@ class Tables:
   keys: Side
   # int32 [masks, tile // 32, tile], the pairs of partial tiles: a column for
   # each query, a bit for each key.
-  masks: Table
+  masks: contract.Table
   by_query: Launch  # its items are tiles of queries
   by_key: Launch  # its items are tiles of keys
 
@@ -178,10 +178,9 @@ def make_shares(
 
 def _tables_of(works, queries, keys, most_steps):
   """Tables of the same shapes, for works with the same blocks and masks."""
-  by_query = _make_launches(
-    [w.by_query for w in works], queries, keys, most_steps
-  )
-  by_key = _make_launches([w.by_key for w in works], keys, queries, most_steps)
+  of_queries, of_keys = [w.by_query for w in works], [w.by_key for w in works]
+  by_query = _make_launches(of_queries, queries, keys, most_steps)
+  by_key = _make_launches(of_keys, keys, queries, most_steps)
   # Bits over keys, for both launches.
   masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
   return [
@@ -191,11 +190,9 @@ def _tables_of(works, queries, keys, most_steps):
 
 
 def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The steps of a list, in the order of its items.
+  """(item, place of its tile in `others`, whether there is one) of each step.
 
-  Returns:
-    For each step the item, the place of its tile in `others`, and whether there
-    is one: an item without tiles also has a step.
+  An item without tiles also has a step.
   """
   items = np.asarray(lists.items)
   size = items[:, 4] - items[:, 2]
@@ -207,10 +204,7 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
-  """The tiles of one side that each head needs: bool [heads, tiles].
-
-  The items of `mine` are tiles of this side, those of `theirs` of the other.
-  """
+  """The tiles of the side of `mine` that heads need: bool [heads, tiles]."""
   uses = np.zeros((mine.written.shape[2], num_tiles), bool)
   uses[mine.items[:, 0], mine.items[:, 1]] = True
   item, at, exists = _spread(theirs)
@@ -241,11 +235,10 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
       continue
     distinct, count = np.unique(heads), tiles.max() + 1
     groups[of_order] = len(found)
-    order = make_order(positions[of_order].ravel()[:n], count * tile)
+    order = contract.make_order(positions[of_order].ravel()[:n], count * tile)
     found.append(Group(order, tuple(distinct.tolist())))
-    blocks[distinct, of_order] = (
-      first + np.arange(len(distinct))[:, None] * count + np.arange(per_order)
-    )
+    starts = first + np.arange(len(distinct))[:, None] * count
+    blocks[distinct, of_order] = starts + np.arange(per_order)
     first += len(distinct) * count
   return _Numbered(Side(tuple(found), tile), blocks, groups)
 
@@ -256,17 +249,14 @@ def _make_launches(
   """The work of one kernel, whose items are tiles of `mine`, by each list."""
   steps = [_steps_of(x, mine, others) for x in lists]
   cut = _cut(steps, mine.side.num_blocks, most_steps)
-  return [
-    Launch(pieces, x.written, _groups_of_slots(x, mine))
-    for x, pieces in zip(lists, cut, strict=True)
-  ]
-
-
-def _groups_of_slots(lists, mine):
-  head, tile, _, _, _, slot = np.asarray(lists.items).T
-  groups = np.full((len(lists.written), lists.written.shape[2]), -1)
-  groups[slot, head] = mine.groups[tile]
-  return tuple(map(tuple, groups.tolist()))
+  launches = []
+  for x, pieces in zip(lists, cut, strict=True):
+    head, tile, _, _, _, slot = np.asarray(x.items).T
+    groups = np.full((len(x.written), x.written.shape[2]), -1)
+    groups[slot, head] = mine.groups[tile]
+    chosen = tuple(map(tuple, groups.tolist()))
+    launches.append(Launch(pieces, x.written, chosen))
+  return launches
 
 
 def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
@@ -288,10 +278,8 @@ def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
 
 
 def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
-  """x with invalid entries replaced by the valid one before, or 0.
-
-  A step that names the same block as the step before copies nothing.
-  """
+  """x with invalid entries replaced by the valid one before, or 0."""
+  # A step that names the same block as the step before copies nothing.
   at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
   return np.where(at < 0, 0, x[at])
 
@@ -303,9 +291,8 @@ def _cut(
 
   All devices have equally many: some get steps that do nothing.
   """
-  starts = np.stack(
-    [np.searchsorted(x[0], np.arange(num_blocks + 1)) for x in all_steps]
-  )
+  blocks = np.arange(num_blocks + 1)
+  starts = np.stack([np.searchsorted(x[0], blocks) for x in all_steps])
   firsts = [0]
   while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
     sizes = (starts - starts[:, firsts[-1], None]).max(0)
@@ -315,24 +302,18 @@ def _cut(
       raise ValueError(f"an item has more than {most_steps} tiles")
     firsts.append(first)
   firsts.append(num_blocks)
+  bounds = starts[:, firsts]
+  sizes, counts = np.diff(bounds).max(0), np.diff(firsts).tolist()
   found = []
-  for steps, bounds in zip(all_steps, starts[:, firsts], strict=True):
-    pieces = np.split(steps, bounds[1:-1], axis=1)
-    sizes = np.diff(starts[:, firsts]).max(0)
-    found.append(
-      tuple(
-        _as_steps(piece, size, first, after)
-        for piece, size, first, after in zip(
-          pieces, sizes, firsts, firsts[1:], strict=False
-        )
-      )
-    )
+  for steps, cuts in zip(all_steps, bounds[:, 1:-1], strict=True):
+    pieces = np.split(steps, cuts, axis=1)
+    found.append(tuple(map(_as_steps, pieces, sizes, firsts, counts)))
   return found
 
 
-def _as_steps(steps, size, first, after):
+def _as_steps(steps, size, first, num_blocks):
   """`Steps` of this size: more of them repeat the last, but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
   items, others, codes = padded
-  return Steps(items, others, codes, first, after - first)
+  return Steps(items, others, codes, first, num_blocks)

@@ -53,9 +53,7 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
   """See `contract.Executor`."""
   n = case.length
   sizes = (min(case.tile, n),) if case.tile else _sizes(part, n)
-  if len(sizes) == 1:
-    return sizes[0]
-  return _cheapest(part, n, sizes)[0]
+  return sizes[0] if len(sizes) == 1 else _cheapest(part, n, sizes)[0]
 
 
 @functools.lru_cache(maxsize=256)
@@ -69,11 +67,9 @@ def plan(part: Pattern, n: int, tile: int = 0) -> contract.Plan:
 
 def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """The plans of all parts, each with its heads."""
-  n = case.length
-  return [
-    (plan(part, n, min(case.tile, n)), heads)
-    for part, heads in contract.heads_of_parts(patterns, n)
-  ]
+  n, tile = case.length, min(case.tile, case.length)
+  parts = contract.heads_of_parts(patterns, n)
+  return [(plan(part, n, tile), heads) for part, heads in parts]
 
 
 def shares(
@@ -99,9 +95,8 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     # The tiles of each row in order, `span` per step.
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
-    place = np.arange(len(layout.cols)) - np.repeat(
-      np.cumsum(count) - count, count
-    )
+    start = np.repeat(np.cumsum(count) - count, count)
+    place = np.arange(len(start)) - start
     cols = np.full((most, span), -1, np.int32)
     cols[first[layout.rows] + place // span, place % span] = layout.cols
     found.append(Steps(first, cols, bool(single)))
@@ -111,61 +106,54 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
 def _sizes(part, n):
   """The tile sizes to try, in ascending order."""
   *smaller, largest = sorted({min(size, n) for size in TILE_SIZES})
-
-  def is_laid_out(size):
-    num_rows = -(-n // size)
-    if num_rows**2 <= MAX_LAID_OUT:
-      return True
-    return analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
-
-  return *filter(is_laid_out, smaller), largest
+  few = (
+    size
+    for size in smaller
+    if (-(-n // size)) ** 2 <= MAX_LAID_OUT
+    or analysis.count_tiles(part, n, size) <= MAX_LAID_OUT
+  )
+  return *few, largest
 
 
 @functools.lru_cache(maxsize=256)
 def _cheapest(part, n, sizes):
   """The (tile, span) of lowest cost."""
-  costs = {}
+  found = []
   for size in sizes:
     _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
-    cost, span = _best_span(counts, size)
-    costs[size, span] = cost
-  return min(costs, key=costs.__getitem__)
+    found.append((*_best_span(counts, size), size))
+  _, span, size = min(found, key=lambda x: x[0])
+  return size, span
 
 
 def _best_span(counts, size):
   """The lowest cost of rows with `counts` tiles, and the span that has it."""
-  costs = {}
+  costs = []
   for span in range(1, max(1, min(MAX_KEYS // size, MAX_SPAN)) + 1):
     num_steps = int((-(-counts // span)).sum())
     is_single = num_steps == len(counts)
     extra = TILE_COST * span if is_single else STEP_COST
-    costs[span] = num_steps * (size**2 * span + extra)
-  span = min(costs, key=costs.__getitem__)
-  return costs[span], span
+    costs.append((num_steps * (size**2 * span + extra), span))
+  return min(costs)
 
 
 def forward(
   plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of a plan, in its orders."""
+  """See `contract.Executor`."""
   steps = _Tiles(plan, q_BLHK)
-  out_BLHE, lse_BLH1 = online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
-  return out_BLHE, lse_BLH1[..., 0]
+  return online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
 
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq, dk, dv) of the pairs of a plan, with weights relative to `lse`."""
-  steps = _Tiles(plan, queries.q)
-  return online_softmax.backward(steps, queries, keys)[:3]
+) -> tuple[jax.Array, ...]:
+  """See `contract.Executor`."""
+  return online_softmax.backward(_Tiles(plan, queries.q), queries, keys)
 
 
 class _Tiles(online_softmax.Steps):
-  """The steps of a plan, on arrays in its orders.
-
-  Tile indices are [A, C]: C tiles for each query tile of a group.
-  """
+  """The steps of a plan: C tiles for each of A query tiles of a group."""
 
   def __init__(self, plan, q_BLHK):
     self.plan, self.tile = plan, plan.tile
@@ -191,9 +179,7 @@ class _Tiles(online_softmax.Steps):
 
   def queries(self, i, *arrays):
     rows_A1 = self._rows(i)
-    tiles = (_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
-    # Of one number per query, tiles get the last axis; arrays would be copied.
-    return tuple(x if x.ndim == 5 else x[..., None] for x in tiles)
+    return tuple(_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
 
   def keys(self, i, j, *arrays):
     cols_AC = self._cols(j)

@@ -12,7 +12,6 @@ import jax
 
 from sparse_transformer.attention.contract import Case, Plan, Plans, number
 from sparse_transformer.attention.executors import worklists
-from sparse_transformer.attention.executors.fused import Fused
 from sparse_transformer.patterns import Layout, Pattern
 
 # Positions on a side of a tile, by dtype. With larger ones, the backward pass
@@ -27,7 +26,7 @@ PROGRAMS, PIECE = 3 * 132, 64
 MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
 
 
-class Triton(Fused):
+class Triton(worklists.Fused):
   """Runs all heads and parts in one launch on NVIDIA GPUs."""
 
   def unsupported(self, case: Case) -> str | None:

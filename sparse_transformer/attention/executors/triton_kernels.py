@@ -60,9 +60,8 @@ class _Item:
       (self.first, self.middle, True),
       (self.middle, self.last, False),
     ):
-      carry = lax.fori_loop(
-        start, stop, functools.partial(step, masked=masked), carry
-      )
+      of_kind = functools.partial(step, masked=masked)
+      carry = lax.fori_loop(start, stop, of_kind, carry)
     return carry
 
   def _pairs(self, number):
@@ -80,10 +79,9 @@ class _Item:
     # Out of bounds, since interpret mode writes back what it read where the
     # mask is false: another row may have the same position.
     at = jnp.where(self.is_real, self.at, ref.shape[2])
-    if x.ndim == 1:
-      where: tuple[Any, ...] = (at, self.head)
-      mask = self.is_real
-    else:
+    where: tuple[Any, ...] = (at, self.head)
+    mask = self.is_real
+    if x.ndim > 1:
       # Interpret mode takes either slices or index arrays, not both.
       columns = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
       where = at[:, None], self.head, columns
@@ -133,13 +131,9 @@ def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
 
 
 def _weights(item, a, b, lse, pairs):
-  """exp(scores - lse): [this side, other side], 0 outside the pairs.
+  """exp(scores - lse), 0 outside the pairs: [rows of a, rows of b].
 
-  Args:
-    item: the item of a list.
-    a, b: the queries or keys of this side, and the others.
-    lse: of the queries, in base 2: [tile, 1] or [1, tile].
-    pairs: bool [this side, other side]; None for all.
+  lse is in base 2: [tile, 1] or [1, tile].
   """
   p = jnp.exp2(item.dot(a, b, (1, 1)) * (LOG2_E / math.sqrt(a.shape[-1])) - lse)
   return p if pairs is None else jnp.where(pairs, p, 0.0)
@@ -193,10 +187,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
 
-  Args:
-    work: which pairs.
-    q_BLHK, keys: as in `contract.Executor`.
-    interpret: whether to interpret the kernel instead of compiling it.
+  With `interpret`, the kernel is interpreted instead of compiled.
   """
   # As many rows as queries, of which a device may have more or fewer than keys.
   rows, v = q_BLHK.shape[:3], keys.v
@@ -223,19 +214,10 @@ def backward(
 
 
 def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
-  """Runs a kernel on the items of one side.
+  """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
 
-  Args:
-    kernel: one of this module.
-    work: which pairs.
-    is_by_key: whether the items are tiles of keys.
-    arrays: [B, L, H, ...], as the kernel takes them.
-    outs: arrays or shapes like the results of one slot.
-    num_warps: warps of each program.
-    interpret: see `forward`.
-
-  Returns:
-    The results [slots, B, L, H, ...], in float32 if there are several slots.
+  Its items are tiles of keys if `is_by_key`. It takes `arrays` [B, L, H, ...];
+  `outs` are arrays or shapes like the results of one slot.
   """
   lists = work.by_key if is_by_key else work.by_query
   tables = lists.items, lists.others, lists.masks, work.queries, work.keys

@@ -8,18 +8,22 @@ outside them, and take the pairs of partial tiles from bits, so that they know
 nothing of patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
-write to different slots, whose results are combined afterwards.
+write to different slots, whose results `Fused` combines, the base of executors
+with kernels.
 """
 
+import abc
+import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -32,13 +36,11 @@ class Lists(NamedTuple):
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
   # processes `others[first:last]`, of which those from `middle` on are full.
   items: contract.Table
-  # int32 [tiles, 2]: tile of the other side, index of its mask.
-  others: contract.Table
+  others: contract.Table  # int32 [tiles, 2]: tile of the other side, its mask
   # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
   # each position of this side, a bit for each of the other.
   masks: contract.Table
-  # bool [slots, n, heads], the rows that each slot holds. The first slot holds
-  # all of them.
+  # bool [slots, n, heads], the rows that each slot holds; the first, all.
   written: contract.Table
 
 
@@ -53,12 +55,56 @@ class Work(NamedTuple):
   by_key: Lists  # an item for each tile of keys
 
 
-def check_tile(tile: int, n: int) -> int:
-  """The tile for n positions, which need not fill one.
+@dataclasses.dataclass(frozen=True)
+class Fused(contract.Executor):
+  """Runs all heads and parts in one launch of each kernel.
 
-  Raises:
-    ValueError: a kernel cannot run tiles of this size.
+  There is one plan for all heads. Its tables have `by_query.written` and
+  `by_key.written`, see `Lists`.
   """
+
+  interpret: bool = False  # whether to interpret the kernels, on any platform
+
+  @abc.abstractmethod
+  def kernels(self) -> Any:
+    """The module with the kernels, imported only where they run.
+
+    Its functions `forward` and `backward` return the results of each slot.
+    """
+
+  def forward(
+    self,
+    plan: contract.Plan,
+    q_BLHK: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHE: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    tables, keys = plan.tables, contract.Keys(k_BMHK, v_BMHE)
+    out, lse = self.kernels().forward(tables, q_BLHK, keys, self.interpret)
+    out = _written(0, out, tables.by_query)
+    lse = _written(-jnp.inf, lse, tables.by_query)
+    return online_softmax.merge(*((out[i], lse[i]) for i in range(len(out))))
+
+  def backward(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> tuple[jax.Array, ...]:
+    tables = plan.tables
+    grads = self.kernels().backward(tables, queries, keys, self.interpret)
+    lists = tables.by_query, tables.by_key, tables.by_key
+    return tuple(_written(0, *x).sum(0) for x in zip(grads, lists, strict=True))
+
+
+def _written(fill, x_SBLH, lists):
+  """The rows that a kernel wrote, and `fill` where it left them unspecified."""
+  if len(x_SBLH) == 1:  # the first slot holds all rows
+    return x_SBLH
+  written = jnp.asarray(lists.written)[:, None]
+  trailing = (1,) * (x_SBLH.ndim - written.ndim)
+  return jnp.where(written.reshape(*written.shape, *trailing), x_SBLH, fill)
+
+
+def check_tile(tile: int, n: int) -> int:
+  """The tile for n positions; a ValueError if kernels cannot run it."""
   if tile % 32 or tile & (tile - 1):
     raise ValueError(
       f"tile={tile} must be a power of two of at least 32 for a fused"
@@ -71,10 +117,7 @@ def check_tile(tile: int, n: int) -> int:
 def make_work(
   patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
 ) -> Work:
-  """The work of attention on n positions, with one pattern per head.
-
-  Items of keys with more than `longest` tiles are split; 0 sets no limit.
-  """
+  """The work of heads; items of keys are split if longer than `longest` > 0."""
   num_heads = len(patterns)
   queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []
@@ -97,9 +140,7 @@ def make_shares(
   """
   first, masks = layouts[0], Masks(layouts[0].tile)
   sizes = len(first.query_order), len(first.key_order)
-  tiles = [
-    np.arange(size, dtype=np.int32).reshape(-1, first.tile) for size in sizes
-  ]
+  tiles = [np.arange(x, dtype=np.int32).reshape(-1, first.tile) for x in sizes]
   heads = tuple(range(num_heads))
   parts = [_Part(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
   return [
@@ -151,13 +192,10 @@ class _Orders:
 
   def tiles(self) -> np.ndarray:
     """The positions in each tile, -1 for padding: int32 [tiles, tile]."""
-    padding = (0, -self._n % self._tile)
-    return np.concatenate(
-      [
-        np.pad(order, padding, constant_values=-1).reshape(-1, self._tile)
-        for order in self._orders or [np.arange(self._n)]
-      ]
-    ).astype(np.int32)
+    orders = np.stack(self._orders or [np.arange(self._n)])
+    padding = (0, 0), (0, -self._n % self._tile)
+    padded = np.pad(orders, padding, constant_values=-1)
+    return padded.reshape(-1, self._tile).astype(np.int32)
 
 
 class Masks:
@@ -212,8 +250,11 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
   items = []
   for head in range(num_heads):
-    slot = 0
-    for numbers in _by_order(parts, head, num_tiles):
+    slot, by_order = 0, collections.defaultdict(list)
+    for i, part in enumerate(parts):
+      if head in part.heads:
+        by_order[part.rows[0] // num_tiles].append(i)
+    for numbers in map(tuple, by_order.values()):
       if numbers not in known:
         count = sum(map(len, others))
         found, tiles = _items([parts[i] for i in numbers], num_tiles, longest)
@@ -242,22 +283,8 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   )
 
 
-def _by_order(
-  parts: Sequence[_Part], head: int, num_tiles: int
-) -> Iterator[tuple[int, ...]]:
-  """The parts of a head, by number, that are cut in the same order."""
-  groups: dict[int, list[int]] = {}
-  for i, part in enumerate(parts):
-    if head in part.heads:
-      groups.setdefault(part.rows[0] // num_tiles, []).append(i)
-  yield from map(tuple, groups.values())
-
-
 def _items(parts, num_tiles, longest):
-  """(items without their head, others) of parts that are cut in one order.
-
-  Indices into `others` and slots are counted from 0.
-  """
+  """(items without their head, others) of parts that are cut in one order."""
   rows, cols, masks = (
     np.concatenate([getattr(part, name) for part in parts])
     for name in ("rows", "cols", "masks")

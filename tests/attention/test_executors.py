@@ -73,13 +73,17 @@ def test_lengths_around_tiles(n, tile, backend):
 
 @pytest.mark.parametrize("examples", [3, heavy(100)])
 def test_any_mix_of_heads(examples):
-  check = hypothesis.given(
+  @hypothesis.settings(deadline=None, max_examples=examples)
+  @hypothesis.given(
     st.sampled_from(EXECUTORS),
     st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
     st.sampled_from([1, 7, 40, 89, 120]),
     st.sampled_from([0, 8, 16, 32]),
-  )(laws.agrees_with_the_reference)
-  hypothesis.settings(deadline=None, max_examples=examples)(check)()
+  )
+  def check(backend, mix, n, tile):
+    laws.agrees_with_the_reference(backend, mix, n, tile)
+
+  check()
 
 
 # Weights, outputs, gradients of scores and results are each rounded once, to 8

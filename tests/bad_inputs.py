@@ -65,7 +65,9 @@ def prepare(words: tuple[str, ...], run: pathlib.Path) -> None:
 
 
 def _make_run(run, name):
-  workdir, (path, content) = pathlib.Path("runs", name), RUNS[name]
+  part, _, kind = name.partition("_")
+  path, content = RUNS.get(name) or (PATHS[part], CONTENTS[kind])
+  workdir = pathlib.Path("runs", name)
   if name == "text":
     return runs.untrained(workdir, runs.text(pathlib.Path("files/text")))
   if not name.startswith("comparison"):
@@ -205,75 +207,66 @@ FILES: dict[str, Content] = {
   "bad_info/enwik8/1.0.0/dataset_info.json": "{",
   "bad_records/enwik8/1.0.0/enwik8-train.array_record-00000-of-00001": "junk",
 }
-CONFIG = "config.json"
-LAST = "checkpoints/2"
 OTHER = dict.fromkeys(
   [
     *("field", "choices", "budget", "seeds", "first_seed"),
     *("tune", "tune_budget", "machine", "config", "data"),
   ]
 )
-# A path in a copy of the run, and what is there instead.
+LAST = "checkpoints/2"
+# A path in a copy of the run, and what is there instead: of any other name, as
+# of state_gone, the path and the content are those of its parts.
 RUNS: dict[str, tuple[str, Content]] = dict(
   text=("", None),
-  dna=(CONFIG, {"data.name": "fasta", "data.path": "files/text"}),
+  dna=("config.json", {"data.name": "fasta", "data.path": "files/text"}),
   comparison=("comparison-of.json", "{}"),
-  comparison_null=("comparison-of.json", "null"),
-  comparison_empty=("comparison-of.json", ""),
-  comparison_list=("comparison-of.json", "[1]"),
   comparison_part=("comparison-of.json", '{"seeds": 2}'),
   comparison_other=("comparison-of.json", json.dumps(OTHER)),
-  comparison_folder=("comparison-of.json", pathlib.Path.mkdir),
-  no_config=(CONFIG, None),
-  config_null=(CONFIG, "null"),
-  config_list=(CONFIG, "[]"),
-  config_number=(CONFIG, "7"),
-  config_cut=(CONFIG, '{"data": {'),
-  config_empty=(CONFIG, ""),
-  config_latin1=(CONFIG, b'{"data": "\xe9"}'),
-  config_deep=(CONFIG, "[" * 100_000),
-  config_nul=(CONFIG, "\0"),
-  config_bare=(CONFIG, "{}"),
-  config_fifo=(CONFIG, os.mkfifo),
-  config_folder=(CONFIG, pathlib.Path.mkdir),
-  config_group_null=(CONFIG, {"model": None}),
-  config_group_text=(CONFIG, {"model": "small"}),
-  config_unknown=(CONFIG, {"model.colour": 3}),
-  config_text=(CONFIG, {"model.width": "wide"}),
-  config_nan=(CONFIG, {"model.dropout": float("nan")}),
-  config_null_field=(CONFIG, {"model.width": None}),
-  config_huge=(CONFIG, {"model.num_layers": 10**12}),
-  config_source=(CONFIG, {"data.name": "toys"}),
-  config_wider=(CONFIG, {"model.width": 32}),
-  config_seed=(CONFIG, {"data.name": "stdlib", "data.length": 64}),
-  no_checkpoints=("checkpoints", None),
-  checkpoints_file=("checkpoints", "mine"),
-  checkpoint_empty=(LAST, pathlib.Path.mkdir),
-  no_last=(LAST, None),
-  files_cut=(f"{LAST}/files.json", '{"about'),
-  files_list=(f"{LAST}/files.json", "[]"),
-  files_gone=(f"{LAST}/files.json", None),
-  files_folder=(f"{LAST}/files.json", pathlib.Path.mkdir),
-  about_cut=(f"{LAST}/about/metadata", "{"),
-  about_null=(f"{LAST}/about/metadata", "null"),
-  about_gone=(f"{LAST}/about/metadata", None),
-  state_gone=(f"{LAST}/state", None),
-  state_cut=(f"{LAST}/state/_METADATA", '{"tree_metadata": {'),
-  arrays_gone=(f"{LAST}/state/d", None),
+  config_group_null=("config.json", {"model": None}),
+  config_group_text=("config.json", {"model": "small"}),
+  config_unknown=("config.json", {"model.colour": 3}),
+  config_text=("config.json", {"model.width": "wide"}),
+  config_nan=("config.json", {"model.dropout": float("nan")}),
+  config_null_field=("config.json", {"model.width": None}),
+  config_huge=("config.json", {"model.num_layers": 10**12}),
+  config_source=("config.json", {"data.name": "toys"}),
+  config_wider=("config.json", {"model.width": 32}),
+  config_seed=("config.json", {"data.name": "stdlib", "data.length": 64}),
   step_renamed=("", lambda run: (run / LAST).rename(run / "checkpoints/3")),
-  no_validation=("metrics.jsonl", ""),
-  metrics_folder=("metrics.jsonl", pathlib.Path.mkdir),
-  metrics_fifo=("metrics.jsonl", os.mkfifo),
-  lock_foreign=("lock", "mine"),
-  lock_folder=("lock", pathlib.Path.mkdir),
-  evaluation_cut=("evaluations/a.json", "{"),
-  evaluation_null=("evaluations/a.json", "null"),
-  evaluation_empty=("evaluations/a.json", ""),
   evaluation_part=("evaluations/a.json", '{"split": "test", "step": 2}'),
   evaluation_words=("evaluations/a.json", '{"step": "two"}'),
-  picture_folder=("patterns.png", pathlib.Path.mkdir),
-  samples_folder=("samples.png", pathlib.Path.mkdir),
-  report_folder=("report.html", pathlib.Path.mkdir),
+)
+PATHS = dict(
+  comparison="comparison-of.json",
+  config="config.json",
+  checkpoints="checkpoints",
+  checkpoint=LAST,
+  files=f"{LAST}/files.json",
+  about=f"{LAST}/about/metadata",
+  state=f"{LAST}/state",
+  metadata=f"{LAST}/state/_METADATA",
+  arrays=f"{LAST}/state/d",
+  metrics="metrics.jsonl",
+  lock="lock",
+  evaluation="evaluations/a.json",
+  picture="patterns.png",
+  samples="samples.png",
+  report="report.html",
+)
+CONTENTS: dict[str, Content] = dict(
+  gone=None,
+  empty="",
+  cut='{"about": {',
+  null="null",
+  list="[1]",
+  number="7",
+  bare="{}",
+  nul="\0",
+  deep="[" * 100_000,
+  latin1=b'{"data": "\xe9"}',
+  words="mine",
+  fifo=os.mkfifo,
+  folder=pathlib.Path.mkdir,
 )
 # Words of train.py and a phrase: long words, bytes that are not UTF-8, and a
 # phrase that depends on the machine.

@@ -12,10 +12,12 @@ import tempfile
 import jax
 import pytest
 
-# For this process and those that tests start. Small networks compile in half
-# the time, to slower code, and each program is compiled once for all tests.
-CACHE = tempfile.mkdtemp(prefix="compiled-")
-atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+# For all workers and the processes that tests start. Small networks compile in
+# half the time, to slower code, and each program is compiled once.
+CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+if "PYTEST_XDIST_WORKER" not in os.environ or not CACHE:
+  CACHE = tempfile.mkdtemp(prefix="compiled-")
+  atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 for name, value in (
   ("jax_disable_most_optimizations", True),
   ("jax_compilation_cache_dir", CACHE),

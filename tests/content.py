@@ -8,15 +8,7 @@ import functools
 
 import numpy as np
 
-from sparse_transformer.patterns import (
-  LSH,
-  AdaptiveSpan,
-  Difference,
-  Intersection,
-  Routing,
-  TopBlocks,
-  Union,
-)
+from sparse_transformer import patterns
 
 
 def by_definition(pattern, q, k, centroids=None):
@@ -29,29 +21,31 @@ def by_definition(pattern, q, k, centroids=None):
   """
   side = functools.partial(by_definition, q=q, k=k, centroids=centroids)
   match pattern:
-    case Union(left, right):
+    case patterns.Union(left, right):
       return side(left) | side(right)
-    case Intersection(left, right):
+    case patterns.Intersection(left, right):
       return side(left) & side(right)
-    case Difference(left, right):
+    case patterns.Difference(left, right):
       return side(left) & ~side(right)
   if not pattern.contents():
     return pattern.matrix(q.shape[1])[None, None]
   q, k = (np.asarray(x, np.float64).swapaxes(1, 2) for x in (q, k))
   match pattern:
-    case LSH():
+    case patterns.LSH():
       labels = lsh_labels(pattern, q)
       mask = in_last(labels, pattern.window, with_self=False).any(-1)
       alone = ~mask.any(-1, keepdims=True)
       return mask | (alone & np.eye(q.shape[2], dtype=bool))
-    case Routing():
+    case patterns.Routing():
       labels = routing_labels(q, centroids)
       return in_last(labels[..., None], pattern.window).any(-1)
-    case AdaptiveSpan(longest, ramp):  # with a span of half the longest
+    case patterns.AdaptiveSpan(
+      longest, ramp
+    ):  # with a span of half the longest
       distance = np.arange(q.shape[2])[:, None] - np.arange(q.shape[2])
       weight = np.clip((ramp + longest / 2 - distance) / ramp, 0, 1)
       return ((weight > 0) & (distance >= 0))[None, None]
-    case TopBlocks():
+    case patterns.TopBlocks():
       scores, is_past = block_scores(q, k, pattern.size)
       return of_blocks(chosen(scores, is_past, pattern.num), pattern.size)
 
@@ -159,7 +153,7 @@ def causal(mask):
   return mask & np.tri(mask.shape[-1], dtype=bool)
 
 
-LSH_OF_CHUNKS = LSH(16, 32, 4)
+LSH_OF_CHUNKS = patterns.LSH(16, 32, 4)
 
 
 def reformer_chunks(q, k, pattern=LSH_OF_CHUNKS):

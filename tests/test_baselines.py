@@ -104,19 +104,6 @@ def chain_bits(bases):
   return -np.log2(chain[bases[:-1], bases[1:]]).mean()
 
 
-def test_orders_of_text_find_the_chain_that_made_it():
-  symbols = dna(40_000)
-  splits = dict(train=symbols[:36_000], validation=symbols[36_000:38_000])
-  splits["test"] = symbols[38_000:]
-  rows = markov.score(splits, 4, is_dna=False)
-  found = {row["model"]: row["test"] for row in rows}
-  for order in range(1, 7):
-    assert found[f"order {order}"] == pytest.approx(
-      chain_bits(splits["test"]), abs=0.03
-    )
-  assert found["order 0"] > found["order 1"] + 0.1
-
-
 def test_compressors_are_given_the_training_split(tmp_path, capsys):
   data = tmp_path / "text.txt"
   text = np.random.default_rng(0).integers(32, size=5_000).astype(np.uint8)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib, data
+from sparse_transformer import data
 from sparse_transformer.data import SPLITS
 from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
@@ -199,21 +199,6 @@ def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
   assert scored[-5:] == ["validation"] * 4 + ["test"]
 
 
-def test_best_step_needs_a_validation(tmp_path, capfd):
-  loop.train(runs.tiny(**{"train.steps": 0}), tmp_path)
-  with store.Checkpoints(tmp_path) as checkpoints:
-    assert checkpoints.steps() == [0]
-  for script in "eval.py", "sparse_transformer/sample.py":
-    capfd.readouterr()
-    assert runs.command(script, f"--workdir={tmp_path}", "--step=best") == 1
-    error = capfd.readouterr().err
-    assert "the run in" in error and error.count("\n") == 1
-  shutil.rmtree(tmp_path / "checkpoints")
-  assert runs.command("eval.py", f"--workdir={tmp_path}", "--step=best") == 1
-  error = capfd.readouterr().err
-  assert "holds no checkpoint" in error and error.count("\n") == 1
-
-
 def test_samples_are_of_the_best_step(overfitted, capfd):
   (found,) = lines(capfd, overfitted, "--step=best")
   script = "sparse_transformer/sample.py"
@@ -226,27 +211,6 @@ def test_no_context_is_rejected(workdir):
   with open_run(workdir) as run:
     with pytest.raises(ValueError, match="contexts is empty"):
       next(run.evaluations("test", contexts=[]))
-
-
-def test_context_gives_the_bits_of_a_direct_computation(workdir, capfd):
-  """Each position is computed from its own window."""
-  (found,) = lines(capfd, workdir, "--min_context=20")
-  experiment = Experiment(config_lib.read_config(workdir))
-  with store.Checkpoints(workdir) as checkpoints:
-    params = checkpoints.restore(experiment.like).ema
-  text = experiment.source.load()["test"]
-  bits, length, start = [], 32, 0
-  apply = jax.jit(experiment.apply)
-  for i, symbol in enumerate(text):
-    while i >= start + length:
-      start += length - 20
-    window = np.zeros((1, length), np.uint8)
-    window[0, : i - start] = text[start:i]
-    logits = np.asarray(apply(params, window)[0, i - start], np.float64)
-    p = np.exp(logits - logits.max())
-    bits.append(-math.log2(p[symbol] / p.sum()))
-  assert found["tokens"] == len(text)
-  assert found["bits_per_dim"] == pytest.approx(np.mean(bits), abs=1e-6)
 
 
 def test_weights_are_averaged_or_raw(workdir, capfd):
@@ -275,20 +239,20 @@ def test_bits_by_position_are_written_and_drawn(workdir, capfd):
 
 
 def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
-  loop.train(runs.tiny(**{"train.steps": 0}), tmp_path / "digits")
+  runs.untrained(tmp_path / "digits", runs.tiny())
   (result,) = lines(capfd, tmp_path / "digits")
   assert result["bits_per_dim"] == pytest.approx(math.log2(17), abs=1e-6)
   assert (result["step"], result["examples"]) == (0, 200)
   assert not result.keys() & {"by_channel", "optimum"}  # digits are gray
   path = tmp_path / "text"
   path.write_bytes(np.random.RandomState(0).bytes(500))
-  loop.train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  runs.untrained(tmp_path / "run", runs.text(path))
   for result in lines(capfd, tmp_path / "run", "--min_context=0,20"):
     assert result["bits_per_dim"] == pytest.approx(8, abs=1e-6)
     assert (result["tokens"], result["unit"]) == (125, "bits/byte")
   changes = {"data.name": "repeat", "data.length": 32, "data.columns": 8}
-  changes |= {"data.period": 8, "train.steps": 0, "attention.stride": 8}
-  loop.train(runs.tiny(**changes), tmp_path / "task")
+  changes |= {"data.period": 8, "attention.stride": 8}
+  runs.untrained(tmp_path / "task", runs.tiny(**changes))
   (result,) = lines(capfd, tmp_path / "task")
   assert result["bits_per_dim"] == pytest.approx(4, abs=1e-6)
   assert (result["optimum"], result["unit"]) == (1, "bits/symbol")
@@ -364,30 +328,6 @@ def test_other_data_than_in_training_are_rejected(changed, capfd):
   splits = "--config.data.fractions=(0.25, 0.5, 0.25)"
   line = rejected(capfd, "eval.py", changed, splits)
   assert "other data" in line or "data.fractions" in line
-
-
-@pytest.mark.parametrize(
-  "field, value",
-  [("model.num_heads", 1), ("model.dtype", "int8"), ("attention.tile", 10**9)],
-)
-def test_edited_config_is_compared_with_the_checkpoint(
-  changed, capfd, field, value
-):
-  path = changed / "run" / "config.json"
-  config = json.loads(path.read_text())
-  group, name = field.split(".")
-  config[group][name] = value
-  path.write_text(json.dumps(config))
-  if field == "attention.tile":  # that of the whole sequence
-    assert runs.command("eval.py", f"--workdir={path.parent}") == 0
-  else:
-    assert field in rejected(capfd, "eval.py", changed)
-
-
-def test_checkpoint_of_another_step_or_run_is_rejected(changed, capfd):
-  folder = changed / "run" / "checkpoints"
-  (folder / "4").rename(folder / "7")
-  assert "is of step 4" in rejected(capfd, "eval.py", changed, "--step=7")
 
 
 REGISTERING = """

@@ -80,6 +80,9 @@ def test_pattern_of_a_user():
   assert rows[0]["keys_min"] == matrix.sum(1).min()
   empty = rows[3]
   assert (empty["pairs"], empty["cache"], empty["flops"]) == (0, 0, 0)
+  seen = patterns.reach(((thirds, local), (thirds,)), 64)
+  missing = np.argwhere(~seen & np.tri(64, dtype=bool))
+  assert result["reach"]["missing"] == missing[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -119,14 +122,6 @@ def test_bytes_that_keys_hold_are_those_of_the_mask(shape, target):
     assert [row[-1] for row in rows] == ["no", "by content", "no"]
 
 
-def test_pair_that_no_path_connects_is_named():
-  thirds = catalogue.Thirds()
-  result = report(TWO_LAYERS, *((thirds,) * 2,) * 2)
-  seen = patterns.reach(((thirds,),) * 2, 64)
-  missing = np.argwhere(~seen & np.tri(64, dtype=bool))
-  assert result["reach"]["missing"] == missing[0].tolist()
-
-
 def test_network_that_is_not_causal_has_no_cache():
   result = report(TWO_LAYERS, *((catalogue.Around(),) * 2,) * 2)
   assert result["cache"] is None and result["reach"]["layers"] is None
@@ -138,13 +133,6 @@ CONTENT = (
   "Block(8) | TopBlocks(8, 3)",
   "Routing(clusters=4, window=16)",
 )
-
-
-def test_two_patterns_with_directions_in_a_head():
-  pattern = "Local(64) | Routing(8, 32) | Routing(4, 32)"
-  config = runs.tiny(**{"attention.pattern": pattern})
-  (row,) = report(config)["attention"]
-  assert patterns.parse(row["pattern"]) == patterns.parse(pattern)
 
 
 def test_patterns_that_follow_the_content():
@@ -255,20 +243,15 @@ def test_command_prints_json(tmp_path, capsys, monkeypatch):
   assert all((tmp_path / path).is_file() for path in result["pictures"])
 
 
-def test_masks_that_do_not_fit_in_memory_are_an_error():
-  config = stdlib.get_config()
-  config.data.length, config.attention.backend = 2**20, "dense"
-  with pytest.raises(NotImplementedError, match="use backend=auto"):
-    report(config)
-
-
 # Heads of a run.
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """The workdir of a run with patterns that follow the content."""
-  pattern = "(Local(4) | LSH(8, 4), Block(8) | TopBlocks(8, 3)), Strided(8)"
+  # Two with directions in the first head.
+  first = "Local(4) | Routing(4, 8) | Routing(8, 4)"
+  pattern = f"({first}, Block(8) | TopBlocks(8, 3)), Strided(8)"
   changes = {"attention.pattern": pattern, "model.num_layers": 2}
   config = runs.tiny(**changes)
   return runs.untrained(tmp_path_factory.mktemp("run"), config)
@@ -305,9 +288,9 @@ def test_heads_of_a_run_are_drawn_on_an_example(run, capsys):
   assert "heads, layer_0" in page and "heads, layer_1" in page
 
 
-def test_config_of_a_run_is_explained(run, capsys, tmp_path):
-  words = f"--workdir={run}", "--json", f"--out={tmp_path}"
+def test_config_of_a_run_is_explained(trained, capsys, tmp_path):
+  words = f"--workdir={trained}", "--json", f"--out={tmp_path}"
   assert runs.command(SCRIPT, *words) == 0
   result = json.loads(capsys.readouterr().out)
-  assert result["total"]["follows_content"]
+  assert result["attention"][0]["layers"] == [0]
   assert (tmp_path / "patterns.png").is_file()

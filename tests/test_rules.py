@@ -9,10 +9,9 @@ import time
 import numpy as np
 import pytest
 import runs
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, rules
-from sparse_transformer.training.experiment import Experiment
 
 # Wrong for every field whose default is of this type.
 WRONG = {
@@ -57,14 +56,8 @@ def test_value_of_a_wrong_type_or_size_is_rejected(field):
 @pytest.mark.parametrize(
   "field, value, message",
   [
-    ("optimizer.learning_rate", math.nan, "learning_rate=nan .* finite number"),
-    ("optimizer.beta2", 1 - 1e-9, "beta2=0.999999999 .* below 1"),
     ("optimizer.ema_decay", 1.5, "ema_decay=1.5 .* at most 1"),
     ("model.num_heads", 10_001, "num_heads=10001 .* below 10,001"),
-    ("model.init", "xavier", "init='xavier' must be one of code, paper"),
-    ("train.seed", 2**70, "seed=1180591620717411303424 .* below 4,294,967,296"),
-    ("data.fractions", (0.5, 0.25, 0.5), "fractions=.* that sum to 1"),
-    ("data.fractions", (-0.5, 1.0, 0.5), "fractions=.* above 0"),
     ("attention.cycle", (0, 1.0), r"cycle=\(0, 1.0\) .* each item an integer"),
   ],
 )
@@ -105,32 +98,6 @@ def test_missing_and_unknown_fields_are_rejected():
     " has unknown more.depth, note, train.stepps; docs/config.md"
     " lists all fields"
   )
-
-
-def test_config_file_with_an_unknown_group_or_field_is_rejected(tmp_path):
-  config = runs.tiny()
-  config.model.depth, config.trian = 3, ConfigDict(dict(steps=3))
-  config_lib.write_config(tmp_path, config)
-  with pytest.raises(ValueError, match="has unknown model.depth, trian.steps;"):
-    Experiment(config_lib.read_config(tmp_path))
-
-
-@pytest.mark.parametrize(
-  "config, message",
-  [
-    (None, "of type NoneType, but must be a ConfigDict"),
-    ({"train": {}}, "of type dict"),
-    (ConfigDict(), "lacks data.name, data.path, data.length ..."),
-    (ConfigDict(dict(train=5)), "has unknown train;"),
-    (
-      ConfigDict(dict(train=dict(steps=config_dict.required_placeholder(int)))),
-      "required field of the config has no value",
-    ),
-  ],
-)
-def test_what_is_no_config_of_an_experiment_is_rejected(config, message):
-  with pytest.raises(ValueError, match=message):
-    rules.check(config)
 
 
 def test_check_of_defaults_takes_less_than_a_millisecond_and_no_jax():

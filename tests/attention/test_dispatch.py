@@ -19,7 +19,6 @@ from sparse_transformer.patterns import (
   Block,
   Causal,
   Local,
-  Pattern,
   Strided,
   Summary,
   TopBlocks,
@@ -37,22 +36,6 @@ def test_one_pattern_serves_all_heads():
   one = attend(q, k, v, Local(3))
   two = attend(q, k, v, (Local(3), Local(3)))
   np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.parametrize("backend", ["dense", "auto"])
-def test_lse_is_returned_on_request_and_in_float32(backend):
-  q, k, v = (x.astype(jnp.bfloat16) for x in arrays(9))
-  out, lse = attend(q, k, v, Causal(), backend=backend, return_lse=True)
-  assert out.shape == (2, 9, 2, 6) and out.dtype == jnp.bfloat16
-  assert lse.shape == (2, 9, 2) and lse.dtype == jnp.float32
-
-
-@dataclasses.dataclass(frozen=True)
-class NotBoolean(Pattern):
-  """A pattern that is not well defined."""
-
-  def mask(self, q, k):
-    return q - k
 
 
 @pytest.mark.parametrize("backend", ["auto", "dense"])
@@ -87,9 +70,7 @@ def test_values_may_have_another_dtype(dtype, backend):
     (dict(patterns="strided"), ["unknown pattern 'strided' in an expression"]),
     (dict(patterns=(Causal(), None)), ["None is not a pattern"]),
     (dict(patterns=Causal), ["Causal'> is not a pattern"]),
-    (dict(patterns=NotBoolean(), backend="dense"), ["booleans"]),
     (dict(backend=None), ["None", "auto, dense, batched"]),
-    (dict(backend=[]), ["[]", "auto, dense, batched"]),
     (dict(tile=1.5), ["tile=1.5", "integer"]),
     (dict(tile=True), ["tile=True", "integer"]),
   ],
@@ -116,29 +97,6 @@ def test_arguments_may_be_numpy_arrays_and_lists_of_patterns():
   arguments = (np.asarray(x) for x in (q, k, v))
   found = attend(*arguments, [Local(3), Causal()], tile=np.int32(8))
   np.testing.assert_array_equal(found, expected)
-
-
-def test_tile_is_at_most_the_sequence():
-  q, k, v = arrays(9)
-  expected = attend(q, k, v, Local(3), tile=9)
-  found = attend(q, k, v, Local(3), tile=2**40)
-  np.testing.assert_array_equal(found, expected)
-  case = Case(2, 9, 2, 4, 6, "float32", "cpu", tile=2**40)
-  assert registry.tiling("auto", case, Local(3)) == ("streamed", 9, 1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("backend", laws.ANYWHERE)
-def test_second_derivatives_are_those_of_the_reference(backend):
-  q, k, v = arrays(20, heads=1, batch=1)
-
-  def second(backend):
-    def loss(q):
-      return (attend(q, k, v, Local(3), backend=backend, tile=8) ** 2).sum()
-
-    return jax.jit(jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum()))(q)
-
-  np.testing.assert_allclose(second(backend), second("dense"), atol=1e-5)
 
 
 def test_dense_says_when_its_masks_are_too_large():
@@ -268,6 +226,8 @@ def test_patterns_can_be_text():
 
 
 def test_huge_tile_is_that_of_the_whole_sequence():
+  case = Case(2, 9, 2, 4, 6, "float32", "cpu", tile=2**40)
+  assert registry.tiling("auto", case, Local(3)) == ("streamed", 9, 1)
   q = jnp.ones((1, 60, 2, 16))
   for backend in laws.ANYWHERE:
     huge, whole = (

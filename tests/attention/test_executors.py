@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sparse_transformer import patterns
 from sparse_transformer.attention import attend, online_softmax, registry
 from sparse_transformer.attention.contract import heads_of_parts, make_plan
 from sparse_transformer.attention.executors import streamed
@@ -31,13 +30,16 @@ BACKENDS = "dense", *EXECUTORS
 SETTINGS = dict(stride=12, window=12, width=3, num_summaries=2)
 
 
-def chunks(items, size):
-  return [items[i : i + size] for i in range(0, len(items), size)]
+def heavy(*case):
+  return pytest.param(*case, marks=pytest.mark.soak)
+
+
+SIXES = [catalogue.ALL[i : i + 6] for i in range(0, len(catalogue.ALL), 6)]
 
 
 def every_pattern_once():
   """Heads with a backend; the executors take turns, and soak runs the rest."""
-  for i, heads in enumerate(chunks(catalogue.ALL, 6)):
+  for i, heads in enumerate(SIXES):
     yield pytest.param(heads, "dense", id=f"{heads[0]}-dense")
     for j, name in enumerate(EXECUTORS):
       marks = [] if (i + j) % len(EXECUTORS) == 0 else [pytest.mark.soak]
@@ -52,9 +54,7 @@ def test_every_pattern_agrees_with_its_definition(heads, backend):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-  "heads", chunks(catalogue.ALL, 6), ids=lambda heads: str(heads[0])
-)
+@pytest.mark.parametrize("heads", SIXES, ids=lambda heads: str(heads[0]))
 @pytest.mark.usefixtures("optimized")
 def test_every_pattern_agrees_in_optimized_programs(heads, backend):
   laws.agrees_with_the_reference(backend, heads, 67, 16)
@@ -62,50 +62,28 @@ def test_every_pattern_agrees_in_optimized_programs(heads, backend):
 
 @pytest.mark.parametrize("backend", EXECUTORS)
 @pytest.mark.parametrize(
-  "n, tile", [(1, 16), (2, 0), (15, 16), (16, 16), (17, 16), (131, 0)]
+  "n, tile", [(1, 16), (2, 0), (15, 16), (16, 16), (17, 16), (131, 0), (160, 8)]
 )
 def test_lengths_around_tiles(n, tile, backend):
   heads = [Local(5) | Strided(5), catalogue.Fifths()]
+  if n == 160:  # 20 query tiles with 1 to 20 key tiles each
+    heads = [Causal(), Dilated(9, 7)]
   laws.agrees_with_the_reference(backend, heads, n, tile)
 
 
-@pytest.mark.parametrize("backend", EXECUTORS)
-def test_tile_lists_of_many_lengths(backend):
-  # 20 query tiles with 1 to 20 key tiles each.
-  heads = [Causal(), Dilated(9, 7)]
-  laws.agrees_with_the_reference(backend, heads, 160, 8)
+@pytest.mark.parametrize("examples", [3, heavy(100)])
+def test_any_mix_of_heads(examples):
+  @hypothesis.settings(deadline=None, max_examples=examples)
+  @hypothesis.given(
+    st.sampled_from(EXECUTORS),
+    st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
+    st.sampled_from([1, 7, 40, 89, 120]),
+    st.sampled_from([0, 8, 16, 32]),
+  )
+  def check(backend, mix, n, tile):
+    laws.agrees_with_the_reference(backend, mix, n, tile)
 
-
-@pytest.mark.parametrize(
-  "backend", ["streamed", pytest.param("batched", marks=pytest.mark.soak)]
-)
-def test_every_factorization(backend):
-  heads = [
-    patterns.assign(name, "merged", num_layers=1, num_heads=1, **SETTINGS)[0][0]
-    for name in patterns.FACTORIZATIONS
-  ]
-  laws.agrees_with_the_reference(backend, heads, 61, 16)
-
-
-mixes = hypothesis.given(
-  st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
-  st.sampled_from([1, 7, 40, 89, 120]),
-  st.sampled_from([0, 8, 16, 32]),
-  st.sampled_from(EXECUTORS),
-)
-
-
-@hypothesis.settings(deadline=None, max_examples=3)
-@mixes
-def test_any_mix_of_heads(mix, n, tile, backend):
-  laws.agrees_with_the_reference(backend, mix, n, tile)
-
-
-@pytest.mark.soak
-@hypothesis.settings(deadline=None, max_examples=100)
-@mixes
-def test_many_mixes_of_heads(mix, n, tile, backend):
-  laws.agrees_with_the_reference(backend, mix, n, tile)
+  check()
 
 
 # Weights, outputs, gradients of scores and results are each rounded once, to 8
@@ -113,9 +91,9 @@ def test_many_mixes_of_heads(mix, n, tile, backend):
 @pytest.mark.parametrize(
   "dtype, tolerance",
   [
-    pytest.param(jnp.float32, 2e-5, marks=pytest.mark.soak),
+    heavy(jnp.float32, 2e-5),
     (jnp.bfloat16, 0.02),
-    pytest.param(jnp.float16, 0.0025, marks=pytest.mark.soak),
+    heavy(jnp.float16, 0.0025),
   ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,10 +126,7 @@ def test_pattern_without_pairs_gives_zeros(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
   "heads",
-  [
-    pytest.param(heads, marks=pytest.mark.soak if i else ())
-    for i, heads in enumerate(chunks(catalogue.ALL, 6))
-  ],
+  [heads if i == 0 else heavy(heads) for i, heads in enumerate(SIXES)],
   ids=len,
 )
 def test_gradient_is_exactly_zero_outside_the_pattern(heads, backend):
@@ -168,9 +143,9 @@ def test_tables_of_a_plan_can_be_indexed_by_a_traced_number(backend):
   laws.tables_can_be_indexed_by_a_traced_number(backend)
 
 
-@pytest.mark.parametrize("backend", laws.ANYWHERE)
+@pytest.mark.parametrize("backend", EXECUTORS)
 @pytest.mark.parametrize(
-  "pattern", [Causal(), Local(4) | Strided(4), TopBlocks(2, 4)]
+  "pattern", [heavy(Causal()), Local(4) | Strided(4), TopBlocks(2, 4)]
 )
 def test_all_derivatives_are_right(backend, pattern):
   assert laws.derivatives_are_right_or_raise(backend, pattern) == 6
@@ -249,10 +224,7 @@ def test_auto_tries_the_next_executor_and_a_named_one_says_why(untiled):
 
 @pytest.mark.parametrize(
   "heads",
-  [
-    catalogue.CAUSAL[::8],
-    pytest.param(catalogue.CAUSAL, marks=pytest.mark.soak),
-  ],
+  [catalogue.CAUSAL[::8], heavy(catalogue.CAUSAL)],
   ids=len,
 )
 def test_executors_agree_with_splash_attention(heads):
@@ -344,14 +316,10 @@ def test_merge_of_rows_without_keys_has_no_nan():
     assert (out == 1).all() and (lse == 0).all()
 
 
-def heavy(*case):
-  return pytest.param(*case, marks=pytest.mark.soak)
-
-
 @pytest.mark.parametrize(
   "pattern, limit",
   [
-    (Local(128), 20),
+    heavy(Local(128), 20),
     heavy(Block(128), 20),
     heavy(Strided(128), 100),
     heavy(Summary(128, 32), 20),

@@ -34,16 +34,10 @@ pairs are transposed
   reshape(tile, tile){+.T+} != 0
 bits of a mask are reversed
   shift_right_logical(words, [-bit-]{+31 - bit+})
-partial tiles count as full
-  (self.first, self.middle, [-True-]{+False+})
-full tiles are masked
-  (self.middle, self.last, [-False-]{+True+})
 the last full tile is skipped
   (self.middle, self.[-last-]{+last - 1+}, False)
 the first partial tile is skipped
   (self.[-first-]{+first + 1+}, self.middle, True)
-the next list's first tile is added
-  (self.middle, self.[-last-]{+last + 1+}, False)
 rows of another sequence
   ref[[-self.batch-]{+0+}, at, self.head, ...]
 rows of another head

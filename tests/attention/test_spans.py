@@ -9,35 +9,28 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
+from sparse_transformer import patterns
 from sparse_transformer.attention import attend, online_softmax
-from sparse_transformer.patterns import (
-  AdaptiveSpan,
-  Difference,
-  Intersection,
-  Local,
-  Strided,
-  Union,
-)
 
-SPAN = AdaptiveSpan(60, 16)
+SPAN = patterns.AdaptiveSpan(60, 16)
 ALONE = (SPAN,) * 3
 MIXED = (
-  Strided(5) | AdaptiveSpan(20, 1),
-  Local(4),
-  (SPAN - Local(2)) & Local(50),
+  patterns.Strided(5) | patterns.AdaptiveSpan(20, 1),
+  patterns.Local(4),
+  (SPAN - patterns.Local(2)) & patterns.Local(50),
 )
 
 
 def weights_of(pattern, span, n):
   """The weights [n, n] of pairs, those of static patterns 0 and 1."""
   match pattern:
-    case Union(left, right):
+    case patterns.Union(left, right):
       return jnp.maximum(*(weights_of(p, span, n) for p in (left, right)))
-    case Intersection(left, right):
+    case patterns.Intersection(left, right):
       return jnp.minimum(*(weights_of(p, span, n) for p in (left, right)))
-    case Difference(left, right):
+    case patterns.Difference(left, right):
       return jnp.minimum(weights_of(left, span, n), 1.0 - right.matrix(n))
-    case AdaptiveSpan(_, ramp):
+    case patterns.AdaptiveSpan(_, ramp):
       distance = np.arange(n)[:, None] - np.arange(n)
       m = (ramp + span - distance) / ramp
       m = jnp.where(m <= 0, 0, jnp.where(m >= 1, 1, m))
@@ -144,7 +137,7 @@ def test_one_program_processes_fewer_tiles_as_spans_shrink(
 
   monkeypatch.setattr(online_softmax, "softmax_of_tile", counted)
   q, k, v, *_ = laws.random_inputs(128, 2, batch=1)
-  heads = (AdaptiveSpan(128, 8),) * 2
+  heads = (patterns.AdaptiveSpan(128, 8),) * 2
 
   @jax.jit
   def program(spans):
@@ -195,7 +188,7 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
 
   def attention(q, k, v, spans):
     given = {SPAN: spans}
-    out = attend(q, k, v, Strided(5) | SPAN, directions=given, tile=16)
+    out = attend(q, k, v, patterns.Strided(5) | SPAN, directions=given, tile=16)
     return out, out[..., 0]
 
   mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=(axis_type,) * 2)
@@ -218,8 +211,8 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
   "pattern, directions, words",
   [
     (SPAN, {}, "needs its spans in positions, one per head, an array .2."),
-    (Local(3) | SPAN, {SPAN: jnp.ones(3)}, "must be .2., .* got .3."),
-    (Local(3), {SPAN: jnp.ones(2)}, "no head's pattern contains"),
+    (patterns.Local(3) | SPAN, {SPAN: jnp.ones(3)}, "must be .2., .* got .3."),
+    (patterns.Local(3), {SPAN: jnp.ones(2)}, "no head's pattern contains"),
   ],
 )
 def test_spans_are_checked(pattern, directions, words):

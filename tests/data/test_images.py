@@ -54,15 +54,11 @@ def claim(path, shape):
 @pytest.mark.parametrize(
   "spoil, message",
   [
-    (lambda path: path.write_bytes(path.read_bytes()[:9000]), "damaged"),
     (lambda path: path.unlink(), "no file"),
-    (lambda path: np.save(path, np.zeros((5, 3), np.uint8)), "uint8 .5, 3."),
-    (lambda path: np.save(path, np.zeros((5, 64, 64, 3))), "float64"),
     (lambda path: claim(path, (2**40, 64, 64, 3)), "damaged"),
     (lambda path: claim(path, (-1, 64, 64, 3)), "damaged"),
-    (lambda path: small_data.write_zip(path, {"a": b"x"}), "damaged"),
   ],
-  ids=["cut", "missing", "shape", "dtype", "huge", "negative", "archive"],
+  ids=["missing", "huge", "negative"],
 )
 def test_array_without_images_is_an_error_that_names_it(
   tmp_path, arrays, spoil, message
@@ -72,13 +68,6 @@ def test_array_without_images_is_an_error_that_names_it(
   with pytest.raises((ValueError, OSError), match=message) as error:
     source.examples("test")
   assert "valid_64x64.npy" in str(error.value)
-
-
-def test_too_few_training_images_are_an_error(tmp_path, arrays):
-  np.save(tmp_path / "train_64x64.npy", arrays[0][:2])
-  source = data.source(config("imagenet64", tmp_path))
-  with pytest.raises(ValueError, match="2 training images must be more than"):
-    source.examples("train")
 
 
 def test_image_of_another_size_is_an_error_that_names_it():

@@ -90,13 +90,6 @@ def test_windows_score_each_symbol_of_a_source_once(source):
       check_windows(source, "test", min_context)
 
 
-def test_min_context_that_fits_no_window_is_an_error(source):
-  limit = 1 if isinstance(source, data.Images) else source.length
-  for min_context in (-1, limit, limit + 7):
-    with pytest.raises(ValueError, match=f"min_context={min_context} must"):
-      source.windows("test", min_context)
-
-
 def test_examples_are_a_lazy_sequence(source):
   examples = source.examples("test")
   assert isinstance(examples, data.Lazy)

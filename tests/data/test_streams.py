@@ -36,14 +36,6 @@ def test_folder_is_read_by_suffix(tmp_path):
   assert contents(source) == bytes([0, 1, 2, 3, 3, 3, 3, 3])
 
 
-@pytest.mark.parametrize("name", ["bytes", "fasta", "audio", "text8"])
-def test_missing_path_is_an_error(tmp_path, name):
-  with pytest.raises(FileNotFoundError, match=f"no file or folder {tmp_path}"):
-    data.source(config(name, tmp_path / "none")).examples("train")
-  with pytest.raises(FileNotFoundError, match="data.path is not set"):
-    data.source(config(name)).examples("train")
-
-
 @pytest.mark.parametrize("name", ["bytes", "enwik8", "imagenet64", "cifar10"])
 def test_unknown_home_is_an_error(name):
   with pytest.raises(FileNotFoundError, match="~nobody_here/x.* set data.path"):

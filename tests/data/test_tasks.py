@@ -67,9 +67,10 @@ def test_splits_share_no_sequence(name):
   [
     ("Local(8) | Strided(32, offset=1)", True),
     ("Local(8) | Strided(32)", False),
-    ("Local(16)", False),
+    pytest.param("Local(16)", False, marks=pytest.mark.soak),
   ],
 )
+@pytest.mark.usefixtures("optimized")
 def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   changes = dict(length=512, columns=32, period=32)
   changes = {f"data.{name}": value for name, value in changes.items()}

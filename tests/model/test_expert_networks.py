@@ -1,14 +1,12 @@
 """Tests of networks that have blocks with experts between dense ones."""
 
-import dataclasses
-
 import jax
 import networks
 import numpy as np
 import pytest
 from flax import nnx
 
-from sparse_transformer import attention, model, rules
+from sparse_transformer import attention, model
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ExpertBlock, ResidualBlock
 
@@ -96,77 +94,10 @@ def test_scan_over_periods_applies_the_blocks_in_turn(changes):
   )
 
 
-def test_parameters_are_counted_all_and_of_the_chosen_experts():
-  network = config()
-  dense = dataclasses.replace(network, experts=0)
-  total, without = map(model.count_parameters, (network, dense))
-  # Widths 8 and 32: an MLP; the router of 4 experts.
-  mlp, router = 2 * 8 * 32 + 32 + 8, 8 * 4
-  assert total == without + 2 * (3 * mlp + router)
-  assert model.count_active_parameters(network) == without + 2 * (mlp + router)
-  assert model.count_active_parameters(dense) == without
-
-
 # What a position depends on.
-
-
-def test_symbol_changes_nothing_before_it_and_no_other_sequence():
-  network = config()
-  params, symbols = params_of(network), networks.tokens(network, batch=3)
-  predict = jax.jit(model.make_predict(network))
-  logits, measured = predict(params, symbols)
-  # Several experts: not everything takes the same way.
-  assert (measured["expert_load"] > 0).sum(1).min() > 2
-  random = np.random.RandomState(0)
-  for t in (0, 1, 7, 13, 19):
-    changed = symbols.copy()
-    changed[:, t:] = random.randint(0, 7, (3, networks.LENGTH - t))
-    found = predict(params, changed)[0]
-    np.testing.assert_array_equal(found[:, : t + 1], logits[:, : t + 1])
-  for row in range(3):
-    changed = symbols.copy()
-    changed[np.arange(3) != row] = random.randint(0, 7, (2, networks.LENGTH))
-    found = predict(params, changed)[0]
-    np.testing.assert_array_equal(found[row], logits[row])
 
 
 # Rematerialization.
 
 
-def gradient(remat, dtype="float32"):
-  network = config(remat=remat, dropout=0.2, dtype=dtype)
-  predict, symbols = model.make_predict(network), networks.tokens(network)
-
-  def loss(params):
-    logits, measured = predict(params, symbols, jax.random.key(1))
-    losses = measured["load_balance"].sum() + measured["router_z"].sum()
-    return (logits**2).mean() + losses
-
-  return jax.grad(loss), params_of(network)
-
-
-@pytest.mark.parametrize("remat", rules.REMATS)
-def test_backward_pass_does_not_choose_again(remat):
-  function, params = gradient(remat)
-  program = jax.make_jaxpr(function)(params).jaxpr
-  # Two blocks with experts in a period of four layers.
-  names = [x.primitive.name for x in networks.equations(program)]
-  assert names.count("top_k") == 2
-
-
 # Bad values.
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (
-      dict(experts=2, experts_per_token=3),
-      "per_token=3 .* at most .*experts=2",
-    ),
-    (dict(experts_every=6), "no block has them: .*every=6 .*num_layers=5"),
-  ],
-)
-def test_experts_that_do_not_fit_are_rejected(changes, message):
-  with pytest.raises(ValueError, match=message):
-    config(**changes)

@@ -14,13 +14,12 @@ from jax import lax
 
 from sparse_transformer import patterns
 from sparse_transformer.attention.content import selection
-from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.model import kv_cache
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
   BigBird,
   Block,
-  Causal,
   Local,
   Routing,
   Strided,
@@ -50,26 +49,6 @@ def test_every_row_finds_its_keys(pattern, n, data):
     keys = held[row[row < plan.size]]
     np.testing.assert_array_equal(np.sort(keys), np.flatnonzero(matrix[t]))
     assert (row[len(keys) :] == plan.size).all()
-
-
-@pytest.mark.parametrize(
-  "pattern, size, width",
-  [
-    (Local(128), 128, 128),
-    (Strided(128), 12_288 - 127, 96),
-    (Block(128), 128, 128),
-    (Summary(128, 32), 32 * 96, 32 * 96),
-    (Block(128) | Summary(128, 32), 128 + 32 * 95, 128 + 32 * 95),
-    (Causal() - Causal(), 0, 0),
-  ],
-  ids=str,
-)
-def test_slots_and_keys_per_step_in_the_layers_of_the_paper(
-  pattern, size, width
-):
-  plan = kv_cache.make_plan(pattern, 12_288)
-  # The last key in each column of Strided is read only by its own query.
-  assert (plan.size, plan.width) == (size, width)
 
 
 def test_pattern_that_is_not_causal_is_rejected():
@@ -307,56 +286,9 @@ WITH_CONTENT = (
 )
 
 
-@functools.cache
-def decode():
-  """(config, decoder, parameters, a jitted step), WITH_CONTENT twice."""
-  config = network(WITH_CONTENT * 2)
-  decoder = kv_cache.Decoder(config)
-  params = networks.random_params(config, std=0.4)
-  return config, decoder, params, jax.jit(decoder.step)
-
-
-def logits_of_steps(tokens):
-  """The logits [B, L, V]."""
-  _, decoder, params, step = decode()
-  cache, logits = decoder.init(len(tokens)), []
-  for t in range(LENGTH):
-    table = jax.tree.map(lambda x: x[0], decoder.tables(t, t + 1))
-    new, cache = step(params, cache, tokens[:, t - 1], t, table)
-    logits.append(new)
-  return np.stack(logits, 1)
-
-
 @pytest.mark.parametrize(
   "start",
   [0, 18, *(pytest.param(t, marks=pytest.mark.soak) for t in (1, LENGTH - 1))],
 )
 def test_steps_follow_the_content_as_a_full_pass(start):
   check_steps(network(WITH_CONTENT * 2), start)
-
-
-def test_steps_are_exact_and_independent_of_the_batch():
-  config, *_ = decode()
-  tokens, others = (networks.tokens(config, seed=seed) for seed in (1, 2))
-  first, again = logits_of_steps(tokens), logits_of_steps(tokens)
-  np.testing.assert_array_equal(first, again)
-  others[0] = tokens[0]
-  beside = logits_of_steps(others)
-  np.testing.assert_array_equal(beside[0], first[0])
-  assert (beside[1] != first[1]).any()
-
-
-def test_samples_continue_a_prompt_by_the_most_probable_symbols():
-  config, decoder, params, _ = decode()
-  prompts = networks.tokens(config)[:, :18].astype(np.uint8)
-  drawn, _ = sampling.sample(
-    decoder,
-    params,
-    sampling.Sampler(temperature=0),
-    num=2,
-    length=LENGTH,
-    prompts=prompts,
-  )
-  logits = networks.apply(config)(params, drawn)
-  np.testing.assert_array_equal(drawn[:, :18], prompts)
-  np.testing.assert_array_equal(drawn[:, 18:], logits.argmax(-1)[:, 18:])

@@ -145,8 +145,10 @@ def test_step_of_enwik8_has_nothing_of_size_n_by_n():
   assert quadratic(traced_step("enwik8"), 12_288, 64, groups=5) == []
 
 
-@pytest.mark.parametrize("remat", rules.REMATS)
-@pytest.mark.parametrize("backend", ["dense", "streamed"])
+@pytest.mark.parametrize(
+  "backend, remat",
+  [("dense", "none"), *(("streamed", remat) for remat in rules.REMATS)],
+)
 def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):
   traced = traced_step(
     "enwik8",
@@ -176,14 +178,3 @@ def test_program_does_not_grow_with_depth():
 @pytest.mark.soak
 def test_step_of_128_layers_compiles():
   traced_step("cifar10").lower().compile()
-
-
-def test_walk_finds_all_keys_of_a_tile_of_queries():
-  def row_by_row(q_LK):
-    def scores(_, q_TK):
-      return None, jnp.einsum("tk,mk->tm", q_TK, q_LK).sum()
-
-    return jax.lax.scan(scores, None, q_LK.reshape(-1, 64, 8))[1]
-
-  q_LK = jax.ShapeDtypeStruct((2560, 8), jnp.float32)
-  assert (64, 2560) in quadratic(jax.jit(row_by_row).trace(q_LK), 2560, 64)

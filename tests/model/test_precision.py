@@ -85,7 +85,9 @@ def deep_gradient(dtype):
   return jax.tree.map(np.asarray, found), unscaled
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+  "dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)]
+)
 def test_rounding_errors_do_not_add_up_over_the_layers(dtype):
   (found, grads), (expected, expected_grads) = (
     deep_gradient(name) for name in (dtype, "float32")

@@ -155,24 +155,6 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   assert not np.triu(found).any()  # position i: from those before it only
 
 
-@pytest.mark.parametrize("backend", ["dense", "auto"])
-@pytest.mark.parametrize("name, mode", [("strided", "heads"), TILED[-1]])
-def test_symbol_changes_only_what_the_patterns_reach(name, mode, backend):
-  config = networks.config(patterns=assign(name, mode), backend=backend)
-  params, (symbols,) = (
-    networks.random_params(config),
-    networks.tokens(config, 1),
-  )
-  # One batch: the sequence, and for each position one with another symbol.
-  changed = symbols + np.eye(LENGTH, dtype=int)
-  batch = np.concatenate([symbols[None], changed]) % config.vocab_size
-  logits = np.asarray(networks.apply(config)(params, batch))
-  found = (logits[1:] != logits[:1]).any(-1).T
-  expected = np.zeros((LENGTH, LENGTH), bool)
-  expected[:, :-1] = reach(config)[:, 1:]
-  np.testing.assert_array_equal(found, expected)
-
-
 def test_too_many_tokens_are_rejected():
   network = networks.make(networks.config())
   with pytest.raises(ValueError, match="21 tokens, .* has 20 positions"):

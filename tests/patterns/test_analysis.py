@@ -25,7 +25,6 @@ from sparse_transformer.patterns import (
   analysis,
 )
 
-SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
 NETWORKS = st.lists(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=2), max_size=4
 )
@@ -59,23 +58,6 @@ def layers(*factors):
 def test_reach_of_known_networks(factors, is_complete):
   found = patterns.reach(layers(*factors), 96)
   assert (found == Causal().matrix(96)).all() == is_complete
-
-
-@pytest.mark.parametrize("mode", patterns.MODES)
-@pytest.mark.parametrize(
-  "name",
-  [
-    *(name for name in patterns.FACTORIZATIONS if name != "local"),
-    "Row(8, 3, previous=1), Column(8, 3)",
-  ],
-)
-@pytest.mark.parametrize("num_summaries", [1, 2])
-def test_named_factorization_reaches_the_entire_past(name, mode, num_summaries):
-  settings = SETTINGS | dict(num_summaries=num_summaries)
-  network = patterns.assign(name, mode, num_layers=2, num_heads=4, **settings)
-  np.testing.assert_array_equal(
-    patterns.reach(network, 96), Causal().matrix(96)
-  )
 
 
 def test_reach_keeps_what_a_position_has():
@@ -114,13 +96,6 @@ def test_sampled_inputs_find_the_first_missing_pair(factors, n):
   missing = [(q, inputs[j]) for q, j in np.argwhere(wanted & ~seen)]
   _, found = analysis._follow(layers(*factors), n, inputs, causal=True)
   assert found == (missing[0] if missing else None)
-
-
-def test_sampled_inputs_are_distinct_positions():
-  for n in (4097, 12_288, 2**20):
-    inputs = analysis._sampled_inputs(n)
-    assert len(set(inputs)) == analysis.INPUTS
-    assert inputs[0] == 0 and inputs[-1] < n
 
 
 @pytest.mark.parametrize(

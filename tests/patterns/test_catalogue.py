@@ -132,12 +132,6 @@ def test_column_of_the_target_holds_the_bytes_above_it(stride):
     above = set(range(q - stride, -1, -stride))
     assert held - {-1} == above  # key 0 holds no byte
     assert not held & {int(k) - 1 for k in Strided(stride).keys(q, n)}
-  # In the algebra it gives the windows of other patterns.
-  for offset in 0, 1:
-    window = Strided(stride, offset) & Local(3 * stride)
-    expected = sum(np.eye(n, k=offset - stride * j) for j in range(4))
-    near = np.tri(n) - np.tri(n, k=-3 * stride)
-    np.testing.assert_array_equal(window.matrix(n), expected * near)
 
 
 def test_orders_of_a_column_fill_tiles_whatever_its_offset():

@@ -199,10 +199,6 @@ def test_expected_pairs_of_long_sequences_are_counted_at_some_queries():
   assert analysis.count_pairs(Strided(7), n) == Strided(7).pairs(n)
 
 
-def test_kinds_can_be_combined():
-  (Local(2) | LSH(4, 6) | TopBlocks(8, 2)).check(1000)
-
-
 def test_leaks_are_those_of_the_support():
   assert patterns.has_pairs(LSH(8, 4), 9)
   assert patterns.first_leak(Local(3) | LSH(8, 4), 9) is None

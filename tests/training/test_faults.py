@@ -413,18 +413,6 @@ def test_replay_recomputes_a_batch_and_writes_nothing(whole, capsys):
   assert runs.files(whole) == before
 
 
-def test_replay_of_what_is_no_step_of_a_run_is_an_error(whole, tmp_path):
-  config = runs.tiny(**SETTINGS)
-  for step in (-1, 0, 25, 10**6):
-    with pytest.raises(ValueError, match=f"step {step} cannot .* 1 to 24"):
-      loop.replay(config, whole, step)
-  with pytest.raises(FileNotFoundError, match="is not a run"):
-    loop.replay(config, tmp_path, 1)
-  other = runs.tiny(**SETTINGS | {"train.seed": 1})
-  with pytest.raises(ValueError, match=r"another config: train.seed \(0"):
-    loop.replay(other, whole, 1)
-
-
 # Disks.
 
 

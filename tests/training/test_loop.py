@@ -5,7 +5,6 @@ import math
 import os
 import signal
 
-import jax
 import numpy as np
 import pytest
 import runs
@@ -109,37 +108,3 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
   )
   assert metrics.read(tmp_path)[-1]["split"] == "validation"
   assert (tmp_path / "checkpoints" / "5").exists()
-
-
-# Each pattern and each mode; strided and interleaved are the ones in digits.
-LEARNING = [
-  ("dense", "merged", 1),
-  ("local", "heads", 1),
-  ("strided", "merged", 1),
-  pytest.param("fixed", "heads", 1, marks=pytest.mark.soak),
-  pytest.param("strided", "heads", 1, marks=pytest.mark.soak),
-  pytest.param("fixed", "merged", 1, marks=pytest.mark.soak),
-  pytest.param("fixed", "interleaved", 2, marks=pytest.mark.soak),
-]
-
-
-@pytest.mark.parametrize("pattern, mode, num_layers", LEARNING)
-def test_every_pattern_and_mode_learns(pattern, mode, num_layers):
-  config = runs.tiny(
-    **{
-      "attention.pattern": pattern,
-      "attention.mode": mode,
-      "attention.width": 2,
-      "attention.num_summaries": 2,
-      "model.num_layers": num_layers,
-      "optimizer.warmup_steps": 0,
-    }
-  )
-  experiment = Experiment(config)
-  batch = np.asarray(experiment.batch(0))
-  state, step = jax.jit(experiment.init)(), jax.jit(experiment.step)
-  losses = []
-  for _ in range(3):
-    state, measured = step(state, batch)
-    losses.append(float(measured["nats"]))
-  assert losses[2] < losses[1] < losses[0]

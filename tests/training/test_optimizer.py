@@ -71,21 +71,16 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
   assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
 
 
-def test_biases_of_experts_do_not_decay_but_their_weights_do():
-  settings = runs.tiny(**{"model.experts": 4, "model.num_layers": 2})
+def test_biases_of_experts_and_centroids_do_not_decay():
+  changes = {"model.experts": 4, "model.num_layers": 2}
+  settings = runs.tiny(**changes | {"attention.pattern": "Routing(4, 8)"})
   shapes = jax.eval_shape(Experiment(settings).init).params
   assert shapes["expert_blocks"]["experts_in"]["bias"].ndim == 3
+  assert shapes["centroids"]["4"].ndim == 4  # layers, heads, clusters, width
   for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):
     name = jax.tree_util.keystr(path[-1:], simple=True)
     assert value == (name in ("kernel", "embedding"))
-
-
-def test_centroids_neither_decay_nor_are_orthogonalized():
-  settings = runs.tiny(**{"attention.pattern": "Routing(4, 8)"})
-  params = jax.eval_shape(Experiment(settings).init).params
-  assert params["centroids"]["4"].ndim == 4  # layers, heads, clusters, width
-  assert not decays(params)["centroids"]["4"]
-  assert optimizer_lib._block_matrices(params)["centroids"]["4"] is None
+  assert optimizer_lib._block_matrices(shapes)["centroids"]["4"] is None
 
 
 MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}

@@ -12,7 +12,6 @@ import pytest
 import runs
 
 from sparse_transformer.training import loop
-from sparse_transformer.training.distributed import processes
 
 STOPPED = 130
 LOST = "connection to another process was lost"
@@ -112,22 +111,6 @@ def test_two_processes_stop_together_and_one_resumes(tmp_path):
   for workdir in (two, one):
     loop.train(runs.tiny(**TINY | ONE), workdir)
   assert_alike(two, one)
-
-
-@pytest.mark.parametrize(
-  "given, words",
-  [
-    (("host:1", None, None), "--process_id must be given together"),
-    ((None, None, 1), "--process_id must be given together"),
-    (("host", 2, 1), "--coordinator=host must be HOST:PORT"),
-    (("host:70000", 2, 1), "must be HOST:PORT"),
-    (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),
-  ],
-)
-def test_flags_of_processes_are_checked(given, words):
-  with pytest.raises(ValueError, match=words):
-    with processes.joined(*given, connect_seconds=1, heartbeat_seconds=1):
-      raise AssertionError("never starts")
 
 
 def test_abort_of_the_runtime_is_one_line():

@@ -1,15 +1,16 @@
-"""A small sample of English Wikipedia, 3.7 epochs: text on a CPU, larger.
+"""A small sample of English Wikipedia, 4.5 epochs: text on a CPU, larger.
 
-Paper row: none; strided attention in which every head uses both factors, at a
-context of 1,024 bytes, trained by Muon.
+Paper row: none; windows of 128 bytes in each of 6 layers, at a context of
+1,024 bytes, trained by Muon.
 
   python train.py --config=configs/text_medium.py --workdir=runs/text_medium \\
     --config.data.path=enwiki-sample.xml.bz2
-  python eval.py --workdir=runs/text_medium --step=best --min_context=512
+  python eval.py --workdir=runs/text_medium --step=best --min_context=0,512
 
-Expected: 1.89 bits/byte of the test split with at least 512 bytes before each,
-1.91 without, after 6,858 processor seconds of an AMD EPYC. 1,332,320
-parameters.
+3,773,280 parameters, 2.8 times the bytes of its training text. Expected: 1.838
+bits/byte of the test split, 1.821 with at least 512 bytes before each;
+validation 2.413, 2.021, 1.908, 1.845, 1.820, 1.819, 1.822 after 1,000, 3,000,
+5,000, 7,000, 9,000, 10,000 and 12,000 steps: at the end it overfits.
 """
 
 from configs import text_small
@@ -20,19 +21,19 @@ def get_config():
 
   config.data.length = 1024
 
-  config.model.num_heads = 5
-  config.model.width = 160
+  config.model.num_layers = 6
+  config.model.num_heads = 4
+  config.model.width = 224
 
-  config.attention.pattern = "strided"
+  config.attention.pattern = "local"
   config.attention.window = 128
-  config.attention.num_summaries = 1
 
   config.optimizer.name = "muon"
   config.optimizer.learning_rate = 0.01
   config.optimizer.ema_decay = 0.998
 
-  config.train.steps = 20_000
-  config.train.batch_size = 1
+  config.train.steps = 12_000
+  config.train.batch_size = 2
   config.eval.every = 1000
   config.eval.batch_size = 8
   config.eval.sequences = 0

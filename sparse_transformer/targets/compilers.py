@@ -33,7 +33,10 @@ SETTINGS = dict(
   TF_CPP_MIN_LOG_LEVEL="2",
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
-GEMM_TILING = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
+XLA_FLAGS = {
+  "cuda": ["--xla_gpu_experimental_cost_model_gemm_tiling_default=true"],
+  "tpu": [],
+}
 
 
 def python(compiler: str) -> pathlib.Path:
@@ -75,9 +78,9 @@ def compile_for(
     path = pathlib.Path(folder)
     request = dict(target=str(target), config=config.to_dict(), part=part)
     request |= dict(known=known, folder=folder)
-    flags = []
+    flags = [*XLA_FLAGS[target.compiler]]
     if target.compiler == "cuda":
-      flags = [GEMM_TILING, *kernels.flags(path)]
+      flags += kernels.flags(path)
     # The user's own flags come last, so that they win.
     flags.append(os.environ.get("XLA_FLAGS", ""))
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))

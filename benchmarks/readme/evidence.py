@@ -7,7 +7,7 @@ Comparisons are the comparison.json of `sparse_transformer.compare`, as
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import record
@@ -38,21 +38,17 @@ CONTEXTS = {
 # By record of a run that fits on a CPU: its data.
 TRAINED = {
   "digits": "8 x 8 digits of scikit-learn",
-  "text_small": "the first 6 MB of an English Wikipedia export",
-  "text_medium": "the same",
-  "cifar10_small": "CIFAR-10",
-  "genome": "E. coli K-12",
-  "genome_long": "the same",
-  "music": "two orchestral pieces",
+  "text_medium": "the first 6 MB of an English Wikipedia export",
+  "genome_long": "E. coli K-12",
 }
 # What is counted, by the unit of bits.
 SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
 DATA = "path", "fractions"  # what data are told apart by
 # What `baselines` takes, by part of the page.
 BASELINES = {
-  "text": ("bytes", ("text_medium", "text_small"), 3, "bytes of an XML dump"),
-  "dna": ("fasta", ("genome_long", "genome"), 4, "bases of E. coli K-12"),
-  "images": ("cifar10", ("cifar10_small",), 3),
+  "text": ("bytes", 3, "text_medium", "bytes of an XML dump"),
+  "dna": ("fasta", 4, "genome_long", "bases of E. coli K-12"),
+  "images": ("cifar10", 3),
 }
 
 
@@ -115,12 +111,7 @@ def trained() -> Iterator[str]:
     time = record.time_of(run)
     rows.append((f"`{name}`", TRAINED[name], bits, f"{run['steps']:,}", time))
   yield tables.markdown(rows)
-
-
-def commands() -> Iterator[str]:
-  """The commands of these runs."""
-  lines = "\n".join(record.read(name)["command"] for name in TRAINED)
-  yield f"```\n{lines}\n```"
+  yield from (origin(name, run, seeds=1) for name, run in runs.items())
 
 
 def comparisons() -> Iterator[str]:
@@ -222,9 +213,9 @@ def contexts() -> Iterator[str]:
 
 
 def baselines(
-  data: str, networks: Sequence[str], digits: int, stream: str = ""
+  data: str, digits: int, network: str = "", stream: str = ""
 ) -> Iterator[str]:
-  """Baselines beside networks; `stream` says what symbols there are, if any."""
+  """Baselines beside a network; `stream` names the symbols of a stream."""
   name, sees = f"baselines_{data}", "can see"
   found = record.read(name)
   if stream:
@@ -240,10 +231,9 @@ def baselines(
     validation = f"{row['validation']:.{digits}f}"
     test = with_error(row["test"], row.get("standard_error"), digits)
     rows.append((row["model"], row["sees"], test, validation))
-  rows += [(run, "", bits, "") for run, bits in _scores(networks, digits)]
+  rows += _scores(network, digits) if network else []
   yield tables.markdown(rows)
   yield origin(name, found)
-  yield from (origin(x, record.read(x), seeds=1) for x in networks)
 
 
 def _beside(about):
@@ -256,19 +246,17 @@ def _beside(about):
     yield wrap(f"No network, the same split: {', '.join(rows)}.")
 
 
-def _scores(names, digits):
-  """Runs and their scores of the test split, as cells of a table."""
-  for name in names:
-    run = record.read(name)
-    for score in record.test_scores(run):
-      label = (
-        f"`{name}`, {run['steps']:,} steps, {record.time_of(run)},"
-        f" {run['parameters']:,} parameters"
-      )
-      if context := score["min_context"]:
-        symbols = SYMBOLS[score["unit"]]
-        label += f"; at least {context:,} {symbols} before each"
-      yield label, f"{score['bits_per_dim']:.{digits}f}"
+def _scores(name, digits):
+  """The scores of a run on the test split, as rows of a table."""
+  run = record.read(name)
+  for score in record.test_scores(run):
+    label = (
+      f"`{name}`, {run['steps']:,} steps, {record.time_of(run)},"
+      f" {run['parameters']:,} parameters"
+    )
+    if context := score["min_context"]:
+      label += f"; at least {context:,} {SYMBOLS[score['unit']]} before each"
+    yield label, "", f"{score['bits_per_dim']:.{digits}f}", ""
 
 
 def decimals(unit: str, usual: int) -> int:

@@ -136,7 +136,6 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "docs/usage.md": {"explained": explained},
   "docs/evidence.md": {
     "trained": evidence.trained,
-    "commands": evidence.commands,
     "comparisons": evidence.comparisons,
     "earlier": evidence.earlier,
     "repeats": evidence.repeats,
@@ -153,6 +152,6 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},
   "docs/scaling.md": {
     "meshes": lambda: benchmarks.compiled.meshes(record.read("compiled")),
-    **_of_benchmarks("spread", "million", "plan", "saving"),
+    **_of_benchmarks("spread", "million", "saving"),
   },
 }

@@ -8,7 +8,7 @@ and SIGINT make it save a checkpoint and exit with status 130; a second signal
 ends it at once. --replay=STEP recomputes the batch of a step, from the last
 checkpoint before it, and writes nothing.
 
-Several processes, each with devices of its own, train together: start each with
+Several processes, each with its own devices, train together: start each with
 the same command and --coordinator, --num_processes and --process_id; or, where
 the cluster says these, with --distributed=auto. See docs/scaling.md.
 """

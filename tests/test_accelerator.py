@@ -24,6 +24,7 @@ from benchmarks.accelerator import (
 )
 from benchmarks.accelerator.parts import PARTS, RANKS, Part, Settings
 from benchmarks.accelerator.process import Results
+from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import triton
 
@@ -394,3 +395,16 @@ def test_whole_small_run_passes(tmp_path):
   assert "| 1.00 |" in text and "tokens/s" in text and "validation" in text
   repeated = parts["determinism"]["entries"] | parts["resume"]["entries"]
   assert len(repeated) == 2
+
+
+def test_most_valuable_entries_come_first():
+  with registry.targeting("cuda"):
+    found = child.find(["correctness", "attention"], range(RANKS), Settings())
+  names = [name for _, name in found]
+  late = {"dense", "streamed", "torch flex"}
+  slow = [bool(late & {*name.split(", ")}) for name in names]
+  assert any(slow) and slow == sorted(slow)
+  first = next(name for part, name in found if part == "attention")
+  assert first == attention.FIRST[0] and set(attention.FIRST) <= set(names)
+  others = [name for name in names if "batched" in name or "float32" in name]
+  assert names.index(first) < names.index(others[0])

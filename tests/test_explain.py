@@ -172,6 +172,13 @@ class OneCluster(Content):
     return patterns.Routing(1, 16).sets(labels_BHLC)
 
 
+def test_two_patterns_with_directions_in_a_head():
+  pattern = "Local(64) | Routing(8, 32) | Routing(4, 32)"
+  config = runs.tiny(**{"attention.pattern": pattern})
+  (row,) = report(config)["attention"]
+  assert patterns.parse(row["pattern"]) == patterns.parse(pattern)
+
+
 def test_a_pattern_of_a_user_is_decoded_with_a_cache():
   result = report(TWO_LAYERS, *[(OneCluster(), patterns.Local(4))] * 2)
   assert all(row["causal"] for row in result["attention"])

@@ -28,11 +28,11 @@ STACKED |= {"experts_in", "experts_out"}
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it.
 
-  The only state is the parameters. Those of blocks are stacked along a first
-  axis of layers, with experts separately, whatever the patterns, so that a
-  checkpoint can be used with other patterns, except those with parameters:
-  `Routing` has centroids, for all layers and heads and each number of clusters,
-  and `AdaptiveSpan` has spans.
+  Its only state is its parameters. Those of all blocks are stacked along a
+  first axis of layers, and blocks with experts have a separate stack. Shapes do
+  not depend on the patterns, so a checkpoint can be used with others, except
+  those that have parameters: `Routing` has centroids, for all layers and heads
+  and each number of clusters, and `AdaptiveSpan` has spans.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):

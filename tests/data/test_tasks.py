@@ -67,7 +67,7 @@ def test_splits_share_no_sequence(name):
   [
     ("Local(8) | Strided(32, offset=1)", True),
     ("Local(8) | Strided(32)", False),
-    pytest.param("Local(16)", False, marks=pytest.mark.soak),
+    ("Local(16)", False),
   ],
 )
 @pytest.mark.usefixtures("optimized")

@@ -166,7 +166,7 @@ def test_explain_divides_memory_by_the_axes_that_split_it():
   assert 1 / 4 < kept < 3 / 4  # the residual stream is whole
 
 
-# Runs, on 8 devices of a process of its own.
+# Runs in a separate process with 8 devices.
 
 
 def train_on(*meshes, steps=20, **changes):

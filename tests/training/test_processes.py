@@ -1,4 +1,4 @@
-"""Tests of several processes: two real ones, each with devices of its own."""
+"""Tests of several processes: two real ones, each with its own devices."""
 
 import json
 import os

@@ -12,8 +12,8 @@ another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged: neither an error nor other digests of arrays on devices
-that cannot restore it.
+checkpoint is damaged. An error while arrays are restored is not damage, nor are
+arrays with other digests than those saved: the devices may be at fault.
 """
 
 import concurrent.futures

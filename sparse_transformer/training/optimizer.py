@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -109,7 +110,8 @@ def timed_step(config: ConfigDict, step: int, share: float) -> int:
 
 def at_step(opt_state: optax.OptState, step: int) -> optax.OptState:
   """The state with the learning rate of a step of the schedule."""
-  return optax.tree.set(opt_state, _of_schedule, count=jnp.int32(step))
+  # Not an array of JAX: Muon has two counts, and a buffer is donated once.
+  return optax.tree.set(opt_state, _of_schedule, count=np.int32(step))
 
 
 def learning_rate(

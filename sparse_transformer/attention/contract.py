@@ -11,6 +11,7 @@ function or tables indexed by a traced number.
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -44,12 +45,30 @@ class Case:
 
   batch: int  # number of sequences, B
   length: int  # positions in a sequence, n = L = M
-  num_heads: int  # number of heads, H
+  num_heads: int  # number of query heads, H
   qk_width: int  # width of a head's queries and keys, K
   value_width: int  # width of a head's values, E
   dtype: str  # dtype of queries and keys
   platform: str = ""  # of `registry.PLATFORMS`, or "" for any other
   tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
+  num_key_heads: int = 0  # heads of keys and values, G; 0 for as many
+
+  @property
+  def group(self) -> int:
+    """Query heads that share a key head."""
+    return self.num_heads // (self.num_key_heads or self.num_heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """How scores follow from products of queries and keys."""
+
+  scale: float | None = None  # their factor; None for 1 / sqrt(K)
+  softcap: float = 0.0  # c, for c tanh(score / c); 0 for none
+
+  def factor(self, width: int) -> float:
+    """The factor of products of queries and keys of a width."""
+    return 1 / math.sqrt(width) if self.scale is None else self.scale
 
 
 class Arrangement(abc.ABC):
@@ -120,6 +139,7 @@ class Plan:
   # The orders in which queries and keys are cut into tiles.
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
+  scores: Scores = dataclasses.field(default=Scores(), metadata=STATIC)
 
 
 # Plans, each with its heads.
@@ -136,23 +156,38 @@ class Unsupported(NotImplementedError, ValueError):
 
 
 class Queries(NamedTuple):
-  """What the backward pass reads of queries: [B, L, H, ...], or tiles of it."""
+  """Queries [B, L, H, ...], or tiles of them; all but q may be missing."""
 
   q: jax.Array  # the queries
-  dout: jax.Array  # the gradients of their outputs
-  lse: jax.Array  # their log-sum-exp over all pairs; finite
-  delta: jax.Array  # the products of dout and out, less the gradients of lse
+  # int32 [B, L, 1], their segments, whose keys are the only ones they have.
+  segments: jax.Array | None = None
+  # In the backward pass: the gradients of their outputs, their log-sum-exp over
+  # all pairs, which is finite, and the products of dout and out, less the
+  # gradients of lse.
+  dout: Any = None
+  lse: Any = None
+  delta: Any = None
 
 
 class Keys(NamedTuple):
-  """Keys and their values: [B, M, H, ...], or tiles of them."""
+  """Keys and their values [B, M, G, ...], or tiles of them."""
 
   k: jax.Array
   v: jax.Array
+  segments: jax.Array | None = None  # int32 [B, M, 1]
+
+
+def apply(function: Callable[..., Any], arrays: Any) -> Any:
+  """function(*arrays) of those in a pytree, in the same structure."""
+  leaves, structure = jax.tree.flatten(arrays)
+  return jax.tree.unflatten(structure, function(*leaves))
 
 
 class Executor(Protocol):
-  """Runs attention, plan by plan."""
+  """Runs attention, plan by plan.
+
+  G divides H: query head h reads key head h // (H // G).
+  """
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message; None if it can."""
@@ -172,7 +207,7 @@ class Executor(Protocol):
     """
 
   def shares(
-    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+    self, part: Pattern, layouts: Sequence[Layout], case: Case
   ) -> list[Any]:
     """The tables with which devices share a part, all of the same shapes.
 
@@ -182,13 +217,13 @@ class Executor(Protocol):
       part: one of a pattern's parts.
       layouts: the tiles of each device, by place on it: positions in
         `query_order` and `key_order` are -1 for padding, and fill whole tiles.
-      num_heads: heads, all of which have this part.
+      case: what is run, with the heads that have this part.
     """
 
   def forward(
-    self, plan: Plan, q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
+    self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan.
+    """(out_BLHE, lse_BLH) over the pairs of a plan within segments.
 
     Arguments and results are in the orders of the plan. A query without keys
     gets output 0 and log-sum-exp -inf.
@@ -197,7 +232,7 @@ class Executor(Protocol):
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, ...]:
-    """(dq_BLHK, dk_BMHK, dv_BMHE, ...) of the pairs of a plan.
+    """(dq_BLHK, dk_BMGK, dv_BMGE, ...) of the pairs of a plan.
 
     With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta).
     Further results are the gradients of what the tables of a plan were made
@@ -206,20 +241,23 @@ class Executor(Protocol):
 
 
 def check_arrays(
-  q_BLHK: jax.Array, k_BMHK: jax.Array, v_BMHE: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Checks queries, keys and values, and returns them as JAX arrays.
+  q_BLHK: jax.Array,
+  k_BMGK: jax.Array,
+  v_BMGE: jax.Array,
+  segments_BL: jax.Array | None,
+) -> tuple[Queries, Keys]:
+  """Checks the arrays of `attend`, and returns them as JAX arrays.
 
   Raises:
     ValueError: they are not arrays, or their shapes or dtypes are invalid.
   """
-  given = {"q": q_BLHK, "k": k_BMHK, "v": v_BMHE}
+  given = {"q": q_BLHK, "k": k_BMGK, "v": v_BMGE}
   for name, x in given.items():
     if not isinstance(x, jax.Array | np.ndarray):
       raise ValueError(f"{name} must be an array, got {type(x).__name__}")
   dtypes = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
   known = {str(x.dtype) for x in given.values()} <= {*DTYPES}
-  if not known or q_BLHK.dtype != k_BMHK.dtype:
+  if not known or q_BLHK.dtype != k_BMGK.dtype:
     raise ValueError(
       f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
       f" dtype, got {dtypes}"
@@ -227,22 +265,114 @@ def check_arrays(
   q, k, v = (jnp.asarray(x) for x in given.values())
   shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
   if not q.ndim == k.ndim == v.ndim == 4:
-    raise ValueError(f"q, k, v must be [batch, n, heads, width], got {shapes}")
-  if q.shape != k.shape or k.shape[:3] != v.shape[:3]:
     raise ValueError(
-      "q and k must have the same shape, and v may differ in width only, got"
+      "q, k, v must be [batch, n, heads, width], or all without batch, got"
       f" {shapes}"
     )
-  if not all((*q.shape, *v.shape)):
+  if not all((*q.shape, *v.shape, k.shape[2])):
     raise ValueError(f"q, k, v must not be empty, got {shapes}")
-  return q, k, v
+  (*lengths, num_heads, width), num_key_heads = q.shape, k.shape[2]
+  if k.shape[:3] != v.shape[:3] or k.shape != (*lengths, num_key_heads, width):
+    raise ValueError(
+      "q and k must have the same shape but for heads, and v may differ from k"
+      f" in width only, got {shapes}"
+    )
+  if num_heads % num_key_heads:
+    raise ValueError(
+      f"the {num_key_heads} heads of k and v must divide the {num_heads} heads"
+      f" of q, got {shapes}"
+    )
+  if segments_BL is None:
+    return Queries(q), Keys(k, v)
+  segments = jnp.asarray(segments_BL)
+  if segments.shape != k.shape[:2] or segments.dtype.kind not in "iu":
+    raise ValueError(
+      f"segments must be integers {list(k.shape[:2])}, one for each position,"
+      f" got {segments.dtype} {list(segments.shape)}"
+    )
+  segments_BL1 = segments.astype(jnp.int32)[..., None]
+  return Queries(q, segments_BL1), Keys(k, v, segments_BL1)
 
 
-def make_case(q_BLHK: jax.Array, v_BMHE: jax.Array, tile: int = 0) -> Case:
+def add_batch(*arrays: Any) -> list[Any]:
+  """The same arrays with an axis of one sequence; others as they are."""
+  is_array = (isinstance(x, jax.Array | np.ndarray) for x in arrays)
+  return [x[None] if y else x for x, y in zip(arrays, is_array, strict=True)]
+
+
+def check_scores(scale: float | None, softcap: float) -> Scores:
+  """The scores of `attend`.
+
+  Raises:
+    ValueError: an argument is no number, or out of range.
+  """
+  for name, x in dict(scale=scale, softcap=softcap).items():
+    is_number = isinstance(x, int | float | np.number)
+    if x is None and name == "scale":
+      continue
+    if not is_number or not math.isfinite(x) or (name == "softcap" and x < 0):
+      raise ValueError(
+        f"{name}={x} must be a finite number known before tracing"
+        + ("; multiply q by a traced one" if name == "scale" else ", or 0")
+      )
+  return Scores(None if scale is None else float(scale), float(softcap))
+
+
+def check_sinks(sinks_H: jax.Array, case: Case) -> jax.Array:
+  """The sinks of `attend`; a ValueError if they are invalid."""
+  sinks = jnp.asarray(sinks_H)
+  if sinks.shape != (case.num_heads,) or sinks.dtype.kind != "f":
+    raise ValueError(
+      f"sinks must be [{case.num_heads}] numbers in floating point, one for"
+      f" each query head, got {sinks.dtype} {list(sinks.shape)}"
+    )
+  return sinks
+
+
+def make_case(q_BLHK: jax.Array, v_BMGE: jax.Array, tile: int = 0) -> Case:
   """The case of queries and values, on no particular platform."""
-  batch, length, num_heads, width = q_BLHK.shape
-  dtype, value_width = str(q_BLHK.dtype), v_BMHE.shape[-1]
-  return Case(batch, length, num_heads, width, value_width, dtype, tile=tile)
+  batch, _, num_heads, width = q_BLHK.shape
+  _, length, num_key_heads, value_width = v_BMGE.shape
+  return Case(
+    batch,
+    length,
+    num_heads,
+    width,
+    value_width,
+    str(q_BLHK.dtype),
+    tile=tile,
+    num_key_heads=num_key_heads,
+  )
+
+
+def key_heads(heads: Heads, group: int) -> Heads:
+  """The key heads of some query heads, each for equally many in a row.
+
+  Query head h has key head h // group. A key head occurs several times if only
+  some of its query heads are among them.
+
+  >>> key_heads((0, 1, 2, 3), 2), key_heads((0, 1, 2), 2)
+  ((0, 1), (0, 0, 1))
+  """
+  if heads is None or group == 1:
+    return heads
+  of_each = np.array(heads) // group
+  for size in range(group, 0, -1):
+    if len(heads) % size == 0:
+      rows = of_each.reshape(-1, size)
+      if (rows == rows[:, :1]).all():
+        break
+  return tuple(rows[:, 0].tolist())
+
+
+def units(patterns: tuple[Pattern, ...], case: Case) -> tuple[Pattern, ...]:
+  """The pattern of each unit: query heads of a key head with equal patterns."""
+  for size in range(case.group, 0, -1):
+    if case.group % size == 0:
+      found = patterns[::size]
+      if all(patterns[i] == found[i // size] for i in range(len(patterns))):
+        break
+  return found
 
 
 def number(size: Any) -> int:

@@ -3,118 +3,97 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any
 
 import jax
 import jax.extend
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention import merged, registry
+from sparse_transformer.attention import merged, online_softmax, registry
 from sparse_transformer.attention.content import selection
-from sparse_transformer.attention.contract import check_arrays, make_case
+from sparse_transformer.attention.contract import (
+  Keys,
+  Queries,
+  add_batch,
+  check_arrays,
+  check_scores,
+  check_sinks,
+  make_case,
+)
 from sparse_transformer.attention.distributed import per_device
 from sparse_transformer.attention.executors import dense
 from sparse_transformer.patterns import Pattern, parse, shorten
 
 
-@overload
 def attend(
   q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
+  k_BMGK: jax.Array,
+  v_BMGE: jax.Array,
   patterns: Pattern | str | Sequence[Pattern | str],
   *,
-  backend: str = ...,
-  tile: int = ...,
-  directions: selection.Directions | None = ...,
-  spec: PartitionSpec | None = ...,
-  return_lse: Literal[False] = ...,
-) -> jax.Array: ...
-
-
-@overload
-def attend(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  patterns: Pattern | str | Sequence[Pattern | str],
-  *,
-  backend: str = ...,
-  tile: int = ...,
-  directions: selection.Directions | None = ...,
-  spec: PartitionSpec | None = ...,
-  return_lse: Literal[True],
-) -> tuple[jax.Array, jax.Array]: ...
-
-
-@overload
-def attend(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  patterns: Pattern | str | Sequence[Pattern | str],
-  *,
-  backend: str = ...,
-  tile: int = ...,
-  directions: selection.Directions | None = ...,
-  spec: PartitionSpec | None = ...,
-  return_lse: bool,
-) -> jax.Array | tuple[jax.Array, jax.Array]: ...
-
-
-def attend(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
-  patterns: Pattern | str | Sequence[Pattern | str],
-  *,
+  segments_BL: jax.Array | None = None,
+  sinks_H: jax.Array | None = None,
+  scale: float | None = None,
+  softcap: float = 0.0,
+  directions: selection.Directions | None = None,
   backend: str = "auto",
   tile: int = 0,
-  directions: selection.Directions | None = None,
   spec: PartitionSpec | None = None,
   return_lse: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """Attention over the pairs of a pattern: softmax(q k^T / sqrt(K)) v.
+) -> Any:
+  """Attention over the pairs of a pattern: softmax(scale q k^T) v.
 
-  B = batch, L = M = n positions, H = heads, K = width of a head's queries and
-  keys, E = width of its values. Scores and softmax are in float32 or wider. A
-  query without keys gets output 0 and log-sum-exp -inf, and zero gradients.
+  B = batch, L = M = n positions, H = heads of queries, G = heads of keys and
+  values, K = width of a head's queries and keys, E = width of its values. Scores
+  and softmax are in float32 or wider. A query without keys gets output 0 and
+  log-sum-exp -inf, and zero gradients. All arrays may lack the axis of the
+  batch.
 
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
   split. If positions are, they send each other no more than needed; see
   `attention.distributed.spread`. Devices whose heads would have different
-  patterns run all heads instead. Only "dense" supports forward-mode
-  differentiation.
+  patterns, or no whole number of key heads, run all heads instead. Only "dense"
+  supports forward-mode differentiation.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
       `jax_enable_x64`, float64.
-    k_BMHK: keys, shaped as the queries.
-    v_BMHE: values [batch, n, heads, E]. Their dtype may differ.
-    patterns: one pattern for all heads, or a tuple or list with one per
+    k_BMGK: keys [batch, n, key heads, K], in the dtype of the queries. G divides
+      H: query head h has key head h // (H // G).
+    v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
+    patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    backend: "auto" runs tile by tile in linear memory, with the executor that
-      suits the target platform; "dense" is the plain reference
-      with n x n memory; any other is the name of an executor.
-    tile: positions on a side of a tile; 0 chooses automatically.
+    segments_BL: integers [batch, n], such as the number of the document, or
+      another one for padding: of the pattern's pairs, only those whose query
+      and key have the same segment count. Positions are still those in the
+      sequence: `Strided` and `Block` do not start anew with a segment.
+    sinks_H: a logit for each query head, which gets a share of the weights but
+      has no value. They get gradients.
+    scale: factor of the scores, 1 / sqrt(K) by default.
+    softcap: c, where scores s become c tanh(s / c) after scaling; 0 for none.
     directions: what content-based patterns project queries onto, by
       pattern, each [heads, directions, K], or [1, directions, K] for all heads
       (see `patterns.content`): centroids for `Routing`, which requires them;
       random vectors for `LSH`, by default drawn from its seed. They get
       no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
       [heads] or [1], which get gradients.
+    backend: "auto" runs tile by tile in linear memory, with the executor that
+      suits the target platform; "dense" is the plain reference
+      with n x n memory; any other is the name of an executor.
+    tile: positions on a side of a tile; 0 chooses automatically.
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
       sequences, of positions and of heads. Within `jax.shard_map`, it is needed
-      if positions are split, and q, k and v are what a device has. By default,
+      if positions are split, and the arrays are what a device has. By default,
       the queries' type decides on explicit axes; automatic axes split sequences
       where they divide them evenly.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
     out_BLHE in the dtype of the values. With `return_lse` also lse_BLH, the
-    log-sum-exp of each query's scores in nats, float32 or wider.
+    log-sum-exp of each query's scores in nats, with its sink, in float32 or
+    wider.
 
   Raises:
     ValueError: arrays, patterns, tile or backend are invalid.
@@ -126,10 +105,14 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  arrays = q_BLHK, k_BMHK, v_BMHE = check_arrays(q_BLHK, k_BMHK, v_BMHE)
-  split = per_device.split_of(q_BLHK, spec)
-  case = make_case(q_BLHK, v_BMHE)
-  length = case.length * per_device.num_devices(q_BLHK, split.within)
+  if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
+    arrays = q_BLHK, k_BMGK, v_BMGE, segments_BL
+    q_BLHK, k_BMGK, v_BMGE, segments_BL = add_batch(*arrays)
+  queries, keys = check_arrays(q_BLHK, k_BMGK, v_BMGE, segments_BL)
+  scores = check_scores(scale, softcap)
+  split = per_device.split_of(queries.q, spec)
+  case = make_case(queries.q, keys.v)
+  length = case.length * per_device.num_devices(queries.q, split.within)
   tile = _check_tile(tile, length)
   case = dataclasses.replace(case, length=length, tile=tile)
   heads = _patterns_of_heads(patterns, case.num_heads, case.length)
@@ -137,14 +120,19 @@ def attend(
   # Unlike those of a dict, its keys need no order to be a pytree.
   given = collections.OrderedDict(directions or {})
   choices = registry.choose(backend, case)
-  shards = per_device.num_devices(q_BLHK, split.heads)
+  shards = per_device.num_devices(queries.q, split.heads)
   own = heads[: len(heads) // shards]
-  if own * shards != heads:
+  if own * shards != heads or case.num_key_heads % shards:
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
-  run = _attend_compiled if _are_concrete((arrays, given)) else _attend
+  arrays = queries, keys, given
+  run = _attend_compiled if _are_concrete(arrays) else _attend
   executors = tuple(registry.EXECUTORS.get(name) for _, name in choices)
-  out, lse = run(arrays, given, own, split, axes, tile, choices, executors)
+  out, lse = run(*arrays, own, scores, split, axes, tile, choices, executors)
+  if sinks_H is not None:
+    out, lse = online_softmax.add_sinks(out, lse, check_sinks(sinks_H, case))
+  if is_unbatched:
+    out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
 
 
@@ -157,25 +145,35 @@ def _are_concrete(arrays):
   return True
 
 
-def _attend(arrays, given, own, split, axes, tile, choices, executors):
+def _attend(
+  queries, keys, given, own, scores, split, axes, tile, choices, executors
+):
   del executors  # those that `choices` name when the program is compiled
 
-  def attention(q_BLHK, k_BMHK, v_BMHE, directions):
-    inputs = q_BLHK, k_BMHK, v_BMHE, own, directions
+  def attention(q_BLHK, k_BMGK, v_BMGE, others):
+    (of_queries, of_keys), directions = others
+    inputs = Queries(q_BLHK, of_queries), Keys(k_BMGK, v_BMGE, of_keys)
     if choices[0][1] == "dense":
-      return dense.attend(*inputs, axes)
-    return merged.attend(*inputs, tile, choices, axes)
+      return dense.attend(*inputs, own, directions, scores, axes)
+    return merged.attend(
+      *inputs, own, directions, scores, tile, choices, axes
+    )
 
   by_head = PartitionSpec(split.heads or None)
   specs = collections.OrderedDict(
     (pattern, by_head if len(x) > 1 else PartitionSpec())
     for pattern, x in given.items()
   )
-  return per_device.on_any_mesh(attention, split, arrays, given, specs)
+  arrays = queries.q, keys.k, keys.v
+  others = (queries.segments, keys.segments), given
+  by_position = PartitionSpec(*split.spec[:2])
+  return per_device.on_any_mesh(
+    attention, split, arrays, others, (by_position, specs)
+  )
 
 
 # Loops that are run eagerly would be compiled at each call.
-_attend_compiled = jax.jit(_attend, static_argnums=(2, 3, 4, 5, 6, 7))
+_attend_compiled = jax.jit(_attend, static_argnums=(3, 4, 5, 6, 7, 8, 9))
 
 
 def _patterns_of_heads(patterns, num_heads, length):

@@ -7,12 +7,14 @@ all plans: each recomputes its weights against the merged log-sum-exp, so
 nothing of size n x keys is stored.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax, registry
@@ -26,11 +28,11 @@ from sparse_transformer.patterns import Pattern
 
 
 def attend(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
+  queries: contract.Queries,
+  keys: contract.Keys,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
+  scores: contract.Scores,
   tile: int,
   choices: tuple[tuple[str, str], ...],
   axes: contract.Axes = (),
@@ -41,17 +43,22 @@ def attend(
   positions; a ValueError says if the patterns cannot run so.
   """
   if axes and any(pattern.contents() for pattern in patterns):
-    few, own = spread.of_own_heads(patterns, directions, axes)
-    q, k, v = exchange.to_heads(axes, q_BLHK, k_BMHK, v_BMHE)
-    results = attend(q, k, v, few, own, tile, choices)
+    few, own = spread.of_own_heads(
+      patterns, keys.k.shape[2], directions, axes
+    )
+    inputs = contract.apply(
+      functools.partial(exchange.to_heads, axes), (queries, keys)
+    )
+    results = attend(*inputs, few, own, scores, tile, choices)
     out_BLHE, lse_BLH = exchange.to_positions(axes, *results)
     return out_BLHE, lse_BLH
-  bound = selection.bind(patterns, q_BLHK, k_BMHK, directions)
+  q_BLHK, k_BMGK = queries.q, keys.k
+  bound = selection.bind(patterns, q_BLHK, k_BMGK, directions)
   given = bound, selection.lay_out(bound, tile)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
-  work = _Work(choices, patterns, tile, axes)
-  return _attend(q_BLHK, k_BMHK, v_BMHE, spans_H, given, work)
+  work = _Work(choices, patterns, scores, tile, axes)
+  return _attend(queries, keys, spans_H, given, work)
 
 
 # Plans, each with its executor and heads.
@@ -63,53 +70,60 @@ class _Work(NamedTuple):
 
   choices: tuple[tuple[str, str], ...]
   patterns: tuple[Pattern, ...]
+  scores: contract.Scores
   tile: int
   axes: contract.Axes
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
-  return _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(queries, keys, spans_H, given, work):
+  return _forward(queries, keys, spans_H, given, work)[0]
 
 
-def _forward(q_BLHK, k_BLHK, v_BLHE, spans_H, given, work):
-  arrays = q_BLHK, k_BLHK, v_BLHE, spans_H
+def _forward(queries, keys, spans_H, given, work):
+  arrays = queries, keys, spans_H
   out_BLHE, lse_BLH = _by_platform(forward, work, given, *arrays)
   out_BLHE, lse_BLH = contract.name_saved(
-    out_BLHE.astype(v_BLHE.dtype), lse_BLH
+    out_BLHE.astype(keys.v.dtype), lse_BLH
   )
   return (out_BLHE, lse_BLH), (*arrays, given, out_BLHE, lse_BLH)
 
 
 def _backward(work, saved, cotangents):
-  *arrays, given, out_BLHE, lse_BLH = saved
-  grads = _by_platform(
-    backward, work, given, *arrays, out_BLHE, lse_BLH, *cotangents
+  queries, keys, spans_H, given, *results = saved
+  dq, dk, dv, dspans_H = _by_platform(
+    backward, work, given, queries, keys, spans_H, *results, *cotangents
   )
-  grads = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, tuple(arrays))
-  return *grads, None  # the tables of plans are integers
+  inputs = queries.q, keys.k, keys.v, spans_H
+  dq, dk, dv, dspans_H = jax.tree.map(
+    lambda g, x: g.astype(x.dtype), (dq, dk, dv, dspans_H), inputs
+  )
+  # Segments and the tables of plans are integers.
+  return contract.Queries(dq), contract.Keys(dk, dv), dspans_H, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 def _by_platform(
-  function: Callable, work: _Work, given: tuple, *arrays: jax.Array
+  function: Callable, work: _Work, given: tuple, *arrays: Any
 ) -> Any:
   """function(plans, *arrays), with the plans for the platform.
 
   The platform is known only when the program is lowered, after tracing.
   """
-  case = contract.make_case(arrays[0], arrays[2], work.tile)
+  queries, keys, spans_H, *others = arrays
+  case = contract.make_case(queries.q, keys.v, work.tile)
 
-  def run(platform, name, given, *arrays):
-    plans = _plans(work, given, arrays[3], platform, name, case)
-    return function(plans, *arrays)
+  def run(platform, name, given, queries, keys, spans_H, *others):
+    plans = _plans(work, given, spans_H, platform, name, case)
+    return function(plans, queries, keys, spans_H, *others)
 
   if len(work.choices) == 1:
     ((platform, name),) = work.choices
-    q_BLHK = registry.require(arrays[0], name, case)
-    return run(platform, name, given, q_BLHK, *arrays[1:])
+    q = registry.require(queries.q, name, case)
+    queries = queries._replace(q=q)
+    return run(platform, name, given, queries, keys, spans_H, *others)
   branches = {x[0]: functools.partial(run, *x) for x in work.choices}
   return lax.platform_dependent(given, *arrays, **branches)
 
@@ -130,39 +144,40 @@ def _plans(work, given, spans_H, platform, name, case):
   found = selection.plans(work.patterns, *given)
   spans = spans_lib.plans(work.patterns, spans_H, case.length, work.tile)
   at_run_time = gathered.Gathered(platform == "cpu")
-  return [
+  planned = (
     *((executor, plan, heads) for plan, heads in known),
     *((at_run_time, plan, heads) for plan, heads in (*found, *spans)),
+  )
+  scores = work.scores
+  return [
+    (executor, dataclasses.replace(plan, scores=scores), heads)
+    for executor, plan, heads in planned
   ]
 
 
 def forward(
   plans: Planned,
-  q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
-  v_BLHE: jax.Array,
+  queries: contract.Queries,
+  keys: contract.Keys,
   spans_H: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
   del spans_H  # the plans have them
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  out_BLHE = jnp.zeros(v_BLHE.shape, dtype)
-  lse_BLH = jnp.full(v_BLHE.shape[:3], -jnp.inf, dtype)
+  dtype, shape = jnp.promote_types(queries.q.dtype, jnp.float32), queries.q.shape
+  out_BLHE = jnp.zeros((*shape[:3], keys.v.shape[3]), dtype)
+  lse_BLH = jnp.full(shape[:3], -jnp.inf, dtype)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       # In turn: parts that run at the same time evict each other's tiles from
       # the cache.
-      q_BLHK, out_BLHE, lse_BLH = lax.optimization_barrier(
-        (q_BLHK, out_BLHE, lse_BLH)
+      queries, out_BLHE, lse_BLH = lax.optimization_barrier(
+        (queries, out_BLHE, lse_BLH)
       )
-    out, lse = executor.forward(
-      plan,
-      *plan.queries.arrange(*_take_heads(heads, q_BLHK)),
-      *plan.keys.arrange(*_take_heads(heads, k_BLHK, v_BLHE)),
-    )
-    out, lse = plan.queries.restore(out, lse)
+    inputs = _arranged(plan, heads, queries, keys)
+    out, lse = plan.queries.restore(*executor.forward(plan, *inputs))
     if i:
-      old = _take_heads(heads, out_BLHE, lse_BLH)
+      at = contract.index_of(heads)
+      old = out_BLHE[:, :, at], lse_BLH[:, :, at]
       out, lse = online_softmax.merge(old, (out, lse))
     out_BLHE = _put_heads(out_BLHE, heads, out)
     lse_BLH = _put_heads(lse_BLH, heads, lse)
@@ -171,9 +186,8 @@ def forward(
 
 def backward(
   plans: Planned,
-  q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
-  v_BLHE: jax.Array,
+  queries: contract.Queries,
+  keys: contract.Keys,
   spans_H: jax.Array | None,
   out_BLHE: jax.Array,
   lse_BLH: jax.Array,
@@ -185,34 +199,66 @@ def backward(
   delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
-  queries = contract.Queries(q_BLHK, dout_BLHE, lse_BLH, delta_BLH - dlse_BLH)
-  keys = contract.Keys(k_BLHK, v_BLHE)
-  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in (q_BLHK, *keys)]
+  queries = queries._replace(
+    dout=dout_BLHE, lse=lse_BLH, delta=delta_BLH - dlse_BLH
+  )
+  arrays = queries.q, keys.k, keys.v
+  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in arrays]
   dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       queries, grads = lax.optimization_barrier((queries, grads))
-    dq, dk, dv, *rest = executor.backward(
-      plan,
-      contract.Queries(*plan.queries.arrange(*_take_heads(heads, *queries))),
-      contract.Keys(*plan.keys.arrange(*_take_heads(heads, *keys))),
-    )
+    inputs = _arranged(plan, heads, queries, keys)
+    dq, dk, dv, *rest = executor.backward(plan, *inputs)
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
-    at = contract.index_of(heads)
+    of_keys = contract.key_heads(heads, _group(queries, keys))
     grads = [
-      total + x if heads is None else total.at[:, :, at].add(x)
-      for total, x in zip(grads, new, strict=True)
+      _add_heads(total, at, x)
+      for total, at, x in zip(grads, (heads, of_keys, of_keys), new, strict=True)
     ]
     for dspans in rest:
-      dspans_H = dspans_H.at[at].add(dspans)
+      dspans_H = dspans_H.at[contract.index_of(heads)].add(dspans)
   return *grads, dspans_H
 
 
-def _take_heads(heads, *arrays):
-  return tuple(x_BLH[:, :, contract.index_of(heads)] for x_BLH in arrays)
+def _group(queries, keys):
+  """The number of query heads of a key head."""
+  return queries.q.shape[2] // keys.k.shape[2]
+
+
+def _arranged(plan, heads, queries, keys):
+  """The queries of heads, and their keys, in the orders of a plan."""
+  of_keys = contract.key_heads(heads, _group(queries, keys))
+  return tuple(
+    contract.apply(order.arrange, arrays._replace(**_take_heads(at, arrays)))
+    for order, at, arrays in (
+      (plan.queries, heads, queries),
+      (plan.keys, of_keys, keys),
+    )
+  )
+
+
+def _take_heads(heads, arrays):
+  """The arrays of heads, by field; segments are those of all."""
+  return {
+    name: x_BLH[:, :, contract.index_of(heads)]
+    for name, x_BLH in arrays._asdict().items()
+    if name != "segments" and x_BLH is not None
+  }
 
 
 def _put_heads(x_BLH, heads, new_BLH):
   if heads is None:  # without a scatter, whose indices would be empty
     return new_BLH.astype(x_BLH.dtype)
   return x_BLH.at[:, :, contract.index_of(heads)].set(new_BLH)
+
+
+def _add_heads(x_BLH, heads, new_BLH):
+  if heads is None:
+    return x_BLH + new_BLH
+  # A head that occurs several times: a sum has an order, a scatter may not.
+  distinct = dict.fromkeys(heads)
+  if len(distinct) < len(heads):
+    of_each = [np.equal(heads, head).nonzero()[0] for head in distinct]
+    new_BLH = jnp.stack([new_BLH[:, :, at].sum(2) for at in of_each], 2)
+  return x_BLH.at[:, :, np.array([*distinct])].add(new_BLH)

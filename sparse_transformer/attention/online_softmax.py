@@ -16,7 +16,6 @@ so far [A, B, H, T, 1].
 
 import abc
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import Keys, Queries
+from sparse_transformer.attention.contract import (
+  Keys,
+  Queries,
+  Scores,
+  apply,
+)
 from sparse_transformer.patterns import Pattern
 
 Running = tuple[jax.Array, jax.Array, jax.Array]
@@ -43,6 +47,7 @@ class Steps(abc.ABC):
 
   num: int  # number of groups
   single: bool = False  # whether every group has one step, whose number is i
+  skips: bool = False  # whether to skip what has no pairs within segments
   spans: Any = ()  # the spans that determine the weights of pairs, if learned
 
   def bounds(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -104,85 +109,129 @@ class Steps(abc.ABC):
     """x, an array of keys, with the results of a step added to it."""
 
 
-def forward(
-  steps: Steps, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
-) -> Softmax:
+def forward(steps: Steps, queries: Queries, keys: Keys, scores: Scores) -> Softmax:
   """(out_BLHE, lse_BLH) of all queries: 0 and -inf without keys."""
-  q, k, v = *steps.of_queries(q_BLHK), *steps.of_keys(k_BLHK, v_BLHE)
+  q = queries.q
+  queries = apply(steps.of_queries, queries)
+  keys = apply(steps.of_keys, keys)
+  width = keys.v.shape[-1]
 
   def of_group(i, done):
-    (tile,) = steps.queries(i, q)
-    tile = tile * scale(q)
+    mine = apply(functools.partial(steps.queries, i), queries)
+    tile = mine.q * scale(q, scores)
+    out = jnp.zeros_like(tile, _wide(q), (*tile.shape[:-1], width))
+    nothing = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
 
     def step(j, state=None):
-      keys = Keys(*steps.keys(i, j, k, v))
-      new = softmax_of_tile(tile, keys, steps.pairs(i, j))
+      others = apply(functools.partial(steps.keys, i, j), keys)
+      pairs = _within_segments(steps.pairs(i, j), mine, others)
+      new = _unless_empty(
+        steps,
+        pairs,
+        lambda: softmax_of_tile(tile, others, pairs, scores),
+        nothing,
+      )
       return new if state is None else combine(state, new)
 
     if steps.single:
       state = step(i)
     else:
-      out = jnp.zeros_like(tile, _wide(q), (*tile.shape[:-1], v.shape[-1]))
-      nothing = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
       state = lax.fori_loop(*steps.bounds(i), step, nothing)
     (out_done, lse_done), (out, lse) = done, finish(*state)
     return steps.put(i, out_done, out), steps.put(i, lse_done, lse[..., 0])
 
-  shape = steps.shape(q)
-  out = jnp.zeros_like(q, _wide(q), (*shape, v.shape[-1]))
+  shape = steps.shape(queries.q)
+  out = jnp.zeros_like(q, _wide(q), (*shape, width))
   nothing = out, jnp.full_like(q, -jnp.inf, _wide(q), shape)
   return steps.merge(*lax.fori_loop(0, steps.num, of_group, nothing))
 
 
 def backward(
-  steps: Steps, queries: Queries, keys: Keys
+  steps: Steps, queries: Queries, keys: Keys, scores: Scores
 ) -> tuple[jax.Array, ...]:
   """(dq, dk, dv, gradients of the spans), with weights relative to lse."""
-  queries = Queries(*steps.of_queries(*queries))
-  keys = Keys(*steps.of_keys(*keys))
+  queries = apply(steps.of_queries, queries)
+  keys = apply(steps.of_keys, keys)
 
   def of_group(i, done):
     dq_done, *others = done
-    q, dout, lse, delta = steps.queries(i, *queries)
-    q, lse, delta = q * scale(q), lse[..., None], delta[..., None]
+    mine = apply(functools.partial(steps.queries, i), queries)
+    q, dout = mine.q * scale(mine.q, scores), mine.dout
+    lse, delta = mine.lse[..., None], mine.delta[..., None]
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
       (q.swapaxes(-1, -2), dout.swapaxes(-1, -2))
     )
 
-    def step(j, carry):
-      dq, dk, dv, dspans = carry
-      k, v = steps.keys(i, j, *keys)
-      mask, m = steps.pairs(i, j)
-      p, ds = weights_and_gradients((q, dout), (k, v), lse, delta, mask)
+    def gradients(i, j, tile, pairs):
+      """(dq, dk, dv, gradients of the spans) of a step."""
+      mask, m = pairs
+      p, dp, slope = weights_and_gradients(
+        (q, dout), (tile.k, tile.v), lse, delta, mask, scores
+      )
+      dspans: Any = ()
       if m is not None:  # p may be above 1 where m is below
-        new = steps.spans_gradient(i, j, ds)
-        dspans = jax.tree.map(jnp.add, dspans, new)
-        p, ds = m * p, m * ds
-      p, ds = p.astype(q.dtype), (ds * scale_of_scores(q)).astype(q.dtype)
+        dspans = steps.spans_gradient(i, j, dp)
+        p, dp = m * p, m * dp
+      ds = (dp * slope * scale_of_scores(q, scores)).astype(q.dtype)
+      p = p.astype(q.dtype)
       new_dv = dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       new_dk = dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-      dq = dq + dot("abhts,abhsk->abhtk", ds, k)
+      return dot("abhts,abhsk->abhtk", ds, tile.k), new_dk, new_dv, dspans
+
+    def step(j, carry):
+      dq, dk, dv, dspans = carry
+      tile = apply(functools.partial(steps.keys, i, j), keys)
+      pairs = _within_segments(steps.pairs(i, j), mine, tile)
+      new_dq, new_dk, new_dv, new_dspans = _unless_empty(
+        steps,
+        pairs,
+        lambda: gradients(i, j, tile, pairs),
+        (*(jnp.zeros_like(x, _wide(q)) for x in (q, tile.k, tile.v)), ()),
+      )
+      dspans = jax.tree.map(jnp.add, dspans, new_dspans)
       dk, dv = steps.add(i, j, dk, new_dk), steps.add(i, j, dv, new_dv)
-      return dq, dk, dv, dspans
+      return dq + new_dq, dk, dv, dspans
 
     carry = jnp.zeros_like(q, _wide(q)), *others
     if steps.single:
       dq, *others = step(i, carry)
     else:
       dq, *others = lax.fori_loop(*steps.bounds(i), step, carry)
-    return steps.put(i, dq_done, dq * scale(q)), *others
+    return steps.put(i, dq_done, dq * scale(q, scores)), *others
 
   q = queries.q
   nothing = (
     jnp.zeros_like(q, _wide(q), (*steps.shape(q), q.shape[-1])),
-    *(jnp.zeros_like(x, _wide(q)) for x in keys),
+    *(jnp.zeros_like(x, _wide(q)) for x in keys[:2]),
     jax.tree.map(jnp.zeros_like, steps.spans),
   )
   dq, dk, dv, dspans = lax.fori_loop(0, steps.num, of_group, nothing)
   grads = *steps.from_queries(dq), *steps.from_keys(dk, dv)
   return *grads, *jax.tree.leaves(dspans)
+
+
+def _within_segments(pairs: Pairs, queries: Queries, keys: Keys) -> Pairs:
+  """The pairs of a step whose query and key have the same segment."""
+  mask, weights = pairs
+  return within_segments(mask, queries.segments, keys.segments), weights
+
+
+def within_segments(
+  mask: jax.Array, of_queries: jax.Array | None, of_keys: jax.Array | None
+) -> jax.Array:
+  """A mask [..., T, S] and what segments [..., T] and [..., S] leave of it."""
+  if of_queries is None or of_keys is None:
+    return mask
+  return mask & (of_queries[..., None] == of_keys[..., None, :])
+
+
+def _unless_empty(steps, pairs, compute, nothing):
+  """compute(), or `nothing` where segments leave no pairs to compute."""
+  if not steps.skips:
+    return compute()
+  return lax.cond(pairs[0].any(), compute, lambda: nothing)
 
 
 def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
@@ -191,10 +240,12 @@ def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
-def softmax_of_tile(q: jax.Array, keys: Keys, pairs: Pairs) -> Running:
+def softmax_of_tile(
+  q: jax.Array, keys: Keys, pairs: Pairs, scores: Scores
+) -> Running:
   """The running softmax over one tile of keys; q is scaled."""
   mask, weights = pairs
-  s = _scores(q, keys.k, mask)
+  s, _ = _scores(q, keys.k, mask, scores)
   if weights is not None:
     s = s + jnp.log(weights)
   max_ = s.max(-1, keepdims=True)
@@ -240,29 +291,48 @@ def merge(*results: Softmax) -> Softmax:
   return functools.reduce(jnp.add, parts), lse
 
 
+def add_sinks(
+  out_BLHE: jax.Array, lse_BLH: jax.Array, sinks_H: jax.Array
+) -> Softmax:
+  """The results with a sink, a key whose score is given and whose value is 0.
+
+  Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
+  """
+  sinks = sinks_H.astype(lse_BLH.dtype)
+  share = jax.nn.sigmoid(lse_BLH - sinks)[..., None]
+  out = (out_BLHE.astype(lse_BLH.dtype) * share).astype(out_BLHE.dtype)
+  return out, jnp.logaddexp(lse_BLH, sinks)
+
+
 def weights_and_gradients(
   mine: Sequence[jax.Array],
   other: Sequence[jax.Array],
   lse: jax.Array,
   delta: jax.Array,
   mask: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """(p, ds): the weights relative to a given lse, the gradients of the scores.
+  scores: Scores,
+) -> tuple[jax.Array, jax.Array, jax.Array | float]:
+  """(weights relative to a given lse, gradients of the scores, their slope).
 
-  Both in float32 or wider: round them for products. Products with queries and
-  keys take ds times `scale_of_scores`. Tiles (q, dout), with q scaled, and (k,
-  v) are given in either order: the first has the rows of the results. lse and
-  delta have an axis of size 1 for keys.
+  The slope is that of the soft cap, by which the gradients are to be multiplied
+  in the end. All are in float32 or wider: round them for products. Products
+  with queries and keys take `scale_of_scores`. Tiles (q, dout), with q scaled,
+  and (k, v) are given in either order: the first has the rows of the results.
+  lse and delta have an axis of size 1 for keys.
   """
   (x, dx), (y, dy) = mine, other
-  p = jnp.exp(_scores(x, y, mask) - lse)
-  return p, p * (dot("abhte,abhse->abhts", dx, dy) - delta)
+  s, slope = _scores(x, y, mask, scores)
+  p = jnp.exp(s - lse)
+  return p, p * (dot("abhte,abhse->abhts", dx, dy) - delta), slope
 
 
-def _scores(q, k, mask):
-  """The scores, -inf outside the mask."""
-  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q)
-  return jnp.where(mask, s, -jnp.inf)
+def _scores(q, k, mask, scores):
+  """(The scores, -inf outside the mask, the slope of the soft cap)."""
+  s, slope = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores), 1.0
+  if scores.softcap:
+    share = jnp.tanh(s / scores.softcap)
+    s, slope = scores.softcap * share, 1 - share**2
+  return jnp.where(mask, s, -jnp.inf), slope
 
 
 def _finite(max_):
@@ -279,15 +349,16 @@ def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 
-def scale(q: jax.Array) -> np.ndarray:
-  """The factor of the queries: 1 / sqrt(K), or 1 where that would round them.
+def scale(q: jax.Array, scores: Scores) -> np.ndarray:
+  """The factor of the queries: that of the scores, or 1 if it would round them.
 
-  In 16 bits, scaled queries are exact for powers of 4 only; for others, such as
-  K = 32, the log-sum-exp would be off by 0.005.
+  In 16 bits, queries are scaled by powers of 2 exactly; by others, such as
+  1 / sqrt(32), the log-sum-exp would be off by 0.005.
   """
-  return np.asarray(1 / np.sqrt(q.shape[-1]) / scale_of_scores(q), q.dtype)
+  factor = scores.factor(q.shape[-1]) / scale_of_scores(q, scores)
+  return np.asarray(factor, q.dtype)
 
 
-def scale_of_scores(q: jax.Array) -> float:
-  """The factor of the scores: what `scale` leaves of 1 / sqrt(K)."""
-  return 1 / math.sqrt(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
+def scale_of_scores(q: jax.Array, scores: Scores) -> float:
+  """The factor of the scores: what `scale` leaves."""
+  return scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0

@@ -92,7 +92,7 @@ class Content(Checked):
     return None
 
   def labels(
-    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
+    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     """The labels that decide which pairs are in the set.
 
@@ -100,7 +100,7 @@ class Content(Checked):
 
     Args:
       q_BLHK: queries, rounded to float32, without gradients.
-      k_BMHK: keys from position 0 on, likewise.
+      k_BMGK: keys from position 0 on, likewise; G divides H.
       directions_HDK: for each head, or for all of them if H = 1; None for no
         directions.
       start: position of the first query.
@@ -248,11 +248,11 @@ class LSH(Content):
     return random.standard_normal(shape).astype(np.float32)
 
   def labels(
-    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
+    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     import jax.numpy as jnp
 
-    del k_BMHK, start  # the labels: the bucket of each query in each round
+    del k_BMGK, start  # the labels: the bucket of each query in each round
     half = self.buckets // 2
 
     def hash_(products_BHD):
@@ -316,11 +316,11 @@ class Routing(Content):
     return self.clusters
 
   def labels(
-    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
+    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     import jax.numpy as jnp
 
-    del k_BMHK, start  # the label: the cluster of each query
+    del k_BMGK, start  # the label: the cluster of each query
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
 
@@ -364,20 +364,21 @@ class TopBlocks(Content):
     return np.where(k // self.size < past, share, 0)
 
   def labels(
-    self, q_BLHK: Array, k_BMHK: Array, directions_HDK: Array, start: Array = 0
+    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
   ) -> Array:
     import jax
     import jax.numpy as jnp
 
     del directions_HDK  # the labels: the blocks of each query, -1 for none
-    b, n, h, width = k_BMHK.shape
-    num_queries = q_BLHK.shape[1]
+    b, n, num_key_heads, width = k_BMGK.shape
+    _, num_queries, h, _ = q_BLHK.shape
     num_blocks = (n - 1) // self.size  # that a query may choose
     if not num_blocks:
       return jnp.full_like(q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
-    keys = k_BMHK[:, : num_blocks * self.size]
-    keys = keys.reshape(b, num_blocks, self.size, h, width)
-    means_BHDK = keys.mean(2).swapaxes(1, 2)
+    keys = k_BMGK[:, : num_blocks * self.size]
+    keys = keys.reshape(b, num_blocks, self.size, num_key_heads, width)
+    means_BGDK = keys.mean(2).swapaxes(1, 2)
+    means_BHDK = jnp.repeat(means_BGDK, h // num_key_heads, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
     own_L1 = (start + jnp.arange(num_queries)[:, None]) // self.size
     is_past_LD = jnp.arange(num_blocks)[None] < own_L1

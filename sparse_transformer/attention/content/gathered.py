@@ -51,7 +51,7 @@ class Tables:
   num_blocks: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
   def steps(self, *args: Any) -> "_Steps":
-    """The steps of (a plan, whether it runs on a CPU, [B, L, H])."""
+    """The steps of (a plan, whether it runs on a CPU, [B, L, H], G)."""
     return (_Windows if self.blocks is None else _Blocks)(*args)
 
 
@@ -123,20 +123,23 @@ class Gathered:
   def forward(
     self,
     plan: contract.Plan,
-    q_BLHK: jax.Array,
-    k_BLHK: jax.Array,
-    v_BLHE: jax.Array,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
     """See `contract.Executor`."""
-    steps = plan.tables.steps(plan, self.is_cpu, q_BLHK.shape[:3])
-    return online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
+    steps = self._steps(plan, queries, keys)
+    return online_softmax.forward(steps, queries, keys, plan.scores)
 
   def backward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
     """See `contract.Executor`."""
-    steps = plan.tables.steps(plan, self.is_cpu, queries.q.shape[:3])
-    return online_softmax.backward(steps, queries, keys)
+    steps = self._steps(plan, queries, keys)
+    return online_softmax.backward(steps, queries, keys, plan.scores)
+
+  def _steps(self, plan, queries, keys):
+    shape, num_key_heads = queries.q.shape[:3], keys.k.shape[2]
+    return plan.tables.steps(plan, self.is_cpu, shape, num_key_heads)
 
 
 def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
@@ -151,7 +154,8 @@ class _Steps(online_softmax.Steps):
   name, single = "gathered", True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, is_cpu, shape, num_keys):
+  def __init__(self, plan, is_cpu, shape, num_key_heads, num_keys):
+    self.num_key_heads = num_key_heads
     self.pattern, self.tables = plan.pattern, plan.tables
     # Whether the device adds values for the same place one after another;
     # otherwise they are summed first.
@@ -174,6 +178,11 @@ class _Steps(online_softmax.Steps):
 
   def from_queries(self, *arrays):
     return _sum(self.tables.places, *arrays)
+
+  def of_group(self, x_BLHK):
+    """Gradients of key heads [B, L, G, K], from those for each query head."""
+    b, n, _, width = x_BLHK.shape
+    return x_BLHK.reshape(b, n, self.num_key_heads, -1, width).sum(3)
 
   def merge(self, out_BHVTE, lse_BHVT):
     """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
@@ -213,8 +222,9 @@ class _Steps(online_softmax.Steps):
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, plan, is_cpu, shape):
-    super().__init__(plan, is_cpu, shape, plan.tables.span * plan.tile)
+  def __init__(self, plan, is_cpu, shape, num_key_heads):
+    num_keys = plan.tables.span * plan.tile
+    super().__init__(plan, is_cpu, shape, num_key_heads, num_keys)
     b, h, _ = self.tables.keys.shape
     keys = self.tables.keys.reshape(b, h, -1, self.tile)
     self.at = _pad_tiles(keys, 0, self.missing, -1)
@@ -233,15 +243,16 @@ class _Windows(_Steps):
     return self.put(i, x_BHVT, tiles)
 
   def from_keys(self, *arrays):
-    return _sum(self.tables.places + self.behind * self.tile, *arrays)
+    places = self.tables.places + self.behind * self.tile
+    return tuple(map(self.of_group, _sum(places, *arrays)))
 
 
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, plan, is_cpu, shape):
+  def __init__(self, plan, is_cpu, shape, num_key_heads):
     (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
-    super().__init__(plan, is_cpu, shape, num // num_blocks)
+    super().__init__(plan, is_cpu, shape, num_key_heads, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
@@ -277,7 +288,8 @@ class _Blocks(_Steps):
 
   def from_keys(self, *arrays):
     rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
-    return tuple(x[:, :, : self.n].swapaxes(1, 2) for x in rows)
+    held = (x[:, :, : self.n].swapaxes(1, 2) for x in rows)
+    return tuple(map(self.of_group, held))
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
@@ -292,13 +304,19 @@ def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
 
 
 def _rows(at, *arrays):
-  """Rows [B, H, ..., K] of [B, L, H, K] at [B, H, ...], arbitrary for -1."""
+  """Rows [B, H, ..., K] of [B, L, G, K] at [B, H, ...], arbitrary for -1."""
 
   def of_head(x_L, at):
     return x_L.at[at.clip(0)].get(mode="clip")
 
-  of_lanes = jax.vmap(jax.vmap(of_head, (1, 0)))
-  return contract.apply_at_once(lambda x_BLH: of_lanes(x_BLH, at), arrays)
+  of_lanes = jax.vmap(jax.vmap(jax.vmap(of_head, (None, 0)), (1, 0)))
+
+  def of_array(x_BLG):
+    grouped = at.reshape(len(at), x_BLG.shape[2], -1, *at.shape[2:])
+    rows = of_lanes(x_BLG, grouped)
+    return rows.reshape(*at.shape, *x_BLG.shape[3:])
+
+  return contract.apply_at_once(of_array, arrays)
 
 
 def _sum(places_BHLR, *arrays):

@@ -4,7 +4,7 @@ Heads with the same pattern are bound together. A pattern decides the integer
 labels of positions; they are named, so that rematerialization can keep them
 instead of deciding again, perhaps differently.
 
-In all functions, `patterns` has one pattern per head, q_BLHK and k_BLHK are
+In all functions, `patterns` has one pattern per head, q_BLHK and k_BMGK are
 queries and keys, `directions` is as in `attention.attend`, and `bound` is what
 `bind` returns.
 """
@@ -49,13 +49,16 @@ def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
 def bind(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
+  k_BMGK: jax.Array,
   directions: Directions,
 ) -> tuple[Any, ...]:
   """The sets that make up the `contents` of each pattern of `with_content`."""
 
+  group = q_BLHK.shape[2] // k_BMGK.shape[2]
+
   def sets_of(content, heads):
-    q, k = (x[:, :, contract.index_of(heads)] for x in (q_BLHK, k_BLHK))
+    q = q_BLHK[:, :, contract.index_of(heads)]
+    k = k_BMGK[:, :, contract.index_of(contract.key_heads(heads, group))]
     given = directions.get(content)
     if given is not None and len(given) > 1:
       given = given[contract.index_of(heads)]
@@ -71,7 +74,7 @@ def bind(
 def labels(
   content: Content,
   q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
+  k_BMGK: jax.Array,
   given: jax.Array | None,
   start: jax.Array | int = 0,
 ) -> jax.Array:
@@ -82,7 +85,7 @@ def labels(
   drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
   q, k, directions = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
-    (q_BLHK, k_BMHK, drawn),
+    (q_BLHK, k_BMGK, drawn),
   )
   return content.labels(q, k, directions, start)
 
@@ -174,7 +177,10 @@ def count_scores(
       *spans_lib.plans(heads, spans_H, case.length, case.tile),
     ):
       shape = case.batch, case.length, case.num_heads
-      steps = plan.tables.steps(plan, case.platform == "cpu", shape)
+      num_key_heads = case.num_heads // case.group
+      steps = plan.tables.steps(
+        plan, case.platform == "cpu", shape, num_key_heads
+      )
       found.append((steps.name, plan.tile, steps.scores))
 
   shape = 1, case.length, 1, case.qk_width
@@ -197,19 +203,19 @@ def _sets(bound):
 def realize(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,
-  k_BLHK: jax.Array,
+  k_BMGK: jax.Array,
   directions: Directions,
 ) -> jax.Array | np.ndarray:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
   # In the mask of a bound pattern, positions have axes of batch and heads.
   heads_bound = [pattern.support() for pattern in patterns]
-  bound = bind(patterns, q_BLHK, k_BLHK, directions)
+  bound = bind(patterns, q_BLHK, k_BMGK, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for j, head in enumerate(range(len(patterns)) if heads is None else heads):
       own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
       heads_bound[head] = pattern.bind(unions(pattern, own))
-  n = q_BLHK.shape[1]
+  n = k_BMGK.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
   masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in heads_bound]
   at = i[0, 0]

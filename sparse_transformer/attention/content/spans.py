@@ -136,8 +136,9 @@ class _Walk(online_softmax.Steps):
 
   name = "spanned"
 
-  def __init__(self, plan, is_cpu, shape):
+  def __init__(self, plan, is_cpu, shape, num_key_heads):
     b, self.n, h = shape
+    self.num_heads, self.group = h, h // num_key_heads
     self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
     self.heads: int = 1 if is_cpu else h  # of a group
@@ -216,9 +217,11 @@ class _Walk(online_softmax.Steps):
   def put(self, i, x_BHVT, new):
     return self._put(x_BHVT, i, self._first(i), new)
 
-  def add(self, i, ago, x_BHVT, new):
-    (old,) = self.keys(i, ago, x_BHVT)
-    return self._put(x_BHVT, i, self.most + self._first(i) - ago, old + new)
+  def add(self, i, ago, x_BGVT, new_BHAT):
+    first, group = self.most + self._first(i) - ago, min(self.group, self.heads)
+    new_BGRAT = new_BHAT.reshape(len(new_BHAT), -1, group, *new_BHAT.shape[2:])
+    old = self._of_key_heads(x_BGVT, i, first)
+    return self._put(x_BGVT, i, first, old + new_BGRAT.sum(2))
 
   def _first(self, i):
     """The first tile of queries of a group."""
@@ -231,17 +234,23 @@ class _Walk(online_softmax.Steps):
     """The first head of a group."""
     return i // self.times * self.heads
 
-  def _take(self, x_BHVT, i, first):
-    b, _, _, *rest = x_BHVT.shape
-    starts = self._starts(i, first, x_BHVT.ndim)
-    sizes = b, self.heads, self.size, *rest
-    return lax.dynamic_slice(x_BHVT, starts, sizes)
+  def _take(self, x_BGVT, i, first):
+    """A group's tiles from the `first` on, of each of its query heads."""
+    tiles = self._of_key_heads(x_BGVT, i, first)
+    return jnp.repeat(tiles, self.heads // tiles.shape[1], 1)
 
-  def _put(self, x_BHVT, i, first, new):
-    starts = self._starts(i, first, x_BHVT.ndim)
-    return lax.dynamic_update_slice(x_BHVT, new, starts)
+  def _of_key_heads(self, x_BGVT, i, first):
+    b, num, _, *rest = x_BGVT.shape
+    sizes = b, -(-self.heads * num // self.num_heads), self.size, *rest
+    starts = self._starts(i, first, x_BGVT)
+    return lax.dynamic_slice(x_BGVT, starts, sizes)
 
-  def _starts(self, i, first, ndim):
+  def _put(self, x_BGVT, i, first, new):
+    starts = self._starts(i, first, x_BGVT)
+    return lax.dynamic_update_slice(x_BGVT, new, starts)
+
+  def _starts(self, i, first, x_BGVT):
     """Where a group's tiles from the `first` on start, on all axes."""
-    starts = 0, self._head(i), first, *[0] * (ndim - 3)
+    head = self._head(i) * x_BGVT.shape[1] // self.num_heads
+    starts = 0, head, first, *[0] * (x_BGVT.ndim - 3)
     return [*map(jnp.int32, starts)]

@@ -210,10 +210,17 @@ class OverHeads(contract.Arrangement):
 
 
 def to_heads(axes: contract.Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """All positions of a device's heads, from its positions of all heads."""
-  return contract.apply_at_once(
-    lambda x: lax.all_to_all(x, axes, 2, 1, tiled=True), arrays
-  )
+  """All positions of a device's heads, from its positions of all heads.
+
+  What is the same for all heads, [B, L, 1], is also gathered.
+  """
+
+  def of_array(x_BLH):
+    if x_BLH.ndim == 4 and x_BLH.shape[2:] == (1, 1):
+      return lax.all_gather(x_BLH, axes, axis=1, tiled=True)
+    return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
+
+  return contract.apply_at_once(of_array, arrays)
 
 
 def to_positions(

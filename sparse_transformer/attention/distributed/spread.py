@@ -66,7 +66,10 @@ def received_over_heads(n: int, num_devices: int) -> float:
 def choose(
   part: Pattern, n: int, tile: int, num_devices: int, num_heads: int
 ) -> Shares:
-  """The cheapest way to share a part, by the cost of the slowest device."""
+  """The cheapest way to share a part, by the cost of the slowest device.
+
+  Its key heads number `num_heads`.
+  """
 
   def cost(x):
     pairs = x.tiles.max() * tile**2
@@ -182,13 +185,16 @@ def decide(
   patterns: tuple[Pattern, ...],
   case: contract.Case,
   num_devices: int,
-) -> Iterator[tuple[Pattern, contract.Heads, int, Shares]]:
-  """The sharing of parts: (part, heads, how many, shares)."""
+) -> Iterator[tuple[Pattern, contract.Heads, contract.Case, Shares]]:
+  """The sharing of parts: (part, heads, the case with these alone, shares)."""
   n = case.length
   for part, heads in contract.heads_of_parts(patterns, n):
+    of_keys = contract.key_heads(heads, case.group)
     count = len(patterns) if heads is None else len(heads)
+    num = count // case.group if of_keys is None else len(of_keys)
+    part_case = dataclasses.replace(case, num_heads=count, num_key_heads=num)
     size = tile_of(executor, part, case, n // num_devices)
-    yield part, heads, count, choose(part, n, size, num_devices, count)
+    yield part, heads, part_case, choose(part, n, size, num_devices, num)
 
 
 def plans(
@@ -207,16 +213,18 @@ def plans(
   case = dataclasses.replace(case, length=case.length * num_devices)
   found: list[tuple[contract.Plan, contract.Heads]] = []
   shared = decide(executor, patterns, case, num_devices)
-  for part, heads, count, shares in shared:
+  for part, heads, part_case, shares in shared:
     if shares.queries is None or shares.keys is None:
-      few = count // num_devices
-      few_case = dataclasses.replace(case, num_heads=few)
+      few, num = (
+        x // num_devices for x in (part_case.num_heads, part_case.num_key_heads)
+      )
+      few_case = dataclasses.replace(case, num_heads=few, num_key_heads=num)
       for plan, _ in executor.plans((part,) * few, few_case):
         sides = (exchange.OverHeads(axes, x) for x in (plan.queries, plan.keys))
         plan = contract.Plan(plan.pattern, plan.tile, plan.tables, *sides)
         found.append((plan, heads))
     else:
-      key: Any = executor, part, shares, count
+      key: Any = executor, part, shares, part_case
       of_device = functools.partial(exchange.of_device, axes=axes)
       tables = jax.tree.map(of_device, _tables(*key))
       routes = (Exchange(axes, x) for x in (shares.queries, shares.keys))
@@ -225,16 +233,20 @@ def plans(
 
 
 def of_own_heads(
-  patterns: tuple[Pattern, ...], directions: Directions, axes: contract.Axes
+  patterns: tuple[Pattern, ...],
+  num_key_heads: int,
+  directions: Directions,
+  axes: contract.Axes,
 ) -> tuple[tuple[Pattern, ...], Directions]:
   """Patterns and directions of a device's heads, if it has all positions."""
   num_devices = lax.axis_size(axes)
   few = len(patterns) // num_devices
-  if patterns[:few] * num_devices != patterns:
+  is_alike = patterns[:few] * num_devices == patterns
+  if not is_alike or num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one"
-      f" device, but {len(patterns)} heads cannot be split over"
-      f" {num_devices} devices so that all have the same patterns; split"
+      f" device, but {len(patterns)} heads, with {num_key_heads} of keys, cannot"
+      f" be split over {num_devices} devices so that all have the same; split"
       " positions over fewer devices, or change the number of heads"
     )
   first = lax.axis_index(axes) * few
@@ -247,7 +259,7 @@ def of_own_heads(
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(executor, part, shares, num_heads):
+def _tables(executor, part, shares, case):
   """The tables of all devices, stacked."""
-  tables = executor.shares(part, shares.layouts, num_heads)
+  tables = executor.shares(part, shares.layouts, case)
   return jax.tree.map(lambda *x: np.stack(x), *tables)

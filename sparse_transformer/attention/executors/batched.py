@@ -66,8 +66,10 @@ class Sweep(NamedTuple):
 class Tables(NamedTuple):
   """The tables of a plan: int32."""
 
-  heads: contract.Table  # [groups, members], of heads with the same pattern
-  places: contract.Table  # [2, H], the group and the member that each head is
+  # A unit is the query heads of a key head or, if their patterns differ, some
+  # of them.
+  units: contract.Table  # [groups, members], of units with the same pattern
+  places: contract.Table  # [2, U], the group and the member that each unit is
   queries: contract.Table  # [tiles, tile], see `worklists.Work`
   keys: contract.Table
   by_query: Sweep  # the lists of queries
@@ -85,48 +87,48 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
 
 def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """One plan for all heads."""
-  tile = tile_size(patterns[0], case)
-  return [(_plan(patterns, case.length, tile), None)]
+  tile, units = tile_size(patterns[0], case), contract.units(patterns, case)
+  return [(_plan(units, case.length, tile), None)]
 
 
 @functools.lru_cache(maxsize=64)
 def _plan(patterns, n, tile):
-  heads = _groups(patterns)
-  distinct = tuple(patterns[first] for first in heads[:, 0])
+  units = _groups(patterns)
+  distinct = tuple(patterns[first] for first in units[:, 0])
   work = worklists.make_work(distinct, n, tile)
-  (tables,) = _tables_of([work], heads)
+  (tables,) = _tables_of([work], units)
   return contract.Plan(None, tile, tables)
 
 
 def shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int
+  part: Pattern, layouts: Sequence[Layout], case: contract.Case
 ) -> list[Tables]:
   """The tables with which devices share a part, all of the same shapes."""
   works = worklists.make_shares(part, layouts, num_heads=1)
-  return _tables_of(works, _groups((part,) * num_heads))
+  return _tables_of(works, _groups((part,) * (case.num_heads // case.group)))
 
 
 def _tables_of(
-  works: Sequence[worklists.Work], heads: np.ndarray
+  works: Sequence[worklists.Work], units: np.ndarray
 ) -> list[Tables]:
-  """Tables of the same shapes, for works of groups of heads."""
-  places = np.zeros((2, heads.size), np.int32)
-  places[:, heads] = np.indices(heads.shape)
+  """Tables of the same shapes, for works of groups of units."""
+  places = np.zeros((2, units.size), np.int32)
+  places[:, units] = np.indices(units.shape)
   by_query = _sweeps_of([(w.by_query, w.queries) for w in works])
   by_key = _sweeps_of([(w.by_key, w.keys) for w in works])
   return [
-    Tables(heads, places, w.queries, w.keys, *sweeps)
+    Tables(units, places, w.queries, w.keys, *sweeps)
     for w, *sweeps in zip(works, by_query, by_key, strict=True)
   ]
 
 
 def _groups(patterns):
-  """Groups of heads with the same pattern, all of one size: [groups, size]."""
-  heads: dict[Pattern, list[int]] = {}
-  for head, pattern in enumerate(patterns):
-    heads.setdefault(pattern, []).append(head)
-  size = math.gcd(*map(len, heads.values()))
-  return np.concatenate([*heads.values()]).reshape(-1, size).astype(np.int32)
+  """Groups of units with the same pattern, all of one size: [groups, size]."""
+  units: dict[Pattern, list[int]] = {}
+  for unit, pattern in enumerate(patterns):
+    units.setdefault(pattern, []).append(unit)
+  size = math.gcd(*map(len, units.values()))
+  return np.concatenate([*units.values()]).reshape(-1, size).astype(np.int32)
 
 
 def _sweeps_of(sides):
@@ -215,63 +217,78 @@ def _loop(lists, items, size, span, room):
 
 
 def forward(
-  plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array]:
   """See `contract.Executor`."""
-  tables = plan.tables
+  tables, scores = plan.tables, plan.scores
 
-  def process(query, key, pairs):
-    (q,), keys = query, contract.Keys(*key)
-    state = softmax_of_tile(q * scale(q), keys, (pairs, None))
-    return online_softmax.finish(*state)
+  def process(mine, others, pairs):
+    q = mine.q * scale(mine.q, scores)
+    return online_softmax.finish(
+      *softmax_of_tile(q, others, (pairs, None), scores)
+    )
 
   out, lse = _run(
     tables,
     tables.by_query,
-    (tables.queries, (q_BLHK,)),
-    (tables.keys, (k_BLHK, v_BLHE)),
-    (v_BLHE.shape[-1], 1),
+    (tables.queries, queries),
+    (tables.keys, keys),
+    (keys.v.shape[-1], 1),
     process,
   )
   out_SBLHE = _slots(tables, tables.by_query, out, 0)
-  lse_SBLH = _slots(tables, tables.by_query, lse, -jnp.inf)[..., 0]
-  return online_softmax.merge(*zip(out_SBLHE, lse_SBLH, strict=True))
+  lse_SBLH = _slots(tables, tables.by_query, lse, -jnp.inf)
+  shape = queries.q.shape[:3]
+  results = zip(out_SBLHE, lse_SBLH, strict=True)
+  return online_softmax.merge(
+    *((out.reshape(*shape, -1), lse.reshape(shape)) for out, lse in results)
+  )
 
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, ...]:
   """See `contract.Executor`."""
-  tables = plan.tables
+  tables, scores = plan.tables, plan.scores
   of_queries, of_keys = (tables.queries, queries), (tables.keys, keys)
 
-  def of_query(query, key, pairs):
-    (q, dout, lse, delta), (k, v) = query, key
-    lse, delta = lse[..., None], delta[..., None]
-    mine = q * scale(q), dout
-    _, ds = weights_and_gradients(mine, (k, v), lse, delta, pairs)
-    ds = (ds * scale_of_scores(q)).astype(k.dtype)
-    return (dot("bahts,bahsk->bahtk", ds, k) * scale(q),)
+  def of_query(mine, others, pairs):
+    lse, delta = mine.lse[..., None], mine.delta[..., None]
+    of_mine = mine.q * scale(mine.q, scores), mine.dout
+    _, dp, slope = weights_and_gradients(
+      of_mine, others[:2], lse, delta, pairs, scores
+    )
+    factor = scale_of_scores(mine.q, scores)
+    ds = (dp * slope * factor).astype(others.k.dtype)
+    dq = dot("bahts,bahsk->bahtk", ds, others.k)
+    return (dq * scale(mine.q, scores),)
 
-  def of_key(key, query, pairs):
-    (k, v), (q, dout, lse, delta) = key, query
-    lse, delta = lse[..., None, :], delta[..., None, :]
-    q = q * scale(q)
-    p, ds = weights_and_gradients((k, v), (q, dout), lse, delta, pairs)
-    ds = (ds * scale_of_scores(q)).astype(q.dtype)
+  def of_key(mine, others, pairs):
+    lse, delta = others.lse[..., None, :], others.delta[..., None, :]
+    q, dout = others.q * scale(others.q, scores), others.dout
+    p, dp, slope = weights_and_gradients(
+      mine[:2], (q, dout), lse, delta, pairs, scores
+    )
+    ds = (dp * slope * scale_of_scores(q, scores)).astype(q.dtype)
     dk = dot("bahts,bahsk->bahtk", ds, q)
     return dk, dot("bahts,bahse->bahte", p.astype(dout.dtype), dout)
 
-  k, e = (x.shape[-1] for x in keys)
+  k, e = (x.shape[-1] for x in keys[:2])
   (dq,) = _run(tables, tables.by_query, of_queries, of_keys, (k,), of_query)
   dk_dv = _run(tables, tables.by_key, of_keys, of_queries, (k, e), of_key)
-  sweeps = tables.by_query, tables.by_key, tables.by_key
-  found = zip(sweeps, (dq, *dk_dv), strict=True)
-  return tuple(_slots(tables, *x, 0).sum(0) for x in found)
+  (dq_BLUK,) = _sum_slots(tables, tables.by_query, dq)
+  sums = _sum_slots(tables, tables.by_key, *dk_dv)
+  shape = *keys.k.shape[:3], -1  # the units of a key head follow each other
+  grads = (x.reshape(*shape, x.shape[-1]).sum(3) for x in sums)
+  return dq_BLUK.reshape(queries.q.shape), *grads
 
 
-# Positions in tiles, and arrays.
-Side = tuple[contract.Table, tuple[jax.Array, ...]]
+def _sum_slots(tables, sweep, *results):
+  return [_slots(tables, sweep, x, 0).sum(0) for x in results]
+
+
+# Positions in tiles, and `Queries` or `Keys`.
+Side = tuple[contract.Table, Any]
 
 
 def _run(
@@ -284,31 +301,39 @@ def _run(
 ) -> tuple[jax.Array, ...]:
   """Runs process(rows of this side, rows of the other, pairs) on all lists.
 
-  T = positions in a tile, S = those in a list, A = lanes, M = heads in a group.
-  `process` gets arrays [B, A, M, T, ...], arrays [B, A, M, S, ...] and pairs,
-  bool [1, A, 1, T, S]. Its results [B, A, M, T, width] are returned as
-  [B, lanes of all loops, T, M, width], float32 or wider.
+  T = positions in a tile, S = those in a list, A = lanes, M = units in a group,
+  R = heads in a unit: 1 for keys. `process` gets arrays [B, A, M, R T, ...],
+  arrays [B, A, M, R S, ...] and pairs, bool [B or 1, A, 1, R T, R S]. Its
+  results [B, A, M, R T, width] are returned as [B, lanes of all loops, T, M,
+  R width], float32 or wider.
   """
   (_, tile), x_BLH = mine[0].shape, mine[1][0]
   num_lanes = max(1, sum(loop.tiles.size for loop in sweep.loops))
-  shape = x_BLH.shape[0], num_lanes, tile, tables.heads.shape[1]
+  heads = [side[1][0].shape[2] // tables.units.size for side in (mine, other)]
+  rows, columns = (max(1, num) for num in heads)
+  shape = x_BLH.shape[0], num_lanes, tile, tables.units.shape[1]
   dtype = jnp.promote_types(x_BLH.dtype, jnp.float32)
-  done = tuple(jnp.zeros_like(x_BLH, dtype, (*shape, w)) for w in widths)
+  done = tuple(jnp.zeros_like(x_BLH, dtype, (*shape, rows * w)) for w in widths)
 
   def step(given, done, now):
-    (heads_GM, masks, mine, other), (lane, loop) = given, now
-    heads_AM = heads_GM[loop.groups]
+    (units_GM, masks, mine, other), (lane, loop) = given, now
+    units_AM = units_GM[loop.groups]
+    mine = _gather(mine, loop.tiles[:, None], units_GM, units_AM, rows)
+    other = _gather(other, loop.others, units_GM, units_AM, columns)
+    pairs = _unpack(masks[loop.masks])[None, :, None]
+    pairs = jnp.tile(pairs, (1, 1, 1, rows, columns))
     new = process(
-      _gather(mine, loop.tiles[:, None], heads_GM, heads_AM),
-      _gather(other, loop.others, heads_GM, heads_AM),
-      _unpack(masks[loop.masks])[None, :, None],
+      mine,
+      other,
+      online_softmax.within_segments(pairs, mine.segments, other.segments),
     )
+    new = (_by_place(x, rows) for x in new)
     return tuple(
-      lax.dynamic_update_slice_in_dim(x, y.swapaxes(2, 3), lane, 1)
+      lax.dynamic_update_slice_in_dim(x, y, lane, 1)
       for x, y in zip(done, new, strict=True)
     ), None
 
-  lane, given = 0, (tables.heads, sweep.masks, mine, other)
+  lane, given = 0, (tables.units, sweep.masks, mine, other)
   for loop in sweep.loops:
     # The barrier makes each loop wait for the one before, so that only one of
     # them needs memory at a time. It also keeps the compiler from computing in
@@ -326,17 +351,35 @@ def _run(
   return done
 
 
-def _gather(side, tiles_AC, heads_GM, heads_AM):
-  """The rows of tiles: arrays [B, A, M, S, ...]; padding is unspecified."""
+def _by_place(x_BAMT, rows):
+  """[B, A, T, M, R width] from [B, A, M, R T, width]."""
+  b, a, m, _, width = x_BAMT.shape
+  x_BAMRTW = x_BAMT.reshape(b, a, m, rows, -1, width)
+  return x_BAMRTW.transpose(0, 1, 4, 2, 3, 5).reshape(b, a, -1, m, rows * width)
+
+
+def _gather(side, tiles_AC, units_GM, units_AM, num):
+  """The rows of tiles: arrays [B, A, M, R S, ...]; padding is unspecified.
+
+  `num` is R, the number of heads in a unit.
+  """
   positions, arrays = side
   rows_AS = positions[tiles_AC].clip(0).reshape(len(tiles_AC), -1)
-  index: tuple[jax.Array, ...] = rows_AS[:, :, None], heads_AM[:, None]
-  if len(heads_GM) == 1:  # all heads, which may be divided over devices
-    index = (rows_AS,)
+
+  def of_array(x_BLH):
+    if x_BLH.ndim == 3 and x_BLH.shape[2] == 1:  # the same for all heads
+      return jnp.tile(x_BLH[:, rows_AS, 0][:, :, None], (1, 1, 1, num))
+    x_BLUR = x_BLH.reshape(*x_BLH.shape[:2], -1, num, *x_BLH.shape[3:])
+    index: tuple[jax.Array, ...] = (rows_AS,)
+    if len(units_GM) > 1:  # otherwise, heads may be divided over devices
+      # A key head may be that of several units.
+      at = units_AM[:, None] * x_BLUR.shape[2] // units_GM.size
+      index = rows_AS[:, :, None], at
+    x_BAMRS = jnp.moveaxis(x_BLUR[:, *index], 2, 4)
+    return x_BAMRS.reshape(*x_BAMRS.shape[:3], -1, *x_BAMRS.shape[5:])
+
   # Otherwise the compiler gathers once for each product that transposes.
-  return lax.optimization_barrier(
-    tuple(x_BLH[:, *index].swapaxes(2, 3) for x_BLH in arrays)
-  )
+  return lax.optimization_barrier(jax.tree.map(of_array, arrays))
 
 
 def _unpack(words_ACTW):
@@ -355,9 +398,9 @@ def _slots(tables, sweep, x, fill):
 
   def of_slot(rows_LG):
     index: tuple[Any, ...] = rows_LG[:, 0], slice(None)
-    if len(tables.heads) > 1:
-      group_H, member_H = jnp.asarray(tables.places)
-      index = rows_LG[:, group_H], member_H[None]
+    if len(tables.units) > 1:
+      group_U, member_U = jnp.asarray(tables.places)
+      index = rows_LG[:, group_U], member_U[None]
     return x.at[:, *index].get(mode="fill", fill_value=fill)
 
   return jnp.stack([of_slot(rows_LG) for rows_LG in rows_SLG])

@@ -6,7 +6,13 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.attention.contract import Case, name_saved
+from sparse_transformer.attention.contract import (
+  Case,
+  Keys,
+  Queries,
+  Scores,
+  name_saved,
+)
 from sparse_transformer.patterns import Pattern
 
 MAX_MASK_BYTES = 2**32
@@ -31,11 +37,11 @@ def tile_size(part: Pattern, case: Case) -> int:
 
 
 def attend(
-  q_BLHK: jax.Array,
-  k_BMHK: jax.Array,
-  v_BMHE: jax.Array,
+  queries: Queries,
+  keys: Keys,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
+  scores: Scores,
   axes: tuple[str, ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
@@ -43,21 +49,28 @@ def attend(
   If positions are split over mesh axes, each device computes all of them.
   """
   if axes:
-    own, first = q_BLHK.shape[1], lax.axis_index(axes) * q_BLHK.shape[1]
-    q_BLHK, k_BMHK, v_BMHE = (
-      lax.all_gather(x, axes, axis=1, tiled=True)
-      for x in (q_BLHK, k_BMHK, v_BMHE)
+    own = queries.q.shape[1]
+    first = lax.axis_index(axes) * own
+    queries, keys = jax.tree.map(
+      lambda x: lax.all_gather(x, axes, axis=1, tiled=True), (queries, keys)
     )
-    results = attend(q_BLHK, k_BMHK, v_BMHE, patterns, directions)
+    results = attend(queries, keys, patterns, directions, scores)
     out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
     return out, lse
+  (q_BLHK, of_queries, *_), (k_BMGK, v_BMGE, of_keys) = queries, keys
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMHK, directions)
-  q_BLHK, k_BMHK = q_BLHK.astype(dtype), k_BMHK.astype(dtype)
-  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
-  scores_BHLM = jnp.where(
-    mask_BHLM, scores_BHLM / np.sqrt(q_BLHK.shape[-1]), -jnp.inf
-  )
+  b, n, _, width = q_BLHK.shape
+  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions)
+  if of_queries is not None and of_keys is not None:
+    is_same_BLM = of_queries == of_keys[..., 0][:, None]
+    mask_BHLM = mask_BHLM & is_same_BLM[:, None]
+  q_BLGRK = q_BLHK.astype(dtype).reshape(b, n, k_BMGK.shape[2], -1, width)
+  scores_BGRLM = jnp.einsum("blgrk,bmgk->bgrlm", q_BLGRK, k_BMGK.astype(dtype))
+  scores_BHLM = scores_BGRLM.reshape(b, -1, *scores_BGRLM.shape[3:])
+  scores_BHLM = scores_BHLM * scores.factor(width)
+  if scores.softcap:
+    scores_BHLM = scores.softcap * jnp.tanh(scores_BHLM / scores.softcap)
+  scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
   # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
@@ -69,8 +82,12 @@ def attend(
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0
   weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)
-  out_BLHE = jnp.einsum("bhlm,bmhe->blhe", weights_BHLM, v_BMHE.astype(dtype))
+  weights_BGRLM = weights_BHLM.reshape(scores_BGRLM.shape)
+  out_BLGRE = jnp.einsum(
+    "bgrlm,bmge->blgre", weights_BGRLM, v_BMGE.astype(dtype)
+  )
+  out_BLHE = out_BLGRE.reshape(*q_BLHK.shape[:3], -1)
   log_BHL1 = jnp.log(jnp.where(empty_BHL1, 1, sum_BHL1))
   lse_BHL1 = jnp.where(empty_BHL1, -jnp.inf, max_BHL1 + log_BHL1)
   lse_BLH = lse_BHL1[..., 0].transpose(0, 2, 1)
-  return name_saved(out_BLHE.astype(v_BMHE.dtype), lse_BLH)
+  return name_saved(out_BLHE.astype(v_BMGE.dtype), lse_BLH)

@@ -73,10 +73,10 @@ def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
 
 
 def shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int
+  part: Pattern, layouts: Sequence[Layout], case: contract.Case
 ) -> list[Steps]:
   """The tables with which devices share a part, all of the same shapes."""
-  del part, num_heads
+  del part, case
   counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
   _, span = _best_span(np.concatenate(counts), layouts[0].tile)
   return _steps_of(layouts, span)
@@ -138,27 +138,36 @@ def _best_span(counts, size):
 
 
 def forward(
-  plan: contract.Plan, q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHE: jax.Array
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array]:
   """See `contract.Executor`."""
-  steps = _Tiles(plan, q_BLHK)
-  return online_softmax.forward(steps, q_BLHK, k_BLHK, v_BLHE)
+  steps = _Tiles(plan, queries, keys)
+  return online_softmax.forward(steps, queries, keys, plan.scores)
 
 
 def backward(
   plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, ...]:
   """See `contract.Executor`."""
-  return online_softmax.backward(_Tiles(plan, queries.q), queries, keys)
+  steps = _Tiles(plan, queries, keys)
+  return online_softmax.backward(steps, queries, keys, plan.scores)
 
 
 class _Tiles(online_softmax.Steps):
-  """The steps of a plan: C tiles for each of A query tiles of a group."""
+  """The steps of a plan: C tiles for each of A query tiles of a group.
 
-  def __init__(self, plan, q_BLHK):
+  The R query heads of a key head are further rows of its tiles: [A, B, G, R T,
+  ...].
+  """
+
+  def __init__(self, plan, queries, keys):
     self.plan, self.tile = plan, plan.tile
     self.single = plan.tables.single
-    self.size = self._group_size(*q_BLHK.shape[::2])
+    # Within one step, few tiles have no pairs.
+    self.skips = queries.segments is not None and not self.single
+    batch, _, heads, _ = queries.q.shape
+    self.rows = heads // keys.k.shape[2]  # R
+    self.size = self._group_size(batch, heads)
     self.num = (len(plan.tables.first) - 1) // self.size
 
   def _group_size(self, batch, heads):
@@ -179,7 +188,14 @@ class _Tiles(online_softmax.Steps):
 
   def queries(self, i, *arrays):
     rows_A1 = self._rows(i)
-    return tuple(_take(x_BLH, rows_A1, self.tile) for x_BLH in arrays)
+
+    def of_array(x_BLH):
+      x = _take(x_BLH, rows_A1, self.tile)
+      if x_BLH.shape[2] == 1 < self.rows:  # the same for all heads
+        x = jnp.tile(x, (1, 1, self.rows, *[1] * (x.ndim - 3)))
+      return x.reshape(*x.shape[:2], -1, self.rows * self.tile, *x.shape[4:])
+
+    return tuple(map(of_array, arrays))
 
   def keys(self, i, j, *arrays):
     cols_AC = self._cols(j)
@@ -189,9 +205,10 @@ class _Tiles(online_softmax.Steps):
     q_at = _positions(self.plan.queries.positions, self._rows(i), self.tile)
     k_at = _positions(self.plan.keys.positions, self._cols(j), self.tile)
     mask_ATS = online_softmax.pairs(self.plan.pattern, q_at, k_at)
-    return mask_ATS[:, None, None], None
+    return jnp.tile(mask_ATS, (1, self.rows, 1))[:, None, None], None
 
   def put(self, i, x_BLH, new):
+    new = new.reshape(*new.shape[:2], -1, self.tile, *new.shape[4:])
     for row, tile_BHT in zip(self._rows(i)[:, 0], new, strict=True):
       x_BLH = _set_tile(x_BLH, row, tile_BHT.swapaxes(1, 2))
     return x_BLH

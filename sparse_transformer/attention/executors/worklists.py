@@ -73,14 +73,10 @@ class Fused(contract.Executor):
     """
 
   def forward(
-    self,
-    plan: contract.Plan,
-    q_BLHK: jax.Array,
-    k_BMHK: jax.Array,
-    v_BMHE: jax.Array,
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, jax.Array]:
-    tables, keys = plan.tables, contract.Keys(k_BMHK, v_BMHE)
-    out, lse = self.kernels().forward(tables, q_BLHK, keys, self.interpret)
+    tables = plan.tables
+    out, lse = self.kernels().forward(plan, queries, keys, self.interpret)
     out = _written(0, out, tables.by_query)
     lse = _written(-jnp.inf, lse, tables.by_query)
     return online_softmax.merge(*((out[i], lse[i]) for i in range(len(out))))
@@ -89,7 +85,7 @@ class Fused(contract.Executor):
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
     tables = plan.tables
-    grads = self.kernels().backward(tables, queries, keys, self.interpret)
+    grads = self.kernels().backward(plan, queries, keys, self.interpret)
     lists = tables.by_query, tables.by_key, tables.by_key
     return tuple(_written(0, *x).sum(0) for x in zip(grads, lists, strict=True))
 

@@ -73,9 +73,9 @@ def traffic(
   shared = spread.decide(executor, patterns, case, num_devices)
   if content:  # all positions of some heads, whatever the part
     whole = spread.Shares("heads", case.tile)
-    shared = iter([(content[0], None, case.num_heads, whole)])
+    shared = iter([(content[0], None, case, whole)])
   rows = []
-  for part, _, num_heads, shares in shared:
+  for part, _, part_case, shares in shared:
     (queries, num_queries), (keys, num_keys) = (
       over_heads if x is None else (x.kind, x.received)
       for x in (shares.queries, shares.keys)
@@ -87,7 +87,8 @@ def traffic(
       forward += num_keys * (k + e) * item
       backward = num_queries * ((k + e) * item + (2 + k) * wide)
       backward += num_keys * (k + e) * (item + wide)
-    lanes, tiles = case.batch * num_heads, shares.tiles
+    num_heads, tiles = part_case.num_heads, shares.tiles
+    lanes = case.batch * num_heads
     rows.append(
       dict(
         part=shorten(part),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.patterns import Layout, Pattern
@@ -119,6 +120,26 @@ def make_order(order: np.ndarray, num_places: int) -> Order:
   places[kept] = np.arange(len(kept))
   is_natural = np.array_equal(positions, np.arange(n))
   return Order(positions, places, is_natural)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slice(Arrangement):
+  """An order of some consecutive positions."""
+
+  order: Order  # of their numbers, counted from the first
+  first: jax.Array  # int32, the first position
+
+  @property
+  def positions(self) -> jax.Array:
+    at = jnp.asarray(self.order.positions)
+    return jnp.where(at < 0, -1, self.first + at)
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return self.order.arrange(*arrays)
+
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return self.order.restore(*arrays)
 
 
 # Arranges nothing, at any length; its positions are never read.
@@ -245,8 +266,9 @@ def check_arrays(
   k_BMGK: jax.Array,
   v_BMGE: jax.Array,
   segments_BL: jax.Array | None,
-) -> tuple[Queries, Keys]:
-  """Checks the arrays of `attend`, and returns them as JAX arrays.
+  first: jax.Array | int | None,
+) -> tuple[Queries, Keys, jax.Array | None]:
+  """Checks the arrays of `attend`, and returns them and `first`.
 
   Raises:
     ValueError: they are not arrays, or their shapes or dtypes are invalid.
@@ -272,26 +294,50 @@ def check_arrays(
   if not all((*q.shape, *v.shape, k.shape[2])):
     raise ValueError(f"q, k, v must not be empty, got {shapes}")
   (*lengths, num_heads, width), num_key_heads = q.shape, k.shape[2]
-  if k.shape[:3] != v.shape[:3] or k.shape != (*lengths, num_key_heads, width):
+  if k.shape[:3] != v.shape[:3] or k.shape[::3] != (lengths[0], width):
     raise ValueError(
       "q and k must have the same shape but for heads, and v may differ from k"
       f" in width only, got {shapes}"
     )
+  n, longest = lengths[1], k.shape[1]
+  if first is None and n != longest:
+    raise ValueError(
+      f"q has {n} positions and k {longest}; if they are some of them, pass"
+      " first=, the position of the first query"
+    )
+  if first is not None:
+    first = check_first(first, n, longest)
   if num_heads % num_key_heads:
     raise ValueError(
       f"the {num_key_heads} heads of k and v must divide the {num_heads} heads"
       f" of q, got {shapes}"
     )
   if segments_BL is None:
-    return Queries(q), Keys(k, v)
+    return Queries(q), Keys(k, v), first
   segments = jnp.asarray(segments_BL)
   if segments.shape != k.shape[:2] or segments.dtype.kind not in "iu":
     raise ValueError(
       f"segments must be integers {list(k.shape[:2])}, one for each position,"
       f" got {segments.dtype} {list(segments.shape)}"
     )
-  segments_BL1 = segments.astype(jnp.int32)[..., None]
-  return Queries(q, segments_BL1), Keys(k, v, segments_BL1)
+  of_keys = of_queries = segments.astype(jnp.int32)[..., None]
+  if first is not None:
+    of_queries = lax.dynamic_slice_in_dim(of_keys, first, n, 1)
+  return Queries(q, of_queries), Keys(k, v, of_keys), first
+
+
+def check_first(first: Any, num_queries: int, n: int) -> jax.Array:
+  """The position of the first query; a ValueError if it is invalid."""
+  is_integer = isinstance(first, int | np.integer)
+  is_scalar = is_integer or getattr(first, "shape", None) == ()
+  if not is_scalar or jnp.result_type(first).kind not in "iu":
+    raise ValueError(f"first={first} must be an integer, which may be traced")
+  if is_integer and not 0 <= first <= n - num_queries:
+    raise ValueError(
+      f"first={first} must lie between 0 and {n - num_queries}, since q has"
+      f" {num_queries} of the {n} positions of k"
+    )
+  return jnp.asarray(first, jnp.int32)
 
 
 def add_batch(*arrays: Any) -> list[Any]:

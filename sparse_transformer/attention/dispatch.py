@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import merged, online_softmax, registry
@@ -33,6 +35,7 @@ def attend(
   patterns: Pattern | str | Sequence[Pattern | str],
   *,
   segments_BL: jax.Array | None = None,
+  first: jax.Array | int | None = None,
   sinks_H: jax.Array | None = None,
   scale: float | None = None,
   softcap: float = 0.0,
@@ -69,6 +72,10 @@ def attend(
       another one for padding: of the pattern's pairs, only those whose query
       and key have the same segment count. Positions are still those in the
       sequence: `Strided` and `Block` do not start anew with a segment.
+    first: for queries of fewer positions than keys, [batch, L, heads, K]: the
+      position of the first, an integer that may be traced; a traced one must
+      be at most n - L. Segments are those of the n keys. In plain XLA; patterns
+      with content cost as much as for all queries.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.
@@ -108,7 +115,8 @@ def attend(
   if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
     arrays = q_BLHK, k_BMGK, v_BMGE, segments_BL
     q_BLHK, k_BMGK, v_BMGE, segments_BL = add_batch(*arrays)
-  queries, keys = check_arrays(q_BLHK, k_BMGK, v_BMGE, segments_BL)
+  inputs = q_BLHK, k_BMGK, v_BMGE, segments_BL
+  queries, keys, first = check_arrays(*inputs, first)
   scores = check_scores(scale, softcap)
   split = per_device.split_of(queries.q, spec)
   case = make_case(queries.q, keys.v)
@@ -119,16 +127,24 @@ def attend(
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
   given = collections.OrderedDict(directions or {})
+  rows = None
+  if first is not None:
+    _check_slice(heads, split)
+    if any(pattern.contents() for pattern in heads):
+      rows, first = (first, queries.q.shape[1]), None
+      queries = _at_all_positions(queries, keys, rows[0])
   choices = registry.choose(backend, case)
   shards = per_device.num_devices(queries.q, split.heads)
   own = heads[: len(heads) // shards]
   if own * shards != heads or case.num_key_heads % shards:
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
-  arrays = queries, keys, given
+  arrays = queries, keys, given, first
   run = _attend_compiled if _are_concrete(arrays) else _attend
   executors = tuple(registry.EXECUTORS.get(name) for _, name in choices)
   out, lse = run(*arrays, own, scores, split, axes, tile, choices, executors)
+  if rows is not None:
+    out, lse = (lax.dynamic_slice_in_dim(x, *rows, 1) for x in (out, lse))
   if sinks_H is not None:
     out, lse = online_softmax.add_sinks(out, lse, check_sinks(sinks_H, case))
   if is_unbatched:
@@ -145,19 +161,38 @@ def _are_concrete(arrays):
   return True
 
 
+def _check_slice(heads, split):
+  """Raises a ValueError if some queries alone cannot be computed."""
+  contents = [c for pattern in heads for c in pattern.contents()]
+  if labelled := [c for c in contents if c.num_directions]:
+    raise ValueError(
+      f"{shorten(labelled[0])} groups the queries of all positions, and cannot"
+      " run on some of them; see `init_cache` and `attend_next`"
+    )
+  if split.positions or split.within:
+    raise ValueError("with first, positions cannot be split over devices")
+
+
+def _at_all_positions(queries, keys, first):
+  """The queries at their positions among all, zeros at the others."""
+  (batch, _, *rest), n = queries.q.shape, keys.k.shape[1]
+  zeros = jnp.zeros_like(queries.q, shape=(batch, n, *rest))
+  q_BLHK = lax.dynamic_update_slice_in_dim(zeros, queries.q, first, 1)
+  return Queries(q_BLHK, keys.segments)
+
+
 def _attend(
-  queries, keys, given, own, scores, split, axes, tile, choices, executors
+  queries, keys, given, first, own, scores, split, axes, tile, choices, executors
 ):
   del executors  # those that `choices` name when the program is compiled
 
   def attention(q_BLHK, k_BMGK, v_BMGE, others):
-    (of_queries, of_keys), directions = others
+    (of_queries, of_keys), directions, first = others
     inputs = Queries(q_BLHK, of_queries), Keys(k_BMGK, v_BMGE, of_keys)
     if choices[0][1] == "dense":
-      return dense.attend(*inputs, own, directions, scores, axes)
-    return merged.attend(
-      *inputs, own, directions, scores, tile, choices, axes
-    )
+      return dense.attend(*inputs, own, directions, scores, axes, first)
+    settings = own, directions, scores, tile, choices, axes
+    return merged.attend(*inputs, *settings, first)
 
   by_head = PartitionSpec(split.heads or None)
   specs = collections.OrderedDict(
@@ -165,15 +200,13 @@ def _attend(
     for pattern, x in given.items()
   )
   arrays = queries.q, keys.k, keys.v
-  others = (queries.segments, keys.segments), given
-  by_position = PartitionSpec(*split.spec[:2])
-  return per_device.on_any_mesh(
-    attention, split, arrays, others, (by_position, specs)
-  )
+  others = (queries.segments, keys.segments), given, first
+  specs = PartitionSpec(*split.spec[:2]), specs, PartitionSpec()
+  return per_device.on_any_mesh(attention, split, arrays, others, specs)
 
 
 # Loops that are run eagerly would be compiled at each call.
-_attend_compiled = jax.jit(_attend, static_argnums=(3, 4, 5, 6, 7, 8, 9))
+_attend_compiled = jax.jit(_attend, static_argnums=(4, 5, 6, 7, 8, 9, 10))
 
 
 def _patterns_of_heads(patterns, num_heads, length):

@@ -24,6 +24,7 @@ from sparse_transformer.attention.content import (
   spans as spans_lib,
 )
 from sparse_transformer.attention.distributed import exchange, spread
+from sparse_transformer.attention.executors import streamed
 from sparse_transformer.patterns import Pattern
 
 
@@ -36,11 +37,14 @@ def attend(
   tile: int,
   choices: tuple[tuple[str, str], ...],
   axes: contract.Axes = (),
+  first: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of `attention.attend`, with one pattern per head.
 
   Executors are those of `registry.choose`. Within `jax.shard_map`, `axes` split
-  positions; a ValueError says if the patterns cannot run so.
+  positions; a ValueError says if the patterns cannot run so. Queries that are
+  some of the positions, from `first` on, have static patterns, all positions
+  on each device, and run in plain XLA.
   """
   if axes and any(pattern.contents() for pattern in patterns):
     few, own = spread.of_own_heads(
@@ -54,7 +58,7 @@ def attend(
     return out_BLHE, lse_BLH
   q_BLHK, k_BMGK = queries.q, keys.k
   bound = selection.bind(patterns, q_BLHK, k_BMGK, directions)
-  given = bound, selection.lay_out(bound, tile)
+  given = bound, selection.lay_out(bound, tile), first
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
   work = _Work(choices, patterns, scores, tile, axes)
@@ -116,7 +120,8 @@ def _by_platform(
   case = contract.make_case(queries.q, keys.v, work.tile)
 
   def run(platform, name, given, queries, keys, spans_H, *others):
-    plans = _plans(work, given, spans_H, platform, name, case)
+    n = queries.q.shape[1]
+    plans = _plans(work, given, n, spans_H, platform, name, case)
     return function(plans, queries, keys, spans_H, *others)
 
   if len(work.choices) == 1:
@@ -128,20 +133,23 @@ def _by_platform(
   return lax.platform_dependent(given, *arrays, **branches)
 
 
-def _plans(work, given, spans_H, platform, name, case):
+def _plans(work, given, num_queries, spans_H, platform, name, case):
   """All plans, each with its executor and heads.
 
   Their tables are constants, except for content-based parts: those are `given`,
   with what patterns are bound to.
   """
-  executor = registry.EXECUTORS[name]
+  executor, (*found, first) = registry.EXECUTORS[name], given
   static = selection.static_parts(work.patterns)
   known: contract.Plans = ()
-  if work.axes:
+  if first is not None:
+    executor = streamed
+    known = streamed.slice_plans(static, num_queries, case.length, first)
+  elif work.axes:
     known = spread.plans(executor, static, case, work.axes)
   elif static:
     known = executor.plans(static, case)
-  found = selection.plans(work.patterns, *given)
+  found = selection.plans(work.patterns, *found)
   spans = spans_lib.plans(work.patterns, spans_H, case.length, work.tile)
   at_run_time = gathered.Gathered(platform == "cpu")
   planned = (

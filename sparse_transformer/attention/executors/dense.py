@@ -43,10 +43,12 @@ def attend(
   directions: selection.Directions,
   scores: Scores,
   axes: tuple[str, ...] = (),
+  first: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
-  If positions are split over mesh axes, each device computes all of them.
+  If positions are split over mesh axes, each device computes all of them. With
+  `first`, the queries are those from there on, and patterns are static.
   """
   if axes:
     own = queries.q.shape[1]
@@ -61,6 +63,8 @@ def attend(
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   b, n, _, width = q_BLHK.shape
   mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions)
+  if first is not None:
+    mask_BHLM = lax.dynamic_slice_in_dim(jnp.asarray(mask_BHLM), first, n, 2)
   if of_queries is not None and of_keys is not None:
     is_same_BLM = of_queries == of_keys[..., 0][:, None]
     mask_BHLM = mask_BHLM & is_same_BLM[:, None]
@@ -75,7 +79,7 @@ def attend(
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  i = np.arange(q_BLHK.shape[1])
+  i = np.arange(k_BMGK.shape[1])
   weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i, dtype)
   if weights_HLM is not None:
     weights_BHLM = weights_BHLM * weights_HLM[None]

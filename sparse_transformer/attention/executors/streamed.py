@@ -19,6 +19,8 @@ from jax import lax
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
+# Positions in tiles of the queries and the keys of a slice.
+SLICE_TILE, SLICE_KEYS = 64, 256
 TILE_SIZES = 64, 96, 128, 192, 256  # in positions, to choose from
 MAX_LAID_OUT = 2**20  # tiles; sizes with more are not tried, except the largest
 MAX_KEYS = 512  # keys in a step, for one query tile
@@ -44,6 +46,8 @@ class Steps:
   cols: contract.Table
   # Whether every query tile has exactly one step.
   single: bool = dataclasses.field(metadata=contract.STATIC)
+  # Keys in a tile, if they differ from the queries in one.
+  num_keys: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
 
 unsupported = contract.nothing_unsupported
@@ -70,6 +74,27 @@ def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   n, tile = case.length, min(case.tile, case.length)
   parts = contract.heads_of_parts(patterns, n)
   return [(plan(part, n, tile), heads) for part, heads in parts]
+
+
+def slice_plans(
+  patterns: tuple[Pattern, ...], num_queries: int, n: int, first: jax.Array
+) -> contract.Plans:
+  """The plans of some queries, from position `first` on, and n keys.
+
+  Which tiles have pairs is found at run time: the others are skipped.
+  """
+  tile, num_keys = min(num_queries, SLICE_TILE), min(n, SLICE_KEYS)
+  num_rows, num_cols = -(-num_queries // tile), -(-n // num_keys)
+  cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)[:, None]
+  starts = num_cols * np.arange(num_rows + 1, dtype=np.int32)
+  steps = Steps(starts, cols, False, num_keys)
+  own = contract.make_order(np.arange(num_queries), num_rows * tile)
+  keys = contract.make_order(np.arange(n), num_cols * num_keys)
+  queries = contract.Slice(own, first)
+  return [
+    (contract.Plan(pattern, tile, steps, queries, keys), heads)
+    for pattern, heads in contract.group_heads([(p,) for p in patterns]).items()
+  ]
 
 
 def shares(
@@ -163,8 +188,10 @@ class _Tiles(online_softmax.Steps):
   def __init__(self, plan, queries, keys):
     self.plan, self.tile = plan, plan.tile
     self.single = plan.tables.single
-    # Within one step, few tiles have no pairs.
-    self.skips = queries.segments is not None and not self.single
+    # Within a single step, few tiles have no pairs.
+    is_slice = plan.tables.num_keys > 0
+    self.num_keys = plan.tables.num_keys or plan.tile
+    self.skips = is_slice or (queries.segments is not None and not self.single)
     batch, _, heads, _ = queries.q.shape
     self.rows = heads // keys.k.shape[2]  # R
     self.size = self._group_size(batch, heads)
@@ -199,11 +226,11 @@ class _Tiles(online_softmax.Steps):
 
   def keys(self, i, j, *arrays):
     cols_AC = self._cols(j)
-    return tuple(_take(x_BLH, cols_AC, self.tile) for x_BLH in arrays)
+    return tuple(_take(x_BLH, cols_AC, self.num_keys) for x_BLH in arrays)
 
   def pairs(self, i, j):
     q_at = _positions(self.plan.queries.positions, self._rows(i), self.tile)
-    k_at = _positions(self.plan.keys.positions, self._cols(j), self.tile)
+    k_at = _positions(self.plan.keys.positions, self._cols(j), self.num_keys)
     mask_ATS = online_softmax.pairs(self.plan.pattern, q_at, k_at)
     return jnp.tile(mask_ATS, (1, self.rows, 1))[:, None, None], None
 
@@ -217,7 +244,7 @@ class _Tiles(online_softmax.Steps):
     for cols_C, new_BHS in zip(self._cols(j), new, strict=True):
       parts = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, parts, strict=True):
-        new_BTH = _tile(x_BLH, col, self.tile) + tile_BHT.swapaxes(1, 2)
+        new_BTH = _tile(x_BLH, col, self.num_keys) + tile_BHT.swapaxes(1, 2)
         x_BLH = _set_tile(x_BLH, col, new_BTH)
     return x_BLH
 

@@ -1,4 +1,7 @@
 """Sparse attention: one contract, several executors, a plain reference."""
 
+from sparse_transformer.attention.adapters import (
+  as_attention_fn as as_attention_fn,
+)
 from sparse_transformer.attention.contract import SAVED_NAMES as SAVED_NAMES
 from sparse_transformer.attention.dispatch import attend as attend

@@ -123,7 +123,7 @@ def attend(
   length = case.length * per_device.num_devices(queries.q, split.within)
   tile = _check_tile(tile, length)
   case = dataclasses.replace(case, length=length, tile=tile)
-  heads = _patterns_of_heads(patterns, case.num_heads, case.length)
+  heads = patterns_of_heads(patterns, case.num_heads, case.length)
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
   given = collections.OrderedDict(directions or {})
@@ -209,7 +209,7 @@ def _attend(
 _attend_compiled = jax.jit(_attend, static_argnums=(4, 5, 6, 7, 8, 9, 10))
 
 
-def _patterns_of_heads(patterns, num_heads, length):
+def patterns_of_heads(patterns, num_heads, length):
   """Checks the patterns, and returns one per head."""
   if not isinstance(patterns, (tuple, list)):
     patterns = (patterns,) * num_heads

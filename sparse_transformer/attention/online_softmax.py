@@ -298,7 +298,7 @@ def add_sinks(
 
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
   """
-  sinks = sinks_H.astype(lse_BLH.dtype)
+  sinks = sinks_H.astype(lse_BLH.dtype)[None, None]
   share = jax.nn.sigmoid(lse_BLH - sinks)[..., None]
   out = (out_BLHE.astype(lse_BLH.dtype) * share).astype(out_BLHE.dtype)
   return out, jnp.logaddexp(lse_BLH, sinks)

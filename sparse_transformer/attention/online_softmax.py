@@ -109,7 +109,9 @@ class Steps(abc.ABC):
     """x, an array of keys, with the results of a step added to it."""
 
 
-def forward(steps: Steps, queries: Queries, keys: Keys, scores: Scores) -> Softmax:
+def forward(
+  steps: Steps, queries: Queries, keys: Keys, scores: Scores
+) -> Softmax:
   """(out_BLHE, lse_BLH) of all queries: 0 and -inf without keys."""
   q = queries.q
   queries = apply(steps.of_queries, queries)
@@ -328,7 +330,8 @@ def weights_and_gradients(
 
 def _scores(q, k, mask, scores):
   """(The scores, -inf outside the mask, the slope of the soft cap)."""
-  s, slope = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores), 1.0
+  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores)
+  slope: jax.Array | float = 1.0
   if scores.softcap:
     share = jnp.tanh(s / scores.softcap)
     s, slope = scores.softcap * share, 1 - share**2

@@ -221,14 +221,17 @@ def plans(
       few_case = dataclasses.replace(case, num_heads=few, num_key_heads=num)
       for plan, _ in executor.plans((part,) * few, few_case):
         sides = (exchange.OverHeads(axes, x) for x in (plan.queries, plan.keys))
-        plan = contract.Plan(plan.pattern, plan.tile, plan.tables, *sides)
+        over_heads = dict(zip(("queries", "keys"), sides, strict=True))
+        plan = dataclasses.replace(plan, **over_heads)
         found.append((plan, heads))
     else:
       key: Any = executor, part, shares, part_case
       of_device = functools.partial(exchange.of_device, axes=axes)
       tables = jax.tree.map(of_device, _tables(*key))
       routes = (Exchange(axes, x) for x in (shares.queries, shares.keys))
-      found.append((contract.Plan(part, shares.tile, tables, *routes), heads))
+      queries, keys = routes
+      plan = contract.Plan(part, shares.tile, tables, queries, keys)
+      found.append((plan, heads))
   return found
 
 
@@ -245,8 +248,8 @@ def of_own_heads(
   if not is_alike or num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one"
-      f" device, but {len(patterns)} heads, with {num_key_heads} of keys, cannot"
-      f" be split over {num_devices} devices so that all have the same; split"
+      f" device, but {len(patterns)} heads, {num_key_heads} of keys, cannot be"
+      f" split over {num_devices} devices so that all have the same; split"
       " positions over fewer devices, or change the number of heads"
     )
   first = lax.axis_index(axes) * few

@@ -492,21 +492,22 @@ def name_saved(
 def apply_at_once(
   function: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-  """function(x) of each array; those of the same dtype are joined.
+  """function(x) of each array; those of the same dtype and rows are joined.
 
   A gather then finds each row once, which takes longer than reading it, and
   devices send one message instead of several.
 
   Args:
     function: keeps the last axis, and treats all places along it alike.
-    arrays: may differ along the last axis only, which one with a number per
-      row, such as lse_BLH beside q_BLHK, lacks.
+    arrays: one with a number per row, such as lse_BLH beside q_BLHK, lacks the
+      last axis.
   """
   ndim = max(x.ndim for x in arrays)
   wide = [x if x.ndim == ndim else x[..., None] for x in arrays]
   results: dict[int, jax.Array] = {}
-  for dtype in dict.fromkeys(x.dtype for x in arrays):
-    chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+  kinds = [(x.dtype, x.shape[:-1]) for x in wide]
+  for kind in dict.fromkeys(kinds):
+    chosen = [i for i, other in enumerate(kinds) if other == kind]
     ends = np.cumsum([wide[i].shape[-1] for i in chosen])[:-1]
     found = function(jnp.concatenate([wide[i] for i in chosen], -1))
     results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))

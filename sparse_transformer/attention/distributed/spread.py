@@ -220,9 +220,9 @@ def plans(
       )
       few_case = dataclasses.replace(case, num_heads=few, num_key_heads=num)
       for plan, _ in executor.plans((part,) * few, few_case):
-        sides = (exchange.OverHeads(axes, x) for x in (plan.queries, plan.keys))
-        over_heads = dict(zip(("queries", "keys"), sides, strict=True))
-        plan = dataclasses.replace(plan, **over_heads)
+        of_queries = exchange.OverHeads(axes, plan.queries)
+        of_keys = exchange.OverHeads(axes, plan.keys)
+        plan = dataclasses.replace(plan, queries=of_queries, keys=of_keys)
         found.append((plan, heads))
     else:
       key: Any = executor, part, shares, part_case
@@ -245,7 +245,7 @@ def of_own_heads(
   num_devices = lax.axis_size(axes)
   few = len(patterns) // num_devices
   is_alike = patterns[:few] * num_devices == patterns
-  if not is_alike or num_key_heads % num_devices:
+  if not is_alike or num_key_heads > 1 and num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one"
       f" device, but {len(patterns)} heads, {num_key_heads} of keys, cannot be"

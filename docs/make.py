@@ -10,6 +10,7 @@ same catalogue gives the same files wherever they are drawn.
 import dataclasses
 import functools
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -88,6 +89,7 @@ NAMED = {
   )
   for name in patterns.FACTORIZATIONS
 }
+LENGTH = 2048  # for which layouts are shown
 
 
 def write(folder: pathlib.Path = DOCS) -> None:
@@ -223,6 +225,7 @@ def _of_patterns():
     contents=_contents(),
     costs=_costs(),
     names=_names(),
+    layouts=_layouts(),
     static=_sections("##", patterns.CATALOGUE),
     following=_sections("###", patterns.CONTENT),
   )
@@ -287,6 +290,18 @@ def _names():
   yield tables.markdown([("name", "factors"), *rows])
   titles = ["<br>".join(map("`{}`".format, x)) for x in _unions().values()]
   yield _table(titles, list(_unions()))
+
+
+def _layouts():
+  rows = []
+  for name in patterns.LAYOUTS:
+    factors = patterns.factorize(
+      name, stride=1, window=128, width=1, num_summaries=1, length=LENGTH
+    )
+    runs = ((x, len([*group])) for x, group in itertools.groupby(factors))
+    shown = (f"{count} `{x}`" if count > 1 else f"`{x}`" for x, count in runs)
+    rows.append((f"`{name}`", ", ".join(shown)))
+  yield tables.markdown([("name", "layers, in turn"), *rows])
 
 
 def _describe(cls):

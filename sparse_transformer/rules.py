@@ -168,14 +168,17 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     pattern=Field(
       "strided",
       TEXT,
-      "dense, local, strided, fixed, strided_target, or an expression over the"
+      "dense, local, strided, fixed, strided_target, a layout such as"
+      " gemma3, or an expression over the"
       ' patterns of docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)";'
       ' "Local(96), Strided(96)" are two factors for mode to place',
     ),
     mode=Field("interleaved", TEXT, "of factors: interleaved, merged, heads"),
     cycle=Field((), items(COUNT), "factors of the layers; (): 0, 1, ..."),
     stride=Field(128, SIZE, "l, for strided; block size, for fixed"),
-    window=Field(128, SIZE, "keys of local, including the query itself"),
+    window=Field(
+      128, SIZE, "keys of local and gpt3, including the query itself"
+    ),
     width=Field(32, SIZE, "c, for fixed: summary columns of a block"),
     num_summaries=Field(1, SIZE, "distinct summary columns across heads"),
     backend=Field("auto", TEXT, "auto, dense, or the name of an executor"),

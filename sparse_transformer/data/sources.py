@@ -10,12 +10,16 @@ import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import codecs, files as files_lib
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+else:
+  ConfigDict = Any  # so that the command can say that it is missing
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")

@@ -5,11 +5,11 @@ import pathlib
 import sysconfig
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import array_records, codecs, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
+  ConfigDict,
   Stream,
   check_no_path,
   register,

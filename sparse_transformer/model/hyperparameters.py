@@ -121,6 +121,7 @@ def configure(config: ConfigDict, source: Any) -> Config:
     mode,
     num_layers=config.model.num_layers,
     num_heads=config.model.num_heads,
+    length=source.length,
     **settings,
   )
   network = Config(

@@ -8,6 +8,7 @@ attention, which keeps and reads all keys. Without a cache, each symbol takes a
 pass over the entire sequence.
 """
 
+import itertools
 import statistics
 
 import jax
@@ -18,6 +19,7 @@ from jax import lax
 from benchmarks import record, timing
 from configs import stdlib
 from sparse_transformer import model as model_lib
+from sparse_transformer.attention import decoding
 from sparse_transformer.comparison import plan
 from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
@@ -53,29 +55,28 @@ def prepare(config, params):
   """(facts about the cache, {position: function that runs STEPS steps})."""
   decoder = kv_cache.Decoder(config)
 
-  def steps(params, state, first, tables):
-    def step(state, inputs):
-      t, table = inputs
-      logits, state = decoder.step(params, state, jnp.zeros(1, int), t, table)
+  def steps(params, state, first):
+    def step(state, t):
+      logits, state = decoder.step(params, state, jnp.zeros(1, int), t)
       return state, logits.argmax(-1)
 
-    return lax.scan(step, state, (first + jnp.arange(STEPS), tables))
+    return lax.scan(step, state, first + jnp.arange(STEPS))
 
   run = jax.jit(steps, donate_argnums=1)
   state = [jax.jit(lambda: decoder.init(1))()]
 
   def at(place):
-    tables = jax.device_put(decoder.tables(place, place + STEPS))
-
     def call():
-      state[0], symbols = run(params, state[0], np.int32(place), tables)
+      state[0], symbols = run(params, state[0], np.int32(place))
       jax.block_until_ready(symbols)
 
     return call
 
+  used = dict.fromkeys(itertools.chain(*config.patterns))
+  plans = {pattern: decoding.make_plan(pattern, LENGTH) for pattern in used}
   about = dict(
     cache_bytes=decoder.num_bytes(1),
-    keys={str(p): (x.size, x.width) for p, x in decoder.plans.items()},
+    keys={str(p): (x.size, x.width) for p, x in plans.items()},
   )
   return about, {place: at(place) for place in PLACES}
 

@@ -28,23 +28,15 @@ LEAST = 1e-6
 class Decoder(Protocol):
   """Predicts the next position from the state after the previous one."""
 
-  def tables(self, start: int, stop: int) -> Any:
-    """Host arrays with one row for each position from start to stop - 1."""
-
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
     """The state after a prompt, which may be empty."""
 
   def step(
-    self,
-    params: dict,
-    state: Any,
-    tokens_B: jax.Array,
-    t: jax.Array,
-    table: Any,
+    self, params: dict, state: Any, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Any]:
     """(logits_BV of position t, the new state) from the symbols at t - 1.
 
-    `table` is the row of `tables` for t; at t = 0 the symbols are ignored.
+    At t = 0 the symbols are ignored.
     """
 
 
@@ -55,23 +47,14 @@ class Recompute(Decoder):
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
 
-  def tables(self, start: int, stop: int) -> np.ndarray:
-    return np.zeros(stop - start)  # steps look nothing up
-
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     del params
     padding = self.length - tokens_BL.shape[1]
     return jnp.pad(tokens_BL, ((0, 0), (0, padding)))
 
   def step(
-    self,
-    params: dict,
-    state: Any,
-    tokens_B: jax.Array,
-    t: jax.Array,
-    table: Any,
+    self, params: dict, state: Any, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Any]:
-    del table
     # At t = 0 this writes to the last position, which is drawn later.
     state = state.at[:, t - 1].set(tokens_B)
     logits_BLV = self.apply(params, state)
@@ -200,20 +183,16 @@ def _chunks(decoder, draw, params, prompts, length, seed):
   last_B = jnp.asarray(prompts[:, -1] if first else np.zeros(num, np.uint8))
   rngs = jax.random.split(jax.random.key(seed), length)
 
-  def chunk(count):
-    rows = decoder.tables(first, first + count), rngs[first : first + count]
-    at = np.minimum(np.arange(CHUNK), count - 1)  # all chunks have CHUNK rows
-    rows = jax.tree.map(lambda x: x[at], rows)
-    return *rows, np.int32(first), np.int32(count)
-
   # Each chunk gets the state that the one before it left.
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))
-  compiled = jitted.lower(params, state, last_B, *chunk(1)).compile()
+  places = np.int32(first), np.int32(1)
+  compiled = jitted.lower(params, state, last_B, rngs, *places).compile()
   count = 1
   while first < length:
     start = time.perf_counter()
-    state, tokens_BC = compiled(params, state, last_B, *chunk(count))
+    places = np.int32(first), np.int32(count)
+    state, tokens_BC = compiled(params, state, last_B, rngs, *places)
     new_BC = np.asarray(tokens_BC)[:, :count]
     last_B = jnp.asarray(new_BC[:, -1])
     seconds = time.perf_counter() - start
@@ -227,16 +206,13 @@ def _next_count(count: int, seconds: float) -> int:
   return max(1, int(min(count * SECONDS / seconds, 4 * count, CHUNK)))
 
 
-def _draw_chunk(
-  decoder, sampler, params, state, last_B, tables, rngs, first, count
-):
+def _draw_chunk(decoder, sampler, params, state, last_B, rngs, first, count):
   """Draws positions first to first + count - 1: (the new state, tokens_BC)."""
 
   def step(i, carry):
     state, last_B, tokens_BC = carry
-    table = jax.tree.map(lambda x: x[i], tables)
-    logits_BV, state = decoder.step(params, state, last_B, first + i, table)
-    new_B = sampler(logits_BV, rngs[i]).astype(tokens_BC.dtype)
+    logits_BV, state = decoder.step(params, state, last_B, first + i)
+    new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
     return state, new_B, tokens_BC.at[:, i].set(new_B)
 
   tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)

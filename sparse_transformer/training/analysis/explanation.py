@@ -17,11 +17,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import decoding, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
-from sparse_transformer.model import kv_cache
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training.analysis import costs, exchanged
 from sparse_transformer.training.distributed import mesh
@@ -128,7 +127,7 @@ def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
   If it is content-based, `pairs` is expected, and `keys_min` unknown.
   """
   n, follows = case.length, bool(pattern.contents())
-  pairs, kept = analysis.count_pairs(pattern, n), kv_cache.kept_pairs(pattern)
+  pairs, kept = analysis.count_pairs(pattern, n), decoding.kept_pairs(pattern)
   causal = analysis.is_causal(pattern, n)
   tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
@@ -238,7 +237,7 @@ def _cache(model, attention):
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
   labels = sum(
-    sum(kv_cache.num_labels(pattern, model.length, width))
+    sum(decoding.num_labels(pattern, model.length, width))
     for pattern in itertools.chain(*model.patterns)
   )
   total = keys * size + 4 * labels * model.length  # int32

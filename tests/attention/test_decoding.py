@@ -1,0 +1,263 @@
+"""Tests of attention/decoding.py: steps against rows of the reference."""
+
+import functools
+import itertools
+
+import catalogue
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+
+from sparse_transformer.attention import (
+  attend,
+  attend_next,
+  decoding,
+  fill_cache,
+  init_cache,
+)
+from sparse_transformer.patterns import (
+  LSH,
+  AdaptiveSpan,
+  Block,
+  Local,
+  Routing,
+  Strided,
+  TopBlocks,
+  analysis,
+)
+
+BATCH, HEADS, WIDTH, VALUES, LENGTH = 2, 4, 8, 6, 40
+
+# Slots.
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+  st.sampled_from(catalogue.CAUSAL), st.integers(1, 70), st.data()
+)
+def test_slots_hold_the_keys_of_every_row(pattern, n, data):
+  plan = decoding.make_plan(pattern, n)
+  assert plan.size == analysis.cache_size(pattern, n)
+  matrix, start = pattern.matrix(n), data.draw(st.integers(0, n))
+  # First what a prompt leaves, then what the steps write.
+  held = plan.held(start)
+  for t in range(start, min(n, start + 20)):
+    held[plan.slots[t]] = t
+    assert np.isin(np.flatnonzero(matrix[t]), held[: plan.size]).all()
+
+
+# Steps.
+
+
+def directions_of(heads):
+  """Directions and spans, of each head."""
+
+  def of(content):
+    if isinstance(content, AdaptiveSpan):
+      return jnp.linspace(0.0, content.max, len(heads))
+    if (drawn := content.directions(WIDTH)) is not None:
+      return jnp.asarray(drawn)
+    shape = len(heads), content.num_directions, WIDTH
+    return jax.random.normal(jax.random.key(7), shape)
+
+  contents = dict.fromkeys(c for pattern in heads for c in pattern.contents())
+  return {c: of(c) for c in contents if not isinstance(c, TopBlocks)}
+
+
+def check_steps(
+  heads, num_key_heads, starts=(0,), n=LENGTH, dtype="float32", **options
+):
+  """After prompts, steps in the second of two layers give rows of `attend`."""
+  rng = np.random.default_rng(0)
+  q, k, v = (
+    jnp.asarray(rng.normal(size=(BATCH, n, *shape)), dtype)
+    for shape in (
+      (len(heads), WIDTH),
+      (num_key_heads, WIDTH),
+      (num_key_heads, VALUES),
+    )
+  )
+  options |= dict(directions=directions_of(heads))
+  reference = functools.partial(attend, patterns=heads, backend="dense")
+  expected = jax.jit(functools.partial(reference, **options))(q, k, v)
+
+  @functools.partial(jax.jit, static_argnums=3)
+  def decode(q, k, v, start, layer):
+    cache = init_cache(
+      heads,
+      length=n,
+      batch=BATCH,
+      num_heads=len(heads),
+      num_kv_heads=num_key_heads,
+      qk_width=WIDTH,
+      value_width=VALUES,
+      dtype=dtype,
+      layers=2,
+    )
+    given = dict(layer=layer, directions=options["directions"])
+    if start:
+      prompt = (x[:, :start] for x in (q, k, v))
+      cache = fill_cache(cache, *prompt, **given)
+
+    def step(cache, inputs):
+      out, cache = attend_next(cache, *inputs, **options, layer=layer)
+      return cache, out
+
+    rows = (x[:, start:].swapaxes(0, 1) for x in (q, k, v))
+    return lax.scan(step, cache, (*rows, jnp.arange(start, n)))[1]
+
+  for start in starts:
+    found = decode(q, k, v, start, jnp.int32(1))
+    assert found.dtype == v.dtype
+    np.testing.assert_allclose(
+      np.asarray(found.swapaxes(0, 1), np.float32),
+      np.asarray(expected[:, start:], np.float32),
+      atol=2e-5 if dtype == "float32" else 0.02,
+    )
+
+
+def every(some, firsts):
+  """(four patterns, key heads); most with all numbers are for soak."""
+  some = (*some, *some)
+  for first, num in itertools.product(firsts, (1, 2, HEADS)):
+    is_first = num == (HEADS, 1, 2)[first // HEADS % 3]
+    marks = () if is_first else pytest.mark.soak
+    yield pytest.param(some[first : first + HEADS], num, marks=marks)
+
+
+# Four patterns at once, so that fewer programs are compiled.
+@pytest.mark.parametrize(
+  "heads, num",
+  list(every(catalogue.CAUSAL, range(0, len(catalogue.CAUSAL), HEADS))),
+)
+def test_steps_are_rows_of_attend(heads, num):
+  check_steps(heads, num)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_query_heads_share_key_heads(num):
+  wide, narrow = Local(5) | Strided(5), Strided(9)
+  check_steps((wide, wide, narrow, narrow), num, (1, 17, LENGTH - 1))
+  check_steps((narrow, wide, wide, wide), num, (3,))
+
+
+def test_a_group_keeps_each_key_head_once():
+  local, strided = Local(5), Strided(5)
+  heads = local, local, strided, strided, local, local, local, strided
+  cache = init_cache(
+    heads,
+    length=LENGTH,
+    batch=1,
+    num_heads=8,
+    num_kv_heads=2,
+    qk_width=WIDTH,
+    dtype="float32",
+  )
+  # The first key head has two heads of each pattern, the second three and one.
+  assert [x.k.shape[2:4] for x in cache.groups] == [
+    (1, 6),
+    (1, LENGTH - 4 + 1),
+    (1, 6),
+    (1, LENGTH - 4 + 1),
+  ]
+
+
+ROUTING = Routing(5, 11)
+CONTENT = (
+  (LSH(8, 4, 2), ROUTING, TopBlocks(8, 3), Strided(5) | AdaptiveSpan(20, 5)),
+  (Strided(5) | TopBlocks(6, 2) | LSH(60, 4, 2),) * HEADS,  # LSH of all keys
+  ((LSH(5, 4) - ROUTING) & Local(30), AdaptiveSpan(6, ramp=4)) * 2,
+  (Block(8) & AdaptiveSpan(20, ramp=4), Local(9)) * 2,  # slots are used again
+  (AdaptiveSpan(9, ramp=4),) * HEADS,
+  ((Local(9) | LSH(4, 4, 3)) & (TopBlocks(6, 3) | Strided(4)),) * HEADS,
+)
+
+
+@pytest.mark.parametrize(
+  "heads, num",
+  [
+    pytest.param(heads, num, marks=() if few else pytest.mark.soak)
+    for i, heads in enumerate(CONTENT)
+    for num in (HEADS, 2, 1)
+    for few in [num == (HEADS, 2, 1)[i % 3] and i < 5]
+  ],
+)
+def test_steps_follow_the_content(heads, num):
+  check_steps(heads, num, (0, 23))
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_steps_of_short_sequences(n):
+  check_steps((LSH(8, 2) | TopBlocks(7, 2), Local(1)), 1, n=n)
+
+
+def test_scores_and_sinks_are_those_of_attend():
+  heads = Local(5), Strided(9), catalogue.Fifths(), ROUTING
+  sinks = jnp.array([-1.0, 0.0, 2.0, 200.0])
+  check_steps(heads, 2, (5,), scale=0.7, softcap=2.0, sinks_H=sinks)
+
+
+def test_steps_in_bfloat16():
+  check_steps((Local(5), Strided(9)) * 2, 2, (5,), dtype="bfloat16")
+
+
+def test_labels_are_small_beside_keys_and_values():
+  def numbers(pattern):
+    return decoding.num_labels(pattern, 12_288, 64)
+
+  assert numbers(LSH(64, 192, 4)) == [4]
+  assert numbers(Routing(64, 128) | Local(128)) == [1]
+  assert numbers(TopBlocks(64, 8)) == [8]
+  assert numbers(AdaptiveSpan(1024)) == []
+
+
+# Errors.
+
+
+def make(patterns="Local(3)", **options):
+  sizes = dict(length=10, batch=2, num_heads=2, qk_width=4, dtype="float32")
+  return init_cache(patterns, **sizes | options)
+
+
+@pytest.mark.parametrize(
+  "call, message",
+  [
+    (lambda: make(Local(3, causal=False)), "see later keys"),
+    (lambda: make(num_heads=4, num_kv_heads=3), "must divide num_heads=4"),
+    (lambda: make("Local(3"), "Local"),
+    (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),
+    (lambda: step(make(), t=1.0), "t=1.0 must be an integer"),
+    (lambda: step(make(), layer=1), "layer=1 must lie between 0 and 0"),
+    (lambda: step(make(batch=3)), r"q must be \[3, 2, 4\] for this cache"),
+    (lambda: step(make(value_width=5)), r"v must be \[2, 2, 5\]"),
+    (lambda: step(make(num_kv_heads=1)), r"k must be \[2, 1, 4\]"),
+    (lambda: step(make(ROUTING)), "needs its directions"),
+    (lambda: step(make(), directions={ROUTING: 0}), "no head's pattern"),
+    (lambda: step(make(), softcap=-1), "softcap=-1 must be"),
+    (lambda: step(make(), sinks_H=jnp.zeros(3)), "sinks must be"),
+    (lambda: fill(make(), 11), "a prompt of 11 positions"),
+    (lambda: fill(make(), 0), "a prompt of 0 positions"),
+    (lambda: fill(make(LSH(3, 4)), 2), r"q must be \[2, 2, 2, 4\]"),
+  ],
+)
+def test_error_says_what_to_change(call, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    call()
+  assert "\n" not in str(caught.value)
+
+
+def step(cache, t=0, **options):
+  return attend_next(cache, *jnp.zeros((3, 2, 2, 4)), t, **options)
+
+
+def fill(cache, count):
+  x = jnp.zeros((2, count, 2, 4))
+  return fill_cache(cache, None, x, x)
+
+
+def test_queries_of_a_prompt_are_not_needed_without_content():
+  assert fill(make(Local(3)), 4).groups[0].positions.tolist() == [3, -1, 2, -1]

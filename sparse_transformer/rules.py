@@ -118,6 +118,12 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
+    documents=Field(
+      False,
+      SWITCH,
+      "of bytes and fasta: a separator ends each file or record, and nothing"
+      " attends across",
+    ),
     columns=Field(
       128, SIZE, "of the table by whose rows and columns text is embedded"
     ),
@@ -135,6 +141,19 @@ GROUPS: dict[str, dict[str, Field]] = dict(
   model=dict(
     num_layers=Field(8, AMOUNT, "residual blocks"),
     num_heads=Field(4, AMOUNT, "heads of each block; they share the width"),
+    key_heads=Field(
+      0, AMOUNT_OR_0, "heads of keys and values; 0: as many as of queries"
+    ),
+    sinks=Field(
+      False, SWITCH, "a learned logit per head, which takes a share of weights"
+    ),
+    positions=Field(
+      "learned",
+      name("learned", "rotary", "rotary_local"),
+      "embedded, or by rotating queries and keys; rotary_local: not in layers"
+      " with dense attention",
+    ),
+    rotary_base=Field(10_000.0, POSITIVE, "of rotary positions"),
     width=Field(256, SIZE, "width of the residual stream"),
     half_size=Field(
       False, SWITCH, "MLP of 2 * width, not 4; queries and keys of width / 2"

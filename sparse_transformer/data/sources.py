@@ -69,6 +69,7 @@ class Images:
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   unit: str = "bits/dim"
   optimum: float | None = None
+  separator: int | None = None  # an image is one document
 
   @property
   def length(self) -> int:
@@ -136,6 +137,11 @@ class Stream:
   @property
   def unit(self) -> str:
     return self.codec.unit
+
+  @property
+  def separator(self) -> int | None:
+    """The symbol after each document, None if they are not told apart."""
+    return self.codec.separator
 
   @property
   def shape(self) -> tuple[int, int]:
@@ -252,7 +258,13 @@ def source(config: ConfigDict) -> Source:
       f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}; for a"
       " run whose config file registers it, add --config=FILE"
     )
-  return SOURCES[config.name](config)
+  found = SOURCES[config.name](config)
+  if config.documents and found.separator is None:
+    raise ValueError(
+      f"data.documents=True, but data.name={config.name} has no documents; set"
+      " it to bytes or fasta, or leave documents False"
+    )
+  return found
 
 
 def check_no_path(config: ConfigDict) -> None:

@@ -25,8 +25,8 @@ class Decoder:
     config = self.config
     if config.separator is not None:
       raise ValueError(
-        "the cache holds one document: decode a network with data.documents"
-        " without it, by --cache=false"
+        "the cache holds one document: sample from a run with data.documents"
+        " with --nocache"
       )
     return {
       layer: attention.init_cache(

@@ -251,4 +251,4 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
     warnings.catch_warnings(action="error"),
   ):
     patterns.parse(text)[0][0].check(1000)
-  assert "\n" not in str(error.value) and len(str(error.value)) < 500
+  assert "\n" not in str(error.value) and len(str(error.value)) < 600

@@ -418,7 +418,7 @@ def test_page_lists_the_catalogue_of_patterns(catalogue):
 
 
 @pytest.mark.parametrize(
-  "page", ["README.md", "docs/usage.md", "docs/architecture.md"]
+  "page", ["README.md", "docs/attend.md", "docs/architecture.md"]
 )
 def test_python_code_of_a_page_runs(page):
   code = r"(?ms)^```python\n(.*?)^```$"

@@ -56,7 +56,7 @@ class Cache:
   groups: tuple[Kept, ...]
   # One per query head.
   patterns: tuple[Pattern, ...] = dataclasses.field(metadata=contract.STATIC)
-  num_kv_heads: int = dataclasses.field(metadata=contract.STATIC)
+  num_key_heads: int = dataclasses.field(metadata=contract.STATIC)
   length: int = dataclasses.field(metadata=contract.STATIC)  # positions, n
 
 
@@ -66,7 +66,7 @@ def init_cache(
   length: int,
   batch: int,
   num_heads: int,
-  num_kv_heads: int | None = None,
+  num_key_heads: int | None = None,
   qk_width: int,
   value_width: int | None = None,
   dtype: Any,
@@ -79,7 +79,7 @@ def init_cache(
     length: positions of a sequence, prompt included, n.
     batch: number of sequences, B.
     num_heads: number of query heads, H.
-    num_kv_heads: number of key heads, G, which divides H; by default H.
+    num_key_heads: number of key heads, G, which divides H; by default H.
     qk_width: width of a head's queries and keys, K.
     value_width: width of a head's values, E; by default K.
     dtype: of the keys and values that are kept.
@@ -102,14 +102,14 @@ def init_cache(
   >>> bool(jnp.allclose(outs.swapaxes(0, 1), expected, atol=1e-5))
   True
   """
-  num_kv_heads = num_kv_heads or num_heads
-  if num_heads % num_kv_heads:
+  num_key_heads = num_key_heads or num_heads
+  if num_heads % num_key_heads:
     raise ValueError(
-      f"{num_kv_heads=} must divide {num_heads=}, the number of query heads"
+      f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
     )
   heads = patterns_of_heads(patterns, num_heads, length)
   groups = []
-  for pattern, heads_CR in _groups(heads, num_kv_heads):
+  for pattern, heads_CR in _groups(heads, num_key_heads):
     size = make_plan(pattern, length).size + 1
     shape = layers, batch, len(heads_CR), size
     k, v = (
@@ -120,7 +120,7 @@ def init_cache(
       for x in num_labels(pattern, length, qk_width)
     )
     groups.append(Kept(k, v, jnp.full(size, -1, jnp.int32), labels))
-  return Cache(tuple(groups), heads, num_kv_heads, length)
+  return Cache(tuple(groups), heads, num_key_heads, length)
 
 
 def fill_cache(
@@ -248,8 +248,8 @@ def _check(cache, layer, directions, q, k, v, count=()):
   layers, batch, *_, width = kept.k.shape
   for name, x, shape in (
     ("q", q, (num_heads, width)),
-    ("k", k, (cache.num_kv_heads, width)),
-    ("v", v, (cache.num_kv_heads, kept.v.shape[-1])),
+    ("k", k, (cache.num_key_heads, width)),
+    ("v", v, (cache.num_key_heads, kept.v.shape[-1])),
   ):
     if x is None and not any(group.labels for group in cache.groups):
       continue
@@ -272,9 +272,9 @@ def _check_index(name, index, stop):
 # Groups.
 
 
-def _groups(patterns, num_kv_heads):
+def _groups(patterns, num_key_heads):
   """[(pattern, the query heads [C, R] of a group)]."""
-  group, found = len(patterns) // num_kv_heads, {}
+  group, found = len(patterns) // num_key_heads, {}
   for first in range(0, len(patterns), group):
     heads_of = {}
     for head in range(first, first + group):
@@ -285,12 +285,12 @@ def _groups(patterns, num_kv_heads):
 
 
 def _items(cache):
-  groups = _groups(cache.patterns, cache.num_kv_heads)
+  groups = _groups(cache.patterns, cache.num_key_heads)
   return list(zip(cache.groups, groups, strict=True))
 
 
 def _key_heads(cache, heads_CR):
-  return heads_CR[:, 0] // (len(cache.patterns) // cache.num_kv_heads)
+  return heads_CR[:, 0] // (len(cache.patterns) // cache.num_key_heads)
 
 
 def _of_heads(directions, heads_CR):

@@ -220,8 +220,10 @@ def _attend(
 _attend_compiled = jax.jit(_attend, static_argnums=(4, 5, 6, 7, 8, 9, 10))
 
 
-def patterns_of_heads(patterns, num_heads, length):
-  """Checks the patterns, and returns one per head."""
+def patterns_of_heads(
+  patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
+) -> tuple[Pattern, ...]:
+  """The patterns of `attend`, one per head; a ValueError if any is invalid."""
   if not isinstance(patterns, (tuple, list)):
     patterns = (patterns,) * num_heads
   if len(patterns) != num_heads:

@@ -34,7 +34,7 @@ class Decoder:
         length=config.length,
         batch=batch,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_key_heads,
+        num_key_heads=config.num_key_heads,
         qk_width=config.qk_width // config.num_heads,
         value_width=config.width // config.num_heads,
         dtype=config.dtype,

@@ -51,7 +51,7 @@ def shrink(name):
   columns, *channels = source.shape[1:]
   shape = 6, max(2, columns // scale), *channels
   return config, types.SimpleNamespace(
-    vocab_size=11, length=math.prod(shape), shape=shape
+    vocab_size=11, length=math.prod(shape), shape=shape, separator=None
   )
 
 

@@ -135,7 +135,7 @@ class Fasta(Codec):
     with atomic.writing(path) as new, new.open("w") as file:
       for i, symbols in enumerate(sequences):
         bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
-        for number, record in enumerate(bases.split("\n")):
+        for number, record in enumerate(bases.rstrip("\n").split("\n")):
           lines = (record[j : j + 70] for j in range(0, len(record), 70))
           name = f">sample_{i}" + (f"_{number}" if number else "")
           print(name, *lines, sep="\n", file=file)

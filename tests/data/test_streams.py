@@ -143,3 +143,23 @@ def test_music_is_resampled():
   )
   assert len(symbols) == pytest.approx(seconds * 12_000, abs=200)
   assert 0.001 < np.mean(codecs.expand(symbols) ** 2) < 0.5
+
+
+def test_a_separator_ends_each_document(tmp_path):
+  for name, content in ("a", ">x\nAC\nG\n"), ("b", ";note\n>y\nTT\n\n>z\nA\n"):
+    (tmp_path / f"{name}.fasta").write_text(content)
+  records = data.source(config("fasta", tmp_path, length=1, documents=True))
+  assert (records.vocab_size, records.separator) == (5, 4)
+  assert [*contents(records)] == [0, 1, 2, 4, 3, 3, 4, 0, 4]
+  (path,) = records.codec.save(tmp_path / "new", [[*contents(records)]])
+  assert path.read_text().split() == [
+    *(">sample_0", "ACG", ">sample_0_1", "TT", ">sample_0_2", "A"),
+  ]
+  files = data.source(config("bytes", tmp_path, length=1, documents=True))
+  assert files.separator == 0 and files.vocab_size == 256
+  assert [x[:2] for x in contents(files).split(b"\0")] == [
+    b">x",
+    b";n",
+    b">s",
+    b"",
+  ]

@@ -425,11 +425,14 @@ def _attend_row(plan, kept, layer, q_BCRK, bias, scores, sinks_CR):
   if 2 * plan.width > plan.size:
     k, v = kept.k[layer], kept.v[layer]
   else:
-    # Heads that read the same keys share them; the others have their own.
     bias, slots = lax.top_k(bias, plan.width)
-    heads = np.arange(c).repeat(1 if bias.shape[1] == 1 else r)
-    at = layer, np.arange(b)[:, None, None], heads[None, :, None], slots
-    k, v = (x.at[at].get(mode="promise_in_bounds") for x in kept[:2])
+    if bias.shape[:2] == (1, 1):
+      at = layer, slice(None), slice(None), slots[0, 0]
+      k, v = (jnp.moveaxis(x[at], 0, 2) for x in kept[:2])
+    else:  # each query head has its own keys
+      heads = np.arange(c).repeat(r)[None, :, None]
+      at = layer, np.arange(b)[:, None, None], heads, slots
+      k, v = (x.at[at].get(mode="promise_in_bounds") for x in kept[:2])
   shape = k.shape[1], c * r // k.shape[1]  # C and R, or C R and 1
   own = shape if bias.shape[1] > 1 else (1, 1)
   bias = bias.reshape(len(bias), *own, -1)

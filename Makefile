@@ -35,8 +35,8 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Installs the library into a separate environment, and runs the README's
-# example there, in another folder.
+# Installs the library with JAX and NumPy alone into a separate environment, and
+# runs the README's example there, in another folder.
 package:
 	rm -rf build
 	$(PYTHON) -m venv --clear $(APART)
@@ -109,8 +109,8 @@ $(PEERS)/installed: benchmarks/requirements-peers.txt
 	-$(PYTHON) -m venv --clear $(PEERS) && $(PEERS)/bin/pip install --quiet \
 	  --disable-pip-version-check -r $< && touch $@
 
-.venv/installed: requirements.txt requirements-dev.txt
+.venv/installed: requirements.txt requirements-train.txt \
+  requirements-data.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check \
-	  -r requirements.txt -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check $(^:%=-r %)
 	touch $@

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from absl import flags
-
 from sparse_transformer import cli, tables
+from sparse_transformer.cli import flags
 from sparse_transformer.data import SPLITS
 
 

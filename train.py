@@ -17,10 +17,8 @@ import functools
 import os
 from collections.abc import Sequence
 
-from absl import flags
-from ml_collections import config_flags
-
 from sparse_transformer import cli
+from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:

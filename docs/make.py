@@ -1,4 +1,4 @@
-"""Makes the parts of docs that show patterns and config fields.
+"""Makes the parts of docs that show patterns, config fields and functions.
 
 python docs/make.py
 
@@ -10,6 +10,7 @@ same catalogue gives the same files wherever they are drawn.
 import dataclasses
 import functools
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -19,7 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from sparse_transformer import patterns, rules, tables
+from sparse_transformer import attention, patterns, rules, tables
+from sparse_transformer.attention import contract, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
@@ -88,6 +90,7 @@ NAMED = {
   )
   for name in patterns.FACTORIZATIONS
 }
+LENGTH = 2048  # for which layouts are shown
 
 
 def write(folder: pathlib.Path = DOCS) -> None:
@@ -223,6 +226,7 @@ def _of_patterns():
     contents=_contents(),
     costs=_costs(),
     names=_names(),
+    layouts=_layouts(),
     static=_sections("##", patterns.CATALOGUE),
     following=_sections("###", patterns.CONTENT),
   )
@@ -234,7 +238,38 @@ def _of_config():
   return dict(fields=[tables.markdown([titles, *rows])])
 
 
-PAGES = {"patterns.md": _of_patterns, "config.md": _of_config}
+def _of_api():
+  """What `attention` exports, then what defines patterns and executors."""
+  exported = filter(inspect.isfunction, vars(attention).values())
+  named = patterns.parse, patterns.factorize, patterns.assign, patterns.register
+  executors = registry.register, contract.Executor
+  return {
+    name: [x for public in shown for x in _document(public)]
+    for name, shown in (
+      ("attention", exported),
+      ("names", named),
+      ("executors", executors),
+    )
+  }
+
+
+def _document(public, level="###"):
+  """The signature and docstring of a function, or of a class with methods."""
+  yield f"{level} {public.__name__}"
+  source = textwrap.dedent(inspect.getsource(public))
+  head = re.search(r"(?ms)^((?:def|class) .*?):$", source)
+  yield f"```python\n{head[1]}\n```"
+  yield from _paragraphs(public)
+  for name, member in vars(public).items():
+    if inspect.isclass(public) and name[0] != "_" and member.__doc__:
+      yield from _document(member, level + "#")
+
+
+PAGES = {
+  "patterns.md": _of_patterns,
+  "config.md": _of_config,
+  "api.md": _of_api,
+}
 
 
 def _contents():
@@ -289,15 +324,36 @@ def _names():
   yield _table(titles, list(_unions()))
 
 
+def _layouts():
+  rows = []
+  for name in patterns.LAYOUTS:
+    factors = patterns.factorize(
+      name, stride=1, window=128, width=1, num_summaries=1, length=LENGTH
+    )
+    runs = ((x, len([*group])) for x, group in itertools.groupby(factors))
+    shown = (f"{count} `{x}`" if count > 1 else f"`{x}`" for x, count in runs)
+    rows.append((f"`{name}`", ", ".join(shown)))
+  yield tables.markdown([("name", "layers, in turn"), *rows])
+
+
 def _describe(cls):
   """The signature and the docstring of a class, as paragraphs."""
   yield f"`{patterns.signature(cls)}`"
-  for paragraph in inspect.cleandoc(cls.__doc__).split("\n\n"):
+  yield from _paragraphs(cls)
+
+
+def _paragraphs(public):
+  """A docstring, its arguments and errors as lists."""
+  for paragraph in inspect.cleandoc(public.__doc__).split("\n\n"):
     head, _, rest = paragraph.partition("\n")
-    if head in ("Args:", "Attributes:"):
+    if head in ("Args:", "Attributes:", "Raises:"):
+      if head == "Raises:":
+        yield head
       fields = re.split(r"\n(?=\S)", textwrap.dedent(rest))
-      bullets = (re.sub(r"^(\w+):", r"- `\1`:", field) for field in fields)
+      bullets = (re.sub(r"^([\w*, ]+):", r"- `\1`:", field) for field in fields)
       yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
+    elif head.startswith(">>>"):
+      yield f"```python\n{paragraph}\n```"
     else:
       url = r"[arXiv \1](https://arxiv.org/abs/\1)"
       text = " ".join(paragraph.split())

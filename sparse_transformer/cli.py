@@ -1,7 +1,8 @@
 """Command lines: flags, overrides of config fields, one-line errors.
 
 A command imports what it needs inside its `main`, so that a misspelt flag is
-reported before JAX loads, which takes seconds.
+reported before JAX loads, which takes seconds. It imports this module first,
+and `flags` from it, so that a missing library is reported in one line.
 """
 
 import functools
@@ -13,10 +14,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from sparse_transformer import signals, version
 
-from sparse_transformer import config as config_lib, rules, signals
+try:
+  from absl import app, flags, logging
+  from ml_collections import ConfigDict, config_flags
+
+  from sparse_transformer import config as config_lib, rules
+except ModuleNotFoundError as error:
+  if (line := version.missing(error)) is None:
+    raise
+  sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {line}")
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -246,6 +254,8 @@ def describe(error: Exception) -> str | None:
   """Returns a line about an error for the user; None if it is a bug."""
   if isinstance(error, USER_ERRORS):
     return str(error)
+  if isinstance(error, ModuleNotFoundError):
+    return version.missing(error)
   for kind, meaning in LIMITS.items():
     if isinstance(error, kind):
       reason = str(error) or kind.__name__

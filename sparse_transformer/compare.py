@@ -40,10 +40,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from absl import flags
-from ml_collections import config_flags
-
 from sparse_transformer import cli, version
+from sparse_transformer.cli import config_flags, flags
 
 COMMAND = "python -m sparse_transformer.compare"
 

@@ -27,10 +27,8 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-from ml_collections import config_flags
-
 from sparse_transformer import cli
+from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:

@@ -12,9 +12,8 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-
 from sparse_transformer import atomic, cli
+from sparse_transformer.cli import flags
 from sparse_transformer.figures import curves, html
 
 MAX_SAMPLE = 4000  # bytes of sampled text that are shown

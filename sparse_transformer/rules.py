@@ -118,6 +118,12 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
+    documents=Field(
+      False,
+      SWITCH,
+      "of bytes and fasta: a separator ends each file or record, and nothing"
+      " attends across",
+    ),
     columns=Field(
       128, SIZE, "of the table by whose rows and columns text is embedded"
     ),
@@ -135,6 +141,19 @@ GROUPS: dict[str, dict[str, Field]] = dict(
   model=dict(
     num_layers=Field(8, AMOUNT, "residual blocks"),
     num_heads=Field(4, AMOUNT, "heads of each block; they share the width"),
+    key_heads=Field(
+      0, AMOUNT_OR_0, "heads of keys and values; 0: as many as of queries"
+    ),
+    sinks=Field(
+      False, SWITCH, "a learned logit per head, which takes a share of weights"
+    ),
+    positions=Field(
+      "learned",
+      name("learned", "rotary", "rotary_local"),
+      "embedded, or by rotating queries and keys; rotary_local: not in layers"
+      " with dense attention",
+    ),
+    rotary_base=Field(10_000.0, POSITIVE, "of rotary positions"),
     width=Field(256, SIZE, "width of the residual stream"),
     half_size=Field(
       False, SWITCH, "MLP of 2 * width, not 4; queries and keys of width / 2"
@@ -168,14 +187,17 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     pattern=Field(
       "strided",
       TEXT,
-      "dense, local, strided, fixed, strided_target, or an expression over the"
+      "dense, local, strided, fixed, strided_target, a layout such as"
+      " gemma3, or an expression over the"
       ' patterns of docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)";'
       ' "Local(96), Strided(96)" are two factors for mode to place',
     ),
     mode=Field("interleaved", TEXT, "of factors: interleaved, merged, heads"),
     cycle=Field((), items(COUNT), "factors of the layers; (): 0, 1, ..."),
     stride=Field(128, SIZE, "l, for strided; block size, for fixed"),
-    window=Field(128, SIZE, "keys of local, including the query itself"),
+    window=Field(
+      128, SIZE, "keys of local and gpt3, including the query itself"
+    ),
     width=Field(32, SIZE, "c, for fixed: summary columns of a block"),
     num_summaries=Field(1, SIZE, "distinct summary columns across heads"),
     backend=Field("auto", TEXT, "auto, dense, or the name of an executor"),

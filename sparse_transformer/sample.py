@@ -13,9 +13,9 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from absl import flags
 
 from sparse_transformer import cli, data
+from sparse_transformer.cli import flags
 from sparse_transformer.data import files
 from sparse_transformer.figures.image_grid import save_images
 

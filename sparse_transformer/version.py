@@ -1,4 +1,4 @@
-"""The versions of this library and of those it uses."""
+"""The versions of this library and of those it uses; those it lacks."""
 
 import importlib.metadata
 import pathlib
@@ -6,6 +6,31 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).parents[1]  # of a checkout
 PACKAGES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
+
+# The modules that each extra brings; see requirements-EXTRA.txt.
+EXTRAS = {
+  "train": (
+    *("PIL", "absl", "flax", "grain", "matplotlib", "ml_collections", "optax"),
+    *("orbax", "scipy", "tensorboardX", "tqdm"),
+  ),
+  "data": (
+    *("array_record", "importlib_resources", "sklearn"),
+    "tensorflow_datasets",
+  ),
+}
+
+
+def missing(error: ModuleNotFoundError) -> str | None:
+  """What to install for a module that was not found; None if no extra has it.
+
+  >>> missing(ModuleNotFoundError(name="flax.nnx"))
+  "needs flax; pip install 'sparse-transformer[train]'"
+  """
+  name = (error.name or "").partition(".")[0]
+  for extra, modules in EXTRAS.items():
+    if name in modules:
+      return f"needs {name}; pip install 'sparse-transformer[{extra}]'"
+  return None
 
 
 def packages() -> dict[str, str]:

@@ -178,6 +178,7 @@ FILES: dict[str, Content] = {
   "text": "the quick brown fox.\n" * 1000,
   "letters": "abc" * 10_000,
   "tiny": "short",
+  "zeros": "abc\0" * 1000,
   "hollow": pathlib.Path.mkdir,
   "fifo": os.mkfifo,
   "with_fifo/pipe": os.mkfifo,

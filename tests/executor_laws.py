@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import attend, merged, registry
+from sparse_transformer.attention import attend, contract, merged, registry
 from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import (
   Causal,
@@ -21,7 +21,48 @@ from sparse_transformer.patterns import (
   Strided,
 )
 
-NAMES = "out lse dq dk dv".split()
+NAMES = "out lse dq dk dv dsinks".split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Arguments of `attend` besides queries, keys, values and patterns."""
+
+  group: int = 1  # query heads of a key head
+  packed: bool = False  # whether sequences have several segments
+  scale: float | None = None
+  softcap: float = 0.0
+  sinks: bool = False
+
+  def segments(self, batch, n):
+    """Integers [batch, n], of which the first occur again at the end."""
+    if not self.packed:
+      return None
+    ends = [[n // 4, n // 2 + 1, n - n // 8 - i] for i in range(batch)]
+    at = np.arange(n)
+    return np.stack([(at[:, None] >= x).sum(1) % 3 * 5 - 4 for x in ends])
+
+  def given(self, batch, n):
+    """The arguments that are known before tracing."""
+    return dict(
+      segments_BL=self.segments(batch, n),
+      scale=self.scale,
+      softcap=self.softcap,
+    )
+
+  def arrays(self, heads):
+    """Those that have gradients."""
+    return [np.linspace(-1, 2, heads, dtype=np.float32)] * self.sinks
+
+
+PLAIN = Options()
+# Options with which laws are checked; groups divide 6 heads.
+OPTIONS = (
+  PLAIN,
+  Options(group=2, packed=True),
+  Options(group=6, scale=0.5, sinks=True),
+  Options(group=3, packed=True, softcap=1.5, sinks=True),
+)
 # Patterns of heads: parts in several orders, and queries without keys.
 TWO_SLOTS = Local(12) | Strided(12), Strided(5)
 WITHOUT_KEYS = RandomBlocks(4, 2) - Local(9), Causal() - Causal()
@@ -41,39 +82,67 @@ def settings_for(backend):
   return registry.targeting("tpu" if backend == "batched" else "")
 
 
-def reference(q, k, v, dout, dlse, heads):
-  """(out, lse, dq, dk, dv) in float64; lse of rows without keys is 0."""
+def reference(q, k, v, dout, dlse, heads, options=PLAIN):
+  """(out, lse, dq, dk, dv) in float64; lse of rows without keys is 0.
+
+  With sinks, also their gradients.
+  """
   mask = np.stack([pattern.matrix(q.shape[1]) for pattern in heads])
-  return reference_of_mask(mask, q, k, v, dout, dlse)
+  return reference_of_mask(mask, q, k, v, dout, dlse, options=options)
 
 
-def reference_of_mask(mask, q, k, v, dout, dlse, bias=0, known=None):
+def reference_of_mask(
+  mask, q, k, v, dout, dlse, bias=0, known=None, options=PLAIN
+):
   """The same, over the pairs of a mask [..., H, n, n], with biased scores.
 
   `known` are (out, lse) if these are not all the pairs that they depend on.
   """
+  batch, n, num_heads, _ = q.shape
+  k, v = (np.repeat(np.asarray(x), options.group, 2) for x in (k, v))
+  if options.packed:
+    segments = options.segments(batch, n)[:, None]
+    mask = mask & (segments[..., None] == segments[..., None, :])
   q, k, v, dout, dlse, *known = (
     np.asarray(x).astype(np.float64).swapaxes(1, 2)
     for x in (q, k, v, dout, dlse, *(known or ()))
   )
-  scale = 1 / np.sqrt(q.shape[3])
-  s = np.where(mask, q @ k.swapaxes(2, 3) * scale + bias, -np.inf)
-  empty = ~mask.any(-1, keepdims=True)
-  top = np.where(empty, 0, s.max(-1, keepdims=True))
-  lse = np.log(np.exp(s - top).sum(-1, keepdims=True) + empty) + top
+  scale = options.scale or 1 / np.sqrt(q.shape[3])
+  s, slope = q @ k.swapaxes(2, 3) * scale, 1
+  if options.softcap:
+    s = options.softcap * np.tanh(s / options.softcap)
+    slope = 1 - (s / options.softcap) ** 2
+  s = np.where(mask, s + bias, -np.inf)
+  sinks = np.full((num_heads, 1, 1), -np.inf)
+  for x in options.arrays(num_heads):
+    sinks = x.astype(np.float64)[:, None, None]
+  empty = ~mask.any(-1, keepdims=True) & np.isneginf(sinks)
+  top = np.maximum(s.max(-1, keepdims=True), sinks)
+  top = np.where(empty, 0, top)
+  total = np.exp(s - top).sum(-1, keepdims=True) + np.exp(sinks - top)
+  lse = np.log(total + empty) + top
   p = np.exp(s - (known[1][..., None] if known else lse))
   out = known[0] if known else p @ v
   dp = dout @ v.swapaxes(2, 3)
-  ds = p * (dp - (dout * out).sum(-1, keepdims=True) + dlse[..., None])
-  grads = ds @ k * scale, ds.swapaxes(2, 3) @ q * scale, p.swapaxes(2, 3) @ dout
-  results = out, lse[..., 0], *grads
-  return [x.swapaxes(1, 2) for x in results]
+  of_rows = dlse[..., None] - (dout * out).sum(-1, keepdims=True)
+  ds = p * (dp + of_rows) * slope
+  dk, dv = ds.swapaxes(2, 3) @ q * scale, p.swapaxes(2, 3) @ dout
+  dk, dv = (
+    x.reshape(batch, -1, options.group, *x.shape[2:]).sum(2) for x in (dk, dv)
+  )
+  dsinks = (np.exp(sinks - lse) * of_rows).sum((0, 2, 3))
+  results = [out, lse[..., 0], ds @ k * scale, dk, dv]
+  results = [x.swapaxes(1, 2) for x in results]
+  return results + [dsinks] * options.sinks
 
 
-def random_inputs(n, heads, k=8, e=12, batch=2, dtype=jnp.float32, seed=0):
+def random_inputs(
+  n, heads, k=8, e=12, batch=2, dtype=jnp.float32, seed=0, group=1
+):
   """q, k, v and the cotangents of out and lse."""
-  keys = jax.random.split(jax.random.key(n + seed), 5)
-  shapes = [(batch, n, heads, width) for width in (k, k, e, e)]
+  keys, few = jax.random.split(jax.random.key(n + seed), 5), heads // group
+  shapes = [(heads, k), (few, k), (few, e), (heads, e)]
+  shapes = [(batch, n, *x) for x in shapes]
   shapes.append((batch, n, heads))
   *arrays, dlse = (
     jax.random.normal(*x) for x in zip(keys, shapes, strict=True)
@@ -92,17 +161,24 @@ def with_gradients(attention, q, k, v, dout, dlse, *more):
   return *result, *vjp((dout, dlse))
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6, 7, 8))
-def run(q, k, v, dout, dlse, heads, backend, tile, unoptimized=False):
+@functools.partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
+def run(
+  q, k, v, dout, dlse, heads, backend, tile, unoptimized=False, options=PLAIN
+):
   del unoptimized  # JAX does not recompile when the setting changes
-  attention = functools.partial(
-    attend, patterns=heads, backend=backend, tile=tile, return_lse=True
-  )
-  return with_gradients(attention, q, k, v, dout, dlse)
+  settings = dict(backend=backend, tile=tile, return_lse=True)
+  settings |= options.given(*q.shape[:2])
+
+  def attention(q, k, v, sinks=None):
+    return attend(q, k, v, heads, sinks_H=sinks, **settings)
+
+  more = options.arrays(len(heads))
+  return with_gradients(attention, q, k, v, dout, dlse, *more)
 
 
 def assert_close(found, expected, tolerance=2e-5):
-  for name, x, y in zip(NAMES, found, expected, strict=True):
+  names = NAMES[: len(expected)]
+  for name, x, y in zip(names, found, expected, strict=True):
     error = np.abs(np.asarray(x, np.float64) - y).max()
     assert error <= tolerance * max(np.abs(y).max(), 1e-6), (name, error)
     # Scores are products in float32, whatever the dtype.
@@ -110,14 +186,20 @@ def assert_close(found, expected, tolerance=2e-5):
 
 
 def agrees_with_the_reference(
-  backend, heads, n, tile=0, dtype=jnp.float32, tolerance=2e-5
+  backend,
+  heads,
+  n,
+  tile=0,
+  dtype=jnp.float32,
+  tolerance=2e-5,
+  options=PLAIN,
 ):
-  inputs = random_inputs(n, len(heads), dtype=dtype)
+  inputs = random_inputs(n, len(heads), dtype=dtype, group=options.group)
   unoptimized = jax.config.read("jax_disable_most_optimizations")
-  found = run(*inputs, tuple(heads), backend, tile, unoptimized)
+  found = run(*inputs, tuple(heads), backend, tile, unoptimized, options)
   assert found[0].dtype == dtype
   assert found[1].dtype == jnp.promote_types(dtype, jnp.float32)
-  assert_close(found, reference(*inputs, heads), tolerance)
+  assert_close(found, reference(*inputs, heads, options), tolerance)
 
 
 def row_without_keys_gives_zero(backend):
@@ -187,9 +269,10 @@ def run_plans(backend, plans, q, k, v, dout, dlse):
   """(out, lse, dq, dk, dv) over given plans [(plan, heads)]."""
   executor = registry.EXECUTORS[backend]
   work = [(executor, plan, heads) for plan, heads in plans]
-  out, lse = merged.forward(work, q, k, v, None)
+  inputs = contract.Queries(q), contract.Keys(k, v), None
+  out, lse = merged.forward(work, *inputs)
   out = out.astype(v.dtype)  # and gradients, as `attend` rounds them
-  grads = merged.backward(work, q, k, v, None, out, lse, dout, dlse)[:3]
+  grads = merged.backward(work, *inputs, out, lse, dout, dlse)[:3]
   grads = (g.astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
   return out, jnp.where(jnp.isfinite(lse), lse, 0), *grads
 

@@ -12,7 +12,12 @@ import sys
 
 import pytest
 
-from sparse_transformer import config as config_lib, patterns, tables
+from sparse_transformer import (
+  config as config_lib,
+  patterns,
+  tables,
+  version,
+)
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
@@ -124,10 +129,11 @@ def test_no_two_files_have_the_same_name():
   assert [name for name, count in twins.items() if count > 1] == []
 
 
-def loaded_by(*command):
+def loaded_by(*command, lacks=()):
   """The modules loaded when a command ends, and the completed process."""
   script = (
     "import atexit, runpy, sys\n"
+    f"sys.modules.update(dict.fromkeys({lacks}))\n"  # they are not found
     "atexit.register(lambda: print('LOADED', *sys.modules))\n"
     "kind, name, *sys.argv[1:] = sys.argv[1:]\n"
     "sys.argv[0] = name\n"
@@ -141,18 +147,15 @@ def loaded_by(*command):
   return modules, done
 
 
+EXTRAS = {*version.EXTRAS["train"], *version.EXTRAS["data"]}
+
+
 @pytest.mark.parametrize(
   "statement, heavy",
   [
-    ("import sparse_transformer.patterns", {"jax", "matplotlib", "scipy"}),
-    (
-      "from sparse_transformer.attention import attend",
-      {"flax", "orbax", "optax", "matplotlib", "scipy"},
-    ),
-    (
-      "import sparse_transformer.data",
-      {"jax", "tensorflow_datasets", "grain", "sklearn", "scipy", "PIL"},
-    ),
+    ("import sparse_transformer.patterns", {"jax", *EXTRAS}),
+    ("from sparse_transformer.attention import attend", EXTRAS),
+    ("import sparse_transformer.data", {"jax", *EXTRAS}),
     ("import sparse_transformer.config", {"jax", "orbax", "matplotlib"}),
   ],
 )
@@ -180,6 +183,17 @@ def test_misspelt_flag_is_reported_before_heavy_libraries_load(name):
   assert not modules & {"jax", "flax", "orbax", "scipy", "tensorflow_datasets"}
 
 
+@pytest.mark.parametrize("name", MISSPELT)
+@pytest.mark.parametrize("lacks", ["absl", "ml_collections"])
+def test_command_without_its_extra_says_what_to_install(name, lacks):
+  _, done = loaded_by(*MISSPELT[name], lacks=[lacks])
+  assert done.returncode == 1
+  (line,) = done.stderr.splitlines()
+  assert line.endswith(
+    f": needs {lacks}; pip install 'sparse-transformer[train]'"
+  )
+
+
 # Packaging.
 
 
@@ -189,18 +203,23 @@ def test_every_folder_of_the_library_is_a_package():
 
 
 def test_every_imported_library_is_declared():
-  lines = (REPO / "requirements.txt").read_text().splitlines()
   normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
-  declared = {normal(re.split(r"[\s>=<\[;]", line)[0]) for line in lines}
+  declared = {}  # {distribution: its extra}
+  for extra in ("", *version.EXTRAS):
+    file = f"requirements-{extra}.txt" if extra else "requirements.txt"
+    for line in (REPO / file).read_text().splitlines():
+      declared[normal(re.split(r"[\s>=<\[;]", line)[0])] = extra
   distributions = importlib.metadata.packages_distributions()
   known, missing = {"sparse_transformer", *sys.stdlib_module_names}, []
+  extras = {name: e for e, names in version.EXTRAS.items() for name in names}
   for path, tree in sources().items():
     for node, name in imported(tree):
       top = name.split(".")[0]
       if top in known:
         continue
-      if not declared & {normal(d) for d in distributions.get(top, [])}:
-        missing.append(f"{where(path, node)}: {top} is not in requirements.txt")
+      found = {declared.get(normal(d)) for d in distributions.get(top, [])}
+      if extras.get(top, "") not in found:
+        missing.append(f"{where(path, node)}: {top} is not in its requirements")
   assert not missing, "\n".join(missing)
 
 

@@ -105,9 +105,9 @@ def _causal(pattern, n):
 
 
 def _of_cache(mask_BM, batch):
-  """(position of the query, segments [B, M]) from the mask of Flax's cache."""
-  # The last position that any sequence may see is the one that was just written.
-  at = jnp.arange(mask_BM.shape[1])
-  first = jnp.where(mask_BM.any(0), at, 0).max()
+  """(position of the query, segments [B, M]), from the mask of a cache."""
+  # The last position that any sequence may see is the one just written.
+  at = jnp.arange(mask_BM.shape[1])[None]
+  first = jnp.where(mask_BM, at, 0).max()
   segments = jnp.where(mask_BM, 0, -1 - at)  # a masked key is alone
   return first, jnp.broadcast_to(segments, (batch, mask_BM.shape[1]))

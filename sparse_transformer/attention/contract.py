@@ -198,6 +198,13 @@ class Keys(NamedTuple):
   segments: jax.Array | None = None  # int32 [B, M, 1]
 
 
+def segments_of(queries: Queries, keys: Keys) -> tuple[Any, Any] | None:
+  """The segments of queries [B, L] and of keys [B, M], if there are any."""
+  if queries.segments is None or keys.segments is None:
+    return None
+  return queries.segments[..., 0], keys.segments[..., 0]
+
+
 def apply(function: Callable[..., Any], arrays: Any) -> Any:
   """function(*arrays) of those in a pytree, in the same structure."""
   leaves, structure = jax.tree.flatten(arrays)
@@ -352,15 +359,15 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
   Raises:
     ValueError: an argument is no number, or out of range.
   """
-  for name, x in dict(scale=scale, softcap=softcap).items():
-    is_number = isinstance(x, int | float | np.number)
-    if x is None and name == "scale":
-      continue
-    if not is_number or not math.isfinite(x) or (name == "softcap" and x < 0):
-      raise ValueError(
-        f"{name}={x} must be a finite number known before tracing"
-        + ("; multiply q by a traced one" if name == "scale" else ", or 0")
-      )
+  numbers = int | float | np.number
+  if scale is not None and not isinstance(scale, numbers):
+    raise ValueError(
+      f"{scale=} must be a number known before tracing; multiply q by another"
+    )
+  if not isinstance(softcap, numbers) or not 0 <= softcap < math.inf:
+    raise ValueError(
+      f"{softcap=} must be a number above 0 known before tracing, or 0 for none"
+    )
   return Scores(None if scale is None else float(scale), float(softcap))
 
 
@@ -485,21 +492,22 @@ def name_saved(
 def apply_at_once(
   function: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-  """function(x) of each array; those of the same dtype are joined.
+  """function(x) of each array; those of the same dtype and rows are joined.
 
   A gather then finds each row once, which takes longer than reading it, and
   devices send one message instead of several.
 
   Args:
     function: keeps the last axis, and treats all places along it alike.
-    arrays: may differ along the last axis only, which one with a number per
-      row, such as lse_BLH beside q_BLHK, lacks.
+    arrays: one with a number per row, such as lse_BLH beside q_BLHK, lacks the
+      last axis.
   """
   ndim = max(x.ndim for x in arrays)
   wide = [x if x.ndim == ndim else x[..., None] for x in arrays]
   results: dict[int, jax.Array] = {}
-  for dtype in dict.fromkeys(x.dtype for x in arrays):
-    chosen = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+  kinds = [(x.dtype, x.shape[:-1]) for x in wide]
+  for kind in dict.fromkeys(kinds):
+    chosen = [i for i, other in enumerate(kinds) if other == kind]
     ends = np.cumsum([wide[i].shape[-1] for i in chosen])[:-1]
     found = function(jnp.concatenate([wide[i] for i in chosen], -1))
     results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))

@@ -48,10 +48,10 @@ def attend(
   """Attention over the pairs of a pattern: softmax(scale q k^T) v.
 
   B = batch, L = M = n positions, H = heads of queries, G = heads of keys and
-  values, K = width of a head's queries and keys, E = width of its values. Scores
-  and softmax are in float32 or wider. A query without keys gets output 0 and
-  log-sum-exp -inf, and zero gradients. All arrays may lack the axis of the
-  batch.
+  values, K = width of a head's queries and keys, E = width of its values. The
+  scores and the softmax are in float32 or wider. A query without keys gets
+  output 0 and log-sum-exp -inf, and zero gradients. All arrays may lack the
+  axis of the batch.
 
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
@@ -63,8 +63,8 @@ def attend(
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
       `jax_enable_x64`, float64.
-    k_BMGK: keys [batch, n, key heads, K], in the dtype of the queries. G divides
-      H: query head h has key head h // (H // G).
+    k_BMGK: keys [batch, n, key heads, K], in the dtype of the queries. G
+      divides H: query head h has key head h // (H // G).
     v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
@@ -113,10 +113,11 @@ def attend(
   (1, 1024, 4, 16)
   """
   if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
-    arrays = q_BLHK, k_BMGK, v_BMGE, segments_BL
-    q_BLHK, k_BMGK, v_BMGE, segments_BL = add_batch(*arrays)
-  inputs = q_BLHK, k_BMGK, v_BMGE, segments_BL
-  queries, keys, first = check_arrays(*inputs, first)
+    given = q_BLHK, k_BMGK, v_BMGE, segments_BL
+    q_BLHK, k_BMGK, v_BMGE, segments_BL = add_batch(*given)
+  queries, keys, first = check_arrays(
+    q_BLHK, k_BMGK, v_BMGE, segments_BL, first
+  )
   scores = check_scores(scale, softcap)
   split = per_device.split_of(queries.q, spec)
   case = make_case(queries.q, keys.v)
@@ -126,7 +127,7 @@ def attend(
   heads = patterns_of_heads(patterns, case.num_heads, case.length)
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
-  given = collections.OrderedDict(directions or {})
+  parameters = collections.OrderedDict(directions or {})
   rows = None
   if first is not None:
     _check_slice(heads, split)
@@ -139,7 +140,7 @@ def attend(
   if own * shards != heads or case.num_key_heads % shards:
     own, split = heads, split._replace(heads=())
   axes = split.within or split.positions
-  arrays = queries, keys, given, first
+  arrays = queries, keys, parameters, first
   run = _attend_compiled if _are_concrete(arrays) else _attend
   executors = tuple(registry.EXECUTORS.get(name) for _, name in choices)
   out, lse = run(*arrays, own, scores, split, axes, tile, choices, executors)
@@ -182,7 +183,17 @@ def _at_all_positions(queries, keys, first):
 
 
 def _attend(
-  queries, keys, given, first, own, scores, split, axes, tile, choices, executors
+  queries,
+  keys,
+  given,
+  first,
+  own,
+  scores,
+  split,
+  axes,
+  tile,
+  choices,
+  executors,
 ):
   del executors  # those that `choices` name when the program is compiled
 
@@ -201,8 +212,8 @@ def _attend(
   )
   arrays = queries.q, keys.k, keys.v
   others = (queries.segments, keys.segments), given, first
-  specs = PartitionSpec(*split.spec[:2]), specs, PartitionSpec()
-  return per_device.on_any_mesh(attention, split, arrays, others, specs)
+  of_others = PartitionSpec(*split.spec[:2]), specs, PartitionSpec()
+  return per_device.on_any_mesh(attention, split, arrays, others, of_others)
 
 
 # Loops that are run eagerly would be compiled at each call.

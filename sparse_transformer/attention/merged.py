@@ -47,17 +47,15 @@ def attend(
   on each device, and run in plain XLA.
   """
   if axes and any(pattern.contents() for pattern in patterns):
-    few, own = spread.of_own_heads(
-      patterns, keys.k.shape[2], directions, axes
-    )
-    inputs = contract.apply(
-      functools.partial(exchange.to_heads, axes), (queries, keys)
-    )
-    results = attend(*inputs, few, own, scores, tile, choices)
+    few, own = spread.of_own_heads(patterns, keys.k.shape[2], directions, axes)
+    to_heads = functools.partial(exchange.to_heads, axes)
+    queries, keys = contract.apply(to_heads, (queries, keys))
+    results = attend(queries, keys, few, own, scores, tile, choices)
     out_BLHE, lse_BLH = exchange.to_positions(axes, *results)
     return out_BLHE, lse_BLH
   q_BLHK, k_BMGK = queries.q, keys.k
-  bound = selection.bind(patterns, q_BLHK, k_BMGK, directions)
+  segments = contract.segments_of(queries, keys)
+  bound = selection.bind(patterns, q_BLHK, k_BMGK, directions, segments)
   given = bound, selection.lay_out(bound, tile), first
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   spans_H = spans_lib.of_heads(patterns, directions, dtype)
@@ -171,7 +169,10 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
   del spans_H  # the plans have them
-  dtype, shape = jnp.promote_types(queries.q.dtype, jnp.float32), queries.q.shape
+  dtype, shape = (
+    jnp.promote_types(queries.q.dtype, jnp.float32),
+    queries.q.shape,
+  )
   out_BLHE = jnp.zeros((*shape[:3], keys.v.shape[3]), dtype)
   lse_BLH = jnp.full(shape[:3], -jnp.inf, dtype)
   for i, (executor, plan, heads) in enumerate(plans):
@@ -222,7 +223,9 @@ def backward(
     of_keys = contract.key_heads(heads, _group(queries, keys))
     grads = [
       _add_heads(total, at, x)
-      for total, at, x in zip(grads, (heads, of_keys, of_keys), new, strict=True)
+      for total, at, x in zip(
+        grads, (heads, of_keys, of_keys), new, strict=True
+      )
     ]
     for dspans in rest:
       dspans_H = dspans_H.at[contract.index_of(heads)].add(dspans)

@@ -109,7 +109,9 @@ class Steps(abc.ABC):
     """x, an array of keys, with the results of a step added to it."""
 
 
-def forward(steps: Steps, queries: Queries, keys: Keys, scores: Scores) -> Softmax:
+def forward(
+  steps: Steps, queries: Queries, keys: Keys, scores: Scores
+) -> Softmax:
   """(out_BLHE, lse_BLH) of all queries: 0 and -inf without keys."""
   q = queries.q
   queries = apply(steps.of_queries, queries)
@@ -298,7 +300,7 @@ def add_sinks(
 
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
   """
-  sinks = sinks_H.astype(lse_BLH.dtype)
+  sinks = sinks_H.astype(lse_BLH.dtype)[None, None]
   share = jax.nn.sigmoid(lse_BLH - sinks)[..., None]
   out = (out_BLHE.astype(lse_BLH.dtype) * share).astype(out_BLHE.dtype)
   return out, jnp.logaddexp(lse_BLH, sinks)
@@ -328,7 +330,8 @@ def weights_and_gradients(
 
 def _scores(q, k, mask, scores):
   """(The scores, -inf outside the mask, the slope of the soft cap)."""
-  s, slope = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores), 1.0
+  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores)
+  slope: jax.Array | float = 1.0
   if scores.softcap:
     share = jnp.tanh(s / scores.softcap)
     s, slope = scores.softcap * share, 1 - share**2

@@ -5,9 +5,8 @@ python -m sparse_transformer.data prepare NAME [--data_dir=DIR]
 
 from collections.abc import Sequence
 
-from absl import flags
-
 from sparse_transformer import cli
+from sparse_transformer.cli import flags
 from sparse_transformer.data import download, sources
 
 

@@ -10,7 +10,6 @@ import os
 import pathlib
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import files, sources
 
@@ -23,7 +22,7 @@ def root(data_dir: str) -> pathlib.Path:
   return files.from_config(data_dir or default)
 
 
-def find(config: ConfigDict, *names: str) -> pathlib.Path:
+def find(config: sources.ConfigDict, *names: str) -> pathlib.Path:
   """Finds the newest version of the first of these data sets in `config.path`.
 
   Raises:

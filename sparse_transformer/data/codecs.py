@@ -20,6 +20,8 @@ class Codec(Protocol):
 
   vocab_size: int
   unit: str  # of losses: bits per symbol
+  # The symbol after each document, None if they are not told apart.
+  separator: int | None = None
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     """Converts decompressed contents to a row of symbols, uint8.
@@ -32,15 +34,24 @@ class Codec(Protocol):
     """Writes rows of symbols to files whose names begin with that of `stem`."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Text(Codec):
-  """Bytes, unchanged."""
+  """Bytes, unchanged; with a separator of 0, each file is a document."""
+
+  separator: int | None = None
 
   vocab_size = 256
   unit = "bits/byte"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    del path
-    return np.frombuffer(data, np.uint8)
+    if self.separator is None:
+      return np.frombuffer(data, np.uint8)
+    if (at := data.find(self.separator)) >= 0:
+      raise ValueError(
+        f"{path} has byte {self.separator} at {at:,}, which data.documents=True"
+        " puts after each file; leave it False"
+      )
+    return np.frombuffer(data + bytes([self.separator]), np.uint8)
 
   def _encode(self, symbols: np.ndarray) -> bytes:
     return bytes(symbols)
@@ -74,15 +85,22 @@ AMBIGUOUS = dict(N="ACGT", R="AG", Y="CT", S="CG", W="AT", K="GT", M="AC")
 AMBIGUOUS |= dict(B="CGT", D="AGT", H="ACT", V="ACG")
 
 
+@dataclasses.dataclass(frozen=True)
 class Fasta(Codec):
   """DNA as four bases: the concatenated records of a FASTA file.
 
-  An ambiguous letter becomes one of the bases it may stand for, drawn with a
-  fixed seed, and reported. Lowercase counts as uppercase, and U as T.
+  With a separator of 4, each record is a document. An ambiguous letter becomes
+  one of the bases it may stand for, drawn with a fixed seed, and reported.
+  Lowercase counts as uppercase, and U as T.
   """
 
-  vocab_size = 4
+  separator: int | None = None
+
   unit = "bits/base"
+
+  @property
+  def vocab_size(self) -> int:  # type: ignore[override]
+    return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     lines = data.split(b"\n")
@@ -105,15 +123,22 @@ class Fasta(Codec):
     if drawn:
       line = f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}"
       print(line, file=sys.stderr)
-    return found
+    if self.separator is None:
+      return found
+    is_header = np.array([x[:1] == b">" for x in lines])
+    sizes = [0 if x[:1] in (b">", b";") else len(x.strip()) for x in lines]
+    ends = np.cumsum(sizes)[is_header][1:]  # before each header but the first
+    return np.insert(found, [*ends, len(found)], self.separator)
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     path = stem.with_suffix(".fasta")
     with atomic.writing(path) as new, new.open("w") as file:
       for i, symbols in enumerate(sequences):
-        bases = "".join(BASES[symbol] for symbol in symbols)
-        lines = (bases[j : j + 70] for j in range(0, len(bases), 70))
-        print(f">sample_{i}", *lines, sep="\n", file=file)
+        bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
+        for number, record in enumerate(bases.split("\n")):
+          lines = (record[j : j + 70] for j in range(0, len(record), 70))
+          name = f">sample_{i}" + (f"_{number}" if number else "")
+          print(name, *lines, sep="\n", file=file)
     return [path]
 
 

@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import array_records, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
+  ConfigDict,
   Images,
   Items,
   Lazy,

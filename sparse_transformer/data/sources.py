@@ -10,12 +10,16 @@ import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import codecs, files as files_lib
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+else:
+  ConfigDict = Any  # so that the command can say that it is missing
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")
@@ -65,6 +69,7 @@ class Images:
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   unit: str = "bits/dim"
   optimum: float | None = None
+  separator: int | None = None  # an image is one document
 
   @property
   def length(self) -> int:
@@ -132,6 +137,11 @@ class Stream:
   @property
   def unit(self) -> str:
     return self.codec.unit
+
+  @property
+  def separator(self) -> int | None:
+    """The symbol after each document, None if they are not told apart."""
+    return self.codec.separator
 
   @property
   def shape(self) -> tuple[int, int]:
@@ -248,7 +258,13 @@ def source(config: ConfigDict) -> Source:
       f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}; for a"
       " run whose config file registers it, add --config=FILE"
     )
-  return SOURCES[config.name](config)
+  found = SOURCES[config.name](config)
+  if config.documents and found.separator is None:
+    raise ValueError(
+      f"data.documents=True, but data.name={config.name} has no documents; set"
+      " it to bytes or fasta, or leave documents False"
+    )
+  return found
 
 
 def check_no_path(config: ConfigDict) -> None:

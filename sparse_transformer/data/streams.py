@@ -5,11 +5,11 @@ import pathlib
 import sysconfig
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer.data import array_records, codecs, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
+  ConfigDict,
   Stream,
   check_no_path,
   register,
@@ -22,7 +22,7 @@ TEXT8 = 90_000_000, 5_000_000, 5_000_000
 @register("bytes")
 def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
-  return _from_path(config, codecs.Text())
+  return _from_path(config, codecs.Text(0 if config.documents else None))
 
 
 @register("stdlib")
@@ -85,7 +85,8 @@ def text8(config: ConfigDict) -> Stream:
 @register("fasta")
 def fasta(config: ConfigDict) -> Stream:
   """The bases of a FASTA file, or of all FASTA files in a folder."""
-  return _from_path(config, codecs.Fasta(), ".fasta", ".fa", ".fna")
+  separator = len(codecs.BASES) if config.documents else None
+  return _from_path(config, codecs.Fasta(separator), ".fasta", ".fa", ".fna")
 
 
 @register("audio")

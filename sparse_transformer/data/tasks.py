@@ -7,9 +7,8 @@ import functools
 import math
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from sparse_transformer.data.sources import Images, register
+from sparse_transformer.data.sources import ConfigDict, Images, register
 
 # Symbols of the splits, at least: 64 sequences of 4,096 are validated.
 SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}

@@ -36,8 +36,12 @@ class ResidualBlock(nnx.Module):
     from_stream = _weight_init(config, width)
     self.attention_norm = norm()
     self.query = linear(width, config.qk_width, kernel_init=from_stream)
-    self.key = linear(width, config.qk_width, kernel_init=from_stream)
-    self.value = linear(width, width, kernel_init=from_stream)
+    of_keys, of_values = (
+      x // config.num_heads * config.num_key_heads
+      for x in (config.qk_width, width)
+    )
+    self.key = linear(width, of_keys, kernel_init=from_stream)
+    self.value = linear(width, of_values, kernel_init=from_stream)
     self.out = linear(
       width, width, kernel_init=_weight_init(config, width, ends_branch=True)
     )
@@ -58,7 +62,7 @@ class ResidualBlock(nnx.Module):
 
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
-      attend: (q_BLHK, k_BLHK, v_BLHE) -> (out_BLHE, whatever else it returns).
+      attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, whatever else it returns).
       rngs: two keys for dropout; None applies no dropout.
 
     Returns:
@@ -78,10 +82,10 @@ class ResidualBlock(nnx.Module):
 
   def _attention(self, attend, rng, x_BLD):
     """(a, what `_enter_mlp` returns, what else `attend` returns)."""
-    q_BLC, k_BLC, v_BLD = self._enter_attention(x_BLD)
-    heads = *x_BLD.shape[:2], self.config.num_heads, -1
-    inputs = (x.reshape(heads) for x in (q_BLC, k_BLC, v_BLD))
-    out_BLHE, others = attend(*inputs)
+    shape, num = x_BLD.shape[:2], self.config.num_key_heads
+    nums = self.config.num_heads, num, num
+    inputs = zip(self._enter_attention(x_BLD), nums, strict=True)
+    out_BLHE, others = attend(*(x.reshape(*shape, n, -1) for x, n in inputs))
     leave = self._leave_attention
     if self.config.remat == "none":  # the others recompute all of it
       leave = _recomputed(leave)

@@ -42,12 +42,30 @@ class Config:
   experts: int = 0
   experts_per_token: int = 2
   experts_every: int = 2
+  key_heads: int = 0
+  sinks: bool = False
+  positions: str = "learned"
+  rotary_base: float = 10_000.0
+  # The symbol that ends a document, none of whose positions attend to another
+  # document's; None if sequences are not made of documents.
+  separator: int | None = None
 
   def __post_init__(self) -> None:
+    if self.num_heads % self.num_key_heads:
+      raise ValueError(
+        f"model.key_heads={self.key_heads} must divide model.num_heads="
+        f"{self.num_heads}, or be 0 for as many"
+      )
     if self.qk_width % self.num_heads or self.width % self.num_heads:
       raise ValueError(
         f"model.num_heads={self.num_heads} must divide model.width="
         f"{self.width} and the width {self.qk_width} of queries and keys"
+      )
+    if self.positions != "learned" and self.qk_width // self.num_heads % 2:
+      raise ValueError(
+        f"model.positions={self.positions} rotates pairs of numbers, but heads"
+        f" have queries of {self.qk_width // self.num_heads}; change"
+        " model.width or model.num_heads"
       )
     if self.experts and self.experts_per_token > self.experts:
       raise ValueError(
@@ -65,6 +83,18 @@ class Config:
   def qk_width(self) -> int:
     """Width of the queries and keys of all heads together."""
     return self.width // 2 if self.half_size else self.width
+
+  @property
+  def num_key_heads(self) -> int:
+    """Heads of keys and values, G."""
+    return self.key_heads or self.num_heads
+
+  def rotates(self, layer: int) -> bool:
+    """Whether the queries and keys of a layer have rotary positions."""
+    is_dense = all(p == patterns_lib.Causal() for p in self.patterns[layer])
+    return self.positions == "rotary" or (
+      self.positions == "rotary_local" and not is_dense
+    )
 
   @property
   def mlp_width(self) -> int:
@@ -121,6 +151,7 @@ def configure(config: ConfigDict, source: Any) -> Config:
     mode,
     num_layers=config.model.num_layers,
     num_heads=config.model.num_heads,
+    length=source.length,
     **settings,
   )
   network = Config(
@@ -130,12 +161,32 @@ def configure(config: ConfigDict, source: Any) -> Config:
     patterns=patterns,
     backend=backend,
     tile=tile,
+    separator=source.separator,
     **config.model,
   )
   for pattern in dict.fromkeys(itertools.chain(*patterns[: network.period])):
     pattern.check(source.length)
     _check_use(pattern, source.length)
+    _check_options(network, pattern)
   return network
+
+
+def _check_options(network: Config, pattern: patterns_lib.Pattern) -> None:
+  """Raises a ValueError if a pattern cannot have some options of a network."""
+  shares = [content for content in pattern.contents() if content.shares]
+  if not shares:
+    return
+  name = patterns_lib.shorten(shares[0])
+  if network.num_key_heads < network.num_heads:
+    raise ValueError(
+      f"{name} has queries for keys: it needs as many heads of keys as of"
+      f" queries; leave out model.key_heads={network.key_heads}"
+    )
+  if network.positions != "learned":
+    raise ValueError(
+      f"{name} groups queries whatever their positions: it needs"
+      f" model.positions=learned, not {network.positions}"
+    )
 
 
 def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:

@@ -23,12 +23,18 @@ class Decoder:
   def init(self, batch: int) -> Caches:
     """Makes the empty caches."""
     config = self.config
+    if config.separator is not None:
+      raise ValueError(
+        "the cache holds one document: sample from a run with data.documents"
+        " with --nocache"
+      )
     return {
       layer: attention.init_cache(
         config.patterns[layer],
         length=config.length,
         batch=batch,
         num_heads=config.num_heads,
+        num_kv_heads=config.num_key_heads,
         qk_width=config.qk_width // config.num_heads,
         value_width=config.width // config.num_heads,
         dtype=config.dtype,
@@ -40,11 +46,11 @@ class Decoder:
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Caches:
     """Computes the caches after a prompt, all its positions at once."""
 
-    def attend(caches, layer, index, directions, *inputs):
+    def attend(caches, layer, index, directions, *inputs, **sinks):
       given = dict(layer=index, directions=directions)
       new = attention.fill_cache(caches[layer], *inputs, **given)
       caches = caches | {layer: new}
-      return model.attend(caches, layer, index, directions, *inputs)
+      return model.attend(caches, layer, index, directions, *inputs, **sinks)
 
     caches = self.init(len(tokens_BL))
     if not tokens_BL.shape[1]:
@@ -57,9 +63,9 @@ class Decoder:
   ) -> tuple[jax.Array, Caches]:
     """Predicts position t, see `sampling.Decoder`."""
 
-    def attend(caches, layer, index, directions, *inputs):
+    def attend(caches, layer, index, directions, *inputs, **sinks):
       q_BHK, k_BHK, v_BHE = (x[:, 0] for x in inputs)
-      given = dict(layer=index, directions=directions)
+      given = dict(layer=index, directions=directions) | sinks
       out_BHE, new = attention.attend_next(
         caches[layer], q_BHK, k_BHK, v_BHE, t, **given
       )
@@ -67,7 +73,7 @@ class Decoder:
 
     model = transformer.bind(self.config, params)
     x_B1D = model.embed_next(tokens_B, t)
-    x_B1D, caches, _ = model.run_blocks(x_B1D, attend, caches)
+    x_B1D, caches, _ = model.run_blocks(x_B1D, attend, caches, first=t)
     return model.unembed(x_B1D)[:, 0], caches
 
   def num_bytes(self, batch: int) -> int:

@@ -22,6 +22,7 @@ Measured = dict[str, jax.Array]
 # The parts of the parameters that are stacked along layers, and the layers
 # within blocks that are stacked along experts.
 STACKED = {"blocks", "expert_blocks", "centroids", pattern_params.SPANS}
+STACKED |= {"sinks"}
 STACKED |= {"experts_in", "experts_out"}
 
 
@@ -47,7 +48,7 @@ class Transformer(nnx.Module):
     )
     self.position = nnx.List(
       embed(size, embedding_init=nnx.initializers.normal(position_std))
-      for size in config.axes
+      for size in self._position_axes
     )
     self.start = nnx.Param(
       token_std * jax.random.normal(rngs.params(), (config.width,))
@@ -71,6 +72,13 @@ class Transformer(nnx.Module):
     self.centroids = nnx.Dict(centroids) if centroids else None
     spans = pattern_params.init_spans(config)
     self.spans = None if spans is None else nnx.Param(spans)
+    of_heads = config.num_layers, config.num_heads
+    self.sinks = nnx.Param(jnp.zeros(of_heads)) if config.sinks else None
+
+  @property
+  def _position_axes(self):
+    """The sizes of the tables of position embeddings."""
+    return self.config.axes if self.config.positions == "learned" else ()
 
   def __call__(
     self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
@@ -85,8 +93,13 @@ class Transformer(nnx.Module):
       (logits_BLV in float32, of which those of position t depend only on tokens
       before t; what blocks measure, for training).
     """
-    x_BLD = self.embed(tokens_BL)
-    x_BLD, _, measured = self.run_blocks(x_BLD, self.attend, rng=rng)
+    x_BLD, segments_BL = self.embed(tokens_BL), None
+    if (separator := self.config.separator) is not None:
+      # Position t sees the symbols before t: a separator begins a document.
+      ends_BL = (tokens_BL == separator).astype(jnp.int32)
+      segments_BL = jnp.cumsum(ends_BL, axis=1) - ends_BL
+    attend = functools.partial(self.attend, segments_BL=segments_BL)
+    x_BLD, _, measured = self.run_blocks(x_BLD, attend, rng=rng)
     return self.unembed(x_BLD), measured
 
   def attend(
@@ -96,8 +109,9 @@ class Transformer(nnx.Module):
     index: jax.Array | int,
     directions: pattern_params.Directions,
     q_BLHK: jax.Array,
-    k_BLHK: jax.Array,
-    v_BLHE: jax.Array,
+    k_BLGK: jax.Array,
+    v_BLGE: jax.Array,
+    **options: jax.Array | None,
   ) -> tuple[jax.Array, Any]:
     """Attention of one layer, over whole sequences.
 
@@ -106,8 +120,9 @@ class Transformer(nnx.Module):
         structure, shapes and dtypes; None where nothing is cached.
       layer: the first layer of the stack, see `stacks`; determines patterns.
       index: the position in the stack; traced, since stacks are scanned.
-      directions, q_BLHK, k_BLHK, v_BLHE: of this layer, see `attention.attend`.
+      directions, q_BLHK, k_BLGK, v_BLGE: of this layer, see `attention.attend`.
         In heads whose pattern `shares`, keys are the queries at unit length.
+      options: `sinks_H` and `segments_BL`, likewise.
 
     Returns:
       (out_BLHE in the dtype of the values, the new cache: here, the same).
@@ -115,9 +130,10 @@ class Transformer(nnx.Module):
     del index  # layers of one stack have the same patterns
     out_BLHE = attention.attend(
       q_BLHK,
-      k_BLHK,
-      v_BLHE,
+      k_BLGK,
+      v_BLGE,
       self.config.patterns[layer],
+      **options,
       backend=self.config.backend,
       tile=self.config.tile,
       directions=directions,
@@ -143,12 +159,12 @@ class Transformer(nnx.Module):
         f"{n} tokens, but the network has {self.config.length} positions; cut"
         " the sequence or configure a longer one"
       )
-    places = np.unravel_index(np.arange(n), self.config.axes)
+    places = np.unravel_index(np.arange(n), self._position_axes or (n,))
     x_BLD = self.token(tokens_BL)
     # Gradients are summed over the batch. If it is split, each device has to
     # add its own to the table first, and then sends the table, not [L, D].
     rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
-    for embed, place_L in zip(self.position, places, strict=True):
+    for embed, place_L in zip(self.position, places, strict=False):
       x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
@@ -157,7 +173,7 @@ class Transformer(nnx.Module):
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
-    for embed, place in zip(self.position, places, strict=True):
+    for embed, place in zip(self.position, places, strict=False):
       x_BD = x_BD + embed(place[None])
     return jnp.where(t > 0, x_BD, self.start[...][None])[:, None]
 
@@ -167,6 +183,7 @@ class Transformer(nnx.Module):
     attend: Callable[..., tuple[jax.Array, Any]],
     cache: Any = None,
     rng: jax.Array | None = None,
+    first: jax.Array | int = 0,
   ) -> tuple[jax.Array, Any, Measured]:
     """Applies the blocks.
 
@@ -178,6 +195,7 @@ class Transformer(nnx.Module):
       attend: attention of each layer, like `attend`; may change the cache.
       cache: the cache that is passed to the first layer.
       rng: key for dropout; None applies no dropout.
+      first: the first position.
 
     Returns:
       (x_BLD and the cache after the last block, what blocks measure).
@@ -185,7 +203,9 @@ class Transformer(nnx.Module):
     x_BLD = sharding.split_stream(x_BLD)
     config, period = self.config, self.config.period
     inputs, make_block = self._inputs(rng)
-    apply: Callable = functools.partial(self._apply_block, attend, make_block)
+    apply: Callable = functools.partial(
+      self._apply_block, attend, make_block, first
+    )
     apply = _rematerialize(apply, config.remat)
 
     def apply_layers(carry, layers, index, inputs):
@@ -224,7 +244,8 @@ class Transformer(nnx.Module):
     for kind, blocks in ((False, self.blocks), (True, self.expert_blocks)):
       if blocks is not None:
         packed[kind], make_block[kind] = _pack(blocks)
-    return (packed, self.learned, rngs), make_block
+    sinks = None if self.sinks is None else self.sinks[...]
+    return (packed, self.learned, sinks, rngs), make_block
 
   @property
   def learned(self) -> pattern_params.Learned:
@@ -238,7 +259,8 @@ class Transformer(nnx.Module):
     period = self.config.period
     times = self.config.num_layers // period
     kinds = self.config.has_experts[:period]
-    counts = {kind: kinds.count(kind) for kind in inputs[0]}, period, period
+    of_kinds = {kind: kinds.count(kind) for kind in inputs[0]}
+    counts = of_kinds, period, period, period
 
     def split(count, tree):
       return jax.tree.map(
@@ -248,12 +270,12 @@ class Transformer(nnx.Module):
     return jax.tree.map(split, counts, inputs)
 
   def _apply_block(
-    self, attend, make_block, x_BLD, cache, layer, index, inputs
+    self, attend, make_block, first, x_BLD, cache, layer, index, inputs
   ):
     """(What a block adds to the stream, the cache, what it measures)."""
     # The layer is taken here, so that a rematerialized block keeps only the
     # inputs of the scan, which are not copied.
-    packed, learned, rngs = inputs
+    packed, learned, sinks, rngs = inputs
     config = self.config
     *before, kind = config.has_experts[: layer + 1]
     block = make_block[kind](experts.take(packed[kind], before.count(kind)))
@@ -267,10 +289,19 @@ class Transformer(nnx.Module):
       config.qk_width // config.num_heads,
     )
 
-    def attend_heads(q_BLHK, k_BLHK, v_BLHE):
-      k_BLHK = pattern_params.share(heads, q_BLHK, k_BLHK)
+    options = {}
+    if sinks is not None:
+      options["sinks_H"] = experts.take(sinks, layer)
+
+    def attend_heads(q_BLHK, k_BLGK, v_BLGE):
+      k_BLGK = pattern_params.share(heads, q_BLHK, k_BLGK)
+      if config.rotates(layer):
+        at_L = first + jnp.arange(q_BLHK.shape[1])
+        q_BLHK = rotate(q_BLHK, at_L, config.rotary_base)
+        k_BLGK = rotate(k_BLGK, at_L, config.rotary_base)
+      inputs = q_BLHK, k_BLGK, v_BLGE
       out_BLHE, new = attend(
-        cache, layer, index, directions, q_BLHK, k_BLHK, v_BLHE
+        cache, layer, index, directions, *inputs, **options
       )
       return out_BLHE, (new, pattern_params.measure(heads, q_BLHK, directions))
 
@@ -278,6 +309,20 @@ class Transformer(nnx.Module):
       x_BLD, attend_heads, experts.take(rngs, layer)
     )
     return y_BLD, cache, of_heads | of_mlp
+
+
+def rotate(x_BLHK: jax.Array, at_L: jax.Array, base: float) -> jax.Array:
+  """Rotary positions: number i of a head and number i + K / 2 are a pair.
+
+  Source: Su et al. 2021, arXiv 2104.09864; they pair neighbors.
+  """
+  half = x_BLHK.shape[-1] // 2
+  rates = base ** (-np.arange(half, dtype=np.float32) / half)
+  angles_LK = at_L.astype(jnp.float32)[:, None] * rates[None]
+  cos, sin = (f(angles_LK)[None, :, None] for f in (jnp.cos, jnp.sin))
+  x, y = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
+  rotated = jnp.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
+  return rotated.astype(x_BLHK.dtype)
 
 
 def _rematerialize(apply: Callable, remat: str) -> Callable:

@@ -54,6 +54,7 @@ from sparse_transformer.patterns.content import (
 from sparse_transformer.patterns.layout import Layout as Layout
 from sparse_transformer.patterns.named import (
   FACTORIZATIONS as FACTORIZATIONS,
+  LAYOUTS as LAYOUTS,
   MODES as MODES,
   assign as assign,
   factorize as factorize,

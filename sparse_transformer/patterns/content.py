@@ -34,6 +34,7 @@ from sparse_transformer.patterns.catalogue import Causal, Full, Local
 from sparse_transformer.patterns.checks import shorten
 
 Array = Any  # of JAX
+Segments = tuple[Array, Array] | None
 MAX_ROUNDS = 64  # of `LSH`: each compiles separate loops
 PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
@@ -92,7 +93,12 @@ class Content(Checked):
     return None
 
   def labels(
-    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
+    self,
+    q_BLHK: Array,
+    k_BMGK: Array,
+    directions_HDK: Array,
+    start: Array = 0,
+    segments: Segments = None,
   ) -> Array:
     """The labels that decide which pairs are in the set.
 
@@ -104,14 +110,21 @@ class Content(Checked):
       directions_HDK: for each head, or for all of them if H = 1; None for no
         directions.
       start: position of the first query.
+      segments: of queries and keys, int32 [B, L] and [B, M], where a query may
+        only have keys of its segment: then labels may not depend on others.
 
     Returns:
       int32 [B, H, L, labels].
     """
     raise NotImplementedError
 
-  def sets(self, labels_BHLC: Array) -> tuple["Near | Chosen", ...]:
-    """The sets whose union is this pattern, which may overlap."""
+  def sets(
+    self, labels_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple["Near | Chosen", ...]:
+    """The sets whose union is this pattern, which may overlap.
+
+    With segments, pairs of different ones are of no interest.
+    """
     raise NotImplementedError
 
 
@@ -248,11 +261,20 @@ class LSH(Content):
     return random.standard_normal(shape).astype(np.float32)
 
   def labels(
-    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
+    self,
+    q_BLHK: Array,
+    k_BMGK: Array,
+    directions_HDK: Array,
+    start: Array = 0,
+    segments: Segments = None,
   ) -> Array:
     import jax.numpy as jnp
 
-    del k_BMGK, start  # the labels: the bucket of each query in each round
+    del (
+      k_BMGK,
+      start,
+      segments,
+    )  # the labels: the bucket of each query in each round
     half = self.buckets // 2
 
     def hash_(products_BHD):
@@ -263,9 +285,11 @@ class LSH(Content):
 
     return _choose(q_BLHK, directions_HDK, hash_)
 
-  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
+  def sets(
+    self, labels_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
     each = (labels_BHLC[..., r] for r in range(self.rounds))
-    rounds = [_sort(labels_BHL, self.window) for labels_BHL in each]
+    rounds = [_sort(x, self.window, segments_BL) for x in each]
     is_first = functools.reduce(lambda x, y: x & y, (x[2] for x in rounds))
     # One less as a query than as a key: the query itself is out of reach,
     # except in the first round if it has no earlier position in any.
@@ -316,11 +340,16 @@ class Routing(Content):
     return self.clusters
 
   def labels(
-    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
+    self,
+    q_BLHK: Array,
+    k_BMGK: Array,
+    directions_HDK: Array,
+    start: Array = 0,
+    segments: Segments = None,
   ) -> Array:
     import jax.numpy as jnp
 
-    del k_BMGK, start  # the label: the cluster of each query
+    del k_BMGK, start, segments  # the label: the cluster of each query
     lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
     centroids_HDK = directions_HDK / jnp.maximum(lengths, 1e-6)
 
@@ -329,8 +358,11 @@ class Routing(Content):
 
     return _choose(q_BLHK, centroids_HDK, nearest)
 
-  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
-    order, coordinates, _ = _sort(labels_BHLC[..., 0], self.window)
+  def sets(
+    self, labels_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    labels_BHL = labels_BHLC[..., 0]
+    order, coordinates, _ = _sort(labels_BHL, self.window, segments_BL)
     reach = self.window - 1
     return (Near(order, coordinates, coordinates, self.window, reach),)
 
@@ -342,7 +374,7 @@ class TopBlocks(Content):
 
   The score of a block is the product of the query with the mean of its keys.
   The query's own block is incomplete, and never chosen: use a union with
-  `Block(size)` or `Local`.
+  `Block(size)` or `Local`. Nor is a block with keys of several segments.
 
   Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are those of
   `Block(size) | TopBlocks(size, k - 1)`.
@@ -364,7 +396,12 @@ class TopBlocks(Content):
     return np.where(k // self.size < past, share, 0)
 
   def labels(
-    self, q_BLHK: Array, k_BMGK: Array, directions_HDK: Array, start: Array = 0
+    self,
+    q_BLHK: Array,
+    k_BMGK: Array,
+    directions_HDK: Array,
+    start: Array = 0,
+    segments: Segments = None,
   ) -> Array:
     import jax
     import jax.numpy as jnp
@@ -381,12 +418,22 @@ class TopBlocks(Content):
     means_BHDK = jnp.repeat(means_BGDK, h // num_key_heads, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", q_BLHK, means_BHDK)
     own_L1 = (start + jnp.arange(num_queries)[:, None]) // self.size
-    is_past_LD = jnp.arange(num_blocks)[None] < own_L1
-    scores_BHLD = jnp.where(is_past_LD[None, None], scores_BHLD, -jnp.inf)
+    may_BLD = (jnp.arange(num_blocks)[None] < own_L1)[None]
+    if segments is not None:
+      of_queries_BL, of_keys_BM = segments
+      blocks = of_keys_BM[:, : num_blocks * self.size]
+      blocks_BDS = blocks.reshape(b, num_blocks, self.size)
+      is_whole_BD = (blocks_BDS == blocks_BDS[..., :1]).all(-1)
+      is_own_BLD = of_queries_BL[..., None] == blocks_BDS[:, None, :, 0]
+      may_BLD = may_BLD & is_own_BLD & is_whole_BD[:, None]
+    scores_BHLD = jnp.where(may_BLD[:, None], scores_BHLD, -jnp.inf)
     best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))
     return jnp.where(best == -jnp.inf, -1, blocks).astype(jnp.int32)
 
-  def sets(self, labels_BHLC: Array) -> tuple[Near | Chosen, ...]:
+  def sets(
+    self, labels_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    del segments_BL  # the labels know them
     return (Chosen(labels_BHLC, self.size),)
 
 
@@ -495,22 +542,33 @@ def _choose(
   return jnp.moveaxis(found, 0, 2)
 
 
-def _sort(labels_BHL: Array, window: int) -> tuple[Array, Array, Array]:
+def _sort(
+  labels_BHL: Array, window: int, segments_BL: Array | None
+) -> tuple[Array, Array, Array]:
   """(positions by label, coordinates, which are first of it): [B, H, L] each.
 
   Coordinates increase in the order of positions by label: by 1 within a label,
-  and by more than `window` to the next.
+  and by more than `window` to the next. In segments, labels are not the same.
   """
+  import jax
   import jax.numpy as jnp
 
   n = labels_BHL.shape[-1]
   i = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), labels_BHL.shape)
-  ids = jnp.sort(labels_BHL * n + i)
-  order, label = ids % n, ids // n
+  if segments_BL is None:
+    ids = jnp.sort(labels_BHL * n + i)
+    order, label = ids % n, ids // n
+  else:
+    segments = jnp.broadcast_to(segments_BL[:, None], labels_BHL.shape)
+    *found, order = jax.lax.sort((labels_BHL, segments, i), num_keys=3)
+    changes = [jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0 for x in found]
+    label = jnp.cumsum(changes[0] | changes[1], axis=-1, dtype=jnp.int32)
   before = jnp.concatenate([label[..., :1] - 1, label[..., :-1]], -1)
   places = jnp.zeros_like(order)
   places = jnp.put_along_axis(places, order, i, axis=-1, inplace=False)
   is_first = jnp.take_along_axis(label != before, places, -1)
+  if segments_BL is not None:
+    labels_BHL = jnp.take_along_axis(label, places, -1)
   return order, places + labels_BHL * (window + 1), is_first
 
 

@@ -31,6 +31,18 @@ FACTORIZATIONS = (
   "fixed_deepspeed",
   "fixed_lra",
 )
+# The layers of published models, in turn: the expression of their factors.
+LAYOUTS = {
+  "gpt3": "Causal(), Local({window})",
+  "gpt_oss": "Local(128), Causal()",
+  "gemma2": "Local(4096), Causal()",
+  "gemma3": 5 * "Local(1024), " + "Causal()",
+  "olmo3": 3 * "Local(4096), " + "Causal()",
+  "cohere2": 3 * "Local(4096), " + "Causal()",
+  "mimo_v2_flash": 5 * "Local(128), " + "Causal()",
+  "llama4": 3 * "Block(8192), " + "Causal()",
+  "nanochat": 3 * "Local({half}), " + "Causal()",
+}
 MODES = ("interleaved", "merged", "heads")
 
 # Nobody writes longer expressions by hand, and functions that recurse into
@@ -49,6 +61,7 @@ def factorize(
   width: int,
   num_summaries: int,
   head: int = 0,
+  length: int = 0,
 ) -> tuple[Pattern, ...]:
   """The factors of a named factorization, or of an expression, for one head.
 
@@ -65,14 +78,26 @@ def factorize(
   num_different_global_patterns. In long-range-arena, the first position of
   each block is also a summary.
 
+  `LAYOUTS` are the factors of a model's layers, in turn, with its windows; they
+  are not these models, which also have sinks, soft caps or layers without
+  positions. `gpt3`: Brown et al. 2020, arXiv 2005.14165, section 2.1, whose
+  band is not published: `window`. `gpt_oss`: gpt_oss/torch/model.py in
+  openai/gpt-oss. `gemma2`, `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`:
+  their configs on Hugging Face. `mimo_v2_flash`: arXiv 2601.02780. `nanochat`:
+  dev/LOG.md in karpathy/nanochat, with windows of half the sequence; `assign`
+  makes its last layer dense.
+
   Args:
-    name: one of `FACTORIZATIONS`, or an expression that `parse` reads.
+    name: one of `FACTORIZATIONS` or `LAYOUTS`, or an expression that `parse`
+      reads.
     stride: stride of strided attention, or block size of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
     num_summaries: number of distinct summaries; head h has number
       h % num_summaries.
     head: index of the head.
+    length: positions in a sequence, which `nanochat` requires. The other
+      layouts don't depend on it: a window beyond it is dense.
 
   Raises:
     ValueError: the name is unknown, or a setting does not fit.
@@ -101,7 +126,12 @@ def factorize(
       return (block | summary,)
     case "fixed_lra":
       return (block | summary | catalogue.Summary(stride, 1, stride - 1),)
-  return tuple(heads[head % len(heads)] for heads in parse(name))
+  if name == "nanochat" and length < 2:
+    raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
+  text = LAYOUTS.get(name, name)
+  if name in LAYOUTS:
+    text = text.format(window=window, half=length // 2)
+  return tuple(heads[head % len(heads)] for heads in parse(text))
 
 
 def assign(
@@ -159,7 +189,10 @@ def assign(
     rows = [factors[m] for m in cycle]
   for pattern in itertools.chain(*rows):
     _check_count(_count_patterns(pattern), pattern)
-  return tuple(rows[layer % len(rows)] for layer in range(num_layers))
+  layers = [rows[layer % len(rows)] for layer in range(num_layers)]
+  if name == "nanochat" and mode == "interleaved" and layers:
+    layers[-1] = factors[-1]
+  return tuple(layers)
 
 
 def _check_count(count: int, pattern: Pattern | str) -> None:
@@ -235,7 +268,7 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
       return _OPERATORS[type(op)](*sides)
     case ast.Call(ast.Name(name)) if name in CATALOGUE | CONTENT:
       return _call((CATALOGUE | CONTENT)[name], node, text)
-    case ast.Name(name) if name in FACTORIZATIONS:
+    case ast.Name(name) if name in (*FACTORIZATIONS, *LAYOUTS):
       raise _unknown(name, " in an expression")
     case ast.UnaryOp(ast.Invert(), operand):
       source = _source(operand, text)
@@ -275,7 +308,8 @@ def _source(node: ast.expr, text: str) -> str:
 def _unknown(name: str, reason: str = "") -> ValueError:
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason}; known:"
-    f" {', '.join(FACTORIZATIONS)}, and expressions with | & - , over"
+    f" {', '.join((*FACTORIZATIONS, *LAYOUTS))}, and expressions with | & - ,"
+    " over"
     f" {', '.join(CATALOGUE | CONTENT)}; those of a config file need"
     " --config=FILE"
   )

@@ -108,21 +108,23 @@ def _attention(experiment: Experiment) -> Iterator[Program]:
   train = experiment.config.train
   batch = train.batch_size // train.accumulation
 
-  def array(width):
+  def array(num_heads, width):
     return jax.ShapeDtypeStruct(
-      (batch, model.length, model.num_heads, width),
+      (batch, model.length, num_heads, width),
       jnp.dtype(model.dtype),
       sharding=experiment.batch_sharding,
     )
 
   qk_width, value_width = costs.widths(model)
-  q, v = array(qk_width), array(value_width)
+  num = model.num_key_heads
+  q, k = array(model.num_heads, qk_width), array(num, qk_width)
+  v, out = array(num, value_width), array(model.num_heads, value_width)
   for heads in dict.fromkeys(model.patterns):
     attend = functools.partial(
       attention.attend, patterns=heads, backend=model.backend, tile=model.tile
     )
     run = jax.jit(functools.partial(_with_gradients, attend))
-    yield f"attention: {_name(heads)}", run, (q, q, v, v)
+    yield f"attention: {_name(heads)}", run, (q, k, v, out)
 
 
 def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):

@@ -48,7 +48,7 @@ def tables(patterns, n, tile=0):
 )
 def test_steps_are_few_and_bounded(patterns, n, num_steps):
   found = tables(patterns, n)
-  groups, tile = len(found.heads), found.queries.shape[1]
+  groups, tile = len(found.units), found.queries.shape[1]
   for sweep in (found.by_query, found.by_key):
     steps, lanes = np.transpose([loop.tiles.shape for loop in sweep.loops])
     spans = np.array([loop.others.shape[-1] for loop in sweep.loops])
@@ -61,10 +61,10 @@ def test_steps_are_few_and_bounded(patterns, n, num_steps):
 
 def test_heads_are_grouped_by_pattern():
   fixed = tables(FIXED, 256)
-  np.testing.assert_array_equal(fixed.heads, [[0, 4], [1, 5], [2, 6], [3, 7]])
+  np.testing.assert_array_equal(fixed.units, [[0, 4], [1, 5], [2, 6], [3, 7]])
   np.testing.assert_array_equal(fixed.places[:, 6], [2, 1])
   mixed = tables((Causal(), Local(3), Causal()), 256)
-  np.testing.assert_array_equal(mixed.heads, [[0], [2], [1]])
+  np.testing.assert_array_equal(mixed.units, [[0], [2], [1]])
 
 
 @pytest.mark.parametrize("n, tile", [(53, 16), (64, 32), (40, 9), (101, 16)])

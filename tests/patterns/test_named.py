@@ -102,6 +102,48 @@ def test_heads_of_one_factor_use_the_summaries_from_the_first():
   assert last == Summary(8, 3, 1)
 
 
+def lengths(name, num_layers=7, mode="interleaved", **changes):
+  """The windows or blocks of layers; 0 for dense ones."""
+  layers = assign(name, mode, num_layers, 1, **changes)
+  sizes = lambda p: getattr(p, "window", getattr(p, "size", 0))
+  return [sizes(pattern) for (pattern,) in layers]
+
+
+@pytest.mark.parametrize(
+  "name, expected",
+  [
+    ("gpt3", [0, 8, 0, 8, 0, 8, 0]),
+    ("gpt_oss", [128, 0, 128, 0, 128, 0, 128]),
+    ("gemma2", [4096, 0, 4096, 0, 4096, 0, 4096]),
+    ("gemma3", [1024] * 5 + [0, 1024]),
+    ("olmo3", [4096] * 3 + [0] + [4096] * 3),
+    ("cohere2", [4096] * 3 + [0] + [4096] * 3),
+    ("mimo_v2_flash", [128] * 5 + [0, 128]),
+    ("llama4", [8192] * 3 + [0] + [8192] * 3),
+    ("nanochat", [50] * 3 + [0] + [50] * 2 + [0]),
+  ],
+)
+def test_layers_of_a_layout_have_its_windows_in_turn(name, expected):
+  assert lengths(name, length=100) == expected
+
+
+def test_all_layouts_are_tested_and_those_beyond_the_sequence_are_dense():
+  for name in patterns.LAYOUTS:
+    for (pattern,) in assign(name, "interleaved", 2, 1, length=100):
+      pattern.check(100)
+      if getattr(pattern, "window", getattr(pattern, "size", 100)) >= 100:
+        np.testing.assert_array_equal(
+          pattern.matrix(100), np.tri(100, dtype=bool)
+        )
+
+
+def test_nanochat_requires_the_length():
+  with pytest.raises(ValueError, match="nanochat.*length"):
+    assign("nanochat", "interleaved", 2, 1)
+  with pytest.raises(ValueError, match="nanochat"):
+    patterns.parse("nanochat | Local(3)")
+
+
 def deepspeed_layout(num_blocks, local, width, num_patterns, head):
   """DeepSpeed's unidirectional FixedSparsityConfig, rule by rule.
 
@@ -209,4 +251,4 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
     warnings.catch_warnings(action="error"),
   ):
     patterns.parse(text)[0][0].check(1000)
-  assert "\n" not in str(error.value) and len(str(error.value)) < 500
+  assert "\n" not in str(error.value) and len(str(error.value)) < 600

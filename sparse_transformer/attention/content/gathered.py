@@ -312,7 +312,7 @@ def _rows(at, *arrays):
   of_lanes = jax.vmap(jax.vmap(jax.vmap(of_head, (None, 0)), (1, 0)))
 
   def of_array(x_BLG):
-    grouped = at.reshape(len(at), x_BLG.shape[2], -1, *at.shape[2:])
+    grouped = at.reshape(at.shape[0], x_BLG.shape[2], -1, *at.shape[2:])
     rows = of_lanes(x_BLG, grouped)
     return rows.reshape(*at.shape, *x_BLG.shape[3:])
 

@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import gathered, spans as spans_lib
 from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
-from sparse_transformer.patterns.content import Content
+from sparse_transformer.patterns.content import Content, Segments
 
 LABELS_NAME = contract.SAVED_NAMES[-1]
 
@@ -51,6 +51,7 @@ def bind(
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   directions: Directions,
+  segments: Segments = None,
 ) -> tuple[Any, ...]:
   """The sets that make up the `contents` of each pattern of `with_content`."""
 
@@ -62,8 +63,10 @@ def bind(
     given = directions.get(content)
     if given is not None and len(given) > 1:
       given = given[contract.index_of(heads)]
-    found = labels(content, q, k, given)
-    return content.sets(checkpoint_name(found, LABELS_NAME))
+    found = checkpoint_name(
+      labels(content, q, k, given, segments=segments), LABELS_NAME
+    )
+    return content.sets(found, None if segments is None else segments[1])
 
   return tuple(
     tuple(sets_of(content, heads) for content in pattern.contents())
@@ -77,6 +80,7 @@ def labels(
   k_BMGK: jax.Array,
   given: jax.Array | None,
   start: jax.Array | int = 0,
+  segments: Segments = None,
 ) -> jax.Array:
   """`Content.labels` of raw queries and keys, without gradients.
 
@@ -87,7 +91,7 @@ def labels(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
     (q_BLHK, k_BMGK, drawn),
   )
-  return content.labels(q, k, directions, start)
+  return content.labels(q, k, directions, start, segments)
 
 
 def check_directions(
@@ -205,11 +209,12 @@ def realize(
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   directions: Directions,
+  segments: Segments = None,
 ) -> jax.Array | np.ndarray:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
   # In the mask of a bound pattern, positions have axes of batch and heads.
   heads_bound = [pattern.support() for pattern in patterns]
-  bound = bind(patterns, q_BLHK, k_BMGK, directions)
+  bound = bind(patterns, q_BLHK, k_BMGK, directions, segments)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for j, head in enumerate(range(len(patterns)) if heads is None else heads):

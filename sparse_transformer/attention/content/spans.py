@@ -219,7 +219,9 @@ class _Walk(online_softmax.Steps):
 
   def add(self, i, ago, x_BGVT, new_BHAT):
     first, group = self.most + self._first(i) - ago, min(self.group, self.heads)
-    new_BGRAT = new_BHAT.reshape(len(new_BHAT), -1, group, *new_BHAT.shape[2:])
+    new_BGRAT = new_BHAT.reshape(
+      new_BHAT.shape[0], -1, group, *new_BHAT.shape[2:]
+    )
     old = self._of_key_heads(x_BGVT, i, first)
     return self._put(x_BGVT, i, first, old + new_BGRAT.sum(2))
 

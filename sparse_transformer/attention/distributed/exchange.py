@@ -212,11 +212,11 @@ class OverHeads(contract.Arrangement):
 def to_heads(axes: contract.Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """All positions of a device's heads, from its positions of all heads.
 
-  What is the same for all heads, [B, L, 1], is also gathered.
+  A single head, such as that of segments, is for all devices.
   """
 
   def of_array(x_BLH):
-    if x_BLH.ndim == 4 and x_BLH.shape[2:] == (1, 1):
+    if x_BLH.shape[2] == 1:
       return lax.all_gather(x_BLH, axes, axis=1, tiled=True)
     return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
 

@@ -220,15 +220,18 @@ def plans(
       )
       few_case = dataclasses.replace(case, num_heads=few, num_key_heads=num)
       for plan, _ in executor.plans((part,) * few, few_case):
-        sides = (exchange.OverHeads(axes, x) for x in (plan.queries, plan.keys))
-        plan = contract.Plan(plan.pattern, plan.tile, plan.tables, *sides)
+        of_queries = exchange.OverHeads(axes, plan.queries)
+        of_keys = exchange.OverHeads(axes, plan.keys)
+        plan = dataclasses.replace(plan, queries=of_queries, keys=of_keys)
         found.append((plan, heads))
     else:
       key: Any = executor, part, shares, part_case
       of_device = functools.partial(exchange.of_device, axes=axes)
       tables = jax.tree.map(of_device, _tables(*key))
       routes = (Exchange(axes, x) for x in (shares.queries, shares.keys))
-      found.append((contract.Plan(part, shares.tile, tables, *routes), heads))
+      queries, keys = routes
+      plan = contract.Plan(part, shares.tile, tables, queries, keys)
+      found.append((plan, heads))
   return found
 
 
@@ -242,11 +245,11 @@ def of_own_heads(
   num_devices = lax.axis_size(axes)
   few = len(patterns) // num_devices
   is_alike = patterns[:few] * num_devices == patterns
-  if not is_alike or num_key_heads % num_devices:
+  if not is_alike or num_key_heads > 1 and num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one"
-      f" device, but {len(patterns)} heads, with {num_key_heads} of keys, cannot"
-      f" be split over {num_devices} devices so that all have the same; split"
+      f" device, but {len(patterns)} heads, {num_key_heads} of keys, cannot be"
+      f" split over {num_devices} devices so that all have the same; split"
       " positions over fewer devices, or change the number of heads"
     )
   first = lax.axis_index(axes) * few

@@ -12,6 +12,7 @@ from sparse_transformer.attention.contract import (
   Queries,
   Scores,
   name_saved,
+  segments_of,
 )
 from sparse_transformer.patterns import Pattern
 
@@ -59,14 +60,15 @@ def attend(
     results = attend(queries, keys, patterns, directions, scores)
     out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
     return out, lse
-  (q_BLHK, of_queries, *_), (k_BMGK, v_BMGE, of_keys) = queries, keys
+  q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
+  segments = segments_of(queries, keys)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   b, n, _, width = q_BLHK.shape
-  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions)
+  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions, segments)
   if first is not None:
     mask_BHLM = lax.dynamic_slice_in_dim(jnp.asarray(mask_BHLM), first, n, 2)
-  if of_queries is not None and of_keys is not None:
-    is_same_BLM = of_queries == of_keys[..., 0][:, None]
+  if segments is not None:
+    is_same_BLM = segments[0][..., None] == segments[1][:, None]
     mask_BHLM = mask_BHLM & is_same_BLM[:, None]
   q_BLGRK = q_BLHK.astype(dtype).reshape(b, n, k_BMGK.shape[2], -1, width)
   scores_BGRLM = jnp.einsum("blgrk,bmgk->bgrlm", q_BLGRK, k_BMGK.astype(dtype))

@@ -72,7 +72,7 @@ def attention_case(
   platform = platform or registry.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *widths(model)
-  return Case(*sizes, model.dtype, platform, model.tile)
+  return Case(*sizes, model.dtype, platform, model.tile, model.num_key_heads)
 
 
 def count_pairs(model: model_lib.Config) -> int:
@@ -216,7 +216,8 @@ def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
   width, inner = model.width, model.mlp_width
   for has_experts in model.has_experts:
     experts = (model.experts, model.experts_per_token) if has_experts else ()
-    yield "qkv", Matmul(width, 2 * model.qk_width + width)
+    of_keys = sum(widths(model)) * model.num_key_heads
+    yield "qkv", Matmul(width, model.qk_width + of_keys)
     yield "out", Matmul(width, width)
     yield "mlp_in", Matmul(width, inner, *experts)
     yield "mlp_out", Matmul(inner, width, *experts)

@@ -44,10 +44,15 @@ def collect(
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(found, layer, index, directions, *inputs):
+    def attend(found, layer, index, directions, q_BLHK, k_BLGK, v, **options):
       place = jnp.asarray(places)[layer + model.period * index]
-      found = found.at[place].set(jnp.stack(inputs[:2]), mode="drop")
-      out, _ = network.attend(None, layer, index, directions, *inputs)
+      k_BLHK = jnp.repeat(k_BLGK, q_BLHK.shape[2] // k_BLGK.shape[2], 2)
+      both = jnp.stack([q_BLHK, k_BLHK])
+      found = found.at[place].set(both, mode="drop")
+      inputs = q_BLHK, k_BLGK, v
+      out, _ = network.attend(
+        None, layer, index, directions, *inputs, **options
+      )
       return out, found
 
     empty = jnp.zeros((drawn, 2, *shape), model.dtype)

@@ -65,6 +65,7 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
     ("the length of a sequence", model.length, "sequence"),
     ("model.width", model.width, "fsdp"),
     ("model.num_heads", model.num_heads, "tensor"),
+    ("model.key_heads", model.num_key_heads, "tensor"),
   ):
     if value % sizes[axis]:
       raise ValueError(

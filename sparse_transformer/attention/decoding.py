@@ -173,7 +173,7 @@ def fill_cache(
       for x, new in ((kept.k, k_BLGK), (kept.v, v_BLGE))
     )
     kept = Kept(k, v, jnp.asarray(positions), kept.labels)
-    if kept.labels:
+    if kept.labels and q_BLHK is not None:
       q, given = q_BLHK[:, :, heads_CR.ravel()], _of_heads(directions, heads_CR)
       kept = _add_labels(kept, pattern, layer, 0, q, given)
     groups.append(kept)
@@ -274,9 +274,10 @@ def _check_index(name, index, stop):
 
 def _groups(patterns, num_key_heads):
   """[(pattern, the query heads [C, R] of a group)]."""
-  group, found = len(patterns) // num_key_heads, {}
+  group = len(patterns) // num_key_heads
+  found: dict[tuple[Pattern, int], list[list[int]]] = {}
   for first in range(0, len(patterns), group):
-    heads_of = {}
+    heads_of: dict[Pattern, list[int]] = {}
     for head in range(first, first + group):
       heads_of.setdefault(patterns[head], []).append(head)
     for pattern, heads in heads_of.items():
@@ -425,14 +426,17 @@ def _attend_row(plan, kept, layer, q_BCRK, bias, scores, sinks_CR):
   if 2 * plan.width > plan.size:
     k, v = kept.k[layer], kept.v[layer]
   else:
-    # Heads that read the same keys share them; the others have their own.
     bias, slots = lax.top_k(bias, plan.width)
-    heads = np.arange(c).repeat(1 if bias.shape[1] == 1 else r)
-    at = layer, np.arange(b)[:, None, None], heads[None, :, None], slots
-    k, v = (x.at[at].get(mode="promise_in_bounds") for x in kept[:2])
+    if bias.shape[:2] == (1, 1):
+      at = slots[0, 0]
+      k, v = (jnp.moveaxis(x[layer, :, :, at], 0, 2) for x in kept[:2])
+    else:  # each query head has its own keys
+      heads = np.arange(c).repeat(r)[None, :, None]
+      own = layer, np.arange(b)[:, None, None], heads, slots
+      k, v = (x.at[own].get(mode="promise_in_bounds") for x in kept[:2])
   shape = k.shape[1], c * r // k.shape[1]  # C and R, or C R and 1
-  own = shape if bias.shape[1] > 1 else (1, 1)
-  bias = bias.reshape(len(bias), *own, -1)
+  of_bias = shape if bias.shape[1] > 1 else (1, 1)
+  bias = bias.reshape(len(bias), *of_bias, -1)
   dtype = bias.dtype
   q = q_BCRK.reshape(b, *shape, width).astype(dtype) * scores.factor(width)
   s_BCRS = jnp.einsum("bcrk,bcsk->bcrs", q, k.astype(dtype))

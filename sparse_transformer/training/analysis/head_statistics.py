@@ -134,6 +134,10 @@ def explain(
     What is in attention.json: the number of `positions` that were used, what
     was measured of each of the `heads`, the `pictures`, and arguments.
   """
+  if model.separator is not None:
+    raise ValueError(
+      "what heads attend to cannot be drawn for a run with data.documents"
+    )
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   n = min(len(tokens_L), masks.MAX_LENGTH)

@@ -151,7 +151,8 @@ def test_rotation_depends_on_distance_only():
 
   def product(t, s):
     at = (jnp.array([t]), jnp.array([s]))
-    q_t, k_s = (transformer.rotate(x, i, 100.0) for x, i in zip((q, k), at, strict=True))
+    pairs = zip((q, k), at, strict=True)
+    q_t, k_s = (transformer.rotate(x, i, 100.0) for x, i in pairs)
     return (q_t * k_s).sum()
 
   np.testing.assert_allclose(product(7, 3), product(104, 100), rtol=1e-4)

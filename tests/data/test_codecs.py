@@ -81,6 +81,20 @@ def test_bases_of_all_records():
   np.testing.assert_array_equal(found, [0, 1, 2, 3, 0, 1, 2, 3, 3, 3])
 
 
+def test_separator_follows_each_document(tmp_path):
+  codec = codecs.Fasta(4)
+  text = b">one\nACG\nT\n>two\n;comment\nTT\n"
+  found = codec.decode(text, "x.fasta")
+  np.testing.assert_array_equal(found, [0, 1, 2, 3, 4, 3, 3, 4])
+  assert codec.vocab_size == 5 and codecs.Fasta().vocab_size == 4
+  (path,) = codec.save(tmp_path / "samples", found[None, :-1])
+  np.testing.assert_array_equal(codec.decode(path.read_bytes(), path), found)
+  found = codecs.Text(0).decode(b"ab", "x")
+  np.testing.assert_array_equal(found, [97, 98, 0])
+  with pytest.raises(ValueError, match="x has byte 0 at 1, .*documents=True"):
+    codecs.Text(0).decode(b"a\0b", "x")
+
+
 def test_ambiguous_bases_are_drawn_and_reported(capsys):
   text = b">x\n" + b"N" * 4000 + b"R" * 100 + b"A"
   found = codecs.Fasta().decode(text, "x.fasta")

@@ -224,14 +224,14 @@ def patterns_of_heads(
   patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
 ) -> tuple[Pattern, ...]:
   """The patterns of `attend`, one per head; a ValueError if any is invalid."""
-  if not isinstance(patterns, (tuple, list)):
-    patterns = (patterns,) * num_heads
-  if len(patterns) != num_heads:
+  is_several = isinstance(patterns, tuple | list)
+  given: Sequence[Any] = patterns if is_several else (patterns,) * num_heads
+  if len(given) != num_heads:
     raise ValueError(
-      f"{len(patterns)} patterns for {num_heads} heads; pass one per head, or"
+      f"{len(given)} patterns for {num_heads} heads; pass one per head, or"
       " a single pattern for all"
     )
-  heads = tuple(map(_pattern_of, patterns))
+  heads = tuple(map(_pattern_of, given))
   for pattern in heads:
     pattern.check(length)
   return heads

@@ -111,7 +111,7 @@ class Transformer(nnx.Module):
     q_BLHK: jax.Array,
     k_BLGK: jax.Array,
     v_BLGE: jax.Array,
-    **options: jax.Array | None,
+    **options: Any,
   ) -> tuple[jax.Array, Any]:
     """Attention of one layer, over whole sequences.
 

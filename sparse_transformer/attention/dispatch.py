@@ -225,7 +225,7 @@ def patterns_of_heads(
 ) -> tuple[Pattern, ...]:
   """The patterns of `attend`, one per head; a ValueError if any is invalid."""
   is_several = isinstance(patterns, tuple | list)
-  given: Sequence[Any] = patterns if is_several else (patterns,) * num_heads
+  given: Any = patterns if is_several else (patterns,) * num_heads
   if len(given) != num_heads:
     raise ValueError(
       f"{len(given)} patterns for {num_heads} heads; pass one per head, or"

@@ -60,6 +60,7 @@ def compile_for(
   config: ConfigDict,
   part: str = "step",
   known: Sequence[str] = (),
+  **options: Any,
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 
@@ -69,6 +70,8 @@ def compile_for(
     part: "step", the training step, or "attention", each distinct pattern of a
       layer by itself.
     known: digests of programs whose reports may end there, without compiling.
+    **options: of "attention": `key_heads`, if there are fewer than query heads;
+      `segments`, whether there are any; and options of `attend`.
 
   Raises:
     ValueError: the compiler is not installed, or it rejects the request.
@@ -77,7 +80,7 @@ def compile_for(
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
     request = dict(target=str(target), config=config.to_dict(), part=part)
-    request |= dict(known=known, folder=folder)
+    request |= dict(known=known, folder=folder, options=options)
     flags = [*XLA_FLAGS[target.compiler]]
     if target.compiler == "cuda":
       flags += kernels.flags(path)

@@ -59,7 +59,8 @@ def _answer(request, tell):
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)
-  programs = dict(step=_step, attention=_attention)[request["part"]](experiment)
+  part = dict(step=_step, attention=_attention)[request["part"]]
+  programs = part(experiment, **request["options"])
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -102,33 +103,43 @@ def _step(experiment: Experiment) -> Iterator[Program]:
   yield "training step", experiment.update, (experiment.like, tokens)
 
 
-def _attention(experiment: Experiment) -> Iterator[Program]:
+def _attention(
+  experiment: Experiment,
+  key_heads: int = 0,
+  segments: bool = False,
+  **options: Any,
+) -> Iterator[Program]:
   """Forward and backward pass of each distinct pattern of a layer."""
   model = experiment.model
   train = experiment.config.train
   batch = train.batch_size // train.accumulation
 
-  def array(num_heads, width):
+  def array(*shape, dtype=model.dtype):
     return jax.ShapeDtypeStruct(
-      (batch, model.length, num_heads, width),
-      jnp.dtype(model.dtype),
+      (batch, model.length, *shape),
+      jnp.dtype(dtype),
       sharding=experiment.batch_sharding,
     )
 
-  qk_width, value_width = costs.widths(model)
-  num = model.num_key_heads
-  q, k = array(model.num_heads, qk_width), array(num, qk_width)
-  v, out = array(num, value_width), array(model.num_heads, value_width)
+  widths, num = costs.widths(model), key_heads or model.num_key_heads
+  q, dout = (array(model.num_heads, width) for width in widths)
+  k, v = (array(num, width) for width in widths)
+  segments_BL = array(dtype="int32") if segments else None
   for heads in dict.fromkeys(model.patterns):
     attend = functools.partial(
-      attention.attend, patterns=heads, backend=model.backend, tile=model.tile
+      attention.attend,
+      patterns=heads,
+      backend=model.backend,
+      tile=model.tile,
+      **options,
     )
     run = jax.jit(functools.partial(_with_gradients, attend))
-    yield f"attention: {_name(heads)}", run, (q, k, v, out)
+    yield f"attention: {_name(heads)}", run, (q, k, v, dout, segments_BL)
 
 
-def _with_gradients(attend, q_BLHK, k_BLHK, v_BLHE, dout_BLHE):
-  out, backward = jax.vjp(attend, q_BLHK, k_BLHK, v_BLHE)
+def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
+  attend = functools.partial(attend, segments_BL=segments_BL)
+  out, backward = jax.vjp(attend, q_BLHK, k_BLGK, v_BLGE)
   return out, backward(dout_BLHE)
 
 

@@ -3,6 +3,7 @@
 It fills memory that a kernel has not written with NaN.
 """
 
+import functools
 import re
 
 import catalogue
@@ -22,6 +23,7 @@ from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
+MIXED = Local(12), Local(12) | Strided(12), WITHOUT_KEYS[1], Strided(5)
 EXECUTORS = {
   "interpreted": Triton(interpret=True),
   "interpreted_mosaic": Mosaic(interpret=True),
@@ -80,6 +82,44 @@ def test_lengths_around_tiles(backend, n, heads):
 @pytest.mark.parametrize("k, e", [(64, 64), (32, 128), (128, 128)])
 def test_tile_that_runs_on_the_device(backend, k, e):
   agrees(backend, TWO_SLOTS, 150 if backend == GPU else 300, k, e, tile=0)
+
+
+@pytest.mark.parametrize("backend", EXECUTORS)
+@pytest.mark.parametrize(
+  "heads, key_heads, segments, options",
+  [
+    ((Local(9) | Strided(9),) * 4, 1, True, dict(scale=0.3)),
+    (MIXED, 2, True, dict(softcap=2.0)),
+    pytest.param(MIXED, 1, False, dict(), marks=pytest.mark.soak),
+    pytest.param(MIXED, 4, True, dict(softcap=0.5), marks=pytest.mark.soak),
+  ],
+)
+def test_groups_segments_and_scores(
+  backend, heads, key_heads, segments, options
+):
+  n, group = 70, len(heads) // key_heads
+  inputs = laws.random_inputs(n, len(heads), 16, 32, key_heads=key_heads)
+  if segments:
+    starts = jnp.array([[23, 40], [64, 65]])
+    at = jnp.arange(n)[None, :, None] >= starts[:, None]
+    options = options | dict(segments_BL=at.sum(2))
+
+  def attention(backend, group, *arrays):
+    q, *keys = arrays
+    keys = (jnp.repeat(x, group, 2) for x in keys)
+    tile = 0 if backend == "dense" else 32
+    options_of = dict(backend=backend, tile=tile, return_lse=True) | options
+    return attend(q, *keys, heads, **options_of)
+
+  found, expected = (
+    jax.jit(
+      functools.partial(
+        laws.with_gradients, functools.partial(attention, name, size)
+      )
+    )(*inputs)
+    for name, size in ((backend, 1), ("dense", group))
+  )
+  laws.assert_close(found, [np.asarray(x, np.float64) for x in expected])
 
 
 def test_split_lists(monkeypatch):

@@ -39,9 +39,9 @@ the last full tile is skipped
 the first partial tile is skipped
   (self.[-first-]{+first + 1+}, self.middle, True)
 rows of another sequence
-  ref[[-self.batch-]{+0+}, at, self.head, ...]
+  ref[[-self.batch-]{+0+}, at, head, ...]
 rows of another head
-  ref[self.batch, at, [-self.head-]{+0+}, ...]
+  ref[self.batch, at, [-head-]{+0+}, ...]
 padding is written
   found >= [-0-]{+-1+}, jnp
 products accumulate in 16 bits
@@ -63,11 +63,11 @@ lse in base 2
 lse without the sum
   (max_ + [-jnp-]{+0 * jnp+}.log2(
 weights of the backward pass without pairs
-  return [-p if pairs is None else jnp.where(pairs, p, 0.0)-]{+p+}
+  p = [-p if pairs is None else jnp.where(pairs, p, 0.0)-]{+p+}
 dq without its scale
-  dq_ref, [-dq * scale-]{+dq+}
+  dq_ref, [-dq * item.scale(q)-]{+dq+}
 dk without its scale
-  dk_ref, [-dk * scale-]{+dk+}
+  dk_ref, [-dk * item.scale(k)-]{+dk+}
 dq with the delta of the row before
   item.dot(dout, v, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
 dk with the delta of the row before

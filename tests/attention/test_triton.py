@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Case, Plan
+from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
 from sparse_transformer.attention.distributed import spread
 from sparse_transformer.attention.executors import triton
 from sparse_transformer.attention.executors.triton import Triton
@@ -21,7 +21,8 @@ def test_devices_may_have_more_keys_than_queries(part):
   *arrays, dout, dlse = laws.random_inputs(n, 1, 16, 16, batch=1)
   expected = laws.reference(*arrays, dout, dlse, (part,))[0]
   shares = spread.share(part, n, tile, 2, "slices")
-  works = executor.shares(part, shares.layouts, 1)
+  case = Case(1, n, 1, 16, 16, "float32")
+  works = executor.shares(part, shares.layouts, case)
   sides = shares.queries, shares.keys, shares.keys
   assert shares.queries.positions.shape[1] < shares.keys.positions.shape[1]
   for device, work in enumerate(works):
@@ -30,7 +31,7 @@ def test_devices_may_have_more_keys_than_queries(part):
       for x, side in zip(arrays, sides, strict=True)
     )
     plan = Plan(part, tile, work)
-    out, lse = executor.forward(plan, q, k, v)
+    out, lse = executor.forward(plan, Queries(q), Keys(k, v))
     at = shares.queries.positions[device]
     assert out.shape[1] == lse.shape[1] == len(at)
     np.testing.assert_allclose(

@@ -10,7 +10,7 @@ from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 TILE = 32
 
 
-def pairs_of(lists, mine, other, n, num_heads):
+def pairs_of(lists, mine, other, n, num_heads, group=1):
   """How often each pair is processed: int [heads, n, n], this side first."""
   counts = np.zeros((num_heads, n + 1, n + 1), int)
   bits = np.ascontiguousarray(lists.masks).view(np.uint8)
@@ -18,9 +18,10 @@ def pairs_of(lists, mine, other, n, num_heads):
   for head, tile, first, middle, last, slot in lists.items:
     assert lists.written[slot, mine[tile][mine[tile] >= 0], head].all()
     for i in range(first, last):
-      where, mask = lists.others[i]
+      where, mask, *member = lists.others[i]
       pairs = masks[mask] if i < middle else 1
-      counts[head, mine[tile][:, None], other[where]] += pairs
+      of = sum(member, head * group)
+      counts[of, mine[tile][:, None], other[where]] += pairs
   assert (counts[:, -1] == 0).all() and (counts[:, :, -1] == 0).all()  # padding
   return counts[:, :-1, :-1]
 
@@ -45,6 +46,21 @@ def test_lists_name_each_pair_once(patterns, n, longest):
   np.testing.assert_array_equal(of_queries, expected)
   of_keys = pairs_of(work.by_key, work.keys, work.queries, n, len(patterns))
   np.testing.assert_array_equal(of_keys, expected.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("longest", [0, 2])
+@pytest.mark.parametrize("group", [2, 4])
+def test_items_of_keys_list_all_query_heads(group, longest):
+  local, strided = Local(12), Strided(12)
+  patterns, n = (local, local | strided, Causal() - Causal(), strided), 100
+  by_query, by_key = (
+    worklists.make_work(patterns, n, TILE, longest, size) for size in (1, group)
+  )
+  np.testing.assert_array_equal(by_query.by_query.items, by_key.by_query.items)
+  lists, expected = by_key.by_key, np.stack([p.matrix(n) for p in patterns])
+  assert lists.written.shape[2] == len(patterns) // group
+  found = pairs_of(lists, by_key.keys, by_key.queries, n, 4, group)
+  np.testing.assert_array_equal(found, expected.swapaxes(1, 2))
 
 
 def test_items_are_longest_first_and_bounded():

@@ -55,13 +55,16 @@ class Mosaic(worklists.Fused):
     self, patterns: tuple[Pattern, ...], case: contract.Case
   ) -> contract.Plans:
     tile = _tile_of(patterns, case)
-    tables = mosaic_tables.make_tables(patterns, case.length, tile, MOST_STEPS)
+    tables = mosaic_tables.make_tables(
+      patterns, case.length, tile, MOST_STEPS, case.group
+    )
     return [(contract.Plan(None, tile, tables), None)]
 
   def shares(
-    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+    self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
   ) -> list[mosaic_tables.Tables]:
-    return mosaic_tables.make_shares(part, layouts, num_heads, MOST_STEPS)
+    heads = case.num_heads, case.group
+    return mosaic_tables.make_shares(part, layouts, *heads, MOST_STEPS)
 
   def kernels(self) -> Any:
     from sparse_transformer.attention.executors import mosaic_kernels

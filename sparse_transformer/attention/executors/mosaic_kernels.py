@@ -9,6 +9,7 @@ lanes. Scores are [keys, queries]: values per query, such as the log-sum-exp,
 are a row. Only blocks are transposed, never scores.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sparse_transformer.attention.contract import Keys, Queries
+from sparse_transformer.attention.contract import Keys, Plan, Queries
 from sparse_transformer.attention.executors import mosaic_tables
 
 LOG2_E = math.log2(math.e)
@@ -48,21 +49,43 @@ def _unpack(words):
   return bits.reshape(tile, tile) != 0
 
 
-def _step(codes, masks, start, body, finish):
+def _step(codes, masks, segments, start, body, finish):
   """Runs a step: `start` and `finish` in the first and last of an item.
 
-  body(pairs) gets the pairs [keys, queries] of a tile, None for all.
+  body(pairs) gets the pairs [keys, queries] of a tile, None for all. Tiles of
+  segments that cannot meet are skipped.
   """
   code = codes[pl.program_id(1)]
+  of_queries, of_keys = segments
+
+  def run(pairs):
+    if of_queries is None:
+      return body(pairs)
+    q, k = of_queries[...], of_keys[...]
+    meet = (q.min() <= k.max()) & (k.min() <= q.max())
+    # A column of keys, from a row: blocks are transposed in whole tiles.
+    tile = q.shape[1]
+    same = jnp.broadcast_to(k, (tile, tile)).T == q
+    pl.when(meet)(lambda: body(same if pairs is None else pairs & same))
+
   pl.when(code & mosaic_tables.FIRST != 0)(start)
-  pl.when(code & mosaic_tables.PARTIAL != 0)(lambda: body(_unpack(masks)))
-  pl.when(code & mosaic_tables.FULL != 0)(lambda: body(None))
+  pl.when(code & mosaic_tables.PARTIAL != 0)(lambda: run(_unpack(masks)))
+  pl.when(code & mosaic_tables.FULL != 0)(lambda: run(None))
   pl.when(code & mosaic_tables.LAST != 0)(finish)
 
 
-def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
+def _scores(q, k, scores):
+  """(scores in base 2 [keys, queries], the slope of the soft cap)."""
+  s, factor = _dot(k[...], q[...], (0, 0)), scores.factor(len(q))
+  if not scores.softcap:
+    return s * (LOG2_E * factor), None
+  share = jnp.tanh(s * (factor / scores.softcap))
+  return share * (LOG2_E * scores.softcap), 1 - share * share
+
+
+def _forward(scores, codes, queries, keys, masks, out, lse, *scratch):
   """Output and log-sum-exp of the queries of an item, by an online softmax."""
-  scale = LOG2_E / math.sqrt(len(q))
+  out_EL, max_1L, sum_1L = scratch
 
   def start():
     out_EL[...] = jnp.zeros_like(out_EL)
@@ -70,10 +93,10 @@ def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
     sum_1L[...] = jnp.zeros_like(sum_1L)
 
   def body(pairs):
-    s = _dot(k[...], q[...], (0, 0)) * scale
+    s, _ = _scores(queries.q, keys.k, scores)
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
-    old = max_1L[...]
+    old, v = max_1L[...], keys.v
     new = jnp.maximum(old, s.max(0, keepdims=True))
     # A query may have no keys yet: exp2(-inf - 0) is 0, not NaN.
     shift = jnp.where(new == -jnp.inf, 0.0, new)
@@ -89,36 +112,39 @@ def _forward(codes, q, k, v, masks, out, lse, out_EL, max_1L, sum_1L):
     found = (max_1L[...] + jnp.log2(total)) / LOG2_E
     lse[...] = jnp.where(is_empty, -jnp.inf, found)
 
-  _step(codes, masks, start, body, finish)
+  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
 
 
-def _gradients_of_scores(q, dout, lse, delta, k, v, pairs):
+def _gradients_of_scores(scores, queries, keys, pairs):
   """(weights, gradients of the scores before scaling): [keys, queries]."""
-  scale = LOG2_E / math.sqrt(len(q))
-  p = jnp.exp2(_dot(k[...], q[...], (0, 0)) * scale - lse[...] * LOG2_E)
+  s, slope = _scores(queries.q, keys.k, scores)
+  p = jnp.exp2(s - queries.lse[...] * LOG2_E)
   if pairs is not None:
     p = jnp.where(pairs, p, 0.0)
-  return p, p * (_dot(v[...], dout[...], (0, 0)) - delta[...])
+  dp = _dot(keys.v[...], queries.dout[...], (0, 0)) - queries.delta[...]
+  ds = p * dp
+  return p, ds if slope is None else ds * slope
 
 
-def _backward_of_queries(codes, q, dout, lse, delta, k, v, masks, dq, dq_KL):
+def _backward_of_queries(scores, codes, queries, keys, masks, dq, dq_KL):
   """dq of the queries of an item."""
 
   def start():
     dq_KL[...] = jnp.zeros_like(dq_KL)
 
   def body(pairs):
-    _, ds = _gradients_of_scores(q, dout, lse, delta, k, v, pairs)
-    dq_KL[...] += _dot(k[...], ds.astype(k.dtype), (1, 0))
+    _, ds = _gradients_of_scores(scores, queries, keys, pairs)
+    dq_KL[...] += _dot(keys.k[...], ds.astype(keys.k.dtype), (1, 0))
 
   def finish():
-    dq[...] = (dq_KL[...] / math.sqrt(len(q))).astype(dq.dtype)
+    factor = scores.factor(len(queries.q))
+    dq[...] = (dq_KL[...] * factor).astype(dq.dtype)
 
-  _step(codes, masks, start, body, finish)
+  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
 
 
 def _backward_of_keys(
-  codes, k, v, q, dout, lse, delta, masks, dk, dv, dk_MK, dv_ME
+  scores, codes, queries, keys, masks, dk, dv, dk_MK, dv_ME
 ):
   """dk and dv of the keys of an item."""
 
@@ -127,99 +153,110 @@ def _backward_of_keys(
     dv_ME[...] = jnp.zeros_like(dv_ME)
 
   def body(pairs):
-    p, ds = _gradients_of_scores(q, dout, lse, delta, k, v, pairs)
+    p, ds = _gradients_of_scores(scores, queries, keys, pairs)
+    q, dout = queries.q, queries.dout
     dk_MK[...] += _dot(ds.astype(q.dtype), q[...], (1, 1))
     dv_ME[...] += _dot(p.astype(dout.dtype), dout[...], (1, 1))
 
   def finish():
-    dk[...] = (dk_MK[...] / math.sqrt(len(q))).T.astype(dk.dtype)
+    factor = scores.factor(len(queries.q))
+    dk[...] = (dk_MK[...] * factor).T.astype(dk.dtype)
     dv[...] = dv_ME[...].T.astype(dv.dtype)
 
-  _step(codes, masks, start, body, finish)
+  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
 
 
 def forward(
-  tables: mosaic_tables.Tables, q_BLHK: jax.Array, keys: Keys, interpret: bool
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """See `triton_kernels.forward`; `tables` say which pairs."""
-  tile, width = tables.queries.tile, keys.v.shape[-1]
+  """See `triton_kernels.forward`."""
+  tile, v = plan.tables.queries.tile, keys.v
   out, lse = _launch(
     _forward,
-    tables.by_query,
-    (tables.queries, [tables.queries.take(q_BLHK)]),
-    [tables.keys.take(x) for x in keys],
-    tables.masks,
-    [(width, keys.v.dtype), (1, jnp.float32)],
-    [(width, tile), (1, tile), (1, tile)],
+    plan,
+    False,
+    _blocks_of(plan, queries, keys),
+    [(v.shape[-1], v.dtype), (1, jnp.float32)],
+    [(v.shape[-1], tile), (1, tile), (1, tile)],
     interpret,
   )
   return out, lse[..., 0]
 
 
 def backward(
-  tables: mosaic_tables.Tables, queries: Queries, keys: Keys, interpret: bool
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
-  tile = tables.queries.tile
-  of_queries = [tables.queries.take(x) for x in queries]
-  of_keys = [tables.keys.take(x) for x in keys]
-  of_dq, *of_dk_dv = ((x.shape[-1], x.dtype) for x in (queries.q, *keys))
-  (dq,) = _launch(
-    _backward_of_queries,
-    tables.by_query,
-    (tables.queries, of_queries),
-    of_keys,
-    tables.masks,
-    [of_dq],
-    [(of_dq[0], tile)],
-    interpret,
+  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
+  tile, blocks = plan.tables.queries.tile, _blocks_of(plan, queries, keys)
+  of_dq, *of_dk_dv = (
+    (x.shape[-1], x.dtype) for x in (queries.q, keys.k, keys.v)
   )
-  dk, dv = _launch(
+  run = functools.partial(_launch, plan=plan, blocks=blocks)
+  (dq,) = run(
+    _backward_of_queries,
+    is_by_key=False,
+    outs=[of_dq],
+    scratch=[(of_dq[0], tile)],
+    interpret=interpret,
+  )
+  dk, dv = run(
     _backward_of_keys,
-    tables.by_key,
-    (tables.keys, of_keys),
-    of_queries,
-    tables.masks,
-    of_dk_dv,
-    [(tile, width) for width, _ in of_dk_dv],
-    interpret,
+    is_by_key=True,
+    outs=of_dk_dv,
+    scratch=[(tile, width) for width, _ in of_dk_dv],
+    interpret=interpret,
   )
   return dq, dk, dv
 
 
-def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
+def _blocks_of(plan, queries, keys):
+  """The blocks [B, blocks, K, tile] of queries and keys."""
+  tables = plan.tables
+  return (
+    jax.tree.map(tables.queries.take, queries),
+    jax.tree.map(tables.keys.take, keys),
+  )
+
+
+def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
   """[slots, B, L, H, K] of a kernel, in float32 if there are several slots.
 
-  `mine` is the side of the items, and the blocks [B, blocks, K, tile] that are
-  read on it; `others` are those of the other side. `outs` has the width and the
-  dtype of each result, `scratch` the shapes of accumulators.
+  Its items are tiles of keys if `is_by_key`. `outs` has the width and the dtype
+  of each result, `scratch` the shapes of accumulators.
   """
+  tables = plan.tables
+  launch = tables.by_key if is_by_key else tables.by_query
+  side = tables.keys if is_by_key else tables.queries
 
   def mask(b, step, *tables):
     return tables[CODES][step] >> mosaic_tables.SHIFT, 0, 0
 
-  side, of_mine = mine
-  arrays, masks = [*of_mine, *others], jnp.asarray(masks)
+  masks, first = jnp.asarray(tables.masks), blocks[0].q
+  queries, keys = blocks
+  of_sides = (OTHERS, ITEMS) if is_by_key else (ITEMS, OTHERS)
   in_specs = [
-    *(_blocks(x, ITEMS) for x in of_mine),
-    *(_blocks(x, OTHERS) for x in others),
+    *(
+      jax.tree.map(functools.partial(_blocks, table=table), x)
+      for x, table in zip(blocks, of_sides, strict=True)
+    ),
     pl.BlockSpec((None, *masks.shape[1:]), mask),
   ]
   pieces = []
   for steps in launch.steps:
     shapes = [
       jax.ShapeDtypeStruct(
-        (len(arrays[0]), steps.num_blocks, width, side.tile),
+        (len(first), steps.num_blocks, width, side.tile),
         dtype if len(launch.groups) == 1 else jnp.float32,
-        manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
+        manual_axis_type=jax.typeof(first).manual_axis_type,
       )
       for width, dtype in outs
     ]
     run = pl.pallas_call(
-      lambda items, others, *refs: kernel(*refs),  # the two choose blocks
+      # The first two tables choose blocks.
+      lambda items, others, *refs: kernel(plan.scores, *refs),
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(len(arrays[0]), len(steps.items)),
+        grid=(len(first), len(steps.items)),
         in_specs=in_specs,
         out_specs=[_blocks(x, ITEMS, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
@@ -231,8 +268,8 @@ def _launch(kernel, launch, mine, others, masks, outs, scratch, interpret):
       interpret=interpret,
       name=kernel.__name__.strip("_"),
     )
-    tables = map(jnp.asarray, (steps.items, steps.others, steps.codes))
-    pieces.append(run(*tables, *arrays, masks))
+    of_steps = map(jnp.asarray, (steps.items, steps.others, steps.codes))
+    pieces.append(run(*of_steps, queries, keys, masks))
   return [
     jnp.stack(
       [side.restore(jnp.concatenate(x, 1), chosen) for chosen in launch.groups]

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +63,11 @@ class Side:
   def take(self, x_BLHK: jax.Array) -> jax.Array:
     """Blocks [B, blocks, K, tile], with finite values of x for padding.
 
-    K is 1 for x_BLH.
+    K is 1 for x_BLH, and for x_BL1, which is the same for all heads.
     """
+    if x_BLHK.ndim == 3 and x_BLHK.shape[2] == 1:
+      num = 1 + max(head for group in self.groups for head in group.heads)
+      x_BLHK = jnp.broadcast_to(x_BLHK, (*x_BLHK.shape[:2], num))
     batch, n, num_heads, *widths = x_BLHK.shape
     width = math.prod(widths)
     found = []
@@ -149,38 +153,50 @@ class Tables:
 
 @functools.lru_cache(maxsize=64)
 def make_tables(
-  patterns: tuple[Pattern, ...], n: int, tile: int, most_steps: int
+  patterns: tuple[Pattern, ...],
+  n: int,
+  tile: int,
+  most_steps: int,
+  group: int = 1,
 ) -> Tables:
-  """The work of attention on n positions, with one pattern per head.
+  """The work of attention on n positions, with one pattern per query head.
 
-  A tile has a multiple of 32 positions on a side, a grid at most `most_steps`.
+  A tile has a multiple of 32 positions on a side, a grid at most `most_steps`,
+  and a key head `group` query heads.
   """
-  work = worklists.make_work(patterns, n, tile)
+  work = worklists.make_work(patterns, n, tile, group=group)
   lists = work.by_query, work.by_key
   of_queries, of_keys = np.asarray(work.queries), np.asarray(work.keys)
-  queries = _number(of_queries, n, _uses(*lists, len(of_queries)))
-  keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys)))
-  (tables,) = _tables_of([work], queries, keys, most_steps)
+  queries = _number(of_queries, n, _uses(*lists, len(of_queries), group))
+  keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys), group))
+  (tables,) = _tables_of([work], queries, keys, most_steps, group)
   return tables
 
 
 def make_shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int, most_steps: int
+  part: Pattern,
+  layouts: Sequence[Layout],
+  num_heads: int,
+  group: int,
+  most_steps: int,
 ) -> list[Tables]:
   """See `contract.Executor.shares`; a grid has at most `most_steps`."""
-  works = worklists.make_shares(part, layouts, num_heads)
+  works = worklists.make_shares(part, layouts, num_heads, group)
   queries, keys = (
-    _number(tiles, tiles.size, np.ones((num_heads, len(tiles)), bool))
-    for tiles in map(np.asarray, (works[0].queries, works[0].keys))
+    _number(tiles, tiles.size, np.ones((num, len(tiles)), bool))
+    for num, tiles in (
+      (num_heads, np.asarray(works[0].queries)),
+      (num_heads // group, np.asarray(works[0].keys)),
+    )
   )
-  return _tables_of(works, queries, keys, most_steps)
+  return _tables_of(works, queries, keys, most_steps, group)
 
 
-def _tables_of(works, queries, keys, most_steps):
+def _tables_of(works, queries, keys, most_steps, group):
   """Tables of the same shapes, for works with the same blocks and masks."""
   of_queries, of_keys = [w.by_query for w in works], [w.by_key for w in works]
-  by_query = _make_launches(of_queries, queries, keys, most_steps)
-  by_key = _make_launches(of_keys, keys, queries, most_steps)
+  by_query = _make_launches(of_queries, queries, keys, most_steps, group)
+  by_key = _make_launches(of_keys, keys, queries, most_steps, group)
   # Bits over keys, for both launches.
   masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
   return [
@@ -203,12 +219,21 @@ def _spread(lists: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   return item, np.where(exists, items[item, 2] + offset, 0), exists
 
 
-def _uses(mine: Lists, theirs: Lists, num_tiles: int) -> np.ndarray:
+def _other_heads(lists: Lists, item: Any, at: Any, group: int) -> np.ndarray:
+  """The head of the other side of each step, see `_spread`."""
+  heads, others = np.asarray(lists.items)[item, 0], np.asarray(lists.others)
+  if others.shape[1] == 2:
+    return heads // group
+  return heads * group + others[at, 2]
+
+
+def _uses(mine: Lists, theirs: Lists, num_tiles: int, group: int) -> np.ndarray:
   """The tiles of the side of `mine` that heads need: bool [heads, tiles]."""
   uses = np.zeros((mine.written.shape[2], num_tiles), bool)
   uses[mine.items[:, 0], mine.items[:, 1]] = True
   item, at, exists = _spread(theirs)
-  uses[theirs.items[item, 0][exists], theirs.others[at, 0][exists]] = True
+  heads = _other_heads(theirs, item, at, group)
+  uses[heads[exists], theirs.others[at, 0][exists]] = True
   return uses
 
 
@@ -244,10 +269,14 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
 
 
 def _make_launches(
-  lists: Sequence[Lists], mine: _Numbered, others: _Numbered, most_steps: int
+  lists: Sequence[Lists],
+  mine: _Numbered,
+  others: _Numbered,
+  most_steps: int,
+  group: int,
 ) -> list[Launch]:
   """The work of one kernel, whose items are tiles of `mine`, by each list."""
-  steps = [_steps_of(x, mine, others) for x in lists]
+  steps = [_steps_of(x, mine, others, group) for x in lists]
   cut = _cut(steps, mine.side.num_blocks, most_steps)
   launches = []
   for x, pieces in zip(lists, cut, strict=True):
@@ -259,7 +288,9 @@ def _make_launches(
   return launches
 
 
-def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
+def _steps_of(
+  lists: Lists, mine: _Numbered, others: _Numbered, group: int
+) -> np.ndarray:
   """The items, others and codes of all steps: int32 [3, steps]."""
   head, tile, _, middle, _, _ = np.asarray(lists.items).T
   item, at, exists = _spread(lists)
@@ -270,8 +301,9 @@ def _steps_of(lists: Lists, mine: _Numbered, others: _Numbered) -> np.ndarray:
   changes = np.diff(item, prepend=-1, append=-1) != 0
   codes = changes[:-1] * FIRST | changes[1:] * LAST
   codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
-  other, mask = np.asarray(lists.others)[at].T
-  other = _last_of(others.blocks[head[item], other], exists)
+  other, mask = np.asarray(lists.others)[at, :2].T
+  heads = _other_heads(lists, item, at, group)
+  other = _last_of(others.blocks[heads, other], exists)
   codes |= _last_of(mask, is_partial) << SHIFT
   number = mine.blocks[head[item], tile[item]]
   return np.stack([number, other, codes]).astype(np.int32)

@@ -64,20 +64,21 @@ class Triton(worklists.Fused):
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     n, tile = case.length, self.tile_size(patterns[0], case)
-    work = worklists.make_work(patterns, n, tile)
+    work = worklists.make_work(patterns, n, tile, 0, case.group)
     lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
     # A list that takes longer than half of what each program has to do.
     if lengths.max() > max(
       PIECE, number(case.batch) * lengths.sum() / PROGRAMS / 2
     ):
       piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
-      work = worklists.make_work(patterns, n, tile, piece)
+      work = worklists.make_work(patterns, n, tile, piece, case.group)
     return [(Plan(None, tile, work), None)]
 
   def shares(
-    self, part: Pattern, layouts: Sequence[Layout], num_heads: int
+    self, part: Pattern, layouts: Sequence[Layout], case: Case
   ) -> list[worklists.Work]:
-    return worklists.pad(worklists.make_shares(part, layouts, num_heads))
+    heads = case.num_heads, case.group
+    return worklists.pad(worklists.make_shares(part, layouts, *heads))
 
   def kernels(self) -> Any:
     from sparse_transformer.attention.executors import triton_kernels

@@ -15,8 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from sparse_transformer.attention.contract import Keys, Queries
-from sparse_transformer.attention.executors.worklists import Work
+from sparse_transformer.attention.contract import Keys, Plan, Queries
 
 LOG2_E = math.log2(math.e)
 
@@ -24,19 +23,20 @@ LOG2_E = math.log2(math.e)
 class _Item:
   """One item of a list, within a kernel."""
 
-  def __init__(self, items, others, masks, mine, other, precision):
-    self._precision = precision
+  def __init__(self, tables, segments, group, scores, precision):
+    items, self._others, self._masks, mine, self._positions = tables
+    self._segments, self._group = segments, group
+    self._scores, self._precision = scores, precision
     row = pl.program_id(0)
     self.batch = pl.program_id(1)
     self.head, self.tile, self.first, self.middle, self.last, self.slot = (
       items[row, column] for column in range(6)
     )
-    self._others, self._masks, self._positions = others, masks, other
     self.is_real, self.at = _read_positions(mine, self.tile)
 
-  def rows(self, ref, at):
-    """Rows of an array [B, L, H, ...] at positions [tile]."""
-    return ref[self.batch, at, self.head, ...]
+  def rows(self, ref):
+    """The rows of this item of an array [B, L, H, ...]."""
+    return ref[self.batch, self.at, self.head, ...]
 
   def dot(self, a, b, contract):
     """Product over one axis of each, accumulated in float32."""
@@ -49,12 +49,23 @@ class _Item:
     )
 
   def sweep(self, body, carry):
-    """body(positions of a tile, pairs or None, carry) over the other side."""
+    """body(rows, pairs or None, carry) over tiles of the other side.
+
+    rows(ref) are the rows of a tile of an array [B, L, H, ...].
+    """
 
     def step(i, carry, masked):
       _, at = _read_positions(self._positions, self._others[i, 0])
       pairs = self._pairs(self._others[i, 1]) if masked else None
-      return body(at, pairs, carry)
+      mine, other = self._segments
+      if mine is not None:
+        # A branch around tiles whose segments cannot meet would keep Triton
+        # from loading tiles in advance, and spill registers.
+        mine, other = mine[self.batch, self.at, 0], other[self.batch, at, 0]
+        same = mine[:, None] == other[None, :]
+        pairs = same if pairs is None else pairs & same
+      head = self._other_head(i)
+      return body(lambda ref: ref[self.batch, at, head, ...], pairs, carry)
 
     for start, stop, masked in (
       (self.first, self.middle, True),
@@ -63,6 +74,27 @@ class _Item:
       of_kind = functools.partial(step, masked=masked)
       carry = lax.fori_loop(start, stop, of_kind, carry)
     return carry
+
+  def _other_head(self, i):
+    """The head of the other side of a tile."""
+    if self._group == 1:
+      return self.head
+    if self._others.shape[1] == 2:
+      return self.head // self._group
+    return self.head * self._group + self._others[i, 2]
+
+  def scale(self, x):
+    """The factor of products of queries and keys, one of which is x."""
+    return self._scores.factor(x.shape[-1])
+
+  def scores(self, a, b):
+    """(scores in base 2, the slope of the soft cap or None)."""
+    s = self.dot(a, b, (1, 1))
+    factor, cap = self.scale(a), self._scores.softcap
+    if not cap:
+      return s * (LOG2_E * factor), None
+    share = jnp.tanh(s * (factor / cap))
+    return share * (LOG2_E * cap), 1 - share * share
 
   def _pairs(self, number):
     """A mask, unpacked: bool [this side, other side]."""
@@ -97,21 +129,20 @@ def _read_positions(positions, tile):
   return found >= 0, jnp.maximum(found, 0)
 
 
-def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
+def _forward(item, queries, keys, out_ref, lse_ref):
   """Output and log-sum-exp of the rows of an item, by an online softmax."""
-  q = item.rows(q_ref, item.at)
-  scale = LOG2_E / math.sqrt(q.shape[-1])
+  q = item.rows(queries.q)
 
-  def body(at, pairs, carry):
+  def body(rows, pairs, carry):
     out, max_, sum_ = carry
-    s = item.dot(q, item.rows(k_ref, at), (1, 1)) * scale
+    s, _ = item.scores(q, rows(keys.k))
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
     new = jnp.maximum(max_, s.max(1))
     # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
     shift = new if pairs is None else jnp.where(new == -jnp.inf, 0.0, new)
     p, decay = jnp.exp2(s - shift[:, None]), jnp.exp2(max_ - shift)
-    v = item.rows(v_ref, at)
+    v = rows(keys.v)
     out = out * decay[:, None] + item.dot(p.astype(v.dtype), v, (1, 0))
     return out, new, sum_ * decay + p.sum(1)
 
@@ -119,7 +150,7 @@ def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
   out, max_, sum_ = item.sweep(
     body,
     (
-      jnp.zeros((tile, v_ref.shape[-1]), jnp.float32),
+      jnp.zeros((tile, keys.v.shape[-1]), jnp.float32),
       jnp.full((tile,), -jnp.inf, jnp.float32),
       jnp.zeros((tile,), jnp.float32),
     ),
@@ -131,120 +162,126 @@ def _forward(item, q_ref, k_ref, v_ref, out_ref, lse_ref):
 
 
 def _weights(item, a, b, lse, pairs):
-  """exp(scores - lse), 0 outside the pairs: [rows of a, rows of b].
+  """(weights, their product with the slope): [rows of a, rows of b].
 
-  lse is in base 2: [tile, 1] or [1, tile].
+  Weights are exp(scores - lse), 0 outside the pairs. lse is in base 2: [tile,
+  1] or [1, tile].
   """
-  p = jnp.exp2(item.dot(a, b, (1, 1)) * (LOG2_E / math.sqrt(a.shape[-1])) - lse)
-  return p if pairs is None else jnp.where(pairs, p, 0.0)
+  s, slope = item.scores(a, b)
+  p = jnp.exp2(s - lse)
+  p = p if pairs is None else jnp.where(pairs, p, 0.0)
+  return p, p if slope is None else p * slope
 
 
-def _backward_of_queries(
-  item, q_ref, dout_ref, lse_ref, delta_ref, k_ref, v_ref, dq_ref
-):
+def _backward_of_queries(item, queries, keys, dq_ref):
   """dq of the rows of an item."""
-  q, dout = (item.rows(ref, item.at) for ref in (q_ref, dout_ref))
-  lse, delta = (item.rows(ref, item.at) for ref in (lse_ref, delta_ref))
-  scale = 1 / math.sqrt(q.shape[-1])
+  q, dout = item.rows(queries.q), item.rows(queries.dout)
+  lse, delta = item.rows(queries.lse), item.rows(queries.delta)
   lse = lse * LOG2_E
 
-  def body(at, pairs, dq):
-    k, v = item.rows(k_ref, at), item.rows(v_ref, at)
-    p = _weights(item, q, k, lse[:, None], pairs)
+  def body(rows, pairs, dq):
+    k, v = rows(keys.k), rows(keys.v)
+    _, p = _weights(item, q, k, lse[:, None], pairs)
     ds = p * (item.dot(dout, v, (1, 1)) - delta[:, None])
     return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
 
   dq = item.sweep(body, jnp.zeros(q.shape, jnp.float32))
-  item.store(dq_ref, dq * scale)
+  item.store(dq_ref, dq * item.scale(q))
 
 
-def _backward_of_keys(
-  item, q_ref, dout_ref, lse_ref, delta_ref, k_ref, v_ref, dk_ref, dv_ref
-):
+def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
   """dk and dv of the rows of an item."""
-  k, v = item.rows(k_ref, item.at), item.rows(v_ref, item.at)
-  scale = 1 / math.sqrt(k.shape[-1])
+  k, v = item.rows(keys.k), item.rows(keys.v)
 
-  def body(at, pairs, carry):
+  def body(rows, pairs, carry):
     dk, dv = carry
-    q, dout = item.rows(q_ref, at), item.rows(dout_ref, at)
-    lse, delta = item.rows(lse_ref, at) * LOG2_E, item.rows(delta_ref, at)
+    q, dout = rows(queries.q), rows(queries.dout)
+    lse, delta = rows(queries.lse) * LOG2_E, rows(queries.delta)
     # Transposed: a row for each key.
-    p = _weights(item, k, q, lse[None, :], pairs)
+    p, sloped = _weights(item, k, q, lse[None, :], pairs)
     # dv before ds: both gradients at once would need more registers.
     dv = dv + item.dot(p.astype(dout.dtype), dout, (1, 0))
-    ds = p * (item.dot(v, dout, (1, 1)) - delta[None, :])
+    ds = sloped * (item.dot(v, dout, (1, 1)) - delta[None, :])
     return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv
 
   zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
   dk, dv = item.sweep(body, zeros)
-  item.store(dk_ref, dk * scale)
+  item.store(dk_ref, dk * item.scale(k))
   item.store(dv_ref, dv)
 
 
 def forward(
-  work: Work, q_BLHK: jax.Array, keys: Keys, interpret: bool
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
 
   With `interpret`, the kernel is interpreted instead of compiled.
   """
   # As many rows as queries, of which a device may have more or fewer than keys.
-  rows, v = q_BLHK.shape[:3], keys.v
+  rows, v = queries.q.shape[:3], keys.v
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
   lse_BLH = jax.ShapeDtypeStruct(rows, jnp.float32)
   outs, warps = (out_BLHE, lse_BLH), 8 if v.dtype == jnp.float32 else 4
-  return _launch(_forward, work, False, (q_BLHK, *keys), outs, warps, interpret)
+  return _launch(_forward, plan, False, queries, keys, outs, warps, interpret)
 
 
 def backward(
-  work: Work, queries: Queries, keys: Keys, interpret: bool
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_SBLHK, dk_SBMHK, dv_SBMHE) of each slot, see `forward`."""
-  arrays, v = (*queries, *keys), keys.v
+  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
+  v = keys.v
   # With 4 warps, wider values spill registers.
   warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
-  (dq,) = _launch(
-    _backward_of_queries, work, False, arrays, [queries.q], warps, interpret
+  run = functools.partial(
+    _launch,
+    plan=plan,
+    queries=queries,
+    keys=keys,
+    num_warps=warps,
+    interpret=interpret,
   )
-  dk, dv = _launch(
-    _backward_of_keys, work, True, arrays, keys, warps, interpret
-  )
+  (dq,) = run(_backward_of_queries, is_by_key=False, outs=[queries.q])
+  dk, dv = run(_backward_of_keys, is_by_key=True, outs=[keys.k, v])
   return dq, dk, dv
 
 
-def _launch(kernel, work, is_by_key, arrays, outs, num_warps, interpret):
+def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
 
-  Its items are tiles of keys if `is_by_key`. It takes `arrays` [B, L, H, ...];
-  `outs` are arrays or shapes like the results of one slot.
+  Its items are tiles of keys if `is_by_key`; `outs` are arrays or shapes like
+  the results of one slot.
   """
+  work, q = plan.tables, queries.q
   lists = work.by_key if is_by_key else work.by_query
-  tables = lists.items, lists.others, lists.masks, work.queries, work.keys
+  sides = (work.keys, work.queries) if is_by_key else (work.queries, work.keys)
+  tables = lists.items, lists.others, lists.masks, *sides
   shapes = [
     jax.ShapeDtypeStruct(
       (len(lists.written), *x.shape),
       x.dtype if len(lists.written) == 1 else jnp.float32,
-      manual_axis_type=jax.typeof(arrays[0]).manual_axis_type,
+      manual_axis_type=jax.typeof(q).manual_axis_type,
     )
     for x in outs
   ]
   # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
   # products of such parts have the accuracy of float32, on tensor cores.
   precision: Any = None
-  if arrays[0].dtype == jnp.float32:
+  if q.dtype == jnp.float32:
     three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     precision = lax.Precision.HIGHEST if interpret else three
+  group = q.shape[2] // keys.k.shape[2]
 
-  def run(items, others, masks, queries, keys, *refs):
+  def run(tables, queries, keys, *refs):
     sides = (keys, queries) if is_by_key else (queries, keys)
-    kernel(_Item(items, others, masks, *sides, precision), *refs)
+    segments = [x.segments for x in sides]
+    item = _Item(tables, segments, group, plan.scores, precision)
+    kernel(item, queries, keys, *refs)
 
   return pl.pallas_call(
     run,
-    grid=(len(lists.items), len(arrays[0])),
+    grid=(len(lists.items), len(q)),
     out_shape=shapes,
     compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),
     interpret=interpret,
     name=kernel.__name__.strip("_"),
-  )(*map(jnp.asarray, tables), *arrays)
+  )(tuple(map(jnp.asarray, tables)), queries, keys)

@@ -3,9 +3,10 @@
 A kernel runs once for each item of a list. An item is one tile of one head:
 of queries in the forward pass and for dq, of keys for dk and dv. It lists the
 tiles of the other side that hold pairs with it, the partial ones before the
-full ones. Kernels read and write rows by position, so that nothing is permuted
-outside them, and take the pairs of partial tiles from bits, so that they know
-nothing of patterns.
+full ones; for keys, those of all query heads that share the key head. Kernels
+read and write rows by position, so that nothing is permuted outside them, and
+take the pairs of partial tiles from bits, so that they know nothing of
+patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
 write to different slots, whose results `Fused` combines, the base of executors
@@ -36,7 +37,9 @@ class Lists(NamedTuple):
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
   # processes `others[first:last]`, of which those from `middle` on are full.
   items: contract.Table
-  others: contract.Table  # int32 [tiles, 2]: tile of the other side, its mask
+  # int32 [tiles, 2 or 3]: tile of the other side, its mask and, for keys with
+  # several query heads, which of them.
+  others: contract.Table
   # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
   # each position of this side, a bit for each of the other.
   masks: contract.Table
@@ -111,9 +114,16 @@ def check_tile(tile: int, n: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def make_work(
-  patterns: tuple[Pattern, ...], n: int, tile: int, longest: int = 0
+  patterns: tuple[Pattern, ...],
+  n: int,
+  tile: int,
+  longest: int = 0,
+  group: int = 1,
 ) -> Work:
-  """The work of heads; items of keys are split if longer than `longest` > 0."""
+  """The work of heads, `group` of which share a key head.
+
+  Items of keys are split if longer than `longest` > 0.
+  """
   num_heads = len(patterns)
   queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
   parts = []
@@ -124,11 +134,11 @@ def make_work(
     cols = keys.place(layout.key_order) + layout.cols
     parts.append(_Part(heads, rows, cols, masks.add(part, layout)))
   tiles = queries.tiles(), keys.tiles()
-  return _work(parts, masks, tiles, num_heads, (n, n), longest)
+  return _work(parts, masks, tiles, (num_heads, group), (n, n), longest)
 
 
 def make_shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int
+  part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int = 1
 ) -> list[Work]:
   """The work of devices, see `contract.Executor.shares`; of the same masks.
 
@@ -140,18 +150,21 @@ def make_shares(
   heads = tuple(range(num_heads))
   parts = [_Part(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
   return [
-    _work([x] if len(x.rows) else [], masks, tiles, num_heads, sizes)
+    _work([x] if len(x.rows) else [], masks, tiles, (num_heads, group), sizes)
     for x in parts
   ]
 
 
-def _work(parts, masks, tiles, num_heads, sizes, longest=0):
+def _work(parts, masks, tiles, heads, sizes, longest=0):
   """The work of parts; tiles and sizes are those of queries and of keys."""
   turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
   of_queries, of_keys = zip(tiles, sizes, strict=True)
   bits, turned_bits = masks.packed(), masks.packed(turned=True)
-  by_query = _make_lists(parts, *of_queries, bits, num_heads)
-  by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, longest)
+  by_query = _make_lists(parts, *of_queries, bits, heads[0])
+  num_heads, group = heads
+  by_key = _make_lists(
+    turned, *of_keys, turned_bits, num_heads, group, longest
+  )
   queries, keys = tiles
   return Work(queries, keys, by_query, by_key)
 
@@ -232,7 +245,7 @@ class Masks:
 class _Part:
   """The tiles of one part, seen from one side."""
 
-  heads: tuple[int, ...]  # the heads that use the part
+  heads: tuple[int, ...]  # the query heads that use the part
   # int [tiles], the tiles of this side and of the other.
   rows: np.ndarray
   cols: np.ndarray
@@ -240,22 +253,26 @@ class _Part:
   masks: np.ndarray
 
 
-def _make_lists(parts, positions, n, masks, num_heads, longest=0):
+def _make_lists(parts, positions, n, masks, num_heads, group=1, longest=0):
+  num_heads //= group
   num_tiles = -(-n // positions.shape[1])  # of one order
   others: list[np.ndarray] = []
-  known: dict[tuple[int, ...], np.ndarray] = {}  # items by parts
+  # Items by parts, each with one of the query heads that use it.
+  known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
   items = []
   for head in range(num_heads):
-    slot, by_order = 0, collections.defaultdict(list)
+    slot = 0
+    by_order: dict[int, list] = collections.defaultdict(list)
     for i, part in enumerate(parts):
-      if head in part.heads:
-        by_order[part.rows[0] // num_tiles].append(i)
+      if chosen := [(i, h % group) for h in part.heads if h // group == head]:
+        by_order[part.rows[0] // num_tiles] += chosen
     for numbers in map(tuple, by_order.values()):
       if numbers not in known:
         count = sum(map(len, others))
-        found, tiles = _items([parts[i] for i in numbers], num_tiles, longest)
+        chosen = [(parts[i], member) for i, member in numbers]
+        found, tiles = _items(chosen, num_tiles, longest)
         known[numbers] = found + [0, count, count, count, 0]
-        others.append(tiles)
+        others.append(tiles[:, : 3 if group > 1 else 2])
       new = known[numbers] + [0, 0, 0, 0, slot]
       if slot:  # rows without tiles are written to the first slot
         new = new[new[:, 1] < new[:, 3]]
@@ -273,7 +290,7 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
   written[slots[:, None], positions[tiles], heads[:, None]] = True
   return Lists(
     all_items,
-    np.concatenate([*others, np.zeros((1, 2))]).astype(np.int32),
+    np.concatenate([*others, np.zeros((1, 2 + (group > 1)))]).astype(np.int32),
     masks,
     written[:, :n],
   )
@@ -281,11 +298,14 @@ def _make_lists(parts, positions, n, masks, num_heads, longest=0):
 
 def _items(parts, num_tiles, longest):
   """(items without their head, others) of parts that are cut in one order."""
-  rows, cols, masks = (
-    np.concatenate([getattr(part, name) for part in parts])
-    for name in ("rows", "cols", "masks")
+  rows, cols, masks, members = np.concatenate(
+    [
+      (x.rows, x.cols, x.masks, np.full_like(x.rows, member))
+      for x, member in parts
+    ],
+    axis=1,
   )
-  order = np.lexsort((cols, masks < 0, rows))
+  order = np.lexsort((members, cols, masks < 0, rows))
   rows, cols, masks = rows[order], cols[order], masks[order]
   start = rows[0] // num_tiles * num_tiles
   tiles = np.arange(start, start + num_tiles)
@@ -302,4 +322,4 @@ def _items(parts, num_tiles, longest):
   items = np.stack(
     [tiles[row], begin, middle[row].clip(begin, end), end, piece], axis=1
   )
-  return items, np.stack([cols, masks.clip(0)], axis=1)
+  return items, np.stack([cols, masks.clip(0), members[order]], axis=1)

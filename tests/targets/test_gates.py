@@ -36,7 +36,7 @@ SHARED_LIMIT = 232_448  # bytes of shared memory that a block can have
 FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
 
 
-def compile_for(name, config, part):
+def compile_for(name, config, part, **options):
   """The report on a config; without a compiler, the test is skipped."""
   target = hardware.parse(name)
   try:
@@ -46,7 +46,7 @@ def compile_for(name, config, part):
     if os.environ.get("REQUIRE_TARGETS"):
       raise
     pytest.skip(str(error))
-  report = compilers.compile_for(target, config, part)
+  report = compilers.compile_for(target, config, part, **options)
   print(json.dumps(report))  # shown if the test fails
   return report
 
@@ -107,6 +107,27 @@ def test_tpu_programs_fit(length, qk_width, value_width):
   (program,) = compile_for("v5e", config, "attention")["programs"]
   assert program["compiles"] and program["fits"], program.get("reason")
   assert program["executor"] == "mosaic"
+
+
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_key_heads_segments_and_soft_cap(target, segments, softcap):
+  """They add no launch to the kernels, and no registers are spilled."""
+  config = attention_of(3_072, 64, 64)
+  config.model.num_heads, config.model.width = 8, 512
+  plain = compile_for(target, config, "attention")["programs"][0]
+  options = dict(segments=segments, softcap=softcap)
+  (program,) = compile_for(target, config, "attention", key_heads=2, **options)[
+    "programs"
+  ]
+  assert program["compiles"] and program["fits"], program.get("reason")
+  assert program["executor"] == plain["executor"]
+  assert len(program["kernels"]) == len(plain["kernels"])
+  assert all(not kernel["spilled_bytes"] for kernel in program["kernels"])
+  assert program["memory"]["peak"] < 0.8 * plain["memory"]["peak"]
+  if target == "h100":
+    assert program["launches"] == plain["launches"]
 
 
 @pytest.mark.parametrize("target", ["h200", "a100", "v5p", "v6e"])

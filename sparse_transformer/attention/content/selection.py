@@ -66,7 +66,8 @@ def bind(
     found = checkpoint_name(
       labels(content, q, k, given, segments=segments), LABELS_NAME
     )
-    return content.sets(found, None if segments is None else segments[1])
+    others = () if segments is None else (segments[1],)
+    return content.sets(found, *others)
 
   return tuple(
     tuple(sets_of(content, heads) for content in pattern.contents())
@@ -91,7 +92,9 @@ def labels(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
     (q_BLHK, k_BMGK, drawn),
   )
-  return content.labels(q, k, directions, start, segments)
+  # A pattern of a user may know nothing of segments.
+  others = {} if segments is None else dict(segments=segments)
+  return content.labels(q, k, directions, start, **others)
 
 
 def check_directions(

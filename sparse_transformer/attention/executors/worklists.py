@@ -162,9 +162,7 @@ def _work(parts, masks, tiles, heads, sizes, longest=0):
   bits, turned_bits = masks.packed(), masks.packed(turned=True)
   by_query = _make_lists(parts, *of_queries, bits, heads[0])
   num_heads, group = heads
-  by_key = _make_lists(
-    turned, *of_keys, turned_bits, num_heads, group, longest
-  )
+  by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, group, longest)
   queries, keys = tiles
   return Work(queries, keys, by_query, by_key)
 

@@ -45,11 +45,22 @@ def _interpreted():
     registry.unregister(backend)
 
 
-def agrees(backend, heads, n, k=16, e=32, tile=32, batch=2, dtype=jnp.float32):
-  inputs = laws.random_inputs(n, len(heads), k, e, batch, dtype)
-  found = laws.run(*inputs, tuple(heads), backend, tile)
+def agrees(
+  backend,
+  heads,
+  n,
+  k=16,
+  e=32,
+  tile=32,
+  batch=2,
+  dtype=jnp.float32,
+  options=laws.PLAIN,
+):
+  sizes = n, len(heads), k, e, batch, dtype
+  inputs = laws.random_inputs(*sizes, group=options.group)
+  found = laws.run(*inputs, tuple(heads), backend, tile, options=options)
   tolerance = 2e-5 if dtype == jnp.float32 else 0.02
-  laws.assert_close(found, laws.reference(*inputs, heads), tolerance)
+  laws.assert_close(found, laws.reference(*inputs, heads, options), tolerance)
 
 
 @pytest.mark.parametrize("backend, k, e", [(GPU, 16, 32), (TPU, 8, 12)])
@@ -84,42 +95,11 @@ def test_tile_that_runs_on_the_device(backend, k, e):
   agrees(backend, TWO_SLOTS, 150 if backend == GPU else 300, k, e, tile=0)
 
 
-@pytest.mark.parametrize("backend", EXECUTORS)
-@pytest.mark.parametrize(
-  "heads, key_heads, segments, options",
-  [
-    ((Local(9) | Strided(9),) * 4, 1, True, dict(scale=0.3)),
-    (MIXED, 2, True, dict(softcap=2.0)),
-    pytest.param(MIXED, 1, False, dict(), marks=pytest.mark.soak),
-    pytest.param(MIXED, 4, True, dict(softcap=0.5), marks=pytest.mark.soak),
-  ],
-)
-def test_groups_segments_and_scores(
-  backend, heads, key_heads, segments, options
-):
-  n, group = 70, len(heads) // key_heads
-  inputs = laws.random_inputs(n, len(heads), 16, 32, key_heads=key_heads)
-  if segments:
-    starts = jnp.array([[23, 40], [64, 65]])
-    at = jnp.arange(n)[None, :, None] >= starts[:, None]
-    options = options | dict(segments_BL=at.sum(2))
-
-  def attention(backend, group, *arrays):
-    q, *keys = arrays
-    keys = (jnp.repeat(x, group, 2) for x in keys)
-    tile = 0 if backend == "dense" else 32
-    options_of = dict(backend=backend, tile=tile, return_lse=True) | options
-    return attend(q, *keys, heads, **options_of)
-
-  found, expected = (
-    jax.jit(
-      functools.partial(
-        laws.with_gradients, functools.partial(attention, name, size)
-      )
-    )(*inputs)
-    for name, size in ((backend, 1), ("dense", group))
-  )
-  laws.assert_close(found, [np.asarray(x, np.float64) for x in expected])
+@both
+@pytest.mark.parametrize("options", laws.OPTIONS[1:])
+def test_groups_segments_and_scores(backend, options):
+  heads = *MIXED, *MIXED[:2]
+  agrees(backend, heads, 70, options=options)
 
 
 def test_split_lists(monkeypatch):

@@ -24,6 +24,7 @@ COMPARISONS = {
 EARLIER = {
   "cifar10_patterns": "images",
   "genome_patterns": "DNA",
+  "long_text_untuned": "text",
   "longer_text": "text",
   "long_text_steps": "text",
   "content_patterns": "text",
@@ -122,7 +123,9 @@ def comparisons() -> Iterator[str]:
     about, optimizer = found["about"], found["about"]["config"]["optimizer"]
     yield f"## {what}, {_size(found)}"
     text = f"{_network(found)}, `{optimizer['name']}`"
-    if about["field"] != "optimizer.learning_rate":
+    if about.get("tune"):
+      text += f", {about['tune'][0]} tuned for each"
+    elif about["field"] != "optimizer.learning_rate":
       text += f" with learning rate {optimizer['learning_rate']:g}"
     yield wrap(f"{text}.")
     yield tables.markdown(results.table(found))

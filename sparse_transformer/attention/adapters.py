@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer.attention.dispatch import attend, patterns_of_heads
+from sparse_transformer.attention.arguments import patterns_of_heads
+from sparse_transformer.attention.dispatch import attend
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 

@@ -29,9 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import arguments, contract
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.attention.dispatch import patterns_of_heads
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
@@ -107,7 +106,7 @@ def init_cache(
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
     )
-  heads = patterns_of_heads(patterns, num_heads, length)
+  heads = arguments.patterns_of_heads(patterns, num_heads, length)
   groups = []
   for pattern, heads_CR in _groups(heads, num_key_heads):
     size = make_plan(pattern, length).size + 1
@@ -214,10 +213,10 @@ def attend_next(
   """
   _check(cache, layer, directions, q_BHK, k_BGK, v_BGE)
   _check_index("t", t, cache.length)
-  scores, t = contract.check_scores(scale, softcap), jnp.asarray(t, jnp.int32)
+  scores, t = arguments.check_scores(scale, softcap), jnp.asarray(t, jnp.int32)
   if sinks_H is not None:
     case = contract.make_case(q_BHK[:, None], v_BGE[:, None])
-    sinks_H = contract.check_sinks(sinks_H, case)
+    sinks_H = arguments.check_sinks(sinks_H, case)
   outs, groups = [], []
   for kept, (pattern, heads_CR) in _items(cache):
     plan, keys = make_plan(pattern, cache.length), _key_heads(cache, heads_CR)

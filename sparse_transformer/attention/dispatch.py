@@ -8,24 +8,20 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention import merged, online_softmax, registry
-from sparse_transformer.attention.content import selection
-from sparse_transformer.attention.contract import (
-  Keys,
-  Queries,
-  add_batch,
-  check_arrays,
-  check_scores,
-  check_sinks,
-  make_case,
+from sparse_transformer.attention import (
+  arguments,
+  merged,
+  online_softmax,
+  registry,
 )
+from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.contract import Keys, Queries, make_case
 from sparse_transformer.attention.distributed import per_device
 from sparse_transformer.attention.executors import dense
-from sparse_transformer.patterns import Pattern, parse, shorten
+from sparse_transformer.patterns import Pattern, shorten
 
 
 def attend(
@@ -114,17 +110,17 @@ def attend(
   """
   if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
     given = q_BLHK, k_BMGK, v_BMGE, segments_BL
-    q_BLHK, k_BMGK, v_BMGE, segments_BL = add_batch(*given)
-  queries, keys, first = check_arrays(
+    q_BLHK, k_BMGK, v_BMGE, segments_BL = arguments.add_batch(*given)
+  queries, keys, first = arguments.check_arrays(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
-  scores = check_scores(scale, softcap)
+  scores = arguments.check_scores(scale, softcap)
   split = per_device.split_of(queries.q, spec)
   case = make_case(queries.q, keys.v)
   length = case.length * per_device.num_devices(queries.q, split.within)
-  tile = _check_tile(tile, length)
+  tile = arguments.check_tile(tile, length)
   case = dataclasses.replace(case, length=length, tile=tile)
-  heads = patterns_of_heads(patterns, case.num_heads, case.length)
+  heads = arguments.patterns_of_heads(patterns, case.num_heads, case.length)
   selection.check_directions(heads, directions or {}, case.qk_width)
   # Unlike those of a dict, its keys need no order to be a pytree.
   parameters = collections.OrderedDict(directions or {})
@@ -147,7 +143,9 @@ def attend(
   if rows is not None:
     out, lse = (lax.dynamic_slice_in_dim(x, *rows, 1) for x in (out, lse))
   if sinks_H is not None:
-    out, lse = online_softmax.add_sinks(out, lse, check_sinks(sinks_H, case))
+    out, lse = online_softmax.add_sinks(
+      out, lse, arguments.check_sinks(sinks_H, case)
+    )
   if is_unbatched:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
@@ -218,42 +216,3 @@ def _attend(
 
 # Loops that are run eagerly would be compiled at each call.
 _attend_compiled = jax.jit(_attend, static_argnums=(4, 5, 6, 7, 8, 9, 10))
-
-
-def patterns_of_heads(
-  patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
-) -> tuple[Pattern, ...]:
-  """The patterns of `attend`, one per head; a ValueError if any is invalid."""
-  is_several = isinstance(patterns, tuple | list)
-  given: Any = patterns if is_several else (patterns,) * num_heads
-  if len(given) != num_heads:
-    raise ValueError(
-      f"{len(given)} patterns for {num_heads} heads; pass one per head, or"
-      " a single pattern for all"
-    )
-  heads = tuple(map(_pattern_of, given))
-  for pattern in heads:
-    pattern.check(length)
-  return heads
-
-
-def _pattern_of(given):
-  pattern = given
-  if isinstance(given, str):
-    factors = parse(given)
-    if len(factors) == len(factors[0]) == 1:
-      ((pattern,),) = factors
-  if not isinstance(pattern, Pattern):
-    raise ValueError(
-      f"{shorten(repr(given))} is not a pattern: pass one, as a Pattern or as"
-      " text, or a tuple with one per head"
-    )
-  return pattern
-
-
-def _check_tile(tile, length):
-  """The tile, no larger than the smallest one that holds all positions."""
-  is_integer = isinstance(tile, int | np.integer)
-  if not is_integer or isinstance(tile, bool) or tile < 0:
-    raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
-  return min(int(tile), max(32, 1 << (length - 1).bit_length()))

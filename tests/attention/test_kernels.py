@@ -3,7 +3,6 @@
 It fills memory that a kernel has not written with NaN.
 """
 
-import functools
 import re
 
 import catalogue

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from sparse_transformer.attention.contract import DTYPES
+from sparse_transformer.attention.arguments import DTYPES
 from sparse_transformer.training.analysis import peaks
 from sparse_transformer.training.analysis.peaks import peak_flops
 

@@ -25,7 +25,7 @@ from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns, version
 
 PEERS = record.REPO / ".venv" / "peers"
-OURS = "ours", "jax_nn"  # programs of the process with JAX
+OURS = "ours", "ours_repeated", "jax_nn"  # programs of the process with JAX
 STRIDED = "Local({l}) | Strided({l})".format
 FIXED = "Block(128) | Summary(128, 32)"
 BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
@@ -84,6 +84,13 @@ def cpu():
   large = dict.fromkeys(MEASURED, ("ours",))
   growth = (Entry("ours", STRIDED(l=x), x**2) for x in (64, 128, 256, 512))
   million = Entry("ours", STRIDED(l=1024), 2**20, heads=1)
+  groups = (
+    Entry(program, pattern, 4096, heads=8, key_heads=2, documents=documents)
+    for pattern in ("Local(128)", "Causal()")
+    for documents in (0, 8)
+    for program in ("ours", "ours_repeated", "jax_nn", "flex")
+    if not (documents and program == "ours_repeated")
+  )
   return {
     "oracle": Case("FlexAttention as an oracle, n = 512", _entries(512, both)),
     "3072": Case("n = 3,072", _entries(3072, small), 7),
@@ -92,6 +99,7 @@ def cpu():
     ),
     "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
     "million": Case("n = 1,048,576, one head", (million,), 1),
+    "groups": Case("2 key heads for 8 heads, n = 4,096", tuple(groups), 7),
   }
 
 

@@ -20,20 +20,34 @@ def ours(entry):
   parts = [part for part in pattern.parts() if part.pairs(n)]
   found = [registry.tiling("auto", case, part) for part in parts]
   area = sum(count * tile**2 for _, tile, count in found)
+  options = {}
+  if entry.documents:
+    options["segments_BL"] = jnp.asarray(worker.segments(entry))[None]
   return _compile(
     entry,
-    functools.partial(attend, patterns=pattern),
+    functools.partial(attend, patterns=pattern, **options),
     executor=found[0][0],
     computed_per_pair=area / pattern.pairs(n),
     tiles=[tile for _, tile, _ in found],
   )
 
 
+def ours_repeated(entry):
+  """The same with keys and values repeated for each query head."""
+  found, count = ours(entry), entry.heads // entry.key_heads
+  attention = functools.partial(attend, patterns=worker.pattern_of(entry))
+  repeated = lambda q, *kv: attention(q, *(jnp.repeat(x, count, 2) for x in kv))
+  return _compile(entry, repeated, **found.facts)
+
+
 def jax_nn(entry):
-  if entry.pattern != "Causal()":
-    raise ValueError(f"jax_nn runs Causal() only, not {entry.pattern}")
+  """With a mask n x n, if the pattern is not causal attention alone."""
+  options = dict(is_causal=True)
+  if entry.pattern != "Causal()" or entry.documents:
+    pattern, rows = worker.pattern_of(entry), np.arange(entry.n)
+    options = dict(mask=worker.mask_of(entry, pattern, rows)[None, None])
   attention = functools.partial(
-    jax.nn.dot_product_attention, is_causal=True, implementation="xla"
+    jax.nn.dot_product_attention, implementation="xla", **options
   )
   return _compile(entry, attention)
 
@@ -81,4 +95,4 @@ def hello():
 
 
 if __name__ == "__main__":
-  worker.Worker((ours, jax_nn), hello, rates).serve()
+  worker.Worker((ours, ours_repeated, jax_nn), hello, rates).serve()

@@ -53,8 +53,13 @@ def _flex(entry, attend, device):
   if not is_cpu:  # it takes several arrays of n x n int64 unless compiled
     make = torch.compile(make)
   mask = lambda b, h, q, k: pattern.mask(q, k)
+  if entry.documents:
+    of = torch.from_numpy(worker.segments(entry)).to(device)
+    mask = lambda b, h, q, k: pattern.mask(q, k) & (of[q] == of[k])
   attend = functools.partial(
-    attend, block_mask=make(mask, None, None, n, n, device=device)
+    attend,
+    block_mask=make(mask, None, None, n, n, device=device),
+    enable_gqa=entry.key_heads > 0,
   )
   return _contestant(entry, attend, not is_cpu, device)
 

@@ -32,6 +32,8 @@ class Entry:
   heads: int = 4
   width: int = 64
   dtype: str = "float32"
+  key_heads: int = 0  # 0: as many as heads
+  documents: int = 0  # of random lengths, in each sequence; 0: not told apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +56,35 @@ def pattern_of(entry):
 
 def random_inputs(entry):
   """q, k, v, dout: float32 [batch, n, heads, width], the same for all."""
-  shape = entry.batch, entry.n, entry.heads, entry.width
+  few = entry.key_heads or entry.heads
   rng = np.random.default_rng(0)
-  return [rng.standard_normal(shape, np.float32) for _ in range(4)]
+  return [
+    rng.standard_normal((entry.batch, entry.n, h, entry.width), np.float32)
+    for h in (entry.heads, few, few, entry.heads)
+  ]
 
 
-def reference(q_LHK, k_LHK, v_LHE, dout_LHE, pattern, rows):
+def segments(entry):
+  """The document of each position: int [n]."""
+  rng = np.random.default_rng(1)
+  starts = rng.choice(entry.n, max(0, entry.documents - 1), replace=False)
+  return np.digitize(np.arange(entry.n), np.sort(starts))
+
+
+def mask_of(entry, pattern, rows):
+  """The pairs of query rows, within documents: bool [rows, n]."""
+  document = segments(entry)
+  mask = pattern.mask(rows[:, None], np.arange(entry.n))
+  return mask & (document[rows][:, None] == document)
+
+
+def reference(q_LHK, k_LGK, v_LGE, dout_LHE, mask_RL, rows):
   """out_RHE and dq_RHK of the query rows R, computed in float64."""
-  mask_RL = pattern.mask(rows[:, None], np.arange(len(k_LHK)))
   scale = q_LHK.shape[-1] ** -0.5
   outs, dqs = [], []
   for h in range(q_LHK.shape[1]):
-    q, k, v = q_LHK[rows, h], k_LHK[:, h], v_LHE[:, h]
+    g = h * k_LGK.shape[1] // q_LHK.shape[1]
+    q, k, v = q_LHK[rows, h], k_LGK[:, g], v_LGE[:, g]
     scores_RL = np.where(mask_RL, q @ k.T * scale, -np.inf)
     top_R1 = scores_RL.max(1, keepdims=True)
     p_RL = np.exp(scores_RL - np.where(np.isfinite(top_R1), top_R1, 0))
@@ -83,7 +102,7 @@ def errors(entry, pattern, found):
   num_rows = entry.n if entry.n <= 4096 else max(1, 2**22 // entry.n)
   rows = np.linspace(0, entry.n - 1, num_rows).astype(int)
   inputs = (x[0].astype(np.float64) for x in random_inputs(entry))
-  exact = reference(*inputs, pattern, rows)
+  exact = reference(*inputs, mask_of(entry, pattern, rows), rows)
   return [
     float(np.abs(value[rows] - truth).max())
     for value, truth in zip(found, exact, strict=False)
@@ -147,7 +166,9 @@ class Worker:
       "index": len(self.passes) - 1,
       "passes": list(passes),
       "process_bytes": peak * 1024,
-      "pairs": pattern.pairs(entry.n),
+      "pairs": int(mask_of(entry, pattern, np.arange(entry.n)).sum())
+      if entry.documents
+      else pattern.pairs(entry.n),
       "errors": errors(entry, pattern, found),
     }
 

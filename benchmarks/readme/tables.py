@@ -74,9 +74,7 @@ def peers() -> str:
   rivals = {row["pattern"] for row in found if row["program"] != OURS}
   for row in found:
     if row["pattern"] in rivals and "forward" in row:
-      passes = (row.get(name) for name in report.PASSES)
-      cells = (f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes)
-      rows.append((f"`{row['program']}`", f"`{row['pattern']}`", *cells))
+      rows.append((f"`{row['program']}`", f"`{row['pattern']}`", *_times(row)))
   growth = _attention_rows("growth", OURS)
   first, *_, last = [row["n"] for row in growth]
   (million,) = _attention_rows("million", OURS)
@@ -90,6 +88,24 @@ def peers() -> str:
     f" {million['process_bytes'] / 2**30:.1f} GiB. All results agree with dense"
     f" float64 and with FlexAttention to {error:.0e}.".replace("e-0", "e-")
   )
+
+
+def groups() -> str:
+  """Grouped queries and packed documents, beside other libraries."""
+  titles = "program", "pattern", "documents", "forward, ms"
+  rows = [(*titles, "forward + backward, ms", "temporary MiB")]
+  for row in record.read("groups")["cases"]["groups"]["rows"]:
+    temp, names = row["temp_bytes"], (row["program"], row["pattern"])
+    cells = *(f"`{name}`" for name in names), str(row["documents"] or "-")
+    temp = f"{temp / 2**20:,.0f}" if temp else "-"
+    rows.append((*cells, *_times(row), temp))
+  return tables.markdown(rows)
+
+
+def _times(row):
+  """The median of each pass, in milliseconds."""
+  passes = (row.get(name) for name in report.PASSES)
+  return [f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes]
 
 
 def _of_benchmarks(*names):
@@ -147,6 +163,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/speed.md": {
     "peers": peers,
+    "groups": groups,
     **_of_benchmarks("content", "experts", "sampling"),
   },
   "docs/accelerators.md": {"compiled": compiled, "measured": measured},

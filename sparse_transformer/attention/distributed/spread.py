@@ -248,9 +248,10 @@ def of_own_heads(
   if not is_alike or num_key_heads > 1 and num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one"
-      f" device, but {len(patterns)} heads, {num_key_heads} of keys, cannot be"
-      f" split over {num_devices} devices so that all have the same; split"
-      " positions over fewer devices, or change the number of heads"
+      f" device, but {len(patterns)} heads cannot be split over"
+      f" {num_devices} devices so that all have the same patterns, and as many"
+      f" of the {num_key_heads} key heads; split positions over fewer devices,"
+      " or change the number of heads"
     )
   first = lax.axis_index(axes) * few
   return patterns[:few], {

@@ -7,6 +7,11 @@ sequences of 1,024 bytes. The rest is the network of this repository.
   python train.py --config=configs/gpt_oss_small.py --workdir=runs/gpt_oss \\
     --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/gpt_oss
+
+759,968 parameters. Expected, on the first 6 MB of an English Wikipedia export:
+2.212 bits/byte on the test split; validation, of the first 64 sequences, 3.77,
+2.55, 2.36 after 100, 500, 1,000 steps; 8 minutes of processor time on a core of
+an AMD EPYC. Not compared with other patterns yet.
 """
 
 from configs import text_small

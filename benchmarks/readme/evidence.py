@@ -17,6 +17,7 @@ from sparse_transformer.comparison import record as comparison_lib, results
 # By record: its title.
 COMPARISONS = {
   "cifar10_keys": "Patterns at equal keys, on images",
+  "cifar10_deep": "Patterns at equal keys, on images, 4 layers",
   "recall": "Associative recall",
   "long_text": "Patterns on text",
 }

@@ -18,8 +18,11 @@ from sparse_transformer.comparison import record as comparison_lib, results
 COMPARISONS = {
   "cifar10_keys": "Patterns at equal keys, on images",
   "cifar10_deep": "Patterns at equal keys, on images, 4 layers",
+  "repeat": "Copies of a random block",
+  "repeat_noise": "Copies of a random block, with noise",
   "recall": "Associative recall",
   "long_text": "Patterns on text",
+  "gpt_oss": "The layout of gpt-oss on text",
 }
 # Those before learning rates were tuned for each value.
 EARLIER = {

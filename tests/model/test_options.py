@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import networks
 import numpy as np
+import optax
 import pytest
 
 from sparse_transformer import attention, model, patterns
 from sparse_transformer.model import kv_cache, transformer
 from sparse_transformer.patterns import Block, Causal, Local, TopBlocks
+from sparse_transformer.training import optimizer
 
 # Layers of `networks.config`, whose 20 positions have 2 heads of width 4.
 LAYERS = (Local(6),) * 4, (Causal(),) * 4
@@ -42,6 +44,10 @@ class Published:
 GPT_OSS = Published(2880, 64, 8, 64, True, False, {128: 150_000, None: 150_000})
 GEMMA3 = Published(
   2560, 8, 4, 256, False, True, {1024: 10_000, None: 1_000_000}
+)
+# Windows shorter than the sequence, and hidden layers that a test can afford.
+GEMMA3_SMALL = dataclasses.replace(
+  GEMMA3, hidden=512, base_of={64: 10_000, None: 1_000_000}
 )
 
 
@@ -116,8 +122,12 @@ def layer(of, window, w, x_LD):
 
 @pytest.mark.parametrize(
   "of, n",
-  [(GPT_OSS, 192), pytest.param(GEMMA3, 1200, marks=pytest.mark.soak)],
-  ids=["gpt_oss", "gemma3"],
+  [
+    (GPT_OSS, 192),
+    (GEMMA3_SMALL, 192),
+    pytest.param(GEMMA3, 1200, marks=pytest.mark.soak),
+  ],
+  ids=["gpt_oss", "gemma3_small", "gemma3"],
 )
 def test_attention_of_published_models(of, n):
   x_LD = np.random.default_rng(1).normal(size=(n, of.hidden))
@@ -207,6 +217,33 @@ def test_documents_do_not_see_each_other(layers):
     assert (found != other).any()
   with pytest.raises(ValueError, match="one document.*--nocache"):
     kv_cache.Decoder(config).init(1)
+
+
+def test_training_on_text_lowers_the_loss_and_moves_sinks():
+  text = b"Sparse attention reads some of the keys.\0" * 4
+  rows = np.frombuffer(text, np.uint8)[:160].reshape(8, 20).astype(np.int32)
+  config = network(vocab_size=256, separator=0, token_std=0.1)
+  params, apply = model.init_params(config, 0), model.make_apply(config)
+  assert not optimizer.decays(params)["sinks"]
+  adam = optax.adam(0.01)
+
+  def nats(params):
+    logits = apply(params, rows)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, rows).mean()
+
+  @jax.jit
+  def step(params, state):
+    loss, grads = jax.value_and_grad(nats)(params)
+    updates, state = adam.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  state, losses = adam.init(params), []
+  for _ in range(30):
+    params, state, loss = step(params, state)
+    losses.append(float(loss))
+  assert losses[0] == pytest.approx(np.log(256), rel=1e-3)
+  assert losses[-1] < losses[0] / 2
+  assert params["sinks"].all()
 
 
 def test_layouts_of_published_models_can_have_options():

@@ -18,6 +18,7 @@ from sparse_transformer.comparison import record as comparison_lib, results
 COMPARISONS = {
   "cifar10_keys": "Patterns at equal keys, on images",
   "cifar10_deep": "Patterns at equal keys, on images, 4 layers",
+  "cifar10_interleaved": "Layers in turn, on images, 4 layers",
   "repeat": "Copies of a random block",
   "repeat_noise": "Copies of a random block, with noise",
   "recall": "Associative recall",

@@ -76,15 +76,16 @@ def peers() -> str:
     if row["pattern"] in rivals and "forward" in row:
       rows.append((f"`{row['program']}`", f"`{row['pattern']}`", *_times(row)))
   growth = _attention_rows("growth", OURS)
-  first, *_, last = [row["n"] for row in growth]
+  first, *_, middle, last = [row["n"] for row in growth]
   (million,) = _attention_rows("million", OURS)
   cases = map(_attention_rows, ("oracle", "3072", "12288"))
   ours = [x for rows in cases for x in rows if x["program"] == OURS]
   error = max(error for row in ours for error in row.get("errors", []))
   return f"{tables.markdown(rows)}\n" + wrap(
     "With l = sqrt n, the time of `Local(l) | Strided(l)` grows as"
-    f" n^{report.exponent(growth, PASS):.2f} from n = {first:,} to {last:,}; at"
-    f" n = {million['n']:,} one head takes {million[PASS]['median']:.0f} s and"
+    f" n^{report.exponent(growth[:-1], PASS):.2f} from n = {first:,} to"
+    f" {middle:,}, and as n^{report.exponent(growth[-2:], PASS):.2f} from there"
+    f" to {last:,}; at n = {million['n']:,} one head takes {million[PASS]['median']:.0f} s and"
     f" {million['process_bytes'] / 2**30:.1f} GiB. All results agree with dense"
     f" float64 and with FlexAttention to {error:.0e}.".replace("e-0", "e-")
   )

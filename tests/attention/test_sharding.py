@@ -1,6 +1,7 @@
 """`attend` on several devices: within `jax.shard_map`, on explicit axes."""
 
 import functools
+import itertools
 
 import executor_laws as laws
 import jax
@@ -26,14 +27,22 @@ AT_RUN_TIME = Local(5) | LSH(4, 6, 2) | TopBlocks(6, 2)
 BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
 
 
-def inputs():
-  return laws.random_inputs(N, 4, batch=4)
+def inputs(options=laws.PLAIN, heads=4):
+  return laws.random_inputs(N, heads, batch=4, group=options.group)
 
 
-def results(patterns, backend, shard, *arrays, tile=TILE):
+def results(
+  patterns, backend, shard, *arrays, tile=TILE, options=laws.PLAIN, **more
+):
   """(out, lse, dq, dk, dv), with attention wrapped by `shard`."""
+  settings = options.given(*arrays[0].shape[:2]) | more
   attention = functools.partial(
-    attend, patterns=patterns, backend=backend, tile=tile, return_lse=True
+    attend,
+    patterns=patterns,
+    backend=backend,
+    tile=tile,
+    return_lse=True,
+    **settings,
   )
   return laws.with_gradients(shard(attention), *arrays)
 
@@ -138,6 +147,52 @@ def check_on_four_devices(backend, way):
     if way == "all":
       check(TWO_PARTS, shard_map(BOTH), exchanges)
       check(BY_HEAD, unwrapped, ())
+
+
+# Key heads are split as query heads, or in parts of the groups of one.
+@pytest.mark.parametrize(
+  "backend, groups",
+  [
+    ("streamed", (2, 8)),
+    pytest.param("streamed", (2, 4, 8), marks=pytest.mark.soak),
+    pytest.param("batched", (2, 4, 8), marks=pytest.mark.soak),
+  ],
+)
+def test_groups_and_segments_on_four_devices(backend, groups):
+  runs.on_devices(4, check_groups_and_segments, backend, groups)
+
+
+def check_groups_and_segments(backend, groups):
+  mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+  cases = (
+    (BOTH, TWO_PARTS),
+    (BATCH, TopBlocks(6, 2) | Local(5)),
+    (P("x", "y"), TWO_PARTS),
+    (P(None, ("x", "y")), Local(5)),
+  )
+  if len(groups) == 2:  # each spec with one of them
+    cases = [(groups[i % 2], *case) for i, case in enumerate(cases)]
+  else:
+    cases = [(g, *x) for g, x in itertools.product(groups, cases)]
+  with jax.set_mesh(mesh):
+    for group, spec, pattern in cases:
+      if group == 8 and spec == BOTH:
+        continue  # one key head cannot be split
+      options = laws.Options(group=group, packed=True, softcap=1.5)
+      arrays = inputs(options, heads=8)
+      run = functools.partial(
+        results, pattern, backend, unwrapped, options=options
+      )
+      found = jax.jit(functools.partial(run, spec=spec))(*arrays)
+      if pattern.contents():
+        expected = jax.jit(
+          functools.partial(
+            results, pattern, "dense", unwrapped, options=options
+          )
+        )(*arrays)
+      else:
+        expected = laws.reference(*arrays, (pattern,) * 8, options)
+      laws.assert_close(found, expected)
 
 
 def check_kernel_within_shard_map(backend):

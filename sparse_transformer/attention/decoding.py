@@ -4,8 +4,8 @@ A key is kept in a slot from its own position to that of the last query that
 attends to it; then the slot is free for another key. Local keeps the last keys;
 Block and Summary keep the current block and the summaries; Strided keeps all
 keys. A step finds the keys of its query among the positions that the slots hold
-by the pattern's `mask`. If they are few, it gathers their slots; otherwise it
-reads all slots.
+by the pattern's `mask`. If they are few, it gathers their slots, which a static
+pattern of moderate length has in a table; otherwise it reads all slots.
 
 For content-based pairs, all keys and labels are kept: a step adds the labels of
 its position, and the mask is that of the pattern bound to them. With learned
@@ -33,6 +33,10 @@ from sparse_transformer.attention import arguments, contract
 from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
+
+
+TABLE = 2**22  # the most numbers in a table of slots
+ROWS = 256  # queries whose mask is made at once
 
 
 class Kept(NamedTuple):
@@ -232,7 +236,7 @@ def attend_next(
     dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
     bias = _bias(plan, kept, layer, t, heads_CR, given, dtype)
     sinks = None if sinks_H is None else sinks_H[heads_CR]
-    out = _attend_row(plan, kept, layer, q_BCRK, bias, scores, sinks)
+    out = _attend_row(plan, kept, layer, t, q_BCRK, bias, scores, sinks)
     outs.append(out.astype(v_BGE.dtype))
     groups.append(kept)
   # The outputs are sorted by group: restore the order of the heads.
@@ -314,6 +318,23 @@ class CachePlan:
   last: np.ndarray
   size: int  # number of slots
   width: int  # the largest number of keys of a query
+
+  @functools.cached_property
+  def table(self) -> np.ndarray | None:
+    """int32 [n, width], the slots of each query's keys; None if too large.
+
+    The last slot, `size`, follows those of a query with fewer keys.
+    """
+    n = len(self.slots)
+    if self.pattern.contents() or n * self.width > TABLE:
+      return None
+    table = np.full((n, self.width), self.size, np.int32)
+    for start in range(0, n, ROWS):
+      at = np.arange(min(n, start + ROWS), dtype=np.int32)
+      query, key = np.nonzero(self.pattern.mask(at[start:, None], at))
+      place = np.arange(len(query)) - np.searchsorted(query, query)
+      table[start + query, place] = self.slots[key]
+    return table
 
   def held(self, stop: int) -> np.ndarray:
     """The key in each slot before step `stop`, -1 for none, [size + 1]."""
@@ -419,13 +440,17 @@ def _bias(plan, kept, layer, t, heads_CR, directions, dtype):
   return lax.optimization_barrier(bias)  # else it is computed for each use
 
 
-def _attend_row(plan, kept, layer, q_BCRK, bias, scores, sinks_CR):
+def _attend_row(plan, kept, layer, t, q_BCRK, bias, scores, sinks_CR):
   """Attention of one query per head, [B, C R, E]; 0 without keys."""
   b, c, r, width = q_BCRK.shape
   if 2 * plan.width > plan.size:
     k, v = kept.k[layer], kept.v[layer]
   else:
-    bias, slots = lax.top_k(bias, plan.width)
+    if plan.table is None:
+      bias, slots = lax.top_k(bias, plan.width)
+    else:
+      slots = jnp.asarray(plan.table)[t][None, None]
+      bias = bias[:, :, slots[0, 0]]
     if bias.shape[:2] == (1, 1):
       at = slots[0, 0]
       k, v = (jnp.moveaxis(x[layer, :, :, at], 0, 2) for x in kept[:2])

@@ -34,7 +34,6 @@ from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
-
 TABLE = 2**22  # the most numbers in a table of slots
 ROWS = 256  # queries whose mask is made at once
 

@@ -22,6 +22,7 @@ COMPARISONS = {
   "repeat": "Copies of a random block",
   "repeat_noise": "Copies of a random block, with noise",
   "recall": "Associative recall",
+  "recall_long": "Associative recall over twice the distance",
   "long_text": "Patterns on text",
   "gpt_oss": "The layout of gpt-oss on text",
 }

@@ -3,7 +3,8 @@
 python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be overridden: --config.attention.pattern=fixed.
-Restarted with the same workdir, it resumes from the last checkpoint. SIGTERM
+Restarted with the same workdir, it resumes from the last checkpoint; with
+--allow_changes, also for more steps or with another optimizer. SIGTERM
 and SIGINT make it save a checkpoint and exit with status 130; a second signal
 ends it at once. --replay=STEP recomputes the batch of a step, from the last
 checkpoint before it, and writes nothing.
@@ -45,23 +46,30 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import replay, train
 
+  run = args.config, args.workdir, config_file, None, args.allow_changes
   if args.replay is not None:
     if not is_alone:
       raise ValueError("--replay runs in one process: omit --coordinator etc.")
     replay(args.config, args.workdir, args.replay)
   elif is_alone:
-    train(args.config, args.workdir, config_file)
+    train(*run)
   else:
     with processes.joined(
       *given,
       connect_seconds=args.connect_seconds,
       heartbeat_seconds=args.heartbeat_seconds,
     ):
-      train(args.config, args.workdir, config_file)
+      train(*run)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
+  flags.DEFINE_boolean(
+    "allow_changes",
+    False,
+    "Whether a run may resume with other train.steps, train.batch_size and"
+    " optimizer.* than it had.",
+  )
   flags.DEFINE_integer(
     "replay", None, "Step whose batch to recompute.", lower_bound=1
   )

@@ -16,11 +16,17 @@ FREE_FIELDS = (
   *("attention.", "checkpoint.", "data.path", "eval.", "mesh.", "model.remat"),
   *("train.log_every", "train.nonfinite", "train.max_skipped", "train.spike"),
 )
+# Those that --allow_changes also lets change: they steer training from now on.
+CHANGEABLE = (
+  *("train.steps", "train.batch_size"),
+  *(f"optimizer.{x}" for x in rules.GROUPS["optimizer"] if x != "name"),
+)
 FREE_IN_EVALUATION = (
   *FREE_FIELDS,
   *("loss.", "model.dropout", "model.dtype", "optimizer.", "train."),
 )
 Changes = dict[str, tuple[Any, Any]]
+CHANGES = "config_changes.jsonl"
 
 
 def get_config() -> ConfigDict:
@@ -81,7 +87,10 @@ def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
 
 
 def write_config(
-  workdir: str | os.PathLike, config: ConfigDict, step: int = 0
+  workdir: str | os.PathLike,
+  config: ConfigDict,
+  step: int = 0,
+  free: tuple[str, ...] = FREE_FIELDS,
 ) -> None:
   """Writes the config of a run to its workdir.
 
@@ -91,28 +100,46 @@ def write_config(
   Raises:
     ValueError: see `check_config`.
   """
-  changes = check_config(workdir, config)
+  changes = check_config(workdir, config, free)
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
   if changes:
-    with (path.parent / "config_changes.jsonl").open("a") as file:
+    with (path.parent / CHANGES).open("a") as file:
       file.write(json.dumps({"step": step, "changes": changes}) + "\n")
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
+    if {*changes} & {*CHANGEABLE}:
+      line = "the weights now differ from a run with these settings throughout"
+      if "train.batch_size" in changes:
+        line += ", and examples of this epoch may come again or be left out"
+      print(line, file=sys.stderr)
   atomic.write_json(path, config.to_dict(), indent=2)
 
 
-def check_config(workdir: str | os.PathLike, config: ConfigDict) -> Changes:
+def last_change(workdir: str | os.PathLike) -> int:
+  """The last step at which a run changed a field of `CHANGEABLE`, else 0."""
+  path = pathlib.Path(workdir) / CHANGES
+  lines = path.read_text().splitlines() if path.exists() else []
+  changes = [json.loads(line) for line in lines]
+  steps = [x["step"] for x in changes if {*x["changes"]} & {*CHANGEABLE}]
+  return max(steps, default=0)
+
+
+def check_config(
+  workdir: str | os.PathLike,
+  config: ConfigDict,
+  free: tuple[str, ...] = FREE_FIELDS,
+) -> Changes:
   """Checks that the run in a workdir, if there is one, can resume.
 
   Returns {"group.field": (old, new)} for the fields that differ.
 
   Raises:
-    ValueError: one of them is not in `FREE_FIELDS`.
+    ValueError: one of them is not free to change.
   """
   if not (pathlib.Path(workdir) / "config.json").exists():
     return {}
-  return check_changes(workdir, read_config(workdir), config)
+  return check_changes(workdir, read_config(workdir), config, free)
 
 
 def check_changes(
@@ -128,14 +155,16 @@ def check_changes(
     for name in sorted(old.keys() | new.keys())
     if old.get(name) != new.get(name)
   }
-  differing = [
-    f"{name} ({old!r} there, {new!r} now)"
+  differing = {
+    name: f"{name} ({old!r} there, {new!r} now)"
     for name, (old, new) in changes.items()
     if not name.startswith(free)
-  ]
+  }
   if differing:
+    may = "--allow_changes, " if differing.keys() <= {*CHANGEABLE} else ""
     raise ValueError(
-      f"{place} is from a run with another config: {', '.join(differing)};"
-      " use another --workdir, or the same settings"
+      f"{place} is from a run with another config:"
+      f" {', '.join(differing.values())}; use {may}another --workdir, or the"
+      " same settings"
     )
   return changes

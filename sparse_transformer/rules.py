@@ -192,6 +192,12 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       ' patterns of docs/patterns.md: "BigBird(64)", "Local(96) | Global(8)";'
       ' "Local(96), Strided(96)" are two factors for mode to place',
     ),
+    schedule=Field(
+      "",
+      TEXT,
+      'other patterns after some steps: "8000: strided", or several joined by'
+      ' "then"; evaluation uses the last',
+    ),
     mode=Field("interleaved", TEXT, "of factors: interleaved, merged, heads"),
     cycle=Field((), items(COUNT), "factors of the layers; (): 0, 1, ..."),
     stride=Field(128, SIZE, "l, for strided; block size, for fixed"),
@@ -236,6 +242,15 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     seed=Field(0, SEED, "of weights, data order and dropout"),
     steps=Field(100_000, COUNT, "updates; 0: saves the initial weights"),
     batch_size=Field(16, SIZE, "sequences of one update, over all devices"),
+    init_from=Field(
+      "",
+      TEXT,
+      "run whose averaged weights this one starts from: WORKDIR, WORKDIR:STEP"
+      " or WORKDIR:best; empty: random weights",
+    ),
+    init_partial=Field(
+      False, SWITCH, "keep random weights where those of init_from do not fit"
+    ),
     accumulation=Field(1, SIZE, "micro-batches per update"),
     log_every=Field(50, COUNT, "steps between lines of metrics"),
     nonfinite=Field(

@@ -51,6 +51,11 @@ def count_steps(config: ConfigDict, budget: Budget) -> int:
   kind, amount = budget
   if kind in metrics.TIMES:
     return LIMIT - 1
+  if kind == "flops" and config.attention.schedule:
+    raise ValueError(
+      f"--budget={kind}:{amount:g} needs steps of equal FLOPs, but"
+      " attention.schedule is set; use another budget"
+    )
   of_step = 1 if kind == "steps" else flops_per_step(config)
   steps = amount / of_step
   if not 1 <= steps < LIMIT:
@@ -59,6 +64,16 @@ def count_steps(config: ConfigDict, budget: Budget) -> int:
       f" {kind} each; it must allow at least 1 and fewer than {LIMIT:,}"
     )
   return int(steps)
+
+
+def flops(config: ConfigDict, steps: int) -> int:
+  """FLOPs of the first steps of a run, with the pattern of each."""
+  phases = Experiment(config).phases
+  ends = [*(min(first, steps) for first in phases), steps][1:]
+  return sum(
+    (end - min(first, steps)) * flops_per_step(phase.config)
+    for (first, phase), end in zip(phases.items(), ends, strict=True)
+  )
 
 
 def flops_per_step(config: ConfigDict) -> int:

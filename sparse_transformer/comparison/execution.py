@@ -178,7 +178,7 @@ def _trained(config, steps, lines):
   lines = [line for line in lines if line["split"] in metrics.NEEDED]
   return dict(
     steps=steps,
-    flops=steps * budget_lib.flops_per_step(config),
+    flops=budget_lib.flops(config, steps),
     keys=costs.keys_per_query(experiment.model),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),

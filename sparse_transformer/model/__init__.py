@@ -3,6 +3,7 @@
 from sparse_transformer.model.hyperparameters import (
   Config as Config,
   configure as configure,
+  schedule as schedule,
 )
 from sparse_transformer.model.pattern_params import clip_spans as clip_spans
 from sparse_transformer.model.transformer import (

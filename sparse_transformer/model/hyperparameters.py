@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -125,8 +126,39 @@ class Config:
     )
 
 
+def schedule(config: ConfigDict) -> dict[int, str]:
+  """The patterns of an experiment, each by the step from which it is used.
+
+  Raises:
+    ValueError: `attention.schedule` cannot be read, or its steps are not above
+      0, ascending and below `train.steps`.
+  """
+  attention, found = config.attention, {0: config.attention.pattern}
+  if not attention.schedule:
+    return found
+  for phase in re.split(r"\bthen\b", attention.schedule):
+    step, colon, pattern = (x.strip() for x in phase.partition(":"))
+    if not (colon and pattern and re.fullmatch(r"\d{1,10}", step, re.ASCII)):
+      raise ValueError(
+        f"attention.schedule={patterns_lib.shorten(attention.schedule)!r} must"
+        ' be like "8000: strided", or several of these joined by "then"'
+      )
+    if int(step) <= max(found):
+      raise ValueError(
+        f"attention.schedule: step {step} must be above {max(found)}, from"
+        " which the pattern before it is used"
+      )
+    found[int(step)] = pattern
+  if 0 < config.train.steps <= max(found):
+    raise ValueError(
+      f"attention.schedule: step {max(found)} must be below"
+      f" train.steps={config.train.steps}"
+    )
+  return found
+
+
 def configure(config: ConfigDict, source: Any) -> Config:
-  """Makes the network config of an experiment.
+  """Makes the network config of an experiment, with the last of its patterns.
 
   Args:
     config: the experiment's; its groups `model` and `attention` are used.
@@ -139,7 +171,8 @@ def configure(config: ConfigDict, source: Any) -> Config:
   """
   settings = dict(config.attention)
   backend, tile = settings.pop("backend"), settings.pop("tile")
-  name, mode = settings.pop("pattern"), settings.pop("mode")
+  del settings["pattern"], settings["schedule"]
+  name, mode = [*schedule(config).values()][-1], settings.pop("mode")
   for field in ("stride", "window"):
     if settings[field] > source.length and name in patterns_lib.FACTORIZATIONS:
       raise ValueError(

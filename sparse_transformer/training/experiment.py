@@ -50,6 +50,34 @@ class Experiment:
     return model_lib.configure(self.config, self.source)
 
   @functools.cached_property
+  def phases(self) -> dict[int, "Experiment"]:
+    """By first step: the experiment with the pattern of `attention.schedule`.
+
+    Raises:
+      ValueError: the schedule is invalid, or one of its patterns has parameters
+        that another one lacks.
+    """
+    patterns = model_lib.schedule(self.config)
+    if len(patterns) == 1:
+      return {0: self}
+    found = {}
+    for step, pattern in patterns.items():
+      config = self.config.copy_and_resolve_references()
+      with config.unlocked():
+        config.attention.update(pattern=pattern, schedule="")
+      found[step] = Experiment(config, self.devices, self.source)
+      if jax.eval_shape(found[step].init) != jax.eval_shape(self.init):
+        raise ValueError(
+          f"attention.schedule: {pattern} and {[*patterns.values()][-1]} differ"
+          " in parameters (centroids or spans); all patterns need the same"
+        )
+    return found
+
+  def at(self, step: int) -> "Experiment":
+    """The experiment whose pattern a step, counted from 0, trains with."""
+    return self.phases[max(first for first in self.phases if first <= step)]
+
+  @functools.cached_property
   def optimizer(self) -> optax.GradientTransformation:
     return make_optimizer(self.config)
 

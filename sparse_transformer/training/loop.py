@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -26,6 +27,7 @@ from sparse_transformer.training import (
   cautions,
   metrics,
   optimizer,
+  warm_start,
   workdir as workdir_lib,
 )
 from sparse_transformer.training.analysis import costs, memory_limits
@@ -42,12 +44,16 @@ def train(
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None = None,
   limit: tuple[str, float] | None = None,
+  allow_changes: bool = False,
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   A limit, (of `metrics.TIMES`, seconds), ends a run of a single process before
   that step, and the learning rate then follows the clock, so that a resumed run
   is not the same bit for bit.
+
+  With `allow_changes`, a run may resume with other values of the fields of
+  `config.CHANGEABLE`. It is then not the run that they give from the start.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
   checkpoints/<step>/ into the workdir, and copies `config_file`, if given, from
@@ -63,7 +69,12 @@ def train(
   experiment = processes.together(lambda: Experiment(config))
   processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)
-  processes.decide(lambda: config_lib.check_config(workdir, config))
+  free: tuple[str, ...] = config_lib.FREE_FIELDS
+  free += config_lib.CHANGEABLE if allow_changes else ()
+  processes.decide(lambda: config_lib.check_config(workdir, config, free))
+  begin = functools.cache(lambda: warm_start.first_state(experiment))
+  if processes.decide(lambda: not store.Checkpoints(workdir).steps()):
+    begin()  # whose errors leave no workdir
 
   with (
     workdir_lib.hold(workdir),
@@ -74,12 +85,21 @@ def train(
       keep_best=config.checkpoint.keep_best,
       about=_same_everywhere(experiment),
       on_error=config.checkpoint.on_error,
+      free=free,
     ) as checkpoints,
   ):
-    state = checkpoints.restore_last(experiment.like)
-    state = state or experiment.first_state()
+    state, start = checkpoints.restore_last(experiment.like), None
+    if state is None:
+      state, start = begin()
     step = int(state.step)
-    processes.decide(lambda: _describe(workdir, experiment, step, config_file))
+    if 0 < config.train.steps < step:
+      raise ValueError(
+        f"train.steps={config.train.steps} must be at least {step}, the step"
+        f" that the run in {workdir} resumes from"
+      )
+    processes.decide(
+      lambda: _describe(workdir, experiment, step, config_file, free)
+    )
     with metrics.Writer(
       workdir,
       step=step,
@@ -87,6 +107,8 @@ def train(
       on_error=config.checkpoint.on_error,
       silent=not processes.is_first(),
     ) as writer:
+      if start:
+        writer.note(step, "start", **start)
       lines = processes.decide(lambda: metrics.read(workdir))
       state = _run(experiment, state, lines, writer, checkpoints, stops, limit)
     checkpoints.finish()
@@ -109,13 +131,14 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(workdir, experiment, step, config_file):
+def _describe(workdir, experiment, step, config_file, free):
   """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
-  cautions.report(config, model)
+  for phase in experiment.phases.values():
+    cautions.report(phase.config, phase.model)
   if step:
     print(f"resumes from step {step}", flush=True)
-  config_lib.write_config(workdir, config, step)
+  config_lib.write_config(workdir, config, step, free)
   if config_file:  # what it registers is not in config.json
     source = pathlib.Path(config_file).read_text()
     atomic.write_text(workdir / "config.py", source)
@@ -135,6 +158,9 @@ def check(experiment: Experiment) -> None:
     OSError: the data cannot be read.
   """
   config, source = experiment.config, experiment.source
+  for phase in experiment.phases.values():
+    if phase is not experiment:
+      check(phase)
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
@@ -160,14 +186,14 @@ def _run(
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
   first = int(state.step)
-  flops_per_token = costs.flops_per_token(config, model)
+  phase, flops_per_token = None, 0.0
   if model.experts and not any(line["split"] == "network" for line in lines):
     writer.note(
       first,
       "network",
       parameters=model_lib.count_parameters(model),
       active_parameters=model_lib.count_active_parameters(model),
-      flops_per_token=flops_per_token,
+      flops_per_token=costs.flops_per_token(config, model),
     )
   monitor = Monitor(config.train, experiment.numbers, writer.note, lines)
   bits = None  # of the validation after the last step, if there was one
@@ -184,21 +210,30 @@ def _run(
       bits = _validate(experiment, state, writer, stops, watch)
     for step in range(first, last):
       stops.check()
+      if experiment.at(step) is not phase:
+        phase = experiment.at(step)
+        flops_per_token = costs.flops_per_token(config, phase.model)
+        if step in experiment.phases and step:
+          pattern = phase.config.attention.pattern
+          writer.note(step + 1, "pattern", pattern=pattern)
+          writer.say(f"after {step:,} steps: attention.pattern={pattern}")
+        jax.block_until_ready(state)
+        watch.stop()  # compilation does not count
       batch = experiment.batch(step)
       if limit:
         due = optimizer.timed_step(config, step, share)
         opt_state = optimizer.at_step(state.opt_state, due)
         state = dataclasses.replace(state, opt_state=opt_state)
-      state, measured = experiment.update(state, batch)
+      state, measured = phase.update(state, batch)
       bits = None
       stops.expendable = False  # now there is something to save
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(batch.size)
       monitor.watch(done, measured)
-      if step == first:
+      if watch.is_off:
         jax.block_until_ready(state)
-        watch.restart()  # compilation does not count
+        watch.restart()
       share = watch.passed(clock) / seconds
       last = done if share >= 1 else last
 
@@ -249,6 +284,11 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   check(experiment)
   config_lib.read_config(workdir)  # raises if there is none
   config_lib.check_config(workdir, config)
+  if step <= (change := config_lib.last_change(workdir)):
+    raise ValueError(
+      f"step {step} cannot be replayed: it is not after step {change}, when the"
+      " run changed how it trains"
+    )
   if not 1 <= step <= config.train.steps:
     raise ValueError(
       f"step {step} cannot be replayed: the run has steps 1 to"
@@ -261,7 +301,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       state = experiment.first_state()
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
-    _, measured = jax.jit(experiment.step)(state, batch)
+    _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)
     losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():

@@ -82,6 +82,11 @@ class Writer:
     """Moves the progress bar by one step."""
     self._bar.update()
 
+  def say(self, line: str) -> None:
+    """Prints a line above the progress bar."""
+    if self._file:
+      self._bar.write(line, file=sys.stdout)
+
   def note(self, step: int, split: str, **values: Any) -> None:
     """Appends JSON values to `metrics.jsonl` only."""
     if not self._file:
@@ -168,6 +173,10 @@ class Stopwatch:
     )
     self._tokens, self._since = 0, self.seconds
     self._start: tuple[float, float] | None = None  # on both clocks; None: off
+
+  @property
+  def is_off(self) -> bool:
+    return self._start is None
 
   def restart(self) -> None:
     """Runs from now on."""

@@ -47,6 +47,10 @@ CONTENT = {
   "model.num_layers": 2,
   "model.experts": 4,
 }
+SCHEDULE = {
+  "attention.pattern": "dense",
+  "attention.schedule": "6: Local(5) then 12: strided",
+}
 
 
 def words(workdir, **changes):
@@ -142,6 +146,7 @@ def assert_resumes_exactly(workdir, whole, **changes):
     (2, {}),
     pytest.param(10, {}, marks=pytest.mark.soak),
     pytest.param(10, CONTENT, marks=pytest.mark.soak),
+    pytest.param(10, SCHEDULE, marks=pytest.mark.soak),
   ],
 )
 def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
@@ -160,7 +165,8 @@ def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
     process.kill()
     *lines, _ = process.communicate()[0].split("\n")
     for line in lines:  # no warnings
-      assert re.match(r"resumes from step \d|step +\d+  (train|valid)", line)
+      known = r"resumes from step \d|step +\d+  (train|valid)|after \d+ steps"
+      assert re.match(known, line)
   assert_resumes_exactly(workdir, whole, **changes)
   # To start a complete run again changes nothing.
   before = runs.files(workdir / "checkpoints")

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
 from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh
 
+from sparse_transformer.model import sharding
 from sparse_transformer.training import loss_scale
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import State
@@ -46,6 +48,32 @@ def read(path: pathlib.Path, like: State) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, found)
 
 
+def read_weights(path: pathlib.Path, mesh: Mesh) -> dict[str, Any]:
+  """{"ema": the averaged weights} of a checkpoint with intact files.
+
+  Raises:
+    ValueError: Orbax cannot read it.
+  """
+  with _reader(path) as orbax:
+    found = orbax.metadata(path / FOLDER).item_metadata.tree
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(tuple(x.shape), x.dtype), found["ema"]
+  )
+  expected = {"ema": shapes}
+  expected = jax.tree.map(
+    lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
+    expected,
+    sharding.place(mesh, expected),
+  )
+  with _reader(path, ocp.PyTreeCheckpointHandler) as orbax:
+    args = ocp.args.PyTreeRestore(
+      expected,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(expected),
+      partial_restore=True,
+    )
+    return orbax.restore(path / FOLDER, args=args)
+
+
 def as_tree(state: State) -> dict[str, Any]:
   """Nested dicts, lists and arrays, which Orbax saves without our classes."""
   return {name: x for name, x in vars(state).items() if x is not None}
@@ -70,7 +98,7 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
     )
   tree = as_tree(dataclasses.replace(like, loss_scale=scale))
   saved, expected = (
-    {(name, tuple(leaf.shape)) for name, leaf in _by_name(x).items()}
+    {(name, tuple(leaf.shape)) for name, leaf in by_name(x).items()}
     for x in (found, tree)
   )
   if differing := sorted({name for name, _ in saved ^ expected}):
@@ -83,7 +111,7 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   return tree
 
 
-def _by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: Any) -> dict[str, Any]:
   """The leaves of a pytree by their paths, spelled as in Orbax."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="."): x
@@ -92,10 +120,12 @@ def _by_name(tree: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reader(path: pathlib.Path) -> Iterator[ocp.AsyncCheckpointer]:
+def _reader(
+  path: pathlib.Path, handler: type = ocp.StandardCheckpointHandler
+) -> Iterator[ocp.AsyncCheckpointer]:
   """Orbax; raises ValueError if it cannot read a checkpoint."""
   try:
-    with _orbax() as orbax:
+    with _orbax(handler) as orbax:
       yield orbax
   except Exception as error:  # Orbax forwards what TensorStore raises
     raise ValueError(
@@ -104,7 +134,9 @@ def _reader(path: pathlib.Path) -> Iterator[ocp.AsyncCheckpointer]:
     ) from error
 
 
-def _orbax() -> ocp.AsyncCheckpointer:
+def _orbax(
+  handler: type = ocp.StandardCheckpointHandler,
+) -> ocp.AsyncCheckpointer:
   """Reads and writes arrays; a context manager, in all processes."""
   # Orbax's default is to wait for others by a program on the devices, which
   # may be in the middle of a step.
@@ -112,8 +144,9 @@ def _orbax() -> ocp.AsyncCheckpointer:
   options = ocp.options.MultiprocessingOptions(
     active_processes=everyone if processes.are_several() else None
   )
-  handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
-  return ocp.AsyncCheckpointer(handler, multiprocessing_options=options)
+  return ocp.AsyncCheckpointer(
+    handler(multiprocessing_options=options), multiprocessing_options=options
+  )
 
 
 # Orbax logs the traceback of each error that it also raises.
@@ -128,7 +161,7 @@ def digests(tree: Any) -> dict[str, str]:
   They are equal however an array is split: each device sums over its own part,
   and only the sums leave it.
   """
-  arrays = _by_name(tree)
+  arrays = by_name(tree)
   sums = process_allgather(_sums([*arrays.values()]), tiled=True)
   return {name: f"{x:08x}" for name, x in zip(arrays, sums, strict=True)}
 

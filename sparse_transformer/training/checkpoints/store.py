@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib, version
@@ -61,6 +62,8 @@ class Checkpoints:
     about: the description of the run, from `about`.
     on_error: "stop" raises OSError when a checkpoint cannot be written;
       "continue" reports it on standard error.
+    free: beginnings of the fields in which `about` may differ from the
+      checkpoint to resume from.
   """
 
   def __init__(
@@ -71,7 +74,9 @@ class Checkpoints:
     keep_best: int = 0,
     about: dict[str, Any] | None = None,
     on_error: str = "stop",
+    free: tuple[str, ...] = config_lib.FREE_FIELDS,
   ):
+    self._free = free
     self.workdir = pathlib.Path(workdir).absolute()
     self._folder = self.workdir / "checkpoints"
     self._keep, self._keep_best = keep or 0, keep_best
@@ -182,6 +187,19 @@ class Checkpoints:
         " there keeps only its last and best"
       ) from error
 
+  def weights(self, step: int, mesh: Mesh) -> dict[str, jax.Array]:
+    """The verified averaged weights of a step by name, split over a mesh.
+
+    Raises:
+      ValueError: the checkpoint is damaged.
+    """
+    path = self._path(step)
+    if damage := processes.decide(lambda: _damage(path)):
+      raise ValueError(f"checkpoint {path} is damaged: {damage}")
+    found = saved_arrays.read_weights(path, mesh)
+    _check_digests(path, found)
+    return saved_arrays.by_name(found["ema"])
+
   def restore_last(self, like: State) -> State | None:
     """Returns the state of the last good checkpoint, or None if there is none.
 
@@ -201,7 +219,7 @@ class Checkpoints:
       if not (damage := _damage(path)):
         if self._about:
           config = ConfigDict(self._about["config"])
-          self.check(step, config, self._about["data"])
+          self.check(step, config, self._about["data"], self._free)
         return step
       _set_aside(path, "damaged", f"checkpoint {path} cannot be used: {damage}")
     return None
@@ -250,11 +268,29 @@ class Checkpoints:
       raise
     self._prune()
 
-  def _prune(self) -> None:
+  def best_step(self) -> int:
+    """The saved step with the fewest bits on validation data in training.
+
+    Raises:
+      FileNotFoundError: no checkpoint exists.
+      ValueError: none was validated.
+    """
+    self.check_step(None)
+    if not (best := self._by_validation()):
+      raise ValueError(
+        f"no checkpoint in {self._folder} was validated; name a step"
+      )
+    return best[0]
+
+  def _by_validation(self) -> list[int]:
+    """The steps that were validated, the best first."""
     steps = self.steps()
     bits = {s: _read_about(self._path(s)).get("validation") for s in steps}
     known = {s: x for s, x in bits.items() if x is not None}
-    best = sorted(known, key=known.__getitem__)[: self._keep_best]
+    return sorted(known, key=known.__getitem__)
+
+  def _prune(self) -> None:
+    steps, best = self.steps(), self._by_validation()[: self._keep_best]
     for step in {*steps[: -self._keep]}.difference(best):
       _delete(self._path(step))
 
@@ -319,6 +355,14 @@ def _make_empty(folder: pathlib.Path) -> None:
 def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
+  _check_digests(path, found)
+  if (step := int(found["step"])) != int(path.name):
+    raise ValueError(f"checkpoint {path} is of step {step}; rename it")
+  return State(**found)
+
+
+def _check_digests(path: pathlib.Path, found: dict[str, Any]) -> None:
+  """Raises ValueError if arrays have other bits than those saved."""
   digests = saved_arrays.digests(found)
   saved = _read_about(path).get("arrays", {})
   if other := [name for name, x in digests.items() if saved.get(name) != x]:
@@ -328,9 +372,6 @@ def _load(path: pathlib.Path, like: State) -> State:
       f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
       " other devices"
     )
-  if (step := int(found["step"])) != int(path.name):
-    raise ValueError(f"checkpoint {path} is of step {step}; rename it")
-  return State(**found)
 
 
 def _damage(path: pathlib.Path) -> str | None:

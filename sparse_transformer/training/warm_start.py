@@ -1,0 +1,91 @@
+"""Starts a run from the weights of another one."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparse_transformer.training.checkpoints import saved_arrays, store
+from sparse_transformer.training.distributed import processes
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import State
+
+
+def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
+  """The state before the first step, with the weights of `train.init_from`.
+
+  The parameters and their average become the averaged weights of that run. The
+  optimizer starts anew. Patterns, data and lengths may be others, as long as
+  the parameters have the same shapes.
+
+  Returns:
+    (state, what it starts from, as JSON; None if from random weights). Its
+    `random` names the parameters that do not fit and stay random.
+
+  Raises:
+    FileNotFoundError: the run has no checkpoint.
+    ValueError: it has no such step, its checkpoint is damaged, or parameters do
+      not fit and `train.init_partial` is False.
+  """
+  state, text = experiment.first_state(), experiment.config.train.init_from
+  if not text:
+    return state, None
+  run = store.Checkpoints(_workdir(text))
+  step = processes.decide(lambda: _step(run, text))
+  found = run.weights(step, experiment.mesh)
+  params, random = _fit(state.params, found, experiment.config.train, text)
+  average = jax.tree.map(jnp.copy, params)  # the state is donated
+  fingerprint = processes.decide(lambda: run.fingerprint(step))
+  about = dict(
+    run=str(run.workdir), run_step=step, crc32=fingerprint, random=random
+  )
+  return dataclasses.replace(state, params=params, ema=average), about
+
+
+def _workdir(text: str) -> pathlib.Path:
+  """WORKDIR of WORKDIR, WORKDIR:STEP or WORKDIR:best."""
+  before, colon, step = text.rpartition(":")
+  is_step = colon and (step == "best" or step.isdecimal())
+  return pathlib.Path(before if is_step else text)
+
+
+def _step(run: store.Checkpoints, text: str) -> int:
+  asked = text.removeprefix(str(_workdir(text))).removeprefix(":")
+  try:
+    if asked == "best":
+      return run.best_step()
+    return run.check_step(int(asked) if asked.isdecimal() else None)
+  except (FileNotFoundError, ValueError) as error:
+    raise type(error)(f"train.init_from={text}: {error}") from error
+
+
+def _fit(
+  params: dict, found: Mapping[str, jax.Array], settings: Any, text: str
+) -> tuple[dict, list[str]]:
+  """Parameters with the values found, and the names that are not used."""
+  names = saved_arrays.by_name(params)
+  reasons = {
+    name: f"{name} is {list(found[name].shape) if name in found else 'absent'}"
+    f" there and {list(x.shape)} here"
+    for name, x in names.items()
+    if name not in found or found[name].shape != x.shape
+  }
+  unused = {
+    name: f"{name} is absent here" for name in found if name not in names
+  }
+  problems = reasons | unused
+  if problems and not settings.init_partial:
+    raise ValueError(
+      f"train.init_from={text} is another network: "
+      f"{', '.join([*problems.values()][:4])}; use the same settings of the"
+      " model, the data's symbols and length and the patterns' parameters, or"
+      " --config.train.init_partial=True, which leaves random what does not fit"
+    )
+  used = [
+    x if name in reasons else found[name].astype(x.dtype)
+    for name, x in names.items()
+  ]
+  return jax.tree.unflatten(jax.tree.structure(params), used), [*reasons]

@@ -1,0 +1,224 @@
+"""Tests of runs that start from others, change, or follow a schedule."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from sparse_transformer import config as config_lib
+from sparse_transformer.training import loop, metrics, warm_start
+from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training.experiment import Experiment
+
+
+def arrays(tree):
+  return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def last_state(workdir, config):
+  with store.Checkpoints(workdir) as checkpoints:
+    return checkpoints.restore(Experiment(config).like)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """The workdir of a run of 4 steps, of which steps 2 and 4 are saved."""
+  workdir = tmp_path_factory.mktemp("trained") / "run"
+  loop.train(runs.tiny(**{"eval.every": 2}), workdir)
+  return workdir
+
+
+# Starting from another run.
+
+
+@pytest.mark.parametrize("ending", ["", ":2", ":best"])
+def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
+  start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
+  config = runs.tiny(**start | {"attention.pattern": "local"})
+  state, about = warm_start.first_state(Experiment(config))
+  with store.Checkpoints(trained) as checkpoints:
+    step = {"": 4, ":2": 2, ":best": checkpoints.best_step()}[ending]
+    other = checkpoints.restore(Experiment(runs.tiny()).like, step)
+  assert arrays(state.params) == arrays(state.ema) == arrays(other.ema)
+  assert arrays(state.opt_state) == arrays(Experiment(config).init().opt_state)
+  assert int(state.step) == 0
+  assert about["run_step"] == step and about["random"] == []
+
+
+def test_best_is_the_step_with_the_fewest_bits(trained):
+  bits = {
+    line["bits_per_dim"]: line["step"]
+    for line in metrics.read(trained)
+    if line["split"] == "validation"
+  }
+  with store.Checkpoints(trained) as checkpoints:
+    assert checkpoints.best_step() == bits[min(bits)]
+
+
+def test_start_is_recorded_and_needed_once(trained, tmp_path):
+  other = shutil.copytree(trained, tmp_path / "other")
+  start = {"train.init_from": f"{other}:4"}
+  config = runs.tiny(**start | {"train.steps": 2})
+  loop.train(config, tmp_path / "run")
+  first, *_ = metrics.read(tmp_path / "run")
+  assert (first["split"], first["run"]) == ("start", str(other))
+  assert first["run_step"] == 4
+  shutil.rmtree(other)
+  loop.train(config, tmp_path / "run")  # resumes: no need for the other
+  assert metrics.read(tmp_path / "run")[0] == first
+
+
+def test_parameters_that_do_not_fit_are_named_and_stay_random(
+  trained, tmp_path
+):
+  path = tmp_path / "text"
+  path.write_bytes(bytes(range(256)) * 2)
+  start = {"train.init_from": str(trained), "data.length": 64}
+  with pytest.raises(ValueError, match=r"logits.kernel is \[16, 17\] there"):
+    warm_start.first_state(Experiment(runs.text(path, **start)))
+  config = runs.text(path, **start | {"train.init_partial": True})
+  state, about = warm_start.first_state(Experiment(config))
+  assert about["random"] == ["logits.kernel", "token.embedding"]
+  random, other = (
+    Experiment(config).init().params,
+    last_state(trained, runs.tiny()).ema,
+  )
+  for name in ("logits", "token"):
+    assert arrays(state.params[name]) == arrays(random[name])
+  assert arrays(state.params["blocks"]) == arrays(other["blocks"])
+
+
+def test_centroids_of_the_other_run_are_named(tmp_path):
+  other, text = tmp_path / "other", {"train.steps": 0}
+  loop.train(runs.tiny(**text | {"attention.pattern": "Routing(4, 8)"}), other)
+  config = runs.tiny(**{"train.init_from": str(other)})
+  with pytest.raises(ValueError, match="centroids.4 is absent here"):
+    warm_start.first_state(Experiment(config))
+
+
+def test_damaged_weights_are_rejected(trained, tmp_path):
+  other = shutil.copytree(trained, tmp_path / "other")
+  largest = max(
+    (x for x in (other / "checkpoints/4/state").rglob("*") if x.is_file()),
+    key=lambda x: x.stat().st_size,
+  )
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+  config = runs.tiny(**{"train.init_from": str(other)})
+  with pytest.raises(ValueError, match="checkpoints/4 is damaged"):
+    warm_start.first_state(Experiment(config))
+
+
+def test_ten_steps_from_a_run_are_worth_many_from_scratch(tmp_path):
+  settings = {
+    "optimizer.learning_rate": 0.01,
+    "train.batch_size": 16,
+    "eval.sequences": 64,
+  }
+  base = runs.tiny(**settings | {"train.steps": 150})
+  loop.train(base, tmp_path / "base")
+  tuned = settings | {"train.steps": 10, "optimizer.learning_rate": 0.003}
+  start = {"train.init_from": str(tmp_path / "base"), "train.seed": 1}
+  loop.train(runs.tiny(**tuned | start), tmp_path / "tuned")
+  scratch, found = (
+    [x["bits_per_dim"] for x in metrics.read(tmp_path / name) if "nats" in x]
+    for name in ("base", "tuned")
+  )
+  # Means of 5 steps, since batches differ.
+  smooth = np.convolve(scratch, np.ones(5) / 5, "valid")
+  assert (smooth[:100] > np.mean(found[-5:])).all()
+
+
+# Changes.
+
+
+def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  more = {"train.steps": 8, "train.batch_size": 4, "optimizer.beta1": 0.5}
+  config = runs.tiny(**{"eval.every": 2} | more)
+  with pytest.raises(ValueError, match="use --allow_changes, another"):
+    loop.train(config, workdir)
+  state = loop.train(config, workdir, allow_changes=True)
+  reported = capsys.readouterr().err
+  assert "train.steps was 4, is 8" in reported
+  assert "examples of this epoch may come again" in reported
+  (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
+  assert json.loads(line)["step"] == 4
+  # The steps that follow are those of the new settings, and no others.
+  experiment = Experiment(config)
+  expected = last_state(trained, runs.tiny())
+  for step in range(4, 8):
+    expected = experiment.update(expected, experiment.batch(step))[0]
+  assert arrays(state) == arrays(expected)
+  loop.train(config, workdir)  # without the flag: nothing changes any more
+  with pytest.raises(ValueError, match="step 4 cannot be replayed"):
+    loop.replay(config, workdir, 4)
+  loop.replay(config, workdir, 5)
+
+
+def test_other_changes_need_another_run(trained):
+  config = runs.tiny(**{"optimizer.name": "muon", "train.steps": 8})
+  with pytest.raises(ValueError, match="use another --workdir"):
+    loop.train(config, trained, allow_changes=True)
+  fewer = runs.tiny(**{"train.steps": 3, "eval.every": 2})
+  with pytest.raises(ValueError, match="train.steps=3 must be at least 4"):
+    loop.train(fewer, trained, allow_changes=True)
+
+
+# Schedules.
+
+SCHEDULE = {
+  "attention.pattern": "dense",
+  "attention.schedule": "2: strided",
+}
+
+
+def test_schedule_trains_each_step_with_its_pattern(tmp_path, capsys):
+  config = runs.tiny(**SCHEDULE)
+  state = loop.train(config, tmp_path)
+  assert "after 2 steps: attention.pattern=strided" in capsys.readouterr().out
+  expected = Experiment(config).init()
+  for step, pattern in zip(range(0, 4, 2), ["dense", "strided"], strict=True):
+    of_step = Experiment(runs.tiny(**{"attention.pattern": pattern}))
+    for i in range(step, step + 2):
+      expected = of_step.update(expected, of_step.batch(i))[0]
+  assert arrays(state) == arrays(expected)
+  (line,) = (x for x in metrics.read(tmp_path) if x["split"] == "pattern")
+  assert (line["step"], line["pattern"]) == (3, "strided")
+
+
+def test_schedule_is_evaluated_by_its_last_pattern():
+  last = Experiment(runs.tiny(**{"attention.pattern": "strided"}))
+  experiment = Experiment(runs.tiny(**SCHEDULE))
+  assert experiment.model == last.model
+  tokens, params = experiment.batch(0), experiment.init().params
+  params["logits"]["kernel"] += np.arange(16.0)[:, None] * np.arange(17)
+  assert arrays(experiment.losses(params, tokens)) == arrays(
+    last.losses(params, tokens)
+  )
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"attention.schedule": "2 strided"}, "must be like"),
+    ({"attention.schedule": "-1: strided"}, "must be like"),
+    ({"attention.schedule": "0: strided"}, "step 0 must be above 0"),
+    ({"attention.schedule": "3: local then 2: dense"}, "2 must be above 3"),
+    ({"attention.schedule": "4: local"}, "step 4 must be below train.steps=4"),
+    ({"attention.schedule": "2: locl"}, "unknown pattern 'locl'"),
+    ({"attention.schedule": "2: Routing(4, 8)"}, "differ in parameters"),
+    (
+      {"attention.pattern": "Full()", "attention.schedule": "2: dense"},
+      "lets query 0 see the later key",
+    ),
+  ],
+)
+def test_wrong_schedules_are_rejected(changes, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    loop.train(runs.tiny(**changes), tmp_path / "run")
+  assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ from sparse_transformer.training.loop import train
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
   "train.py": (
-    "config connect_seconds coordinator distributed heartbeat_seconds"
+    "[no]allow_changes config connect_seconds coordinator distributed heartbeat_seconds"
     " num_processes process_id replay workdir"
   ),
   "eval.py": "min_context split step weights workdir",

@@ -6,7 +6,8 @@ Any field of the config can be overridden: --config.attention.pattern=fixed.
 Restarted with the same workdir, it resumes from the last checkpoint. SIGTERM
 and SIGINT make it save a checkpoint and exit with status 130; a second signal
 ends it at once. --replay=STEP recomputes the batch of a step, from the last
-checkpoint before it, and writes nothing.
+checkpoint before it, and writes nothing. A new run with --init=FILE starts from
+weights that `python -m sparse_transformer.export` wrote.
 
 Several processes, each with its own devices, train together: start each with
 the same command and --coordinator, --num_processes and --process_id; or, where
@@ -43,27 +44,42 @@ def main(argv: Sequence[str]) -> None:
     # when JAX is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
   from sparse_transformer.training.distributed import processes
-  from sparse_transformer.training.loop import replay, train
+  from sparse_transformer.training.loop import replay
 
   if args.replay is not None:
     if not is_alone:
       raise ValueError("--replay runs in one process: omit --coordinator etc.")
     replay(args.config, args.workdir, args.replay)
   elif is_alone:
-    train(args.config, args.workdir, config_file)
+    _train(config_file)
   else:
     with processes.joined(
       *given,
       connect_seconds=args.connect_seconds,
       heartbeat_seconds=args.heartbeat_seconds,
     ):
-      train(args.config, args.workdir, config_file)
+      _train(config_file)
+
+
+def _train(config_file):
+  from sparse_transformer import export
+  from sparse_transformer.training.distributed import processes
+  from sparse_transformer.training.loop import train
+
+  args, initial = flags.FLAGS, None
+  if args.init is not None:
+    load = lambda: export.load(args.init, args.config)
+    _, initial = processes.together(load)
+  train(args.config, args.workdir, config_file, initial=initial)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
   flags.DEFINE_integer(
     "replay", None, "Step whose batch to recompute.", lower_bound=1
+  )
+  flags.DEFINE_string(
+    "init", None, "File of weights that a new run starts from."
   )
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where the first process listens."

@@ -22,7 +22,7 @@ from sparse_transformer.training.loop import train
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
   "train.py": (
-    "config connect_seconds coordinator distributed heartbeat_seconds"
+    "config connect_seconds coordinator distributed heartbeat_seconds init"
     " num_processes process_id replay workdir"
   ),
   "eval.py": "min_context split step weights workdir",
@@ -35,6 +35,7 @@ FLAGS = {
   "-m sparse_transformer.compare": (
     "budget config equal first_seed seeds target tune tune_budget vary workdir"
   ),
+  "-m sparse_transformer.export": "out step weights workdir",
   "-m sparse_transformer.report": "workdir",
   "-m sparse_transformer.data": "data_dir",
 }

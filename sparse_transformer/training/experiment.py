@@ -69,10 +69,10 @@ class Experiment:
     registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
 
-  def init(self) -> step_lib.State:
-    """The state before the first step."""
+  def init(self, params: dict | None = None) -> step_lib.State:
+    """The state before the first step; parameters are drawn unless given."""
     return step_lib.init_state(
-      self.model, self.optimizer, self.config.train.seed
+      self.model, self.optimizer, self.config.train.seed, params
     )
 
   @functools.cached_property
@@ -88,9 +88,9 @@ class Experiment:
       self._shardings,
     )
 
-  def first_state(self) -> step_lib.State:
+  def first_state(self, params: dict | None = None) -> step_lib.State:
     """`init` on the devices of the mesh."""
-    return jax.jit(self.init, out_shardings=self._shardings)()
+    return jax.jit(self.init, out_shardings=self._shardings)(params)
 
   @functools.cached_property
   def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:

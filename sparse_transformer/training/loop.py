@@ -42,12 +42,14 @@ def train(
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None = None,
   limit: tuple[str, float] | None = None,
+  initial: dict | None = None,
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   A limit, (of `metrics.TIMES`, seconds), ends a run of a single process before
   that step, and the learning rate then follows the clock, so that a resumed run
-  is not the same bit for bit.
+  is not the same bit for bit. A new run starts from the parameters `initial`,
+  if given, and saves them.
 
   Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
   checkpoints/<step>/ into the workdir, and copies `config_file`, if given, from
@@ -77,7 +79,10 @@ def train(
     ) as checkpoints,
   ):
     state = checkpoints.restore_last(experiment.like)
-    state = state or experiment.first_state()
+    if state is None:
+      state = experiment.first_state(initial)
+      if initial:  # so that neither a resumed run nor --replay needs them
+        checkpoints.save(state)
     step = int(state.step)
     processes.decide(lambda: _describe(workdir, experiment, step, config_file))
     with metrics.Writer(

@@ -26,10 +26,14 @@ class State:
 
 
 def init_state(
-  model: model_lib.Config, optimizer: optax.GradientTransformation, seed: int
+  model: model_lib.Config,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  params: dict | None = None,
 ) -> State:
-  """The state before the first step."""
-  params = model_lib.init_params(model, seed)
+  """The state before the first step; parameters are drawn unless given."""
+  if params is None:
+    params = model_lib.init_params(model, seed)
   return State(
     step=jnp.zeros((), jnp.int32),
     params=params,

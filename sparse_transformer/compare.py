@@ -29,6 +29,17 @@ Writes comparison.md, .png, .html, and .json, from which the others can be made
 again, to --workdir. --target=BITS adds the processor seconds after which each
 run's validation first had at most so many bits.
 
+With --jobs=N, N runs take place at the same time, each on its share of the
+cores of a CPU, or of the GPUs. Runs then compete for memory and caches, so of
+the times only processor_seconds are fair on a CPU; seconds are rejected there.
+Scores with a budget of steps or flops are the same bit for bit on CPUs. The
+output of each run is in its workdir, in output.txt.
+
+With --task=I, only the runs with value I of --vary, from 0, take place: its
+tuning and its seeds, but neither the test split nor a table, for which the same
+command without it is run when all tasks have ended. docs/usage.md has a script
+for Slurm.
+
 Values are separated by commas outside brackets, or by semicolons. A value may
 set other fields too: "dense with data.length=512 train.batch_size=8".
 """
@@ -51,6 +62,7 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.comparison import (
     budget,
     execution,
+    jobs,
     plan as plan_lib,
     record,
     results,
@@ -88,12 +100,25 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--tune_budget needs --tune")
   if args.target is not None and not 0 < args.target < math.inf:
     raise ValueError(f"--target={args.target} must be bits above 0")
-  about = plan_lib.begin(plan)
+  if args.task is not None and not 0 <= args.task < len(values):
+    raise ValueError(
+      f"--task={args.task} must be from 0 to {len(values) - 1}: one for each"
+      " value of --vary"
+    )
+  budgets = {plan.budget_of(seed)[0] for seed in (None, seeds.start)}
+  among = jobs.shares(args.jobs, budgets)
+  about = plan_lib.begin(plan, jobs.devices(among[0]))
+  if args.task is not None:
+    plan = dataclasses.replace(plan, choices=[values[args.task]])
   best, tuning = dict.fromkeys(values, ""), None
   if plan.tuned:
-    tuning = record.tuning(execution.tune(plan))
+    tuning = record.tuning(execution.tune(plan, among))
     best = tuning["best"]
-  found = execution.run_all(plan, best)
+  if args.task is not None:
+    execution.train(plan, best, among)
+    print(f"done with {field}={values[args.task]}, task {args.task}")
+    return
+  found = execution.run_all(plan, best, among)
   about |= dict(
     target=args.target,
     unit=found[0]["unit"],
@@ -119,6 +144,10 @@ if __name__ == "__main__":
   flags.DEFINE_float("target", None, "Bits whose time is reported.")
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.")
   flags.DEFINE_integer("first_seed", 0, "The lowest seed.")
+  flags.DEFINE_integer(
+    "jobs", 1, "Number of runs at the same time.", lower_bound=1
+  )
+  flags.DEFINE_integer("task", None, "The only value that is trained, from 0.")
   flags.DEFINE_enum("equal", None, ["keys"], "What values must have in common.")
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run(main, cli.on_config)

@@ -246,7 +246,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "",
       TEXT,
       "run whose averaged weights this one starts from: WORKDIR, WORKDIR:STEP"
-      " or WORKDIR:best; empty: random weights",
+      " or WORKDIR:best, or a file of export; empty: random weights",
     ),
     init_partial=Field(
       False, SWITCH, "keep random weights where those of init_from do not fit"

@@ -11,7 +11,7 @@ PACKAGES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
 EXTRAS = {
   "train": (
     *("PIL", "absl", "flax", "grain", "matplotlib", "ml_collections", "optax"),
-    *("orbax", "scipy", "tensorboardX", "tqdm"),
+    *("orbax", "safetensors", "scipy", "tensorboardX", "tqdm"),
   ),
   "data": (
     *("array_record", "importlib_resources", "sklearn"),

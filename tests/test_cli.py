@@ -22,8 +22,8 @@ from sparse_transformer.training.loop import train
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
   "train.py": (
-    "[no]allow_changes config connect_seconds coordinator distributed heartbeat_seconds"
-    " num_processes process_id replay workdir"
+    "[no]allow_changes config connect_seconds coordinator distributed"
+    " heartbeat_seconds num_processes process_id replay workdir"
   ),
   "eval.py": "min_context split step weights workdir",
   "-m sparse_transformer.sample": (
@@ -33,8 +33,10 @@ FLAGS = {
     "config example [no]json out part step target temperature workdir"
   ),
   "-m sparse_transformer.compare": (
-    "budget config equal first_seed seeds target tune tune_budget vary workdir"
+    "budget config equal first_seed jobs seeds target task tune tune_budget"
+    " vary workdir"
   ),
+  "-m sparse_transformer.export": "out step weights workdir",
   "-m sparse_transformer.report": "workdir",
   "-m sparse_transformer.data": "data_dir",
 }

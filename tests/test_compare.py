@@ -19,6 +19,7 @@ from sparse_transformer import config as config_lib
 from sparse_transformer.comparison import (
   budget,
   execution as comparison_runs,
+  jobs,
   plan,
   record,
   results,
@@ -226,7 +227,7 @@ def test_error_in_the_process_of_a_run_is_sent_to_the_other(error, monkeypatch):
   monkeypatch.setattr(os, "setpgrp", lambda: None)
   receiver, sender = multiprocessing.Pipe(duplex=False)
   with pytest.raises(SystemExit, match="1"):
-    comparison_runs._call_and_exit(sender, fail)
+    jobs._call_and_exit(sender, jobs.Share(), None, fail)
   assert receiver.poll() and "why" in receiver.recv()
 
 
@@ -268,6 +269,12 @@ def test_experiments_with_the_same_data_share_them():
   assert first.model.width == 16 and second.model.width == 32
 
 
+def call_here(tasks, among):
+  """Calls the functions of tasks in this process."""
+  for task in tasks:
+    task.function(*task.inputs)
+
+
 def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
   names = ["dense", "local"]
   comparison = of(
@@ -284,15 +291,15 @@ def test_only_the_best_value_is_scored_on_the_test_split(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   called = []
 
-  def call(task, function, config, workdir, split, limit):
-    assert function is comparison_runs.run and split == "test"
-    assert config.train.steps == 20 and limit is None
+  def score(config, workdir, split, limit):
+    assert split == "test" and config.train.steps == 20 and limit is None
     called.append(workdir)
     path = workdir / "result.json"
     test = dict(bits_per_dim=3.5, standard_error=0.1)
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(test=test)))
 
-  monkeypatch.setattr(comparison_runs, "call", call)
+  monkeypatch.setattr(comparison_runs, "run", score)
+  monkeypatch.setattr(jobs, "call", call_here)
   for _ in range(2):
     found = comparison_runs.run_all(comparison, dict(dense="", local=""))
     # Once: what is scored is not scored again.
@@ -339,7 +346,7 @@ def test_each_value_gets_its_best_candidate(tmp_path, monkeypatch):
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
   monkeypatch.setattr(comparison_runs, "run", trained)
-  monkeypatch.setattr(comparison_runs, "call", lambda task, f, *x: f(*x))
+  monkeypatch.setattr(jobs, "call", call_here)
   for _ in range(2):
     tuning = record.tuning(comparison_runs.tune(comparison))
     # The candidates as they were written.

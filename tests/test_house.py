@@ -52,7 +52,7 @@ WITHIN = {
     *("experiment", "metrics", "step"),
   },
 }
-COMMANDS = "sample", "explain", "compare", "report"
+COMMANDS = "sample", "explain", "compare", "report", "export"
 
 
 @functools.cache

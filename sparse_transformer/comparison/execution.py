@@ -2,24 +2,20 @@
 
 import itertools
 import math
-import multiprocessing
-import os
 import pathlib
 import resource
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, cli, config as config_lib
-from sparse_transformer.comparison import budget as budget_lib, record
+from sparse_transformer import atomic, config as config_lib
+from sparse_transformer.comparison import budget as budget_lib, jobs, record
 from sparse_transformer.comparison.plan import Plan
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
-from sparse_transformer.signals import STOPPED, Signals, Stopped
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.evaluation.trained_run import open_run
@@ -30,17 +26,22 @@ NUMBERS = "steps", "peak_bytes", "parameters", "tokens_per_step"
 SPLITS = "validation", "test"
 
 
-def tune(plan: Plan) -> dict[str, dict[str, float | None]]:
+def tune(
+  plan: Plan, among: Sequence[jobs.Share] = jobs.ALONE
+) -> dict[str, dict[str, float | None]]:
   """{choice: {candidate: bits on the validation split, None if it diverged}}.
 
-  Each has one run, of a seed that is not compared. Runs what has no result yet.
+  Each has one run, of a seed that is not compared. Runs what has no result yet,
+  as many at a time as there are shares of the machine.
 
   Raises:
     ValueError: every candidate of a choice diverged.
   """
   scores: dict[str, dict] = {choice: {} for choice in plan.choices}
-  for candidate, choice in itertools.product(plan.candidates, plan.choices):
-    result = _scored(plan, choice, candidate, None, "validation")
+  pairs = itertools.product(plan.candidates, plan.choices)
+  cases = [(choice, candidate, None) for candidate, choice in pairs]
+  results = _scored(plan, cases, "validation", among)
+  for (choice, candidate, _), result in zip(cases, results, strict=True):
     bits = result["validation"]["bits_per_dim"]
     scores[choice][candidate] = bits if math.isfinite(bits) else None
   for choice, of_choice in scores.items():
@@ -52,46 +53,74 @@ def tune(plan: Plan) -> dict[str, dict[str, float | None]]:
   return scores
 
 
-def run_all(plan: Plan, tuned: Mapping[str, str]) -> list[Run]:
-  """Runs what has no result yet; returns a record's runs.
-
-  Those with the best value on the validation split, and no others, are then
-  scored on the test split.
+def train(
+  plan: Plan,
+  tuned: Mapping[str, str],
+  among: Sequence[jobs.Share] = jobs.ALONE,
+) -> None:
+  """Runs what has no result yet, and scores it on the validation split.
 
   Args:
     plan: the runs.
     tuned: {choice: the best candidate}, "" if nothing is tuned.
+    among: the shares of the machine for runs at the same time.
   """
   # Seed by seed: a stopped comparison is about as far with every choice.
-  for seed in plan.seeds:
-    for choice in plan.choices:
-      _scored(plan, choice, tuned[choice], seed, "validation")
+  pairs = itertools.product(plan.seeds, plan.choices)
+  cases = [(choice, tuned[choice], seed) for seed, choice in pairs]
+  _scored(plan, cases, "validation", among)
+
+
+def run_all(
+  plan: Plan,
+  tuned: Mapping[str, str],
+  among: Sequence[jobs.Share] = jobs.ALONE,
+) -> list[Run]:
+  """`train`; returns a record's runs.
+
+  Those with the best value on the validation split, and no others, are then
+  scored on the test split.
+  """
+  train(plan, tuned, among)
   found = [
     _recorded(plan.workdir(choice, seed=seed), choice, seed)
     for choice in plan.choices
     for seed in plan.seeds
   ]
   best = record.best_choice(found)
-  for seed, of_best in zip(
-    plan.seeds, record.of_choice(found, best), strict=True
+  cases = [(best, tuned[best], seed) for seed in plan.seeds]
+  results = _scored(plan, cases, "test", among)
+  for of_best, result in zip(
+    record.of_choice(found, best), results, strict=True
   ):
-    of_best["test"] = _scored(plan, best, tuned[best], seed, "test")["test"]
+    of_best["test"] = result["test"]
   return found
 
 
-def _scored(plan, choice, candidate, seed, split):
-  """The result of a run with its score on a split, computed if missing."""
-  workdir = plan.workdir(choice, candidate, seed)
-  path = workdir / RESULT
-  if not path.exists() or split not in _read(path):
+def _scored(
+  plan: Plan,
+  cases: Iterable[tuple[str, str, int | None]],
+  split: str,
+  among: Sequence[jobs.Share],
+) -> list[dict[str, Any]]:
+  """The results of runs with their scores on a split, computed if missing.
+
+  A case is (choice, candidate, seed), as in `Plan`.
+  """
+  tasks, paths = [], []
+  for choice, candidate, seed in cases:
+    workdir = plan.workdir(choice, candidate, seed)
+    paths.append(workdir / RESULT)
+    if paths[-1].exists() and split in _read(paths[-1]):
+      continue
     more = ": test" if split == "test" else ""
     config = plan.config_of(choice, candidate, seed)
-    of_seed = f"seed {config.train.seed}{more}"
-    print(f"{plan.label(choice, candidate)}, {of_seed}", flush=True)
+    label = f"{plan.label(choice, candidate)}, seed {config.train.seed}{more}"
     function = try_run if seed is None else run
     inputs = config, workdir, split, plan.limit(seed)
-    call(f"the run in {workdir}", function, *inputs)
-  return _read(path, split)
+    tasks.append(jobs.Task(label, workdir, function, inputs))
+  jobs.call(tasks, among)
+  return [_read(path, split) for path in paths]
 
 
 def _read(path, *fields):
@@ -194,57 +223,3 @@ def peak_bytes() -> int:
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
   return stats.get("peak_bytes_in_use", size * unit)
-
-
-def call(task: str, function: Callable[..., None], *inputs: Any) -> None:
-  """Calls a function in a new process, whose memory is freed when it ends.
-
-  Signals are forwarded to it. Messages name the task. The function is found by
-  its name, and its inputs are pickled.
-
-  Raises:
-    Stopped: after a signal.
-    OSError: the function failed.
-  """
-  context = multiprocessing.get_context("spawn")
-  receiver, sender = context.Pipe(duplex=False)
-  process = context.Process(
-    target=_call_and_exit, args=(sender, function, *inputs)
-  )
-  with Signals() as signals:
-    # Until the process handles signals itself, Ctrl-C is for this one alone.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.start()
-    signal.signal(signal.SIGINT, handler)
-    while process.is_alive() and not signals.name:
-      process.join(0.1)
-    if process.is_alive():
-      process.terminate()
-      process.join()
-  if signals.name:
-    raise Stopped(
-      f"{signals.name} in {task}; what it has saved is kept; run the same"
-      " command to resume"
-    )
-  if process.exitcode:
-    reason = f"it ended with status {process.exitcode}"
-    if receiver.poll():
-      reason = receiver.recv()
-    raise OSError(
-      f"{task} failed: {reason}; finished runs are kept; run the same command"
-      " to resume"
-    )
-
-
-def _call_and_exit(sender, function, *inputs):
-  # In a separate group, so that Ctrl-C cannot act as a second signal.
-  os.setpgrp()
-  try:
-    function(*inputs)
-  except Stopped:
-    sys.exit(STOPPED)
-  except Exception as error:
-    if (reason := cli.describe(error)) is None:
-      raise
-    sender.send(reason)
-    sys.exit(1)

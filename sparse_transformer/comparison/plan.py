@@ -4,12 +4,15 @@ import ast
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import re
+import socket
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, data, machine, rules
@@ -22,6 +25,7 @@ from sparse_transformer.training.experiment import Experiment
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+Devices = tuple[jax.Device, ...] | None
 NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
 
 
@@ -182,22 +186,24 @@ def folder_name(choice: str) -> str:
   return f"{name}-{zlib.crc32(choice.encode()):08x}"
 
 
-def experiments(configs: Iterable[ConfigDict]) -> Iterator[Experiment]:
-  """The experiments of configs; equal data are read once."""
+def experiments(
+  configs: Iterable[ConfigDict], devices: Devices = None
+) -> Iterator[Experiment]:
+  """The experiments of configs on devices; equal data are read once."""
   sources: dict[str, data.Source] = {}
   for config in configs:
     settings = config.data.to_json(sort_keys=True)
-    experiment = Experiment(config, shared=sources.get(settings))
+    experiment = Experiment(config, devices, sources.get(settings))
     sources[settings] = experiment.source
     yield experiment
 
 
-def check(plan: Plan) -> dict[str, Any]:
+def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
   for this process, and the processes of the runs need it. Returns the digest of
-  each choice's data.
+  each choice's data. Each run will have as many devices as given; None for all.
 
   Raises:
     ValueError: a run is impossible, two choices stand for the same run, or keys
@@ -209,7 +215,7 @@ def check(plan: Plan) -> dict[str, Any]:
   seen: dict[tuple, str] = {}
   keys, digests = {}, {}
   cases = [*itertools.product(plan.choices, plan.candidates)]
-  made = experiments([plan.config_of(*case) for case in cases])
+  made = experiments([plan.config_of(*case) for case in cases], devices)
   for (choice, candidate), experiment in zip(cases, made, strict=True):
     loop.check(experiment)
     for split in "validation", "test":
@@ -235,7 +241,7 @@ def check(plan: Plan) -> dict[str, Any]:
   return digests
 
 
-def begin(plan: Plan) -> dict[str, Any]:
+def begin(plan: Plan, devices: Devices = None) -> dict[str, Any]:
   """Checks a comparison, its folder first, and creates the folder.
 
   Returns `plan.about()`, which the folder records.
@@ -258,7 +264,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         f"{root} holds another comparison: {', '.join(differing)} differ; use"
         " another --workdir"
       )
-  digests = check(plan)
+  digests = check(plan, devices)
   if old and old["data"] != digests:
     raise ValueError(
       f"{root} holds a comparison on other data; use the same data, or another"
@@ -266,5 +272,8 @@ def begin(plan: Plan) -> dict[str, Any]:
     )
   about["data"] = digests
   root.mkdir(parents=True, exist_ok=True)
-  atomic.write_json(root / workdir.COMPARISON, about)
+  # Tasks of an array, which start together, must not write to the same file.
+  own = f"{workdir.COMPARISON}.{socket.gethostname()}-{os.getpid()}"
+  atomic.write_json(root / own, about)
+  (root / own).replace(root / workdir.COMPARISON)
   return about

@@ -20,6 +20,7 @@ class Codec(Protocol):
 
   vocab_size: int
   unit: str  # of losses: bits per symbol
+  symbols: str = "symbols"  # what they stand for, in order
   # The symbol after each document, None if they are not told apart.
   separator: int | None = None
 
@@ -42,6 +43,7 @@ class Text(Codec):
 
   vocab_size = 256
   unit = "bits/byte"
+  symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     if self.separator is None:
@@ -68,6 +70,7 @@ class Letters(Text):
 
   vocab_size = 27
   unit = "bits/character"
+  symbols = "space, a to z"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     letters = np.frombuffer(data, np.uint8)
@@ -97,6 +100,7 @@ class Fasta(Codec):
   separator: int | None = None
 
   unit = "bits/base"
+  symbols = ", ".join(BASES)
 
   @property
   def vocab_size(self) -> int:  # type: ignore[override]
@@ -154,6 +158,7 @@ class Audio(Codec):
   rate: int
   vocab_size = 256
   unit = "bits/sample"
+  symbols = "mu-law levels"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     import scipy.io.wavfile

@@ -68,6 +68,7 @@ class Images:
   load: Callable[[], Mapping[str, Items]]
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   unit: str = "bits/dim"
+  symbols: str = "levels"  # what they stand for, in order
   optimum: float | None = None
   separator: int | None = None  # an image is one document
 
@@ -137,6 +138,11 @@ class Stream:
   @property
   def unit(self) -> str:
     return self.codec.unit
+
+  @property
+  def symbols(self) -> str:
+    """What the symbols stand for, in order."""
+    return self.codec.symbols
 
   @property
   def separator(self) -> int | None:

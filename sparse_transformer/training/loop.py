@@ -298,7 +298,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     if before := [s for s in checkpoints.steps() if s < step]:
       state = checkpoints.restore(experiment.like, before[-1])
     else:
-      state = experiment.first_state()
+      state, _ = warm_start.first_state(experiment)
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)

@@ -8,7 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer.training.checkpoints import saved_arrays, store
+from sparse_transformer.training.checkpoints import (
+  exported,
+  saved_arrays,
+  store,
+)
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
@@ -17,9 +21,9 @@ from sparse_transformer.training.step import State
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   """The state before the first step, with the weights of `train.init_from`.
 
-  The parameters and their average become the averaged weights of that run. The
-  optimizer starts anew. Patterns, data and lengths may be others, as long as
-  the parameters have the same shapes.
+  The parameters and their average become the averaged weights of that run, or
+  those of an exported file. The optimizer starts anew. Patterns and data may be
+  others, as long as the parameters have the same shapes.
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). Its
@@ -33,16 +37,19 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   state, text = experiment.first_state(), experiment.config.train.init_from
   if not text:
     return state, None
-  run = store.Checkpoints(_workdir(text))
-  step = processes.decide(lambda: _step(run, text))
-  found = run.weights(step, experiment.mesh)
+  if text.endswith(exported.SUFFIXES):
+    _, weights = processes.together(lambda: exported.load(text))
+    found, about = saved_arrays.by_name(weights), dict(file=text)
+  else:
+    run = store.Checkpoints(_workdir(text))
+    step = processes.decide(lambda: _step(run, text))
+    found = run.weights(step, experiment.mesh)
+    fingerprint = processes.decide(lambda: run.fingerprint(step))
+    about = dict(run=str(run.workdir), run_step=step, crc32=fingerprint)
   params, random = _fit(state.params, found, experiment.config.train, text)
   average = jax.tree.map(jnp.copy, params)  # the state is donated
-  fingerprint = processes.decide(lambda: run.fingerprint(step))
-  about = dict(
-    run=str(run.workdir), run_step=step, crc32=fingerprint, random=random
-  )
-  return dataclasses.replace(state, params=params, ema=average), about
+  state = dataclasses.replace(state, params=params, ema=average)
+  return state, about | dict(random=random)
 
 
 def _workdir(text: str) -> pathlib.Path:
@@ -85,7 +92,7 @@ def _fit(
       " --config.train.init_partial=True, which leaves random what does not fit"
     )
   used = [
-    x if name in reasons else found[name].astype(x.dtype)
+    x if name in reasons else jax.device_put(found[name], x.sharding)
     for name, x in names.items()
   ]
   return jax.tree.unflatten(jax.tree.structure(params), used), [*reasons]

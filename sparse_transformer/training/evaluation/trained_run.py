@@ -57,11 +57,15 @@ class Run:
   signals: Signals  # caught signals
 
   def state(
-    self, step: int | Literal["best"] | None = None, with_data: bool = False
+    self,
+    step: int | Literal["best"] | None = None,
+    with_data: bool = False,
+    weights: str = "ema",
   ) -> State:
     """The state at a step; None for the last, "best" what `best` finds.
 
-    It searches in float32. With `with_data`, the data must be the run's.
+    It searches in float32, for these weights. With `with_data`, the data must
+    be the run's.
 
     Raises:
       ValueError: the checkpoint is from another network, or on other data.
@@ -70,7 +74,7 @@ class Run:
     if step == "best":
       config = config_lib.in_float32(self.experiment.config)
       scored = dataclasses.replace(self, experiment=Experiment(config))
-      step = int(scored.best()["step"])
+      step = int(scored.best(weights)["step"])
     state = self.checkpoints.restore(self.experiment.like, step)
     self.checkpoints.check(
       int(state.step),

@@ -1,0 +1,45 @@
+"""Writes the weights of a run to one file, which other programs can read.
+
+python -m sparse_transformer.export --workdir=runs/digits --out=digits.npz
+
+The suffix of --out is the format: .safetensors, or .npz of NumPy. Layers have
+separate arrays, such as layers.0.attention.query.kernel; docs/usage.md lists
+all names. The metadata has the config, the vocabulary, the unit of losses and
+the step, so the file suffices: `checkpoints.exported.load` reads it, and a run
+with --config.train.init_from=FILE starts from it.
+"""
+
+from collections.abc import Sequence
+
+from sparse_transformer import cli
+from sparse_transformer.cli import flags
+
+
+def main(argv: Sequence[str]) -> None:
+  cli.check_arguments(argv)
+  args = flags.FLAGS
+  if args.out is None:
+    raise ValueError("--out is missing; see --help")
+  step = cli.parse_step(args.step)
+  from sparse_transformer.training.checkpoints import exported
+  from sparse_transformer.training.evaluation.trained_run import open_run
+
+  path = exported.check_path(args.out)
+  with open_run(args.workdir, args.config) as run:
+    state = run.state(step, weights=args.weights)
+  about = dict(step=int(state.step), weights=args.weights)
+  exported.save(path, args.config, getattr(state, args.weights), **about)
+  print(f"weights of step {about['step']} in {path}")
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("out", None, "The file: NAME.safetensors or NAME.npz.")
+  flags.DEFINE_string(
+    "step",
+    None,
+    "Step of the checkpoint; or best, as in eval.py; default: last.",
+  )
+  flags.DEFINE_enum(
+    "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
+  )
+  cli.run(main, cli.on_workdir)

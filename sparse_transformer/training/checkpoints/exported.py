@@ -1,0 +1,166 @@
+"""Weights in one file that other programs can read: .safetensors or .npz.
+
+Layers have separate arrays, such as layers.0.attention.query.kernel;
+docs/usage.md lists all names. The metadata has the config, the vocabulary, the
+unit of losses and the step, so the file suffices.
+"""
+
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from ml_collections import ConfigDict
+
+from sparse_transformer import (
+  atomic,
+  config as config_lib,
+  data,
+  model as model_lib,
+  rules,
+)
+from sparse_transformer.data import files
+
+SUFFIXES = ".safetensors", ".npz"
+METADATA = "metadata"  # the array of an .npz file that holds it
+# The parts of a block: their names in the network, and in a file.
+PARTS = {"attention_norm": "attention.norm"}
+PARTS |= {x: f"attention.{x}" for x in ("query", "key", "value", "out")}
+PARTS |= {f"mlp_{x}": f"mlp.{x}" for x in ("norm", "in", "out")}
+PARTS |= {x: f"mlp.{x}" for x in ("router", "experts_in", "experts_out")}
+
+
+def save(
+  path: str | os.PathLike, config: ConfigDict, params: dict, **about: object
+) -> None:
+  """Writes weights to a file, completely or not at all.
+
+  Args:
+    path: its suffix is the format, one of `SUFFIXES`.
+    config: the experiment's.
+    params: the parameters of its network, nested dicts of float32 arrays.
+    about: further entries of the metadata, such as the step.
+
+  Raises:
+    ValueError: the path has another suffix, or is a folder.
+    OSError: the file cannot be written.
+  """
+  path, source = check_path(path), data.source(config.data)
+  leaves = [np.asarray(x) for x in jax.tree.leaves(params)]
+  _, places = _places(config, source)
+  arrays = {name: leaves[i][layer] for name, (i, layer) in places.items()}
+  vocabulary = dict(
+    size=source.vocab_size, symbols=source.symbols, separator=source.separator
+  )
+  metadata = {name: str(x) for name, x in about.items()} | dict(
+    unit=source.unit,
+    vocabulary=json.dumps(vocabulary),
+    config=json.dumps(config.to_dict()),
+  )
+  metadata["crc32"] = _crc32(arrays, metadata)
+  with atomic.writing(path) as new, new.open("wb") as file:
+    if path.suffix == ".npz":
+      entries: dict[str, Any] = {METADATA: json.dumps(metadata)}
+      np.savez(file, **entries, **arrays)
+    else:
+      file.write(safetensors.numpy.save(arrays, metadata))
+    file.flush()
+    os.fsync(file.fileno())  # before the file gets its name
+
+
+def load(path: str | os.PathLike) -> tuple[ConfigDict, dict]:
+  """Reads weights that `save` wrote.
+
+  Returns:
+    (the config, the parameters of its network: nested dicts of float32 arrays).
+
+  Raises:
+    ValueError: the file is damaged, or is from another network or program.
+    OSError: it cannot be read.
+  """
+  path = check_path(path)
+  atomic.size(path)
+  arrays, metadata = _read(path)
+  if not {"config", "crc32"} <= metadata.keys():
+    raise ValueError(f"{path} is not a file of sparse_transformer.export")
+  if metadata.pop("crc32") != _crc32(arrays, metadata):
+    raise files.damaged(path, ValueError("its CRC-32 differs"))
+  config = config_lib.from_json(json.loads(metadata["config"]), path).lock()
+  rules.check(config)
+  like, places = _places(config, data.source(config.data))
+  leaves = [np.empty(x.shape, x.dtype) for x in jax.tree.leaves(like)]
+  views = {name: leaves[i][layer] for name, (i, layer) in places.items()}
+  found, expected = (
+    {(name, x.shape, x.dtype) for name, x in given.items()}
+    for given in (arrays, views)
+  )
+  if differing := sorted({name for name, *_ in found ^ expected}):
+    raise ValueError(
+      f"{path} does not have the arrays of its config:"
+      f" {', '.join(differing[:3])} differ; export the run again"
+    )
+  for name, view in views.items():
+    view[...] = arrays[name]
+  params = jax.tree.unflatten(jax.tree.structure(like), leaves)
+  return config, jax.tree.map(jnp.asarray, params)
+
+
+def check_path(path: str | os.PathLike) -> pathlib.Path:
+  """The path, whose suffix must be a format, and whose folder must exist."""
+  path = pathlib.Path(path)
+  if path.suffix not in SUFFIXES:
+    raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
+  if path.is_dir():
+    raise ValueError(f"{path} is a folder; name a file")
+  if not path.parent.is_dir():
+    raise ValueError(f"{path.parent} is not a folder; create it first")
+  return path
+
+
+def _places(config, source):
+  """(the parameters as shapes, {name: (number of the leaf, layer in it)})."""
+
+  model = model_lib.configure(config, source)
+  like = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  places: dict[str, tuple[int, Any]] = {}
+  for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(like)):
+    first, *rest = (str(key.key) for key in path)
+    if not model_lib.num_stacks(path):
+      places[".".join([first, *rest])] = i, ...
+      continue
+    layers = [*range(model.num_layers)]
+    if first.endswith("blocks"):
+      has_experts = first == "expert_blocks"
+      layers = [n for n in layers if model.has_experts[n] == has_experts]
+      rest[0] = PARTS[rest[0]]
+    else:
+      rest = ["attention", first, *rest]
+    for place, layer in enumerate(layers):
+      places[".".join(["layers", str(layer), *rest])] = i, place
+  return like, places
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """(arrays, metadata) of a file."""
+  if path.suffix == ".npz":
+    with files.blame(path), path.open("rb") as opened, np.load(opened) as file:
+      arrays = {name: file[name] for name in file.files}
+      return arrays, json.loads(str(arrays.pop(METADATA, "{}")))
+  with files.blame(path), safetensors.safe_open(path, "numpy") as file:
+    return {x: file.get_tensor(x) for x in file.keys()}, file.metadata() or {}
+
+
+def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
+  """Of all that is in a file: the formats do not notice flipped bits."""
+  crc = zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
+  for name in sorted(arrays):
+    crc = zlib.crc32(name.encode(), crc)
+    crc = zlib.crc32(np.ascontiguousarray(arrays[name]).data, crc)
+  return f"{crc:08x}"

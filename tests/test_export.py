@@ -1,0 +1,158 @@
+"""Exported weights: names, formats, and the same logits when read back."""
+
+import json
+import shutil
+
+import jax
+import networks
+import numpy as np
+import pytest
+import runs
+from safetensors import safe_open
+
+from sparse_transformer.training import warm_start
+from sparse_transformer.training.checkpoints import exported
+from sparse_transformer.training.evaluation.trained_run import open_run
+from sparse_transformer.training.experiment import Experiment
+
+SCRIPT = "sparse_transformer/export.py"
+# With all kinds of parameters; each period of the layers has a rest.
+NETWORKS = dict(
+  plain={"model.num_layers": 3, "attention.pattern": "strided"},
+  experts={
+    "model.num_layers": 3,
+    "model.experts": 3,
+    "model.sinks": True,
+    "model.key_heads": 1,
+    "model.positions": "rotary",
+    "attention.pattern": "Local(4)",
+  },
+  content={
+    "model.num_layers": 2,
+    "attention.pattern": "(Routing(4, 8), LSH(8, 4)), AdaptiveSpan(16, 4)",
+  },
+)
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request):
+  """(its config, large random weights)."""
+  config = runs.tiny(**NETWORKS[request.param])
+  return config, networks.random_params(Experiment(config).model, 0.3)
+
+
+def command(workdir, path, *words):
+  return runs.command(SCRIPT, f"--workdir={workdir}", f"--out={path}", *words)
+
+
+def test_weights_read_back_give_the_same_logits(network, tmp_path):
+  config, params = network
+  experiment = Experiment(config)
+  tokens_BL = np.stack([experiment.source.examples("test")[i] for i in (0, 1)])
+  apply = jax.jit(experiment.apply)
+  expected_BLV = apply(params, tokens_BL)
+  assert np.ptp(expected_BLV) > 1
+  for suffix in exported.SUFFIXES:
+    path = tmp_path / f"weights{suffix}"
+    exported.save(path, config, params)
+    found, loaded = exported.load(path)
+    assert found.to_dict() == config.to_dict() and found.is_locked
+    np.testing.assert_array_equal(apply(loaded, tokens_BL), expected_BLV)
+
+
+def test_layers_are_separate_and_in_order(network, tmp_path):
+  """Each array, found by its name, is where a layer of the network has it."""
+  config, params = network
+  exported.save(tmp_path / "x.npz", config, params)
+  with np.load(tmp_path / "x.npz") as file:
+    arrays = dict(file)
+  metadata = json.loads(str(arrays.pop("metadata")))
+  assert json.loads(metadata["config"])["model"]["num_heads"] == 2
+  assert sum(x.size for x in arrays.values()) == sum(
+    x.size for x in jax.tree.leaves(params)
+  )
+  same = np.testing.assert_array_equal
+  same(arrays["token.embedding"], params["token"]["embedding"])
+  same(arrays["logits.kernel"], params["logits"]["kernel"])
+  # The second layer of three has experts.
+  experts = params.get("expert_blocks")
+  for layer in range(config.model.num_layers):
+    place = (0, 0, 1)[layer] if experts else layer
+    block = experts if experts and layer == 1 else params["blocks"]
+    of = {x.removeprefix(f"layers.{layer}."): arrays[x] for x in arrays}
+    same(of["attention.query.kernel"], block["query"]["kernel"][place])
+    same(of["mlp.norm.bias"], block["mlp_norm"]["bias"][place])
+    for x in ("in", "out"):
+      name = f"experts_{x}" if block is experts else f"mlp_{x}"
+      name_in_file = "mlp." + name.removeprefix("mlp_")
+      same(of[f"{name_in_file}.kernel"], block[name]["kernel"][place])
+    if experts:
+      same(of["attention.sinks"], params["sinks"][layer])
+    if "spans" in params:
+      same(of["attention.spans"], params["spans"][layer])
+      same(of["attention.centroids.4"], params["centroids"]["4"][layer])
+
+
+def test_file_says_what_it_holds(trained, tmp_path, capsys):
+  path = tmp_path / "digits.safetensors"
+  path.write_text("an older one")
+  run = shutil.copytree(trained, tmp_path / "run")
+  assert command(run, path, "--step=best", "--weights=params") == 0
+  assert capsys.readouterr().out == f"weights of step 2 in {path}\n"
+  with safe_open(path, "numpy") as file:
+    metadata = file.metadata()
+  assert metadata["step"] == "2" and metadata["weights"] == "params"
+  assert metadata["unit"] == "bits/dim"
+  symbols = dict(size=17, symbols="levels", separator=None)
+  assert json.loads(metadata["vocabulary"]) == symbols
+  with open_run(run) as opened:
+    expected = opened.state().params
+  same = jax.tree.map(np.array_equal, exported.load(path)[1], expected)
+  assert all(jax.tree.leaves(same))
+  assert {x.name for x in tmp_path.iterdir()} == {path.name, "run"}
+  # The best by these weights, not by their average.
+  name = "evaluations/validation-step2-context0-params.json"
+  assert (run / name).exists()
+
+
+def test_run_starts_from_a_file(trained, tmp_path):
+  path, new = tmp_path / "digits.npz", tmp_path / "new"
+  assert command(trained, path) == 0
+  settings = runs.flags_of(
+    **{"train.steps": 0, "train.init_from": str(path), "train.seed": 1}
+  )
+  line = runs.DIGITS, *settings, f"--workdir={new}"
+  assert runs.command("train.py", *line) == 0
+  with open_run(new) as run, open_run(trained) as old:
+    for name in "params", "ema":
+      found, expected = getattr(run.state(0), name), old.state().ema
+      jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "words"])
+def test_damaged_file_is_rejected(suffix, damage, trained, tmp_path):
+  path = tmp_path / f"x.{suffix}"
+  with open_run(trained) as run:
+    exported.save(path, run.experiment.config, run.state().ema)
+  content = bytearray(path.read_bytes())
+  if damage == "flip":
+    content[-len(content) // 2] ^= 1
+  kinds = dict(flip=content, cut=content[:-9], empty=b"", words=b"words")
+  path.write_bytes(kinds[damage])
+  with pytest.raises(ValueError, match="x.* is damaged or truncated"):
+    exported.load(path)
+
+
+def test_file_of_another_network_or_program_is_rejected(trained, tmp_path):
+  path = tmp_path / "x.npz"
+  with open_run(trained) as run:
+    exported.save(path, run.experiment.config, run.state().ema)
+  wide = runs.tiny(**{"model.width": 32, "train.init_from": str(path)})
+  with pytest.raises(ValueError, match=r"blocks.key.bias is \[1, 16\] there"):
+    warm_start.first_state(Experiment(wide))
+  np.savez(path, a=np.zeros(3))
+  with pytest.raises(ValueError, match="not a file of sparse_transformer"):
+    exported.load(path)
+  with pytest.raises(FileNotFoundError, match="nowhere.npz"):
+    exported.load(tmp_path / "nowhere.npz")

@@ -14,9 +14,9 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli, config as config_lib, sample, signals
+from sparse_transformer import cli, config as config_lib, signals
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training.evaluation import trained_run
+from sparse_transformer.training.evaluation import drawing, trained_run
 from sparse_transformer.training.loop import train
 
 # The flags of each command. A stored config is that of --workdir.
@@ -167,7 +167,7 @@ def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
     decoder = kv_cache.Decoder(experiment.model)
     sampler = sampling.Sampler()
     tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)
-    return result, sample.save(workdir, experiment.source, tokens)
+    return result, drawing.save(workdir, experiment.source, tokens)
 
   result, (path,) = asyncio.run(cell())
   assert result["step"] == 2 and path.exists()

@@ -23,7 +23,7 @@ from sparse_transformer.training.loop import train
 FLAGS = {
   "train.py": (
     "config connect_seconds coordinator distributed heartbeat_seconds"
-    " num_processes process_id replay workdir"
+    " num_processes process_id profile replay workdir"
   ),
   "eval.py": "min_context split step weights workdir",
   "-m sparse_transformer.sample": (

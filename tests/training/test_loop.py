@@ -21,7 +21,9 @@ def test_run_writes_everything_it_promises(tmp_path):
   loop.train(config, tmp_path)
   found = {path.name for path in tmp_path.iterdir()}
   assert {"config.json", "checkpoints", "metrics.jsonl", "patterns.png"} < found
-  assert any(name.startswith("events.out.tfevents") for name in found)
+  assert {path.name for path in (tmp_path / "events").iterdir()} == {
+    *("train", "validation")
+  }
   steps = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert steps == {"2", "4"}
   *training, validation = metrics.read(tmp_path)

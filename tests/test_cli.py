@@ -153,6 +153,22 @@ def test_evaluation_prints_json_last_and_no_errors(trained):
   assert 0 < result["standard_error"] < 0.1
 
 
+def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):
+  path = tmp_path / "config.py"
+  path.write_text(
+    "import runs\n"
+    "def get_config(): return runs.tiny(**{'train.steps': 2})\n"
+    "def on_metrics(step, split, values):\n"
+    "  print('hook', step, split, values['bits_per_dim'] > 0)\n"
+  )
+  words = f"--config={path}", f"--workdir={tmp_path / 'run'}"
+  assert runs.command("train.py", *words) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert [line for line in lines if line.startswith("hook")] == [
+    *("hook 1 train True", "hook 2 train True", "hook 2 validation True")
+  ]
+
+
 def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
   """There, no flags are parsed, and the command line is the kernel's."""
   monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "x.json"])

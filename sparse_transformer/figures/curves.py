@@ -103,15 +103,10 @@ def bits_by_pixel(
 ) -> "style.Figure":
   """A figure of mean bits by position in an image: a panel for each channel.
 
-  Args:
-    bits_L: mean bits of each position; nan where none was scored.
-    shape: (rows, columns, channels) of the images.
-    result: what `eval.py` prints.
+  As `bits_by_position`, of images of a shape (rows, columns, channels).
   """
   rows, columns, channels = shape
-  ratio = np.clip(
-    rows / columns, 0.5, 2
-  )  # of a panel; pixels of others stretch
+  ratio = np.clip(rows / columns, 0.5, 2)  # of a panel; others are stretched
   width, height = max(WIDTH, PANEL * channels + 1), PANEL * ratio + 1
   figure, axes = style.subplots(1, channels, width, height)
   figure.set_layout_engine("constrained")
@@ -119,15 +114,11 @@ def bits_by_pixel(
   # A few extremes, such as the first pixel, would take most of the colors.
   known = bits_L[np.isfinite(bits_L)]
   low, high = np.percentile(known, (1, 99)) if len(known) else (0, 0)
+  look = dict(vmin=low, vmax=max(high, low + LEAST), interpolation="nearest")
+  look["aspect"] = "equal" if ratio == rows / columns else "auto"
   names = ("red", "green", "blue") if channels == 3 else range(channels)
   for i, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
-    image = axis.imshow(
-      bits_L.reshape(shape)[..., i],
-      vmin=low,
-      vmax=max(high, low + LEAST),
-      aspect="equal" if ratio == rows / columns else "auto",
-      interpolation="nearest",
-    )
+    image = axis.imshow(bits_L.reshape(shape)[..., i], **look)
     axis.set(xlabel="column", title=name if channels > 1 else "")
     for ticks in axis.xaxis, axis.yaxis:
       ticks.get_major_locator().set_params(integer=True, nbins=5)

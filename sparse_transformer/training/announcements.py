@@ -10,24 +10,20 @@ from sparse_transformer.training.experiment import Experiment
 
 
 def start(
-  experiment: Experiment,
-  workdir: str | os.PathLike,
-  limit: tuple[str, float] | None = None,
+  experiment: Experiment, workdir: object, limit: tuple[str, float] | None
 ) -> str:
   """A line about a run: network, data, devices, length and folder."""
   config, source = experiment.config, experiment.source
   number, unit = len(experiment.examples), "images"
   if isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
-  end = f"{config.train.steps:,} steps"
-  if limit:
-    end = f"{limit[1]:g} {limit[0].replace('_', ' ')}"
+  clock, last = limit or ("steps", config.train.steps)
   devices = experiment.mesh.devices
   return (
     f"{model_lib.count_parameters(experiment.model):,} parameters;"
     f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
-    f" {source.unit}; {devices.size} x {devices.flat[0].device_kind}; {end};"
-    f" {workdir}"
+    f" {source.unit}; {devices.size} x {devices.flat[0].device_kind};"
+    f" {last:,} {clock.replace('_', ' ')}; {workdir}"
   )
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -170,7 +169,8 @@ def check(experiment: Experiment) -> None:
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
   memory_limits.check_training(config, source)
-  drawing.check(experiment)
+  if config.eval.samples:
+    drawing.decoder_in_training(experiment)
   mesh.check_network(experiment.model, sizes)
   # Not `batch`: the process that checks may leave devices to others.
   example = experiment.examples[0]
@@ -270,7 +270,9 @@ def _run(
       if saves:
         checkpoints.save(state, bits)
       if validates and config.eval.samples:
-        _draw(experiment, state, writer, stops)
+        inputs = experiment, state.ema, writer.workdir, stops.check
+        shown = drawing.draw_in_training(*inputs)
+        writer.show(done, "validation", "samples", shown)
       if logs or validates or saves:
         watch.restart()
       if done == last:
@@ -284,17 +286,6 @@ def _run(
   if stops.reason:
     writer.note(int(state.step), "stopped", **watch.times())
   return state
-
-
-def _draw(experiment, state, writer, stops):
-  """Samples from the averaged weights; shows them on TensorBoard."""
-  paths = drawing.draw(experiment, state.ema, writer.workdir, stops.check)
-  shown: str | pathlib.Path = paths[0]
-  if paths[0].suffix in (".txt", ".fasta"):  # as code, not as Markdown
-    text = drawing.read_text(paths[0])
-    shown = textwrap.indent(text, "    ", lambda line: True)
-  if paths[0].suffix != ".wav":
-    writer.show(int(state.step), "validation", "samples", shown)
 
 
 def is_due(step: int, every: int, last: int) -> bool:

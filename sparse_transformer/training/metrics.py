@@ -32,9 +32,6 @@ SHORT = dict(
   gradient_norm="grad",
   learning_rate="lr",
   tokens_per_second="tok/s",
-  mfu="mfu",
-  loss_scale="scale",
-  expert_load="load",
 )
 HIDDEN = {"nats", "model_flops_per_second", *TIMES}  # follow from others
 COLUMNS = 100  # of the terminal
@@ -164,20 +161,18 @@ def _line(step: int, split: str, values: Mapping[str, Any]) -> str:
   line = f"step {step:>7}  {split:<10}"
   for name in dict.fromkeys((*SHORT, *values)):
     if name in values.keys() - HIDDEN:
-      item = f"  {SHORT.get(name, name)} {_number(name, values[name])}"
+      item = f"  {SHORT.get(name, name)} {_extremes(values[name])}"
       if len(line + item) > COLUMNS - len(" ..."):
         return f"{line} ..."
       line += item
   return line
 
 
-def _number(name: str, value: Any) -> str:
+def _extremes(value: Any) -> str:
   """A number, or the smallest and the largest of several."""
   if isinstance(value, list):
-    return f"{np.min(value):.3g}..{np.max(value):.3g}"
-  if name == "bits_per_dim":
-    return f"{value:.4f}"
-  return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"{np.min(value):.3g} to {np.max(value):.3g}"
+  return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
 
 
 class _Board(EventsWriter):
@@ -211,12 +206,8 @@ class _Board(EventsWriter):
       summary = summaries.text(tag, content)
     else:
       with Image.open(content) as image:
-        width, height = image.size
-      png = content.read_bytes()
-      picture = Summary.Image(
-        width=width, height=height, colorspace=3, encoded_image_string=png
-      )
-      summary = Summary(value=[Summary.Value(tag=tag, image=picture)])
+        pixels = np.asarray(image)
+      summary = summaries.image(tag, pixels, dataformats="HWC")
     self._append(step=step, summary=summary)
     self.flush()
 

@@ -13,7 +13,6 @@ from sparse_transformer import signals
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import processes
-from sparse_transformer.training.evaluation import drawing
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_schedule
 
@@ -75,8 +74,8 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
     " --step=best"
   )
   (path,) = (folder / "events" / "validation").iterdir()
-  png = (folder / "samples.png").read_bytes()
-  assert path.read_bytes().count(png[:16]) == 2  # after steps 2 and 3
+  assert path.read_bytes().count(b"\x89PNG") == 2  # after steps 2 and 3
+  assert (folder / "samples.png").exists()
   assert not err
   with pytest.raises(ValueError, match="step 3 cannot be profiled"):
     loop.train(config, folder, profile=[3])
@@ -97,7 +96,7 @@ def test_samples_of_documents_are_shown_as_text(tmp_path):
 def test_samples_during_training_need_a_single_process(monkeypatch):
   monkeypatch.setattr(processes, "are_several", lambda: True)
   with pytest.raises(ValueError, match="eval.samples=2 must be 0 with several"):
-    drawing.check(Experiment(runs.tiny(**{"eval.samples": 2})))
+    loop.check(Experiment(runs.tiny(**{"eval.samples": 2})))
 
 
 def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):

@@ -2,8 +2,9 @@
 
 import os
 import pathlib
+import textwrap
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,54 +21,47 @@ MAX_TEXT = 4000  # bytes of sampled text that are shown
 def decoder(
   experiment: Experiment, num: int, name: str, cached: bool = True
 ) -> sampling.Decoder:
-  """Makes the decoder of a network, with a key-value cache or without.
-
-  Raises:
-    ValueError: `num` sequences at a time, which `name` sets, need more memory
-      than there is.
-  """
-  model, cache = experiment.model, kv_cache.Decoder(experiment.model)
-  memory_limits.check_inference(
-    experiment.config,
-    experiment.source,
-    num,
-    name=name,
-    cache=cache.num_bytes(1) if cached else None,
-  )
-  return cache if cached else sampling.Recompute(experiment.apply, model.length)
-
-
-def check(experiment: Experiment) -> sampling.Decoder | None:
-  """Returns the decoder of samples during training, if `config.eval` has them.
+  """The decoder of `num` sequences, which `name` sets, with a cache or without.
 
   Raises:
     ValueError: they need more memory than there is, or a single process.
   """
-  num = experiment.config.eval.samples
-  if num and processes.are_several():
+  if processes.are_several():
     raise ValueError(
-      f"eval.samples={num} must be 0 with several processes; sample from the"
-      " run after training"
+      f"{name}={num} must be 0 with several processes; sample after training"
     )
-  # The cache holds a single document.
-  cached = experiment.model.separator is None
-  return decoder(experiment, num, "eval.samples", cached) if num else None
+  config, model = experiment.config, experiment.model
+  cache = kv_cache.Decoder(model)
+  size = cache.num_bytes(1) if cached else None
+  memory_limits.check_inference(
+    config, experiment.source, num, name=name, cache=size
+  )
+  return cache if cached else sampling.Recompute(experiment.apply, model.length)
 
 
-def draw(
+def decoder_in_training(experiment: Experiment) -> sampling.Decoder:
+  """The `decoder` of `eval.samples` sequences; the cache holds one document."""
+  num, cached = (
+    experiment.config.eval.samples,
+    experiment.model.separator is None,
+  )
+  return decoder(experiment, num, "eval.samples", cached)
+
+
+def draw_in_training(
   experiment: Experiment,
   params: Any,
   folder: pathlib.Path,
   check_stop: Callable[[], None],
-) -> list[pathlib.Path]:
-  """Draws the samples of `config.eval`; returns the paths of their files.
+) -> str | pathlib.Path:
+  """Writes `eval.samples` sequences; returns a text, or the path of a picture.
 
-  The draws are the same for all steps. `check_stop` is called about once a
-  second; may raise an exception.
+  The random numbers are the same at all steps. `check_stop` is called about
+  once a second, and may raise an exception.
   """
   config, source = experiment.config, experiment.source
   tokens, _ = sampling.sample(
-    cast(sampling.Decoder, check(experiment)),
+    decoder_in_training(experiment),
     params,
     sampling.Sampler(),
     num=config.eval.samples,
@@ -76,7 +70,10 @@ def draw(
     name="sampling",
     check_stop=check_stop,
   )
-  return save(folder, source, tokens)
+  path, *_ = save(folder, source, tokens)
+  if path.suffix in (".txt", ".fasta"):  # as code, so that it is no Markdown
+    return textwrap.indent(read_text(path), "    ", lambda line: True)
+  return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
 
 
 def save(

@@ -118,7 +118,7 @@ def events(folder):
 
 def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
   picture = tmp_path / "a.png"
-  Image.fromarray(np.zeros((4, 9), np.uint8)).save(picture)
+  Image.fromarray(np.zeros((4, 9, 3), np.uint8)).save(picture)
   with metrics.Writer(tmp_path, step=0, steps=9) as writer:
     writer.show(0, "train", "config", "| a |")
     writer.show(0, "validation", "samples", picture)

@@ -172,7 +172,7 @@ def _extremes(value: Any) -> str:
   """A number, or the smallest and the largest of several."""
   if isinstance(value, list):
     return f"{np.min(value):.3g} to {np.max(value):.3g}"
-  return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
+  return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
 
 
 class _Board(EventsWriter):

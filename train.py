@@ -7,7 +7,11 @@ Restarted with the same workdir, it resumes from the last checkpoint; with
 --allow_changes, also for more steps or with another optimizer. SIGTERM
 and SIGINT make it save a checkpoint and exit with status 130; a second signal
 ends it at once. --replay=STEP recomputes the batch of a step, from the last
-checkpoint before it, and writes nothing.
+checkpoint before it, and writes nothing. --profile=FIRST:LAST traces steps into
+the folder `profile` of the workdir.
+
+A config file may define on_metrics(step, split, values) beside get_config: it
+is called for each line of metrics.jsonl, to send it elsewhere.
 
 Several processes, each with its own devices, train together: start each with
 the same command and --coordinator, --num_processes and --process_id; or, where
@@ -16,10 +20,15 @@ the cluster says these, with --distributed=auto. See docs/scaling.md.
 
 import functools
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sparse_transformer import cli
 from sparse_transformer.cli import config_flags, flags
+
+MAX_PROFILED = 100  # steps; each may take megabytes
 
 
 def main(argv: Sequence[str]) -> None:
@@ -39,6 +48,12 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(
       f"--{waits[0]}_seconds requires --coordinator or --distributed"
     )
+  settings = dict(
+    config_file=config_file,
+    allow_changes=args.allow_changes,
+    on_metrics=_hook(config_file),
+    profile=_profiled(args.profile, args.config.train.steps),
+  )
   if not is_alone:
     # One line says why the runtime aborts, without its reports. This is read
     # when JAX is imported.
@@ -46,20 +61,47 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import replay, train
 
-  run = args.config, args.workdir, config_file, None, args.allow_changes
   if args.replay is not None:
     if not is_alone:
       raise ValueError("--replay runs in one process: omit --coordinator etc.")
+    if args.profile:
+      raise ValueError("--replay does not train: omit --profile")
     replay(args.config, args.workdir, args.replay)
   elif is_alone:
-    train(*run)
+    train(args.config, args.workdir, **settings)
   else:
     with processes.joined(
       *given,
       connect_seconds=args.connect_seconds,
       heartbeat_seconds=args.heartbeat_seconds,
     ):
-      train(*run)
+      train(args.config, args.workdir, **settings)
+
+
+def _hook(config_file: str) -> Callable[..., Any] | None:
+  """The function `on_metrics` of the config file, if it has one."""
+  # Where ml_collections leaves the module.
+  hook = getattr(sys.modules.get("config_config"), "on_metrics", None)
+  if not (hook is None or callable(hook)):
+    raise ValueError(
+      f"on_metrics in {config_file} is {hook!r}, but must be a function of"
+      " (step, split, values)"
+    )
+  return hook
+
+
+def _profiled(text: str | None, steps: int) -> Sequence[int]:
+  """The steps that --profile names."""
+  if text is None:
+    return ()
+  found = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
+  first, last = map(int, found.groups()) if found else (0, 0)
+  if not 1 <= first <= last <= min(steps, first + MAX_PROFILED - 1):
+    raise ValueError(
+      f"--profile={text} must be FIRST:LAST, with 1 <= FIRST <= LAST <= {steps}"
+      f", the steps of the run, and name at most {MAX_PROFILED} of them"
+    )
+  return range(first, last + 1)
 
 
 if __name__ == "__main__":
@@ -72,6 +114,9 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer(
     "replay", None, "Step whose batch to recompute.", lower_bound=1
+  )
+  flags.DEFINE_string(
+    "profile", None, "FIRST:LAST, the steps to trace into WORKDIR/profile."
   )
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where the first process listens."

@@ -16,7 +16,6 @@ from sparse_transformer import atomic, cli
 from sparse_transformer.cli import flags
 from sparse_transformer.figures import curves, html
 
-MAX_SAMPLE = 4000  # bytes of sampled text that are shown
 COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
 
 
@@ -161,19 +160,16 @@ def _pictures(workdir):
 
 
 def _samples(workdir):
+  from sparse_transformer.training.evaluation import drawing
+
   path = workdir / "samples.png"
   if path.exists():
     sides = html.note("Sampled images on the left, real ones on the right.")
     return html.section("Samples", html.picture(path, "samples"), sides)
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
-      with path.open("rb") as file:
-        text = file.read(MAX_SAMPLE).decode(errors="replace")
-      # HTML does not allow control characters.
-      shown = "".join(
-        c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text
-      )
-      return html.section("Samples", html.preformatted(shown))
+      text = drawing.read_text(path)  # HTML allows no control characters
+      return html.section("Samples", html.preformatted(text))
   return html.section(
     "Samples", html.note("None: run python -m sparse_transformer.sample.")
   )

@@ -269,6 +269,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     every=Field(2000, COUNT, "steps between validations; 0: after the last"),
     batch_size=Field(16, SIZE, "sequences"),
     sequences=Field(256, COUNT, "validation sequences during training; 0: all"),
+    samples=Field(0, COUNT, "sequences to sample after each validation"),
   ),
   checkpoint=dict(
     every=Field(2000, COUNT, "steps between checkpoints; 0: after the last"),

@@ -17,7 +17,6 @@ import numpy as np
 from sparse_transformer import cli, data
 from sparse_transformer.cli import flags
 from sparse_transformer.data import files
-from sparse_transformer.figures.image_grid import save_images
 
 
 def make_prompts(
@@ -49,7 +48,9 @@ def make_prompts(
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
-  return _real_examples(source, num)[:, :given]
+  from sparse_transformer.training.evaluation import drawing
+
+  return drawing.real_examples(source, num)[:, :given]
 
 
 def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
@@ -70,54 +71,27 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
   return prompt
 
 
-def _real_examples(source: data.Source, num: int) -> np.ndarray:
-  """The first test images, or windows spread over the split, [num, length]."""
-  examples = source.examples("test")
-  if isinstance(source, data.Images):
-    places = np.arange(num) % len(examples)
-  else:
-    places = np.arange(num) * len(examples) // num
-  return np.stack([examples[int(i)] for i in places])
-
-
-def save(
-  folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
-) -> list[pathlib.Path]:
-  """Writes sequences uint8 [num, length] into files; returns their paths."""
-  stem = pathlib.Path(folder) / "samples"
-  if isinstance(source, data.Stream):
-    return source.codec.save(stem, tokens)
-  path = stem.with_suffix(".png")
-  real = _real_examples(source, len(tokens))
-  save_images(path, tokens, real, source.shape, source.vocab_size)
-  return [path]
-
-
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
   args = flags.FLAGS
   step = cli.parse_step(args.step)
   import jax
 
-  from sparse_transformer.model import kv_cache, sampling
-  from sparse_transformer.training.analysis import memory_limits
+  from sparse_transformer.model import sampling
   from sparse_transformer.training.distributed import mesh
+  from sparse_transformer.training.evaluation import drawing
   from sparse_transformer.training.evaluation.trained_run import open_run
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   with open_run(args.workdir, args.config) as run:
     experiment, source = run.experiment, run.experiment.source
-    cached = kv_cache.Decoder(experiment.model) if args.cache else None
-    cache = cached.num_bytes(1) if cached else None  # of one sequence
-    memory_limits.check_inference(
-      args.config, source, args.num, name="--num", cache=cache
-    )
+    decoder = drawing.decoder(experiment, args.num, "--num", args.cache)
     prompts = make_prompts(source, args.num, args.given, args.prompt)
     mesh.check_network(experiment.model, experiment.mesh.shape)
     state = run.state(step, with_data=args.given > 0)
     with jax.set_mesh(experiment.mesh):
       tokens, seconds = sampling.sample(
-        cached or sampling.Recompute(experiment.apply, source.length),
+        decoder,
         state.ema,
         sampler,
         num=args.num,
@@ -127,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
         name="sampling",
         check_stop=run.signals.check,
       )
-  paths = save(args.workdir, source, tokens)
+  paths = drawing.save(args.workdir, source, tokens)
   drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""
   print(

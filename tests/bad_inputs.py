@@ -129,6 +129,7 @@ CONFIGS = dict(
   argument="def get_config(size): return size",
   string_config="def get_config(): return 'digits'",
   not_callable="get_config = 3",
+  hook=_config("") + "on_metrics = 'wandb'",
   typo=_config("config.model.widht = 64"),
   text_number=_config("config.model.width = 'wide'"),
   long_number=_config("config.model.width = 10**5000"),

@@ -14,16 +14,16 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli, config as config_lib, sample, signals
+from sparse_transformer import cli, config as config_lib, signals
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training.evaluation import trained_run
+from sparse_transformer.training.evaluation import drawing, trained_run
 from sparse_transformer.training.loop import train
 
 # The flags of each command. A stored config is that of --workdir.
 FLAGS = {
   "train.py": (
     "[no]allow_changes config connect_seconds coordinator distributed"
-    " heartbeat_seconds num_processes process_id replay workdir"
+    " heartbeat_seconds num_processes process_id profile replay workdir"
   ),
   "eval.py": "min_context split step weights workdir",
   "-m sparse_transformer.sample": (
@@ -155,6 +155,22 @@ def test_evaluation_prints_json_last_and_no_errors(trained):
   assert 0 < result["standard_error"] < 0.1
 
 
+def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):
+  path = tmp_path / "config.py"
+  path.write_text(
+    "import runs\n"
+    "def get_config(): return runs.tiny(**{'train.steps': 2})\n"
+    "def on_metrics(step, split, values):\n"
+    "  print('hook', step, split, values['bits_per_dim'] > 0)\n"
+  )
+  words = f"--config={path}", f"--workdir={tmp_path / 'run'}"
+  assert runs.command("train.py", *words) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert [line for line in lines if line.startswith("hook")] == [
+    *("hook 1 train True", "hook 2 train True", "hook 2 validation True")
+  ]
+
+
 def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
   """There, no flags are parsed, and the command line is the kernel's."""
   monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "x.json"])
@@ -169,7 +185,7 @@ def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
     decoder = kv_cache.Decoder(experiment.model)
     sampler = sampling.Sampler()
     tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)
-    return result, sample.save(workdir, experiment.source, tokens)
+    return result, drawing.save(workdir, experiment.source, tokens)
 
   result, (path,) = asyncio.run(cell())
   assert result["step"] == 2 and path.exists()

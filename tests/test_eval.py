@@ -16,6 +16,7 @@ import runs
 
 from sparse_transformer import data
 from sparse_transformer.data import SPLITS
+from sparse_transformer.figures import curves
 from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import scoring
@@ -236,6 +237,24 @@ def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   total = np.dot(bits, counts) / size
   assert total == pytest.approx(result["bits_per_dim"], abs=1e-5)
   assert stem.with_suffix(".png").stat().st_size > 1000
+
+
+def test_bits_by_position_of_images_are_drawn_as_an_image(
+  tmp_path, monkeypatch
+):
+  drawn = []
+
+  def draw(bits_L, *inputs):
+    drawn.append((len(bits_L), *inputs))
+    return plain(bits_L, *inputs)
+
+  plain = curves.bits_by_pixel
+  monkeypatch.setattr(curves, "bits_by_pixel", draw)
+  runs.untrained(tmp_path, runs.tiny())
+  assert runs.command("eval.py", f"--workdir={tmp_path}") == 0
+  ((length, shape, result),) = drawn
+  assert (length, shape, result["split"]) == (64, (8, 8, 1), "test")
+  assert (tmp_path / "evaluations" / "test-step0-context0-ema.png").exists()
 
 
 def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):

@@ -1,4 +1,4 @@
-"""Curves of bits and throughput by training step, and of bits by position."""
+"""Bits and throughput by training step, and bits by position."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +8,8 @@ import numpy as np
 from sparse_transformer.figures import style
 
 WIDTH, HEIGHT = 5, 3.2  # inches
+PANEL = 2.6  # side of a channel, in inches
+LEAST = 0.01  # bits between the ends of the colors, so that noise looks flat
 BLOCKS = 64  # of positions whose means are drawn
 # Fields of lines that give the speed of a run.
 SPEEDS = dict(
@@ -70,6 +72,7 @@ def bits_by_position(
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first
   figure, axis = _axis()
+  axis.set_title(_title(result), fontsize="medium")
   axis.plot(np.arange(first, last + 1), shown, ".", ms=2, color=style.LIGHT)
   # Positions are averaged over blocks that look equally wide.
   space = np.geomspace if scaled else np.linspace
@@ -80,12 +83,8 @@ def bits_by_position(
     _mean_of_blocks(shown, bounds[:-1] - first),
     color=style.DARK,
   )
-  title = "{split}, step {step}, min_context {min_context}".format(**result)
-  bits = result["bits_per_dim"]
-  if bits is not None:
-    title += f": {bits:.4f}"
+  if (bits := result["bits_per_dim"]) is not None:
     axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
-  axis.set_title(title, fontsize="medium")
   label = "position in window"
   if first > 1:
     label += f", with at least {first - 1:,} before it"
@@ -97,6 +96,41 @@ def bits_by_position(
     axis.xaxis.get_major_locator().set_params(subs=subs)
     axis.xaxis.set_major_formatter("{x:,.0f}")
   return figure
+
+
+def bits_by_pixel(
+  bits_L: np.ndarray, shape: tuple[int, int, int], result: Mapping[str, Any]
+) -> "style.Figure":
+  """A figure of mean bits by position in an image: a panel for each channel.
+
+  As `bits_by_position`, of images of a shape (rows, columns, channels).
+  """
+  rows, columns, channels = shape
+  ratio = np.clip(rows / columns, 0.5, 2)  # of a panel; others are stretched
+  width, height = max(WIDTH, PANEL * channels + 1), PANEL * ratio + 1
+  figure, axes = style.subplots(1, channels, width, height)
+  figure.set_layout_engine("constrained")
+  figure.suptitle(_title(result), fontsize="medium")
+  # A few extremes, such as the first pixel, would take most of the colors.
+  known = bits_L[np.isfinite(bits_L)]
+  low, high = np.percentile(known, (1, 99)) if len(known) else (0, 0)
+  look = dict(vmin=low, vmax=max(high, low + LEAST), interpolation="nearest")
+  look["aspect"] = "equal" if ratio == rows / columns else "auto"
+  names = ("red", "green", "blue") if channels == 3 else range(channels)
+  for i, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
+    image = axis.imshow(bits_L.reshape(shape)[..., i], **look)
+    axis.set(xlabel="column", title=name if channels > 1 else "")
+    for ticks in axis.xaxis, axis.yaxis:
+      ticks.get_major_locator().set_params(integer=True, nbins=5)
+  axes[0, 0].set_ylabel("row")
+  figure.colorbar(image, ax=[*axes[0]], label=result["unit"], extend="both")
+  return figure
+
+
+def _title(result):
+  title = "{split}, step {step}, min_context {min_context}".format(**result)
+  bits = result["bits_per_dim"]
+  return title if bits is None else f"{title}: {bits:.4f}"
 
 
 def _axis():

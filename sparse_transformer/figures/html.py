@@ -27,7 +27,7 @@ td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top;
 tr :first-child { position: sticky; left: 0; background: #fff;
   max-width: min(50vw, 24rem); }
 tr :nth-child(2):last-child { overflow-wrap: anywhere; }
-td + td + td { white-space: nowrap; }
+td + td:not(:last-child), td + td + td { white-space: nowrap; }
 pre { background: #f4f6f9; padding: .75rem; font-size: 14px;
   white-space: pre-wrap; }
 .note { color: #566475; font-size: 14px; }

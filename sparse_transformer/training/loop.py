@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,16 @@ from ml_collections import ConfigDict
 from sparse_transformer import (
   atomic,
   config as config_lib,
+  data,
   model as model_lib,
   rules,
   signals,
+  tables,
 )
 from sparse_transformer.attention import registry
-from sparse_transformer.data import Lazy
 from sparse_transformer.figures.masks import save_patterns
 from sparse_transformer.training import (
+  announcements,
   cautions,
   metrics,
   optimizer,
@@ -33,7 +36,7 @@ from sparse_transformer.training import (
 from sparse_transformer.training.analysis import costs, memory_limits
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
-from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.evaluation import drawing, scoring
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.monitor import Monitor
 from sparse_transformer.training.step import State
@@ -45,6 +48,8 @@ def train(
   config_file: str | os.PathLike | None = None,
   limit: tuple[str, float] | None = None,
   allow_changes: bool = False,
+  on_metrics: metrics.OnMetrics | None = None,
+  profile: Sequence[int] = (),
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
@@ -59,8 +64,13 @@ def train(
   checkpoints/<step>/ into the workdir, and copies `config_file`, if given, from
   which the config was read. Returns the final state.
 
+  The first process calls `on_metrics(step, split, values)` for each line that
+  it writes to metrics.jsonl; an exception in it is reported, and the run goes
+  on. It traces the consecutive steps of `profile` into the folder profile.
+
   Raises:
-    ValueError: the config is invalid, or does not fit the workdir.
+    ValueError: the config is invalid, or does not fit the workdir; or steps to
+      trace are done already.
     FloatingPointError: a loss or gradient is non-finite; `config.train` says
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
@@ -97,8 +107,9 @@ def train(
         f"train.steps={config.train.steps} must be at least {step}, the step"
         f" that the run in {workdir} resumes from"
       )
+    processes.decide(lambda: _check_profile(profile, step))
     processes.decide(
-      lambda: _describe(workdir, experiment, step, config_file, free)
+      lambda: _describe(workdir, experiment, step, config_file, free, limit)
     )
     with metrics.Writer(
       workdir,
@@ -106,17 +117,25 @@ def train(
       steps=None if limit else config.train.steps,
       on_error=config.checkpoint.on_error,
       silent=not processes.is_first(),
+      on_metrics=on_metrics,
     ) as writer:
       if start:
         writer.note(step, "start", **start)
       lines = processes.decide(lambda: metrics.read(workdir))
-      state = _run(experiment, state, lines, writer, checkpoints, stops, limit)
+      fields = [(name, str(x)) for name, x in rules.flatten(config).items()]
+      table = tables.markdown([("field", "value"), *fields])
+      writer.show(step, "train", "config", table)
+      writer.show(step, "train", "patterns", workdir / "patterns.png")
+      state = _run(
+        experiment, state, lines, writer, checkpoints, stops, limit, profile
+      )
     checkpoints.finish()
     if stops.reason:
       raise signals.Stopped(
         f"{stops.reason} at step {int(state.step)}, which is saved; run the"
         " same command again to resume"
       )
+    processes.decide(lambda: print(announcements.end(experiment, workdir)))
   return state
 
 
@@ -131,9 +150,18 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   return about
 
 
-def _describe(workdir, experiment, step, config_file, free):
+def _check_profile(profile, step):
+  if profile and profile[0] <= step:
+    raise ValueError(
+      f"step {profile[0]} cannot be profiled: the run resumes from step {step};"
+      " name later steps"
+    )
+
+
+def _describe(workdir, experiment, step, config_file, free, limit):
   """Writes the config and a picture of the patterns; prints what to know."""
   config, model = experiment.config, experiment.model
+  print(announcements.start(experiment, workdir, limit), flush=True)
   for phase in experiment.phases.values():
     cautions.report(phase.config, phase.model)
   if step:
@@ -165,6 +193,8 @@ def check(experiment: Experiment) -> None:
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
   memory_limits.check_training(config, source)
+  if config.eval.samples:
+    drawing.decoder_in_training(experiment)
   mesh.check_network(experiment.model, sizes)
   # Not `batch`: the process that checks may leave devices to others.
   example = experiment.examples[0]
@@ -182,6 +212,7 @@ def _run(
   checkpoints: store.Checkpoints,
   stops: processes.Stops,
   limit: tuple[str, float] | None,
+  profile: Sequence[int],
 ) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   config, model = experiment.config, experiment.model
@@ -201,9 +232,14 @@ def _run(
   clock, seconds = limit or ("seconds", math.inf)
   share = watch.passed(clock) / seconds
   last = first if share >= 1 else config.train.steps
+  traced = profile if processes.is_first() else ()
 
   # -- Loop; a signal ends it. Kernels need the mesh in context.
-  with contextlib.suppress(signals.Stopped), jax.set_mesh(experiment.mesh):
+  with (
+    contextlib.suppress(signals.Stopped),
+    jax.set_mesh(experiment.mesh),
+    contextlib.ExitStack() as trace,
+  ):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
     interrupted = first > max(validated, default=0)
     if interrupted and is_due(first, config.eval.every, last):
@@ -224,6 +260,13 @@ def _run(
         due = optimizer.timed_step(config, step, share)
         opt_state = optimizer.at_step(state.opt_state, due)
         state = dataclasses.replace(state, opt_state=opt_state)
+      if watch.is_off:
+        writer.say("compiling")
+        began = time.perf_counter()
+      if step + 1 in traced[:1]:
+        folder = writer.workdir / "profile"
+        profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
+        trace.enter_context(profiler)
       state, measured = phase.update(state, batch)
       bits = None
       stops.expendable = False  # now there is something to save
@@ -233,6 +276,14 @@ def _run(
       monitor.watch(done, measured)
       if watch.is_off:
         jax.block_until_ready(state)
+        took = time.perf_counter() - began
+        writer.say(f"compiled, and took the first step, in {took:.1f} s")
+        watch.restart()  # compilation does not count
+      if done in traced[-1:]:
+        jax.block_until_ready(state)
+        watch.stop()
+        trace.close()
+        writer.say(announcements.trace(traced, folder))
         watch.restart()
       share = watch.passed(clock) / seconds
       last = done if share >= 1 else last
@@ -251,6 +302,10 @@ def _run(
         bits = _validate(experiment, state, writer, stops, watch)
       if saves:
         checkpoints.save(state, bits)
+      if validates and config.eval.samples:
+        inputs = experiment, state.ema, writer.workdir, stops.check
+        shown = drawing.draw_in_training(*inputs)
+        writer.show(done, "validation", "samples", shown)
       if logs or validates or saves:
         watch.restart()
       if done == last:
@@ -330,7 +385,7 @@ def _validate(experiment, state, writer, stops, watch):
   result = scoring.bits_per_dim(
     experiment.losses,
     state.ema,
-    Lazy(num, windows.__getitem__),
+    data.Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
     name="validation",

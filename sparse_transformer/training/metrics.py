@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 import numpy as np
 import tqdm
+from PIL import Image
+from tensorboardX import summary as summaries
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
@@ -23,7 +25,17 @@ NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
 TIMES = ("seconds", "processor_seconds")  # of training steps, so far
 TABLES = {"expert_load", "spans"}  # a row for each layer
 OPTIONAL = {"tokens_per_second", "mfu", *TIMES}
-FLUSH_SECONDS = 30  # between flushes of the TensorBoard file, which take long
+FLUSH_SECONDS = 30  # between flushes of a TensorBoard file, which take long
+# Names on the terminal, which shows these first, and as many others as fit.
+SHORT = dict(
+  bits_per_dim="bits",
+  gradient_norm="grad",
+  learning_rate="lr",
+  tokens_per_second="tok/s",
+)
+HIDDEN = {"nats", "model_flops_per_second", *TIMES}  # follow from others
+COLUMNS = 100  # of the terminal
+OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
 
 class Writer:
@@ -39,6 +51,11 @@ class Writer:
     on_error: "stop" raises OSError when a line cannot be written; "continue"
       reports it on standard error.
     silent: whether to write nothing, because another process does.
+    on_metrics: is called with (step, split, values) for each line of
+      `metrics.jsonl`; an exception in it is reported on standard error.
+
+  Attributes:
+    workdir: the folder.
   """
 
   def __init__(
@@ -49,15 +66,20 @@ class Writer:
     steps: int | None,
     on_error: str = "stop",
     silent: bool = False,
+    on_metrics: OnMetrics | None = None,
   ):
-    self._path = pathlib.Path(workdir) / "metrics.jsonl"
-    self._on_error = on_error
+    self.workdir = pathlib.Path(workdir)
+    self._on_error, self._on_metrics = on_error, on_metrics
     self._file: TextIO | None = None
-    self._board: Any = None
+    self._boards: dict[str, Any] = {}
     if not silent:
-      self._attempt(_truncate, self._path, step)
-      self._file = self._path.open("a")
-      self._board = self._attempt(_Board, workdir, step)
+      path = self.workdir / "metrics.jsonl"
+      self._attempt(_truncate, path, step)
+      self._file = path.open("a")
+      self._boards = {
+        split: self._attempt(_Board, self.workdir / "events" / split, step)
+        for split in NEEDED
+      }
     self._bar = tqdm.tqdm(
       initial=step,
       total=steps,
@@ -71,7 +93,7 @@ class Writer:
 
   def __exit__(self, kind: type | None, *_: object) -> None:
     self._bar.close()
-    for file in filter(None, (self._board, self._file)):
+    for file in filter(None, (*self._boards.values(), self._file)):
       if kind:  # the first error is the one to raise
         with contextlib.suppress(OSError):
           file.close()
@@ -83,16 +105,22 @@ class Writer:
     self._bar.update()
 
   def say(self, line: str) -> None:
-    """Prints a line above the progress bar."""
+    """Prints a line above the progress bar, in the process that writes."""
     if self._file:
-      self._bar.write(line, file=sys.stdout)
+      _print(line)
 
   def note(self, step: int, split: str, **values: Any) -> None:
-    """Appends JSON values to `metrics.jsonl` only."""
+    """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`."""
     if not self._file:
       return
     line = json.dumps({"step": step, "split": split, **values})
     self._attempt(print, line, file=self._file, flush=True)
+    if self._on_metrics:
+      try:
+        self._on_metrics(step, split, values)
+      except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        _print(f"on_metrics failed at step {step}: {reason}", sys.stderr)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
@@ -102,43 +130,69 @@ class Writer:
     if not self._file:
       return
     self.note(step, split, **values)
-    if self._board:
-      self._attempt(self._board.write, step, split, values)
-    hidden = {"model_flops_per_second", *TIMES}
-    shown = [name for name in values if name not in hidden]
-    text = "  ".join(f"{name} {_extremes(values[name])}" for name in shown)
-    self._bar.write(f"step {step:>7}  {split:<10}  {text}", file=sys.stdout)
+    if board := self._boards[split]:
+      self._attempt(board.write, step, values)
+    self.say(_line(step, split, values))
+
+  def show(
+    self, step: int, split: str, tag: str, content: str | pathlib.Path
+  ) -> None:
+    """Adds a text in Markdown, or the PNG file at a path, to TensorBoard."""
+    if board := self._boards.get(split):
+      self._attempt(board.show, step, tag, content)
 
   def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
     try:
       return write(*args, **kwargs)
     except OSError as error:
-      line = f"metrics could not be written to {self._path.parent}: {error}"
+      line = f"metrics could not be written to {self.workdir}: {error}"
       if self._on_error == "stop":
         raise OSError(line) from error
-      print(f"continuing without them: {line}", file=sys.stderr)
+      _print(f"continuing without them: {line}", sys.stderr)
+
+
+def _print(line: str, file: TextIO | None = None) -> None:
+  with tqdm.tqdm.external_write_mode():  # above the progress bar
+    print(line, file=file, flush=True)
+
+
+def _line(step: int, split: str, values: Mapping[str, Any]) -> str:
+  """A line for the terminal; ... where more would not fit."""
+  line = f"step {step:>7}  {split:<10}"
+  for name in dict.fromkeys((*SHORT, *values)):
+    if name in values.keys() - HIDDEN:
+      item = f"  {SHORT.get(name, name)} {_extremes(values[name])}"
+      if len(line + item) > COLUMNS - len(" ..."):
+        return f"{line} ..."
+      line += item
+  return line
 
 
 def _extremes(value: Any) -> str:
   """A number, or the smallest and the largest of several."""
   if isinstance(value, list):
     return f"{np.min(value):.3g} to {np.max(value):.3g}"
-  return f"{value:.5g}"
+  return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
 
 
 class _Board(EventsWriter):
-  """A TensorBoard file, without tensorboardX's thread, which errors end."""
+  """A TensorBoard file, without tensorboardX's thread, which errors end.
 
-  def __init__(self, workdir: str | os.PathLike, step: int):
-    super().__init__(str(pathlib.Path(workdir) / "events"), f".{os.getpid()}")
+  The splits of a run have the same tags in different folders, so that
+  TensorBoard draws them in the same charts.
+  """
+
+  def __init__(self, folder: pathlib.Path, step: int):
+    folder.mkdir(parents=True, exist_ok=True)
+    super().__init__(str(folder / "events"), f".{os.getpid()}.{step}")
     self._flush_time = 0.0
     if step:  # hides what a run before this one wrote about later steps
       start = SessionLog(status=SessionLog.START)
       self._append(step=step + 1, session_log=start)
 
-  def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
     scalars = [
-      Summary.Value(tag="/".join([split, name, *map(str, i)]), simple_value=x)
+      Summary.Value(tag="/".join([name, *map(str, i)]), simple_value=x)
       for name, numbers in values.items()
       for i, x in np.ndenumerate(numbers)
     ]
@@ -146,6 +200,16 @@ class _Board(EventsWriter):
     if time.monotonic() > self._flush_time:
       self.flush()
       self._flush_time = time.monotonic() + FLUSH_SECONDS
+
+  def show(self, step: int, tag: str, content: str | pathlib.Path) -> None:
+    if isinstance(content, str):
+      summary = summaries.text(tag, content)
+    else:
+      with Image.open(content) as image:
+        pixels = np.asarray(image)
+      summary = summaries.image(tag, pixels, dataformats="HWC")
+    self._append(step=step, summary=summary)
+    self.flush()
 
   def close(self) -> None:
     self._py_recordio_writer.close()  # even if the disk is full

@@ -120,6 +120,39 @@ def test_positions_that_are_not_scored_are_left_out():
   assert np.isnan(np.array(dots)[:, 1]).sum() == 8
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("rows, columns", [(8, 8), (32, 2), (2, 64)])
+def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
+  shape = rows, columns, channels
+  result = dict(split="test", step=3, min_context=0, unit="bits/dim")
+  bits_L = np.random.RandomState(0).rand(rows * columns * channels)
+  bits_L[7] = np.nan
+  figure = curves.bits_by_pixel(bits_L, shape, result | dict(bits_per_dim=0.5))
+  figure.draw_without_rendering()
+  *panels, bar = figure.axes
+  assert len(panels) == channels
+  assert (bar.get_ylabel(), panels[0].get_ylabel()) == ("bits/dim", "row")
+  titles = [panel.get_title() for panel in panels]
+  assert titles == (["red", "green", "blue"] if channels == 3 else [""])
+  colors = set()
+  for channel, panel in enumerate(panels):
+    (image,) = panel.images
+    expected = bits_L[channel::channels].reshape(rows, columns)
+    np.testing.assert_array_equal(image.get_array().filled(np.nan), expected)
+    colors.add(image.get_clim())
+  assert len(colors) == 1  # one bar is for all channels
+
+
+@pytest.mark.parametrize("value", [4.0, np.nan])
+def test_equal_bits_of_all_pixels_can_be_drawn(value):
+  result = dict(split="test", step=0, min_context=0, unit="bits/dim")
+  result["bits_per_dim"] = None if np.isnan(value) else value
+  figure = curves.bits_by_pixel(np.full(64, value), (8, 8, 1), result)
+  figure.draw_without_rendering()
+  low, high = figure.axes[0].images[0].get_clim()
+  assert high > low
+
+
 def test_labels_of_few_positions_far_out_are_whole_numbers():
   axis = of_positions(np.ones(10**5), 10**5 - 4)
   labels = [text.get_text() for text in axis.get_xticklabels()]

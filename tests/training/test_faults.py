@@ -53,6 +53,13 @@ SCHEDULE = {
 }
 
 
+# What a run prints if nothing is wrong.
+EXPECTED = (
+  r"resumes from step \d|step +\d+  (train|valid)|attention by|compil"
+  r"|best validation|[\d,]+ parameters; |after \d+ steps"
+)
+
+
 def words(workdir, **changes):
   """The command line of a tiny run."""
   settings = runs.flags_of(**SETTINGS | changes)
@@ -165,8 +172,7 @@ def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
     process.kill()
     *lines, _ = process.communicate()[0].split("\n")
     for line in lines:  # no warnings
-      known = r"resumes from step \d|step +\d+  (train|valid)|after \d+ steps"
-      assert re.match(known, line)
+      assert re.match(EXPECTED, line), line
   assert_resumes_exactly(workdir, whole, **changes)
   # To start a complete run again changes nothing.
   before = runs.files(workdir / "checkpoints")

@@ -12,6 +12,7 @@ import runs
 from sparse_transformer import signals
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.analysis import costs
+from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_schedule
 
@@ -21,7 +22,9 @@ def test_run_writes_everything_it_promises(tmp_path):
   loop.train(config, tmp_path)
   found = {path.name for path in tmp_path.iterdir()}
   assert {"config.json", "checkpoints", "metrics.jsonl", "patterns.png"} < found
-  assert any(name.startswith("events.out.tfevents") for name in found)
+  assert {path.name for path in (tmp_path / "events").iterdir()} == {
+    *("train", "validation")
+  }
   steps = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert steps == {"2", "4"}
   *training, validation = metrics.read(tmp_path)
@@ -45,6 +48,55 @@ def test_run_writes_everything_it_promises(tmp_path):
     name: training[3][name] for name in times
   }
   assert (validation["step"], validation["split"]) == (4, "validation")
+
+
+def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
+  changes = {"train.steps": 3, "eval.every": 2, "eval.samples": 2}
+  config, folder = runs.tiny(**changes), tmp_path / "a run"
+  loop.train(config, folder, profile=range(2, 4))
+  out, err = capsys.readouterr()
+  lines = [line for line in out.splitlines() if line[:5] != "step "]
+  parameters, attention, compiling, compiled, traced, opened, best = lines
+  assert parameters.endswith(
+    " parameters; digits: 1,397 images, 64 in a sequence, bits/dim; 1 x cpu;"
+    f" 3 steps; {folder}"
+  )
+  assert attention.startswith("attention by") and compiling == "compiling"
+  assert compiled.startswith("compiled") and compiled.endswith(" s")
+  assert traced == f"profiled steps 2 to 3 into {folder / 'profile'}"
+  assert "perfetto_trace.json.gz" in opened and "xprof" in opened
+  assert list((folder / "profile").rglob("perfetto_trace.json.gz"))
+  bits = [x for x in metrics.read(folder) if x["split"] == "validation"]
+  least = min(bits, key=lambda x: x["bits_per_dim"])
+  assert best == (
+    f"best validation {least['bits_per_dim']:.4f} bits/dim, at step"
+    f" {least['step']}; to evaluate: python eval.py '--workdir={folder}'"
+    " --step=best"
+  )
+  (path,) = (folder / "events" / "validation").iterdir()
+  assert path.read_bytes().count(b"\x89PNG") == 2  # after steps 2 and 3
+  assert (folder / "samples.png").exists()
+  assert not err
+  with pytest.raises(ValueError, match="step 3 cannot be profiled"):
+    loop.train(config, folder, profile=[3])
+
+
+def test_samples_of_documents_are_shown_as_text(tmp_path):
+  (tmp_path / "texts").mkdir()
+  for name in "abc":
+    (tmp_path / "texts" / name).write_text(f"text {name} " * 50)
+  changes = {"data.documents": True, "eval.samples": 1, "train.steps": 2}
+  config = runs.text(tmp_path / "texts", **changes)
+  loop.train(config, tmp_path / "run")
+  assert (tmp_path / "run" / "samples.txt").stat().st_size == 32
+  (path,) = (tmp_path / "run" / "events" / "validation").iterdir()
+  assert b"samples/text_summary" in path.read_bytes()
+
+
+def test_samples_during_training_need_a_single_process(monkeypatch):
+  monkeypatch.setattr(processes, "are_several", lambda: True)
+  with pytest.raises(ValueError, match="eval.samples=2 must be 0 with several"):
+    loop.check(Experiment(runs.tiny(**{"eval.samples": 2})))
 
 
 def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):

@@ -1,12 +1,19 @@
 """Tests of training/metrics.py."""
 
 import contextlib
+import io
 import json
 import os
+import struct
+import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
 from sparse_transformer.training import metrics
 
@@ -28,8 +35,8 @@ def test_each_line_is_an_object_with_step_and_split(tmp_path, capsys):
   assert [json.loads(line) for line in lines] == expected
   assert metrics.read(tmp_path) == expected
   shown = capsys.readouterr().out.splitlines()
-  assert len(shown) == 3 and "nats 0.5" in shown[0]
-  assert list(tmp_path.glob("events.out.tfevents*"))
+  assert shown[0] == "step       1  train       bits 0.1"
+  assert len(shown) == 3
 
 
 @pytest.mark.parametrize("step", range(5))
@@ -80,7 +87,7 @@ def test_file_that_cannot_be_written_to_ends_a_run_or_not(
       stack.enter_context(pytest.raises(OSError, match=match))
     writer = metrics.Writer(tmp_path, step=0, steps=9, on_error=on_error)
     stack.enter_context(writer)
-    board = writer._board._py_recordio_writer._writer
+    board = writer._boards["train"]._py_recordio_writer._writer
     file = writer._file if name == "metrics.jsonl" else board
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, file.fileno())
@@ -93,6 +100,114 @@ def test_file_that_cannot_be_written_to_ends_a_run_or_not(
     assert len(lines) >= 1
   else:
     assert not lines
+
+
+def events(folder):
+  """The events of all files of a folder, whose checksums must be right."""
+  found = []
+  for path in sorted(folder.iterdir()):
+    data = path.read_bytes()
+    while data:
+      size, size_crc = struct.unpack("<QI", data[:12])
+      body, (crc,) = data[12:][:size], struct.unpack_from("<I", data, 12 + size)
+      assert size_crc == masked_crc32c(data[:8]) and crc == masked_crc32c(body)
+      found.append(Event.FromString(body))
+      data = data[16 + size :]
+  return found
+
+
+def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
+  picture = tmp_path / "a.png"
+  Image.fromarray(np.zeros((4, 9, 3), np.uint8)).save(picture)
+  with metrics.Writer(tmp_path, step=0, steps=9) as writer:
+    writer.show(0, "train", "config", "| a |")
+    writer.show(0, "validation", "samples", picture)
+    writer.write(3, "train", bits_per_dim=0.5, spans=[[1, 2], [3, 4]])
+    writer.write(3, "validation", bits_per_dim=0.25)
+  found = {}
+  for split in ("train", "validation"):
+    for event in events(tmp_path / "events" / split)[1:]:
+      for value in event.summary.value:
+        found[split, event.step, value.tag] = value
+  assert found["train", 3, "bits_per_dim"].simple_value == 0.5
+  assert found["validation", 3, "bits_per_dim"].simple_value == 0.25
+  assert found["train", 3, "spans/1/0"].simple_value == 3
+  text = found["train", 0, "config/text_summary"]
+  assert text.metadata.plugin_data.plugin_name == "text"
+  assert text.tensor.string_val == [b"| a |"]
+  image = found["validation", 0, "samples"].image
+  assert (image.width, image.height) == (9, 4)
+  assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_resuming_hides_later_steps_on_tensorboard(tmp_path):
+  write(tmp_path, 0, 4)
+  write(tmp_path, 2, 5)
+  for split in ("train", "validation"):
+    found = events(tmp_path / "events" / split)
+    starts = [x for x in found if x.session_log.status == SessionLog.START]
+    assert [x.step for x in starts] == [3]
+
+
+def test_line_fits_the_terminal_and_begins_with_bits():
+  values = dict(nats=0.1, bits_per_dim=12.34567, seconds=7.0, spans=[[1], [2]])
+  assert metrics._line(9, "train", values) == (
+    "step       9  train       bits 12.346  spans 1 to 2"
+  )
+  for value in (0.0, -1.234567e-38, 123456.789, 1e300):
+    numbers = {name: value for name in (*metrics.SHORT, "router_z", "span")}
+    numbers |= dict(expert_load=[[value, 1.23456e-20]], load_balance=value)
+    line = metrics._line(10**7, "validation", numbers)
+    assert len(line) <= 100
+    assert line.endswith(" ...") or "span 0" in line
+
+
+class Terminal(io.StringIO):
+  """Both streams of a process, on a terminal."""
+
+  def isatty(self):
+    return True
+
+
+def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
+  terminal = Terminal()
+  monkeypatch.setattr(sys, "stdout", terminal)
+  monkeypatch.setattr(sys, "stderr", terminal)
+  fail = lambda *_: 1 / 0
+  with metrics.Writer(tmp_path, step=0, steps=9, on_metrics=fail) as writer:
+    writer.say("compiling")
+    writer.advance()
+    writer.write(1, "train", bits_per_dim=0.5)
+  # A carriage return goes back over what was written before it.
+  seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]
+  assert [x for x in seen if x.strip() and "step/s" not in x] == [
+    "compiling",
+    "on_metrics failed at step 1: ZeroDivisionError: division by zero",
+    "step       1  train       bits 0.5",
+  ]
+  assert "step/s" in terminal.getvalue()
+
+
+def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
+  got = []
+
+  def on_metrics(step, split, values):
+    got.append(dict(step=step, split=split) | values)
+    if step == 2:
+      raise KeyError("run")
+
+  given = dict(step=0, steps=3, on_metrics=on_metrics)
+  with metrics.Writer(tmp_path, **given) as writer:
+    writer.note(1, "network", parameters=5)
+    for step in (1, 2, 3):
+      writer.write(step, "train", nats=0.5, bits_per_dim=0.7)
+  assert got == metrics.read(tmp_path) and len(got) == 4
+  error = "on_metrics failed at step 2: KeyError: 'run'\n"
+  assert capsys.readouterr().err == error
+  with metrics.Writer(tmp_path, silent=True, **given) as writer:
+    writer.write(4, "train", nats=0.5, bits_per_dim=0.7)
+    writer.say("another process says this")
+  assert len(got) == 4 and "another" not in capsys.readouterr().out
 
 
 def test_stopwatch_counts_training_only_and_resumes(monkeypatch):

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import tqdm
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -343,7 +344,7 @@ class Checkpoints:
     line += f"; {last}"
     if self._on_error == "stop":
       raise OSError(line)
-    print(f"continuing without it: {line}", file=sys.stderr)
+    tqdm.tqdm.write(f"continuing without it: {line}", file=sys.stderr)
 
 
 def _make_empty(folder: pathlib.Path) -> None:

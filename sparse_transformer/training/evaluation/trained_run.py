@@ -233,8 +233,12 @@ class Run:
     path = self._path(result)
     path.parent.mkdir(exist_ok=True)
     atomic.write_json(path, saved)
+    if isinstance(source := self.experiment.source, data.Images):
+      figure = curves.bits_by_pixel(bits_L, source.shape, result)
+    else:
+      figure = curves.bits_by_position(bits_L, result)
     with atomic.writing(path.with_suffix(".png")) as new:
-      curves.bits_by_position(bits_L, result).savefig(new, format="png")
+      figure.savefig(new, format="png")
 
   def _saved(self, about):
     """The saved result; None unless it has the same weights and settings."""

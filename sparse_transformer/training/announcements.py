@@ -1,0 +1,50 @@
+"""Lines that a run prints: what begins, where a trace is, how it ended."""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from sparse_transformer import data, model as model_lib
+from sparse_transformer.training import metrics
+from sparse_transformer.training.experiment import Experiment
+
+
+def start(
+  experiment: Experiment, workdir: object, limit: tuple[str, float] | None
+) -> str:
+  """A line about a run: network, data, devices, length and folder."""
+  config, source = experiment.config, experiment.source
+  number, unit = len(experiment.examples), "images"
+  if isinstance(source, data.Stream):
+    number, unit = number + source.length - 1, "symbols"
+  clock, last = limit or ("steps", config.train.steps)
+  devices = experiment.mesh.devices
+  return (
+    f"{model_lib.count_parameters(experiment.model):,} parameters;"
+    f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
+    f" {source.unit}; {devices.size} x {devices.flat[0].device_kind};"
+    f" {last:,} {clock.replace('_', ' ')}; {workdir}"
+  )
+
+
+def trace(steps: Sequence[int], folder: str | os.PathLike) -> str:
+  """Two lines about a trace of consecutive steps: its place, how to open it."""
+  command = shlex.join(["xprof", f"--logdir={folder}"])
+  return (
+    f"profiled steps {steps[0]} to {steps[-1]} into {folder}\n"
+    "to see it: perfetto_trace.json.gz below it at https://ui.perfetto.dev, or"
+    f" pip install xprof and {command}"
+  )
+
+
+def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
+  """A line about a complete run: its best validation, and what to do next."""
+  lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
+  command = shlex.join(["python", "eval.py", f"--workdir={workdir}"])
+  if not lines:
+    return f"to evaluate: {command}"
+  best = min(lines, key=lambda x: x["bits_per_dim"])
+  return (
+    f"best validation {best['bits_per_dim']:.4f} {experiment.source.unit}, at"
+    f" step {best['step']:,}; to evaluate: {command} --step=best"
+  )

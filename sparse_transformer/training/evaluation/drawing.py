@@ -1,0 +1,108 @@
+"""Sequences drawn from a network, and the files that hold them."""
+
+import os
+import pathlib
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse_transformer import data
+from sparse_transformer.figures.image_grid import save_images
+from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.training.analysis import memory_limits
+from sparse_transformer.training.distributed import processes
+from sparse_transformer.training.experiment import Experiment
+
+MAX_TEXT = 4000  # bytes of sampled text that are shown
+
+
+def decoder(
+  experiment: Experiment, num: int, name: str, cached: bool = True
+) -> sampling.Decoder:
+  """The decoder of `num` sequences, which `name` sets, with a cache or without.
+
+  Raises:
+    ValueError: they need more memory than there is, or a single process.
+  """
+  if processes.are_several():
+    raise ValueError(
+      f"{name}={num} must be 0 with several processes; sample after training"
+    )
+  config, model = experiment.config, experiment.model
+  cache = kv_cache.Decoder(model)
+  size = cache.num_bytes(1) if cached else None
+  memory_limits.check_inference(
+    config, experiment.source, num, name=name, cache=size
+  )
+  return cache if cached else sampling.Recompute(experiment.apply, model.length)
+
+
+def decoder_in_training(experiment: Experiment) -> sampling.Decoder:
+  """The `decoder` of `eval.samples` sequences; the cache holds one document."""
+  num, cached = (
+    experiment.config.eval.samples,
+    experiment.model.separator is None,
+  )
+  return decoder(experiment, num, "eval.samples", cached)
+
+
+def draw_in_training(
+  experiment: Experiment,
+  params: Any,
+  folder: pathlib.Path,
+  check_stop: Callable[[], None],
+) -> str | pathlib.Path:
+  """Writes `eval.samples` sequences; returns a text, or the path of a picture.
+
+  The random numbers are the same at all steps. `check_stop` is called about
+  once a second, and may raise an exception.
+  """
+  config, source = experiment.config, experiment.source
+  tokens, _ = sampling.sample(
+    decoder_in_training(experiment),
+    params,
+    sampling.Sampler(),
+    num=config.eval.samples,
+    length=source.length,
+    seed=config.train.seed,
+    name="sampling",
+    check_stop=check_stop,
+  )
+  path, *_ = save(folder, source, tokens)
+  if path.suffix in (".txt", ".fasta"):  # as code, so that it is no Markdown
+    return textwrap.indent(read_text(path), "    ", lambda line: True)
+  return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
+
+
+def save(
+  folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
+) -> list[pathlib.Path]:
+  """Writes sequences uint8 [num, length] into files; returns their paths."""
+  stem = pathlib.Path(folder) / "samples"
+  if isinstance(source, data.Stream):
+    return source.codec.save(stem, tokens)
+  path = stem.with_suffix(".png")
+  real = real_examples(source, len(tokens))
+  save_images(path, tokens, real, source.shape, source.vocab_size)
+  return [path]
+
+
+def real_examples(source: data.Source, num: int) -> np.ndarray:
+  """The first test images, or windows spread over the split, [num, length]."""
+  examples = source.examples("test")
+  if isinstance(source, data.Images):
+    places = np.arange(num) % len(examples)
+  else:
+    places = np.arange(num) * len(examples) // num
+  return np.stack([examples[int(i)] for i in places])
+
+
+def read_text(path: pathlib.Path) -> str:
+  """The beginning of a file of samples, without control characters."""
+  with path.open("rb") as file:
+    text = file.read(MAX_TEXT).decode(errors="replace")
+  return "".join(
+    c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text
+  )

@@ -5,7 +5,8 @@ python -m sparse_transformer.sample --workdir=runs/digits --num=16
 Writes them into the workdir: images as samples.png, next to real ones; other
 data as samples.txt, samples.fasta or samples_0.wav, samples_1.wav, ...
 With --given=N, the samples start with the first N positions of sequences of the
-test split; with --prompt=FILE, with the contents of a file.
+test split; with --prompt=FILE, with the contents of a file. Tokens are integers
+in both files, with spaces between them and a line for each sequence.
 """
 
 import os
@@ -26,7 +27,7 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
+  """The first positions of the sequences to draw, [num, S]; S may be 0.
 
   Args:
     source: data source of the run.
@@ -43,7 +44,7 @@ def make_prompts(
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
   if not given:
-    return np.zeros((num, 0), np.uint8)
+    return np.zeros((num, 0), np.min_scalar_type(source.vocab_size - 1))
   if not 0 < given <= source.length:
     raise ValueError(
       f"--given={given} must lie between 1 and the {source.length} positions"
@@ -56,8 +57,8 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
   """Reads the symbols of a file, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
-      "--prompt is for text, bases and sound; to complete real images, use"
-      " --given=N"
+      "--prompt is for text, tokens, bases and sound; to complete real images,"
+      " use --given=N"
     )
   if not path.exists():
     raise ValueError(f"--prompt={path} is not a file; write the text to one")
@@ -83,7 +84,7 @@ def _real_examples(source: data.Source, num: int) -> np.ndarray:
 def save(
   folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
 ) -> list[pathlib.Path]:
-  """Writes sequences uint8 [num, length] into files; returns their paths."""
+  """Writes sequences [num, length] into files; returns their paths."""
   stem = pathlib.Path(folder) / "samples"
   if isinstance(source, data.Stream):
     return source.codec.save(stem, tokens)

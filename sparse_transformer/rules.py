@@ -81,7 +81,6 @@ COUNT, SIZE = integer(0), integer(1)
 AMOUNT, AMOUNT_OR_0 = integer(1, below=10_001), integer(0, below=10_001)
 RATE = integer(1, below=1_000_001)  # no sound has more samples per second
 SYMBOLS = integer(2, below=257)  # a byte
-VOCABULARY = integer(2)
 PAIRS = integer(1, below=128)  # a byte is a key, a value or blank
 SEED = integer(0, below=2**32)  # JAX ignores the upper bits of larger seeds
 POSITIVE = number("above 0", lambda x: x > 0)
@@ -134,7 +133,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio"
       " and images, unless files or folders have these names",
     ),
-    vocab_size=Field(256, VOCABULARY, "tokens have smaller values"),
+    vocab_size=Field(256, integer(2), "tokens have smaller values"),
     field=Field("text", TEXT, "of the records of jsonl"),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
     symbols=Field(16, SYMBOLS, "of repeat, all equally likely"),

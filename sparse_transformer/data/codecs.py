@@ -79,24 +79,19 @@ def decode_records(
   Raises:
     ValueError: a line is no JSON object with a text in the field.
   """
-  texts = []
+  texts, end = [], b"\n" if codec.separator is None else b""
   for number, line in enumerate(data.split(b"\n"), start=1):
     if not line.strip():
       continue
-    place = f"{path}, line {number:,}"
+    place = pathlib.Path(f"{path}, line {number}")
     try:
-      record = json.loads(line)
-      text = record.get(field) if isinstance(record, dict) else None
-      if not isinstance(text, str):
-        raise ValueError(f"no text in a field {field!r}, see data.field")
-      content = text.encode()
-    except (ValueError, RecursionError) as error:
+      text = json.loads(line)[field].encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
       raise ValueError(
-        f"{place} is not a record: {error}; repair or remove it"
+        f"{place} is not JSON with a text in its field {field!r}; correct it,"
+        " or set data.field to another field"
       ) from None
-    if codec.separator is None:
-      content += b"\n"
-    texts.append(codec.decode(content, pathlib.Path(place)))
+    texts.append(codec.decode(text + end, place))
   return np.concatenate([np.zeros(0, np.uint8), *texts])
 
 
@@ -196,7 +191,7 @@ class Tokens(Codec):
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     try:
-      tokens = np.array([int(word) for word in data.split()], np.int64)
+      tokens = np.array([int(word) for word in data.split()], np.uint64)
     except (ValueError, OverflowError):
       raise ValueError(
         f"{path} must hold tokens as integers with spaces between them"
@@ -235,12 +230,11 @@ class Tokens(Codec):
     """Raises ValueError if a token is not in the vocabulary."""
     for start in range(0, len(tokens), files.BLOCK):
       part = tokens[start : start + files.BLOCK]
-      bad = np.flatnonzero((part < 0) | (part >= self.vocab_size))
+      bad = np.flatnonzero(part >= self.vocab_size)
       if len(bad):
         raise ValueError(
-          f"{path}: token {part[bad[0]]} at index {start + bad[0]} must be at"
-          f" least 0 and below data.vocab_size={self.vocab_size}; set that to"
-          " the tokenizer's"
+          f"{path}: token {part[bad[0]]} at index {start + bad[0]} is not below"
+          f" data.vocab_size={self.vocab_size}; set that to the tokenizer's"
         )
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:

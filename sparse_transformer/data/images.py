@@ -141,10 +141,9 @@ def any_images(config: ConfigDict) -> Images:
       found = _geometry(file)
       # Gray pictures may be among others.
       if found[:2] != shape[:2] or found[2] > shape[2]:
-        sizes = [" x ".join(map(str, x)) for x in (found, shape)]
         raise ValueError(
-          f"{file} has {sizes[0]} rows, columns and channels, but {first} has"
-          f" {sizes[1]}; all images must have one size: convert or remove it"
+          f"{file} has (rows, columns, channels) = {found}, but {first} has"
+          f" {shape}; all images must have one size: convert or remove it"
         )
     make = lambda paths: Lazy(len(paths), lambda i: read(paths[i]))
     return {split: make(paths) for split, paths in parts.items()}

@@ -26,8 +26,7 @@ else:
 
 SPLITS = ("train", "validation", "test")
 # The names of files or folders that hold a split.
-NAMES = {"train": ["train"], "validation": ["val", "validation"]}
-NAMES |= {"test": ["test"]}
+NAMES = dict(train=["train"], validation=["val", "validation"], test=["test"])
 T = TypeVar("T")
 
 

@@ -53,11 +53,10 @@ def tokens(config: ConfigDict) -> Stream:
     codec.num_bytes(np.zeros(0, np.uint8))  # a wrong table is found now
     if not files_lib.check_path(config.path).is_dir():
       return divide(codec.read(path), config.fractions)
-    paths = in_folder(path, ".bin", ".npy")
-    if not paths:
+    if not (paths := in_folder(path, ".bin", ".npy")):
       raise FileNotFoundError(
         f"{path} has no train.bin or train.npy; set data.path to another folder"
-        " or to a file of tokens"
+        " or to a file"
       )
     return {split: codec.read(file) for split, file in paths.items()}
 

@@ -183,7 +183,8 @@ def _chunks(decoder, draw, params, prompts, length, seed):
   if first == length:
     return
   state = jax.jit(decoder.prefill)(params, jnp.asarray(prompts))
-  last_B = jnp.asarray(prompts[:, -1] if first else np.zeros(num, np.uint8))
+  last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
+  last_B = jnp.asarray(last)
   rngs = jax.random.split(jax.random.key(seed), length)
 
   # Each chunk gets the state that the one before it left.
@@ -218,7 +219,7 @@ def _draw_chunk(decoder, sampler, params, state, last_B, rngs, first, count):
     if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
       raise ValueError(
         f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,} symbols;"
-        " give some of a larger dtype, of 0 positions if need be"
+        " use a larger dtype, also of prompts of 0 positions"
       )
     new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
     return state, new_B, tokens_BC.at[:, i].set(new_B)

@@ -45,8 +45,11 @@ def main(argv: Sequence[str]) -> None:
 
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
   """Several results, as aligned columns."""
-  titles = "step", "min_context", results[0]["unit"], "standard error", "tokens"
-  names = "step", "min_context", "bits_per_dim", "standard_error", "tokens"
+  columns = dict(step="step", min_context="min_context")
+  columns |= dict(bits_per_dim=results[0]["unit"], bits_per_byte="bits/byte")
+  columns |= dict(standard_error="standard error", tokens="tokens")
+  names = [name for name in columns if name in results[0]]
+  titles = [columns[name] for name in names]
   rows = [[_cell(result[name]) for name in names] for result in results]
   return tables.align([titles, *rows], right_from=0)
 

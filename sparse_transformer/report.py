@@ -121,9 +121,12 @@ def _evaluation(path):
   try:
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
+    shown = "-" if bits is None else f"{bits:.4f} {result['unit']}"
+    if "bits_per_byte" in result:
+      shown += f", {result['bits_per_byte']:.4f} bits/byte"
     return (
       *(result[column] for column in COLUMNS),
-      "-" if bits is None else f"{bits:.4f} {result['unit']}",
+      shown,
       "-" if error is None else f"{error:.4f}",
       f"{result['tokens']:,}",
     )

@@ -113,16 +113,16 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     name=Field(
       "digits",
       TEXT,
-      "digits, cifar10, imagenet64, stdlib, bytes, enwik8, text8, fasta,"
-      " audio, repeat or recall",
+      "digits, cifar10, imagenet64, images, stdlib, bytes, jsonl, tokens,"
+      " enwik8, text8, fasta, audio, repeat or recall",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
     documents=Field(
       False,
       SWITCH,
-      "of bytes and fasta: a separator ends each file or record, and nothing"
-      " attends across",
+      "of bytes, jsonl and fasta: a separator ends each file or record, and"
+      " nothing attends across",
     ),
     columns=Field(
       128, SIZE, "of the table by whose rows and columns text is embedded"
@@ -130,8 +130,11 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     fractions=Field(
       (0.9, 0.05, 0.05),
       SHARES,
-      "train, validation, test of stdlib, bytes, fasta and audio",
+      "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio"
+      " and images, unless files or folders have these names",
     ),
+    vocab_size=Field(256, integer(2), "tokens have smaller values"),
+    field=Field("text", TEXT, "of the records of jsonl"),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
     symbols=Field(16, SYMBOLS, "of repeat, all equally likely"),
     period=Field(256, SIZE, "positions from a symbol to its copy, of repeat"),

@@ -5,7 +5,8 @@ python -m sparse_transformer.sample --workdir=runs/digits --num=16
 Writes them into the workdir: images as samples.png, next to real ones; other
 data as samples.txt, samples.fasta or samples_0.wav, samples_1.wav, ...
 With --given=N, the samples start with the first N positions of sequences of the
-test split; with --prompt=FILE, with the contents of a file.
+test split; with --prompt=FILE, with the contents of a file. Tokens are integers
+in both files, with spaces between them and a line for each sequence.
 """
 
 import os
@@ -25,7 +26,7 @@ def make_prompts(
   given: int = 0,
   path: str | os.PathLike | None = None,
 ) -> np.ndarray:
-  """The first positions of the sequences to draw: uint8 [num, S]; S may be 0.
+  """The first positions of the sequences to draw, [num, S]; S may be 0.
 
   Args:
     source: data source of the run.
@@ -41,15 +42,15 @@ def make_prompts(
   if path:
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
+  from sparse_transformer.training.evaluation import drawing
+
   if not given:
-    return np.zeros((num, 0), np.uint8)
+    return drawing.no_prompts(source, num)
   if not 0 < given <= source.length:
     raise ValueError(
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
-  from sparse_transformer.training.evaluation import drawing
-
   return drawing.real_examples(source, num)[:, :given]
 
 
@@ -57,8 +58,8 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
   """Reads the symbols of a file, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
-      "--prompt is for text, bases and sound; to complete real images, use"
-      " --given=N"
+      "--prompt is for text, tokens, bases and sound; to complete real images,"
+      " use --given=N"
     )
   if not path.exists():
     raise ValueError(f"--prompt={path} is not a file; write the text to one")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import runs
 import scipy.io.wavfile
+from PIL import Image
 
 Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
 
@@ -104,6 +105,12 @@ def _wav(samples, rate=12_000, dtype=np.float32):
   return file.getvalue()
 
 
+def _png(shape):
+  file = io.BytesIO()
+  Image.fromarray(np.zeros(shape, np.uint8)).save(file, "PNG")
+  return file.getvalue()
+
+
 def _link(target):
   return lambda path: path.symlink_to(target)
 
@@ -154,6 +161,14 @@ CONFIGS = dict(
   no_group=_config("config.model = None"),
   nested=_config("config = type(config)(dict(model=config))"),
 )
+GOOD = [(str(k), _png((5, 4, 3))) for k in range(39)]
+PICTURES = dict(
+  sizes=[*GOOD, ("wide", _png((5, 8, 3)))],
+  alpha=[*GOOD, ("alpha", _png((5, 4, 4)))],
+  few=GOOD[:1],
+  words=[*GOOD, ("words", b"a picture")],
+  cut=[("0", _png((5, 4, 3))[:-30]), *GOOD[1:]],
+)
 IMAGES = np.zeros((2, 64, 64, 3), np.uint8)
 ARRAYS = dict(
   broken=b"\x93NUMPY junk",
@@ -179,6 +194,23 @@ FILES: dict[str, Content] = {
   "text": "the quick brown fox.\n" * 1000,
   "letters": "abc" * 10_000,
   "tiny": "short",
+  "t/beyond.npy": _npy(np.array([3, 256, 7], np.uint16)),
+  "t/signed.npy": _npy(np.arange(2000) % 256),
+  "t/table.npy": _npy(np.zeros((9, 9), np.uint8)),
+  "t/none.npy": _npy(np.zeros(0, np.uint8)),
+  "t/broken.npy": b"\x93NUMPY junk",
+  "t/odd.bin": b"abc",
+  "t/none.bin": "",
+  "t/tokens.bin": bytes(9000),
+  "half/train.bin": bytes(9000),
+  **{f"lengths/{split}.bin": bytes(9000) for split in ("train", "val")},
+  "lengths/token_bytes.npy": _npy(np.ones(9, int)),
+  "words.jsonl": '{"text": "a"}\nthe quick brown fox\n',
+  "body.jsonl": '{"text": "a"}\n{"body": "b"}\n',
+  **{f"p/{name}/{k}.png": x for name, of in PICTURES.items() for k, x in of},
+  "p/floats.npy": _npy(np.zeros((9, 5, 4, 3))),
+  "p/flat.npy": _npy(np.zeros((9, 60), np.uint8)),
+  "p/channels.npy": _npy(np.zeros((9, 5, 4, 2), np.uint8)),
   "zeros": "abc\0" * 1000,
   "hollow": pathlib.Path.mkdir,
   "folder.npz": pathlib.Path.mkdir,

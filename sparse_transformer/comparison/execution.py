@@ -197,8 +197,8 @@ def _write(path, content):
 
 
 def _score(result):
-  names = "bits_per_dim", "standard_error", "examples", "tokens"
-  return {name: result[name] for name in names}
+  names = "bits_per_dim", "bits_per_byte", "standard_error", "examples"
+  return {x: result[x] for x in (*names, "tokens") if x in result}
 
 
 def _trained(config, steps, lines):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import pathlib
 import sys
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ class Codec(Protocol):
   separator: int | None = None
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Converts decompressed contents to a row of symbols, uint8.
+    """Converts decompressed contents to a row of symbols.
 
     Raises:
       ValueError: the file at `path` is damaged or of another kind.
@@ -33,6 +34,11 @@ class Codec(Protocol):
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with that of `stem`."""
+
+  def num_bytes(self, symbols: np.ndarray) -> int | None:
+    """The bytes that tokens stand for; None of what is no token, or unknown."""
+    del symbols
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +69,32 @@ class Text(Codec):
     with atomic.writing(path) as new:
       new.write_bytes(b"\n\n".join(map(self._encode, sequences)))
     return [path]
+
+
+def decode_records(
+  codec: Text, field: str, data: bytes, path: pathlib.Path
+) -> np.ndarray:
+  """The bytes of a field of the records of a JSON Lines file, uint8.
+
+  A newline ends each, or the separator of the codec.
+
+  Raises:
+    ValueError: a line is no JSON object with a text in the field.
+  """
+  texts, end = [], b"\n" if codec.separator is None else b""
+  for number, line in enumerate(data.split(b"\n"), start=1):
+    if not line.strip():
+      continue
+    place = pathlib.Path(f"{path}, line {number}")
+    try:
+      text = json.loads(line)[field].encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+      raise ValueError(
+        f"{place} is not JSON with a text in its field {field!r}; correct it,"
+        " or set data.field to another field"
+      ) from None
+    texts.append(codec.decode(text + end, place))
+  return np.concatenate([np.zeros(0, np.uint8), *texts])
 
 
 class Letters(Text):
@@ -144,6 +176,93 @@ class Fasta(Codec):
           name = f">sample_{i}" + (f"_{number}" if number else "")
           print(name, *lines, sep="\n", file=file)
     return [path]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(Codec):
+  """Integers of a tokenizer.
+
+  Prompts and samples are text: the integers of a sequence on one line.
+
+  Attributes:
+    vocab_size: all tokens are below it.
+    folder: where token_bytes.npy, if it is there, has the bytes of each token.
+  """
+
+  vocab_size: int
+  folder: pathlib.Path
+  unit = "bits/token"
+  symbols = "tokens"
+
+  def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    try:
+      tokens = np.array([int(word) for word in data.split()], np.uint64)
+    except (ValueError, OverflowError):
+      raise ValueError(
+        f"{path} must hold tokens as integers with spaces between them"
+      ) from None
+    self._check(tokens, path)
+    return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
+
+  def read(self, path: pathlib.Path) -> np.ndarray:
+    """Maps a row of tokens into memory.
+
+    Raises:
+      ValueError: the file is neither .npy of uint8, uint16 or uint32, nor .bin,
+        which is uint16; or a token is not below `vocab_size`.
+    """
+    if path.suffix == ".npy":
+      tokens = files.map_array(path)
+    elif path.suffix == ".bin":
+      atomic.size(path)
+      with files.blame(path):
+        tokens = np.asarray(np.memmap(path, "<u2", mode="r"))
+    else:
+      raise ValueError(
+        f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
+        " set data.name to bytes"
+      )
+    kinds = np.uint8, np.uint16, np.uint32
+    if tokens.dtype not in kinds or tokens.ndim != 1 or not len(tokens):
+      raise ValueError(
+        f"{path} holds {tokens.dtype} {tokens.shape}; tokens must be a row of"
+        " uint8, uint16 or uint32"
+      )
+    self._check(tokens, path)
+    return tokens
+
+  def _check(self, tokens, path):
+    """Raises ValueError if a token is not in the vocabulary."""
+    for start in range(0, len(tokens), files.BLOCK):
+      part = tokens[start : start + files.BLOCK]
+      bad = np.flatnonzero(part >= self.vocab_size)
+      if len(bad):
+        raise ValueError(
+          f"{path}: token {part[bad[0]]} at index {start + bad[0]} is not below"
+          f" data.vocab_size={self.vocab_size}; set that to the tokenizer's"
+        )
+
+  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
+    path = stem.with_suffix(".txt")
+    lines = [" ".join(map(str, tokens)) for tokens in sequences]
+    with atomic.writing(path) as new:
+      new.write_text("\n".join(lines) + "\n")
+    return [path]
+
+  def num_bytes(self, symbols: np.ndarray) -> int | None:
+    path = self.folder / "token_bytes.npy"
+    if not path.exists():
+      return None
+    table = files.map_array(path)
+    integers = np.issubdtype(table.dtype, np.integer)
+    if not integers or table.shape != (self.vocab_size,) or table.min() < 0:
+      raise ValueError(
+        f"{path} holds {table.dtype} {table.shape}; it must have an integer at"
+        f" least 0 for each token, data.vocab_size={self.vocab_size}"
+      )
+    starts = range(0, len(symbols), files.BLOCK)
+    parts = (symbols[start : start + files.BLOCK] for start in starts)
+    return sum(int(table[part].sum(dtype=np.int64)) for part in parts)
 
 
 MU = 255  # as in ITU-T G.711

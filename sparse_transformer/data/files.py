@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from sparse_transformer import atomic, machine
 
 OPENERS: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -54,6 +56,18 @@ def from_config(path: str) -> pathlib.Path:
   return pathlib.Path(os.path.expanduser(path))
 
 
+def check_path(path: str) -> pathlib.Path:
+  """The path in `data.path`; raises FileNotFoundError if it does not exist."""
+  if not path:
+    raise FileNotFoundError("data.path is not set: name a file or a folder")
+  found = from_config(path)
+  if not found.exists():
+    raise FileNotFoundError(
+      f"no file or folder {found}; set data.path to one that exists"
+    )
+  return found
+
+
 def check_memory(path: pathlib.Path | str, number: int) -> None:
   """Raises `TooLarge` if the data up to this file take too many bytes."""
   if number > (room := machine.memory() // 2):
@@ -74,6 +88,33 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
   for parent, _, names in os.walk(folder, onerror=fail):
     yield from (pathlib.Path(parent, name) for name in names)
+
+
+def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
+  """The file, or all files below a folder that have a suffix, if any is given.
+
+  Raises FileNotFoundError if a folder has none.
+  """
+  if not path.is_dir():
+    return [path]
+  found = [
+    file
+    for file in below(path)
+    if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}
+  ]
+  if not found:
+    ending = f" that ends in {', '.join(suffixes)}" if suffixes else ""
+    raise FileNotFoundError(
+      f"{path} has no file{ending}; set data.path to another file or folder"
+    )
+  return found
+
+
+def map_array(path: pathlib.Path) -> np.ndarray:
+  """Maps the array in a .npy file into memory; ValueError if it is damaged."""
+  atomic.size(path)
+  with blame(path):
+    return np.asarray(np.lib.format.open_memmap(path, mode="r"))
 
 
 def read(path: pathlib.Path) -> bytes:

@@ -1,11 +1,14 @@
 """Sources of images."""
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
@@ -14,6 +17,8 @@ from sparse_transformer.data.sources import (
   Items,
   Lazy,
   check_no_path,
+  divide,
+  in_folder,
   register,
 )
 
@@ -21,6 +26,7 @@ from sparse_transformer.data.sources import (
 # code of Jun et al. 2020 (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000
 IMAGENET64_HELD_OUT = 50_000
+CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
 
 
 @register("digits")
@@ -103,14 +109,82 @@ def imagenet64(config: ConfigDict) -> Images:
   return Images(shape, 256, load, files)
 
 
+@register("images")
+def any_images(config: ConfigDict) -> Images:
+  """PNG or JPEG files of one size in a folder, or the images of a .npy file.
+
+  The first one, or the header of the array, determines the geometry.
+  """
+  path = files_lib.check_path(config.path)
+  if path.suffix == ".npy":
+    array = files_lib.map_array(path)
+    shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
+    is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size
+    if array.dtype != np.uint8 or not is_sound:
+      raise ValueError(
+        f"{path} holds {array.dtype} {array.shape}; images must be uint8"
+        " (number, rows, columns) or (number, rows, columns, 1 or 3 channels)"
+      )
+    parts = divide(array.reshape(shape), config.fractions, "images")
+    return Images(shape[1:], 256, lambda: parts, lambda: [path])
+
+  find = lambda path: sorted(files_lib.find(path, ".png", ".jpg", ".jpeg"))
+  parts = {k: find(folder) for k, folder in in_folder(path, "").items()}
+  parts = parts or divide(find(path), config.fractions, "images")
+  every = [*dict.fromkeys(itertools.chain(*parts.values()))]
+  shape = _geometry(first := parts["train"][0])
+  read = functools.partial(_decode, channels=shape[2])
+
+  @functools.cache
+  def load():
+    for file in every:
+      found = _geometry(file)
+      # Gray pictures may be among others.
+      if found[:2] != shape[:2] or found[2] > shape[2]:
+        raise ValueError(
+          f"{file} has (rows, columns, channels) = {found}, but {first} has"
+          f" {shape}; all images must have one size: convert or remove it"
+        )
+    make = lambda paths: Lazy(len(paths), lambda i: read(paths[i]))
+    return {split: make(paths) for split, paths in parts.items()}
+
+  def files():
+    for file in every:
+      read(file)  # raises if it is damaged
+    return every
+
+  return Images(shape, 256, load, files)
+
+
+def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
+  """The shape of a picture, of which only the header is read."""
+  import PIL.Image
+
+  atomic.size(path)
+  with files_lib.blame(path), PIL.Image.open(path) as image:
+    mode, (columns, rows) = image.mode, image.size
+  if mode not in CHANNELS:
+    raise ValueError(
+      f"{path} has the color mode {mode}; convert it to RGB or to 8-bit gray"
+    )
+  return rows, columns, CHANNELS[mode]
+
+
+def _decode(path: pathlib.Path, channels: int) -> np.ndarray:
+  """The pixels of a picture, uint8."""
+  import PIL.Image
+
+  with files_lib.blame(path), PIL.Image.open(path) as image:
+    return np.asarray(image.convert("L" if channels == 1 else "RGB"))
+
+
 def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> Items:
   """Maps the images in a .npy file, uint8 [number, *shape], into memory."""
   if not path.exists():
     raise FileNotFoundError(
       f"no file {path}; set data.path to the folder that contains it"
     )
-  with files_lib.blame(path):
-    images = np.lib.format.open_memmap(path, mode="r")
+  images = files_lib.map_array(path)
   if images.shape[1:] != shape or images.dtype != np.uint8:
     raise ValueError(
       f"{path} holds {images.dtype} {images.shape}; images must be uint8"

@@ -5,9 +5,12 @@ when a split is first used.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 import operator
 import pathlib
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -22,6 +25,8 @@ else:
   ConfigDict = Any  # so that the command can say that it is missing
 
 SPLITS = ("train", "validation", "test")
+# The names of files or folders that hold a split.
+NAMES = dict(train=["train"], validation=["val", "validation"], test=["test"])
 T = TypeVar("T")
 
 
@@ -122,7 +127,8 @@ class Stream:
     length: symbols in a sequence.
     columns: width of the table in which each position has a row and a column to
       embed. Its last row may be partial.
-    load: returns the symbols of each split, a row of uint8, from a cache.
+    load: returns the symbols of each split, a row of uint8, uint16 or uint32,
+      from a cache.
     codec: what the symbols stand for.
   """
 
@@ -154,7 +160,7 @@ class Stream:
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """Sequences that start at each symbol of a split, uint8 [length].
+    """Sequences that start at each symbol of a split, [length].
 
     Raises ValueError if the split is shorter than a sequence.
     """
@@ -167,6 +173,10 @@ class Stream:
       )
     size = len(data) - self.length + 1
     return Lazy(size, lambda i: data[i : i + self.length])
+
+  def num_bytes(self, split: str) -> int | None:
+    """The bytes that the symbols of a split stand for; None if unknown."""
+    return self.codec.num_bytes(_split(self.load, split))
 
   def digest(self) -> dict[str, int | str]:
     """Number and CRC-32 of the symbols in all splits."""
@@ -183,8 +193,8 @@ class Stream:
     except in the first window, which is scored entirely.
 
     Returns:
-      (tokens, scored): uint8 and bool [length]. The last window is padded on
-      the right with zeros, which are not scored.
+      (tokens, scored): integers, as loaded, and bool [length]. The last window
+      is padded on the right with zeros, which are not scored.
     """
     if not 0 <= min_context < self.length:
       raise ValueError(
@@ -268,9 +278,64 @@ def source(config: ConfigDict) -> Source:
   if config.documents and found.separator is None:
     raise ValueError(
       f"data.documents=True, but data.name={config.name} has no documents; set"
-      " it to bytes or fasta, or leave documents False"
+      " it to bytes, jsonl or fasta, or leave documents False"
     )
   return found
+
+
+@functools.cache
+def warn(line: str) -> None:
+  """Prints a warning on standard error, once in a process."""
+  print(f"warning: {line}", file=sys.stderr)
+
+
+def divide(
+  items: Any, fractions: Sequence[float], noun: str = "symbols"
+) -> dict[str, Any]:
+  """Cuts an array or a list into the splits, in proportion to fractions.
+
+  Raises ValueError if a split is empty; the message calls items by the noun.
+  """
+  ends = [round(len(items) * sum(fractions[:k])) for k in (1, 2)]
+  places = itertools.pairwise([0, *ends, len(items)])
+  splits = {k: items[slice(*p)] for k, p in zip(SPLITS, places, strict=True)}
+  for split, part in splits.items():
+    if not len(part):
+      raise ValueError(
+        f"{split} is empty: {len(items)} {noun} in all, data.fractions="
+        f"{tuple(fractions)}; use more data or other fractions"
+      )
+  return splits
+
+
+def in_folder(folder: pathlib.Path, *endings: str) -> dict[str, pathlib.Path]:
+  """The files or folders of the splits, named by `NAMES` and an ending.
+
+  Without a test split, that of validation takes its place, with a warning.
+  Returns {} if the folder has none of them.
+
+  Raises:
+    FileNotFoundError: it has only some of them.
+  """
+  paths = {
+    split: path
+    for split, names in NAMES.items()
+    for name, ending in itertools.product(names, endings)
+    if (path := folder / f"{name}{ending}").exists()
+  }
+  for split in ("train", "validation") if paths else ():
+    if split not in paths:
+      raise FileNotFoundError(
+        f"{folder} has {min(paths.values())}, but no"
+        f" {NAMES[split][0]}{endings[0]}; add it, or set data.path to a file"
+      )
+  if paths and "test" not in paths:
+    paths["test"] = paths["validation"]
+    warn(
+      f"{folder} has no test{endings[0]}: the test split is"
+      f" {paths['test'].name}, the same data as validation"
+    )
+  return paths
 
 
 def check_no_path(config: ConfigDict) -> None:

@@ -12,17 +12,55 @@ from sparse_transformer.data.sources import (
   ConfigDict,
   Stream,
   check_no_path,
+  divide,
+  in_folder,
   register,
+  warn,
 )
 
 # Characters of the splits, like the bytes of enwik8.
 TEXT8 = 90_000_000, 5_000_000, 5_000_000
+# How files begin: PNG, JPEG, GIF; zip, gzip, bzip2, xz, Zstandard, 7z.
+COMPRESSED = (
+  *(b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\3\4", b"\x1f\x8b", b"BZh"),
+  *(b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf"),
+)
 
 
 @register("bytes")
 def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
   return _from_path(config, codecs.Text(0 if config.documents else None))
+
+
+@register("jsonl")
+def jsonl(config: ConfigDict) -> Stream:
+  """The bytes of a field of all records of JSON Lines files."""
+  codec = codecs.Text(0 if config.documents else None)
+  decode = functools.partial(codecs.decode_records, codec, config.field)
+  return _from_path(config, codec, ".jsonl", decode=decode)
+
+
+@register("tokens")
+def tokens(config: ConfigDict) -> Stream:
+  """Integers of a tokenizer: a .npy or .bin file, or a folder of splits."""
+  path = files_lib.from_config(config.path)
+  folder = path if path.is_dir() else path.parent
+  codec = codecs.Tokens(config.vocab_size, folder)
+
+  @functools.cache
+  def load():
+    codec.num_bytes(np.zeros(0, np.uint8))  # a wrong table is found now
+    if not files_lib.check_path(config.path).is_dir():
+      return divide(codec.read(path), config.fractions)
+    if not (paths := in_folder(path, ".bin", ".npy")):
+      raise FileNotFoundError(
+        f"{path} has no train.bin or train.npy; set data.path to another folder"
+        " or to a file"
+      )
+    return {split: codec.read(file) for split, file in paths.items()}
+
+  return Stream(config.length, config.columns, load, codec)
 
 
 @register("stdlib")
@@ -69,7 +107,7 @@ def text8(config: ConfigDict) -> Stream:
 
   @functools.cache
   def load():
-    path = _check_path(config)
+    path = files_lib.check_path(config.path)
     data = codec.decode(files_lib.read(path), path)
     if len(data) != sum(TEXT8):
       raise ValueError(
@@ -95,60 +133,32 @@ def audio(config: ConfigDict) -> Stream:
   return _from_path(config, codecs.Audio(config.rate), ".wav")
 
 
-def _from_path(config, codec, *suffixes):
+def _from_path(config, codec, *suffixes, decode=None):
   """A stream of the file at `data.path`, or of files below with a suffix."""
 
   def files():
-    path = _check_path(config)
-    if not path.is_dir():
-      return [path]
-    found = [
-      file
-      for file in files_lib.below(path)
-      if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}
-    ]
-    if not found:
-      ending = f" that ends in {', '.join(suffixes)}" if suffixes else ""
-      raise FileNotFoundError(
-        f"{path} has no file{ending}; set data.path to another file or folder"
-      )
-    return found
+    return files_lib.find(files_lib.check_path(config.path), *suffixes)
 
-  return _from_files(config, codec, files)
+  return _from_files(config, codec, files, decode)
 
 
-def _check_path(config: ConfigDict) -> pathlib.Path:
-  """The path in `data.path`; raises FileNotFoundError if it does not exist."""
-  if not config.path:
-    raise FileNotFoundError("data.path is not set: name a file or a folder")
-  path = files_lib.from_config(config.path)
-  if not path.exists():
-    raise FileNotFoundError(
-      f"no file or folder {path}; set data.path to one that exists"
-    )
-  return path
-
-
-def _from_files(config, codec, files):
+def _from_files(config, codec, files, decode=None):
   """A stream of the contents of files, split in proportion to the fractions."""
-  fractions = tuple(config.fractions)
+  decode = decode or codec.decode
 
   @functools.cache
   def load():
-    parts = [
-      codec.decode(data, path) for path, data in files_lib.read_all(files())
-    ]
+    parts = [decode(data, path) for path, data in files_lib.read_all(files())]
+    count = sum(x[:8].tobytes().startswith(COMPRESSED) for x in parts)
+    if count > len(parts) / 2:
+      warn(
+        f"{count:,} of {len(parts):,} files in {config.path} are compressed"
+        " pictures or archives, whose bytes look random to any network; for"
+        " pictures, set data.name to images"
+      )
     # One file needs no copy.
     empty = np.zeros(0, np.uint8)
     data = parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
-    ends = [round(len(data) * sum(fractions[:k])) for k in (1, 2)]
-    splits = dict(zip(SPLITS, np.split(data, ends), strict=True))
-    for split, part in splits.items():
-      if not len(part):
-        raise ValueError(
-          f"{split} is empty: {len(data)} symbols in all, data.{fractions=};"
-          " use more data or other fractions"
-        )
-    return splits
+    return divide(data, config.fractions)
 
   return Stream(config.length, config.columns, load, codec)

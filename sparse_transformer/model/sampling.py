@@ -136,16 +136,19 @@ def sample(
     sampler: draws symbols from logits.
     num: number of sequences to draw.
     length: positions in a sequence.
-    prompts: uint8 [num, S], the first positions of the sequences.
+    prompts: the first positions of the sequences, [num, S], of an integer dtype
+      that has all symbols; none by default, of uint8.
     seed: samples do not depend on the decoder or on chunks.
     name: label of a progress bar on a terminal; None shows none.
     check_stop: called about once a second; may raise to end the work.
 
   Returns:
-    (uint8 [num, length], seconds excluding compilation and prompts).
+    ([num, length] of the dtype of the prompts, seconds excluding compilation
+    and prompts).
 
   Raises:
-    ValueError: if `num` is below 1, or the prompts are longer than `length`.
+    ValueError: if `num` is below 1, or the prompts are longer than `length` or
+      of a dtype too small for the vocabulary.
   """
   if num < 1:
     raise ValueError(f"{num=} must be at least 1")
@@ -180,7 +183,8 @@ def _chunks(decoder, draw, params, prompts, length, seed):
   if first == length:
     return
   state = jax.jit(decoder.prefill)(params, jnp.asarray(prompts))
-  last_B = jnp.asarray(prompts[:, -1] if first else np.zeros(num, np.uint8))
+  last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
+  last_B = jnp.asarray(last)
   rngs = jax.random.split(jax.random.key(seed), length)
 
   # Each chunk gets the state that the one before it left.
@@ -212,6 +216,11 @@ def _draw_chunk(decoder, sampler, params, state, last_B, rngs, first, count):
   def step(i, carry):
     state, last_B, tokens_BC = carry
     logits_BV, state = decoder.step(params, state, last_B, first + i)
+    if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
+      raise ValueError(
+        f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,} symbols;"
+        " use a larger dtype, also of prompts of 0 positions"
+      )
     new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
     return state, new_B, tokens_BC.at[:, i].set(new_B)
 

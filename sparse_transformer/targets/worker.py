@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
@@ -97,7 +98,7 @@ def _step(experiment: Experiment) -> Iterator[Program]:
   config = experiment.config
   tokens = jax.ShapeDtypeStruct(
     (config.train.batch_size, experiment.model.length),
-    jnp.uint8,
+    np.min_scalar_type(experiment.model.vocab_size - 1),
     sharding=experiment.batch_sharding,
   )
   yield "training step", experiment.update, (experiment.like, tokens)

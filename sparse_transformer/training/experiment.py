@@ -148,7 +148,7 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on the devices: uint8 [B, L]."""
+    """The batch after some updates, on the devices: [B, L], as loaded."""
     numbers = self.numbers[updates]
     return processes.place(
       lambda i: self.examples[int(numbers[i])],

@@ -363,7 +363,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")
   for number, loss in zip(numbers, losses, strict=True):
-    print(f"  example {number}: {loss / math.log(2):.6g} bits/dim")
+    bits = f"{loss / math.log(2):.6g} {experiment.source.unit}"
+    print(f"  example {number}: {bits}")
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ def train_step(
 
   Args:
     state: the state before the step.
-    tokens_BL: uint8 or int32; `config.train.accumulation` divides B.
+    tokens_BL: of any integer dtype; `config.train.accumulation` divides B.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     optimizer: from `make_optimizer`.

@@ -43,6 +43,84 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
 
 
+PIXELS = np.random.RandomState(0).randint(0, 256, (12, 5, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize("pixels", [PIXELS, PIXELS[..., 0]], ids=["RGB", "L"])
+def test_pictures_and_their_array_give_the_same_sequences(tmp_path, pixels):
+  small_data.write_pictures(tmp_path / "some" / "below", pixels[:7])
+  small_data.write_pictures(tmp_path / "there", pixels[7:])
+  (tmp_path / "notes.txt").write_text("x")
+  np.save(tmp_path / "x.npy", pixels)
+  found = [
+    data.source(config("images", p)) for p in (tmp_path, tmp_path / "x.npy")
+  ]
+  for split, expected in zip(
+    data.SPLITS, np.split(pixels, [6, 9]), strict=True
+  ):
+    for source in found:
+      assert source.shape == (5, 4, 3 if pixels.ndim == 4 else 1)
+      examples = np.stack(list(source.examples(split)))
+      np.testing.assert_array_equal(
+        examples, expected.reshape(-1, source.length)
+      )
+  digest, there = found[0].digest(), tmp_path / "there"
+  (there / "001.png").replace(there / "000.png")
+  assert data.source(config("images", tmp_path)).digest() != digest
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_subfolders_of_pictures_are_splits(tmp_path, name, capfd):
+  small_data.write_pictures(tmp_path / "train" / "cats", PIXELS[:4])
+  with pytest.raises(FileNotFoundError, match="has .*train, but no val"):
+    data.source(config("images", tmp_path))
+  small_data.write_pictures(tmp_path / name, PIXELS[4:5])
+  sizes = lambda source: [len(source.examples(split)) for split in data.SPLITS]
+  assert sizes(data.source(config("images", tmp_path))) == [4, 1, 1]
+  assert f"test split is {name}, the same" in capfd.readouterr().err
+  small_data.write_pictures(tmp_path / "test", PIXELS[6:9], ".jpeg")
+  source = data.source(config("images", tmp_path))
+  assert sizes(source) == [4, 1, 3]
+  (expected,) = PIXELS[4:5]
+  np.testing.assert_array_equal(
+    source.examples("validation")[0], expected.ravel()
+  )
+
+
+def test_gray_picture_among_others_has_three_equal_channels(tmp_path):
+  small_data.write_pictures(tmp_path, PIXELS)
+  small_data.write_pictures(tmp_path, PIXELS[:1, ..., 0], ".z.png")
+  source = data.source(config("images", tmp_path))
+  gray = source.examples("train")[1]  # 000.png, 000.z.png
+  np.testing.assert_array_equal(gray, PIXELS[0, ..., 0].repeat(3))
+
+
+def test_unsound_picture_is_an_error_that_names_it(tmp_path):
+  small_data.write_pictures(tmp_path, PIXELS)
+  source, path = data.source(config("images", tmp_path)), tmp_path / "008.png"
+  content = path.read_bytes()
+  for bad, message in (
+    (PIXELS[0, :4], r"has .*\(4, 4, 3\), but .*000.png has \(5, 4, 3\); all"),
+    (
+      np.zeros((5, 4, 4), np.uint8),
+      "has the color mode RGBA; convert it to RGB",
+    ),
+  ):
+    small_data.write_pictures(tmp_path / "bad", [bad])
+    (tmp_path / "bad" / "000.png").rename(path)
+    with pytest.raises(ValueError, match=f"{path} {message}"):
+      source.examples("test")
+  path.write_bytes(content[:-30])
+  with pytest.raises(ValueError, match=f"{path} is damaged"):
+    source.digest()
+  gray = tmp_path / "gray"
+  small_data.write_pictures(gray, [*PIXELS[:3, ..., 0], *PIXELS[:3]])
+  with pytest.raises(
+    ValueError, match=r"003.png has .*\(5, 4, 3\), .*\(5, 4, 1\)"
+  ):
+    data.source(config("images", gray)).examples("train")
+
+
 def claim(path, shape):
   """Writes an array whose header claims another shape."""
   with path.open("wb") as file:

@@ -122,6 +122,58 @@ def test_other_text_is_not_mistaken_for_enwik8(tmp_path, monkeypatch):
     source.examples("train")
 
 
+RECORDS = "the first\nrecord", "", "föx"
+
+
+def test_records_are_read_as_bytes(tmp_path):
+  (tmp_path / "notes.txt").write_text("x")
+  small_data.write_records(tmp_path / "a.jsonl", RECORDS)
+  lines = (tmp_path / "a.jsonl").read_bytes()
+  (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"\n" + lines))
+  for documents, end in ((False, b"\n"), (True, b"\0")):
+    changes = dict(length=1, documents=documents)
+    source = data.source(config("jsonl", tmp_path, **changes))
+    assert contents(source) == 2 * b"".join(x.encode() + end for x in RECORDS)
+    assert source.separator == (0 if documents else None)
+  other = data.source(config("jsonl", tmp_path / "a.jsonl", field="body"))
+  with pytest.raises(ValueError, match="a.jsonl, line 1 .* field 'body'"):
+    other.examples("train")
+
+
+NONE = b"the fox", b"[" * 100_000, b'"text"', b'{"text": 3}', b"3", b"[{}]"
+NONE += b'{"text": "\xff"}', b'{"text": "\\ud800"}', b'{"body": "a"}'
+
+
+@pytest.mark.parametrize(
+  "line, message",
+  [
+    *((line, "line 3 is not JSON with a text in its field") for line in NONE),
+    (b'{"text": "a\\u0000"}', "line 3 has byte 0 at 1"),
+  ],
+)
+def test_line_that_is_no_record_is_named(tmp_path, line, message):
+  good = b'{"text": "a"}\n\n'
+  (tmp_path / "x.jsonl").write_bytes(good + line + b"\n" + good)
+  source = data.source(config("jsonl", tmp_path, documents=True))
+  with pytest.raises(ValueError, match=f"x.jsonl, {message}"):
+    source.examples("train")
+
+
+def test_compressed_files_are_a_warning_if_they_are_most(tmp_path, capfd):
+  pixels = np.zeros((2, 5, 4, 3), np.uint8)
+  small_data.write_pictures(tmp_path, pixels)
+  small_data.write_pictures(tmp_path, pixels[:1], ".jpg")
+  (tmp_path / "docs").write_bytes(gzip.compress(TEXT))  # without its suffix
+  for name in "abcd":
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(TEXT))
+  data.source(config("bytes", tmp_path)).load()
+  assert not capfd.readouterr().err  # those with the suffix are decompressed
+  (tmp_path / "d.gz").unlink()
+  data.source(config("bytes", tmp_path)).load()
+  (line,) = capfd.readouterr().err.splitlines()
+  assert "4 of 7 files" in line and line.endswith("set data.name to images")
+
+
 # Real data.
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import pathlib
 import sysconfig
 import tarfile
@@ -10,6 +11,7 @@ import zipfile
 
 import numpy as np
 import scipy.io.wavfile
+from PIL import Image
 
 from sparse_transformer import data
 from sparse_transformer.data import (
@@ -29,6 +31,7 @@ def config(name, path="", **changes):
   """The `data` group of a config."""
   fields = dict(length=16, columns=4, fractions=(0.5, 0.25, 0.25), rate=12_000)
   fields |= dict(symbols=7, period=6, noise=0.2, pairs=3, documents=False)
+  fields |= dict(vocab_size=70_000, field="text")
   return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
 
 
@@ -101,6 +104,18 @@ def small_imagenet64(folder, patch):
   return train, valid
 
 
+def write_pictures(folder, images, suffix=".png"):
+  """Writes images as files 000.png, 001.png, ..."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for i, image in enumerate(images):
+    Image.fromarray(image).save(folder / f"{i:03}{suffix}")
+
+
+def write_records(path, texts):
+  """Writes texts as JSON Lines."""
+  path.write_text("".join(json.dumps(dict(text=x)) + "\n" for x in texts))
+
+
 def register_toys():
   """Adds two sources: one registration each, and a builder for the second."""
 
@@ -130,6 +145,14 @@ def write(name, folder, patch):
     patch.setattr(streams, "TEXT8", (200, 50, 50))
     path = folder / "text8"
     path.write_bytes(b"the quick brown fox jumps over" * 10)
+  elif name == "jsonl":
+    write_records(folder / "x.jsonl", ["some text", "and\nmore"] * 20)
+  elif name == "tokens":
+    path = folder / "x.npy"
+    np.save(path, np.random.RandomState(0).randint(0, 70_000, 300, np.uint32))
+  elif name == "images":
+    pixels = np.random.RandomState(0).randint(0, 256, (12, 5, 4, 3), np.uint8)
+    write_pictures(folder, pixels)
   elif name == "fasta":
     (folder / "x.fasta").write_bytes(b">x\n" + b"ACGTNRacgu\n" * 20)
   elif name == "audio":

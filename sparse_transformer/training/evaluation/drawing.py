@@ -66,6 +66,7 @@ def draw_in_training(
     sampling.Sampler(),
     num=config.eval.samples,
     length=source.length,
+    prompts=no_prompts(source, config.eval.samples),
     seed=config.train.seed,
     name="sampling",
     check_stop=check_stop,
@@ -79,7 +80,7 @@ def draw_in_training(
 def save(
   folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
 ) -> list[pathlib.Path]:
-  """Writes sequences uint8 [num, length] into files; returns their paths."""
+  """Writes sequences [num, length] into files; returns their paths."""
   stem = pathlib.Path(folder) / "samples"
   if isinstance(source, data.Stream):
     return source.codec.save(stem, tokens)
@@ -87,6 +88,11 @@ def save(
   real = real_examples(source, len(tokens))
   save_images(path, tokens, real, source.shape, source.vocab_size)
   return [path]
+
+
+def no_prompts(source: data.Source, num: int) -> np.ndarray:
+  """Prompts of no positions, of a dtype for all symbols."""
+  return np.zeros((num, 0), np.min_scalar_type(source.vocab_size - 1))
 
 
 def real_examples(source: data.Source, num: int) -> np.ndarray:

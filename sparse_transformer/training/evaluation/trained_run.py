@@ -212,6 +212,8 @@ class Run:
           result["optimum"] = source.optimum
         if (channels := source.shape[2]) > 1:
           result["by_channel"] = tally.by_channel(channels).tolist()
+      elif num := source.num_bytes(split):  # each token is scored once
+        result["bits_per_byte"] = float(tally.bits_L.sum()) / num
       self._save(result, tally.by_position())
       yield result
 

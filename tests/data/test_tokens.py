@@ -1,0 +1,169 @@
+"""Tests of tokens: their files, a run on them, and its bits per byte."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import runs
+from small_data import config
+
+from sparse_transformer import data
+from sparse_transformer.model import sampling
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.experiment import Experiment
+
+VOCABULARY = 50_304
+RANDOM = np.random.RandomState(0)
+TOKENS = RANDOM.choice(RANDOM.randint(0, 50_257, 50), 900).astype(np.uint16)
+BYTES = np.random.RandomState(1).randint(0, 9, VOCABULARY)
+
+
+def write(folder, tokens=TOKENS, names=("train", "val")):
+  """Writes the same tokens for all splits, as nanoGPT does."""
+  folder.mkdir(exist_ok=True)
+  for name in names:
+    tokens.astype("<u2").tofile(folder / f"{name}.bin")
+  return folder
+
+
+def source_of(path, **changes):
+  return data.source(config("tokens", path, vocab_size=VOCABULARY, **changes))
+
+
+# Files.
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
+def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
+  top = min(np.iinfo(dtype).max, 2**31 - 2)
+  tokens = np.array([0, top, *range(98)], dtype)
+  np.save(tmp_path / "x.npy", tokens)
+  source = data.source(config("tokens", tmp_path / "x.npy", vocab_size=top + 1))
+  parts = [source.load()[split] for split in data.SPLITS]
+  assert [len(part) for part in parts] == [50, 25, 25]
+  np.testing.assert_array_equal(np.concatenate(parts), tokens)
+  assert {part.dtype for part in parts} == {np.dtype(dtype)}
+  base = parts[0]
+  while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+    base = base.base
+  assert isinstance(base, np.memmap)
+
+
+def test_folder_of_nanogpt_has_splits_and_says_what_test_is(tmp_path, capfd):
+  write(tmp_path)
+  write(tmp_path, TOKENS[::-1], ["val"])
+  splits = source_of(tmp_path).load()
+  np.testing.assert_array_equal(splits["train"], TOKENS)
+  np.testing.assert_array_equal(splits["validation"], TOKENS[::-1])
+  np.testing.assert_array_equal(splits["test"], TOKENS[::-1])
+  source_of(tmp_path).load()
+  (line,) = capfd.readouterr().err.splitlines()
+  assert "no test.bin: the test split is val.bin, the same data" in line
+  write(tmp_path, TOKENS[:50], ["test"])
+  np.testing.assert_array_equal(source_of(tmp_path).load()["test"], TOKENS[:50])
+  assert not capfd.readouterr().err
+
+
+def test_token_beyond_the_vocabulary_is_named(tmp_path, monkeypatch):
+  monkeypatch.setattr("sparse_transformer.data.files.BLOCK", 64)
+  tokens = TOKENS.copy()
+  tokens[777] = VOCABULARY
+  write(tmp_path, tokens, ["train", "val", "test"])
+  message = f"train.bin: token {VOCABULARY} at index 777 is not .*{VOCABULARY};"
+  with pytest.raises(ValueError, match=message):
+    source_of(tmp_path).examples("train")
+
+
+@pytest.mark.parametrize(
+  "words", ["the fox", "1 2.5", "-1", f"{VOCABULARY}", "9" * 30, "9" * 9999]
+)
+def test_prompt_that_is_no_tokens_is_rejected(words, tmp_path):
+  codec, path = source_of(tmp_path).codec, tmp_path / "prompt"
+  with pytest.raises(ValueError, match=f"{path}"):
+    codec.decode(words.encode(), path)
+
+
+# A run.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run on uint16 tokens below 50,304, in the format of nanoGPT."""
+  folder = write(tmp_path_factory.mktemp("tokens") / "gpt")
+  write(folder, TOKENS[:50], ["test"])
+  np.save(folder / "token_bytes.npy", BYTES)
+  settings = {"data.name": "tokens", "data.vocab_size": VOCABULARY}
+  settings |= {"optimizer.learning_rate": 0.1, "checkpoint.every": 0}
+  loop.train(runs.text(folder, **settings), folder.parent / "run")
+  return folder.parent / "run"
+
+
+def test_run_learns_which_tokens_occur(run):
+  lines = metrics.read(run)
+  bits = lines[0]["bits_per_dim"]  # equal for all tokens
+  assert bits == pytest.approx(math.log2(VOCABULARY), abs=1e-4)
+  assert lines[-1]["bits_per_dim"] < 15
+
+
+def test_bits_per_byte_is_bits_over_bytes(run, capfd):
+  words = f"--workdir={run}", "--min_context=0,7"
+  assert runs.command("eval.py", *words) == 0
+  out, err = capfd.readouterr()
+  total = BYTES[TOKENS[:50]].sum()
+  for line in out.splitlines():
+    found = json.loads(line)
+    assert (found["unit"], found["tokens"]) == ("bits/token", 50)
+    bits = 50 * found["bits_per_dim"]
+    assert found["bits_per_byte"] == pytest.approx(bits / total, rel=1e-12)
+  titles = err.splitlines()[0].split()
+  assert titles[2:4] == ["bits/token", "bits/byte"]
+  assert runs.command("sparse_transformer/report.py", f"--workdir={run}") == 0
+  page = (run / "report.html").read_text()
+  assert f"{found['bits_per_byte']:.4f} bits/byte" in page
+  assert "bits/token" in page and "bits/dim" not in page + out + err
+
+
+def test_samples_continue_a_prompt_of_tokens(run, tmp_path):
+  (tmp_path / "prompt").write_text("50256 7\n")
+  prompt = f"--prompt={tmp_path / 'prompt'}"
+  for words in [prompt], [prompt, "--nocache"], []:
+    words += [f"--workdir={run}", "--num=2"]
+    assert runs.command("sparse_transformer/sample.py", *words) == 0
+    rows = np.loadtxt(run / "samples.txt", int)
+    assert rows.shape == (2, 32) and 2**8 < rows.max() < VOCABULARY
+    assert (rows[:, :2] == [50_256, 7]).all() == (prompt in words)
+
+
+def test_tokens_beyond_16_bits_are_trained_on_and_scored(tmp_path):
+  tokens = TOKENS.astype(np.uint32) % 1000 + 2**16
+  np.save(tmp_path / "x.npy", tokens)
+  changes = {"data.name": "tokens", "data.vocab_size": 2**16 + 1000}
+  changes |= {"model.width": 2}
+  experiment = Experiment(runs.text(tmp_path / "x.npy", **changes))
+  batch = experiment.batch(0)
+  assert batch.dtype == np.uint32
+  row = int(experiment.numbers[0][0])
+  np.testing.assert_array_equal(batch[0], tokens[row : row + 32])
+  # The logit of one token is raised, and its loss alone is lower.
+  params = experiment.init().params
+  wanted = int(batch[0, 5])
+  kernel = np.zeros(params["logits"]["kernel"].shape, np.float32)
+  kernel[:, wanted] = 1
+  params["logits"]["kernel"] = kernel
+  params["norm"]["bias"] = np.ones_like(params["norm"]["bias"])
+  nats = np.asarray(experiment.losses(params, batch))
+  hit = np.asarray(batch) == wanted
+  assert hit.any() and nats[hit].max() < nats[~hit].min() - 1
+
+
+def test_prompts_too_small_for_the_vocabulary_are_rejected():
+  apply = lambda params, tokens_BL: np.zeros((*tokens_BL.shape, 257), "f4")
+  decoder, sampler = sampling.Recompute(apply, 4), sampling.Sampler()
+  with pytest.raises(ValueError, match="uint8 cannot hold 257 symbols"):
+    sampling.sample(decoder, {}, sampler, num=1, length=4)
+  given = np.zeros((1, 0), np.uint16)
+  tokens, _ = sampling.sample(
+    decoder, {}, sampler, num=1, length=4, prompts=given
+  )
+  assert tokens.shape == (1, 4) and tokens.dtype == np.uint16

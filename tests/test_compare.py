@@ -260,6 +260,21 @@ def test_a_value_may_set_other_fields():
       plan.parse_vary(f"attention.pattern=local;dense with {bad}", runs.tiny())
 
 
+def test_schedule_makes_another_run_whose_flops_follow_it():
+  later = "dense with attention.schedule=9:strided"
+  comparison = of(
+    runs.tiny(), "attention.pattern", ["dense", "strided", later], STEPS
+  )
+  plan.check(comparison)
+  dense, strided, both = (
+    budget.flops(comparison.config_of(choice), 20)
+    for choice in comparison.choices
+  )
+  assert both == pytest.approx(dense * 9 / 20 + strided * 11 / 20)
+  early = budget.flops(comparison.config_of(later), 5)
+  assert early == budget.flops(comparison.config_of("dense"), 5)
+
+
 def test_experiments_with_the_same_data_share_them():
   first, second, other = plan.experiments(
     runs.tiny(**{"data.columns": columns, "model.width": width})

@@ -223,7 +223,7 @@ def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
     # Different texts and settings may give the same patterns.
     values = rules.flatten(experiment.config)
     kind = (
-      experiment.model,
+      *((step, x.model) for step, x in experiment.phases.items()),
       *(values[x] for x in fields if not x.startswith("attention.")),
     )
     label = plan.label(choice, candidate)

@@ -45,6 +45,10 @@ def _summary(name, experiment, lines):
   network, steps = experiment.model, config.train.steps
   of_all = f" of {steps:,}" if steps < budget.LIMIT - 1 else ""  # no time limit
   last = max((line["step"] for line in lines), default=0)
+  used = "; ".join(
+    f"{pattern} after {step:,} steps" if step else pattern
+    for step, pattern in model_lib.schedule(config).items()
+  )
   rows = [
     ("run", name),
     ("data", f"{config.data.name}, {source.length:,} positions"),
@@ -53,15 +57,15 @@ def _summary(name, experiment, lines):
     *_experts(network, lines),
     *_spans(network, lines),
     ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
-    ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
+    ("attention", f"{used}, {config.attention.mode}"),
     ("step", f"{last:,}{of_all}"),
   ]
   for split in ("train", "validation"):
     for line in [line for line in lines if line["split"] == split][-1:]:
       bits = f"{line['bits_per_dim']:.4f} {source.unit}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
-  if used := [line["mfu"] for line in lines if "mfu" in line]:
-    rows.append((curves.SPEEDS["mfu"], f"{100 * used[-1]:.1f} %"))
+  if shares := [line["mfu"] for line in lines if "mfu" in line]:
+    rows.append((curves.SPEEDS["mfu"], f"{100 * shares[-1]:.1f} %"))
   return html.table(rows)
 
 

@@ -33,7 +33,8 @@ FLAGS = {
     "config example [no]json out part step target temperature workdir"
   ),
   "-m sparse_transformer.compare": (
-    "budget config equal first_seed seeds target tune tune_budget vary workdir"
+    "budget config equal first_seed jobs seeds target task tune tune_budget"
+    " vary workdir"
   ),
   "-m sparse_transformer.export": "out step weights workdir",
   "-m sparse_transformer.report": "workdir",

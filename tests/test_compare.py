@@ -6,6 +6,10 @@ import multiprocessing
 import os
 import pathlib
 import re
+import signal
+import sys
+import threading
+import time
 
 import comparisons
 import jax
@@ -15,7 +19,7 @@ import pytest
 import runs
 from scipy import stats
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, signals
 from sparse_transformer.comparison import (
   budget,
   execution as comparison_runs,
@@ -619,6 +623,138 @@ def test_grid_is_shown_with_its_best_and_whether_that_is_at_an_edge(best, edge):
   note = results._grid_notes(made)
   assert note.endswith(": dense, local." if edge else ": local.")
   assert not record.at_edge(["adamw", "muon"], "muon")
+
+
+# Several runs at the same time.
+
+
+def work(folder, what):
+  """The function of a task. It is found by its name in a new process."""
+  if what == "fails":
+    raise ValueError("why")
+  print(what)
+  if what == "waits":
+    with signals.Signals() as caught:
+      (folder / "waits").touch()
+      while not caught.name:
+        time.sleep(0.01)
+    (folder / "saved").touch()
+    raise signals.Stopped(caught.name)
+  mine = [*os.sched_getaffinity(0)] if sys.platform == "linux" else []
+  (folder / "done").write_text(json.dumps([mine, os.environ["NPROC"]]))
+
+
+def tasks_of(root, *names):
+  return [
+    jobs.Task(name, root / name, work, (root / name, name)) for name in names
+  ]
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+  """A CPU with the cores of this machine, or two if it has one."""
+  cores = sorted({0, 1, *os.sched_getaffinity(0)})
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+  monkeypatch.delenv("NPROC", raising=False)
+  return cores
+
+
+def test_machine_is_divided_into_equal_shares(cpu, monkeypatch):
+  assert jobs.shares(1, {"seconds"}) == jobs.ALONE
+  half, number = len(cpu) // 2, {"NPROC": str(len(cpu))}
+  first, second = jobs.shares(2, {"steps", "flops"})
+  assert (first.cores, second.cores) == (cpu[:half], cpu[half : 2 * half])
+  assert first.variables == second.variables == number
+  # A clock ends these runs: no bits are to keep.
+  assert jobs.shares(2, {"steps", "processor_seconds"})[0].variables == {}
+  assert jobs.devices(first) is jobs.devices(*jobs.ALONE) is None
+  with pytest.raises(ValueError, match="--jobs=2: .* seconds are not a fair"):
+    jobs.shares(2, {"seconds", "steps"})
+  with pytest.raises(ValueError, match=f"at most {len(cpu)}, the cores"):
+    jobs.shares(len(cpu) + 1, {"steps"})
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(jax, "local_devices", lambda: [*"abcde"])
+  monkeypatch.setattr(jax, "local_device_count", lambda: 5)
+  monkeypatch.delenv(jobs.GPUS, raising=False)
+  first, second = jobs.shares(2, {"seconds"})
+  assert not first.cores and jobs.devices(second) == ("a", "b")
+  assert (first.variables, second.variables) == (
+    {jobs.GPUS: "0,1"},
+    {jobs.GPUS: "2,3"},
+  )
+  monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
+  parts = [share.variables[jobs.GPUS] for share in jobs.shares(3, {"steps"})]
+  assert parts == ["7", "GPU-8", "9"]
+  with pytest.raises(ValueError, match="--jobs=4 must be at most 3, the GPUs"):
+    jobs.shares(4, {"steps"})
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  with pytest.raises(ValueError, match="cannot share a TPU"):
+    jobs.shares(2, {"steps"})
+
+
+def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
+  core = min(os.sched_getaffinity(0))
+  among = [jobs.Share([core], {"NPROC": str(i)}) for i in (7, 8)]
+  first, second, third = tasks_of(tmp_path, "fails", "runs", "later")
+  for tasks in (first, second), (first, third):
+    with pytest.raises(OSError, match="run in .*/fails failed: why; .*kept"):
+      jobs.call(tasks, among[: 2 if second in tasks else 1])
+  assert json.loads((tmp_path / "runs" / "done").read_text()) == [[core], "8"]
+  assert capfd.readouterr().out == "fails\nruns\nfails\n"
+  assert (tmp_path / "runs" / "output.txt").read_text() == "runs\n"
+  assert not (tmp_path / "later" / "done").exists()
+
+
+def test_signal_stops_all_runs(tmp_path):
+  tasks = tasks_of(tmp_path, "waits")
+  tasks += [
+    tasks[0]._replace(workdir=tmp_path / "b", inputs=(tmp_path / "b", "waits"))
+  ]
+
+  def interrupt():
+    while not all((x.workdir / "waits").exists() for x in tasks):
+      time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+  threading.Thread(target=interrupt, daemon=True).start()
+  with pytest.raises(signals.Stopped, match="SIGINT in .*waits and .*/b; what"):
+    jobs.call(tasks, [jobs.Share()] * 2)
+  assert all((x.workdir / "saved").exists() for x in tasks)
+
+
+def results_of(root):
+  """What does not depend on time in the results of all runs, by folder."""
+  names = "steps", "keys", "best_step", "validation", "test"
+  return {
+    str(path.parent.relative_to(root)): [
+      json.loads(path.read_text()).get(name) for name in names
+    ]
+    for path in root.rglob("result.json")
+  }
+
+
+@pytest.mark.soak
+def test_scores_are_the_same_with_jobs_and_as_tasks(tmp_path):
+  more = "--budget=steps:6", "--tune=optimizer.learning_rate=0.001,0.01"
+  line = words(tmp_path, VARY, "--seeds=2", *more)
+  assert runs.command(SCRIPT, *line) == 0
+  parallel = [word.replace("/c", "/jobs") for word in line]
+  assert runs.command(SCRIPT, *parallel, "--jobs=2") == 0
+  array = [word.replace("/c", "/array") for word in line]
+  roots = [tmp_path / name for name in ("c", "jobs", "array")]
+  for task in (1, 0):
+    assert runs.command(SCRIPT, *array, f"--task={task}") == 0
+    assert {x.name for x in roots[2].iterdir() if x.is_file()} == {
+      "comparison-of.json"
+    }
+    assert len(results_of(roots[2])) == 4 * (2 - task)
+  assert all(x[-1] is None for x in results_of(roots[2]).values())
+  before = runs.files(roots[2])
+  assert runs.command(SCRIPT, *array) == 0
+  trained = {x: y for x, y in before.items() if x.endswith("metrics.jsonl")}
+  assert trained.items() <= runs.files(roots[2]).items()
+  alone, *others = map(results_of, roots)
+  assert len(alone) == 8 and all(x == alone for x in others)
 
 
 def words(tmp_path, *more):

@@ -722,41 +722,6 @@ def test_signal_stops_all_runs(tmp_path):
   assert all((x.workdir / "saved").exists() for x in tasks)
 
 
-def results_of(root):
-  """What does not depend on time in the results of all runs, by folder."""
-  names = "steps", "keys", "best_step", "validation", "test"
-  return {
-    str(path.parent.relative_to(root)): [
-      json.loads(path.read_text()).get(name) for name in names
-    ]
-    for path in root.rglob("result.json")
-  }
-
-
-@pytest.mark.soak
-def test_scores_are_the_same_with_jobs_and_as_tasks(tmp_path):
-  more = "--budget=steps:6", "--tune=optimizer.learning_rate=0.001,0.01"
-  line = words(tmp_path, VARY, *more)
-  assert runs.command(SCRIPT, *line) == 0
-  parallel = [word.replace("/c", "/jobs") for word in line]
-  assert runs.command(SCRIPT, *parallel, "--jobs=2") == 0
-  array = [word.replace("/c", "/array") for word in line]
-  roots = [tmp_path / name for name in ("c", "jobs", "array")]
-  for task in (1, 0):
-    assert runs.command(SCRIPT, *array, f"--task={task}") == 0
-    assert {x.name for x in roots[2].iterdir() if x.is_file()} == {
-      "comparison-of.json"
-    }
-    assert len(results_of(roots[2])) == 3 * (2 - task)
-  assert all(x[-1] is None for x in results_of(roots[2]).values())
-  before = runs.files(roots[2])
-  assert runs.command(SCRIPT, *array) == 0
-  trained = {x: y for x, y in before.items() if x.endswith("metrics.jsonl")}
-  assert trained.items() <= runs.files(roots[2]).items()
-  alone, *others = map(results_of, roots)
-  assert len(alone) == 6 and all(x == alone for x in others)
-
-
 def words(tmp_path, *more):
   settings = runs.flags_of(**{"eval.batch_size": 64})
   settings = [x for x in settings if "train.steps" not in x]
@@ -764,6 +729,57 @@ def words(tmp_path, *more):
 
 
 VARY = "--vary=attention.pattern=local,Strided(8)"
+
+
+def test_each_task_runs_one_value_and_the_command_collects(
+  tmp_path, monkeypatch, capfd
+):
+  called = []
+
+  def trained(config, workdir, split, limit):
+    rate = config.optimizer.learning_rate
+    called.append((config.attention.pattern, rate, config.train.seed, split))
+    workdir.mkdir(parents=True, exist_ok=True)
+    made = comparisons.run("local", 0, 3 + rate) | dict(unit="bits/dim")
+    for name in ("choice", "seed", "curve", "train", "test"):
+      del made[name]
+    made |= {split: made["validation"]}
+    (workdir / "result.json").write_text(json.dumps(made))
+    line = dict(step=1, split="validation", bits_per_dim=3.0)
+    line |= dict(seconds=1.0, processor_seconds=1.0)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+  monkeypatch.setattr(comparison_runs, "run", trained)
+  monkeypatch.setattr(jobs, "call", call_here)
+  line = words(tmp_path, VARY, "--budget=steps:6", "--seeds=2")
+  line += ("--tune=optimizer.learning_rate=0.01,0.001",)
+  for task, pattern in (1, "Strided(8)"), (0, "local"):
+    del called[:]
+    assert runs.command(SCRIPT, *line, f"--task={task}") == 0
+    tuning = [(pattern, rate, 2, "validation") for rate in (0.01, 0.001)]
+    seeds = [(pattern, 0.001, seed, "validation") for seed in (0, 1)]
+    assert called == tuning + seeds
+    files = {x.name for x in (tmp_path / "c").iterdir() if x.is_file()}
+    assert files == {"comparison-of.json"}
+  del called[:]
+  assert runs.command(SCRIPT, *line) == 0
+  assert called == [("local", 0.001, seed, "test") for seed in (0, 1)]
+  assert "local" in (tmp_path / "c" / "comparison.md").read_text()
+
+
+@pytest.mark.soak
+def test_scores_are_the_same_with_jobs(tmp_path):
+  for name, *more in ("alone",), ("shared", "--jobs=2"):
+    line = words(tmp_path / name, VARY, "--budget=steps:6", *more)
+    assert runs.command(SCRIPT, *line) == 0
+  alone, shared = (
+    {
+      (run["choice"], run["best_step"], *run["validation"].values())
+      for run in record.read(tmp_path / x / "c" / "comparison.json")["runs"]
+    }
+    for x in ("alone", "shared")
+  )
+  assert alone == shared and len(alone) == 2
 
 
 def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):

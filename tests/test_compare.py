@@ -6,6 +6,10 @@ import multiprocessing
 import os
 import pathlib
 import re
+import signal
+import sys
+import threading
+import time
 
 import comparisons
 import jax
@@ -15,7 +19,7 @@ import pytest
 import runs
 from scipy import stats
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, signals
 from sparse_transformer.comparison import (
   budget,
   execution as comparison_runs,
@@ -636,6 +640,103 @@ def test_grid_is_shown_with_its_best_and_whether_that_is_at_an_edge(best, edge):
   assert not record.at_edge(["adamw", "muon"], "muon")
 
 
+# Several runs at the same time.
+
+
+def work(folder, what):
+  """The function of a task. It is found by its name in a new process."""
+  if what == "fails":
+    raise ValueError("why")
+  print(what)
+  if what == "waits":
+    with signals.Signals() as caught:
+      (folder / "waits").touch()
+      while not caught.name:
+        time.sleep(0.01)
+    (folder / "saved").touch()
+    raise signals.Stopped(caught.name)
+  mine = [*os.sched_getaffinity(0)] if sys.platform == "linux" else []
+  (folder / "done").write_text(json.dumps([mine, os.environ["NPROC"]]))
+
+
+def tasks_of(root, *names):
+  return [
+    jobs.Task(name, root / name, work, (root / name, name)) for name in names
+  ]
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+  """A CPU with the cores of this machine, or two if it has one."""
+  cores = sorted({0, 1, *os.sched_getaffinity(0)})
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+  monkeypatch.delenv("NPROC", raising=False)
+  return cores
+
+
+def test_machine_is_divided_into_equal_shares(cpu, monkeypatch):
+  assert jobs.shares(1, {"seconds"}) == jobs.ALONE
+  half, number = len(cpu) // 2, {"NPROC": str(len(cpu))}
+  first, second = jobs.shares(2, {"steps", "flops"})
+  assert (first.cores, second.cores) == (cpu[:half], cpu[half : 2 * half])
+  assert first.variables == second.variables == number
+  # A clock ends these runs: no bits are to keep.
+  assert jobs.shares(2, {"steps", "processor_seconds"})[0].variables == {}
+  assert jobs.devices(first) is jobs.devices(*jobs.ALONE) is None
+  with pytest.raises(ValueError, match="--jobs=2: .* seconds are not a fair"):
+    jobs.shares(2, {"seconds", "steps"})
+  with pytest.raises(ValueError, match=f"at most {len(cpu)}, the cores"):
+    jobs.shares(len(cpu) + 1, {"steps"})
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(jax, "local_devices", lambda: [*"abcde"])
+  monkeypatch.setattr(jax, "local_device_count", lambda: 5)
+  monkeypatch.delenv(jobs.GPUS, raising=False)
+  first, second = jobs.shares(2, {"seconds"})
+  assert not first.cores and jobs.devices(second) == ("a", "b")
+  assert (first.variables, second.variables) == (
+    {jobs.GPUS: "0,1"},
+    {jobs.GPUS: "2,3"},
+  )
+  monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
+  parts = [share.variables[jobs.GPUS] for share in jobs.shares(3, {"steps"})]
+  assert parts == ["7", "GPU-8", "9"]
+  with pytest.raises(ValueError, match="--jobs=4 must be at most 3, the GPUs"):
+    jobs.shares(4, {"steps"})
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  with pytest.raises(ValueError, match="cannot share a TPU"):
+    jobs.shares(2, {"steps"})
+
+
+def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
+  core = min(os.sched_getaffinity(0))
+  among = [jobs.Share([core], {"NPROC": str(i)}) for i in (7, 8)]
+  first, second, third = tasks_of(tmp_path, "fails", "runs", "later")
+  for tasks in (first, second), (first, third):
+    with pytest.raises(OSError, match="run in .*/fails failed: why; .*kept"):
+      jobs.call(tasks, among[: 2 if second in tasks else 1])
+  assert json.loads((tmp_path / "runs" / "done").read_text()) == [[core], "8"]
+  assert capfd.readouterr().out == "fails\nruns\nfails\n"
+  assert (tmp_path / "runs" / "output.txt").read_text() == "runs\n"
+  assert not (tmp_path / "later" / "done").exists()
+
+
+def test_signal_stops_all_runs(tmp_path):
+  tasks = tasks_of(tmp_path, "waits")
+  tasks += [
+    tasks[0]._replace(workdir=tmp_path / "b", inputs=(tmp_path / "b", "waits"))
+  ]
+
+  def interrupt():
+    while not all((x.workdir / "waits").exists() for x in tasks):
+      time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+  threading.Thread(target=interrupt, daemon=True).start()
+  with pytest.raises(signals.Stopped, match="SIGINT in .*waits and .*/b; what"):
+    jobs.call(tasks, [jobs.Share()] * 2)
+  assert all((x.workdir / "saved").exists() for x in tasks)
+
+
 def words(tmp_path, *more):
   settings = runs.flags_of(**{"eval.batch_size": 64})
   settings = [x for x in settings if "train.steps" not in x]
@@ -643,6 +744,57 @@ def words(tmp_path, *more):
 
 
 VARY = "--vary=attention.pattern=local,Strided(8)"
+
+
+def test_each_task_runs_one_value_and_the_command_collects(
+  tmp_path, monkeypatch, capfd
+):
+  called = []
+
+  def trained(config, workdir, split, limit):
+    rate = config.optimizer.learning_rate
+    called.append((config.attention.pattern, rate, config.train.seed, split))
+    workdir.mkdir(parents=True, exist_ok=True)
+    made = comparisons.run("local", 0, 3 + rate) | dict(unit="bits/dim")
+    for name in ("choice", "seed", "curve", "train", "test"):
+      del made[name]
+    made |= {split: made["validation"]}
+    (workdir / "result.json").write_text(json.dumps(made))
+    line = dict(step=1, split="validation", bits_per_dim=3.0)
+    line |= dict(seconds=1.0, processor_seconds=1.0)
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+  monkeypatch.setattr(comparison_runs, "run", trained)
+  monkeypatch.setattr(jobs, "call", call_here)
+  line = words(tmp_path, VARY, "--budget=steps:6", "--seeds=2")
+  line += ("--tune=optimizer.learning_rate=0.01,0.001",)
+  for task, pattern in (1, "Strided(8)"), (0, "local"):
+    del called[:]
+    assert runs.command(SCRIPT, *line, f"--task={task}") == 0
+    tuning = [(pattern, rate, 2, "validation") for rate in (0.01, 0.001)]
+    seeds = [(pattern, 0.001, seed, "validation") for seed in (0, 1)]
+    assert called == tuning + seeds
+    files = {x.name for x in (tmp_path / "c").iterdir() if x.is_file()}
+    assert files == {"comparison-of.json"}
+  del called[:]
+  assert runs.command(SCRIPT, *line) == 0
+  assert called == [("local", 0.001, seed, "test") for seed in (0, 1)]
+  assert "local" in (tmp_path / "c" / "comparison.md").read_text()
+
+
+@pytest.mark.soak
+def test_scores_are_the_same_with_jobs(tmp_path):
+  for name, *more in ("alone",), ("shared", "--jobs=2"):
+    line = words(tmp_path / name, VARY, "--budget=steps:6", *more)
+    assert runs.command(SCRIPT, *line) == 0
+  alone, shared = (
+    {
+      (run["choice"], run["best_step"], *run["validation"].values())
+      for run in record.read(tmp_path / x / "c" / "comparison.json")["runs"]
+    }
+    for x in ("alone", "shared")
+  )
+  assert alone == shared and len(alone) == 2
 
 
 def test_comparison_from_end_to_end(tmp_path, capfd, monkeypatch):

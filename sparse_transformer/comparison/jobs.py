@@ -118,8 +118,8 @@ def call(tasks: Sequence[Task], among: Sequence[Share] = ALONE) -> None:
   waiting, free = [*tasks], [*among]
   running: list[_Job] = []
   failures: list[str] = []
-  try:
-    with Signals() as signals:
+  with Signals() as signals:
+    try:
       while running or (waiting and not failures):
         while waiting and free and not failures and not signals.name:
           share = free.pop(0)
@@ -131,16 +131,16 @@ def call(tasks: Sequence[Task], among: Sequence[Share] = ALONE) -> None:
           running.remove(job)
           free.append(job.share)
           failures += _failure(job)
-  finally:
-    for job in running:
-      job.process.terminate()
-    for job in running:
-      job.process.join()
+    finally:
+      for job in running:
+        job.process.terminate()
+      for job in running:
+        job.process.join()
   if signals.name:
     places = " and ".join(f"the run in {job.task.workdir}" for job in running)
     raise Stopped(
-      f"{signals.name} in {places}; what it has saved is kept; run the same"
-      " command to resume"
+      f"{signals.name} in {places or 'no run'}; what it has saved is kept; run"
+      " the same command to resume"
     )
   if failures:
     raise OSError(

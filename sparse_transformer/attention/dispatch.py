@@ -108,9 +108,6 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
-    given = q_BLHK, k_BMGK, v_BMGE, segments_BL
-    q_BLHK, k_BMGK, v_BMGE, segments_BL = arguments.add_batch(*given)
   queries, keys, first = arguments.check_arrays(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
@@ -146,7 +143,7 @@ def attend(
     out, lse = online_softmax.add_sinks(
       out, lse, arguments.check_sinks(sinks_H, case)
     )
-  if is_unbatched:
+  if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
 
@@ -176,8 +173,8 @@ def _at_all_positions(queries, keys, first):
   """The queries at their positions among all, zeros at the others."""
   (batch, _, *rest), n = queries.q.shape, keys.k.shape[1]
   zeros = jnp.zeros_like(queries.q, shape=(batch, n, *rest))
-  q_BLHK = lax.dynamic_update_slice_in_dim(zeros, queries.q, first, 1)
-  return Queries(q_BLHK, keys.segments)
+  put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, 1)
+  return jax.tree.map(put, Queries(zeros, keys.segments), queries)
 
 
 def _attend(

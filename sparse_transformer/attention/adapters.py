@@ -107,16 +107,8 @@ def as_attention_fn(
     if is_causal:
       heads = tuple(map(functools.partial(_causal, n=n), heads))
     options = settings
-    if mask is None and num_queries != n:
-      raise ValueError(
-        f"{num_queries} queries for {n} keys: cross-attention between sequences"
-        " of different lengths is not supported"
-      )
-    if (
-      num_queries == 1
-      and jnp.shape(mask)[-3:] == (1, 1, n)
-      and "segments_BL" not in settings
-    ):
+    is_of_cache = num_queries == 1 and jnp.shape(mask)[-3:] == (1, 1, n)
+    if mask is not None and is_of_cache and "segments_BL" not in settings:
       mask_BM = jnp.broadcast_to(mask, (*batch, 1, 1, n)).reshape(-1, n)
       options = settings | _of_cache(mask_BM)
     elif mask is not None:

@@ -73,13 +73,11 @@ def check_arrays(
     )
   n, longest = lengths[1], k.shape[1]
   if n > longest or (first is None and n != longest):
-    hint = (
-      "cross-attention between sequences of different lengths is not supported"
-      if n > longest
-      else "if they are some of them, pass first=, the position of the first"
-      " query"
+    raise ValueError(
+      f"q has {n} positions and k {longest}; cross-attention between sequences"
+      " of different lengths is not supported; for queries at some positions of"
+      " the keys, pass attend(..., first=), the position of the first query"
     )
-    raise ValueError(f"q has {n} positions and k {longest}; {hint}")
   if first is not None:
     why = f", since q has {n} of the {longest} positions of k"
     first = check_index("first", first, longest - n + 1, why)
@@ -95,7 +93,8 @@ def check_arrays(
     of_queries, of_keys = (x[..., None] for x in segments_BL)
     return Queries(q, of_queries), Keys(k, v, of_keys), first
   segments, shape = _as_array(segments_BL), k.shape[is_unbatched:2]
-  is_valid = _has_shape(segments, shape) and segments.dtype.kind in "iu"
+  is_valid = getattr(segments, "shape", None) == shape
+  is_valid = is_valid and segments.dtype.kind in "iu"
   if is_valid and isinstance(segments, np.ndarray):
     is_valid = np.array_equal(segments, segments.astype(np.int32))
   if not is_valid:
@@ -120,21 +119,15 @@ def _as_array(x):
     return x
 
 
-def is_floating(x: Any, shape: Sequence[int]) -> bool:
+def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
   """Whether it is an array of a shape, in floating point."""
-  return _has_shape(x, shape) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _has_shape(x, shape):
-  is_array = isinstance(x, jax.Array | np.ndarray)
-  return is_array and x.shape == tuple(shape)
+  is_array = isinstance(x, jax.Array | np.ndarray) and x.shape == shape
+  return is_array and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def describe(x: Any) -> str:
   """The dtype and shape of an array, or the type of another object."""
-  if isinstance(x, jax.Array | np.ndarray):
-    return f"{x.dtype} {list(x.shape)}"
-  return type(x).__name__
+  return f"{x.dtype} {[*x.shape]}" if hasattr(x, "dtype") else type(x).__name__
 
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
@@ -161,16 +154,6 @@ def check_sizes(**sizes: Any) -> None:
     is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
     if not is_integer or x < 1:
       raise ValueError(f"{name}={x!r} must be a positive integer")
-
-
-def check_dtype(dtype: Any) -> None:
-  """Raises a ValueError if it is no dtype in floating point."""
-  try:
-    is_valid = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-  except TypeError:
-    is_valid = False
-  if not is_valid:
-    raise ValueError(f"dtype={dtype!r} must be one in floating point")
 
 
 def check_scores(scale: float | None, softcap: float) -> Scores:

@@ -118,7 +118,8 @@ def init_cache(
   )
   if not jax.export.is_symbolic_dim(batch):
     arguments.check_sizes(batch=batch)
-  arguments.check_dtype(dtype)
+  if dtype is None or not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+    raise ValueError(f"{dtype=} must be one in floating point")
   if num_heads % num_key_heads:
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
@@ -177,7 +178,10 @@ def fill_cache(
   groups = []
   for kept, (pattern, heads_CR) in _items(cache):
     positions = make_plan(pattern, cache.length).held(count[0])
-    _check_empty(kept.positions, positions)
+    is_known = not isinstance(kept.positions, jax.core.Tracer)
+    if is_known and kept.positions.max() >= 0:  # with another layer's prompt
+      if not np.array_equal(kept.positions, positions):
+        raise ValueError("a prompt needs an empty cache; see init_cache")
     keys = _key_heads(cache, heads_CR)
     # Slots that hold no key get an arbitrary one.
     k, v = (
@@ -282,15 +286,6 @@ def _check(cache, layer, directions, q, k, v, count=()):
       )
   arguments.check_index("layer", layer, layers)
   selection.check_directions(cache.patterns, directions or {}, width)
-
-
-def _check_empty(found, expected):
-  """Raises a ValueError if a cache is known to have other positions."""
-  if isinstance(found, jax.core.Tracer):
-    return
-  found = np.asarray(found)  # -1, or those of another layer's prompt
-  if found.max() >= 0 and not np.array_equal(found, expected):
-    raise ValueError("a prompt must be put into an empty cache; see init_cache")
 
 
 # Groups.

@@ -168,12 +168,11 @@ MASKS = "1110 1111", "0000 1011", "0100 1011", "1111"
 
 
 @pytest.mark.parametrize("text", MASKS)
-@pytest.mark.parametrize("pattern", ["Causal()", "TopBlocks(1, 4)"])
+@pytest.mark.parametrize("pattern", ["Causal()", "TopBlocks(1, 4) | Local(1)"])
 def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text, pattern):
   mask = np.array([[*map(int, row)] for row in text.split()])[:, None, None]
   x = jax.random.normal(jax.random.key(0), (2, 4, 2, 8))
   found = as_attention_fn(pattern)(x[:, 3:], x, x, mask=jnp.asarray(mask))
-  # The static patterns that the content makes of `TopBlocks` have all keys.
   expected = nnx.dot_product_attention(x[:, 3:], x, x, mask=jnp.asarray(mask))
   has_keys = np.broadcast_to(mask.any(-1, keepdims=True), (2, 1, 1, 1))
   np.testing.assert_allclose(
@@ -211,7 +210,7 @@ def test_only_the_batch_may_be_symbolic(shape):
     (lambda x: as_attention_fn(ROUTING)(x, x, x), "or to as_attention_fn"),
     (
       lambda x: as_attention_fn("Local(3)")(x[:, :3], x, x),
-      "3 queries for 60 keys: cross-attention",
+      "3 positions and k 60; cross-attention",
     ),
     (
       lambda x: as_attention_fn("Local(3)")(x, x, x, mask=x[..., :1, 0]),

@@ -246,7 +246,6 @@ def make(patterns="Local(3)", **options):
     (lambda: make(value_width=0), "value_width=0 must be a positive integer"),
     (lambda: make(dtype=int), "int'> must be one in floating point"),
     (lambda: make(dtype=None), "dtype=None must be"),
-    (lambda: make(dtype="flot"), "dtype='flot' must be"),
     (lambda: make("Local(3"), "Local"),
     (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),
     (lambda: step(make(), t=np.array(12)), "t=12 must lie between 0 and 9"),

@@ -52,7 +52,7 @@ def as_attention_fn(
   (1, 64, 8)
   """
 
-  patterns = read_patterns(patterns)
+  given = read_patterns(patterns)
   known = {*inspect.signature(attend).parameters} - {"first", "return_lse"}
   if unknown := settings.keys() - known:
     raise ValueError(
@@ -81,7 +81,7 @@ def as_attention_fn(
     attn_weights_value_einsum=None,
   ):
     del broadcast_dropout, dropout_rng, force_fp32_for_softmax  # it always is
-    given = dict(
+    others = dict(
       bias=bias,
       precision=precision,
       sow_weights=module,
@@ -89,7 +89,7 @@ def as_attention_fn(
       qk_attn_weights_einsum=qk_attn_weights_einsum,
       attn_weights_value_einsum=attn_weights_value_einsum,
     )
-    if unknown := [name for name, x in given.items() if x is not None]:
+    if unknown := [name for name, x in others.items() if x is not None]:
       raise ValueError(f"attend cannot honour {unknown[0]}; leave it out")
     if dropout_rate > 0 and not deterministic:
       raise ValueError(
@@ -103,7 +103,7 @@ def as_attention_fn(
       x.reshape(-1, *x.shape[len(batch) :]) for x in (query, key, value)
     )
     n = k.shape[1]
-    heads = patterns_of_heads(patterns, num_heads, n)
+    heads = patterns_of_heads(given, num_heads, n)
     if is_causal:
       heads = tuple(map(functools.partial(_causal, n=n), heads))
     options = settings
@@ -131,6 +131,6 @@ def _causal(pattern, n):
 def _of_cache(mask_BM):
   """The position and the segments of a query, from the mask of a cache."""
   # The last position that any sequence may see is the one just written.
-  first = jnp.where(mask_BM, jnp.arange(mask_BM.shape[1]), 0).max()
+  first = jnp.where(mask_BM, jnp.arange(mask_BM.shape[1])[None], 0).max()
   of_keys = jnp.where(mask_BM, 0, -1).astype(jnp.int32)
   return dict(first=first, segments_BL=Segments(0 * of_keys[:, :1], of_keys))

@@ -168,7 +168,7 @@ def fill_cache(
 
   See `init_cache` for an example.
   """
-  count = getattr(k_BLGK, "shape", ())[1:2] or ("positions",)
+  count: Any = getattr(k_BLGK, "shape", ())[1:2] or ("positions",)
   _check(cache, layer, directions, q_BLHK, k_BLGK, v_BLGE, count)
   if not 0 < count[0] <= cache.length:
     raise ValueError(

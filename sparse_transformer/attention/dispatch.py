@@ -71,16 +71,16 @@ def attend(
       in the sequence: `Strided` and `Block` do not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
       an integer that may be traced; a traced one must be at most n - L.
-      Segments are those of the n keys. In plain XLA; content-based patterns cost as much
-      as with all queries.
+      Segments are those of the n keys. In plain XLA; content-based patterns cost
+      as much as with all queries.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.
     softcap: c, where scores s become c tanh(s / c) after scaling; 0 for none.
     directions: a mapping from each content-based pattern to the vectors it
-      projects queries onto, [heads, directions, K] or [1, directions, K] for all
-      heads (see `patterns.content`): centroids for `Routing`, which requires
-      them; random vectors for `LSH`, by default drawn from its seed. They get
+      projects queries onto, [heads, directions, K], or with 1 for all heads
+      (see `patterns.content`): centroids for `Routing`, which requires them;
+      random vectors for `LSH`, by default drawn from its seed. They get
       no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
       [heads] or [1], which get gradients.
     backend: "auto" runs tile by tile in linear memory, with the executor that

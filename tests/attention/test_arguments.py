@@ -182,7 +182,7 @@ def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text, pattern):
 
 def test_a_mask_of_flax_may_broadcast_over_one_axis_of_the_batch():
   x = jax.random.normal(jax.random.key(0), (2, 3, 5, 2, 8))
-  mask = (jnp.arange(5) < jnp.array([[3], [4], [5]]))[None, :, None, None]
+  mask = (np.arange(5) < np.array([[3], [4], [5]]))[None, :, None, None]
   found, expected = (
     as_attention_fn("Causal()")(x[:, :, 4:], x, x, mask=m)
     for m in (mask, jnp.concatenate([mask] * 2))

@@ -71,8 +71,8 @@ def attend(
       in the sequence: `Strided` and `Block` do not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
       an integer that may be traced; a traced one must be at most n - L.
-      Segments are those of the n keys. In plain XLA; content-based patterns cost
-      as much as with all queries.
+      Segments are those of the n keys. In plain XLA; content-based patterns
+      cost as much as with all queries.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.

@@ -267,7 +267,7 @@ def make(patterns="Local(3)", **options):
     (lambda: fill(step(make())[1], 4), "an empty cache"),
     (lambda: step(make(), t=1.0), "t=1.0 must be an integer"),
     (lambda: step(make(), layer=1), "layer=1 must lie between 0 and 0"),
-    (lambda: step(make(batch=3)), r"q must be \[3, 2, 4\] for this cache"),
+    (lambda: step(make(batch=3)), r"k must be \[3, 2, 4\] for this cache"),
     (lambda: step(make(value_width=5)), r"v must be \[2, 2, 5\]"),
     (lambda: step(make(num_key_heads=1)), r"k must be \[2, 1, 4\]"),
     (lambda: step(make(ROUTING)), "needs its directions"),

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -88,7 +89,8 @@ def init_cache(
     layers: number of layers with these patterns.
 
   Raises:
-    ValueError: if a pattern is invalid or not causal, or G does not divide H.
+    ValueError: if a pattern is invalid or not causal, a size or the dtype is,
+      or G does not divide H.
 
   >>> from sparse_transformer.attention import attend
   >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 16, 2, 8))
@@ -104,7 +106,20 @@ def init_cache(
   >>> bool(jnp.allclose(outs.swapaxes(0, 1), expected, atol=1e-5))
   True
   """
-  num_key_heads = num_key_heads or num_heads
+  num_key_heads = num_heads if num_key_heads is None else num_key_heads
+  value_width = qk_width if value_width is None else value_width
+  arguments.check_sizes(
+    length=length,
+    num_heads=num_heads,
+    num_key_heads=num_key_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    layers=layers,
+  )
+  if not jax.export.is_symbolic_dim(batch):
+    arguments.check_sizes(batch=batch)
+  if dtype is None or not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+    raise ValueError(f"{dtype=} must be one in floating point")
   if num_heads % num_key_heads:
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
@@ -114,9 +129,7 @@ def init_cache(
   for pattern, heads_CR in _groups(heads, num_key_heads):
     size = make_plan(pattern, length).size + 1
     shape = layers, batch, len(heads_CR), size
-    k, v = (
-      jnp.zeros((*shape, x), dtype) for x in (qk_width, value_width or qk_width)
-    )
+    k, v = (jnp.zeros((*shape, x), dtype) for x in (qk_width, value_width))
     labels = tuple(
       jnp.zeros((layers, batch, heads_CR.size, length, x), jnp.int32)
       for x in num_labels(pattern, length, qk_width)
@@ -140,8 +153,8 @@ def fill_cache(
 
   Args:
     cache: from `init_cache`.
-    q_BLHK: queries [batch, positions, heads, K]; None will do for patterns
-      without content.
+    q_BLHK: queries [batch, positions, heads, K]; may be None unless a pattern
+      is content-based.
     k_BLGK, v_BLGE: keys and values [batch, positions, key heads, ..].
     layer: the layer of the cache; may be traced.
     directions: as in `attend`.
@@ -150,11 +163,12 @@ def fill_cache(
     The cache, with that layer filled.
 
   Raises:
-    ValueError: if arrays do not fit the cache, or directions are missing.
+    ValueError: if arrays do not fit the cache, directions are missing, or the
+      cache is known to have other positions.
 
   See `init_cache` for an example.
   """
-  count = jnp.shape(k_BLGK)[1:2]
+  count: Any = getattr(k_BLGK, "shape", ())[1:2] or ("positions",)
   _check(cache, layer, directions, q_BLHK, k_BLGK, v_BLGE, count)
   if not 0 < count[0] <= cache.length:
     raise ValueError(
@@ -164,6 +178,10 @@ def fill_cache(
   groups = []
   for kept, (pattern, heads_CR) in _items(cache):
     positions = make_plan(pattern, cache.length).held(count[0])
+    is_known = not isinstance(kept.positions, jax.core.Tracer)
+    if is_known and kept.positions.max() >= 0:  # with another layer's prompt
+      if not np.array_equal(kept.positions, positions):
+        raise ValueError("a prompt needs an empty cache; see init_cache")
     keys = _key_heads(cache, heads_CR)
     # Slots that hold no key get an arbitrary one.
     k, v = (
@@ -201,8 +219,8 @@ def attend_next(
     cache: with all earlier positions, from `fill_cache` or `attend_next`.
     q_BHK: queries [batch, heads, K] at position t.
     k_BGK, v_BGE: keys and values [batch, key heads, ..] at position t.
-    t: the position, an integer that may be traced; a traced one must be the
-      first that the cache lacks, and less than its length.
+    t: the position, an integer that may be traced; must be the next position
+      after those in the cache, and less than its length.
     layer: the layer of the cache; may be traced.
     directions, scale, softcap, sinks_H: as in `attend`.
 
@@ -215,8 +233,8 @@ def attend_next(
   See `init_cache` for an example.
   """
   _check(cache, layer, directions, q_BHK, k_BGK, v_BGE)
-  _check_index("t", t, cache.length)
-  scores, t = arguments.check_scores(scale, softcap), jnp.asarray(t, jnp.int32)
+  t = jnp.asarray(arguments.check_index("t", t, cache.length), jnp.int32)
+  scores = arguments.check_scores(scale, softcap)
   if sinks_H is not None:
     case = contract.make_case(q_BHK[:, None], v_BGE[:, None])
     sinks_H = arguments.check_sinks(sinks_H, case)
@@ -246,29 +264,28 @@ def attend_next(
 
 def _check(cache, layer, directions, q, k, v, count=()):
   """Raises a ValueError if the arguments of a step or a prompt do not fit."""
+  if not isinstance(cache, Cache):
+    raise ValueError(
+      f"cache must be from init_cache, got {type(cache).__name__}"
+    )
   kept, num_heads = cache.groups[0], len(cache.patterns)
   layers, batch, *_, width = kept.k.shape
   for name, x, shape in (
-    ("q", q, (num_heads, width)),
     ("k", k, (cache.num_key_heads, width)),
     ("v", v, (cache.num_key_heads, kept.v.shape[-1])),
+    ("q", q, (num_heads, width)),
   ):
-    if x is None and not any(group.labels for group in cache.groups):
+    has_content = any(group.labels for group in cache.groups)
+    if name == "q" and x is None and count and not has_content:
       continue
-    if np.shape(x) != (batch, *count, *shape):
+    expected = batch, *count, *shape
+    if not arguments.is_floating(x, expected):
       raise ValueError(
-        f"{name} must be {[batch, *count, *shape]} for this cache, got"
-        f" {list(np.shape(x))}"
+        f"{name} must be [{', '.join(map(str, expected))}] for this cache, in"
+        f" floating point, got {arguments.describe(x)}"
       )
-  _check_index("layer", layer, layers)
+  arguments.check_index("layer", layer, layers)
   selection.check_directions(cache.patterns, directions or {}, width)
-
-
-def _check_index(name, index, stop):
-  if np.shape(index) or jnp.result_type(index).kind not in "iu":
-    raise ValueError(f"{name}={index} must be an integer, which may be traced")
-  if isinstance(index, int | np.integer) and not 0 <= index < stop:
-    raise ValueError(f"{name}={index} must lie between 0 and {stop - 1}")
 
 
 # Groups.

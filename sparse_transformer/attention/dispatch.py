@@ -46,15 +46,16 @@ def attend(
   B = batch, L = M = n positions, H = heads of queries, G = heads of keys and
   values, K = width of a head's queries and keys, E = width of its values. The
   scores and the softmax are in float32 or wider. A query without keys gets
-  output 0 and log-sum-exp -inf, and zero gradients. All arrays may lack the
-  axis of the batch.
+  output 0 and log-sum-exp -inf, and zero gradients. The batch axis may be
+  omitted from all arrays.
 
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
   split. If positions are, they send each other no more than needed; see
   `attention.distributed.spread`. Devices whose heads would have different
   patterns, or no whole number of key heads, run all heads instead. Only "dense"
-  supports forward-mode differentiation.
+  supports forward-mode differentiation on its own; over reverse mode, as in
+  `jax.hessian`, "auto" does also.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -65,19 +66,19 @@ def attend(
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
     segments_BL: integers [batch, n], such as the number of the document, or
-      another one for padding: of the pattern's pairs, only those whose query
-      and key have the same segment count. Positions are still those in the
-      sequence: `Strided` and `Block` do not start anew with a segment.
-    first: for queries of fewer positions than keys, [batch, L, heads, K]: the
-      position of the first, an integer that may be traced; a traced one must
-      be at most n - L. Segments are those of the n keys. In plain XLA; patterns
-      with content cost as much as for all queries.
+      another one for padding. Of the pattern's pairs, only those within one
+      segment are used. They are converted to int32. Positions are still those
+      in the sequence: `Strided` and `Block` do not restart at each segment.
+    first: position of the first query, when there are fewer queries than keys;
+      an integer that may be traced; a traced one must be at most n - L.
+      Segments are those of the n keys. In plain XLA; content-based patterns
+      cost as much as with all queries.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.
     softcap: c, where scores s become c tanh(s / c) after scaling; 0 for none.
-    directions: what content-based patterns project queries onto, by
-      pattern, each [heads, directions, K], or [1, directions, K] for all heads
+    directions: a mapping from each content-based pattern to the vectors it
+      projects queries onto, [heads, directions, K], or with 1 for all heads
       (see `patterns.content`): centroids for `Routing`, which requires them;
       random vectors for `LSH`, by default drawn from its seed. They get
       no gradients. For `AdaptiveSpan`, the spans of its heads in positions,
@@ -108,9 +109,6 @@ def attend(
   >>> attend(q, k, v, patterns.Local(64) | patterns.Strided(64)).shape
   (1, 1024, 4, 16)
   """
-  if is_unbatched := getattr(q_BLHK, "ndim", 4) == 3:
-    given = q_BLHK, k_BMGK, v_BMGE, segments_BL
-    q_BLHK, k_BMGK, v_BMGE, segments_BL = arguments.add_batch(*given)
   queries, keys, first = arguments.check_arrays(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
@@ -146,7 +144,7 @@ def attend(
     out, lse = online_softmax.add_sinks(
       out, lse, arguments.check_sinks(sinks_H, case)
     )
-  if is_unbatched:
+  if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
 
@@ -176,8 +174,8 @@ def _at_all_positions(queries, keys, first):
   """The queries at their positions among all, zeros at the others."""
   (batch, _, *rest), n = queries.q.shape, keys.k.shape[1]
   zeros = jnp.zeros_like(queries.q, shape=(batch, n, *rest))
-  q_BLHK = lax.dynamic_update_slice_in_dim(zeros, queries.q, first, 1)
-  return Queries(q_BLHK, keys.segments)
+  put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, 1)
+  return jax.tree.map(put, Queries(zeros, keys.segments), queries)
 
 
 def _attend(

@@ -301,9 +301,11 @@ def add_sinks(
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
   """
   sinks = sinks_H.astype(lse_BLH.dtype)[None, None]
+  is_none = (lse_BLH == -jnp.inf) & (sinks == -jnp.inf)
+  sinks = jnp.where(is_none, 0, sinks)  # the difference would be NaN
   share = jax.nn.sigmoid(lse_BLH - sinks)[..., None]
   out = (out_BLHE.astype(lse_BLH.dtype) * share).astype(out_BLHE.dtype)
-  return out, jnp.logaddexp(lse_BLH, sinks)
+  return out, jnp.where(is_none, -jnp.inf, jnp.logaddexp(lse_BLH, sinks))
 
 
 def weights_and_gradients(

@@ -1,10 +1,12 @@
 """Named factorizations, expressions, and how factors are assigned to layers."""
 
 import ast
+import difflib
 import functools
 import inspect
 import itertools
 import operator
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +45,7 @@ LAYOUTS = {
   "llama4": 3 * "Block(8192), " + "Causal()",
   "nanochat": 3 * "Local({half}), " + "Causal()",
 }
+DENSE_LAYERS = {"mimo_v2_flash": 0, "nanochat": -1}  # beside those in turn
 MODES = ("interleaved", "merged", "heads")
 
 # Nobody writes longer expressions by hand, and functions that recurse into
@@ -56,10 +59,10 @@ MAX_COMBINED = 16
 def factorize(
   name: str,
   *,
-  stride: int,
-  window: int,
-  width: int,
-  num_summaries: int,
+  stride: int = 0,
+  window: int = 0,
+  width: int = 0,
+  num_summaries: int = 1,
   head: int = 0,
   length: int = 0,
 ) -> tuple[Pattern, ...]:
@@ -83,13 +86,14 @@ def factorize(
   positions. `gpt3`: Brown et al. 2020, arXiv 2005.14165, section 2.1, whose
   band is not published: `window`. `gpt_oss`: gpt_oss/torch/model.py in
   openai/gpt-oss. `gemma2`, `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`:
-  their configs on Hugging Face. `mimo_v2_flash`: arXiv 2601.02780. `nanochat`:
-  dev/LOG.md in karpathy/nanochat, with windows of half the sequence; `assign`
-  makes its last layer dense.
+  their configs on Hugging Face; the smallest gemma3 has 512. `mimo_v2_flash`:
+  arXiv 2601.02780, section 2; `assign` makes its first layer dense. `nanochat`:
+  dev/LOG.md in karpathy/nanochat, 11 January 2026, with half the sequence to
+  the left of a query, later a quarter; `assign` makes its last layer dense.
 
   Args:
     name: one of `FACTORIZATIONS` or `LAYOUTS`, or an expression that `parse`
-      reads.
+      reads. Those that do not use a setting do not require it.
     stride: stride of strided attention, or block size of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
@@ -130,7 +134,7 @@ def factorize(
     raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
   text = LAYOUTS.get(name, name)
   if name in LAYOUTS:
-    text = text.format(window=window, half=length // 2)
+    text = text.format(window=window, half=length // 2 + 1)
   return tuple(heads[head % len(heads)] for heads in parse(text))
 
 
@@ -190,8 +194,8 @@ def assign(
   for pattern in itertools.chain(*rows):
     _check_count(_count_patterns(pattern), pattern)
   layers = [rows[layer % len(rows)] for layer in range(num_layers)]
-  if name == "nanochat" and mode == "interleaved" and layers:
-    layers[-1] = factors[-1]
+  if name in DENSE_LAYERS and mode == "interleaved" and layers:
+    layers[DENSE_LAYERS[name]] = factors[-1]
   return tuple(layers)
 
 
@@ -306,10 +310,12 @@ def _source(node: ast.expr, text: str) -> str:
 
 
 def _unknown(name: str, reason: str = "") -> ValueError:
+  word = re.match(r"\w*", name)[0][:100]  # type: ignore[index]
+  known = {*FACTORIZATIONS, *LAYOUTS, *CATALOGUE, *CONTENT} - {word}
+  close = ", ".join(difflib.get_close_matches(word, sorted(known)))
   return ValueError(
-    f"unknown pattern {shorten(name)!r}{reason}; known:"
-    f" {', '.join((*FACTORIZATIONS, *LAYOUTS))}, and expressions with | & - ,"
-    " over"
-    f" {', '.join(CATALOGUE | CONTENT)}; those of a config file need"
-    " --config=FILE"
+    f"unknown pattern {shorten(name)!r}{reason};"
+    f"{close and f' did you mean {close}?'} docs/patterns.md lists all names;"
+    " expressions combine them with | & - , and commands find those of a"
+    " config file with --config=FILE"
   )

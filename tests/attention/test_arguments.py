@@ -5,11 +5,13 @@ import functools
 import catalogue
 import executor_laws as laws
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from sparse_transformer.attention import attend
+from sparse_transformer.attention import as_attention_fn, attend
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -138,6 +140,89 @@ def test_scale_may_not_be_exact_in_16_bits():
   np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sinks_may_have_16_bits(dtype):
+  sinks = jnp.linspace(-1.0, 2.0, HEADS)
+  found, expected = (
+    attend(*inputs(), Local(9), sinks_H=x) for x in (sinks.astype(dtype), sinks)
+  )
+  np.testing.assert_allclose(found, expected, atol=0.02)
+
+
+def test_sinks_of_minus_infinity_are_none():
+  def results(q, k, v, sinks=None):
+    pattern = Strided(5, offset=1)  # the first queries have no keys
+    return attend(q, k, v, pattern, sinks_H=sinks, return_lse=True)
+
+  arrays, none = inputs(), jnp.full(HEADS, -jnp.inf)
+  found, vjp = jax.vjp(results, *arrays, none)
+  for x, y in zip(found, results(*arrays), strict=True):
+    np.testing.assert_array_equal(x, y)
+  assert np.isinf(found[1]).any()
+  assert all(
+    np.isfinite(x).all() for x in vjp(jax.tree.map(jnp.ones_like, found))
+  )
+
+
+MASKS = "1110 1111", "0000 1011", "0100 1011", "1111"
+
+
+@pytest.mark.parametrize("text", MASKS)
+@pytest.mark.parametrize("pattern", ["Causal()", "TopBlocks(1, 4) | Local(1)"])
+def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text, pattern):
+  mask = np.array([[*map(int, row)] for row in text.split()])[:, None, None]
+  x = jax.random.normal(jax.random.key(0), (2, 4, 2, 8))
+  found = as_attention_fn(pattern)(x[:, 3:], x, x, mask=jnp.asarray(mask))
+  expected = nnx.dot_product_attention(x[:, 3:], x, x, mask=jnp.asarray(mask))
+  has_keys = np.broadcast_to(mask.any(-1, keepdims=True), (2, 1, 1, 1))
+  np.testing.assert_allclose(
+    found, np.where(has_keys, expected, 0), rtol=1e-5, atol=1e-6
+  )
+
+
+def test_a_mask_of_flax_may_broadcast_over_one_axis_of_the_batch():
+  x = jax.random.normal(jax.random.key(0), (2, 3, 5, 2, 8))
+  mask = (np.arange(5) < np.array([[3], [4], [5]]))[None, :, None, None]
+  found, expected = (
+    as_attention_fn("Causal()")(x[:, :, 4:], x, x, mask=m)
+    for m in (mask, jnp.concatenate([mask] * 2))
+  )
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", ["b, n, 4, 8", "b, 60, h, 8", "b, 60, 4, w"])
+def test_only_the_batch_may_be_symbolic(shape):
+  x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+  run = jax.jit(lambda x: attend(x, x, x, Local(9)))
+  with pytest.raises(
+    ValueError, match=r"only the batch may be symbolic, .*\(b"
+  ):
+    jax.export.export(run)(x)
+
+
+@pytest.mark.parametrize(
+  "call, message",
+  [
+    (lambda x: as_attention_fn("Locl(3)"), "did you mean Local"),
+    (lambda x: as_attention_fn("Local(3)", first=1), "takes no first"),
+    (lambda x: as_attention_fn("Local(3)", return_lse=True), "no return_lse"),
+    (lambda x: as_attention_fn("Local(3)", bakend=""), "takes no bakend"),
+    (lambda x: as_attention_fn(ROUTING)(x, x, x), "or to as_attention_fn"),
+    (
+      lambda x: as_attention_fn("Local(3)")(x[:, :3], x, x),
+      "3 positions and k 60; cross-attention",
+    ),
+    (
+      lambda x: as_attention_fn("Local(3)")(x, x, x, mask=x[..., :1, 0]),
+      "cannot honour a mask",
+    ),
+  ],
+)
+def test_an_attention_function_of_flax_says_what_it_cannot_do(call, message):
+  with pytest.raises(ValueError, match=message):
+    call(inputs()[0])
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
@@ -159,13 +244,41 @@ def test_scale_may_not_be_exact_in_16_bits():
       dict(q=jnp.zeros((2, 5, 4, 8)), first=0, patterns=LSH(8, 4)),
       ["LSH(8, 4)", "queries of all positions", "attend_next"],
     ),
+    *(
+      (dict(q=jnp.zeros((2, 5, 4, 8)), first=first), words)
+      for first, words in (
+        (np.array(56), ["first=56", "0 and 55"]),
+        (jnp.int32(56), ["first=56", "0 and 55"]),
+        (jnp.array([0, 3]), ["first=[0 3]", "use jax.vmap"]),
+        ("a", ["first=a", "an integer"]),
+      )
+    ),
+    (dict(q=jnp.zeros((2, 61, 4, 8))), ["q has 61", "cross-attention"]),
+    (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
+    (dict(segments_BL=[[2**32] * N] * 2), ["must fit in 32 bits"]),
+    (dict(segments_BL="x"), ["integers [2, 60]", "got str"]),
+    (dict(sinks_H="a"), ["sinks must be [4]", "got str"]),
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
     (dict(sinks_H=jnp.zeros(4, int)), ["floating point", "int32"]),
     (dict(softcap=-1.0), ["softcap=-1.0", "above 0"]),
     (dict(softcap=float("inf")), ["softcap=inf"]),
     (dict(scale="big"), ["scale='big'", "before tracing"]),
     (dict(scale=jnp.float32(1)), ["scale=", "multiply q"]),
-    (dict(q=jnp.zeros((N, 4, 8))), ["all without batch"]),
+    (dict(scale=float("nan")), ["scale=nan", "finite"]),
+    (dict(scale=True), ["scale=True"]),
+    (dict(softcap=True), ["softcap=True"]),
+    (dict(patterns="gpt_oss"), ["several layers", "patterns.assign("]),
+    (dict(patterns="Block(8), (Local(3), Local(4))"), ["3 patterns; pass a"]),
+    (dict(q=jnp.zeros((N, 4, 8))), ["all without batch", "k (2, 60"]),
+    (
+      {name: jnp.zeros((n, 4, 8)) for name, n in (("q", N), ("k", 9), ("v", 9))}
+      | dict(first=1),
+      ["q has 60 positions and k 9"],
+    ),
+    (
+      {name: jnp.zeros((N, 4, 8)) for name in "qkv"} | dict(segments_BL=[1]),
+      ["integers [60]", "int32 [1]"],
+    ),
   ],
 )
 def test_wrong_arguments_are_rejected(change, words):

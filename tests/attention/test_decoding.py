@@ -6,6 +6,7 @@ import itertools
 import catalogue
 import hypothesis
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -236,11 +237,37 @@ def make(patterns="Local(3)", **options):
   [
     (lambda: make(Local(3, causal=False)), "see later keys"),
     (lambda: make(num_heads=4, num_key_heads=3), "must divide num_heads=4"),
+    *(
+      (lambda name=name, size=size: make(**{name: size}), f"{name}={size!r}")
+      for name in ("length", "batch", "num_heads", "num_key_heads", "qk_width")
+      for size in (0, -1, 2.0, True, "a")
+    ),
+    (lambda: make(layers=0), "layers=0 must be a positive integer"),
+    (lambda: make(value_width=0), "value_width=0 must be a positive integer"),
+    (lambda: make(dtype=int), "int'> must be one in floating point"),
+    (lambda: make(dtype=None), "dtype=None must be"),
     (lambda: make("Local(3"), "Local"),
     (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),
+    (lambda: step(make(), t=np.array(12)), "t=12 must lie between 0 and 9"),
+    (lambda: step(make(), t=jnp.int32(12)), "t=12 must lie between 0 and 9"),
+    (lambda: step(make(), t=jnp.arange(2)), r"t=\[0 1\] .*use jax.vmap"),
+    (lambda: step(make(), t="a"), "t=a must be an integer"),
+    (lambda: step(()), "cache must be from init_cache, got tuple"),
+    (
+      lambda: attend_next(make(), *[np.ones((2, 2, 4), int)] * 3, 0),
+      "k must be",
+    ),
+    (lambda: attend_next(make(), *[None] * 3, 0), "got NoneType"),
+    (
+      lambda: fill_cache(make(), None, None, None),
+      "k must be .2, positions, 2",
+    ),
+    (lambda: fill_cache(make(), *[[0.0]] * 3), "k must be .*got list"),
+    (lambda: fill(fill(make(), 4), 3), "an empty cache"),
+    (lambda: fill(step(make())[1], 4), "an empty cache"),
     (lambda: step(make(), t=1.0), "t=1.0 must be an integer"),
     (lambda: step(make(), layer=1), "layer=1 must lie between 0 and 0"),
-    (lambda: step(make(batch=3)), r"q must be \[3, 2, 4\] for this cache"),
+    (lambda: step(make(batch=3)), r"k must be \[3, 2, 4\] for this cache"),
     (lambda: step(make(value_width=5)), r"v must be \[2, 2, 5\]"),
     (lambda: step(make(num_key_heads=1)), r"k must be \[2, 1, 4\]"),
     (lambda: step(make(ROUTING)), "needs its directions"),
@@ -265,6 +292,18 @@ def step(cache, t=0, **options):
 def fill(cache, count):
   x = jnp.zeros((2, count, 2, 4))
   return fill_cache(cache, None, x, x)
+
+
+def test_the_batch_of_a_cache_can_be_symbolic():
+  (batch,) = jax.export.symbolic_shape("b")
+  cache = jax.eval_shape(lambda: make(batch=batch))
+  assert cache.groups[0].k.shape[1] == batch
+
+
+def test_each_layer_of_a_cache_takes_the_same_prompt():
+  x = jnp.ones((2, 4, 2, 4))
+  cache = fill_cache(fill(make(layers=2), 4), None, x, x, layer=1)
+  assert cache.groups[0].k[1].any() and not cache.groups[0].k[0].any()
 
 
 def test_queries_of_a_prompt_are_not_needed_without_content():

@@ -67,7 +67,10 @@ def test_values_may_have_another_dtype(dtype, backend):
     (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
     (dict(k=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["k bfloat16"]),
-    (dict(patterns="strided"), ["unknown pattern 'strided' in an expression"]),
+    (
+      dict(patterns="strided"),
+      ["'strided' names the patterns of several layers"],
+    ),
     (dict(patterns=(Causal(), None)), ["None is not a pattern"]),
     (dict(patterns=Causal), ["Causal'> is not a pattern"]),
     (dict(backend=None), ["None", "auto, dense, batched"]),

@@ -118,9 +118,9 @@ def lengths(name, num_layers=7, mode="interleaved", **changes):
     ("gemma3", [1024] * 5 + [0, 1024]),
     ("olmo3", [4096] * 3 + [0] + [4096] * 3),
     ("cohere2", [4096] * 3 + [0] + [4096] * 3),
-    ("mimo_v2_flash", [128] * 5 + [0, 128]),
+    ("mimo_v2_flash", [0] + [128] * 4 + [0, 128]),
     ("llama4", [8192] * 3 + [0] + [8192] * 3),
-    ("nanochat", [50] * 3 + [0] + [50] * 2 + [0]),
+    ("nanochat", [51] * 3 + [0] + [51] * 2 + [0]),
   ],
 )
 def test_layers_of_a_layout_have_its_windows_in_turn(name, expected):
@@ -135,6 +135,20 @@ def test_all_layouts_are_tested_and_those_beyond_the_sequence_are_dense():
         np.testing.assert_array_equal(
           pattern.matrix(100), np.tri(100, dtype=bool)
         )
+
+
+def test_mimo_v2_flash_has_the_layers_of_its_paper():
+  assert lengths("mimo_v2_flash", num_layers=48).count(0) == 9
+
+
+def test_a_name_requires_only_the_settings_that_it_uses():
+  assert patterns.factorize("gpt_oss") == (Local(128), Causal())
+  assert patterns.factorize("fixed_lra", stride=8, width=2)
+  for name in ("gpt3", "strided"):
+    with pytest.raises(
+      ValueError, match=r"Local\(0\): window must be at least"
+    ):
+      patterns.factorize(name)
 
 
 def test_nanochat_requires_the_length():
@@ -213,7 +227,9 @@ def test_expression_gives_factors_and_heads():
 
 # Expressions, and a phrase of the error as a regular expression.
 MISTAKES = r"""
-Locl(4)                         => 'Locl\(4\)'; known: dense.*strided.*Local
+Locl(4)                         => 'Locl\(4\)'; did you mean Local, local\?
+Stridden(4) | Local(4)          => did you mean Strided, strided\?
+quux                            => 'quux'; docs/patterns.md
 Local('\d')                     => integer
 Local(4), 3                     => unknown pattern '3'
 Local(4), ((Block(2), Block(3)), Block(4)) => \(Block\(2\), Block\(3\)\)

@@ -129,7 +129,7 @@ def check_directions(
       if what and content.directions(width) is None:
         raise ValueError(
           f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
-          " attend(..., directions={pattern: array})"
+          " directions={pattern: array} to attend, or to as_attention_fn"
         )
     elif np.shape(given) not in (shape, (1, *shape[1:])):
       raise ValueError(

@@ -154,7 +154,8 @@ def test_published_experiment_has_the_published_settings(line):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_position_sees_its_entire_past(name):
-  if name in ("repeat", "recall", "cifar10_keys", "text_medium"):  # few keys
+  few = "repeat", "recall", "cifar10_keys", "cifar10_medium", "text_medium"
+  if name in few:  # keys
     return
   found = explanation.explain_reach(Experiment(load(name)).model)
   # Whether patterns that follow the content do so depends on the content.

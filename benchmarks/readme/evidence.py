@@ -46,6 +46,7 @@ CONTEXTS = {
 # By record of a run that fits on a CPU: its data.
 TRAINED = {
   "digits": "8 x 8 digits of scikit-learn",
+  "cifar10_medium": "CIFAR-10",
   "text_medium": "the first 6 MB of an English Wikipedia export",
   "genome_long": "E. coli K-12",
 }
@@ -56,7 +57,14 @@ DATA = "path", "fractions"  # what data are told apart by
 BASELINES = {
   "text": ("bytes", 3, "text_medium", "bytes of an XML dump"),
   "dna": ("fasta", 4, "genome_long", "bases of E. coli K-12"),
-  "images": ("cifar10", 3),
+  "images": ("cifar10", 3, "cifar10_medium"),
+}
+# What the README has beside a trained run: a record of baselines, and some.
+BESIDE = {
+  "digits": ("digits", ("independent positions",)),
+  "cifar10_medium": ("cifar10", ("`JPEG XL -e 9`", "linear, 12 pixels")),
+  "text_medium": ("bytes", ("`PPMd -o6`", "`PPMd -o16`", "order 6")),
+  "genome_long": ("fasta", ("mixture of orders 0 to 24",)),
 }
 
 
@@ -120,6 +128,23 @@ def trained() -> Iterator[str]:
     rows.append((f"`{name}`", TRAINED[name], bits, f"{run['steps']:,}", time))
   yield tables.markdown(rows)
   yield from (origin(name, run, seeds=1) for name, run in runs.items())
+
+
+def beside() -> str:
+  """Trained runs beside baselines of the same test splits."""
+  rows = [("config", "data", "parameters", "test", "baselines")]
+  for name, (data, models) in BESIDE.items():
+    run, found = record.read(name), record.read(f"baselines_{data}")
+    score, *_ = record.test_scores(run)
+    digits = 3 if score["unit"] == "bits/base" else 2
+    test = {row["model"]: row["test"] for row in found["rows"]}
+    others = (f"{model} {test[model]:.{digits}f}" for model in models)
+    bits = f"{score['bits_per_dim']:.{digits}f} {score['unit']}"
+    parameters = f"{run['parameters']:,}"
+    rows.append(
+      (f"`{name}`", TRAINED[name], parameters, bits, ", ".join(others))
+    )
+  return tables.markdown(rows)
 
 
 def comparisons() -> Iterator[str]:

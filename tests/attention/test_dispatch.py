@@ -222,7 +222,7 @@ def test_patterns_can_be_text():
     ("Local(8), Block(8)", "one per head"),
     ("Local(8", "never closed"),
     ("~Local(8)", "Full() - Local(8)"),
-    ("strided", "'strided' in an expression"),
+    ("strided", "'strided' names the patterns of several layers"),
   ):
     with pytest.raises(ValueError, match=re.escape(words)):
       attend(q, k, v, given)

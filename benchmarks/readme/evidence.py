@@ -136,10 +136,9 @@ def beside() -> str:
   for name, (data, models) in BESIDE.items():
     run, found = record.read(name), record.read(f"baselines_{data}")
     score, *_ = record.test_scores(run)
-    digits = 3 if score["unit"] == "bits/base" else 2
     test = {row["model"]: row["test"] for row in found["rows"]}
-    others = (f"{model} {test[model]:.{digits}f}" for model in models)
-    bits = f"{score['bits_per_dim']:.{digits}f} {score['unit']}"
+    others = (f"{model} {test[model]:.3f}" for model in models)
+    bits = f"{score['bits_per_dim']:.3f} {score['unit']}"
     parameters = f"{run['parameters']:,}"
     rows.append(
       (f"`{name}`", TRAINED[name], parameters, bits, ", ".join(others))

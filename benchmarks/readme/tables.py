@@ -30,7 +30,7 @@ def quickstart() -> str:
 def headline() -> str:
   name = "cifar10_keys"
   picture = f"![{evidence.COMPARISONS[name]}](docs/figures/{name}.png)"
-  return f"{evidence.beside()}\n\n{picture}\n\n{wrap(evidence.summary(name))}"
+  return f"{evidence.beside()}\n{picture}\n\n{wrap(evidence.summary(name))}"
 
 
 def _attention_rows(case, program=None):

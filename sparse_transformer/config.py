@@ -18,7 +18,7 @@ FREE_FIELDS = (
 )
 # Those that --allow_changes also lets change: they steer training from now on.
 CHANGEABLE = (
-  *("train.steps", "train.batch_size"),
+  *("train.steps", "train.batch_size", "train.accumulation"),
   *(f"optimizer.{x}" for x in rules.GROUPS["optimizer"] if x != "name"),
 )
 FREE_IN_EVALUATION = (
@@ -104,8 +104,10 @@ def write_config(
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
   if changes:
-    with (path.parent / CHANGES).open("a") as file:
-      file.write(json.dumps({"step": step, "changes": changes}) + "\n")
+    before = path.parent / CHANGES
+    text = before.read_text() if before.exists() else ""
+    line = json.dumps({"step": step, "changes": changes}) + "\n"
+    atomic.write_text(before, text + line)
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
     if {*changes} & {*CHANGEABLE}:
@@ -117,11 +119,12 @@ def write_config(
 
 
 def last_change(workdir: str | os.PathLike) -> int:
-  """The last step at which a run changed a field of `CHANGEABLE`, else 0."""
+  """The last step at which a run changed how it computes a step, else 0."""
   path = pathlib.Path(workdir) / CHANGES
   lines = path.read_text().splitlines() if path.exists() else []
+  fields = {*CHANGEABLE, *(f"attention.{x}" for x in rules.GROUPS["attention"])}
   changes = [json.loads(line) for line in lines]
-  steps = [x["step"] for x in changes if {*x["changes"]} & {*CHANGEABLE}]
+  steps = [x["step"] for x in changes if fields & {*x["changes"]}]
   return max(steps, default=0)
 
 

@@ -131,9 +131,9 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       (0.9, 0.05, 0.05),
       SHARES,
       "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio"
-      " and images, unless files or folders have these names",
+      " and images, unless files or folders named train, val and test exist",
     ),
-    vocab_size=Field(256, integer(2), "tokens have smaller values"),
+    vocab_size=Field(256, integer(2), "of tokens, all of which are below it"),
     field=Field("text", TEXT, "of the records of jsonl"),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
     symbols=Field(16, SYMBOLS, "of repeat, all equally likely"),
@@ -272,7 +272,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     every=Field(2000, COUNT, "steps between validations; 0: after the last"),
     batch_size=Field(16, SIZE, "sequences"),
     sequences=Field(256, COUNT, "validation sequences during training; 0: all"),
-    samples=Field(0, COUNT, "sequences to sample after each validation"),
+    samples=Field(0, COUNT, "sequences to sample at each validation; 0: none"),
   ),
   checkpoint=dict(
     every=Field(2000, COUNT, "steps between checkpoints; 0: after the last"),

@@ -647,6 +647,8 @@ def work(folder, what):
   """The function of a task. It is found by its name in a new process."""
   if what == "fails":
     raise ValueError("why")
+  if what == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
   print(what)
   if what == "waits":
     with signals.Signals() as caught:
@@ -718,6 +720,13 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   assert capfd.readouterr().out == "fails\nruns\nfails\n"
   assert (tmp_path / "runs" / "output.txt").read_text() == "runs\n"
   assert not (tmp_path / "later" / "done").exists()
+
+
+def test_killed_run_is_a_failure_like_any_other(tmp_path):
+  tasks = tasks_of(tmp_path, "dies", "runs")
+  with pytest.raises(OSError, match="dies failed: .*status -9, see .*output"):
+    jobs.call(tasks, [jobs.Share(variables={"NPROC": "1"})] * 2)
+  assert (tmp_path / "runs" / "done").exists()
 
 
 def test_signal_stops_all_runs(tmp_path):

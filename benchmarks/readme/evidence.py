@@ -17,6 +17,7 @@ from sparse_transformer.comparison import record as comparison_lib, results
 # By record: its title.
 COMPARISONS = {
   "cifar10_keys": "Patterns at equal keys, on images",
+  "cifar10_above": "A window with and without the byte above",
   "cifar10_deep": "Patterns at equal keys, on images, 4 layers",
   "cifar10_interleaved": "Layers in turn, on images, 4 layers",
   "repeat": "Copies of a random block",
@@ -25,6 +26,7 @@ COMPARISONS = {
   "recall_long": "Associative recall over twice the distance",
   "long_text": "Patterns on text",
   "gpt_oss": "The layout of gpt-oss on text",
+  "schedule": "From dense to strided after 80 % of the steps",
 }
 # Those before learning rates were tuned for each value.
 EARLIER = {

@@ -49,13 +49,13 @@ def count_steps(config: ConfigDict, budget: Budget) -> int:
       counted.
   """
   kind, amount = budget
+  if kind != "steps" and config.attention.schedule:
+    raise ValueError(
+      f"--budget={kind}:{amount:g} leaves open whether a run reaches the steps"
+      " of attention.schedule; use steps:N"
+    )
   if kind in metrics.TIMES:
     return LIMIT - 1
-  if kind == "flops" and config.attention.schedule:
-    raise ValueError(
-      f"--budget={kind}:{amount:g} needs steps of equal FLOPs, but"
-      " attention.schedule is set; use another budget"
-    )
   of_step = 1 if kind == "steps" else flops_per_step(config)
   steps = amount / of_step
   if not 1 <= steps < LIMIT:
@@ -68,12 +68,15 @@ def count_steps(config: ConfigDict, budget: Budget) -> int:
 
 def flops(config: ConfigDict, steps: int) -> int:
   """FLOPs of the first steps of a run, with the pattern of each."""
-  phases = Experiment(config).phases
-  ends = [*(min(first, steps) for first in phases), steps][1:]
-  return sum(
-    (end - min(first, steps)) * flops_per_step(phase.config)
-    for (first, phase), end in zip(phases.items(), ends, strict=True)
-  )
+  parts = Experiment(config).steps_by_phase(steps)
+  return sum(num * flops_per_step(phase.config) for num, phase in parts)
+
+
+def keys(experiment: Experiment) -> float:
+  """Keys per query, the mean over the steps of a run."""
+  steps = experiment.config.train.steps
+  parts = experiment.steps_by_phase(steps)
+  return sum(x * costs.keys_per_query(y.model) for x, y in parts) / steps
 
 
 def flops_per_step(config: ConfigDict) -> int:

@@ -17,7 +17,6 @@ from sparse_transformer.comparison.plan import Plan
 from sparse_transformer.comparison.record import Run
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
 
@@ -208,7 +207,7 @@ def _trained(config, steps, lines):
   return dict(
     steps=steps,
     flops=budget_lib.flops(config, steps),
-    keys=costs.keys_per_query(experiment.model),
+    keys=budget_lib.keys(experiment),
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,

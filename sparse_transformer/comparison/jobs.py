@@ -159,6 +159,7 @@ def _start(task, share, to_file):
   # Until the process handles signals itself, Ctrl-C is for this one alone.
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   process.start()
+  sender.close()  # the other end is the only one, and ends with the process
   signal.signal(signal.SIGINT, handler)
   return _Job(task, share, process, output, receiver)
 
@@ -167,10 +168,10 @@ def _failure(job):
   """A phrase about a process that failed; none if it did not."""
   if job.process.exitcode:
     reason = f"it ended with status {job.process.exitcode}"
-    if job.receiver.poll():
+    try:
       reason = job.receiver.recv()
-    elif job.output:
-      reason += f", see {job.output}"
+    except EOFError:  # it was killed, or has a bug
+      reason += f", see {job.output}" if job.output else ""
     yield f"the run in {job.task.workdir} failed: {reason}"
 
 

@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, data, machine, rules
 from sparse_transformer.comparison import budget as budget_lib, record
 from sparse_transformer.training import loop, metrics, workdir
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
 
 # Fields that a comparison sets itself, and the flag that says how.
@@ -231,7 +230,7 @@ def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
-    keys[label] = costs.keys_per_query(experiment.model)
+    keys[label] = budget_lib.keys(experiment)
     digests[choice] = experiment.source.digest()
   if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
     found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())

@@ -317,17 +317,21 @@ def in_folder(folder: pathlib.Path, *endings: str) -> dict[str, pathlib.Path]:
   Raises:
     FileNotFoundError: it has only some of them.
   """
-  paths = {
-    split: path
-    for split, names in NAMES.items()
-    for name, ending in itertools.product(names, endings)
-    if (path := folder / f"{name}{ending}").exists()
-  }
+  paths: dict[str, pathlib.Path] = {}
+  for split, names in NAMES.items():
+    for name, ending in itertools.product(names, endings):
+      if not (path := folder / f"{name}{ending}").exists():
+        continue
+      if split in paths:
+        raise ValueError(
+          f"{paths[split]} and {path} are both there; remove one of them"
+        )
+      paths[split] = path
   for split in ("train", "validation") if paths else ():
     if split not in paths:
       raise FileNotFoundError(
         f"{folder} has {min(paths.values())}, but no"
-        f" {NAMES[split][0]}{endings[0]}; add it, or set data.path to a file"
+        f" {NAMES[split][0]}{endings[0]}; add it"
       )
   if paths and "test" not in paths:
     paths["test"] = paths["validation"]

@@ -5,7 +5,10 @@ from sparse_transformer.model.hyperparameters import (
   configure as configure,
   schedule as schedule,
 )
-from sparse_transformer.model.pattern_params import clip_spans as clip_spans
+from sparse_transformer.model.pattern_params import (
+  clip_spans as clip_spans,
+  learned_patterns as learned_patterns,
+)
 from sparse_transformer.model.transformer import (
   Measured as Measured,
   Transformer as Transformer,

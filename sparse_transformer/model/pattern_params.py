@@ -67,6 +67,21 @@ def init_centroids(config: Config, rng: jax.Array) -> dict[str, jax.Array]:
   }
 
 
+def learned_patterns(config: Config) -> list[list[set[Content]]]:
+  """By layer and head: its patterns whose parameters are of the network."""
+  return [
+    [
+      {
+        content
+        for content in pattern.contents()
+        if isinstance(content, AdaptiveSpan) or has_centroids(content)
+      }
+      for pattern in heads
+    ]
+    for heads in config.patterns
+  ]
+
+
 def has_centroids(content: Content) -> bool:
   """Returns whether a pattern's directions are parameters."""
   return content.num_directions > 0 and content.directions(1) is None

@@ -2,7 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparse_transformer import data, model as model_lib
 from sparse_transformer.training import metrics
@@ -27,6 +28,23 @@ def start(
   )
 
 
+def origin(start: Mapping[str, Any]) -> str:
+  """A line about the weights that a run starts from."""
+  line = f"starts from {start.get('file') or start['run']}"
+  if "run_step" in start:
+    line += f", step {start['run_step']:,}"
+  if start["random"]:
+    line += f"; random: {', '.join(start['random'])}"
+  return line
+
+
+def no_trace(steps: Sequence[int], step: int) -> str:
+  return (
+    f"not profiled: steps {steps[0]} to {steps[-1]}, as the run resumes from"
+    f" step {step}"
+  )
+
+
 def trace(steps: Sequence[int], folder: str | os.PathLike) -> str:
   """Two lines about a trace of consecutive steps: its place, how to open it."""
   command = shlex.join(["xprof", f"--logdir={folder}"])
@@ -46,5 +64,5 @@ def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
   best = min(lines, key=lambda x: x["bits_per_dim"])
   return (
     f"best validation {best['bits_per_dim']:.4f} {experiment.source.unit}, at"
-    f" step {best['step']:,}; to evaluate: {command} --step=best"
+    f" step {best['step']:,}; to evaluate the best saved: {command} --step=best"
   )

@@ -66,12 +66,25 @@ class Experiment:
       with config.unlocked():
         config.attention.update(pattern=pattern, schedule="")
       found[step] = Experiment(config, self.devices, self.source)
-      if jax.eval_shape(found[step].init) != jax.eval_shape(self.init):
+      pair = found[step], self
+      shapes, learned = (
+        [jax.eval_shape(x.init) for x in pair],
+        [model_lib.learned_patterns(x.model) for x in pair],
+      )
+      if shapes[0] != shapes[1] or learned[0] != learned[1]:
         raise ValueError(
           f"attention.schedule: {pattern} and {[*patterns.values()][-1]} differ"
           " in parameters (centroids or spans); all patterns need the same"
         )
     return found
+
+  def steps_by_phase(self, steps: int) -> list[tuple[int, "Experiment"]]:
+    """How many of the first steps each phase has, and the phase."""
+    ends = [*self.phases, steps][1:]
+    return [
+      (max(0, min(end, steps) - first), phase)
+      for (first, phase), end in zip(self.phases.items(), ends, strict=True)
+    ]
 
   def at(self, step: int) -> "Experiment":
     """The experiment whose pattern a step, counted from 0, trains with."""

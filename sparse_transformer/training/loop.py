@@ -80,7 +80,8 @@ def train(
   processes.together(lambda: check(experiment))
   workdir = pathlib.Path(workdir)
   free: tuple[str, ...] = config_lib.FREE_FIELDS
-  free += config_lib.CHANGEABLE if allow_changes else ()
+  if allow_changes and (workdir / "config.json").exists():  # else unrecorded
+    free += config_lib.CHANGEABLE
   processes.decide(lambda: config_lib.check_config(workdir, config, free))
   begin = functools.cache(lambda: warm_start.first_state(experiment))
   if processes.decide(lambda: not store.Checkpoints(workdir).steps()):
@@ -102,12 +103,14 @@ def train(
     if state is None:
       state, start = begin()
     step = int(state.step)
-    if 0 < config.train.steps < step:
+    if config.train.steps < step:
       raise ValueError(
         f"train.steps={config.train.steps} must be at least {step}, the step"
         f" that the run in {workdir} resumes from"
       )
-    processes.decide(lambda: _check_profile(profile, step))
+    if profile and profile[0] <= step:
+      processes.decide(lambda: print(announcements.no_trace(profile, step)))
+      profile = ()
     processes.decide(
       lambda: _describe(workdir, experiment, step, config_file, free, limit)
     )
@@ -121,6 +124,7 @@ def train(
     ) as writer:
       if start:
         writer.note(step, "start", **start)
+        writer.say(announcements.origin(start))
       lines = processes.decide(lambda: metrics.read(workdir))
       fields = [(name, str(x)) for name, x in rules.flatten(config).items()]
       table = tables.markdown([("field", "value"), *fields])
@@ -148,14 +152,6 @@ def _same_everywhere(experiment: Experiment) -> dict[str, Any]:
   data = {f"data ({name})": value for name, value in about["data"].items()}
   processes.check_same(fields | data | about["versions"])
   return about
-
-
-def _check_profile(profile, step):
-  if profile and profile[0] <= step:
-    raise ValueError(
-      f"step {profile[0]} cannot be profiled: the run resumes from step {step};"
-      " name later steps"
-    )
 
 
 def _describe(workdir, experiment, step, config_file, free, limit):
@@ -266,7 +262,12 @@ def _run(
       if step + 1 in traced[:1]:
         folder = writer.workdir / "profile"
         profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
+        jax.block_until_ready(state)
+        was_on = not watch.is_off
+        watch.stop()
         trace.enter_context(profiler)
+        if was_on:
+          watch.restart()
       state, measured = phase.update(state, batch)
       bits = None
       stops.expendable = False  # now there is something to save
@@ -304,8 +305,8 @@ def _run(
         checkpoints.save(state, bits)
       if validates and config.eval.samples:
         inputs = experiment, state.ema, writer.workdir, stops.check
-        shown = drawing.draw_in_training(*inputs)
-        writer.show(done, "validation", "samples", shown)
+        if shown := writer.attempt(drawing.draw_in_training, *inputs):
+          writer.show(done, "validation", "samples", shown)
       if logs or validates or saves:
         watch.restart()
       if done == last:
@@ -353,7 +354,9 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
     if before := [s for s in checkpoints.steps() if s < step]:
       state = checkpoints.restore(experiment.like, before[-1])
     else:
-      state, _ = warm_start.first_state(experiment)
+      state, start = warm_start.first_state(experiment)
+      lines = metrics.read(workdir)
+      _check_start(start, [x for x in lines if x["split"] == "start"])
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)
@@ -365,6 +368,16 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   for number, loss in zip(numbers, losses, strict=True):
     bits = f"{loss / math.log(2):.6g} {experiment.source.unit}"
     print(f"  example {number}: {bits}")
+
+
+def _check_start(start, recorded):
+  """Raises ValueError if a run started from other weights than it would now."""
+  if start and recorded and start["crc32"] != recorded[-1]["crc32"]:
+    raise ValueError(
+      "the run cannot be replayed from its start: train.init_from now has other"
+      f" weights (checksum {start['crc32']}) than it had"
+      f" ({recorded[-1]['crc32']})"
+    )
 
 
 def _finite(measured: Mapping[str, jax.Array]) -> dict[str, Any] | None:

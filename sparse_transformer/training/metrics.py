@@ -74,10 +74,10 @@ class Writer:
     self._boards: dict[str, Any] = {}
     if not silent:
       path = self.workdir / "metrics.jsonl"
-      self._attempt(_truncate, path, step)
+      self.attempt(_truncate, path, step)
       self._file = path.open("a")
       self._boards = {
-        split: self._attempt(_Board, self.workdir / "events" / split, step)
+        split: self.attempt(_Board, self.workdir / "events" / split, step)
         for split in NEEDED
       }
     self._bar = tqdm.tqdm(
@@ -98,7 +98,7 @@ class Writer:
         with contextlib.suppress(OSError):
           file.close()
       else:
-        self._attempt(file.close)
+        self.attempt(file.close)
 
   def advance(self) -> None:
     """Moves the progress bar by one step."""
@@ -114,7 +114,7 @@ class Writer:
     if not self._file:
       return
     line = json.dumps({"step": step, "split": split, **values})
-    self._attempt(print, line, file=self._file, flush=True)
+    self.attempt(print, line, file=self._file, flush=True)
     if self._on_metrics:
       try:
         self._on_metrics(step, split, values)
@@ -131,7 +131,7 @@ class Writer:
       return
     self.note(step, split, **values)
     if board := self._boards[split]:
-      self._attempt(board.write, step, values)
+      self.attempt(board.write, step, values)
     self.say(_line(step, split, values))
 
   def show(
@@ -139,9 +139,10 @@ class Writer:
   ) -> None:
     """Adds a text in Markdown, or the PNG file at a path, to TensorBoard."""
     if board := self._boards.get(split):
-      self._attempt(board.show, step, tag, content)
+      self.attempt(board.show, step, tag, content)
 
-  def _attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
+  def attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that writes to the workdir, as `on_error` says."""
     try:
       return write(*args, **kwargs)
     except OSError as error:
@@ -298,7 +299,11 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, and incomplete ones."""
+  """Drops the lines after a step, and incomplete ones.
+
+  At step 0, also where a run started from, which is found again.
+  """
   if path.exists():
     kept = [line for line in read(path.parent) if line["step"] <= step]
+    kept = [line for line in kept if step or line["split"] != "start"]
     atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))

@@ -2,12 +2,14 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import (
   exported,
   saved_arrays,
@@ -26,8 +28,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   others, as long as the parameters have the same shapes.
 
   Returns:
-    (state, what it starts from, as JSON; None if from random weights). Its
-    `random` names the parameters that do not fit and stay random.
+    (state, what it starts from, as JSON; None if from random weights). There,
+    `random` names the parameters that stay random as there are none that fit,
+    and `unused` those of the other run that have no place here.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
@@ -38,41 +41,46 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   if not text:
     return state, None
   if text.endswith(exported.SUFFIXES):
-    _, weights = processes.together(lambda: exported.load(text))
-    found, about = saved_arrays.by_name(weights), dict(file=text)
+    path = files.from_config(text)
+    _, weights = processes.together(lambda: exported.load(path))
+    found = saved_arrays.by_name(weights)
+    about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   else:
-    run = store.Checkpoints(_workdir(text))
-    step = processes.decide(lambda: _step(run, text))
+    workdir, asked = _parse(text)
+    run = store.Checkpoints(workdir)
+    step = processes.decide(lambda: _find(run, asked, text))
     found = run.weights(step, experiment.mesh)
     fingerprint = processes.decide(lambda: run.fingerprint(step))
     about = dict(run=str(run.workdir), run_step=step, crc32=fingerprint)
-  params, random = _fit(state.params, found, experiment.config.train, text)
+  params, misfits = _fit(state.params, found, experiment.config.train, text)
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
-  return state, about | dict(random=random)
+  return state, about | misfits
 
 
-def _workdir(text: str) -> pathlib.Path:
-  """WORKDIR of WORKDIR, WORKDIR:STEP or WORKDIR:best."""
-  before, colon, step = text.rpartition(":")
-  is_step = colon and (step == "best" or step.isdecimal())
-  return pathlib.Path(before if is_step else text)
+def _parse(text: str) -> tuple[pathlib.Path, str]:
+  """(the workdir, "best", a step or "") of what `train.init_from` may be."""
+  if files.from_config(text).is_dir():  # also one with a colon in its name
+    return files.from_config(text), ""
+  found = re.fullmatch(r"(.*?)(?::(best|[0-9]+))?", text, re.DOTALL)
+  assert found
+  return files.from_config(found[1]), found[2] or ""
 
 
-def _step(run: store.Checkpoints, text: str) -> int:
-  asked = text.removeprefix(str(_workdir(text))).removeprefix(":")
+def _find(run: store.Checkpoints, asked: str, text: str) -> int:
+  """The step that is asked for; errors name `train.init_from`."""
   try:
     if asked == "best":
       return run.best_step()
-    return run.check_step(int(asked) if asked.isdecimal() else None)
+    return run.check_step(int(asked) if asked else None)
   except (FileNotFoundError, ValueError) as error:
     raise type(error)(f"train.init_from={text}: {error}") from error
 
 
 def _fit(
   params: dict, found: Mapping[str, jax.Array], settings: Any, text: str
-) -> tuple[dict, list[str]]:
-  """Parameters with the values found, and the names that are not used."""
+) -> tuple[dict, dict[str, list[str]]]:
+  """Parameters with the values found, and the names of what does not fit."""
   names = saved_arrays.by_name(params)
   reasons = {
     name: f"{name} is {list(found[name].shape) if name in found else 'absent'}"
@@ -84,7 +92,7 @@ def _fit(
     name: f"{name} is absent here" for name in found if name not in names
   }
   problems = reasons | unused
-  if problems and not settings.init_partial:
+  if problems and (not settings.init_partial or len(reasons) == len(names)):
     raise ValueError(
       f"train.init_from={text} is another network: "
       f"{', '.join([*problems.values()][:4])}; use the same settings of the"
@@ -95,4 +103,6 @@ def _fit(
     x if name in reasons else jax.device_put(found[name], x.sharding)
     for name, x in names.items()
   ]
-  return jax.tree.unflatten(jax.tree.structure(params), used), [*reasons]
+  return jax.tree.unflatten(jax.tree.structure(params), used), dict(
+    random=[*reasons], unused=[*unused]
+  )

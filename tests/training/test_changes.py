@@ -34,13 +34,14 @@ def trained(tmp_path_factory):
 # Starting from another run.
 
 
-@pytest.mark.parametrize("ending", ["", ":2", ":best"])
+@pytest.mark.parametrize("ending", ["", ":2", ":best", "/:2", "/../run:2"])
 def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
   config = runs.tiny(**start | {"attention.pattern": "local"})
   state, about = warm_start.first_state(Experiment(config))
   with store.Checkpoints(trained) as checkpoints:
-    step = {"": 4, ":2": 2, ":best": checkpoints.best_step()}[ending]
+    step = 2 if ending else 4
+    step = checkpoints.best_step() if ending == ":best" else step
     other = checkpoints.restore(Experiment(runs.tiny()).like, step)
   assert arrays(state.params) == arrays(state.ema) == arrays(other.ema)
   assert arrays(state.opt_state) == arrays(Experiment(config).init().opt_state)
@@ -82,6 +83,7 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   config = runs.text(path, **start | {"train.init_partial": True})
   state, about = warm_start.first_state(Experiment(config))
   assert about["random"] == ["logits.kernel", "token.embedding"]
+  assert about["unused"] == []
   random, other = (
     Experiment(config).init().params,
     last_state(trained, runs.tiny()).ema,
@@ -89,6 +91,24 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   for name in ("logits", "token"):
     assert arrays(state.params[name]) == arrays(random[name])
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
+
+
+def test_weights_of_which_none_fits_are_rejected(trained):
+  start = {"train.init_from": str(trained), "train.init_partial": True}
+  config = runs.tiny(**start | {"model.width": 32})
+  with pytest.raises(ValueError, match="is another network"):
+    warm_start.first_state(Experiment(config))
+
+
+def test_start_that_has_changed_is_not_replayed(trained, tmp_path):
+  other = shutil.copytree(trained, tmp_path / "other")
+  start = {"train.init_from": str(other), "checkpoint.every": 0}
+  config = runs.tiny(**start | {"train.steps": 3})
+  loop.train(config, tmp_path / "run")
+  loop.replay(config, tmp_path / "run", 1)
+  shutil.rmtree(other / "checkpoints" / "4")
+  with pytest.raises(ValueError, match="init_from now has other weights"):
+    loop.replay(config, tmp_path / "run", 1)
 
 
 def test_centroids_of_the_other_run_are_named(tmp_path):
@@ -212,6 +232,13 @@ def test_schedule_is_evaluated_by_its_last_pattern():
     ({"attention.schedule": "4: local"}, "step 4 must be below train.steps=4"),
     ({"attention.schedule": "2: locl"}, "unknown pattern 'locl'"),
     ({"attention.schedule": "2: Routing(4, 8)"}, "differ in parameters"),
+    (
+      {
+        "attention.pattern": "AdaptiveSpan(8)",
+        "attention.schedule": "2: AdaptiveSpan(64)",
+      },
+      "differ in parameters",
+    ),
     (
       {"attention.pattern": "Full()", "attention.schedule": "2: dense"},
       "lets query 0 see the later key",

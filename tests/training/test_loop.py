@@ -70,15 +70,15 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   least = min(bits, key=lambda x: x["bits_per_dim"])
   assert best == (
     f"best validation {least['bits_per_dim']:.4f} bits/dim, at step"
-    f" {least['step']}; to evaluate: python eval.py '--workdir={folder}'"
-    " --step=best"
+    f" {least['step']}; to evaluate the best saved: python eval.py"
+    f" '--workdir={folder}' --step=best"
   )
   (path,) = (folder / "events" / "validation").iterdir()
   assert path.read_bytes().count(b"\x89PNG") == 2  # after steps 2 and 3
   assert (folder / "samples.png").exists()
   assert not err
-  with pytest.raises(ValueError, match="step 3 cannot be profiled"):
-    loop.train(config, folder, profile=[3])
+  loop.train(config, folder, profile=[3])  # as the same command, to resume
+  assert "not profiled: steps 3 to 3" in capsys.readouterr().out
 
 
 def test_samples_of_documents_are_shown_as_text(tmp_path):

@@ -8,6 +8,7 @@ unit of losses and the step, so the file suffices.
 import json
 import os
 import pathlib
+import types
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -59,9 +60,11 @@ def save(
   vocabulary = dict(
     size=source.vocab_size, symbols=source.symbols, separator=source.separator
   )
+  shape = dict(length=source.length, shape=source.shape)
   metadata = {name: str(x) for name, x in about.items()} | dict(
     unit=source.unit,
     vocabulary=json.dumps(vocabulary),
+    geometry=json.dumps(shape),
     config=json.dumps(config.to_dict()),
   )
   metadata["crc32"] = _crc32(arrays, metadata)
@@ -94,7 +97,13 @@ def load(path: str | os.PathLike) -> tuple[ConfigDict, dict]:
     raise files.damaged(path, ValueError("its CRC-32 differs"))
   config = config_lib.from_json(json.loads(metadata["config"]), path).lock()
   rules.check(config)
-  like, places = _places(config, data.source(config.data))
+  vocabulary, geometry = (
+    json.loads(metadata[name]) for name in ("vocabulary", "geometry")
+  )
+  source = types.SimpleNamespace(
+    vocab_size=vocabulary["size"], separator=vocabulary["separator"], **geometry
+  )
+  like, places = _places(config, source)  # the data need not be there
   leaves = [np.empty(x.shape, x.dtype) for x in jax.tree.leaves(like)]
   views = {name: leaves[i][layer] for name, (i, layer) in places.items()}
   found, expected = (
@@ -126,7 +135,6 @@ def check_path(path: str | os.PathLike) -> pathlib.Path:
 
 def _places(config, source):
   """(the parameters as shapes, {name: (number of the leaf, layer in it)})."""
-
   model = model_lib.configure(config, source)
   like = jax.eval_shape(lambda: model_lib.init_params(model, 0))
   places: dict[str, tuple[int, Any]] = {}

@@ -196,6 +196,8 @@ class Checkpoints:
     """
     path = self._path(step)
     if damage := processes.decide(lambda: _damage(path)):
+      if not path.exists():
+        raise FileNotFoundError(f"checkpoint {path} has just been deleted")
       raise ValueError(f"checkpoint {path} is damaged: {damage}")
     found = saved_arrays.read_weights(path, mesh)
     _check_digests(path, found)

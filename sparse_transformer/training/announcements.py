@@ -39,6 +39,7 @@ def origin(start: Mapping[str, Any]) -> str:
 
 
 def no_trace(steps: Sequence[int], step: int) -> str:
+  """A line about steps that were done before a run could trace them."""
   return (
     f"not profiled: steps {steps[0]} to {steps[-1]}, as the run resumes from"
     f" step {step}"

@@ -133,7 +133,7 @@ def attend(p, x, config, layer, centroids):
         k[head] = unit(q[head])
       of_head = {num: c[head] for num, c in centroids.items()}
       names = content(q[head], k[head], layer, of_head)
-      allowed = eval(settings.pattern, names)
+      allowed = eval(settings.pattern.replace(" - ", " & ~"), names)
       if isinstance(allowed, tuple):  # factors, in turn
         allowed = allowed[layer % len(allowed)]
     else:

@@ -120,7 +120,7 @@ def _as_array(x):
 
 
 def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
-  """Whether it is an array of a shape, in floating point."""
+  """True for an array of a shape, in floating point."""
   is_array = isinstance(x, jax.Array | np.ndarray) and x.shape == shape
   return is_array and jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -175,7 +175,7 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
 
 
 def _is_finite(x):
-  """Whether it is a finite number, known and real."""
+  """True for a finite real number that is known."""
   is_number = isinstance(x, int | float | np.integer | np.floating)
   return is_number and not isinstance(x, bool) and math.isfinite(x)
 

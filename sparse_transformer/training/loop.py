@@ -69,8 +69,7 @@ def train(
   on. It traces the consecutive steps of `profile` into the folder profile.
 
   Raises:
-    ValueError: the config is invalid, or does not fit the workdir; or steps to
-      trace are done already.
+    ValueError: the config is invalid, or does not fit the workdir.
     FloatingPointError: a loss or gradient is non-finite; `config.train` says
       when that ends a run.
     signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.

@@ -24,7 +24,7 @@ def decoder(
   """The decoder of `num` sequences, which `name` sets, with a cache or without.
 
   Raises:
-    ValueError: they need more memory than there is, or a single process.
+    ValueError: they do not fit in memory, or there are several processes.
   """
   if processes.are_several():
     raise ValueError(
@@ -41,9 +41,9 @@ def decoder(
 
 def decoder_in_training(experiment: Experiment) -> sampling.Decoder:
   """The `decoder` of `eval.samples` sequences; the cache holds one document."""
-  num, cached = (
-    experiment.config.eval.samples,
+  cached, num = (
     experiment.model.separator is None,
+    experiment.config.eval.samples,
   )
   return decoder(experiment, num, "eval.samples", cached)
 

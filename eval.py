@@ -47,7 +47,8 @@ def _table(results: Sequence[Mapping[str, Any]]) -> str:
   """Several results, as aligned columns."""
   columns = dict(step="step", min_context="min_context")
   columns |= dict(bits_per_dim=results[0]["unit"], bits_per_byte="bits/byte")
-  columns |= dict(standard_error="standard error", tokens="tokens")
+  columns |= dict(standard_error="standard error", accuracy="accuracy")
+  columns |= dict(accuracy_error="standard error", tokens="tokens")
   names = [name for name in columns if name in results[0]]
   titles = [columns[name] for name in names]
   rows = [[_cell(result[name]) for name in names] for result in results]

@@ -89,11 +89,14 @@ def _draw_heads(args):
     memory_limits.check_inference(config, source, 1, name="batch")
     state = run.state(step, with_data=True)
     run.signals.check()
+  tokens = examples[args.example]
+  if run.experiment.model.classifies:
+    tokens = tokens[: tokens[-1]]  # without padding, label and size
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   report = head_statistics.explain(
     run.experiment.model,
     state.ema,
-    examples[args.example],
+    tokens,
     args.temperature,
     folder,
     int(state.step),

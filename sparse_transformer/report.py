@@ -62,11 +62,15 @@ def _summary(name, experiment, lines):
   ]
   for split in ("train", "validation"):
     for line in [line for line in lines if line["split"] == split][-1:]:
-      bits = f"{line['bits_per_dim']:.4f} {source.unit}"
+      bits = f"{line['bits_per_dim']:.4f} {source.unit}{_accuracy(line)}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
   if shares := [line["mfu"] for line in lines if "mfu" in line]:
     rows.append((curves.SPEEDS["mfu"], f"{100 * shares[-1]:.1f} %"))
   return html.table(rows)
+
+
+def _accuracy(values):
+  return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
 def _experts(network, lines):
@@ -126,6 +130,7 @@ def _evaluation(path):
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
     shown = "-" if bits is None else f"{bits:.4f} {result['unit']}"
+    shown += _accuracy(result)
     if "bits_per_byte" in result:
       shown += f", {result['bits_per_byte']:.4f} bits/byte"
     return (

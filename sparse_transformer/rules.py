@@ -114,7 +114,8 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "digits",
       TEXT,
       "digits, cifar10, imagenet64, images, stdlib, bytes, jsonl, tokens,"
-      " enwik8, text8, fasta, audio, repeat or recall",
+      " enwik8, text8, fasta, audio, repeat, recall; with labels: cifar10_gray,"
+      " labelled",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
@@ -130,8 +131,9 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     fractions=Field(
       (0.9, 0.05, 0.05),
       SHARES,
-      "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio"
-      " and images, unless files or folders named train, val and test exist",
+      "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio,"
+      " images and labelled, unless files or folders named train, val and test"
+      " exist",
     ),
     vocab_size=Field(256, integer(2), "of tokens, all of which are below it"),
     field=Field("text", TEXT, "of the records of jsonl"),
@@ -142,6 +144,17 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     pairs=Field(16, PAIRS, "keys, each with a value, of recall"),
   ),
   model=dict(
+    task=Field(
+      "generate",
+      name("generate", "classify"),
+      "predicts each symbol from those before it, or the label of a sequence,"
+      " whose positions may all see each other",
+    ),
+    pool=Field(
+      "first",
+      name("first", "mean"),
+      "what classify predicts from: the first position, or the mean of all",
+    ),
     num_layers=Field(8, AMOUNT, "residual blocks"),
     num_heads=Field(4, AMOUNT, "heads of each block; they share the width"),
     key_heads=Field(

@@ -55,6 +55,8 @@ def prepare(words: tuple[str, ...], run: pathlib.Path) -> None:
   named = set(re.findall(r"(?<![/\w])files/([\w./-]+)", given))
   if re.search("=runs/(text|dna)", given):
     named.add("text")
+  if "=runs/labels" in given:
+    named.add("l/good")
   named |= {name.removesuffix("/below") for name in named}
   for path, content in FILES.items():
     if any(f"{path}/".startswith(f"{x}/") for x in named):
@@ -71,6 +73,10 @@ def _make_run(run, name):
   workdir = pathlib.Path("runs", name)
   if name == "text":
     return runs.untrained(workdir, runs.text(pathlib.Path("files/text")))
+  if name == "labels":
+    path = pathlib.Path("files/l/good")
+    changes = {"data.name": "labelled", "model.task": "classify"}
+    return runs.untrained(workdir, runs.text(path, **changes))
   if not name.startswith("comparison"):
     shutil.copytree(run, workdir)
   path = workdir / path
@@ -161,6 +167,15 @@ CONFIGS = dict(
   no_group=_config("config.model = None"),
   nested=_config("config = type(config)(dict(model=config))"),
 )
+# The files of a class by folder.
+LABELS = {
+  "one/only": 9,
+  **{f"few/{name}": 1 for name in ("no", "yes")},
+  **{f"good/{name}": 40 for name in ("no", "yes")},
+  **{f"half/train/{name}": 1 for name in ("no", "yes")},
+  **{f"differ/train/{name}": 1 for name in ("no", "yes", "maybe")},
+  **{f"differ/{x}/{y}": 1 for x in ("val", "test") for y in ("no", "yes")},
+}
 GOOD = [(str(k), _png((5, 4, 3))) for k in range(39)]
 PICTURES = dict(
   sizes=[*GOOD, ("wide", _png((5, 8, 3)))],
@@ -208,6 +223,10 @@ FILES: dict[str, Content] = {
   "words.jsonl": '{"text": "a"}\nthe quick brown fox\n',
   "body.jsonl": '{"text": "a"}\n{"body": "b"}\n',
   **{f"p/{name}/{k}.png": x for name, of in PICTURES.items() for k, x in of},
+  **{
+    f"l/{x}/{k}": "text" for x, number in LABELS.items() for k in range(number)
+  },
+  **{f"l/none/{name}/{k}": "" for name in ("no", "yes") for k in range(40)},
   "p/floats.npy": _npy(np.zeros((9, 5, 4, 3))),
   "p/flat.npy": _npy(np.zeros((9, 60), np.uint8)),
   "p/channels.npy": _npy(np.zeros((9, 5, 4, 2), np.uint8)),
@@ -257,6 +276,7 @@ LAST = "checkpoints/2"
 # of state_gone, the path and the content are those of its parts.
 RUNS: dict[str, tuple[str, Content]] = dict(
   text=("", None),
+  labels=("", None),
   dna=("config.json", {"data.name": "fasta", "data.path": "files/text"}),
   comparison=("comparison-of.json", "{}"),
   comparison_part=("comparison-of.json", '{"seeds": 2}'),

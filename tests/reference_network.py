@@ -56,6 +56,8 @@ def mask(attention, layer, head, n):
 def logits(config, shape, params, tokens):
   """Logits [n, V] of one sequence, those of position t from tokens before t.
 
+  Of a classifier: [1, C], from all tokens, without padding.
+
   Args:
     config: an experiment's config.
     shape: sizes of the axes of positions, the last of which varies fastest.
@@ -84,7 +86,10 @@ def logits(config, shape, params, tokens):
     else:
       b = mixture(p, y, config.model.experts_per_token)
     x = x + (a + b)
-  return norm(x, params["norm"], 1e-6) @ np.float64(params["logits"]["kernel"])
+  x = norm(x, params["norm"], 1e-6)
+  if config.model.task == "classify":
+    x = x[:1] if config.model.pool == "first" else x.mean(0, keepdims=True)
+  return x @ np.float64(params["logits"]["kernel"])
 
 
 def bits(logits, tokens):
@@ -95,9 +100,14 @@ def bits(logits, tokens):
 
 
 def embed(params, shape, tokens):
-  """The start vector, then every symbol but the last with its own position."""
-  rows = [np.float64(params["start"])]
-  for t, token in enumerate(tokens[:-1]):
+  """The start vector, then every symbol but the last with its own position.
+
+  A classifier has no start vector, and every symbol.
+  """
+  rows = []
+  if "start" in params:
+    rows, tokens = [np.float64(params["start"])], tokens[:-1]
+  for t, token in enumerate(tokens):
     row = np.float64(params["token"]["embedding"][token])
     step = 1  # positions until a coordinate on this axis changes
     for axis in reversed(range(len(shape))):
@@ -136,6 +146,9 @@ def attend(p, x, config, layer, centroids):
       allowed = eval(settings.pattern.replace(" - ", " & ~"), names)
       if isinstance(allowed, tuple):  # factors, in turn
         allowed = allowed[layer % len(allowed)]
+    elif config.model.task == "classify":
+      assert settings.pattern == "dense"
+      allowed = np.ones((len(x), len(x)), bool)
     else:
       allowed = mask(settings, layer, head, len(x))
     for i in range(len(x)):
@@ -188,10 +201,14 @@ def content(q, k, layer, centroids):
     return found
 
   return dict(
-    Local=lambda window: (i - j < window) & (j <= i),
+    Local=lambda window, causal=True: (
+      (i - j < window) & (j <= i) if causal else abs(i - j) <= window // 2
+    ),
     Block=lambda size: (i // size == j // size) & (j <= i),
     Strided=lambda size, offset=0: ((i + offset - j) % size == 0) & (j <= i),
-    Global=lambda size: (j < size) & (j <= i),
+    Global=lambda size, causal=True: (
+      (j < size) & (j <= i) if causal else (j < size) | (i < size)
+    ),
     LSH=lsh,
     Routing=routing,
     TopBlocks=top_blocks,

@@ -197,7 +197,8 @@ def _write(path, content):
 
 def _score(result):
   names = "bits_per_dim", "bits_per_byte", "standard_error", "examples"
-  return {x: result[x] for x in (*names, "tokens") if x in result}
+  more = "accuracy", "accuracy_error", "tokens"
+  return {x: result[x] for x in (*names, *more) if x in result}
 
 
 def _trained(config, steps, lines):

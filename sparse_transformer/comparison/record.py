@@ -27,6 +27,7 @@ rows                       one for each choice, the best on validation first
   choice, seeds
   validation               mean bits, see the runs
   values                   bits of each seed
+  accuracy                 mean accuracy on validation; null without labels
   time_to_target           processor seconds of each seed at its first
                            validation of at most `target` bits; null if never
   gap                      mean minus the mean of the first choice, with the
@@ -155,6 +156,7 @@ def _row(record, choice):
   first = record["about"]["choices"][0]
   runs, others = (of_choice(record["runs"], x) for x in (choice, first))
   tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
+  right = [run["validation"].get("accuracy") for run in runs]
   rates = [
     run["steps"] * run["tokens_per_step"] / run["processor_seconds"]
     for run in runs
@@ -166,6 +168,7 @@ def _row(record, choice):
     seeds=len(runs),
     validation=mean(_bits(runs)),
     values=_bits(runs),
+    accuracy=mean(right) if None not in right else None,
     time_to_target=[time_to(run, record["about"]["target"]) for run in runs],
     gap=mean(_bits(runs), _bits(others)) if choice != first else None,
     equal={

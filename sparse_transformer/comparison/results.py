@@ -25,6 +25,7 @@ def table(record: Record) -> list[tuple[str, ...]]:
     about["field"],
     f"validation, {about['unit']}",
     f"minus {about['choices'][0]}",
+    "accuracy",
     *(
       f"at {_amount(x)} {record_lib.LABELS[axis]}" for axis, x in equal.items()
     ),
@@ -50,6 +51,7 @@ def _cells(row, time):
     row["choice"],
     _mean(row["validation"]),
     _mean(row["gap"], "+"),
+    _mean(row["accuracy"]),
     *map(_mean, row["equal"].values()),
     _mean(row["test"]),
     number("keys", "{:,.1f}"),

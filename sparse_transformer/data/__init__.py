@@ -2,6 +2,7 @@
 
 from sparse_transformer.data import (
   images as images,  # each module registers its sources
+  labelled as labelled,
   streams as streams,
   tasks as tasks,
 )
@@ -9,6 +10,7 @@ from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   SPLITS as SPLITS,
   Images as Images,
+  Labelled as Labelled,
   Lazy as Lazy,
   Source as Source,
   Stream as Stream,

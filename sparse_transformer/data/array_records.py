@@ -68,28 +68,38 @@ def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def read(
   folder: pathlib.Path, split: str, feature: str
 ) -> sources.Lazy[np.ndarray]:
-  """Opens one feature of all records of a split, as uint8 arrays.
+  """Opens one feature of all records of a split, as uint8 arrays, or integers.
 
   The folder is from `find`. Encoded images are decoded.
 
   Raises:
-    ValueError: a file is damaged; now, or when the record is read.
+    ValueError: records lack the feature, or a file is damaged; now, or when the
+      record is read.
   """
   import PIL.Image
   import tensorflow_datasets as tfds
 
   with files.blame(folder):
     builder = tfds.builder_from_directory(folder, file_format="array_record")
-    decoders = None
-    if isinstance(builder.info.features[feature], tfds.features.Image):
-      decoders = {feature: tfds.decode.SkipDecoding()}  # theirs needs OpenCV
-    records = builder.as_data_source(split, decoders=decoders)
+    features = builder.info.features
+  if feature not in features:
+    raise ValueError(
+      f"the records in {folder} have no {feature}, only {', '.join(features)};"
+      " set data.path to a folder with another copy of the data set"
+    )
+  with files.blame(folder):
+    decoders = {
+      name: tfds.decode.SkipDecoding()  # theirs needs OpenCV
+      for name, kind in features.items()
+      if isinstance(kind, tfds.features.Image)
+    }
+    records = builder.as_data_source(split, decoders=decoders or None)
     number, ends = len(records), builder.info.splits[split].shard_lengths
 
   def item(i: int) -> np.ndarray:
     with files.blame(folder):
       value = records[i][feature]
-      if not decoders:
+      if feature not in decoders:
         return value
       return np.asarray(PIL.Image.open(io.BytesIO(value)).convert("RGB"))
 

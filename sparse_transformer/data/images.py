@@ -3,8 +3,8 @@
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from sparse_transformer.data.sources import (
 # code of Jun et al. 2020 (https://github.com/openai/distribution_augmentation).
 CIFAR10_HELD_OUT = 2_000
 IMAGENET64_HELD_OUT = 50_000
+T = TypeVar("T")
 CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
 
 
@@ -54,16 +55,21 @@ def cifar10(config: ConfigDict) -> Images:
 
   @functools.cache
   def load():
-    train = array_records.read(folder(), "train", "image")
-    order = _permutation(len(train))
-    return {
-      "train": _subset(train, np.sort(order[CIFAR10_HELD_OUT:])),
-      "validation": _subset(train, np.sort(order[:CIFAR10_HELD_OUT])),
-      "test": array_records.read(folder(), "test", "image"),
-    }
+    return cifar10_splits(lambda x: array_records.read(folder(), x, "image"))
 
   files = lambda: array_records.verified_files(folder())
   return Images((32, 32, 3), 256, load, files)
+
+
+def cifar10_splits(read: Callable[[str], Sequence[T]]) -> dict[str, Lazy[T]]:
+  """The splits of CIFAR-10, from those that are published."""
+  train, test = read("train"), read("test")
+  order = _permutation(len(train))
+  return {
+    "train": _subset(train, np.sort(order[CIFAR10_HELD_OUT:])),
+    "validation": _subset(train, np.sort(order[:CIFAR10_HELD_OUT])),
+    "test": _subset(test, range(len(test))),
+  }
 
 
 @register("imagenet64")
@@ -193,7 +199,7 @@ def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> Items:
   return images
 
 
-def _subset(items: Items, indices: Sequence[int] | np.ndarray) -> Lazy:
+def _subset(items: Any, indices: Sequence[int] | np.ndarray) -> Lazy:
   return Lazy(len(indices), lambda i: items[indices[i]])
 
 

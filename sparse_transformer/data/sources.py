@@ -1,4 +1,4 @@
-"""The two kinds of sources, images and streams, their names, and batches.
+"""The kinds of sources, images, streams, labelled; their names, and batches.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -13,7 +13,7 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class Images:
   symbols: str = "levels"  # what they stand for, in order
   optimum: float | None = None
   separator: int | None = None  # an image is one document
+  classes: ClassVar[tuple[str, ...]] = ()
 
   @property
   def length(self) -> int:
@@ -136,6 +137,7 @@ class Stream:
   columns: int
   load: Callable[[], Mapping[str, np.ndarray]]
   codec: codecs.Codec = codecs.Text()
+  classes: ClassVar[tuple[str, ...]] = ()
 
   @property
   def vocab_size(self) -> int:
@@ -215,7 +217,83 @@ class Stream:
     return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
 
 
-Source = Images | Stream
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+  """Sequences of symbols, each with a label.
+
+  Attributes:
+    length: most symbols in a sequence.
+    shape: sizes of the axes of positions, see `Stream.shape`.
+    vocab_size: number of symbols.
+    classes: names of the labels 0, 1, ...
+    load: returns (symbols [n], label) for each example of each split, from a
+      cache.
+    files: as of `Images`.
+    symbols: what they stand for, in order.
+  """
+
+  length: int
+  shape: tuple[int, ...]
+  vocab_size: int
+  classes: tuple[str, ...]
+  load: Callable[[], Mapping[str, Sequence[tuple[np.ndarray, int]]]]
+  files: Callable[[], Sequence[pathlib.Path]] | None = None
+  symbols: str = "symbols"
+  unit: ClassVar[str] = "bits/label"
+  separator: ClassVar[None] = None
+
+  def examples(self, split: str) -> Lazy[np.ndarray]:
+    """The examples of a split as rows of integers [length + 2].
+
+    The symbols, zeros up to the length, the label, and how many symbols there
+    are. Raises ValueError if an example does not fit the source.
+    """
+    examples = _split(self.load, split)
+    if not len(examples):
+      raise ValueError(f"the {split} split has no examples")
+    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
+    dtype = np.min_scalar_type(largest)
+
+    def example(i: int) -> np.ndarray:
+      symbols, label = examples[i]
+      if not 1 <= len(symbols) <= self.length:
+        raise ValueError(
+          f"example {i} of {split} has {len(symbols):,} symbols; it must have"
+          f" between 1 and {self.length:,}, the length of a sequence"
+        )
+      if not 0 <= label < len(self.classes):
+        raise ValueError(
+          f"example {i} of {split} has {label=}, but there are"
+          f" {len(self.classes)} classes, from 0"
+        )
+      row = np.zeros(self.length + 2, dtype)
+      row[: len(symbols)], row[-2:] = symbols, (label, len(symbols))
+      return row
+
+    return Lazy(len(examples), example)
+
+  def digest(self) -> dict[str, int | str]:
+    """Number of training examples; CRC-32 of classes, and files or examples."""
+    crc = zlib.crc32("\n".join(self.classes).encode())
+    if self.files:
+      crc ^= files_lib.crc32(*self.files())
+    else:
+      for row in itertools.chain(*map(self.examples, SPLITS)):
+        crc = zlib.crc32(row.data, crc)
+    return dict(examples=len(self.examples("train")), crc32=f"{crc:08x}")
+
+  def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
+    """The examples of a split as (row, scored), with one label to score."""
+    if min_context:
+      raise ValueError(
+        f"{min_context=} must be 0 for labels: each is scored separately"
+      )
+    examples = self.examples(split)
+    scored = np.ones(1, bool)
+    return Lazy(len(examples), lambda i: (examples[i], scored))
+
+
+Source = Images | Stream | Labelled
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Source])

@@ -19,7 +19,8 @@ class Config:
   `rules.GROUPS`; `backend` and `tile` are as in `attention.attend`.
 
   Raises:
-    ValueError: the heads do not divide the widths, or no block has the experts.
+    ValueError: the heads do not divide the widths, no block has the experts, or
+      the task does not fit the data.
   """
 
   vocab_size: int  # number of symbols, V
@@ -50,8 +51,20 @@ class Config:
   # The symbol that ends a document, none of whose positions attend to another
   # document's; None if sequences are not made of documents.
   separator: int | None = None
+  task: str = "generate"
+  pool: str = "first"
+  classes: int = 0  # number of labels of the data, 0 without labels
 
   def __post_init__(self) -> None:
+    if self.classifies != (self.classes > 0):
+      has, remedy = (
+        ("no labels", "set data.name to cifar10_gray or labelled")
+        if self.classifies
+        else ("labelled examples", "set model.task=classify")
+      )
+      raise ValueError(
+        f"model.task={self.task}, but the data have {has}; {remedy}"
+      )
     if self.num_heads % self.num_key_heads:
       raise ValueError(
         f"model.key_heads={self.key_heads} must divide model.num_heads="
@@ -81,6 +94,21 @@ class Config:
       )
 
   @property
+  def classifies(self) -> bool:
+    """Whether the network predicts a label of the sequence."""
+    return self.task == "classify"
+
+  @property
+  def outputs(self) -> int:
+    """Width of the output layer: symbols, or classes."""
+    return self.classes if self.classifies else self.vocab_size
+
+  @property
+  def row_length(self) -> int:
+    """Integers of an example: its symbols; with labels, `Labelled.examples`."""
+    return self.length + 2 * self.classifies
+
+  @property
   def qk_width(self) -> int:
     """Width of the queries and keys of all heads together."""
     return self.width // 2 if self.half_size else self.width
@@ -92,7 +120,8 @@ class Config:
 
   def rotates(self, layer: int) -> bool:
     """Whether the queries and keys of a layer have rotary positions."""
-    is_dense = all(p == patterns_lib.Causal() for p in self.patterns[layer])
+    dense = patterns_lib.Causal(), patterns_lib.Full()
+    is_dense = all(p in dense for p in self.patterns[layer])
     return self.positions == "rotary" or (
       self.positions == "rotary_local" and not is_dense
     )
@@ -160,14 +189,17 @@ def schedule(config: ConfigDict) -> dict[int, str]:
 def configure(config: ConfigDict, source: Any) -> Config:
   """Makes the network config of an experiment, with the last of its patterns.
 
+  A classifier has named patterns in their bidirectional form.
+
   Args:
     config: the experiment's; its groups `model` and `attention` are used.
-    source: the data source, of which vocab_size, length and shape are used.
+    source: the data source, of which vocab_size, length, shape, separator and
+      classes are used.
 
   Raises:
     ValueError: if the settings contradict each other or the data, or if a
       pattern is not well defined (see `Pattern.check`), has no pairs, or lets a
-      query see a later key.
+      query see a later key, except in a classifier.
   """
   settings = dict(config.attention)
   backend, tile = settings.pop("backend"), settings.pop("tile")
@@ -187,6 +219,11 @@ def configure(config: ConfigDict, source: Any) -> Config:
     length=source.length,
     **settings,
   )
+  is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.LAYOUTS)
+  if config.model.task == "classify" and is_named:
+    patterns = tuple(
+      tuple(map(patterns_lib.bidirectional, heads)) for heads in patterns
+    )
   network = Config(
     vocab_size=source.vocab_size,
     length=source.length,
@@ -195,11 +232,12 @@ def configure(config: ConfigDict, source: Any) -> Config:
     backend=backend,
     tile=tile,
     separator=source.separator,
+    classes=len(source.classes),
     **config.model,
   )
   for pattern in dict.fromkeys(itertools.chain(*patterns[: network.period])):
     pattern.check(source.length)
-    _check_use(pattern, source.length)
+    _check_use(pattern, source.length, not network.classifies)
     _check_options(network, pattern)
   return network
 
@@ -222,8 +260,10 @@ def _check_options(network: Config, pattern: patterns_lib.Pattern) -> None:
     )
 
 
-def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
-  """Raises a ValueError if a pattern has no pairs, or sees later keys."""
+def _check_use(
+  pattern: patterns_lib.Pattern, length: int, is_causal: bool
+) -> None:
+  """Raises a ValueError if a pattern has no pairs, or must be causal."""
   name = patterns_lib.shorten(pattern)
   for content in pattern.contents():
     if not content.most_keys(length):
@@ -243,7 +283,7 @@ def _check_use(pattern: patterns_lib.Pattern, length: int) -> None:
       f"attention.pattern {name} has no pairs: none of the {length} queries"
       " attends to a key"
     )
-  if leak := patterns_lib.first_leak(pattern, length):
+  if is_causal and (leak := patterns_lib.first_leak(pattern, length)):
     raise ValueError(
       f"attention.pattern {name} lets query {leak[0]} see the later key"
       f" {leak[1]}, but each position is predicted from earlier ones only;"

@@ -27,7 +27,7 @@ STACKED |= {"experts_in", "experts_out"}
 
 
 class Transformer(nnx.Module):
-  """Predicts each symbol of a sequence from those before it.
+  """Predicts each symbol of a sequence from those before it, or its label.
 
   Its only state is its parameters. Those of all blocks are stacked along a
   first axis of layers, and blocks with experts have a separate stack. Shapes do
@@ -50,18 +50,18 @@ class Transformer(nnx.Module):
       embed(size, embedding_init=nnx.initializers.normal(position_std))
       for size in self._position_axes
     )
-    self.start = nnx.Param(
-      token_std * jax.random.normal(rngs.params(), (config.width,))
-    )
+    draw = lambda: jax.random.normal(rngs.params(), (config.width,))
+    is_shifted = not config.classifies
+    self.start = nnx.Param(token_std * draw()) if is_shifted else None
     kinds = config.has_experts
     self.blocks = _stack(ResidualBlock, config, kinds.count(False), rngs)
     self.expert_blocks = _stack(ExpertBlock, config, kinds.count(True), rngs)
     self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)
-    # Zeros: an untrained network gives every symbol the same probability.
-    # No bias, as in the paper.
+    # Zeros: an untrained network gives every symbol, or class, the same
+    # probability. No bias, as in the paper.
     self.logits = nnx.Linear(
       config.width,
-      config.vocab_size,
+      config.outputs,
       use_bias=False,
       kernel_init=nnx.initializers.zeros,
       rngs=rngs,
@@ -81,25 +81,38 @@ class Transformer(nnx.Module):
     return self.config.axes if self.config.positions == "learned" else ()
 
   def __call__(
-    self, tokens_BL: jax.Array, *, rng: jax.Array | None = None
+    self,
+    tokens_BL: jax.Array,
+    sizes_B: jax.Array | None = None,
+    *,
+    rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Measured]:
-    """Predicts all positions at once.
+    """Predicts all positions at once, or the label of each sequence.
 
     Args:
       tokens_BL: symbols, of any integer dtype; L is at most `config.length`.
+      sizes_B: of a classifier, how many symbols each sequence has, from 1 to L;
+        those after them change nothing. None for all.
       rng: key for dropout; None applies no dropout.
 
     Returns:
       (logits_BLV in float32, of which those of position t depend only on tokens
-      before t; what blocks measure, for training).
+      before t, or logits_BC of a classifier; what blocks measure, for
+      training).
     """
     x_BLD, segments_BL = self.embed(tokens_BL), None
+    if sizes_B is not None:
+      # Padding is another segment, so that no symbol attends to it.
+      at_L = jnp.arange(tokens_BL.shape[1])
+      segments_BL = (at_L[None] >= sizes_B[:, None]).astype(jnp.int32)
     if (separator := self.config.separator) is not None:
       # Position t sees the symbols before t: a separator begins a document.
       ends_BL = (tokens_BL == separator).astype(jnp.int32)
       segments_BL = jnp.cumsum(ends_BL, axis=1) - ends_BL
     attend = functools.partial(self.attend, segments_BL=segments_BL)
     x_BLD, _, measured = self.run_blocks(x_BLD, attend, rng=rng)
+    if self.config.classifies:
+      return self.classify(x_BLD, segments_BL), measured
     return self.unembed(x_BLD), measured
 
   def attend(
@@ -147,8 +160,20 @@ class Transformer(nnx.Module):
     """Predicts from the residual stream after the last block: logits_BLV."""
     return self.logits(self.norm(x_BLD))
 
+  def classify(
+    self, x_BLD: jax.Array, segments_BL: jax.Array | None
+  ) -> jax.Array:
+    """Predicts labels from the positions of segment 0: logits_BC."""
+    if self.config.pool == "first":
+      return self.unembed(x_BLD[:, :1])[:, 0]
+    x_BLD = self.norm(x_BLD)
+    is_valid = None if segments_BL is None else (segments_BL == 0)[..., None]
+    return self.logits(x_BLD.mean(1, where=is_valid))
+
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start.
+
+    A classifier's are not shifted: position t holds symbol t.
 
     Raises:
       ValueError: if there are more tokens than positions.
@@ -166,11 +191,14 @@ class Transformer(nnx.Module):
     rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
     for embed, place_L in zip(self.position, places, strict=False):
       x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
+    if self.start is None:
+      return x_BLD
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
   def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
+    assert self.start is not None  # classifiers do not decode
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=False):
@@ -409,15 +437,22 @@ def bind(config: Config, params: dict) -> Transformer:
 
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
-  """The network as apply(params, tokens_BL, rng=None) -> logits_BLV."""
+  """The network as apply(params, tokens_BL, rng=None) -> logits_BLV.
+
+  A classifier is apply(params, rows_BM, rng=None) -> logits_BC, with rows as
+  `data.Labelled` has them; their labels are not read.
+  """
   return lambda *args, **rng: make_predict(config)(*args, **rng)[0]
 
 
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
-  """As `make_apply`, for training: returns (logits_BLV, measured)."""
+  """As `make_apply`, for training: returns (logits, measured)."""
 
   def predict(params, tokens_BL, rng=None):
-    return bind(config, params)(tokens_BL, rng=rng)
+    sizes_B = None
+    if config.classifies:
+      tokens_BL, sizes_B = tokens_BL[:, : config.length], tokens_BL[:, -1]
+    return bind(config, params)(tokens_BL, sizes_B, rng=rng)
 
   return predict
 

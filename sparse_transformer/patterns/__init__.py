@@ -57,6 +57,7 @@ from sparse_transformer.patterns.named import (
   LAYOUTS as LAYOUTS,
   MODES as MODES,
   assign as assign,
+  bidirectional as bidirectional,
   factorize as factorize,
   parse as parse,
 )

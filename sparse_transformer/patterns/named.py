@@ -1,6 +1,7 @@
 """Named factorizations, expressions, and how factors are assigned to layers."""
 
 import ast
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -197,6 +198,22 @@ def assign(
   if name in DENSE_LAYERS and mode == "interleaved" and layers:
     layers[DENSE_LAYERS[name]] = factors[-1]
   return tuple(layers)
+
+
+def bidirectional(pattern: Pattern) -> Pattern:
+  """The form of a pattern in which queries see later keys also, if it has one.
+
+  >>> print(bidirectional(catalogue.Local(5) | catalogue.Causal()))
+  Local(5, causal=False) | Full()
+  """
+  if isinstance(pattern, (Union, Intersection, Difference)):
+    sides = bidirectional(pattern.left), bidirectional(pattern.right)
+    return type(pattern)(*sides)
+  if isinstance(pattern, catalogue.Causal):
+    return catalogue.Full()
+  if "causal" in {field.name for field in dataclasses.fields(pattern)}:
+    return dataclasses.replace(pattern, causal=False)  # type: ignore[call-arg]
+  return pattern
 
 
 def _check_count(count: int, pattern: Pattern | str) -> None:

@@ -97,7 +97,7 @@ def _step(experiment: Experiment) -> Iterator[Program]:
   """The training step."""
   config = experiment.config
   tokens = jax.ShapeDtypeStruct(
-    (config.train.batch_size, experiment.model.length),
+    (config.train.batch_size, experiment.model.row_length),
     np.min_scalar_type(experiment.model.vocab_size - 1),
     sharding=experiment.batch_sharding,
   )

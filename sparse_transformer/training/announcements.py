@@ -16,7 +16,9 @@ def start(
   """A line about a run: network, data, devices, length and folder."""
   config, source = experiment.config, experiment.source
   number, unit = len(experiment.examples), "images"
-  if isinstance(source, data.Stream):
+  if isinstance(source, data.Labelled):
+    unit = f"examples of {len(source.classes)} classes"
+  elif isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
   clock, last = limit or ("steps", config.train.steps)
   devices = experiment.mesh.devices

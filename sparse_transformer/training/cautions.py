@@ -1,16 +1,18 @@
 """Warnings about settings that are valid but probably unintended."""
 
+import itertools
 import sys
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib
+from sparse_transformer import model as model_lib, patterns
 from sparse_transformer.training.analysis import explanation
 
 
 def report(config: ConfigDict, model: model_lib.Config) -> None:
   """Prints a line on standard error for each such setting."""
-  for caution in _shared_summaries(config), _skipped_byte(model):
+  of_task = _unread(model) if model.classifies else _skipped_byte(model)
+  for caution in _shared_summaries(config), of_task:
     if caution:
       print(f"warning: {caution}", file=sys.stderr)
 
@@ -37,6 +39,26 @@ def _shared_summaries(config: ConfigDict) -> str:
       f" attention.num_summaries={min(heads, room)}"
     )
   return ""
+
+
+def _unread(model: model_lib.Config) -> str:
+  """The caution if a classifier has causal patterns, or overlooks inputs."""
+  n = model.length
+  distinct = dict.fromkeys(itertools.chain(*model.patterns))
+  causal = [p for p in distinct if patterns.analysis.is_causal(p, n)]
+  missing = explanation.explain_reach(model)["missing"]
+  problems = []
+  if causal:
+    problems.append(
+      f"attention.pattern {patterns.shorten(causal[0])} hides later keys from"
+      " queries, which model.task=classify allows with causal=False"
+    )
+  if missing:
+    problems.append(
+      f"position {missing[0]}, from which the label is predicted, never reaches"
+      f" input {missing[1]}; model.pool=mean does"
+    )
+  return "; ".join(problems)
 
 
 def _skipped_byte(model: model_lib.Config) -> str:

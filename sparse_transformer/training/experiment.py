@@ -96,12 +96,14 @@ class Experiment:
 
   @functools.cached_property
   def apply(self) -> Callable[..., jax.Array]:
-    """The network: (params, tokens_BL, rng=None) -> logits_BLV."""
+    """The network: (params, tokens_BL, rng=None) -> logits."""
     return model_lib.make_apply(self.model)
 
   @functools.cached_property
   def losses(self) -> scoring.Losses:
     """Jitted (params, tokens_BL) -> nats of each position [B, L].
+
+    Of a classifier, (params, rows_BM) -> (nats [B, 1], whether right [B]).
 
     Raises:
       Unsupported: the backend of attention cannot run on this machine.
@@ -161,11 +163,14 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on the devices: [B, L], as loaded."""
+    """The batch after some updates, on the devices: [B, L], as loaded.
+
+    Of labelled data, the rows [B, L + 2].
+    """
     numbers = self.numbers[updates]
     return processes.place(
       lambda i: self.examples[int(numbers[i])],
-      (len(numbers), self.model.length),
+      (len(numbers), self.model.row_length),
       self.batch_sharding,
     )
 

@@ -272,7 +272,7 @@ def _run(
       stops.expendable = False  # now there is something to save
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
-      watch.count(batch.size)
+      watch.count(len(batch) * model.length)
       monitor.watch(done, measured)
       if watch.is_off:
         jax.block_until_ready(state)
@@ -359,7 +359,8 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)
-    losses = np.asarray(experiment.losses(state.params, batch)).mean(1)
+    nats_BL, *_ = jax.tree.leaves(experiment.losses(state.params, batch))
+    losses = np.asarray(nats_BL).mean(1)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():
     if value.ndim == 0:
@@ -410,5 +411,6 @@ def _validate(experiment, state, writer, stops, watch):
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"
     )
-  writer.write(step, "validation", bits_per_dim=bits, **watch.times())
+  values = {x: result[x] for x in ("bits_per_dim", "accuracy") if x in result}
+  writer.write(step, "validation", **values, **watch.times())
   return bits

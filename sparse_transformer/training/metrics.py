@@ -24,11 +24,12 @@ from sparse_transformer import atomic
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
 TIMES = ("seconds", "processor_seconds")  # of training steps, so far
 TABLES = {"expert_load", "spans"}  # a row for each layer
-OPTIONAL = {"tokens_per_second", "mfu", *TIMES}
+OPTIONAL = {"accuracy", "tokens_per_second", "mfu", *TIMES}
 FLUSH_SECONDS = 30  # between flushes of a TensorBoard file, which take long
 # Names on the terminal, which shows these first, and as many others as fit.
 SHORT = dict(
   bits_per_dim="bits",
+  accuracy="accuracy",
   gradient_norm="grad",
   learning_rate="lr",
   tokens_per_second="tok/s",

@@ -40,10 +40,26 @@ def init_state(
 
 
 def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """Cross-entropy of each position in nats, float32 [B, L]."""
+  """Cross-entropy of each position in nats, float32 [B, L].
+
+  Of a classifier's logits [B, C] and labelled rows [B, L + 2]: of the labels,
+  float32 [B, 1].
+  """
+  if logits_BLV.ndim == 2:
+    logits_BLV, tokens_BL = logits_BLV[:, None], labels(tokens_BL)[:, None]
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), tokens_BL.astype(jnp.int32)
   )
+
+
+def labels(rows_BM: jax.Array) -> jax.Array:
+  """The labels [B] of labelled rows, see `data.Labelled`."""
+  return rows_BM[:, -2]
+
+
+def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
+  """Whether the most probable class of each row is its label, bool [B]."""
+  return logits_BC.argmax(1) == labels(rows_BM)
 
 
 def train_step(
@@ -62,17 +78,19 @@ def train_step(
 
   Args:
     state: the state before the step.
-    tokens_BL: of any integer dtype; `config.train.accumulation` divides B.
+    tokens_BL: of any integer dtype; `config.train.accumulation` divides B. Of a
+      classifier, labelled rows.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     optimizer: from `make_optimizer`.
     config: the experiment's.
 
   Returns:
-    The new state, and scalars: `nats`, the mean loss per position,
-    `gradient_norm` before clipping, and `learning_rate`; with loss scaling
-    also the `loss_scale` of this step, and `skipped_steps` so far; auxiliary
-    losses, and arrays of what blocks measure, such as `expert_load`.
+    The new state, and scalars: `nats`, the mean loss per position or label; a
+    classifier's `accuracy`; `gradient_norm` before clipping, and
+    `learning_rate`; with loss scaling also the `loss_scale` of this step, and
+    `skipped_steps` so far; auxiliary losses, and arrays of what blocks measure,
+    such as `expert_load`.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -119,6 +137,8 @@ def _accumulate(state, tokens_BL, predict, config):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = position_losses(logits_BLV, tokens_BL).mean()
     total = nats + auxiliary_loss(measured, config.loss)
+    if logits_BLV.ndim == 2:
+      measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())
     return total * scale, (nats, measured)
 
   def gradient(tokens_BL, rng):

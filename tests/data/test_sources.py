@@ -13,6 +13,8 @@ from sparse_transformer import data
 from sparse_transformer.data import __main__ as command, download, sources
 
 TOYS = ("toy_stream", "toy_images")
+# See test_labelled.py for the others.
+UNLABELLED = [x for x in data.SOURCES if x not in ("cifar10_gray", "labelled")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,7 +27,7 @@ def toys():
     yield
 
 
-@pytest.fixture(scope="module", params=[*data.SOURCES, *TOYS])
+@pytest.fixture(scope="module", params=[*UNLABELLED, *TOYS])
 def config(request, tmp_path_factory):
   """The config of each source in turn, with small data."""
   folder = tmp_path_factory.mktemp(request.param)
@@ -185,7 +187,7 @@ def test_each_epoch_has_each_example_once_in_a_new_order(batch_size):
 
 def test_vocabularies_and_units():
   found = {}
-  for name in {*data.SOURCES} - {"images"}:
+  for name in {*data.SOURCES} - {"images", "labelled"}:
     source = data.source(small_data.config(name))
     found.setdefault((source.vocab_size, source.unit), set()).add(name)
   assert found == {
@@ -197,6 +199,7 @@ def test_vocabularies_and_units():
     (4, "bits/base"): {"fasta"},
     (256, "bits/sample"): {"audio"},
     (7, "bits/symbol"): {"repeat", "recall"},
+    (256, "bits/label"): {"cifar10_gray"},
   }
 
 

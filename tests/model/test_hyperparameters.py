@@ -12,7 +12,7 @@ from sparse_transformer.patterns import Local, Strided
 
 def test_experiment_config_becomes_the_network_it_describes():
   source = types.SimpleNamespace(
-    separator=None, vocab_size=256, shape=(32, 32, 3), length=3072
+    separator=None, classes=(), vocab_size=256, shape=(32, 32, 3), length=3072
   )
   network = model.configure(cifar10.get_config(), source)
   assert network.length == 3072 and network.axes == (32, 32, 3)

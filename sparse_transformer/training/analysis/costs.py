@@ -157,7 +157,8 @@ def step(
     product.moved(tokens) * (3 + (name in repeated))
     for name, product in _matmuls(model)
   )
-  logits = 3 * Matmul(model.width, model.vocab_size).moved(tokens)  # in float32
+  predicted = batch if model.classifies else tokens
+  logits = 3 * Matmul(model.width, model.outputs).moved(predicted)  # in float32
   traffic = dict(
     weights=moved * itemsize(model) + logits * 4,
     # q, k, v, out forward; these and dout, dq, dk, dv backward.
@@ -228,6 +229,8 @@ def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
 def _weight_flops(model: model_lib.Config) -> int:
   """FLOPs of a token's products with weights, in a forward pass."""
   of_blocks = sum(product.flops for _, product in _matmuls(model))
+  if model.classifies:
+    return of_blocks  # the output layer runs once for a sequence
   return of_blocks + Matmul(model.width, model.vocab_size).flops
 
 
@@ -266,9 +269,10 @@ def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
   neither the parameters themselves nor constants of the program.
   """
   heads, inner = model.num_heads, model.mlp_width
-  if sizes["tensor"] > 1 and model.vocab_size in (heads, inner):
+  if sizes["tensor"] > 1 and model.outputs in (heads, inner):
     # Logits must not look as if they were split.
-    model = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
+    more = model.vocab_size + 1, model.classes + model.classifies
+    model = dataclasses.replace(model, vocab_size=more[0], classes=more[1])
 
   def num_bytes(x):
     is_split = heads in x.shape[-2:] or inner in x.shape[-1:]
@@ -307,7 +311,7 @@ def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
 
   program = jax.make_jaxpr(backward)(
     jax.eval_shape(lambda: model_lib.init_params(model, 0)),
-    jax.ShapeDtypeStruct((batch, model.length), jnp.uint8),
+    jax.ShapeDtypeStruct((batch, model.row_length), jnp.uint8),
     jax.eval_shape(lambda: jax.random.key(0)),
   ).jaxpr
   given = {id(x) for x in (*program.invars, *program.constvars)}

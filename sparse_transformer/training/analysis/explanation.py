@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   mesh.check_network(model, sizes)
   attention = explain_attention(config, model)
   total = _total(attention, model)
-  names = "vocab_size num_layers num_heads width dtype remat".split()
+  names = "task vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
     shape=list(model.shape),
@@ -52,7 +52,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     experts=_experts(model),
     attention=attention,
     total=total,
-    held=explain_held(model),
+    held=None if model.classifies else explain_held(model),
     reach=explain_reach(model),
     step=costs.step(config, model, total["pairs"]),
     mesh=dict(sizes),
@@ -203,16 +203,21 @@ def explain_held(model: model_lib.Config) -> Report:
 def explain_reach(model: model_lib.Config) -> Report:
   """Finds after how many layers all positions see what they should, if ever.
 
+  Of a classifier, after how many the pooled positions have seen every input.
   By static pairs only; `may_see` counts all that content-based patterns may
   have, and is None if there are none.
   """
-  layers = model.patterns
+  layers, n = model.patterns, model.length
+  measure: Callable[..., analysis.Reach] = analysis.measure_reach
+  if model.classifies:
+    pooled = range(n) if model.pool == "mean" else [0]
+    measure = functools.partial(analysis.pooled_reach, queries=pooled)
   static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
   support = tuple(tuple(p.support() for p in heads) for heads in layers)
-  reach = analysis.measure_reach(static, model.length)
+  reach = measure(static, n)
   may_see = None
   if support != layers:
-    may_see = analysis.measure_reach(support, model.length).layers
+    may_see = measure(support, n).layers
   return dict(
     layers=reach.layers,
     missing=reach.missing and list(reach.missing),
@@ -229,8 +234,8 @@ def _experts(model: model_lib.Config) -> Report | None:
 
 
 def _cache(model, attention):
-  """The cache for decoding a sequence; None if queries attend to later keys."""
-  if any(row["cache"] is None for row in attention):
+  """The cache for decoding a sequence; None if it cannot be decoded."""
+  if model.classifies or any(row["cache"] is None for row in attention):
     return None
   width, value_width = costs.widths(model)
   size = (width + value_width) * costs.itemsize(model)
@@ -312,7 +317,7 @@ def render(report: Report) -> str:
   parts = [
     title,
     tables.align(_attention_rows(report), right_from=3) + note,
-    tables.align(_held_rows(report["held"])),
+    *([tables.align(_held_rows(report["held"]))] if report["held"] else []),
     tables.align(_summary_rows(report)),
     tables.align(_remat_rows(report), right_from=1),
   ]
@@ -371,7 +376,9 @@ def _held_rows(held: Report) -> Iterator[Sequence[str]]:
 def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   """(name, value, description) rows on the network, a step and decoding."""
   step, memory, cache = (report[k] for k in ("step", "memory", "cache"))
-  yield from _reach_rows(report["reach"], report["positions"])
+  classifies = report["task"] == "classify"
+  who = "pooled " * classifies
+  yield from _reach_rows(report["reach"], report["positions"], who)
   yield ("",)
   what = f"per step: {step['sequences']} sequences, {step['tokens']:,} tokens"
   yield from _sum_rows("FLOPs", what, step["flops"], _flops, FLOPS)
@@ -388,7 +395,8 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   yield from _sum_rows("memory", what, memory, tables.size, MEMORY)
   yield ("",)
   if cache is None:
-    yield "cache", "none", "cannot decode: queries attend to later keys"
+    why = "cannot decode: queries attend to later keys"
+    yield "cache", "none", "predicts a label" if classifies else why
   else:
     what = (
       f"to decode a sequence; {tables.size(cache['full_bytes'])} for all keys"
@@ -403,7 +411,7 @@ def _sum_rows(title, about, sizes, form, parts):
     yield f"  {part}", form(sizes[part]), what
 
 
-def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
+def _reach_rows(reach: Report, n: int, who: str) -> Iterator[Sequence[str]]:
   def everything(layers):
     return f"everything after {layers} layer{'s' * (layers != 1)}"
 
@@ -417,10 +425,10 @@ def _reach_rows(reach: Report, n: int) -> Iterator[Sequence[str]]:
     query, key = reach["missing"]
     seen = "not everything"
     what = f"query {query:,} never reaches key {key:,}; {what}"
-  yield "sees" if may_see is None else "always sees", seen, what
+  yield who + ("sees" if may_see is None else "always sees"), seen, what
   if may_see is not None:
     what = "if content-based patterns had all pairs they may have"
-    yield "may see", everything(may_see), what
+    yield f"{who}may see", everything(may_see), what
 
 
 def _remat_rows(report: Report) -> Iterator[Sequence[str]]:

@@ -35,7 +35,7 @@ def check_training(config: ConfigDict, source: data.Source) -> None:
   _check_fits(
     f"train.batch_size={train.batch_size}, train.accumulation="
     f"{train.accumulation} with sequences of {model.length} positions",
-    state + positions * (layers + 4 * model.vocab_size),
+    state + positions * (layers + _logits(model)),
     machine.device_memory(),
   )
   check_inference(config, source, config.eval.batch_size)
@@ -63,7 +63,7 @@ def check_inference(
   (model, sizes, state), room = _sizes(config, source), machine.device_memory()
   _check_fits(_describe_network(model), state, room)
   mlp = model.mlp_width * costs.itemsize(model)
-  position = 4 * model.width + max(4 * model.vocab_size, mlp)
+  position = 4 * model.width + max(_logits(model), mlp)
   whole = position * model.length // sizes["sequence"]
   sequence = whole if cache is None else position + cache
   shards = mesh.num_shards(sizes)
@@ -75,6 +75,11 @@ def check_inference(
   )
 
 
+def _logits(model):
+  """Bytes of the logits of a position; a classifier has one for a sequence."""
+  return 0 if model.classifies else 4 * model.vocab_size
+
+
 def _sizes(config, source):
   """The network without patterns, the mesh, and bytes of a device's state."""
   model = model_lib.Config(
@@ -82,6 +87,7 @@ def _sizes(config, source):
     length=source.length,
     shape=tuple(source.shape),
     patterns=(),
+    classes=len(source.classes),
     **config.model,
   )
   sizes = mesh.sizes(config)

@@ -60,6 +60,7 @@ def save(
   vocabulary = dict(
     size=source.vocab_size, symbols=source.symbols, separator=source.separator
   )
+  vocabulary |= dict(classes=source.classes) if source.classes else {}
   shape = dict(length=source.length, shape=source.shape)
   metadata = {name: str(x) for name, x in about.items()} | dict(
     unit=source.unit,

@@ -24,8 +24,14 @@ def decoder(
   """The decoder of `num` sequences, which `name` sets, with a cache or without.
 
   Raises:
-    ValueError: they do not fit in memory, or there are several processes.
+    ValueError: they do not fit in memory, there are several processes, or the
+      network is a classifier.
   """
+  if experiment.model.classifies:
+    raise ValueError(
+      f"{name}={num}: nothing can be sampled from model.task=classify, which"
+      " predicts labels; eval.py scores it"
+    )
   if processes.are_several():
     raise ValueError(
       f"{name}={num} must be 0 with several processes; sample after training"

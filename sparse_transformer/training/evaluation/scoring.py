@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.distributed import processes
 
-Losses = Callable[[Any, Any], jax.Array]
+Losses = Callable[[Any, Any], Any]
 
 # Scored positions of a stream whose mean is one draw of the standard error.
 # Losses of text are correlated over thousands of bytes: of an order-4 model of
@@ -26,10 +26,17 @@ BLOCK = 16_384
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Losses:
-  """Jitted (params, tokens_BL) -> nats of each position, by `make_apply`."""
+  """Jitted (params, tokens_BL) -> nats of each position, by `make_apply`.
+
+  Of a classifier, (nats of each label [B, 1], whether it is right [B]).
+  """
 
   def losses(params, tokens_BL):
-    return step_lib.position_losses(apply(params, tokens_BL), tokens_BL)
+    logits = apply(params, tokens_BL)
+    nats_BL = step_lib.position_losses(logits, tokens_BL)
+    if logits.ndim == 2:
+      return nats_BL, step_lib.hits(logits, tokens_BL)
+    return nats_BL
 
   return jax.jit(losses)
 
@@ -52,13 +59,27 @@ class Tally:
     self.bits_L = np.zeros(length)
     self.counts_L = np.zeros(length, np.int64)
     self.windows = 0
+    self._hits: list[np.ndarray] = []
     self._block = block or length
     self._open = np.zeros(0)  # bits of the positions of an unfinished block
     # The number of blocks, and the sums of their mean bits and their squares.
     self._moments = np.zeros(3)
 
-  def add(self, nats_BL: np.ndarray, scored_BL: np.ndarray) -> None:
-    """Adds windows, in order: nats of positions, and which of them count."""
+  def add(
+    self,
+    nats_BL: np.ndarray,
+    scored_BL: np.ndarray,
+    hits_B: np.ndarray | None = None,
+  ) -> None:
+    """Adds windows, in order.
+
+    Args:
+      nats_BL: of positions, or of labels, L = 1.
+      scored_BL: which of them count.
+      hits_B: whether the labels are predicted.
+    """
+    if hits_B is not None:
+      self._hits.append(np.asarray(hits_B))
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -75,7 +96,8 @@ class Tally:
 
     Returns:
       `bits_per_dim`, None if nothing was scored; its `standard_error`, None for
-      fewer than two blocks; how many `examples`, windows, and scored `tokens`.
+      fewer than two blocks; how many `examples`, windows, and scored `tokens`;
+      of labels, the `accuracy` and its `accuracy_error`, a standard error.
     """
     total, error = int(self.counts_L.sum()), None
     blocks, means, squares = self._moments
@@ -83,7 +105,15 @@ class Tally:
       # Rounding may take the variance of equal means below 0.
       variance = max(0, squares - means**2 / blocks) / (blocks - 1)
       error = math.sqrt(variance * self._block / total)
-    return dict(
+    accuracy = {}
+    if self._hits:
+      hits = np.concatenate(self._hits)
+      spread = hits.std(ddof=1) if len(hits) > 1 else None
+      accuracy = dict(
+        accuracy=float(hits.mean()),
+        accuracy_error=spread and float(spread) / math.sqrt(len(hits)),
+      )
+    return accuracy | dict(
       bits_per_dim=float(self.bits_L.sum()) / total if total else None,
       standard_error=error,
       examples=self.windows,
@@ -126,27 +156,26 @@ def bits_per_dim(
     tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.
   """
-  length = len(windows[0][0])
-  tally = Tally(length) if tally is None else tally
-  shape, starts = (batch_size, length), range(0, len(windows), batch_size)
+  tally = Tally(len(windows[0][1])) if tally is None else tally
+  starts = range(0, len(windows), batch_size)
   bar = tqdm.tqdm(
     starts, desc=name, leave=False, disable=not (name and sys.stderr.isatty())
   )
   for start in bar:
     check_stop()
     num = min(batch_size, len(windows) - start)
-    tokens_BL, scored_BL = _place(windows, start, shape, sharding)
+    tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
     # Kernels need the mesh in context.
     with jax.set_mesh(cast(Mesh, sharding.mesh)):
-      nats_BL = losses(params, tokens_BL)
-    nats_BL, scored_BL = process_allgather((nats_BL, scored_BL), tiled=True)
-    tally.add(nats_BL[:num], scored_BL[:num])
+      nats_BL, *hits_B = jax.tree.leaves(losses(params, tokens_BL))
+    found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
+    tally.add(*(x[:num] for x in found))
     if name:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
 
 
-def _place(windows, start, shape, sharding):
+def _place(windows, start, batch_size, sharding):
   """(tokens, which are scored) of a batch of windows; none after the last."""
 
   @functools.cache
@@ -156,4 +185,8 @@ def _place(windows, start, shape, sharding):
     return [np.zeros_like(x) for x in windows[0]]
 
   of_each = (lambda i: read(i)[0]), (lambda i: read(i)[1])
-  return [processes.place(x, shape, sharding) for x in of_each]
+  shapes = [(batch_size, len(x)) for x in windows[0]]
+  return [
+    processes.place(x, shape, sharding)
+    for x, shape in zip(of_each, shapes, strict=True)
+  ]

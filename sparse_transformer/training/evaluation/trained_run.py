@@ -186,17 +186,18 @@ class Run:
     precision = jax.default_matmul_precision.value
     if settings.model.dtype == "float32":
       precision = precision or "highest"
-    # The error is over images, or over blocks of a stream.
-    block = None if isinstance(source, data.Images) else scoring.BLOCK
+    # The error is over images or labels, or over blocks of a stream.
+    block = scoring.BLOCK if isinstance(source, data.Stream) else None
     for min_context in contexts:
       about = self._about(split, step, min_context, weights)
-      tally = scoring.Tally(source.length, block)
+      windows = source.windows(split, min_context)
+      tally = scoring.Tally(len(windows[0][1]), block)
       try:
         with jax.default_matmul_precision(precision):
           summary = scoring.bits_per_dim(
             self.experiment.losses,
             getattr(state, weights),
-            source.windows(split, min_context),
+            windows,
             batch_size=settings.eval.batch_size,
             sharding=self.experiment.batch_sharding,
             name=split,
@@ -212,8 +213,9 @@ class Run:
           result["optimum"] = source.optimum
         if (channels := source.shape[2]) > 1:
           result["by_channel"] = tally.by_channel(channels).tolist()
-      elif num := source.num_bytes(split):  # each token is scored once
-        result["bits_per_byte"] = float(tally.bits_L.sum()) / num
+      elif isinstance(source, data.Stream):
+        if num := source.num_bytes(split):  # each token is scored once
+          result["bits_per_byte"] = float(tally.bits_L.sum()) / num
       self._save(result, tally.by_position())
       yield result
 
@@ -235,7 +237,10 @@ class Run:
     path = self._path(result)
     path.parent.mkdir(exist_ok=True)
     atomic.write_json(path, saved)
-    if isinstance(source := self.experiment.source, data.Images):
+    source = self.experiment.source
+    if isinstance(source, data.Labelled):
+      return  # labels have no positions
+    if isinstance(source, data.Images):
       figure = curves.bits_by_pixel(bits_L, source.shape, result)
     else:
       figure = curves.bits_by_position(bits_L, result)

@@ -1,0 +1,96 @@
+"""Sources of labelled sequences, for networks that classify."""
+
+import functools
+import pathlib
+
+import numpy as np
+
+from sparse_transformer.data import array_records, files as files_lib
+from sparse_transformer.data.images import cifar10_splits
+from sparse_transformer.data.sources import (
+  ConfigDict,
+  Labelled,
+  Lazy,
+  divide,
+  in_folder,
+  register,
+)
+
+CIFAR10 = (
+  *("airplane", "automobile", "bird", "cat", "deer"),
+  *("dog", "frog", "horse", "ship", "truck"),
+)
+LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
+
+
+@register("cifar10_gray")
+def cifar10_gray(config: ConfigDict) -> Labelled:
+  """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena.
+
+  As the stock tensorflow-datasets builder prepares it.
+  """
+
+  def folder():
+    return array_records.find(config, "cifar10")
+
+  def read(split: str) -> Lazy[tuple[np.ndarray, int]]:
+    images, labels = (
+      array_records.read(folder(), split, x) for x in ("image", "label")
+    )
+    return Lazy(len(images), lambda i: (gray(images[i]), int(labels[i])))
+
+  load = functools.cache(lambda: cifar10_splits(read))
+  files = lambda: array_records.verified_files(folder())
+  return Labelled(1024, (32, 32, 1), 256, CIFAR10, load, files, "levels")
+
+
+def gray(image: np.ndarray) -> np.ndarray:
+  """The luma of the pixels of an RGB image, uint8 [pixels]."""
+  return np.rint(image.reshape(-1, 3) @ np.array(LUMA)).astype(np.uint8)
+
+
+@register("labelled")
+def labelled(config: ConfigDict) -> Labelled:
+  """The bytes of files, each in a folder named after its class."""
+  path = files_lib.check_path(config.path)
+  folders = in_folder(path, "")
+  classes, *others = map(_classes, folders.values() if folders else [path])
+  for folder, found in zip([*folders.values()][1:], others, strict=True):
+    if found != classes:
+      raise ValueError(
+        f"{folder} has the classes {', '.join(found)}, but"
+        f" {folders['train']} has {', '.join(classes)}; all must have the same"
+      )
+
+  @functools.cache
+  def load():
+    splits: dict[str, list] = {"train": [], "validation": [], "test": []}
+    for label, name in enumerate(classes):
+      if folders:
+        parts = {k: files_lib.find(x / name) for k, x in folders.items()}
+      else:
+        files = sorted(files_lib.find(path / name))
+        parts = divide(files, config.fractions, f"files in {path / name}")
+      for split, files in parts.items():
+        for file, data in files_lib.read_all(files):
+          if not data:
+            raise ValueError(f"{file} is empty; remove it, or write text to it")
+          symbols = np.frombuffer(data[: config.length], np.uint8)
+          splits[split].append((symbols, label))
+    # Validation during training may cover the first examples only.
+    order = lambda x: np.random.RandomState(0).permutation(len(x))
+    return {k: [x[i] for i in order(x)] for k, x in splits.items()}
+
+  shape = -(-config.length // config.columns), config.columns
+  return Labelled(config.length, shape, 256, classes, load, symbols="bytes")
+
+
+def _classes(folder: pathlib.Path) -> tuple[str, ...]:
+  """The names of the folders in a folder."""
+  found = sorted(x.name for x in folder.glob("[!.]*") if x.is_dir())
+  if len(found) < 2:
+    raise ValueError(
+      f"{folder} has {len(found)} folders ({', '.join(found) or 'none'}); it"
+      " needs one for each of at least 2 classes"
+    )
+  return tuple(found)

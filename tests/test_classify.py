@@ -1,0 +1,236 @@
+"""Tests of networks that classify, and of commands on their runs."""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import shutil
+import types
+
+import jax
+import networks
+import numpy as np
+import pytest
+import reference_network as reference
+import runs
+
+from configs import lra_image
+from sparse_transformer import model, patterns
+from sparse_transformer.patterns import analysis
+from sparse_transformer.training import metrics
+from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training.evaluation.trained_run import open_run
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.loop import train
+from sparse_transformer.training.step import hits, position_losses
+
+SOURCE = types.SimpleNamespace(
+  vocab_size=5, length=12, shape=(3, 4), separator=None, classes=("a", "b", "c")
+)
+SPARSE = "Local(3, causal=False) | Global(1, causal=False)"
+SMALL = {"model.num_layers": 2, "model.num_heads": 2, "model.width": 16}
+SMALL |= {"attention.stride": 4, "attention.window": 4, "attention.width": 1}
+
+
+def configured(pattern="dense", **changes):
+  """(config, network) of LRA's Image, made small."""
+  config = lra_image.get_config()
+  changes = {"attention.pattern": pattern} | SMALL | changes
+  config.update_from_flattened_dict(changes)
+  return config, model.configure(config, SOURCE)
+
+
+def rows(sizes=(12, 7, 1), padding=0):
+  """Labelled rows of random symbols."""
+  tokens = np.random.RandomState(0).randint(5, size=(len(sizes), 12))
+  for row, size in zip(tokens, sizes, strict=True):
+    row[size:] = padding
+  labels = np.arange(len(sizes)) % 3
+  return np.concatenate([tokens, labels[:, None], np.c_[list(sizes)]], axis=1)
+
+
+def test_untrained_network_scores_log2_of_the_classes():
+  _, network = configured()
+  params = jax.jit(lambda: model.init_params(network, 0))()
+  logits_BC = networks.apply(network)(params, rows())
+  assert logits_BC.shape == (3, 3) and not logits_BC.any()
+  bits = np.asarray(position_losses(logits_BC, rows())) / math.log(2)
+  np.testing.assert_allclose(bits, np.full((3, 1), math.log2(3)), rtol=1e-7)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+@pytest.mark.parametrize("pattern", ["dense", SPARSE])
+def test_network_is_that_in_numpy(pattern, pool):
+  config, network = configured(pattern, **{"model.pool": pool})
+  params = networks.random_params(network)
+  found = networks.apply(network)(params, rows())
+  for row, logits in zip(rows(), found, strict=True):
+    symbols = row[: row[-1]]
+    expected = reference.logits(config, SOURCE.shape, params, symbols)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(logits, expected[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+@pytest.mark.parametrize("backend", ["dense", "auto"])
+def test_padding_changes_nothing(backend, pool):
+  changes = {"model.pool": pool, "attention.backend": backend}
+  changes |= {"model.sinks": True, "model.key_heads": 1}
+  _, network = configured(f"{SPARSE}, Full()", **changes)
+  params, apply = networks.random_params(network), networks.apply(network)
+  zeros, threes = (np.asarray(apply(params, rows(padding=x))) for x in (0, 3))
+  np.testing.assert_array_equal(zeros, threes)
+  assert np.ptp(zeros[:, 0])
+
+
+def test_permuted_classes_permute_logits_and_labels_are_not_read():
+  _, network = configured()
+  params, order = networks.random_params(network), np.array([2, 0, 1])
+  kernel = params["logits"]["kernel"][:, order]
+  changed = params | dict(logits=dict(kernel=kernel))
+  apply = networks.apply(network)
+  logits_BC = apply(params, rows())
+  np.testing.assert_array_equal(
+    apply(changed, rows()), np.asarray(logits_BC)[:, order]
+  )
+  others = rows()
+  others[:, -2] = 2
+  np.testing.assert_array_equal(apply(params, others), logits_BC)
+  others[:, -2] = np.argmax(logits_BC, axis=1)
+  assert hits(logits_BC, others).all()
+
+
+def test_named_patterns_are_bidirectional_and_expressions_as_given():
+  for name in ("dense", "strided", "fixed_lra", "gemma3"):
+    _, network = configured(name)
+    for pattern in {*sum(network.patterns, ())}:
+      assert not analysis.is_causal(pattern, 12), name
+  _, network = configured("Causal()")
+  assert network.patterns[0][0] == patterns.Causal()
+
+
+# What the pooled positions see.
+
+
+def test_pooled_reach_is_that_of_a_walk_through_all_pairs():
+  cases = "Local(5, causal=False)", SPARSE, "Causal()", "Block(4, 0, False)"
+  for case in (*cases, "Block(4, 0, False), Strided(4, 0, False)"):
+    _, network = configured(case, **{"model.num_layers": 4})
+    seen = patterns.reach(network.patterns, 12)
+    for queries in ([0], [5, 11], range(12)):
+      found = analysis.pooled_reach(network.patterns, 12, queries)
+      together = seen[list(queries)].any(0)
+      assert (found.missing is None) == together.all()
+      if found.missing:
+        assert found.missing == (queries[0], int(np.argmin(together)))
+      else:
+        last = network.patterns[4 - found.layers :]
+        assert patterns.reach(last, 12)[list(queries)].any(0).all()
+
+
+# Runs: which of two letters occurs more often.
+
+
+def write_texts(folder):
+  """Writes files with more letters of one kind; returns the config of a run."""
+  random = np.random.RandomState(0)
+  for name, share in (("a", 0.8), ("b", 0.2)):
+    (folder / name).mkdir(parents=True)
+    for i in range(100):
+      number = random.randint(6, 17)
+      size = 1 + int(share * number)
+      letters = np.array([*b"a" * size, *b"b" * (number - size)], np.uint8)
+      text = random.permutation(letters).tobytes()
+      (folder / name / f"{i:03}.txt").write_bytes(text)
+  changes = {
+    **{"data.name": "labelled", "data.path": str(folder)},
+    **{"data.length": 16, "data.columns": 4},
+    **{"data.fractions": (0.6, 0.2, 0.2), "attention.pattern": "dense"},
+    **{"model.task": "classify", "model.pool": "mean"},
+    **{"optimizer.learning_rate": 0.01, "optimizer.ema_decay": 0.5},
+    **{"train.steps": 40, "train.batch_size": 16, "train.log_every": 10},
+    **{"eval.sequences": 0, "checkpoint.every": 30},
+  }
+  return runs.tiny(**changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """(workdir of a trained classifier, its config)."""
+  folder = tmp_path_factory.mktemp("classify")
+  config = write_texts(folder / "texts")
+  train(config, folder / "run")
+  return folder / "run", config
+
+
+def test_separable_classes_are_learned(run, capsys):
+  workdir, _ = run
+  first, *_ = lines = metrics.read(workdir)
+  assert first["bits_per_dim"] < 1.5 and 0 <= first["accuracy"] <= 1
+  assert lines[-1]["split"] == "validation" and lines[-1]["accuracy"] > 0.9
+  assert runs.command("eval.py", f"--workdir={workdir}") == 0
+  result = json.loads(capsys.readouterr().out)
+  assert result["accuracy"] > 0.9 and result["bits_per_dim"] < 0.5
+  assert result["unit"] == "bits/label" and result["tokens"] == 40
+  p = result["accuracy"]
+  error = math.sqrt(p * (1 - p) / 39)
+  assert result["accuracy_error"] == pytest.approx(error)
+  script = "sparse_transformer/report.py"
+  assert runs.command(script, f"--workdir={workdir}") == 0
+  page = (workdir / "report.html").read_text()
+  assert f"accuracy {p:.4f}" in page and "bits/label" in page
+
+
+def test_accuracy_is_the_share_of_labels_predicted(run):
+  workdir, config = run
+  source = Experiment(config).source
+  with open_run(workdir) as opened:
+    (result,) = opened.evaluations("validation")
+    params = opened.state().ema
+  examples = np.stack(list(source.examples("validation")))
+  logits_BC = np.asarray(Experiment(config).apply(params, examples))
+  right = logits_BC.argmax(1) == examples[:, -2]
+  assert result["accuracy"] == right.mean()
+
+
+def test_resumed_run_is_the_same(run, tmp_path):
+  workdir, config = run
+  shutil.copytree(workdir, tmp_path / "run")
+  shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
+  train(config, tmp_path / "run")
+  assert runs.without_speed(tmp_path / "run") == runs.without_speed(workdir)
+  states = []
+  for folder in (workdir, tmp_path / "run"):
+    with store.Checkpoints(folder) as checkpoints:
+      states.append(checkpoints.restore(Experiment(config).like))
+  jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_explain_names_what_is_read_and_cautions(run, capsys, tmp_path):
+  workdir, _ = run
+  script, out = "sparse_transformer/explain.py", f"--out={tmp_path}"
+  explain = functools.partial(runs.command, script, f"--workdir={workdir}", out)
+  assert explain() == 0
+  found = capsys.readouterr()
+  assert re.search("pooled sees +everything after 0 layers", found.out)
+  assert "bytes that keys hold" not in found.out and not found.err
+  causal = "--config.attention.pattern=Local(4)"
+  assert explain(causal, "--config.model.pool=first") == 0
+  found = capsys.readouterr()
+  assert "query 0 never reaches key 1" in found.out
+  (line,) = found.err.splitlines()
+  assert "Local(4) hides later keys" in line
+  assert "position 0, from which the label is predicted, never" in line
+  assert explain("--example=0") == 0
+  report = json.loads((tmp_path / "attention.json").read_text())
+  example = Experiment(run[1]).source.examples("test")[0]
+  assert report["positions"] == example[-1] < 16
+
+
+def test_task_must_fit_the_data():
+  config, network = configured()
+  with pytest.raises(ValueError, match="task=generate, but the data have labe"):
+    dataclasses.replace(network, task="generate")
+  with pytest.raises(ValueError, match="task=classify, but the data have no"):
+    dataclasses.replace(network, classes=0)

@@ -225,9 +225,9 @@ def _check_count(count: int, pattern: Pattern | str) -> None:
 
 
 def _count_patterns(pattern: Pattern) -> int:
-  if isinstance(pattern, (Union, Intersection, Difference)):
-    return _count_patterns(pattern.left) + _count_patterns(pattern.right)
-  return 1
+  inner = [x for x in vars(pattern).values() if isinstance(x, Pattern)]
+  is_operator = isinstance(pattern, (Union, Intersection, Difference))
+  return sum(map(_count_patterns, inner)) + (not is_operator)
 
 
 def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
@@ -300,11 +300,11 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
 def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
   named: dict[Any, Any] = {}
   try:
-    values = [_constant(arg, text) for arg in node.args]
+    values = [_argument(arg, text) for arg in node.args]
     for keyword in node.keywords:
       if keyword.arg in named:
         raise TypeError(f"repeated argument {keyword.arg!r}")
-      named[keyword.arg] = _constant(keyword.value, text)
+      named[keyword.arg] = _argument(keyword.value, text)
     inspect.signature(cls).bind(*values, **named)
     return cls(*values, **named)
   except TypeError as error:
@@ -314,7 +314,9 @@ def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
     ) from None
 
 
-def _constant(node: ast.expr, text: str) -> Any:
+def _argument(node: ast.expr, text: str) -> Any:
+  if any(isinstance(child, ast.Call) for child in ast.walk(node)):
+    return _evaluate(node, text)
   try:
     return ast.literal_eval(node)
   except (ValueError, TypeError, RecursionError):

@@ -241,6 +241,11 @@ LSH(8, 4, rounds=0)             => rounds must be at least 1
 LSH(8, 4, seed=-1)              => seed must be at least 0
 Routing(4, 4, causal=False)     => expected Routing\(clusters, window\)
 TopBlocks(4, 1.5)               => num must be an integer
+Prefixed(5)                     => static pattern
+Prefixed(Local)                 => 'Local' is not a number
+Prefixed(Local(3), 0)           => size must be at least 1
+Prefixed(Local(3) | LSH(8, 4))  => Global\(1, causal=False\)
+Local(Local(3))                 => window must be an integer
 Local(9) - AdaptiveSpan(9)      => Local
 AdaptiveSpan(9) - AdaptiveSpan(9) => cannot be taken from
 Local(2) | LSH(4, 6) | AdaptiveSpan(8) => with static patterns only

@@ -93,6 +93,10 @@ SHARES = Rule(
     items(POSITIVE).accepts(x) and len(x) == 3 and math.isclose(sum(x), 1)
   ),
 )
+SIZES = Rule(
+  "three integers at least 1",
+  lambda x: items(SIZE).accepts(x) and len(x) == 3,
+)
 DEVICES = Rule(
   "an integer at least 1, or -1 for all remaining devices",
   lambda value: integer(-1).accepts(value) and value != 0,
@@ -115,7 +119,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       TEXT,
       "digits, cifar10, imagenet64, images, stdlib, bytes, jsonl, tokens,"
       " enwik8, text8, fasta, audio, repeat, recall; with labels: cifar10_gray,"
-      " labelled",
+      " labelled, listops, strand",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "positions in a sequence; images have their own"),
@@ -132,8 +136,8 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       (0.9, 0.05, 0.05),
       SHARES,
       "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio,"
-      " images and labelled, unless files or folders named train, val and test"
-      " exist",
+      " images, strand and labelled, unless files or folders named train, val and"
+      " test exist",
     ),
     vocab_size=Field(256, integer(2), "of tokens, all of which are below it"),
     field=Field("text", TEXT, "of the records of jsonl"),
@@ -142,6 +146,12 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     period=Field(256, SIZE, "positions from a symbol to its copy, of repeat"),
     noise=Field(0.0, SHARE, "probability that repeat draws a copy anew"),
     pairs=Field(16, PAIRS, "keys, each with a value, of recall"),
+    min_length=Field(500, SIZE, "symbols in an example of listops, at least"),
+    sizes=Field(
+      (96_000, 2_000, 2_000),
+      SIZES,
+      "train, validation, test of listops, in examples",
+    ),
   ),
   model=dict(
     task=Field(

@@ -6,6 +6,7 @@ bacteria: counted from any base, G minus C is least at the origin and greatest
 at the terminus (Grigoriev 1998, Nucleic Acids Research 26(10)).
 """
 
+import functools
 import pathlib
 import random
 from collections.abc import Sequence
@@ -14,12 +15,31 @@ import numpy as np
 
 from sparse_transformer import rules
 from sparse_transformer.data import codecs, files as files_lib
-from sparse_transformer.data.sources import SPLITS, Lazy, divide
+from sparse_transformer.data.sources import (
+  SPLITS,
+  ConfigDict,
+  Labelled,
+  Lazy,
+  divide,
+  register,
+)
 
 CLASSES = "leading", "lagging"
 # The range of G minus C in random bases, in square roots of the number of both,
 # is beyond this about once in a million times.
 RANDOM = 5
+
+
+@register("strand")
+def strand(config: ConfigDict) -> Labelled:
+  """Windows of the chromosome in a FASTA file, and whether they lead or lag."""
+  n, fractions = config.length, config.fractions
+  path = lambda: files_lib.check_path(config.path)
+  load = functools.cache(lambda: splits(read(path()), n, fractions))
+  shape, codec = (-(-n // config.columns), config.columns), codecs.Fasta()
+  files = lambda: [path()]
+  size, symbols = codec.vocab_size, codec.symbols
+  return Labelled(n, shape, size, CLASSES, load, files, symbols)
 
 
 def read(path: pathlib.Path) -> np.ndarray:
@@ -118,8 +138,6 @@ def splits(
     return window, label
 
   return {
-    split: Lazy(
-      sum(map(len, found)), lambda i, split=split: read_window(split, i)
-    )
+    split: Lazy(sum(map(len, found)), functools.partial(read_window, split))
     for split, found in starts.items()
   }

@@ -4,10 +4,12 @@ import re
 
 import numpy as np
 import pytest
+import small_data
 
+from sparse_transformer import data
 from sparse_transformer.data.listops import SYMBOLS, ListOps
 
-SMALL = dict(sizes=(500, 20, 20), min_length=20, max_length=60, max_depth=5)
+SMALL = dict(sizes=(500, 20, 20), min_length=20, length=60, max_depth=5)
 
 
 def text_of(symbols):
@@ -68,7 +70,7 @@ def test_label_is_the_value_of_an_expression_within_bounds(settings, number):
   for i in range(number):
     symbols, label = source.example("train", i)
     assert symbols.dtype == np.uint8 and symbols.min() > 0  # padding
-    assert source.min_length <= len(symbols) <= source.max_length
+    assert source.min_length <= len(symbols) <= source.length
     assert value_of(text_of(symbols)) == label
     depth, args = sizes_of(text_of(symbols))
     depths.add(depth)
@@ -79,7 +81,7 @@ def test_label_is_the_value_of_an_expression_within_bounds(settings, number):
 
 
 def test_operations_and_their_arguments_are_drawn_evenly():
-  source = ListOps(sizes=(1, 1, 1), min_length=4, max_length=2000, max_depth=2)
+  source = ListOps(sizes=(1, 1, 1), min_length=4, length=2000, max_depth=2)
   examples = [source.example("test", i)[0] for i in range(2000)]
   operators = np.bincount([x[0] for x in examples], minlength=16)[11:15]
   assert abs(operators / 500 - 1).max() < 0.15
@@ -92,7 +94,7 @@ def test_operations_and_their_arguments_are_drawn_evenly():
 
 def test_examples_are_a_function_of_seed_split_and_index():
   # Those of a seed must stay what they were when a network was trained.
-  tiny = ListOps(min_length=6, max_length=12, max_depth=3)
+  tiny = ListOps(min_length=6, length=12, max_depth=3)
   symbols, label = tiny.example("test", 2)
   assert text_of(symbols) == "[MAX 7 8 7 [MED 2 0 3 9 ] 0 ]" and label == 8
   splits = ListOps(**SMALL).splits()
@@ -117,8 +119,8 @@ def test_root_and_its_digits_tell_part_of_the_value():
 @pytest.mark.parametrize(
   "settings, message",
   [
-    (dict(sizes=(5, 0, 5)), r"sizes=\(5, 0, 5\) must be three integers of at"),
-    (dict(min_length=9, max_length=8), "min_length=9 must be .* max_length=8"),
+    (dict(sizes=(5, 0, 5)), r"sizes=\(5, 0, 5\) must be three integers at"),
+    (dict(min_length=9, length=8), "min_length=9 must be .* length=8"),
     (dict(min_length=0), "min_length=0 must be at least 1"),
     (dict(max_depth=0), "max_depth=0 must be between 1 and 100"),
     (dict(max_args=1), "max_args=1 must be between 2 and 1,000"),
@@ -129,3 +131,26 @@ def test_error_about_bounds_is_one_line(settings, message):
   with pytest.raises(ValueError, match=message) as error:
     ListOps(**settings)
   assert "\n" not in str(error.value)
+
+
+def test_source_has_rows_with_labels():
+  source = data.source(small_data.config("listops"))
+  assert source.vocab_size == len(SYMBOLS) and len(source.classes) == 10
+  for split, number in zip(data.SPLITS, (9, 3, 3), strict=True):
+    rows = source.examples(split)
+    assert len(rows) == number
+    for i, (*symbols, label, count) in enumerate(rows):
+      text = text_of(symbols)
+      assert count == len(text.split()) and value_of(text) == label
+      assert label == source.load()[split][i][1]
+  assert (
+    source.digest()
+    != data.source(small_data.config("listops", min_length=9)).digest()
+  )
+
+
+def test_source_rejects_a_path_and_bounds_that_exclude_each_other():
+  with pytest.raises(ValueError, match="data.path=x is not read"):
+    data.source(small_data.config("listops", "x"))
+  with pytest.raises(ValueError, match="min_length=17 must be .* length=16"):
+    data.source(small_data.config("listops", min_length=17))

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from small_data import SHARED
+from small_data import SHARED, config
 
-from sparse_transformer.data import strand
+from sparse_transformer import data
+from sparse_transformer.data import codecs, strand
 
 ECOLI = SHARED / "genome" / "ecoli-k12-mg1655.fasta.gz"
 
@@ -79,7 +80,7 @@ def test_seed_decides_which_windows_are_reversed():
       dict(length=9),
       "no origin is found: G minus C varies by .* in 10,000 bases",
     ),
-    (np.zeros(99, np.uint8), dict(length=9), "and by 0 in random ones; use the wh"),
+    (np.zeros(99, np.uint8), dict(length=9), "and by 0 in random ones"),
   ],
   ids=str,
 )
@@ -87,6 +88,18 @@ def test_error_about_a_chromosome_is_one_line(bases, settings, message):
   with pytest.raises(ValueError, match=message) as error:
     strand.splits(bases, **settings)
   assert "\n" not in str(error.value)
+
+
+def test_source_reads_a_file(tmp_path):
+  path = tmp_path / "x.fa"
+  letters = "".join(codecs.BASES[x] for x in chromosome())
+  path.write_text(f">x\n{letters}\n")
+  source = data.source(config("strand", path))
+  expected = strand.splits(chromosome(), 16, (0.5, 0.25, 0.25))
+  for split, examples in expected.items():
+    rows = [[*window, label, 16] for window, label in examples]
+    np.testing.assert_array_equal(source.examples(split), rows)
+  assert source.digest()["examples"] == len(expected["train"])
 
 
 def test_file_must_have_one_record(tmp_path):

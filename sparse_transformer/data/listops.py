@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse_transformer import rules
 from sparse_transformer.data.sources import (
   SPLITS,
   ConfigDict,
@@ -84,8 +83,8 @@ class ListOps:
 
   def __post_init__(self) -> None:
     for rule, holds in {
-      f"sizes={self.sizes} must be {rules.SIZES.text}": (
-        rules.SIZES.accepts(self.sizes)
+      f"sizes={self.sizes} must be three integers at least 1": (
+        len(self.sizes) == 3 and min(self.sizes) >= 1
       ),
       f"min_length={self.min_length} must be at least 1 and at most"
       f" length={self.length}": 1 <= self.min_length <= self.length,

@@ -7,13 +7,13 @@ at the terminus (Grigoriev 1998, Nucleic Acids Research 26(10)).
 """
 
 import functools
+import math
 import pathlib
 import random
 from collections.abc import Sequence
 
 import numpy as np
 
-from sparse_transformer import rules
 from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
@@ -110,8 +110,9 @@ def splits(
   """
   if length < 1:
     raise ValueError(f"{length=} must be at least 1")
-  if not rules.SHARES.accepts(fractions):
-    raise ValueError(f"{fractions=} must be {rules.SHARES.text}")
+  total = sum(fractions)
+  if len(fractions) != 3 or min(fractions) <= 0 or not math.isclose(total, 1):
+    raise ValueError(f"{fractions=} must be three above 0 that sum to 1")
   origin, terminus = locate(bases)
   bases = np.roll(bases, -origin)
   terminus = (terminus - origin) % len(bases)

@@ -73,7 +73,7 @@ def test_seed_decides_which_windows_are_reversed():
     (
       chromosome(),
       dict(length=9, fractions=(0.5, 0.5, 0.5)),
-      r"fractions=\(0.5, 0.5, 0.5\) must be three numbers above 0",
+      r"fractions=\(0.5, 0.5, 0.5\) must be three above 0",
     ),
     (
       np.random.RandomState(0).randint(4, size=10_000),

@@ -7,7 +7,6 @@ at the terminus (Grigoriev 1998, Nucleic Acids Research 26(10)).
 """
 
 import functools
-import math
 import pathlib
 import random
 from collections.abc import Sequence
@@ -37,9 +36,11 @@ def strand(config: ConfigDict) -> Labelled:
   path = lambda: files_lib.check_path(config.path)
   load = functools.cache(lambda: splits(read(path()), n, fractions))
   shape, codec = (-(-n // config.columns), config.columns), codecs.Fasta()
-  files = lambda: [path()]
-  size, symbols = codec.vocab_size, codec.symbols
-  return Labelled(n, shape, size, CLASSES, load, files, symbols)
+  return Labelled(
+    *(n, shape, codec.vocab_size, CLASSES, load),
+    files=lambda: [path()],
+    symbols=codec.symbols,
+  )
 
 
 def read(path: pathlib.Path) -> np.ndarray:
@@ -88,31 +89,17 @@ def splits(
   fractions: Sequence[float] = (0.9, 0.05, 0.05),
   seed: int = 0,
 ) -> dict[str, Lazy[tuple[np.ndarray, int]]]:
-  """Windows of a circular chromosome, each split from regions of its own.
+  """Windows of a circular chromosome, of bases uint8 [n], and their labels.
 
-  The splits divide both arms, from origin to terminus and back. Windows start
-  at each base in the training split, and don't overlap in the others; those at
-  less than `length` from origin or terminus are left out. Half of them,
-  decided by (seed, index), are the other strand, read in its direction.
-
-  Args:
-    bases: indices into `codecs.BASES`, uint8 [n].
-    length: bases in a window.
-    fractions: of the splits, three that sum to 1.
-    seed: of the choice of strands.
-
-  Returns:
-    For each split, (bases, uint8 [length]; label, an index into `CLASSES`).
+  Each split has its part of both arms, between origin and terminus. Windows
+  start at each base in the training split, and don't overlap in the others.
+  None is within `length` of origin or terminus. Half of them, a function of
+  (seed, split, index), are the other strand, read in its direction.
 
   Raises:
-    ValueError: an argument is out of bounds, `locate` finds no origin, or an
-      arm is too short for a window in each split.
+    ValueError: `locate` finds no origin, or an arm is too short for a window in
+      each split.
   """
-  if length < 1:
-    raise ValueError(f"{length=} must be at least 1")
-  total = sum(fractions)
-  if len(fractions) != 3 or min(fractions) <= 0 or not math.isclose(total, 1):
-    raise ValueError(f"{fractions=} must be three above 0 that sum to 1")
   origin, terminus = locate(bases)
   bases = np.roll(bases, -origin)
   terminus = (terminus - origin) % len(bases)
@@ -120,9 +107,9 @@ def splits(
   for first, last in (0, terminus), (terminus, len(bases)):
     if (last - first - 2 * length) * min(fractions) < length + 1:
       raise ValueError(
-        f"{length=} is too long for {len(bases):,} bases: one of the arms, of"
-        f" {last - first:,} bases, needs a window in each split;"
-        f" fractions={tuple(fractions)}"
+        f"data.{length=} is too long: each split needs a window in an arm of"
+        f" {last - first:,} bases, data.fractions={tuple(fractions)}; use"
+        " smaller windows, other fractions or a larger genome"
       )
     parts = divide(range(first + length, last - length), fractions)
     for split, part in parts.items():

@@ -7,9 +7,7 @@ import pytest
 import small_data
 
 from sparse_transformer import data
-from sparse_transformer.data.listops import SYMBOLS, ListOps
-
-SMALL = dict(sizes=(500, 20, 20), min_length=20, length=60, max_depth=5)
+from sparse_transformer.data.listops import SYMBOLS, example
 
 
 def text_of(symbols):
@@ -63,74 +61,50 @@ def test_evaluator_of_these_tests(text, value):
   assert value_of(text) == value
 
 
-@pytest.mark.parametrize("settings, number", [({}, 12), (SMALL, 300)])
-def test_label_is_the_value_of_an_expression_within_bounds(settings, number):
-  source = ListOps(**settings)
+@pytest.mark.parametrize(
+  "least, most, number", [(500, 2000, 20), (20, 60, 300)]
+)
+def test_label_is_the_value_of_an_expression_within_bounds(least, most, number):
   depths, counts, labels = set(), set(), set()
   for i in range(number):
-    symbols, label = source.example("train", i)
+    symbols, label = example(least, most, "train", i)
     assert symbols.dtype == np.uint8 and symbols.min() > 0  # padding
-    assert source.min_length <= len(symbols) <= source.length
+    assert least <= len(symbols) <= most
     assert value_of(text_of(symbols)) == label
     depth, args = sizes_of(text_of(symbols))
     depths.add(depth)
     counts |= {*args}
     labels.add(label)
-  assert max(depths) == source.max_depth
-  assert counts == {*range(2, 11)} and (number < 100 or len(labels) == 10)
+  assert counts == {*range(2, 11)}
+  assert max(depths) == 10 if least == 500 else len(labels) == 10
 
 
 def test_operations_and_their_arguments_are_drawn_evenly():
-  source = ListOps(sizes=(1, 1, 1), min_length=4, length=2000, max_depth=2)
-  examples = [source.example("test", i)[0] for i in range(2000)]
+  examples = [example(2, 2000, "test", i)[0] for i in range(1000)]
   operators = np.bincount([x[0] for x in examples], minlength=16)[11:15]
-  assert abs(operators / 500 - 1).max() < 0.15
-  digits = np.bincount(np.concatenate([x[1:-1] for x in examples]))[1:11]
-  assert abs(digits / digits.mean() - 1).max() < 0.15
-  # From 2 to 10 arguments.
-  lengths = np.bincount([len(x) - 2 for x in examples], minlength=11)[2:]
-  assert len(lengths) == 9 and abs(lengths * 9 / 2000 - 1).max() < 0.3
+  assert abs(operators / 250 - 1).max() < 0.2
+  digits = np.bincount(np.concatenate(examples))[1:11]
+  assert abs(digits / digits.mean() - 1).max() < 0.1
+  counts = np.bincount([n for x in examples for n in sizes_of(text_of(x))[1]])
+  assert len(counts) == 11 and abs(counts[2:] / counts[2:].mean() - 1).max() < 1
 
 
 def test_examples_are_a_function_of_seed_split_and_index():
   # Those of a seed must stay what they were when a network was trained.
-  tiny = ListOps(min_length=6, length=12, max_depth=3)
-  symbols, label = tiny.example("test", 2)
-  assert text_of(symbols) == "[MAX 7 8 7 [MED 2 0 3 9 ] 0 ]" and label == 8
-  splits = ListOps(**SMALL).splits()
-  assert [len(x) for x in splits.values()] == [500, 20, 20]
-  texts = [bytes(x) for split in splits.values() for x, _ in split]
-  assert len({*texts}) == len(texts)
-  np.testing.assert_array_equal(
-    splits["test"][7][0], ListOps(**SMALL).example("test", 7)[0]
-  )
-  assert bytes(ListOps(seed=1, **SMALL).example("train", 0)[0]) != texts[0]
+  symbols, label = example(6, 12, "test", 2)
+  assert text_of(symbols) == "[MIN 2 0 [SM 0 3 5 0 ] 3 3 ]" and label == 0
+  keys = [(s, i, seed) for s in data.SPLITS for i in (0, 1) for seed in (0, 1)]
+  texts = {bytes(example(20, 60, *key)[0]) for key in keys}
+  assert len(texts) == len(keys)
 
 
-def test_root_and_its_digits_tell_part_of_the_value():
-  examples = [ListOps(**SMALL).example("train", i) for i in range(1000)]
+def test_root_tells_part_of_the_value():
+  examples = [example(20, 60, "train", i) for i in range(1000)]
   labels = np.array([label for _, label in examples])
   roots = np.array([symbols[0] for symbols, _ in examples])
   majority = np.bincount(labels).max() / 1000
   by_root = sum(np.bincount(labels[roots == x]).max() for x in {*roots}) / 1000
   assert 0.12 < majority < 0.25 and majority + 0.1 < by_root < 0.5
-
-
-@pytest.mark.parametrize(
-  "settings, message",
-  [
-    (dict(sizes=(5, 0, 5)), r"sizes=\(5, 0, 5\) must be three integers at"),
-    (dict(min_length=9, length=8), "min_length=9 must be .* length=8"),
-    (dict(min_length=0), "min_length=0 must be at least 1"),
-    (dict(max_depth=0), "max_depth=0 must be between 1 and 100"),
-    (dict(max_args=1), "max_args=1 must be between 2 and 1,000"),
-    (dict(max_depth=2), "none of 20,000 .* 500 to 2,000 .* use wider bounds"),
-  ],
-)
-def test_error_about_bounds_is_one_line(settings, message):
-  with pytest.raises(ValueError, match=message) as error:
-    ListOps(**settings)
-  assert "\n" not in str(error.value)
 
 
 def test_source_has_rows_with_labels():
@@ -152,5 +126,9 @@ def test_source_has_rows_with_labels():
 def test_source_rejects_a_path_and_bounds_that_exclude_each_other():
   with pytest.raises(ValueError, match="data.path=x is not read"):
     data.source(small_data.config("listops", "x"))
-  with pytest.raises(ValueError, match="min_length=17 must be .* length=16"):
+  with pytest.raises(
+    ValueError, match="min_length=17 must be at most data.length=16"
+  ):
     data.source(small_data.config("listops", min_length=17))
+  with pytest.raises(ValueError, match="none of 20,000 .*=2 to .*=3 symbols"):
+    example(2, 3, "train", 0)

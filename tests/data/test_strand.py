@@ -68,12 +68,11 @@ def test_seed_decides_which_windows_are_reversed():
 @pytest.mark.parametrize(
   "bases, settings, message",
   [
-    (chromosome(), dict(length=0), "length=0 must be at least 1"),
-    (chromosome(), dict(length=200), "length=200 is too long for 1,000 bases"),
+    (chromosome(), dict(length=200), "length=200 is too long: .* arm of 500"),
     (
       chromosome(),
-      dict(length=9, fractions=(0.5, 0.5, 0.5)),
-      r"fractions=\(0.5, 0.5, 0.5\) must be three above 0",
+      dict(length=20, fractions=(0.98, 0.01, 0.01)),
+      r"data.fractions=\(0.98, 0.01, 0.01\); use smaller",
     ),
     (
       np.random.RandomState(0).randint(4, size=10_000),

@@ -92,6 +92,7 @@ def _draw_heads(args):
   tokens = examples[args.example]
   if run.experiment.model.classifies:
     tokens = tokens[: tokens[-1]]  # without padding, label and size
+  tokens = tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   report = head_statistics.explain(
     run.experiment.model,

@@ -64,7 +64,7 @@ def logits(config, shape, params, tokens):
     params: nested dicts of arrays.
     tokens: integers [n].
   """
-  x = embed(params, shape, tokens)
+  x = embed(params, shape, tokens, config.model.task == "classify")
   of_kind = {"blocks": 0, "expert_blocks": 0}  # blocks so far
   for layer in range(config.model.num_layers):
     kind = "blocks"
@@ -99,15 +99,13 @@ def bits(logits, tokens):
   return -np.mean([log_p[t, v] for t, v in enumerate(tokens)]) / np.log(2)
 
 
-def embed(params, shape, tokens):
+def embed(params, shape, tokens, is_classifier=False):
   """The start vector, then every symbol but the last with its own position.
 
-  A classifier has no start vector, and every symbol.
+  A classifier has every symbol, and no start vector if it pools all positions.
   """
-  rows = []
-  if "start" in params:
-    rows, tokens = [np.float64(params["start"])], tokens[:-1]
-  for t, token in enumerate(tokens):
+  rows = [np.float64(params["start"])] if "start" in params else []
+  for t, token in enumerate(tokens if is_classifier else tokens[:-1]):
     row = np.float64(params["token"]["embedding"][token])
     step = 1  # positions until a coordinate on this axis changes
     for axis in reversed(range(len(shape))):

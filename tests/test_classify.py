@@ -23,7 +23,7 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation.trained_run import open_run
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.loop import train
-from sparse_transformer.training.step import hits, position_losses
+from sparse_transformer.training.step import hits, mean_loss, position_losses
 
 SOURCE = types.SimpleNamespace(
   vocab_size=5, length=12, shape=(3, 4), separator=None, classes=("a", "b", "c")
@@ -103,9 +103,12 @@ def test_permuted_classes_permute_logits_and_labels_are_not_read():
 
 def test_named_patterns_are_bidirectional_and_expressions_as_given():
   for name in ("dense", "strided", "fixed_lra", "gemma3"):
-    _, network = configured(name)
-    for pattern in {*sum(network.patterns, ())}:
-      assert not analysis.is_causal(pattern, 12), name
+    for pool in ("first", "mean"):
+      _, network = configured(name, **{"model.pool": pool})
+      for pattern in {*sum(network.patterns, ())}:
+        assert not analysis.is_causal(pattern, network.length), name
+        mask = pattern.mask(*np.indices((13, 13)))
+        assert pool == "mean" or (mask[0].all() and mask[:, 0].all())
   _, network = configured("Causal()")
   assert network.patterns[0][0] == patterns.Causal()
 
@@ -229,8 +232,54 @@ def test_explain_names_what_is_read_and_cautions(run, capsys, tmp_path):
 
 
 def test_task_must_fit_the_data():
-  config, network = configured()
-  with pytest.raises(ValueError, match="task=generate, but the data have labe"):
-    dataclasses.replace(network, task="generate")
+  _, network = configured()
   with pytest.raises(ValueError, match="task=classify, but the data have no"):
     dataclasses.replace(network, classes=0)
+
+
+# Pretraining: the same examples, without their labels.
+
+
+def test_symbols_of_labelled_data_are_predicted_and_padding_is_not_scored():
+  config, _ = configured("dense", **{"model.task": "generate"})
+  source = types.SimpleNamespace(**vars(SOURCE) | dict(classes=()))
+  network = model.configure(config, source)
+  params, apply = networks.random_params(network), networks.apply(network)
+  tokens = rows()[:, :12].astype(np.int8)
+  padded = np.where(np.arange(12) < np.c_[[12, 7, 1]], tokens, -1)
+  nats = np.concatenate(
+    [
+      position_losses(apply(params, row[None, :size]), row[None, :size])[0]
+      for row, size in zip(tokens, (12, 7, 1), strict=True)
+    ]
+  )
+  found = mean_loss(apply(params, padded), padded)
+  np.testing.assert_allclose(found, nats.mean(), rtol=1e-5)
+
+
+def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
+  config = write_texts(tmp_path / "texts")
+  changes = {"model.task": "generate", "train.steps": 20}
+  config.update_from_flattened_dict(changes)
+  train(config, tmp_path / "generator")
+  lines = metrics.read(tmp_path / "generator")
+  assert lines[-1]["bits_per_dim"] < 5 and "accuracy" not in lines[-1]
+  script = f"--workdir={tmp_path / 'generator'}"
+  assert runs.command("eval.py", script) == 0
+  result = json.loads(capsys.readouterr().out)
+  examples = [x for x in Experiment(config).source.examples("test")]
+  assert result["tokens"] == sum((x >= 0).sum() for x in examples)
+  assert result["unit"] == "bits/byte"
+  assert runs.command("sparse_transformer/sample.py", script) == 1
+  assert "only images and streams are sampled" in capsys.readouterr().err
+  config.model.task = "classify"
+  config.train.init_from = str(tmp_path / "generator")
+  for pool in ("first", "mean"):
+    config.model.pool = pool
+    with pytest.raises(ValueError, match=r"logits.kernel is \[16, 256\] there"):
+      train(config, tmp_path / "classifier")
+    config.train.init_partial = True
+    train(config, tmp_path / pool)
+    config.train.init_partial = False
+    first, *_ = metrics.read(tmp_path / pool)
+    assert first["split"] == "train" and 0 <= first["accuracy"] <= 1

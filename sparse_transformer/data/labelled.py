@@ -9,8 +9,8 @@ from sparse_transformer.data import array_records, files as files_lib
 from sparse_transformer.data.images import cifar10_splits
 from sparse_transformer.data.sources import (
   ConfigDict,
-  Labelled,
   Lazy,
+  Sequences,
   divide,
   in_folder,
   register,
@@ -24,7 +24,7 @@ LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
 
 
 @register("cifar10_gray")
-def cifar10_gray(config: ConfigDict) -> Labelled:
+def cifar10_gray(config: ConfigDict) -> Sequences:
   """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena.
 
   As the stock tensorflow-datasets builder prepares it.
@@ -41,7 +41,9 @@ def cifar10_gray(config: ConfigDict) -> Labelled:
 
   load = functools.cache(lambda: cifar10_splits(read))
   files = lambda: array_records.verified_files(folder())
-  return Labelled(1024, (32, 32, 1), 256, CIFAR10, load, files, "levels")
+  return Sequences(
+    1024, (32, 32, 1), 256, CIFAR10, load, files, "levels", "bits/dim"
+  )
 
 
 def gray(image: np.ndarray) -> np.ndarray:
@@ -50,7 +52,7 @@ def gray(image: np.ndarray) -> np.ndarray:
 
 
 @register("labelled")
-def labelled(config: ConfigDict) -> Labelled:
+def labelled(config: ConfigDict) -> Sequences:
   """The bytes of files, each in a folder named after its class."""
   path = files_lib.check_path(config.path)
   folders = in_folder(path, "")
@@ -82,7 +84,9 @@ def labelled(config: ConfigDict) -> Labelled:
     return {k: [x[i] for i in order(x)] for k, x in splits.items()}
 
   shape = -(-config.length // config.columns), config.columns
-  return Labelled(config.length, shape, 256, classes, load, symbols="bytes")
+  return Sequences(
+    config.length, shape, 256, classes, load, None, "bytes", "bits/byte"
+  )
 
 
 def _classes(folder: pathlib.Path) -> tuple[str, ...]:

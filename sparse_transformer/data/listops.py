@@ -15,8 +15,8 @@ import numpy as np
 from sparse_transformer.data.sources import (
   SPLITS,
   ConfigDict,
-  Labelled,
   Lazy,
+  Sequences,
   check_no_path,
   register,
 )
@@ -36,7 +36,7 @@ NESTED, DRAWS = 0.25, 20_000
 
 
 @register("listops")
-def listops(config: ConfigDict) -> Labelled:
+def listops(config: ConfigDict) -> Sequences:
   """Expressions of `data.min_length` to `data.length` symbols."""
   check_no_path(config)
   least, n = config.min_length, config.length
@@ -54,7 +54,7 @@ def listops(config: ConfigDict) -> Labelled:
   return _Source(n, shape, len(SYMBOLS), digits, load, symbols=about)
 
 
-class _Source(Labelled):
+class _Source(Sequences):
   """Examples that take minutes to generate."""
 
   def digest(self) -> dict[str, int | str]:

@@ -1,4 +1,4 @@
-"""The kinds of sources, images, streams, labelled; their names, and batches.
+"""The kinds of sources, images, streams, sequences; their names, and batches.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -218,18 +218,19 @@ class Stream:
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled:
-  """Sequences of symbols, each with a label.
+class Sequences:
+  """Sequences of up to `length` symbols, each with a label.
 
   Attributes:
     length: most symbols in a sequence.
     shape: sizes of the axes of positions, see `Stream.shape`.
     vocab_size: number of symbols.
-    classes: names of the labels 0, 1, ...
+    classes: names of the labels 0, 1, ...; () if labels are not used.
     load: returns (symbols [n], label) for each example of each split, from a
       cache.
     files: as of `Images`.
     symbols: what they stand for, in order.
+    unit_of_symbols: of losses without labels.
   """
 
   length: int
@@ -239,20 +240,27 @@ class Labelled:
   load: Callable[[], Mapping[str, Sequence[tuple[np.ndarray, int]]]]
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   symbols: str = "symbols"
-  unit: ClassVar[str] = "bits/label"
+  unit_of_symbols: str = "bits/symbol"
   separator: ClassVar[None] = None
 
-  def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The examples of a split as rows of integers [length + 2].
+  @property
+  def unit(self) -> str:
+    return "bits/label" if self.classes else self.unit_of_symbols
 
-    The symbols, zeros up to the length, the label, and how many symbols there
-    are. Raises ValueError if an example does not fit the source.
+  def examples(self, split: str) -> Lazy[np.ndarray]:
+    """The examples of a split as rows of integers.
+
+    With classes [length + 2]: the symbols, zeros up to the length, the label,
+    and how many symbols there are. Without [length]: the symbols, and -1 up to
+    the length. Raises ValueError if an example does not fit the source.
     """
     examples = _split(self.load, split)
     if not len(examples):
       raise ValueError(f"the {split} split has no examples")
-    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
-    dtype = np.min_scalar_type(largest)
+    dtype = np.min_scalar_type(-self.vocab_size)
+    if self.classes:
+      largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
+      dtype = np.min_scalar_type(largest)
 
     def example(i: int) -> np.ndarray:
       symbols, label = examples[i]
@@ -261,6 +269,9 @@ class Labelled:
           f"example {i} of {split} has {len(symbols):,} symbols; it must have"
           f" between 1 and {self.length:,}, the length of a sequence"
         )
+      if not self.classes:
+        rest = self.length - len(symbols)
+        return np.pad(symbols.astype(dtype), (0, rest), constant_values=-1)
       if not 0 <= label < len(self.classes):
         raise ValueError(
           f"example {i} of {split} has {label=}, but there are"
@@ -283,17 +294,22 @@ class Labelled:
     return dict(examples=len(self.examples("train")), crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """The examples of a split as (row, scored), with one label to score."""
+    """The examples of a split as (row, scored): one label, or all symbols."""
     if min_context:
+      what = "labels" if self.classes else "examples"
       raise ValueError(
-        f"{min_context=} must be 0 for labels: each is scored separately"
+        f"{min_context=} must be 0 for {what}: each is scored separately"
       )
     examples = self.examples(split)
-    scored = np.ones(1, bool)
-    return Lazy(len(examples), lambda i: (examples[i], scored))
+
+    def window(i: int) -> Window:
+      row = examples[i]
+      return row, np.ones(1, bool) if self.classes else row >= 0
+
+    return Lazy(len(examples), window)
 
 
-Source = Images | Stream | Labelled
+Source = Images | Stream | Sequences
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Source])
@@ -341,8 +357,12 @@ def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
   return shuffled.repeat().batch(batch_size)
 
 
-def source(config: ConfigDict) -> Source:
+def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
+
+  Args:
+    config: the group `data`.
+    labels: whether labels are used, if there are any.
 
   Raises:
     ValueError: its name is unknown or one of its fields is invalid.
@@ -358,6 +378,8 @@ def source(config: ConfigDict) -> Source:
       f"data.documents=True, but data.name={config.name} has no documents; set"
       " it to bytes, jsonl or fasta, or leave documents False"
     )
+  if not labels and isinstance(found, Sequences):
+    return dataclasses.replace(found, classes=())
   return found
 
 

@@ -17,8 +17,8 @@ from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.sources import (
   SPLITS,
   ConfigDict,
-  Labelled,
   Lazy,
+  Sequences,
   divide,
   register,
 )
@@ -30,16 +30,17 @@ RANDOM = 5
 
 
 @register("strand")
-def strand(config: ConfigDict) -> Labelled:
+def strand(config: ConfigDict) -> Sequences:
   """Windows of the chromosome in a FASTA file, and whether they lead or lag."""
   n, fractions = config.length, config.fractions
   path = lambda: files_lib.check_path(config.path)
   load = functools.cache(lambda: splits(read(path()), n, fractions))
   shape, codec = (-(-n // config.columns), config.columns), codecs.Fasta()
-  return Labelled(
+  return Sequences(
     *(n, shape, codec.vocab_size, CLASSES, load),
     files=lambda: [path()],
     symbols=codec.symbols,
+    unit_of_symbols="bits/base",
   )
 
 

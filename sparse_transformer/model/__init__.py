@@ -3,6 +3,7 @@
 from sparse_transformer.model.hyperparameters import (
   Config as Config,
   configure as configure,
+  num_positions as num_positions,
   schedule as schedule,
 )
 from sparse_transformer.model.pattern_params import (

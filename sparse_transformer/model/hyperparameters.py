@@ -24,7 +24,7 @@ class Config:
   """
 
   vocab_size: int  # number of symbols, V
-  length: int  # positions in a sequence, n
+  length: int  # positions, n; one more than symbols if `prepends`
   # Sizes of the position embeddings: rows, columns and possibly channels.
   shape: tuple[int, ...]
   # What attends to what: a tuple (layers) of tuples (heads).
@@ -56,14 +56,10 @@ class Config:
   classes: int = 0  # number of labels of the data, 0 without labels
 
   def __post_init__(self) -> None:
-    if self.classifies != (self.classes > 0):
-      has, remedy = (
-        ("no labels", "set data.name to cifar10_gray or labelled")
-        if self.classifies
-        else ("labelled examples", "set model.task=classify")
-      )
+    if self.classifies and not self.classes:
       raise ValueError(
-        f"model.task={self.task}, but the data have {has}; {remedy}"
+        f"model.task={self.task}, but the data have no labels; set data.name to"
+        " a source with labels, such as labelled or cifar10_gray"
       )
     if self.num_heads % self.num_key_heads:
       raise ValueError(
@@ -99,14 +95,24 @@ class Config:
     return self.task == "classify"
 
   @property
+  def prepends(self) -> bool:
+    """Whether all symbols follow the start, from which labels are predicted."""
+    return self.classifies and self.pool == "first"
+
+  @property
+  def num_symbols(self) -> int:
+    """Symbols in a sequence, at most."""
+    return self.length - self.prepends
+
+  @property
   def outputs(self) -> int:
     """Width of the output layer: symbols, or classes."""
     return self.classes if self.classifies else self.vocab_size
 
   @property
   def row_length(self) -> int:
-    """Integers of an example: its symbols; with labels, `Labelled.examples`."""
-    return self.length + 2 * self.classifies
+    """Integers of an example, see `Sequences.examples`."""
+    return self.num_symbols + 2 * self.classifies
 
   @property
   def qk_width(self) -> int:
@@ -189,7 +195,8 @@ def schedule(config: ConfigDict) -> dict[int, str]:
 def configure(config: ConfigDict, source: Any) -> Config:
   """Makes the network config of an experiment, with the last of its patterns.
 
-  A classifier has named patterns in their bidirectional form.
+  A classifier has named patterns in their bidirectional form; if it predicts
+  from the start, this sees all, and is seen by all.
 
   Args:
     config: the experiment's; its groups `model` and `attention` are used.
@@ -205,6 +212,7 @@ def configure(config: ConfigDict, source: Any) -> Config:
   backend, tile = settings.pop("backend"), settings.pop("tile")
   del settings["pattern"], settings["schedule"]
   name, mode = [*schedule(config).values()][-1], settings.pop("mode")
+  length = num_positions(config.model, source)
   for field in ("stride", "window"):
     if settings[field] > source.length and name in patterns_lib.FACTORIZATIONS:
       raise ValueError(
@@ -216,17 +224,17 @@ def configure(config: ConfigDict, source: Any) -> Config:
     mode,
     num_layers=config.model.num_layers,
     num_heads=config.model.num_heads,
-    length=source.length,
+    length=length,
     **settings,
   )
   is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.LAYOUTS)
   if config.model.task == "classify" and is_named:
-    patterns = tuple(
-      tuple(map(patterns_lib.bidirectional, heads)) for heads in patterns
-    )
+    size = length - source.length
+    convert = functools.partial(patterns_lib.bidirectional, prefix=size)
+    patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
   network = Config(
     vocab_size=source.vocab_size,
-    length=source.length,
+    length=length,
     shape=tuple(source.shape),
     patterns=patterns,
     backend=backend,
@@ -236,10 +244,16 @@ def configure(config: ConfigDict, source: Any) -> Config:
     **config.model,
   )
   for pattern in dict.fromkeys(itertools.chain(*patterns[: network.period])):
-    pattern.check(source.length)
-    _check_use(pattern, source.length, not network.classifies)
+    pattern.check(length)
+    _check_use(pattern, length, not network.classifies)
     _check_options(network, pattern)
   return network
+
+
+def num_positions(settings: ConfigDict, source: Any) -> int:
+  """Positions of a network with these settings, the group `model`."""
+  prepends = settings.task == "classify" and settings.pool == "first"
+  return source.length + prepends
 
 
 def _check_options(network: Config, pattern: patterns_lib.Pattern) -> None:

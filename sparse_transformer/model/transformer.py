@@ -27,7 +27,7 @@ STACKED |= {"experts_in", "experts_out"}
 
 
 class Transformer(nnx.Module):
-  """Predicts each symbol of a sequence from those before it, or its label.
+  """Predicts each symbol of a sequence from those before it, or a label.
 
   Its only state is its parameters. Those of all blocks are stacked along a
   first axis of layers, and blocks with experts have a separate stack. Shapes do
@@ -51,8 +51,8 @@ class Transformer(nnx.Module):
       for size in self._position_axes
     )
     draw = lambda: jax.random.normal(rngs.params(), (config.width,))
-    is_shifted = not config.classifies
-    self.start = nnx.Param(token_std * draw()) if is_shifted else None
+    has_start = not config.classifies or config.prepends
+    self.start = nnx.Param(token_std * draw()) if has_start else None
     kinds = config.has_experts
     self.blocks = _stack(ResidualBlock, config, kinds.count(False), rngs)
     self.expert_blocks = _stack(ExpertBlock, config, kinds.count(True), rngs)
@@ -90,7 +90,8 @@ class Transformer(nnx.Module):
     """Predicts all positions at once, or the label of each sequence.
 
     Args:
-      tokens_BL: symbols, of any integer dtype; L is at most `config.length`.
+      tokens_BL: symbols, of any integer dtype; L is at most
+        `config.num_symbols`.
       sizes_B: of a classifier, how many symbols each sequence has, from 1 to L;
         those after them change nothing. None for all.
       rng: key for dropout; None applies no dropout.
@@ -103,7 +104,7 @@ class Transformer(nnx.Module):
     x_BLD, segments_BL = self.embed(tokens_BL), None
     if sizes_B is not None:
       # Padding is another segment, so that no symbol attends to it.
-      at_L = jnp.arange(tokens_BL.shape[1])
+      at_L = jnp.arange(x_BLD.shape[1]) - self.config.prepends
       segments_BL = (at_L[None] >= sizes_B[:, None]).astype(jnp.int32)
     if (separator := self.config.separator) is not None:
       # Position t sees the symbols before t: a separator begins a document.
@@ -173,16 +174,17 @@ class Transformer(nnx.Module):
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start.
 
-    A classifier's are not shifted: position t holds symbol t.
+    A classifier has all of them: after the start if it predicts from there, and
+    otherwise without.
 
     Raises:
       ValueError: if there are more tokens than positions.
     """
     (b, n), d = tokens_BL.shape, self.config.width
-    if n > self.config.length:
+    if n > self.config.num_symbols:
       raise ValueError(
-        f"{n} tokens, but the network has {self.config.length} positions; cut"
-        " the sequence or configure a longer one"
+        f"{n} tokens, but the network has {self.config.num_symbols} positions;"
+        " cut the sequence or configure a longer one"
       )
     places = np.unravel_index(np.arange(n), self._position_axes or (n,))
     x_BLD = self.token(tokens_BL)
@@ -194,11 +196,12 @@ class Transformer(nnx.Module):
     if self.start is None:
       return x_BLD
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, d))
-    return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
+    rest = x_BLD if self.config.prepends else x_BLD[:, :-1]
+    return jnp.concatenate([start_B1D, rest], axis=1)
 
   def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
-    assert self.start is not None  # classifiers do not decode
+    assert self.start is not None  # only generators decode
     x_BD = self.token(tokens_B)
     places = jnp.unravel_index(t - 1, self.config.axes)
     for embed, place in zip(self.position, places, strict=False):
@@ -440,7 +443,7 @@ def make_apply(config: Config) -> Callable[..., jax.Array]:
   """The network as apply(params, tokens_BL, rng=None) -> logits_BLV.
 
   A classifier is apply(params, rows_BM, rng=None) -> logits_BC, with rows as
-  `data.Labelled` has them; their labels are not read.
+  `data.Sequences` has them; their labels are not read.
   """
   return lambda *args, **rng: make_predict(config)(*args, **rng)[0]
 
@@ -451,7 +454,7 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   def predict(params, tokens_BL, rng=None):
     sizes_B = None
     if config.classifies:
-      tokens_BL, sizes_B = tokens_BL[:, : config.length], tokens_BL[:, -1]
+      tokens_BL, sizes_B = tokens_BL[:, :-2], tokens_BL[:, -1]
     return bind(config, params)(tokens_BL, sizes_B, rng=rng)
 
   return predict

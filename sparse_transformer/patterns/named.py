@@ -200,12 +200,23 @@ def assign(
   return tuple(layers)
 
 
-def bidirectional(pattern: Pattern) -> Pattern:
+def bidirectional(pattern: Pattern, prefix: int = 0) -> Pattern:
   """The form of a pattern in which queries see later keys also, if it has one.
+
+  With a prefix, the first positions see all, and are seen by all.
 
   >>> print(bidirectional(catalogue.Local(5) | catalogue.Causal()))
   Local(5, causal=False) | Full()
+  >>> print(bidirectional(catalogue.Local(5), prefix=1))
+  Prefixed(Local(5, causal=False), 1)
   """
+  if prefix:
+    pattern = bidirectional(pattern)
+    if pattern == catalogue.Full():
+      return pattern
+    if pattern.contents():
+      return catalogue.Global(prefix, causal=False) | pattern
+    return catalogue.Prefixed(pattern, prefix)
   if isinstance(pattern, (Union, Intersection, Difference)):
     sides = bidirectional(pattern.left), bidirectional(pattern.right)
     return type(pattern)(*sides)

@@ -16,8 +16,10 @@ def start(
   """A line about a run: network, data, devices, length and folder."""
   config, source = experiment.config, experiment.source
   number, unit = len(experiment.examples), "images"
-  if isinstance(source, data.Labelled):
-    unit = f"examples of {len(source.classes)} classes"
+  if isinstance(source, data.Sequences):
+    unit = "examples"
+    if source.classes:
+      unit += f" of {len(source.classes)} classes"
   elif isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
   clock, last = limit or ("steps", config.train.steps)

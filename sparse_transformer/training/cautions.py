@@ -56,7 +56,7 @@ def _unread(model: model_lib.Config) -> str:
   if missing:
     problems.append(
       f"position {missing[0]}, from which the label is predicted, never reaches"
-      f" input {missing[1]}; model.pool=mean does"
+      f" position {missing[1]}; Prefixed(...) or model.pool=mean does"
     )
   return "; ".join(problems)
 

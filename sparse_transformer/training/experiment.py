@@ -43,7 +43,8 @@ class Experiment:
 
   @functools.cached_property
   def source(self) -> data.Source:
-    return self.shared or data.source(self.config.data)
+    labels = self.config.model.task == "classify"
+    return self.shared or data.source(self.config.data, labels)
 
   @functools.cached_property
   def model(self) -> model_lib.Config:

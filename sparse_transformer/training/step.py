@@ -43,17 +43,26 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   """Cross-entropy of each position in nats, float32 [B, L].
 
   Of a classifier's logits [B, C] and labelled rows [B, L + 2]: of the labels,
-  float32 [B, 1].
+  float32 [B, 1]. Losses of tokens below 0, which follow a sequence, are of no
+  meaning.
   """
   if logits_BLV.ndim == 2:
     logits_BLV, tokens_BL = logits_BLV[:, None], labels(tokens_BL)[:, None]
   return optax.softmax_cross_entropy_with_integer_labels(
-    logits_BLV.astype(jnp.float32), tokens_BL.astype(jnp.int32)
+    logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
   )
 
 
+def mean_loss(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+  """The mean of `position_losses`, but for positions after a sequence."""
+  losses_BL = position_losses(logits_BLV, tokens_BL)
+  if jnp.issubdtype(tokens_BL.dtype, jnp.unsignedinteger):
+    return losses_BL.mean()
+  return losses_BL.mean(where=tokens_BL >= 0)
+
+
 def labels(rows_BM: jax.Array) -> jax.Array:
-  """The labels [B] of labelled rows, see `data.Labelled`."""
+  """The labels [B] of labelled rows, see `data.Sequences`."""
   return rows_BM[:, -2]
 
 
@@ -135,7 +144,7 @@ def _accumulate(state, tokens_BL, predict, config):
 
   def loss(params, tokens_BL, rng):
     logits_BLV, measured = predict(params, tokens_BL, rng)
-    nats = position_losses(logits_BLV, tokens_BL).mean()
+    nats = mean_loss(logits_BLV, tokens_BL)
     total = nats + auxiliary_loss(measured, config.loss)
     if logits_BLV.ndim == 2:
       measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())

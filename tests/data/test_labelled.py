@@ -72,7 +72,7 @@ def test_folders_of_splits_and_digest(tmp_path):
 )
 def test_examples_must_fit_the_source(size, label, phrase):
   examples = [(np.ones(size, np.uint8), label)]
-  source = data.Labelled(
+  source = data.Sequences(
     4, (2, 2), 7, ("a", "b"), lambda: dict.fromkeys(data.SPLITS, examples)
   )
   with pytest.raises(ValueError, match=phrase):

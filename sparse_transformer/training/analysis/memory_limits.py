@@ -84,7 +84,7 @@ def _sizes(config, source):
   """The network without patterns, the mesh, and bytes of a device's state."""
   model = model_lib.Config(
     vocab_size=source.vocab_size,
-    length=source.length,
+    length=model_lib.num_positions(config.model, source),
     shape=tuple(source.shape),
     patterns=(),
     classes=len(source.classes),

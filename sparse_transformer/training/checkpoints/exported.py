@@ -53,7 +53,8 @@ def save(
     ValueError: the path has another suffix, or is a folder.
     OSError: the file cannot be written.
   """
-  path, source = check_path(path), data.source(config.data)
+  path = check_path(path)
+  source = data.source(config.data, config.model.task == "classify")
   leaves = [np.asarray(x) for x in jax.tree.leaves(params)]
   _, places = _places(config, source)
   arrays = {name: leaves[i][layer] for name, (i, layer) in places.items()}
@@ -102,7 +103,10 @@ def load(path: str | os.PathLike) -> tuple[ConfigDict, dict]:
     json.loads(metadata[name]) for name in ("vocabulary", "geometry")
   )
   source = types.SimpleNamespace(
-    vocab_size=vocabulary["size"], separator=vocabulary["separator"], **geometry
+    vocab_size=vocabulary["size"],
+    separator=vocabulary["separator"],
+    classes=vocabulary.get("classes", ()),
+    **geometry,
   )
   like, places = _places(config, source)  # the data need not be there
   leaves = [np.empty(x.shape, x.dtype) for x in jax.tree.leaves(like)]

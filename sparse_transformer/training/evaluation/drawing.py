@@ -25,12 +25,12 @@ def decoder(
 
   Raises:
     ValueError: they do not fit in memory, there are several processes, or the
-      network is a classifier.
+      data have labels.
   """
-  if experiment.model.classifies:
+  if isinstance(experiment.source, data.Sequences):
     raise ValueError(
-      f"{name}={num}: nothing can be sampled from model.task=classify, which"
-      " predicts labels; eval.py scores it"
+      f"{name}={num}: data.name={experiment.config.data.name} has labelled"
+      " examples, and only images and streams are sampled; eval.py scores it"
     )
   if processes.are_several():
     raise ValueError(

@@ -238,7 +238,7 @@ class Run:
     path.parent.mkdir(exist_ok=True)
     atomic.write_json(path, saved)
     source = self.experiment.source
-    if isinstance(source, data.Labelled):
+    if self.experiment.model.classifies:
       return  # labels have no positions
     if isinstance(source, data.Images):
       figure = curves.bits_by_pixel(bits_L, source.shape, result)

@@ -1,21 +1,22 @@
-"""Gray CIFAR-10 by its 1,024 pixels: Image of Long Range Arena, on a CPU.
+"""Gray CIFAR-10 by its 1,024 pixels: Image of Long Range Arena.
 
-Paper row: none. One layer of width 128 with 8 heads, as Image's Transformer in
-arXiv 2011.04006. What differs: queries and keys have width 128, theirs 64, and
-the MLP 512, theirs 128 (`model.half_size` halves both, to 64 and 256);
-embeddings of rows and columns in place of sinusoids; the label is a linear
-function of the pool, without another MLP; a tenth of the steps.
+Paper row: none; arXiv 2011.04006, with the sizes of its code for Sparse Transformer, which are
+not those of its paper: one layer of width 128 with 8 heads, queries and keys of
+width 64 together, 200 epochs of batches of 256, a learning rate of 0.0005. What
+differs: the MLP is 256 wide, not 128; embeddings of rows and columns; the label
+is a linear function of the start's output, without a second MLP; LRA holds out
+5,000 images for validation, here 2,000.
 
   python train.py --config=configs/lra_image.py --workdir=runs/lra_image
   python eval.py --workdir=runs/lra_image
-  python train.py --config=configs/lra_image.py --workdir=runs/bigbird \\
-    --config.attention.pattern="BigBird(32, causal=False)"
 
-Other bidirectional patterns: "Longformer(65, causal=False)",
-"Local(64, causal=False) | Strided(32, causal=False)", fixed.
+With one layer, all that counts is what the start sees: with a pattern in which
+it sees all, the network is the same function as with dense attention. To
+compare patterns, use more layers (docs/usage.md has those of the benchmark).
 
-Expected: not run yet; before training 3.32 bits/label, accuracy 0.1. 158,464
-parameters.
+Expected: not run with these settings. 158,592 parameters; 3.32 bits/label and an accuracy
+of 0.1 before training. Published: 42.44 % for dense attention, 44.24 % for a
+Sparse Transformer.
 """
 
 from configs import default
@@ -32,23 +33,26 @@ def get_config():
   config.model.num_heads = 8
   config.model.width = 128
   config.model.half_size = True
+  config.model.dropout = 0.3
   config.model.token_std = 0.1
   config.model.position_std = 0.1
   config.model.remat = "none"
 
-  config.attention.pattern = "dense"
-  config.attention.stride = 32  # a row, for strided and fixed
+  config.attention.pattern = "fixed"
+  config.attention.mode = "merged"
+  config.attention.stride = 32  # a row of the image
   config.attention.window = 32
   config.attention.width = 4
 
-  config.optimizer.learning_rate = 0.001
-  config.optimizer.warmup_steps = 50
+  config.optimizer.learning_rate = 0.0005
+  config.optimizer.weight_decay = 0.0
+  config.optimizer.warmup_steps = 175
   config.optimizer.ema_decay = 0.99
 
-  config.train.steps = 300
-  config.train.batch_size = 16
-  config.eval.every = 100
-  config.eval.batch_size = 50
-  config.eval.sequences = 500
-  config.checkpoint.every = 100
+  config.train.steps = 35_000
+  config.train.batch_size = 256
+  config.eval.every = 1000
+  config.eval.batch_size = 100
+  config.eval.sequences = 0
+  config.checkpoint.every = 1000
   return config

@@ -265,6 +265,7 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   lines = metrics.read(tmp_path / "generator")
   assert lines[-1]["bits_per_dim"] < 5 and "accuracy" not in lines[-1]
   script = f"--workdir={tmp_path / 'generator'}"
+  capsys.readouterr()
   assert runs.command("eval.py", script) == 0
   result = json.loads(capsys.readouterr().out)
   examples = [x for x in Experiment(config).source.examples("test")]
@@ -281,5 +282,7 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
     config.train.init_partial = True
     train(config, tmp_path / pool)
     config.train.init_partial = False
-    first, *_ = metrics.read(tmp_path / pool)
-    assert first["split"] == "train" and 0 <= first["accuracy"] <= 1
+    start, first, *_ = metrics.read(tmp_path / pool)
+    assert start["split"] == "start" and 0 <= first["accuracy"] <= 1
+    arguments = f"--workdir={tmp_path / pool}", "--example=0"
+    assert runs.command("sparse_transformer/explain.py", *arguments) == 0

@@ -32,10 +32,11 @@ def save_patterns(
   shape: Sequence[int],
   length: int,
   chosen: Iterable[Pattern] | None = None,
+  first: int = 0,
 ) -> None:
   """Draws the first 12 patterns of a network, or of the chosen, as PNG.
 
-  The `shape` is that of the data, rows first.
+  The `shape` is that of the data, rows first, which begin at position `first`.
   """
   found = places(layers)
   chosen = list(found if chosen is None else chosen)
@@ -44,7 +45,7 @@ def save_patterns(
   more = len(chosen) - len(drawn)
   note = f"and {more:,} more" if more else ""
   with atomic.writing(pathlib.Path(path)) as new:
-    panels(titles, drawn, shape, length, note).savefig(new, format="png")
+    panels(titles, drawn, shape, length, note, first).savefig(new, format="png")
 
 
 def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
@@ -78,11 +79,13 @@ def panels(
   shape: Sequence[int],
   length: int,
   note: str = "",
+  first: int = 0,
 ) -> "style.Figure":
   """A figure with a column for each pattern.
 
-  Above are the keys of one query, in the shape of the data; below is the
-  pattern as a matrix of queries (rows) and keys, up to position 4,096.
+  Above are the keys of one query, in the shape of the data, which begin at the
+  `first` position; below is the pattern as a matrix of queries (rows) and keys,
+  up to position 4,096.
   """
   labels = (
     "keys of one query,\nin the data",
@@ -90,7 +93,8 @@ def panels(
   )
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
-    show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
+    of_query = image_of_query(pattern, length, shape[0], first)
+    show(top, of_query, aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
@@ -146,12 +150,17 @@ def cell_size(n: int) -> int:
   return -(-n // MAX_CELLS)
 
 
-def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
-  """RGB image of what a query in the lower half sees, in `rows` rows."""
-  query = shown_query(length)
-  cells = np.zeros(rows * -(-length // rows), np.uint8)
-  cells[:length] = _cells(pattern, query, np.arange(length))
-  cells[query] = QUERY
+def image_of_query(
+  pattern: Pattern, length: int, rows: int, first: int = 0
+) -> np.ndarray:
+  """RGB image of what a query in the lower half sees, in `rows` rows.
+
+  Positions before the first are left out.
+  """
+  query, size = shown_query(length), length - first
+  cells = np.zeros(rows * -(-size // rows), np.uint8)
+  cells[:size] = _cells(pattern, query, np.arange(first, length))
+  cells[query - first] = QUERY
   in_data = cells.reshape(rows, -1)
   return paint(in_data, *map(cell_size, in_data.shape))
 

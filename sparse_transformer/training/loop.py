@@ -166,7 +166,11 @@ def _describe(workdir, experiment, step, config_file, free, limit):
     source = pathlib.Path(config_file).read_text()
     atomic.write_text(workdir / "config.py", source)
   save_patterns(
-    workdir / "patterns.png", model.patterns, model.shape, model.length
+    workdir / "patterns.png",
+    model.patterns,
+    model.shape,
+    model.length,
+    first=model.prepends,
   )
   case = costs.attention_case(config, model)
   chosen = registry.explain_choice(model.backend, case)

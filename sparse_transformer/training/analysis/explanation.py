@@ -260,8 +260,9 @@ def draw(folder: str | os.PathLike, model: model_lib.Config) -> list[str]:
   pictures = {folder / "patterns.png": distinct}
   for i, pattern in enumerate(distinct[:MAX_PANELS]):
     pictures[folder / f"pattern_{i}.png"] = [pattern]
+  about = model.patterns, model.shape, model.length
   for path, chosen in pictures.items():
-    save_patterns(path, model.patterns, model.shape, model.length, chosen)
+    save_patterns(path, *about, chosen, first=model.prepends)
   return [str(path) for path in pictures]
 
 

@@ -38,7 +38,8 @@ def collect(
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
   places = np.full(model.num_layers, drawn)  # that is dropped
   places[chosen] = np.arange(drawn)
-  shape = 1, len(tokens_L), model.num_heads, model.qk_width // model.num_heads
+  n, width = len(tokens_L) + model.prepends, model.qk_width // model.num_heads
+  shape = 1, n, model.num_heads, width
 
   @jax.jit
   def run(params, tokens_BL):
@@ -154,6 +155,7 @@ def explain(
       [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
       [weights for _, weights in heads],
       model.shape,
+      model.prepends,
     )
     with atomic.writing(paths[-1]) as new:
       figure.savefig(new, format="png")

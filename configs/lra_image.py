@@ -1,11 +1,11 @@
 """Gray CIFAR-10 by its 1,024 pixels: Image of Long Range Arena.
 
-Paper row: none; arXiv 2011.04006, with the sizes of its code for Sparse Transformer, which are
-not those of its paper: one layer of width 128 with 8 heads, queries and keys of
-width 64 together, 200 epochs of batches of 256, a learning rate of 0.0005. What
-differs: the MLP is 256 wide, not 128; embeddings of rows and columns; the label
-is a linear function of the start's output, without a second MLP; LRA holds out
-5,000 images for validation, here 2,000.
+Paper row: none; arXiv 2011.04006, with the sizes of its code for Sparse
+Transformer, which are not those of its paper: one layer of width 128 with 8
+heads, queries and keys of width 64 together, 200 epochs of batches of 256, a
+learning rate of 0.0005. What differs: the MLP is 256 wide, not 128; embeddings
+of rows and columns; the label is a linear function of the start's output,
+without a second MLP; LRA holds out 5,000 images for validation, here 2,000.
 
   python train.py --config=configs/lra_image.py --workdir=runs/lra_image
   python eval.py --workdir=runs/lra_image
@@ -14,9 +14,9 @@ With one layer, all that counts is what the start sees: with a pattern in which
 it sees all, the network is the same function as with dense attention. To
 compare patterns, use more layers (docs/usage.md has those of the benchmark).
 
-Expected: not run with these settings. 158,592 parameters; 3.32 bits/label and an accuracy
-of 0.1 before training. Published: 42.44 % for dense attention, 44.24 % for a
-Sparse Transformer.
+Expected: not run with these settings. 158,592 parameters; 3.32 bits/label and
+an accuracy of 0.1 before training. Published: 42.44 % for dense attention,
+44.24 % for a Sparse Transformer.
 """
 
 from configs import default

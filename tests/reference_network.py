@@ -13,13 +13,14 @@ import numpy as np
 MARGIN = 1e-4
 
 
-def mask(attention, layer, head, n):
+def mask(attention, layer, head, n, causal=True):
   """Booleans [n, n]: whether query i attends to key j, in section 4.3.
 
   Args:
     attention: the group `attention` of a config.
     layer, head: numbered from 0.
     n: positions in a sequence.
+    causal: whether queries see no later keys.
   """
   stride, width = attention.stride, attention.width
   i, j = np.arange(n)[:, None], np.arange(n)[None, :]
@@ -30,12 +31,15 @@ def mask(attention, layer, head, n):
     sub_block = head % attention.num_summaries
   # Sub-blocks are counted from the end of a block.
   end = stride - width * sub_block
+  # Released code: the last positions, with the query itself. The paper's
+  # formula has one more.
+  window = i - j < attention.window
+  if not causal:
+    window = abs(i - j) <= attention.window // 2
   factors = {
-    "dense": [i >= j],
-    # Released code: the last positions, with the query itself. The paper's
-    # formula has one more.
-    "local": [i - j < attention.window],
-    "strided": [i - j < attention.window, (i - j) % stride == 0],
+    "dense": [np.ones((n, n), bool)],
+    "local": [window],
+    "strided": [window, (i - j) % stride == 0],
     "fixed": [
       i // stride == j // stride,
       (end - width <= j % stride) & (j % stride < end),
@@ -50,7 +54,14 @@ def mask(attention, layer, head, n):
   else:
     cycle = attention.cycle or range(len(factors))
     chosen = factors[cycle[layer % len(cycle)]]
-  return chosen & (j <= i)
+  return chosen & ((j <= i) | (not causal))
+
+
+def prefixed(inner, size=1):
+  """The mask of positions after `size` that see all, and are seen by all."""
+  allowed = np.ones_like(inner)
+  allowed[size:, size:] = inner[:-size, :-size]
+  return allowed
 
 
 def logits(config, shape, params, tokens):
@@ -145,8 +156,9 @@ def attend(p, x, config, layer, centroids):
       if isinstance(allowed, tuple):  # factors, in turn
         allowed = allowed[layer % len(allowed)]
     elif config.model.task == "classify":
-      assert settings.pattern == "dense"
-      allowed = np.ones((len(x), len(x)), bool)
+      allowed = mask(settings, layer, head, len(x), causal=False)
+      if config.model.pool == "first":
+        allowed = prefixed(allowed)
     else:
       allowed = mask(settings, layer, head, len(x))
     for i in range(len(x)):
@@ -203,7 +215,10 @@ def content(q, k, layer, centroids):
       (i - j < window) & (j <= i) if causal else abs(i - j) <= window // 2
     ),
     Block=lambda size: (i // size == j // size) & (j <= i),
-    Strided=lambda size, offset=0: ((i + offset - j) % size == 0) & (j <= i),
+    Strided=lambda size, offset=0, causal=True: (
+      ((i + offset - j) % size == 0) & ((j <= i) | (not causal))
+    ),
+    Prefixed=prefixed,
     Global=lambda size, causal=True: (
       (j < size) & (j <= i) if causal else (j < size) | (i < size)
     ),

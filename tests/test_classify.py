@@ -59,10 +59,21 @@ def test_untrained_network_scores_log2_of_the_classes():
   np.testing.assert_allclose(bits, np.full((3, 1), math.log2(3)), rtol=1e-7)
 
 
-@pytest.mark.parametrize("pool", ["first", "mean"])
-@pytest.mark.parametrize("pattern", ["dense", SPARSE])
-def test_network_is_that_in_numpy(pattern, pool):
-  config, network = configured(pattern, **{"model.pool": pool})
+@pytest.mark.parametrize(
+  ("pattern", "pool", "mode"),
+  [
+    *(("dense", "first", "merged"), ("dense", "mean", "merged")),
+    *(("local", "first", "merged"), ("strided", "first", "merged")),
+    *(("strided", "mean", "interleaved"), ("fixed", "first", "interleaved")),
+    *(("fixed", "first", "merged"), (SPARSE, "mean", "merged")),
+    ("Prefixed(Strided(3, causal=False), 2)", "mean", "merged"),
+    ("Global(1, causal=False) | LSH(2, 4, 1)", "first", "merged"),
+    ("Global(1, causal=False) | Routing(2, 3)", "first", "merged"),
+  ],
+)
+def test_network_is_that_in_numpy(pattern, pool, mode):
+  settings = {"model.pool": pool, "attention.mode": mode}
+  config, network = configured(pattern, **settings)
   params = networks.random_params(network)
   found = networks.apply(network)(params, rows())
   for row, logits in zip(rows(), found, strict=True):
@@ -82,6 +93,17 @@ def test_padding_changes_nothing(backend, pool):
   zeros, threes = (np.asarray(apply(params, rows(padding=x))) for x in (0, 3))
   np.testing.assert_array_equal(zeros, threes)
   assert np.ptp(zeros[:, 0])
+
+
+def test_patterns_of_one_layer_whose_start_sees_all_are_one_function():
+  found = []
+  for pattern in ("dense", "local", "fixed", "Prefixed(Local(1))"):
+    _, network = configured(pattern, **{"model.num_layers": 1})
+    params = networks.random_params(network)
+    found.append(networks.apply(network)(params, rows()))
+  assert np.ptp(found[0], axis=1).min() > 0.1
+  for logits in found[1:]:
+    np.testing.assert_allclose(logits, found[0], rtol=0, atol=1e-5)
 
 
 def test_permuted_classes_permute_logits_and_labels_are_not_read():
@@ -273,16 +295,14 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   assert result["unit"] == "bits/byte"
   assert runs.command("sparse_transformer/sample.py", script) == 1
   assert "only images and streams are sampled" in capsys.readouterr().err
-  config.model.task = "classify"
-  config.train.init_from = str(tmp_path / "generator")
-  for pool in ("first", "mean"):
-    config.model.pool = pool
-    with pytest.raises(ValueError, match=r"logits.kernel is \[16, 256\] there"):
-      train(config, tmp_path / "classifier")
-    config.train.init_partial = True
-    train(config, tmp_path / pool)
-    config.train.init_partial = False
-    start, first, *_ = metrics.read(tmp_path / pool)
-    assert start["split"] == "start" and 0 <= first["accuracy"] <= 1
-    arguments = f"--workdir={tmp_path / pool}", "--example=0"
-    assert runs.command("sparse_transformer/explain.py", *arguments) == 0
+  changes = {"model.task": "classify", "model.pool": "first"}
+  changes |= {"train.init_from": str(tmp_path / "generator")}
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(ValueError, match=r"logits.kernel is \[16, 256\] there"):
+    train(config, tmp_path / "classifier")
+  config.train.init_partial = True
+  train(config, tmp_path / "classifier")
+  start, first, *_ = metrics.read(tmp_path / "classifier")
+  assert start["split"] == "start" and 0 <= first["accuracy"] <= 1
+  arguments = f"--workdir={tmp_path / 'classifier'}", "--example=0"
+  assert runs.command("sparse_transformer/explain.py", *arguments) == 0

@@ -84,8 +84,8 @@ def read(
     features = builder.info.features
   if feature not in features:
     raise ValueError(
-      f"the records in {folder} have no {feature}, only {', '.join(features)};"
-      " set data.path to a folder with another copy of the data set"
+      f"the records in {folder} have no {feature}, only {', '.join(sorted(features))};"
+      " prepare the data set again"
     )
   with files.blame(folder):
     decoders = {

@@ -14,8 +14,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 
-def _describe(builder, name, shape, **settings):
-  """The info of records of one array of bytes."""
+def _describe(builder, name, shape, others=None, **settings):
+  """The info of records of one array of bytes, and other features."""
   array = tfds.features.Tensor(
     shape=shape,
     dtype=np.uint8,
@@ -23,7 +23,8 @@ def _describe(builder, name, shape, **settings):
     encoding=tfds.features.Encoding.BYTES,
   )
   return builder.dataset_info_from_configs(
-    features=tfds.features.FeaturesDict({name: array}), **settings
+    features=tfds.features.FeaturesDict({name: array} | (others or {})),
+    **settings,
   )
 
 
@@ -87,12 +88,12 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
 # Not called Cifar10: the folder is named after the class, and a copy that the
 # stock `cifar10` builder has made in the same place must not be changed.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
-  """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images.
+  """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images, labelled.
 
   In the order of the stock builder, which needs TensorFlow to encode PNG.
   """
 
-  VERSION = tfds.core.Version("1.0.0")
+  VERSION = tfds.core.Version("1.1.0")  # 1.0.0 had no labels
   IMAGES_PER_FILE = 10_000
   TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
   TEST_FILES = ("test_batch.bin",)
@@ -106,7 +107,8 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   }
 
   def _info(self):
-    return _describe(self, "image", (32, 32, 3))
+    label = tfds.features.ClassLabel(num_classes=10)
+    return _describe(self, "image", (32, 32, 3), {"label": label})
 
   def _split_generators(self, dl_manager):
     archive = dl_manager.download(*self.url_infos)
@@ -121,15 +123,17 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
         if name in missing and (file := tar.extractfile(member)):
           missing.remove(name)
           first = names.index(name) * self.IMAGES_PER_FILE
-          for i, image in enumerate(self._images(name, file.read())):
-            yield first + i, {"image": image}
+          examples = zip(*self._read(name, file.read()), strict=True)
+          for i, (image, label) in enumerate(examples):
+            yield first + i, {"image": image, "label": label}
     if missing:
       raise ValueError(f"{archive} is not CIFAR-10: has no {sorted(missing)}")
 
-  def _images(self, name, data):
-    """Images [10000, 32, 32, 3] of a file of (label, 3 x 32 x 32) records."""
+  def _read(self, name, data):
+    """Images [10000, 32, 32, 3] and labels of (label, 3 x 32 x 32) records."""
     expected = self.IMAGES_PER_FILE * 3073
     if len(data) != expected:
       raise ValueError(f"{name} has {len(data)} bytes, expected {expected}")
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
-    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images.copy(), records[:, 0].tolist()

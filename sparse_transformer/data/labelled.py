@@ -23,15 +23,12 @@ CIFAR10 = (
 LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
 
 
-@register("cifar10_gray")
+@register("cifar10_gray", "sparse_transformer.data.builders:Cifar10Bytes")
 def cifar10_gray(config: ConfigDict) -> Sequences:
-  """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena.
-
-  As the stock tensorflow-datasets builder prepares it.
-  """
+  """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena."""
 
   def folder():
-    return array_records.find(config, "cifar10")
+    return array_records.find(config, "cifar10", "cifar10_bytes")
 
   def read(split: str) -> Lazy[tuple[np.ndarray, int]]:
     images, labels = (

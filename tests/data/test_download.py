@@ -156,4 +156,4 @@ def test_archive_that_is_not_cifar10_is_an_error(
     monkeypatch.setattr(Cifar10Bytes, name, value)
   with pytest.raises(ValueError, match=message):
     download.prepare("cifar10", str(tmp_path))
-  assert not (tmp_path / "cifar10_bytes" / "1.0.0").exists()
+  assert not (tmp_path / "cifar10_bytes" / "1.1.0").exists()

@@ -6,7 +6,7 @@ import small_data
 from small_data import SHARED, config
 
 from sparse_transformer import data
-from sparse_transformer.data import labelled
+from sparse_transformer.data import array_records, download, labelled
 
 CIFAR10 = SHARED / "tensorflow_datasets"
 
@@ -105,9 +105,22 @@ def test_cifar10_gray_is_cifar10_with_labels():
   assert len({*labels}) == 10
 
 
+def test_prepared_cifar10_has_labels(tmp_path, monkeypatch):
+  files = small_data.small_cifar10(tmp_path, monkeypatch)
+  builder = download.prepare("cifar10_gray", str(tmp_path))
+  source = data.source(config("cifar10_gray", tmp_path))
+  expected = {
+    (*labelled.gray(image.reshape(3, 1024).T), label, 1024)
+    for name in builder.TEST_FILES
+    for label, image in zip(files[name][:, 0], files[name][:, 1:], strict=True)
+  }
+  assert {tuple(row) for row in source.examples("test")} == expected
+
+
 def test_cifar10_without_labels_is_rejected_in_one_line(tmp_path, monkeypatch):
   small_data.write("cifar10", tmp_path, monkeypatch)
-  (tmp_path / "cifar10_bytes").rename(tmp_path / "cifar10")
-  source = data.source(config("cifar10_gray", tmp_path))
-  with pytest.raises(ValueError, match="have no label, only image; set"):
-    source.examples("train")
+  read = array_records.read
+  with pytest.raises(
+    ValueError, match="have no hue, only image, label; prepare"
+  ):
+    read(next((tmp_path / "cifar10_bytes").iterdir()), "train", "hue")

@@ -209,7 +209,9 @@ def test_unknown_source_is_an_error_that_lists_the_known_ones():
 
 
 def test_registration_is_all_that_a_source_needs():
-  with pytest.raises(ValueError, match=r"prepare cifar10\|enwik8\|toy_images "):
+  with pytest.raises(
+    ValueError, match=r"prepare cifar10\|cifar10_gray\|enwik8\|toy_images "
+  ):
     command.main(["data"])
   with pytest.raises(ValueError, match="'digits'; known: .*, toy_images"):
     download.prepare("digits")

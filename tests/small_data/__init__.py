@@ -84,6 +84,7 @@ def small_cifar10(root, patch):
     # With other files and unsorted, as in the published archive.
     for name in ("readme", *builder.TEST_FILES, *builder.TRAIN_FILES[::-1]):
       files[name] = random.randint(0, 256, (8, 3073)).astype(np.uint8)
+      files[name][:, 0] %= 10  # labels
       member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
       member.size = files[name].size
       tar.addfile(member, io.BytesIO(files[name].tobytes()))

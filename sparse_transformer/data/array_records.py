@@ -83,9 +83,10 @@ def read(
     builder = tfds.builder_from_directory(folder, file_format="array_record")
     features = builder.info.features
   if feature not in features:
+    found = ", ".join(sorted(features))
     raise ValueError(
-      f"the records in {folder} have no {feature}, only {', '.join(sorted(features))};"
-      " prepare the data set again"
+      f"the records in {folder} have no {feature}, only {found}; prepare the"
+      " data set again"
     )
   with files.blame(folder):
     decoders = {

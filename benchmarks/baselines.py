@@ -12,9 +12,11 @@ one square mosaic, so that the header vanishes. A codec is not given the
 training split, but also sees what it has coded of the mosaic's other images.
 DNA: Markov models, see `benchmarks.markov`.
 Text: these, and compressors: the size of the training split and the scored one
-minus the size of the training split. What a compressor has coded of a split it
-also learns from, unlike the other models; `sees` says what it can use. Codecs
-and PPMd are left out where their packages are missing, see `OPTIONAL`.
+minus the size of the training split. What a
+compressor has coded of a split it also learns from, unlike the other models;
+`sees` says what it can use. Codecs and PPMd are left out where their packages
+are missing, see `OPTIONAL`.
+Labelled data: accuracies in place of bits, see `benchmarks.labels`.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
@@ -33,7 +35,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from benchmarks import linear, markov, record
+from benchmarks import labels, linear, markov, record
 from sparse_transformer import cli, data
 
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10"}
@@ -90,14 +92,19 @@ def main(argv):
   path = record.without_folders(config.path or "")
   content = record.about("python -m benchmarks.baselines", sys.argv[1:])
   content |= dict(data=dict(path=path, fractions=config.fractions))
-  content |= score(data.source(config))
+  source = data.source(config)
+  if isinstance(source, data.Sequences):
+    content["data"] |= dict(length=config.length, min_length=config.min_length)
+    content |= labels.score(config.name, source)
+  else:
+    content |= score(source)
   for name in sys.modules.keys() & OPTIONAL:  # these were used
     content["versions"][name] = sys.modules[name].__version__
   out = flags.FLAGS.out or record.FOLDER / f"baselines_{config.name}.json"
   record.write(pathlib.Path(out), content)
 
 
-def score(source: data.Source) -> dict[str, Any]:
+def score(source: data.Images | data.Stream) -> dict[str, Any]:
   if isinstance(source, data.Images):
     splits = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
     rows = [independent(splits, source.vocab_size)]

@@ -122,7 +122,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       " labelled, listops, strand",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
-    length=Field(1024, SIZE, "positions in a sequence; images have their own"),
+    length=Field(1024, SIZE, "symbols in a sequence; images have their own"),
     documents=Field(
       False,
       SWITCH,

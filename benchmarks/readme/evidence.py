@@ -27,6 +27,8 @@ COMPARISONS = {
   "long_text": "Patterns on text",
   "gpt_oss": "The layout of gpt-oss on text",
   "schedule": "From dense to strided after 80 % of the steps",
+  "listops": "ListOps of Long Range Arena",
+  "strand": "The strand of replication, from scratch and pretrained",
 }
 # Those before learning rates were tuned for each value.
 EARLIER = {
@@ -54,12 +56,14 @@ TRAINED = {
 }
 # What is counted, by the unit of bits.
 SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
-DATA = "path", "fractions"  # what data are told apart by
 # What `baselines` takes, by part of the page.
 BASELINES = {
   "text": ("bytes", 3, "text_medium", "bytes of an XML dump"),
   "dna": ("fasta", 4, "genome_long", "bases of E. coli K-12"),
   "images": ("cifar10", 3, "cifar10_medium"),
+  "listops": ("listops", 3),
+  "gray": ("cifar10_gray", 3),
+  "strand": ("strand", 3),
 }
 # What the README has beside a trained run: a record of baselines, and some.
 BESIDE = {
@@ -277,9 +281,11 @@ def _beside(about):
   data, digits = about["config"]["data"], decimals(about["unit"], 2)
   path = record.path(f"baselines_{data['name']}")
   found = record.read(path.stem) if path.exists() else {"data": None}
-  if found["data"] == {x: data[x] for x in DATA}:
+  about = found["data"] or {"path": None}  # what data are told apart by
+  if about == {x: data.get(x) for x in about}:
+    accuracy = "accuracy of " * (found["unit"] == "accuracy")
     rows = (f"{x['model']} {x['validation']:.{digits}f}" for x in found["rows"])
-    yield wrap(f"No network, the same split: {', '.join(rows)}.")
+    yield wrap(f"No network, the same split: {accuracy}{', '.join(rows)}.")
 
 
 def _scores(name, digits):

@@ -212,7 +212,7 @@ def _trained(config, steps, lines):
     parameters=count_parameters(experiment.model),
     peak_bytes=peak_bytes(),
     unit=experiment.source.unit,
-    tokens_per_step=config.train.batch_size * experiment.source.length,
+    tokens_per_step=config.train.batch_size * experiment.model.length,
     **{name: lines[-1][name] if lines else None for name in metrics.TIMES},
   )
 

@@ -191,7 +191,7 @@ def experiments(
   """The experiments of configs on devices; equal data are read once."""
   sources: dict[str, data.Source] = {}
   for config in configs:
-    settings = config.data.to_json(sort_keys=True)
+    settings = config.data.to_json(sort_keys=True) + config.model.task
     experiment = Experiment(config, devices, sources.get(settings))
     sources[settings] = experiment.source
     yield experiment

@@ -66,9 +66,9 @@ def labelled(config: ConfigDict) -> Sequences:
     splits: dict[str, list] = {"train": [], "validation": [], "test": []}
     for label, name in enumerate(classes):
       if folders:
-        parts = {k: files_lib.find(x / name) for k, x in folders.items()}
+        parts = {k: _files(x / name) for k, x in folders.items()}
       else:
-        files = sorted(files_lib.find(path / name))
+        files = _files(path / name)
         parts = divide(files, config.fractions, f"files in {path / name}")
       for split, files in parts.items():
         for file, data in files_lib.read_all(files):
@@ -84,6 +84,12 @@ def labelled(config: ConfigDict) -> Sequences:
   return Sequences(
     config.length, shape, 256, classes, load, None, "bytes", "bits/byte"
   )
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The files below a folder, without hidden ones."""
+  found = files_lib.find(folder)
+  return sorted(x for x in found if not x.name.startswith("."))
 
 
 def _classes(folder: pathlib.Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Range Arena (Tay et al. 2020, arXiv 2011.04006).
 """
 
 import functools
+import itertools
 import random
 import statistics
 import zlib
@@ -32,7 +33,7 @@ SYMBOLS = " ", *"0123456789", *OPERATORS, "]"
 DEPTH, MOST = 10, 10  # of the tree, with its digits; arguments of an operation
 # The probability that an argument is an operation, and draws until the length
 # fits: one in 12 has 500 to 2,000 symbols.
-NESTED, DRAWS = 0.25, 20_000
+NESTED, DRAWS = 0.25, 20_000  # of the first example
 
 
 @register("listops")
@@ -43,7 +44,7 @@ def listops(config: ConfigDict) -> Sequences:
   if least > n:
     raise ValueError(f"data.min_length={least} must be at most data.length={n}")
   find = functools.partial(example, least, n)
-  find("train", 0)  # bounds that no expression meets are found now
+  find("train", 0, draws=DRAWS)  # bounds that hardly any expression meets
   splits = {
     split: Lazy(size, functools.partial(find, split))
     for split, size in zip(SPLITS, config.sizes, strict=True)
@@ -65,7 +66,12 @@ class _Source(Sequences):
 
 
 def example(
-  least: int, most: int, split: str, index: int, seed: int = 0
+  least: int,
+  most: int,
+  split: str,
+  index: int,
+  seed: int = 0,
+  draws: int | None = None,
 ) -> tuple[np.ndarray, int]:
   """An expression and its value, a function of the arguments alone.
 
@@ -73,17 +79,17 @@ def example(
     Indices into `SYMBOLS`, uint8 [from `least` to `most`], and the value.
 
   Raises:
-    ValueError: no expression has such a length.
+    ValueError: none of so many `draws` has such a length; None for any number.
   """
   # Its `random` has the same results in all versions, unlike `randrange`.
   draw = random.Random(f"{seed} {split} {index}").random
-  for _ in range(DRAWS):
+  for _ in range(draws) if draws else itertools.count():
     symbols: list[int] = []
     value = _append(symbols, most, draw, depth=1)
     if least <= len(symbols) <= most:
       return np.array(symbols, np.uint8), value
   raise ValueError(
-    f"none of {DRAWS:,} random expressions has data.min_length={least} to"
+    f"none of {draws:,} random expressions has data.min_length={least} to"
     f" data.length={most} symbols; use wider bounds"
   )
 

@@ -1,9 +1,9 @@
 """Windows of a bacterial chromosome, labelled with their strand of replication.
 
-It is copied from the origin to the terminus, both ways around the circle. The
-strand that runs from origin to terminus, leading, has more G than C in most
-bacteria: counted from any base, G minus C is least at the origin and greatest
-at the terminus (Grigoriev 1998, Nucleic Acids Research 26(10)).
+The chromosome is copied from the origin to the terminus, both ways around the
+circle. The strand that runs from origin to terminus, leading, has more G than C
+in most bacteria: counted from any base, G minus C is least at the origin and
+greatest at the terminus (Grigoriev 1998, Nucleic Acids Research 26(10)).
 """
 
 import functools

@@ -229,8 +229,12 @@ def configure(config: ConfigDict, source: Any) -> Config:
   )
   is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.LAYOUTS)
   if config.model.task == "classify" and is_named:
-    size = length - source.length
-    convert = functools.partial(patterns_lib.bidirectional, prefix=size)
+    start = length - source.length
+
+    def convert(pattern):
+      pattern = patterns_lib.bidirectional(pattern)
+      return patterns_lib.prefixed(pattern, start) if start else pattern
+
     patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
   network = Config(
     vocab_size=source.vocab_size,

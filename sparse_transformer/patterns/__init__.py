@@ -60,4 +60,5 @@ from sparse_transformer.patterns.named import (
   bidirectional as bidirectional,
   factorize as factorize,
   parse as parse,
+  prefixed as prefixed,
 )

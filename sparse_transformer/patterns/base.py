@@ -291,7 +291,8 @@ class Difference(_Restriction):
 class Shifted(Pattern):
   """A static pattern, moved by `size` positions.
 
-  Pairs of the first positions are of no meaning: something else covers them.
+  Its pairs with the first `size` positions are arbitrary; the caller must cover
+  them.
   """
 
   pattern: Pattern

@@ -494,7 +494,7 @@ class BigBird(_Shorthand):
 @register
 @dataclasses.dataclass(frozen=True)
 class Prefixed(_Shorthand):
-  """The first `size` positions see all and are seen; a pattern on the rest.
+  """The first `size` positions see all and are seen by all, beside a pattern.
 
   The rest is numbered from 0, so that the rows of an image stay rows beside a
   position that classifies it. A causal pattern remains causal on the rest.

@@ -200,31 +200,40 @@ def assign(
   return tuple(layers)
 
 
-def bidirectional(pattern: Pattern, prefix: int = 0) -> Pattern:
+def bidirectional(pattern: Pattern) -> Pattern:
   """The form of a pattern in which queries see later keys also, if it has one.
 
-  With a prefix, the first positions see all, and are seen by all.
-
-  >>> print(bidirectional(catalogue.Local(5) | catalogue.Causal()))
-  Local(5, causal=False) | Full()
-  >>> print(bidirectional(catalogue.Local(5), prefix=1))
-  Prefixed(Local(5, causal=False), 1)
+  >>> print(bidirectional(catalogue.Local(5) | catalogue.Strided(9)))
+  Local(5, causal=False) | Strided(9, causal=False)
   """
-  if prefix:
-    pattern = bidirectional(pattern)
-    if pattern == catalogue.Full():
-      return pattern
-    if pattern.contents():
-      return catalogue.Global(prefix, causal=False) | pattern
-    return catalogue.Prefixed(pattern, prefix)
-  if isinstance(pattern, (Union, Intersection, Difference)):
-    sides = bidirectional(pattern.left), bidirectional(pattern.right)
-    return type(pattern)(*sides)
   if isinstance(pattern, catalogue.Causal):
     return catalogue.Full()
-  if "causal" in {field.name for field in dataclasses.fields(pattern)}:
-    return dataclasses.replace(pattern, causal=False)  # type: ignore[call-arg]
-  return pattern
+  fields = {
+    x.name: getattr(pattern, x.name) for x in dataclasses.fields(pattern)
+  }
+  changes: dict[str, Any] = {
+    name: bidirectional(value)
+    for name, value in fields.items()
+    if isinstance(value, Pattern)
+  }
+  changes |= {"causal": False} if "causal" in fields else {}
+  found = dataclasses.replace(pattern, **changes)
+  if isinstance(found, Union) and catalogue.Full() in (found.left, found.right):
+    return catalogue.Full()
+  return found
+
+
+def prefixed(pattern: Pattern, size: int) -> Pattern:
+  """A pattern after `size` positions that see all, and are seen by all.
+
+  >>> print(prefixed(catalogue.Local(5, causal=False), 1))
+  Prefixed(Local(5, causal=False))
+  """
+  if pattern == catalogue.Full():
+    return pattern
+  if pattern.contents():
+    return catalogue.Global(size, causal=False) | pattern
+  return catalogue.Prefixed(pattern, size)
 
 
 def _check_count(count: int, pattern: Pattern | str) -> None:
@@ -332,7 +341,9 @@ def _argument(node: ast.expr, text: str) -> Any:
     return ast.literal_eval(node)
   except (ValueError, TypeError, RecursionError):
     source = shorten(_source(node, text))
-    raise TypeError(f"{source!r} is not a number, True or False") from None
+    raise TypeError(
+      f"{source!r} is not a number, True, False or a pattern like Local(128)"
+    ) from None
 
 
 def _source(node: ast.expr, text: str) -> str:

@@ -45,8 +45,11 @@ def _unread(model: model_lib.Config) -> str:
   """The caution if a classifier has causal patterns, or overlooks inputs."""
   n = model.length
   distinct = dict.fromkeys(itertools.chain(*model.patterns))
-  causal = [p for p in distinct if patterns.analysis.is_causal(p, n)]
-  missing = explanation.explain_reach(model)["missing"]
+  # Content-based patterns have no other form, and may reach what others miss.
+  static = [p for p in distinct if not p.contents()]
+  causal = [p for p in static if patterns.analysis.is_causal(p, n)]
+  reach = explanation.explain_reach(model)
+  missing = reach["missing"] if reach["may_see"] is None else None
   problems = []
   if causal:
     problems.append(
@@ -56,7 +59,7 @@ def _unread(model: model_lib.Config) -> str:
   if missing:
     problems.append(
       f"position {missing[0]}, from which the label is predicted, never reaches"
-      f" position {missing[1]}; Prefixed(...) or model.pool=mean does"
+      f" position {missing[1]}; use Prefixed(...) or model.pool=mean"
     )
   return "; ".join(problems)
 

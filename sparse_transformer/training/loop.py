@@ -364,7 +364,10 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   with jax.set_mesh(experiment.mesh):
     _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)
     nats_BL, *_ = jax.tree.leaves(experiment.losses(state.params, batch))
-    losses = np.asarray(nats_BL).mean(1)
+  nats_BL, symbols_BL = np.asarray(nats_BL), np.asarray(batch) >= 0
+  if nats_BL.shape != symbols_BL.shape:  # a label each
+    symbols_BL = np.ones(nats_BL.shape, bool)
+  losses = nats_BL.mean(1, where=symbols_BL)
   print(f"step {step} with the weights of step {int(state.step)}:")
   for name, value in measured.items():
     if value.ndim == 0:

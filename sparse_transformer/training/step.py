@@ -43,8 +43,7 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   """Cross-entropy of each position in nats, float32 [B, L].
 
   Of a classifier's logits [B, C] and labelled rows [B, L + 2]: of the labels,
-  float32 [B, 1]. Losses of tokens below 0, which follow a sequence, are of no
-  meaning.
+  float32 [B, 1]. Tokens below 0 are padding; their losses are meaningless.
   """
   if logits_BLV.ndim == 2:
     logits_BLV, tokens_BL = logits_BLV[:, None], labels(tokens_BL)[:, None]
@@ -53,10 +52,15 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   )
 
 
+def is_padded(tokens: jax.Array) -> bool:
+  """Whether tokens can be below 0, which stands for padding."""
+  return not jnp.issubdtype(tokens.dtype, jnp.unsignedinteger)
+
+
 def mean_loss(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """The mean of `position_losses`, but for positions after a sequence."""
+  """The mean of `position_losses`, without padding."""
   losses_BL = position_losses(logits_BLV, tokens_BL)
-  if jnp.issubdtype(tokens_BL.dtype, jnp.unsignedinteger):
+  if logits_BLV.ndim == 2 or not is_padded(tokens_BL):
     return losses_BL.mean()
   return losses_BL.mean(where=tokens_BL >= 0)
 
@@ -141,29 +145,35 @@ def _accumulate(state, tokens_BL, predict, config):
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
   rng = jax.random.fold_in(jax.random.key(settings.seed), state.step)
   scale = state.loss_scale.scale if state.loss_scale else 1.0
+  # Micro-batches count as much as they have symbols.
+  shares_A = jnp.ones(micro)
+  if config.model.task == "generate" and is_padded(tokens_BL):
+    symbols_A = (tokens_ABL >= 0).sum((1, 2))
+    shares_A = symbols_A / symbols_A.mean()
 
-  def loss(params, tokens_BL, rng):
+  def loss(params, tokens_BL, rng, share):
     logits_BLV, measured = predict(params, tokens_BL, rng)
-    nats = mean_loss(logits_BLV, tokens_BL)
+    nats = mean_loss(logits_BLV, tokens_BL) * share
     total = nats + auxiliary_loss(measured, config.loss)
     if logits_BLV.ndim == 2:
       measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())
     return total * scale, (nats, measured)
 
-  def gradient(tokens_BL, rng):
-    return jax.grad(loss, has_aux=True)(state.params, tokens_BL, rng)
+  def gradient(*inputs):
+    return jax.grad(loss, has_aux=True)(state.params, *inputs)
 
   def add(total, inputs):
     return jax.tree.map(jnp.add, total, gradient(*inputs)), None
 
   rngs = jax.random.split(rng, micro)
-  first = tokens_ABL[0], rngs[0]
+  inputs = tokens_ABL, rngs, shares_A
+  first = tuple(x[0] for x in inputs)
   if micro == 1:  # without a second copy of the gradients
     total = gradient(*first)
   else:
     shapes = jax.eval_shape(gradient, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    total, _ = jax.lax.scan(add, zeros, (tokens_ABL, rngs))
+    total, _ = jax.lax.scan(add, zeros, inputs)
   grads, means = total
   return (
     jax.tree.map(lambda x: x / micro, means),

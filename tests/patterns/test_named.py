@@ -273,3 +273,27 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
   ):
     patterns.parse(text)[0][0].check(1000)
   assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_bidirectional_patterns_see_both_ways():
+  cases = {
+    Local(4) | Strided(8): Local(4, causal=False) | Strided(8, causal=False),
+    patterns.Prefixed(Local(4), 2): patterns.Prefixed(
+      Local(4, causal=False), 2
+    ),
+    Block(8) - Causal(): Block(8, causal=False) - patterns.Full(),
+    Local(4) | Causal(): patterns.Full(),
+    patterns.TopBlocks(2, 2): patterns.TopBlocks(2, 2),
+  }
+  for pattern, expected in cases.items():
+    assert patterns.bidirectional(pattern) == expected
+
+
+def test_prefix_sees_all_and_is_seen():
+  prefixed = patterns.prefixed(Local(3, causal=False), 2)
+  mask = prefixed.mask(*np.indices((9, 9)))
+  assert mask[:2].all() and mask[:, :2].all()
+  inner = Local(3, causal=False).mask(*np.indices((7, 7)))
+  np.testing.assert_array_equal(mask[2:, 2:], inner)
+  assert patterns.prefixed(patterns.Full(), 1) == patterns.Full()
+  assert patterns.prefixed(patterns.TopBlocks(2, 2), 1).contents()

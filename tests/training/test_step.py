@@ -63,6 +63,18 @@ def mean_loss(params, batch, apply=table, rng=None):
   return step_lib.position_losses(apply(params, batch, rng), batch).mean()
 
 
+def test_micro_batches_of_padded_rows_count_as_much_as_their_symbols():
+  padded = tokens(4, 20).astype(np.int8)
+  for row, size in zip(padded, (20, 1, 13, 2), strict=True):
+    row[size:] = -1
+  found = []
+  for micro in (1, 2, 4):
+    config, optimizer, step = stepper(**{"train.accumulation": micro})
+    _, metrics = step(table_state(optimizer), padded)
+    found.append((metrics["nats"], metrics["gradient_norm"]))
+  np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
+
+
 def assert_same(tree, other):
   assert jax.tree.structure(tree) == jax.tree.structure(other)
   jax.tree.map(np.testing.assert_array_equal, tree, other)

@@ -417,7 +417,9 @@ def _reach_rows(reach: Report, n: int, who: str) -> Iterator[Sequence[str]]:
     return f"everything after {layers} layer{'s' * (layers != 1)}"
 
   may_see, checked = reach["may_see"], []
-  if number := reach["positions_checked"]:
+  if who:
+    checked.append(f"all {n:,} positions, back from the pooled ones")
+  elif number := reach["positions_checked"]:
     checked.append(f"every pair of {number:,} positions")
   if number := reach["inputs_checked"]:
     checked.append(f"{number} inputs to all {n:,}")
@@ -426,6 +428,8 @@ def _reach_rows(reach: Report, n: int, who: str) -> Iterator[Sequence[str]]:
     query, key = reach["missing"]
     seen = "not everything"
     what = f"query {query:,} never reaches key {key:,}; {what}"
+  elif who and not reach["layers"]:
+    what = "the mean is over all positions"
   yield who + ("sees" if may_see is None else "always sees"), seen, what
   if may_see is not None:
     what = "if content-based patterns had all pairs they may have"

@@ -141,13 +141,19 @@ def explain(
     )
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  n = min(len(tokens_L), masks.MAX_LENGTH)
+  total = len(tokens_L) + model.prepends
+  n = min(total, masks.MAX_LENGTH)
   report: Report = dict(step=step, example=example)
   title = f"{_about(report)},\ntemperature {temperature:g}"
-  if n < len(tokens_L):
-    title = f"{title}\nthe first {n:,} of {len(tokens_L):,} positions"
+  if n < total:
+    title = f"{title}\nthe first {n:,} of {total:,} positions"
   rows, paths = [], []
-  collected = collect(model, params, tokens_L[:n])
+  # A classifier's keys depend on later symbols.
+  used_L = tokens_L if model.classifies else tokens_L[:n]
+  collected = {
+    layer: (q_BLHK[:, :n], k_BLHK[:, :n])
+    for layer, (q_BLHK, k_BLHK) in collect(model, params, used_L).items()
+  }
   for layer, heads in weigh(model, params, collected, temperature):
     paths.append(folder / f"layer_{layer}.png")
     figure = pictures.panels(
@@ -162,7 +168,7 @@ def explain(
     rows += [dict(layer=layer, head=i) | x for i, (x, _) in enumerate(heads)]
   report |= dict(
     positions=n,
-    length=len(tokens_L),
+    length=total,
     num_layers=model.num_layers,
     temperature=temperature,
     heads=rows,
@@ -204,7 +210,7 @@ def render(report: Report) -> str:
   if report["positions"] < report["length"]:
     notes.append(
       f"the first {report['positions']:,} of {report['length']:,} positions"
-      " are drawn; no later one changes their keys"
+      " are drawn"
     )
   table = tables.align([list(COLUMNS), *lines], right_from=3)
   return "\n".join([_about(report), "", table, *notes])

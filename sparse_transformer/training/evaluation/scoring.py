@@ -47,7 +47,8 @@ class Tally:
   Args:
     length: positions in a window, L.
     block: scored positions in a block; None for those of a window, which is
-      right for images. The standard error takes blocks as independent.
+      right for images and labels. The standard error takes blocks as
+      independent.
 
   Attributes:
     bits_L: float64, sum of the bits at each position in the window.

@@ -186,7 +186,7 @@ class Run:
     precision = jax.default_matmul_precision.value
     if settings.model.dtype == "float32":
       precision = precision or "highest"
-    # The error is over images or labels, or over blocks of a stream.
+    # The error is over images or labels, or over blocks of symbols.
     block = scoring.BLOCK if isinstance(source, data.Stream) else None
     for min_context in contexts:
       about = self._about(split, step, min_context, weights)

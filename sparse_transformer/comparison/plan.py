@@ -205,14 +205,15 @@ def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
   each choice's data. Each run will have as many devices as given; None for all.
 
   Raises:
-    ValueError: a run is impossible, two choices stand for the same run, or keys
-      differ and must not.
+    ValueError: a run is impossible, two choices stand for the same run or have
+      different units, or keys differ and must not.
     OSError: the data of a run cannot be read.
   """
   fields = {x for y in plan.choices for x in assignments(plan.field, y)}
   fields |= {plan.tuned} - {""}
   seen: dict[tuple, str] = {}
   keys, digests = {}, {}
+  units: dict[str, str] = {}
   cases = [*itertools.product(plan.choices, plan.candidates)]
   made = experiments([plan.config_of(*case) for case in cases], devices)
   for (choice, candidate), experiment in zip(cases, made, strict=True):
@@ -232,6 +233,10 @@ def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
       )
     keys[label] = budget_lib.keys(experiment)
     digests[choice] = experiment.source.digest()
+    units.setdefault(experiment.source.unit, label)
+  if len(units) > 1:
+    found = ", ".join(f"{unit} with {x}" for unit, x in units.items())
+    raise ValueError(f"--vary: losses have different units: {found}")
   if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
     found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())
     raise ValueError(

@@ -5,7 +5,6 @@ Range Arena (Tay et al. 2020, arXiv 2011.04006).
 """
 
 import functools
-import itertools
 import random
 import statistics
 import zlib
@@ -31,9 +30,11 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 # What the symbols 0, 1, ... stand for; 0 is padding.
 SYMBOLS = " ", *"0123456789", *OPERATORS, "]"
 DEPTH, MOST = 10, 10  # of the tree, with its digits; arguments of an operation
-# The probability that an argument is an operation, and draws until the length
-# fits: one in 12 has 500 to 2,000 symbols.
-NESTED, DRAWS = 0.25, 20_000  # of the first example
+NESTED = 0.25  # the probability that an argument is an operation
+# Expressions are drawn until the length fits: one in 12 has 500 to 2,000
+# symbols. The first example must be found within `DRAWS`, so that later ones
+# are found within a hundred times as many.
+DRAWS = 20_000
 
 
 @register("listops")
@@ -44,7 +45,7 @@ def listops(config: ConfigDict) -> Sequences:
   if least > n:
     raise ValueError(f"data.min_length={least} must be at most data.length={n}")
   find = functools.partial(example, least, n)
-  find("train", 0, draws=DRAWS)  # bounds that hardly any expression meets
+  find("train", 0, draws=DRAWS)
   splits = {
     split: Lazy(size, functools.partial(find, split))
     for split, size in zip(SPLITS, config.sizes, strict=True)
@@ -71,7 +72,7 @@ def example(
   split: str,
   index: int,
   seed: int = 0,
-  draws: int | None = None,
+  draws: int = 100 * DRAWS,
 ) -> tuple[np.ndarray, int]:
   """An expression and its value, a function of the arguments alone.
 
@@ -79,11 +80,11 @@ def example(
     Indices into `SYMBOLS`, uint8 [from `least` to `most`], and the value.
 
   Raises:
-    ValueError: none of so many `draws` has such a length; None for any number.
+    ValueError: none of `draws` random expressions has such a length.
   """
   # Its `random` has the same results in all versions, unlike `randrange`.
   draw = random.Random(f"{seed} {split} {index}").random
-  for _ in range(draws) if draws else itertools.count():
+  for _ in range(draws):
     symbols: list[int] = []
     value = _append(symbols, most, draw, depth=1)
     if least <= len(symbols) <= most:

@@ -1,7 +1,7 @@
-"""Accuracy of classifiers that are no networks, on labelled data.
+"""Accuracy of baselines without a network, on labelled data.
 
-Always the most frequent label of the training split; linear classifiers; and
-what is known to decide a task:
+The most frequent label of the training split; linear classifiers; and what is
+known to decide a task:
 
 listops: the most frequent label given the root's operator, and given also the
   result of the digits that are its own arguments.
@@ -14,6 +14,7 @@ it.
 """
 
 import collections
+import functools
 import statistics
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -33,28 +34,24 @@ Splits = dict[str, list[Example]]
 def score(name: str, source: data.Sequences) -> dict[str, Any]:
   """Rows of baselines for the source with a name."""
   splits = {split: examples(source, split) for split in data.SPLITS}
-  lookup = lambda key: lambda: look_up(splits, key)
-  models: list[tuple[str, str, Callable[[], dict]]] = [
-    ("most frequent label", "nothing", lookup(lambda x: 0))
-  ]
+  rows: list[dict[str, Any]] = []
+
+  def add(model, sees, find, function):
+    rows.append(dict(model=model, sees=sees) | find(splits, function))
+
+  add("most frequent label", "nothing", look_up, lambda x: 0)
   if name == "listops":
-    models += [
-      ("root's operator", "the first symbol", lookup(lambda x: x[0])),
-      ("root's operator and digits", "them", lookup(of_root)),
-    ]
+    add("root's operator", "the first symbol", look_up, lambda x: x[0])
+    add("root's operator and digits", "them", look_up, of_root)
   elif name == "cifar10_gray":
-    pixels = lambda x: x / np.float32(128) - 1
-    models.append(("linear", "all pixels", lambda: ridge(splits, pixels)))
+    add("linear", "all pixels", ridge, lambda x: x / np.float32(128) - 1)
   else:
     if name == "strand":
-      models.append(("sign of G minus C", "all", lookup(sign_of_skew)))
+      add("sign of G minus C", "all", look_up, sign_of_skew)
     size = source.vocab_size
-    most = 5 if size == len(codecs.BASES) else 1
-    for k in range(1, most + 1):
-      count = lambda x, k=k: count_runs(x, k, size)
-      what = f"linear, runs of {k}"
-      models.append((what, "all", lambda count=count: ridge(splits, count)))
-  rows = [dict(model=x, sees=sees) | find() for x, sees, find in models]
+    for k in range(1, 6 if size == len(codecs.BASES) else 2):
+      count = functools.partial(count_runs, k=k, size=size)
+      add(f"linear, runs of {k}", "all", ridge, count)
   numbers = {split: len(found) for split, found in splits.items()}
   return dict(unit="accuracy", symbols=numbers, rows=rows)
 

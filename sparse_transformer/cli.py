@@ -220,7 +220,7 @@ def _expand(word):
 
 
 def _call(function, describe, argv):
-  """function(argv); signals, and errors that are no bugs, end the process."""
+  """Calls function(argv); signals and expected errors end the process."""
   # Orbax logs every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)

@@ -160,7 +160,7 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
   """The scores of `attend`.
 
   Raises:
-    ValueError: an argument is no number, or out of range.
+    ValueError: an argument is not a number, or is out of range.
   """
   if scale is not None and not _is_finite(scale):
     raise ValueError(

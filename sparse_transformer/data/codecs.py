@@ -36,7 +36,7 @@ class Codec(Protocol):
     """Writes rows of symbols to files whose names begin with that of `stem`."""
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
-    """The bytes that tokens stand for; None of what is no token, or unknown."""
+    """How many bytes tokens stand for; None if unknown, or not of tokens."""
     del symbols
     return None
 

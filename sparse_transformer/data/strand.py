@@ -48,7 +48,7 @@ def read(path: pathlib.Path) -> np.ndarray:
   """The bases of a chromosome, uint8 [n], from a FASTA file with one record.
 
   Raises:
-    ValueError: the file has more records, or characters that are no bases.
+    ValueError: the file has more records, or characters other than bases.
   """
   data = files_lib.read(path)
   bases = codecs.Fasta().decode(data, path)

@@ -29,11 +29,11 @@ STACKED |= {"experts_in", "experts_out"}
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it, or a label.
 
-  Its only state is its parameters. Those of all blocks are stacked along a
-  first axis of layers, and blocks with experts have a separate stack. Shapes do
-  not depend on the patterns, so a checkpoint can be used with others, except
-  those that have parameters: `Routing` has centroids, for all layers and heads
-  and each number of clusters, and `AdaptiveSpan` has spans.
+  Its only state is its parameters. The parameters of all blocks are stacked
+  along a leading axis of layers; blocks with experts have their own stack. No
+  shape depends on the patterns, so a checkpoint can be used with other
+  patterns, except those with parameters of their own: `Routing` has centroids
+  for all layers and heads and each number of clusters, `AdaptiveSpan` spans.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):

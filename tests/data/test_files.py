@@ -45,7 +45,7 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
     good[:2],
     good[9:],
     good[:middle] + flipped + good[middle + 9 :],
-    b"this is no archive at all",
+    b"this is not an archive",
   ):
     file.write_bytes(bad)
     with pytest.raises(ValueError, match=f"{file} is damaged .*get it again"):

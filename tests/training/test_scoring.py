@@ -113,7 +113,7 @@ def tally_windows(nats, length, min_context, block):
 
 @pytest.mark.parametrize("phi", [0.5, 0.99])
 def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
-  """Those of windows of 128, as if these were independent, are too small."""
+  """Windows of 128, if taken as independent, give errors that are too small."""
   nats, expected = autoregressive(300 * scoring.BLOCK + 1234, phi)
   errors = set()
   for length in (128, 512, 2048, 12_288):

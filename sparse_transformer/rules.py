@@ -184,7 +184,11 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     half_size=Field(
       False, SWITCH, "MLP of 2 * width, not 4; queries and keys of width / 2"
     ),
-    dropout=Field(0.0, FRACTION, "at the end of the two residual branches"),
+    dropout=Field(
+      0.0,
+      FRACTION,
+      "at the end of the two residual branches, in steps of 1/65,536",
+    ),
     init=Field(
       "code",
       name("code", "paper"),

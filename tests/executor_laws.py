@@ -107,7 +107,9 @@ def reference_of_mask(
     np.asarray(x).astype(np.float64).swapaxes(1, 2)
     for x in (q, k, v, dout, dlse, *(known or ()))
   )
-  scale = options.scale or 1 / np.sqrt(q.shape[3])
+  scale = options.scale
+  if scale is None:
+    scale = 1 / np.sqrt(q.shape[3])
   s, slope = q @ k.swapaxes(2, 3) * scale, 1
   if options.softcap:
     s = options.softcap * np.tanh(s / options.softcap)

@@ -65,12 +65,30 @@ def read(
           dict(
             kernel=entry,
             **parse_assembly(done.stderr),
+            copies_in_flight=copies_in_flight(code),
             shared_bytes=int(launch.get("shared", 0)),
             grid=launch.get("grid", ""),
             threads=launch.get("threads", ""),
           )
         )
   return sorted(result, key=lambda kernel: kernel["kernel"])
+
+
+def copies_in_flight(code: str) -> int | None:
+  """The fewest groups of copies that a loop leaves in flight when it waits.
+
+  Of the loops that copy to shared memory, in the PTX of a kernel; None if there
+  is no such loop.
+  """
+  loops = re.finditer(
+    r"^(\$\w+):\n((?:(?!^\$).*\n)*?.*\bbra(?:\.uni)?\s+\1;)", code, re.MULTILINE
+  )
+  waits = [
+    int(groups)
+    for loop in loops
+    for groups in re.findall(r"cp\.async\.wait_group\s+(\d+);", loop[2])
+  ]
+  return min(waits, default=None)
 
 
 def parse_assembly(log: str) -> dict[str, int]:

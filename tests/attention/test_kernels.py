@@ -101,6 +101,13 @@ def test_groups_segments_and_scores(backend, options):
   agrees(backend, heads, 70, options=options)
 
 
+@both
+@pytest.mark.parametrize("scale, softcap", [(-0.7, 0), (-0.7, 2), (0, 0)])
+def test_scales_that_are_not_above_0(backend, scale, softcap):
+  options = laws.Options(scale=scale, softcap=softcap)
+  agrees(backend, MIXED, 70, batch=1, options=options)
+
+
 def test_split_lists(monkeypatch):
   monkeypatch.setattr(triton, "PIECE", 1)
   agrees(GPU, (Causal(), Strided(5)), 140)

@@ -38,6 +38,8 @@ the last full tile is skipped
   (self.middle, self.[-last-]{+last - 1+}, False)
 the first partial tile is skipped
   (self.[-first-]{+first + 1+}, self.middle, True)
+rows of the tile before
+  self._listed[[-i-]{+jnp.maximum(i - 1, 0)+}, :]
 rows of another sequence
   ref[[-self.batch-]{+0+}, at, head, ...]
 rows of another head
@@ -47,7 +49,7 @@ padding is written
 products accumulate in 16 bits
   preferred_element_type=[-jnp.float32-]{+a.dtype+}
 no maximum is subtracted
-  new = jnp.[-maximum(max_, s.max(1)-]{+zeros_like(max_+})
+  new = jnp.[-maximum(max_, s.max(1) * factor-]{+zeros_like(max_+})
 a stale maximum
   return out, [-new-]{+max_+}, sum_
 the output is not rescaled

@@ -5,7 +5,8 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_flags():
-  """They run another version of JAX, which may not know our XLA_FLAGS."""
+  """They run another version of JAX, and optimize as users do."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.delenv("XLA_FLAGS", raising=False)
+    for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+      patch.delenv(name, raising=False)
     yield

@@ -97,6 +97,7 @@ def test_gpu_kernels_spill_no_registers(
     assert not kernel["spilled_bytes"]
     assert 0 < kernel["registers"] <= 255
     assert 0 < kernel["shared_bytes"] <= SHARED_LIMIT
+    assert kernel["copies_in_flight"] > 0  # as products run
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -21,6 +21,20 @@ THUNKS = (
   " [256, 1, 1]  shared_memory: 64 bytes\n"
 )
 PTX = ".version 8.8\n.target sm_90a\n.visible .entry {name}(\n.reqntid 128\n"
+# Two loops, a wait before the first one and a wait after the last one.
+LOOPS = """
+\tcp.async.wait_group \t1;
+$L__BB0_2:
+\tcp.async.wait_group \t{first};
+\t@%p45 bra \t$L__BB0_2;
+$L__BB0_3:
+\t@%p46 bra \t$L__BB0_6;
+$L__BB0_5:
+\tcp.async.wait_group \t{second};
+\tbra.uni \t$L__BB0_5;
+$L__BB0_6:
+\tcp.async.wait_group \t0;
+"""
 
 
 def test_registers_and_spills():
@@ -46,8 +60,15 @@ def test_hand_written_kernels_are_found(tmp_path):
     shared_bytes=41984,
     grid="384, 2, 1",
     threads="128, 1, 1",
+    copies_in_flight=None,
   )
   assert second["kernel"] == "forward_1" and second["shared_bytes"] == 64
+
+
+def test_copies_in_flight():
+  for first, second in (5, 3), (2, 4), (0, 3):
+    code = LOOPS.format(first=first, second=second)
+    assert kernels.copies_in_flight(code) == min(first, second)
 
 
 def test_program_without_hand_written_kernels(tmp_path):

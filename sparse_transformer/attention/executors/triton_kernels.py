@@ -18,21 +18,26 @@ from jax.experimental.pallas import triton as plgpu
 from sparse_transformer.attention.contract import Keys, Plan, Queries
 
 LOG2_E = math.log2(math.e)
+# With fewer, loops wait for all copies: they would not overlap with products.
+NUM_STAGES = 5
+MIN_SCALE = 1e-30  # in place of 0, which would make NaN of -inf
 
 
 class _Item:
   """One item of a list, within a kernel."""
 
-  def __init__(self, tables, segments, group, scores, precision):
-    items, self._others, self._masks, mine, self._positions = tables
+  def __init__(self, tables, segments, group, scores, interpret, precision):
+    items, self._others, self._listed, self._masks, mine = tables
     self._segments, self._group = segments, group
-    self._scores, self._precision = scores, precision
+    self._scores, self._interpret = scores, interpret
+    self._precision = precision
     row = pl.program_id(0)
     self.batch = pl.program_id(1)
     self.head, self.tile, self.first, self.middle, self.last, self.slot = (
       items[row, column] for column in range(6)
     )
-    self.is_real, self.at = _read_positions(mine, self.tile)
+    found = mine[self.tile, :]
+    self.is_real, self.at = found >= 0, jnp.maximum(found, 0)
 
   def rows(self, ref):
     """The rows of this item of an array [B, L, H, ...]."""
@@ -55,7 +60,7 @@ class _Item:
     """
 
     def step(i, carry, masked):
-      _, at = _read_positions(self._positions, self._others[i, 0])
+      at = self._listed[i, :]
       pairs = self._pairs(self._others[i, 1]) if masked else None
       mine, other = self._segments
       if mine is not None:
@@ -88,13 +93,34 @@ class _Item:
     return self._scores.factor(x.shape[-1])
 
   def scores(self, a, b):
-    """(scores in base 2, the slope of the soft cap or None)."""
-    s = self.dot(a, b, (1, 1))
-    factor, cap = self.scale(a), self._scores.softcap
+    """(scores, what they are multiplied by, the slope of the soft cap or None).
+
+    The factor, to base 2, is above 0, so that -inf stays -inf.
+    """
+    scale, cap = self.scale(a), self._scores.softcap
+    s = self.dot(-a if scale < 0 else a, b, (1, 1))
+    scale = max(abs(scale), MIN_SCALE)
     if not cap:
-      return s * (LOG2_E * factor), None
-    share = jnp.tanh(s * (factor / cap))
-    return share * (LOG2_E * cap), 1 - share * share
+      return s, LOG2_E * scale, None
+    share = jnp.tanh(s * (scale / cap))
+    return share, LOG2_E * cap, 1 - share * share
+
+  def exp2(self, x, factor=1.0, minus=0.0):
+    """2^(factor x - minus), of float32, as one FMA and one MUFU.
+
+    Denormal results are 0. Triton's own does more to keep them.
+    """
+    if self._interpret:
+      return jnp.exp2(x * factor - minus)
+    more = [jnp.full(x.shape, factor), jnp.broadcast_to(-minus, x.shape)]
+    (result,) = plgpu.elementwise_inline_asm(
+      "{ .reg .f32 t; fma.rn.f32 t, $1, $2, $3; ex2.approx.ftz.f32 $0, t; }",
+      args=[x, *(y.astype(jnp.float32) for y in more)],
+      constraints="=f,f,f,f",
+      pack=1,
+      result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+    )
+    return result
 
   def _pairs(self, number):
     """A mask, unpacked: bool [this side, other side]."""
@@ -123,25 +149,19 @@ class _Item:
     )
 
 
-def _read_positions(positions, tile):
-  """(which positions of a tile are real, positions that can be read)."""
-  found = positions[tile, :]
-  return found >= 0, jnp.maximum(found, 0)
-
-
 def _forward(item, queries, keys, out_ref, lse_ref):
   """Output and log-sum-exp of the rows of an item, by an online softmax."""
   q = item.rows(queries.q)
 
   def body(rows, pairs, carry):
     out, max_, sum_ = carry
-    s, _ = item.scores(q, rows(keys.k))
+    s, factor, _ = item.scores(q, rows(keys.k))
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
-    new = jnp.maximum(max_, s.max(1))
+    new = jnp.maximum(max_, s.max(1) * factor)
     # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
     shift = new if pairs is None else jnp.where(new == -jnp.inf, 0.0, new)
-    p, decay = jnp.exp2(s - shift[:, None]), jnp.exp2(max_ - shift)
+    p, decay = item.exp2(s, factor, shift[:, None]), item.exp2(max_ - shift)
     v = rows(keys.v)
     out = out * decay[:, None] + item.dot(p.astype(v.dtype), v, (1, 0))
     return out, new, sum_ * decay + p.sum(1)
@@ -167,8 +187,8 @@ def _weights(item, a, b, lse, pairs):
   Weights are exp(scores - lse), 0 outside the pairs. lse is in base 2: [tile,
   1] or [1, tile].
   """
-  s, slope = item.scores(a, b)
-  p = jnp.exp2(s - lse)
+  s, factor, slope = item.scores(a, b)
+  p = item.exp2(s, factor, lse)
   p = p if pairs is None else jnp.where(pairs, p, 0.0)
   return p, p if slope is None else p * slope
 
@@ -253,8 +273,14 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   """
   work, q = plan.tables, queries.q
   lists = work.by_key if is_by_key else work.by_query
-  sides = (work.keys, work.queries) if is_by_key else (work.queries, work.keys)
-  tables = lists.items, lists.others, lists.masks, *sides
+  mine, other = work.queries, work.keys
+  if is_by_key:
+    mine, other = other, mine
+  # The positions of each entry of the lists, so that the address of a row
+  # depends on one load: Triton loads in advance through no more than one. On
+  # the host if the tables are.
+  listed = other[lists.others[:, 0]].clip(0)
+  tables = lists.items, lists.others, listed, lists.masks, mine
   shapes = [
     jax.ShapeDtypeStruct(
       (len(lists.written), *x.shape),
@@ -274,14 +300,17 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   def run(tables, queries, keys, *refs):
     sides = (keys, queries) if is_by_key else (queries, keys)
     segments = [x.segments for x in sides]
-    item = _Item(tables, segments, group, plan.scores, precision)
+    options = group, plan.scores, interpret, precision
+    item = _Item(tables, segments, *options)
     kernel(item, queries, keys, *refs)
 
   return pl.pallas_call(
     run,
     grid=(len(lists.items), len(q)),
     out_shape=shapes,
-    compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),
+    compiler_params=plgpu.CompilerParams(
+      num_warps=num_warps, num_stages=NUM_STAGES
+    ),
     interpret=interpret,
     name=kernel.__name__.strip("_"),
   )(tuple(map(jnp.asarray, tables)), queries, keys)

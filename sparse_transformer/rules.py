@@ -184,11 +184,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     half_size=Field(
       False, SWITCH, "MLP of 2 * width, not 4; queries and keys of width / 2"
     ),
-    dropout=Field(
-      0.0,
-      FRACTION,
-      "at the end of the two residual branches, in steps of 1/65,536",
-    ),
+    dropout=Field(0.0, FRACTION, "at the end of the two residual branches"),
     init=Field(
       "code",
       name("code", "paper"),

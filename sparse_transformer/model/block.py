@@ -47,6 +47,7 @@ class ResidualBlock(nnx.Module):
     )
     self.mlp_norm = norm()
     self._init_mlp(rngs)
+    self.dropout = nnx.Dropout(config.dropout)
 
   def _init_mlp(self, rngs):
     self.mlp_in, self.mlp_out = _make_mlp(self.config, rngs)
@@ -113,7 +114,7 @@ class ResidualBlock(nnx.Module):
     return self._drop(b_BLD, rng), {}
 
   def _drop(self, x_BLD, rng):
-    return x_BLD if rng is None else drop(x_BLD, self.config.dropout, rng)
+    return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
 
 
 class ExpertBlock(ResidualBlock):
@@ -151,23 +152,6 @@ class ExpertBlock(ResidualBlock):
       y_BLD, chosen_BLK, factors_BLK, experts.Weights(*weights)
     )
     return self._drop(b_BLD, rng), experts.measure(logits_BLE, chosen_BLK)
-
-
-def drop(x_BLD: jax.Array, rate: float, rng: jax.Array) -> jax.Array:
-  """Dropout, at `rate` rounded to a multiple of 1/65,536.
-
-  What is kept is divided by the rounded probability of keeping it. Two values
-  share a random word, of which each takes 16 bits: generating words takes more
-  time than all else here.
-  """
-  limit = min(round(rate * 2**16), 2**16 - 1)
-  if not limit:
-    return x_BLD
-  *batch, width = x_BLD.shape
-  words = jax.random.bits(rng, (*batch, -(-width // 2)), jnp.uint32)
-  halves = jax.lax.bitcast_convert_type(words, jnp.uint16)
-  bits_BLD = halves.reshape(*batch, -1)[..., :width]
-  return jnp.where(bits_BLD >= limit, x_BLD * (2**16 / (2**16 - limit)), 0)
 
 
 def _make_mlp(config, rngs):

@@ -41,9 +41,11 @@ the first partial tile is skipped
 rows of the tile before
   self._listed[[-i-]{+jnp.maximum(i - 1, 0)+}, :]
 rows of another sequence
-  ref[[-self.batch-]{+0+}, at, head, ...]
+  ref[[-self.batch-]{+0+}, at, head, :]
 rows of another head
-  ref[self.batch, at, [-head-]{+0+}, ...]
+  ref[self.batch, at, [-head-]{+0+}, :]
+lse and delta of another head
+  ref[self.batch, [-head-]{+0+}, at]
 padding is written
   found >= [-0-]{+-1+}, jnp
 products accumulate in 16 bits

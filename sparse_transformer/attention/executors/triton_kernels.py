@@ -40,8 +40,13 @@ class _Item:
     self.is_real, self.at = found >= 0, jnp.maximum(found, 0)
 
   def rows(self, ref):
-    """The rows of this item of an array [B, L, H, ...]."""
-    return ref[self.batch, self.at, self.head, ...]
+    """The rows of this item of an array [B, L, H, W] or [B, H, L]."""
+    return self._read(ref, self.at, self.head)
+
+  def _read(self, ref, at, head):
+    if ref.ndim == 3:
+      return ref[self.batch, head, at]
+    return ref[self.batch, at, head, :]
 
   def dot(self, a, b, contract):
     """Product over one axis of each, accumulated in float32."""
@@ -56,7 +61,7 @@ class _Item:
   def sweep(self, body, carry):
     """body(rows, pairs or None, carry) over tiles of the other side.
 
-    rows(ref) are the rows of a tile of an array [B, L, H, ...].
+    rows(ref) are the rows of a tile of an array, as in `rows`.
     """
 
     def step(i, carry, masked):
@@ -70,7 +75,7 @@ class _Item:
         same = mine[:, None] == other[None, :]
         pairs = same if pairs is None else pairs & same
       head = self._other_head(i)
-      return body(lambda ref: ref[self.batch, at, head, ...], pairs, carry)
+      return body(lambda ref: self._read(ref, at, head), pairs, carry)
 
     for start, stop, masked in (
       (self.first, self.middle, True),
@@ -133,11 +138,11 @@ class _Item:
     return bits.reshape(tile, tile) != 0
 
   def store(self, ref, x):
-    """Writes rows [tile, ...] into this item's slot."""
+    """Writes rows [tile, W] or [tile] into this item's slot."""
     # Out of bounds, since interpret mode writes back what it read where the
     # mask is false: another row may have the same position.
-    at = jnp.where(self.is_real, self.at, ref.shape[2])
-    where: tuple[Any, ...] = (at, self.head)
+    at = jnp.where(self.is_real, self.at, ref.shape[2 if x.ndim > 1 else 3])
+    where: tuple[Any, ...] = (self.head, at)
     mask = self.is_real
     if x.ndim > 1:
       # Interpret mode takes either slices or index arrays, not both.
@@ -240,9 +245,12 @@ def forward(
   # As many rows as queries, of which a device may have more or fewer than keys.
   rows, v = queries.q.shape[:3], keys.v
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
-  lse_BLH = jax.ShapeDtypeStruct(rows, jnp.float32)
-  outs, warps = (out_BLHE, lse_BLH), 8 if v.dtype == jnp.float32 else 4
-  return _launch(_forward, plan, False, queries, keys, outs, warps, interpret)
+  lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)
+  outs, warps = (out_BLHE, lse_BHL), 8 if v.dtype == jnp.float32 else 4
+  out_SBLHE, lse_SBHL = _launch(
+    _forward, plan, False, queries, keys, outs, warps, interpret
+  )
+  return out_SBLHE, lse_SBHL.swapaxes(2, 3)
 
 
 def backward(
@@ -252,6 +260,9 @@ def backward(
   v = keys.v
   # With 4 warps, wider values spill registers.
   warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
+  # [B, H, L], so that the values of a tile are next to each other.
+  lse, delta = (x.swapaxes(1, 2) for x in (queries.lse, queries.delta))
+  queries = queries._replace(lse=lse, delta=delta)
   run = functools.partial(
     _launch,
     plan=plan,
@@ -266,7 +277,7 @@ def backward(
 
 
 def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
-  """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
+  """[slots, *outs] of a kernel, in float32 if there are several slots.
 
   Its items are tiles of keys if `is_by_key`; `outs` are arrays or shapes like
   the results of one slot.

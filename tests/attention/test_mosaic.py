@@ -53,22 +53,42 @@ def pairs_of(tables, launch, by_query, n, num_heads):
   return counts[:, :-1, :-1]
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("n, most_steps", [(1, 99), (64, 5), (100, 9)])
 @pytest.mark.parametrize(
   "heads", [FIXED, (*TWO_SLOTS, Causal()), WITHOUT_KEYS, catalogue.ALL]
 )
-def test_steps_name_each_pair_once(heads, n, most_steps):
-  tables = mosaic_tables.make_tables(heads, n, 32, most_steps)
+def test_steps_name_each_pair_once(heads, n, most_steps, cores):
+  limits = mosaic_tables.Limits(most_steps, cores)
+  tables = mosaic_tables.make_tables(heads, n, 32, limits)
   expected = np.stack([pattern.matrix(n) for pattern in heads])
   for launch, by_query in ((tables.by_query, True), (tables.by_key, False)):
-    assert max(len(steps.items) for steps in launch.steps) <= most_steps
+    for steps in launch.steps:
+      per_core = steps.items.reshape(steps.cores, -1)
+      most = np.unique(steps.items, return_counts=True)[1].max()
+      # Cores have equally many steps, apart from those of an item.
+      assert len(steps.items) <= most_steps + 2 * most * (steps.cores > 1)
+      assert not steps.cores == 2 or not set(per_core[0]) & set(per_core[1])
     found = pairs_of(tables, launch, by_query, n, len(heads))
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_two_cores_share_a_sequence_that_is_left_over(batch):
+  heads = (Local(128) | Strided(128),) * 8
+  case = Case(batch, 12_288, len(heads), 64, 64, "bfloat16", "tpu")
+  ((plan, _),) = Mosaic().plans(heads, case)
+  for launch in (plan.tables.by_query, plan.tables.by_key):
+    (steps,) = launch.steps
+    assert steps.cores == (1 if batch == 2 else 2)
+    busy = (steps.codes & (PARTIAL | FULL) > 0).reshape(steps.cores, -1).sum(1)
+    assert busy.max() < 1.01 * busy.sum() / steps.cores
+
+
 def test_natural_order_is_not_gathered():
   for heads in ((Local(40),) * 2, (Block(32), Local(9))):
-    tables = mosaic_tables.make_tables(heads, 128, 32, 999)
+    limits = mosaic_tables.Limits(999)
+    tables = mosaic_tables.make_tables(heads, 128, 32, limits)
     for side in (tables.queries, tables.keys):
       assert [group.order.is_natural for group in side.groups] == [True]
 

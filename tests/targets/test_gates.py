@@ -11,6 +11,9 @@ import os
 import pytest
 
 from sparse_transformer import config as config_lib
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors.mosaic import MOST_STEPS, Mosaic
+from sparse_transformer.patterns import Causal
 from sparse_transformer.targets import compilers, hardware
 
 pytestmark = pytest.mark.targets
@@ -108,6 +111,19 @@ def test_tpu_programs_fit(length, qk_width, value_width):
   (program,) = compile_for("v5e", config, "attention")["programs"]
   assert program["compiles"] and program["fits"], program.get("reason")
   assert program["executor"] == "mosaic"
+
+
+@pytest.mark.parametrize("target, batch", [("v5e", 1), ("v5p", 4)])
+def test_longest_tables_fit_in_scalar_memory(target, batch):
+  config = attention_of(65_024, 64, 64)
+  config.model.num_heads, config.model.width = 8, 512
+  config.train.batch_size, config.attention.pattern = batch, "dense"
+  case = Case(1, 65_024, 8, 64, 64, "bfloat16", "tpu")
+  ((plan, _),) = Mosaic().plans((Causal(),) * 8, case)
+  for launch in (plan.tables.by_query, plan.tables.by_key):
+    assert 65_000 < len(launch.steps[0].items) <= MOST_STEPS
+  (program,) = compile_for(target, config, "attention")["programs"]
+  assert program["compiles"] and program["fits"], program.get("reason")
 
 
 @pytest.mark.parametrize("softcap", [0.0, 30.0])

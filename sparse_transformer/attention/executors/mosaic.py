@@ -56,7 +56,7 @@ class Mosaic(worklists.Fused):
   ) -> contract.Plans:
     tile = _tile_of(patterns, case)
     tables = mosaic_tables.make_tables(
-      patterns, case.length, tile, MOST_STEPS, case.group
+      patterns, case.length, tile, _limits(case), case.group
     )
     return [(contract.Plan(None, tile, tables), None)]
 
@@ -64,12 +64,18 @@ class Mosaic(worklists.Fused):
     self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
   ) -> list[mosaic_tables.Tables]:
     heads = case.num_heads, case.group
-    return mosaic_tables.make_shares(part, layouts, *heads, MOST_STEPS)
+    return mosaic_tables.make_shares(part, layouts, *heads, _limits(case))
 
   def kernels(self) -> Any:
     from sparse_transformer.attention.executors import mosaic_kernels
 
     return mosaic_kernels
+
+
+def _limits(case):
+  """Two cores, if the chip has them, share a sequence that is left over."""
+  cores = 1 + contract.number(case.batch) % 2
+  return mosaic_tables.Limits(MOST_STEPS, cores)
 
 
 def _tile_of(patterns, case):

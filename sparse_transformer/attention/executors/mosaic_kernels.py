@@ -11,7 +11,7 @@ are a row. Only blocks are transposed, never scores.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +49,12 @@ def _unpack(words):
   return bits.reshape(tile, tile) != 0
 
 
-def _step(codes, masks, segments, start, body, finish):
-  """Runs a step: `start` and `finish` in the first and last of an item.
+def _step(code, masks, segments, start, body, finish):
+  """Runs a step, `start` and `finish` in the first and last one of an item.
 
   body(pairs) gets the pairs [keys, queries] of a tile, None for all. Tiles of
   segments that cannot meet are skipped.
   """
-  code = codes[pl.program_id(1)]
   of_queries, of_keys = segments
 
   def run(pairs):
@@ -83,7 +82,7 @@ def _scores(q, k, scores):
   return share * (LOG2_E * scores.softcap), 1 - share * share
 
 
-def _forward(scores, codes, queries, keys, masks, out, lse, *scratch):
+def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
   """Output and log-sum-exp of the queries of an item, by an online softmax."""
   out_EL, max_1L, sum_1L = scratch
 
@@ -112,7 +111,7 @@ def _forward(scores, codes, queries, keys, masks, out, lse, *scratch):
     found = (max_1L[...] + jnp.log2(total)) / LOG2_E
     lse[...] = jnp.where(is_empty, -jnp.inf, found)
 
-  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
+  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
 
 
 def _gradients_of_scores(scores, queries, keys, pairs):
@@ -126,7 +125,7 @@ def _gradients_of_scores(scores, queries, keys, pairs):
   return p, ds if slope is None else ds * slope
 
 
-def _backward_of_queries(scores, codes, queries, keys, masks, dq, dq_KL):
+def _backward_of_queries(scores, code, queries, keys, masks, dq, dq_KL):
   """dq of the queries of an item."""
 
   def start():
@@ -140,12 +139,10 @@ def _backward_of_queries(scores, codes, queries, keys, masks, dq, dq_KL):
     factor = scores.factor(len(queries.q))
     dq[...] = (dq_KL[...] * factor).astype(dq.dtype)
 
-  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
+  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
 
 
-def _backward_of_keys(
-  scores, codes, queries, keys, masks, dk, dv, dk_MK, dv_ME
-):
+def _backward_of_keys(scores, code, queries, keys, masks, dk, dv, dk_MK, dv_ME):
   """dk and dv of the keys of an item."""
 
   def start():
@@ -163,7 +160,7 @@ def _backward_of_keys(
     dk[...] = (dk_MK[...] * factor).T.astype(dk.dtype)
     dv[...] = dv_ME[...].T.astype(dv.dtype)
 
-  _step(codes, masks, (queries.segments, keys.segments), start, body, finish)
+  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
 
 
 def forward(
@@ -228,21 +225,12 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
   launch = tables.by_key if is_by_key else tables.by_query
   side = tables.keys if is_by_key else tables.queries
 
-  def mask(b, step, *tables):
-    return tables[CODES][step] >> mosaic_tables.SHIFT, 0, 0
-
   masks, first = jnp.asarray(tables.masks), blocks[0].q
   queries, keys = blocks
   of_sides = (OTHERS, ITEMS) if is_by_key else (ITEMS, OTHERS)
-  in_specs = [
-    *(
-      jax.tree.map(functools.partial(_blocks, table=table), x)
-      for x, table in zip(blocks, of_sides, strict=True)
-    ),
-    pl.BlockSpec((None, *masks.shape[1:]), mask),
-  ]
   pieces = []
   for steps in launch.steps:
+    grid = _Grid(steps.cores, len(steps.items) // steps.cores)
     shapes = [
       jax.ShapeDtypeStruct(
         (len(first), steps.num_blocks, width, side.tile),
@@ -253,12 +241,22 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
     ]
     run = pl.pallas_call(
       # The first two tables choose blocks.
-      lambda items, others, *refs: kernel(plan.scores, *refs),
+      lambda items, others, codes, *refs, grid=grid: kernel(
+        plan.scores,
+        codes[grid.place(pl.program_id(0), pl.program_id(1))],
+        *refs,
+      ),
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(len(first), len(steps.items)),
-        in_specs=in_specs,
-        out_specs=[_blocks(x, ITEMS, steps.first) for x in shapes],
+        grid=(len(first) * grid.cores, grid.steps),
+        in_specs=[
+          *(
+            jax.tree.map(functools.partial(grid.blocks, table=table), x)
+            for x, table in zip(blocks, of_sides, strict=True)
+          ),
+          grid.masks(masks),
+        ],
+        out_specs=[grid.blocks(x, ITEMS, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
       ),
       out_shape=shapes,
@@ -278,10 +276,30 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
   ]
 
 
-def _blocks(x: Any, table: int, first: int = 0) -> pl.BlockSpec:
-  """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
+class _Grid(NamedTuple):
+  """A grid: programs for each sequence and each core, which run in parallel."""
 
-  def index(b, step, *tables):
-    return b, tables[table][step] - first, 0, 0
+  cores: int
+  steps: int  # of a core
 
-  return pl.BlockSpec((None, None, *x.shape[2:]), index)
+  def place(self, program, step):
+    """The place of a step in its tables."""
+    return program % self.cores * self.steps + step
+
+  def blocks(self, x: Any, table: int, first: int = 0) -> pl.BlockSpec:
+    """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
+
+    def index(program, step, *tables):
+      number = tables[table][self.place(program, step)] - first
+      return program // self.cores, number, 0, 0
+
+    return pl.BlockSpec((None, None, *x.shape[2:]), index)
+
+  def masks(self, masks: jax.Array) -> pl.BlockSpec:
+    """The mask of a step, of all masks [masks, ...]."""
+
+    def index(program, step, *tables):
+      code = tables[CODES][self.place(program, step)]
+      return code >> mosaic_tables.SHIFT, 0, 0
+
+    return pl.BlockSpec((None, *masks.shape[1:]), index)

@@ -5,14 +5,15 @@ order that tiles are cut from, for the heads that use it, and results are put
 back. The natural order needs no more than a transposition.
 
 The grid has a step for each tile of an item, one item after another. What a
-step processes is in tables in scalar memory.
+step processes is in tables in scalar memory. Each core of a chip can have its
+own items.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,14 +113,15 @@ class Side:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
-  """The steps of a grid."""
+  """The steps of a grid: int32 [cores * steps], those of each core together."""
 
-  items: contract.Table  # int32 [steps], the block of the item; ascending
-  others: contract.Table  # int32 [steps], the block of the other side
-  codes: contract.Table  # int32 [steps], see `FIRST`
+  items: contract.Table  # the block of the item; ascending
+  others: contract.Table  # the block of the other side
+  codes: contract.Table  # see `FIRST`
   # The blocks that items of these steps may have.
   first: int = dataclasses.field(metadata=contract.STATIC)
   num_blocks: int = dataclasses.field(metadata=contract.STATIC)
+  cores: int = dataclasses.field(metadata=contract.STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -151,25 +153,32 @@ class Tables:
   by_key: Launch  # its items are tiles of keys
 
 
+class Limits(NamedTuple):
+  """What a grid is made for."""
+
+  steps: int  # the most that its tables may have
+  cores: int = 1  # that share a sequence, 1 or 2
+
+
 @functools.lru_cache(maxsize=64)
 def make_tables(
   patterns: tuple[Pattern, ...],
   n: int,
   tile: int,
-  most_steps: int,
+  limits: Limits,
   group: int = 1,
 ) -> Tables:
   """The work of attention on n positions, with one pattern per query head.
 
-  A tile has a multiple of 32 positions on a side, a grid at most `most_steps`,
-  and a key head `group` query heads.
+  A tile has a multiple of 32 positions on a side, and a key head `group` query
+  heads.
   """
   work = worklists.make_work(patterns, n, tile, group=group)
   lists = work.by_query, work.by_key
   of_queries, of_keys = np.asarray(work.queries), np.asarray(work.keys)
   queries = _number(of_queries, n, _uses(*lists, len(of_queries), group))
   keys = _number(of_keys, n, _uses(*lists[::-1], len(of_keys), group))
-  (tables,) = _tables_of([work], queries, keys, most_steps, group)
+  (tables,) = _tables_of([work], queries, keys, limits, group)
   return tables
 
 
@@ -178,9 +187,9 @@ def make_shares(
   layouts: Sequence[Layout],
   num_heads: int,
   group: int,
-  most_steps: int,
+  limits: Limits,
 ) -> list[Tables]:
-  """See `contract.Executor.shares`; a grid has at most `most_steps`."""
+  """See `contract.Executor.shares`."""
   works = worklists.make_shares(part, layouts, num_heads, group)
   queries, keys = (
     _number(tiles, tiles.size, np.ones((num, len(tiles)), bool))
@@ -189,14 +198,14 @@ def make_shares(
       (num_heads // group, np.asarray(works[0].keys)),
     )
   )
-  return _tables_of(works, queries, keys, most_steps, group)
+  return _tables_of(works, queries, keys, limits, group)
 
 
-def _tables_of(works, queries, keys, most_steps, group):
+def _tables_of(works, queries, keys, limits, group):
   """Tables of the same shapes, for works with the same blocks and masks."""
   of_queries, of_keys = [w.by_query for w in works], [w.by_key for w in works]
-  by_query = _make_launches(of_queries, queries, keys, most_steps, group)
-  by_key = _make_launches(of_keys, keys, queries, most_steps, group)
+  by_query = _make_launches(of_queries, queries, keys, limits, group)
+  by_key = _make_launches(of_keys, keys, queries, limits, group)
   # Bits over keys, for both launches.
   masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
   return [
@@ -272,12 +281,12 @@ def _make_launches(
   lists: Sequence[Lists],
   mine: _Numbered,
   others: _Numbered,
-  most_steps: int,
+  limits: Limits,
   group: int,
 ) -> list[Launch]:
   """The work of one kernel, whose items are tiles of `mine`, by each list."""
   steps = [_steps_of(x, mine, others, group) for x in lists]
-  cut = _cut(steps, mine.side.num_blocks, most_steps)
+  cut = _cut(steps, mine.side.num_blocks, limits)
   launches = []
   for x, pieces in zip(lists, cut, strict=True):
     head, tile, _, _, _, slot = np.asarray(x.items).T
@@ -317,35 +326,60 @@ def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
 
 
 def _cut(
-  all_steps: Sequence[np.ndarray], num_blocks: int, most_steps: int
+  all_steps: Sequence[np.ndarray], num_blocks: int, limits: Limits
 ) -> list[tuple[Steps, ...]]:
-  """`Steps` of at most `most_steps`, cut between items, for each device.
-
-  All devices have equally many: some get steps that do nothing.
-  """
+  """`Steps` within limits, cut between items, for each device."""
   blocks = np.arange(num_blocks + 1)
   starts = np.stack([np.searchsorted(x[0], blocks) for x in all_steps])
   firsts = [0]
-  while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
+  while (starts[:, -1] - starts[:, firsts[-1]]).max() > limits.steps:
     sizes = (starts - starts[:, firsts[-1], None]).max(0)
     # The last item at which no device has too many.
-    first = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+    first = int(np.searchsorted(sizes, limits.steps, side="right")) - 1
     if first == firsts[-1]:
-      raise ValueError(f"an item has more than {most_steps} tiles")
+      raise ValueError(f"an item has more than {limits.steps} tiles")
     firsts.append(first)
   firsts.append(num_blocks)
-  bounds = starts[:, firsts]
-  sizes, counts = np.diff(bounds).max(0), np.diff(firsts).tolist()
+  pieces = [
+    np.split(steps, cuts, axis=1)
+    for steps, cuts in zip(all_steps, starts[:, firsts[1:-1]], strict=True)
+  ]
+  counts = np.diff(firsts).tolist()
+  launches = [
+    _divide(of_devices, limits.cores, first, count)
+    for *of_devices, first, count in zip(*pieces, firsts, counts, strict=False)
+  ]
+  return [*zip(*launches, strict=True)]
+
+
+def _divide(
+  of_devices: Sequence[np.ndarray], cores: int, first: int, num_blocks: int
+) -> list[Steps]:
+  """The `Steps` of each device, divided between its cores.
+
+  All cores have equally many: some get steps that do nothing. Two cores must
+  not write the same block, so if a device has one item, one core has all steps.
+  """
+  starts = [np.flatnonzero(np.diff(x[0], prepend=-1))[1:] for x in of_devices]
+  if not all(map(len, starts)):
+    cores = 1
+  divided = [[steps] for steps in of_devices]
+  if cores > 1:
+    divided = [
+      np.split(steps, [of[abs(2 * of - steps.shape[1]).argmin()]], axis=1)
+      for steps, of in zip(of_devices, starts, strict=True)
+    ]
+  size = max(part.shape[1] for parts in divided for part in parts)
   found = []
-  for steps, cuts in zip(all_steps, bounds[:, 1:-1], strict=True):
-    pieces = np.split(steps, cuts, axis=1)
-    found.append(tuple(map(_as_steps, pieces, sizes, firsts, counts)))
+  for parts in divided:
+    padded = [_pad(part, size) for part in parts]
+    items, others, codes = np.concatenate(padded, axis=1)
+    found.append(Steps(items, others, codes, first, num_blocks, cores))
   return found
 
 
-def _as_steps(steps, size, first, num_blocks):
-  """`Steps` of this size: more of them repeat the last, but do nothing."""
+def _pad(steps: np.ndarray, size: int) -> np.ndarray:
+  """As many steps: more of them repeat the last, but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
-  items, others, codes = padded
-  return Steps(items, others, codes, first, num_blocks)
+  return padded

@@ -9,11 +9,13 @@ same catalogue gives the same files wherever they are drawn.
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import pathlib
 import re
 import sys
+import tempfile
 import textwrap
 
 import numpy as np
@@ -31,6 +33,8 @@ from sparse_transformer.figures.masks import (
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
+from sparse_transformer.training.analysis import costs, explanation
+from sparse_transformer.training.experiment import Experiment
 
 DOCS = pathlib.Path(__file__).resolve().parent
 # The picture of the README, of an image small enough to see its cells.
@@ -54,6 +58,25 @@ GAP = 12  # pixels between the two views
 SHOWN_HELD = "Local(5)", "Strided(12)", "Strided(12, offset=1)"
 HELD = "figures/held.png"
 HELD_CELL = 10  # pixels of a byte: three panels fit a screen of 400 pixels
+# Configs with the sizes of Long Range Arena, and the rows of their tables.
+ARENA = {
+  "ListOps": ("lra_listops", 50),
+  "Text": ("lra_text", 50),
+  "Image": ("lra_image", 32),
+}
+# {network: its patterns, with a row of 50}
+ARENA_PATTERNS = {
+  "Transformer": ("dense",),
+  "Local attention": ("local", "Block(50, causal=False)"),
+  "Sparse Transformer, as it ran": ("Prefixed(Block(50) | Summary(50, 10))",),
+  "Sparse Transformer, bidirectional": ("fixed", "strided"),
+  "Longformer": ("Longformer(513, causal=False)",),
+  "BigBird": ("BigBird(64, causal=False)",),
+  "Reformer": ("Global(1, causal=False) | LSH(64, buckets=64)",),
+  "Routing Transformer (not in it)": (
+    "Global(1, causal=False) | Routing(32, 64)",
+  ),
+}
 LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
@@ -238,6 +261,37 @@ def _of_config():
   return dict(fields=[tables.markdown([titles, *rows])])
 
 
+def _of_usage():
+  titles = "network of Long Range Arena", "`--config.attention.pattern=`"
+  keys = "keys of a query, ListOps"
+  rows = [(*titles, keys, *(f"PFLOP, {name}" for name in ARENA))]
+  for network, shown in ARENA_PATTERNS.items():
+    for pattern in shown:
+      found = [_training(*about, pattern) for about in ARENA.values()]
+      keys = f"{found[0][0]:,.0f}"
+      flops = (f"{total / 1e15:,.0f}" for _, total in found)
+      rows.append((network, f'`"{pattern}"`', keys, *flops))
+      network = ""
+  return dict(arena=[tables.markdown(rows)])
+
+
+def _training(name, row, pattern):
+  """(mean keys of a query, FLOPs of training) with a pattern in a config."""
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.attention.pattern = pattern.replace("50", str(row))
+  with tempfile.TemporaryDirectory() as folder:
+    if config.data.name == "labelled":
+      config.data.path = folder
+      for label in ("neg", "pos"):  # the names are all that is read
+        (pathlib.Path(folder) / label).mkdir()
+    model = Experiment(config).model
+  total = explanation.total_of(
+    explanation.explain_attention(config, model), model
+  )
+  step = costs.step(config, model, total["pairs"])
+  return total["keys_mean"], step["flops"]["total"] * config.train.steps
+
+
 def _of_api():
   """What `attention` exports, then what defines patterns and executors."""
   exported = filter(inspect.isfunction, vars(attention).values())
@@ -269,6 +323,7 @@ PAGES = {
   "patterns.md": _of_patterns,
   "config.md": _of_config,
   "api.md": _of_api,
+  "usage.md": _of_usage,
 }
 
 

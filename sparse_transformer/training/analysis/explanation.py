@@ -41,7 +41,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   mesh.check_batch(config, sizes)
   mesh.check_network(model, sizes)
   attention = explain_attention(config, model)
-  total = _total(attention, model)
+  total = total_of(attention, model)
   names = "task vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
@@ -93,7 +93,7 @@ def _groups(model: model_lib.Config) -> dict[tuple[Pattern, ...], list[int]]:
   return groups
 
 
-def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
+def total_of(attention: Sequence[Report], model: model_lib.Config) -> Report:
   """All rows of `explain_attention` together."""
   heads = [len(row["layers"]) * len(row["heads"]) for row in attention]
   pairs, computed = (

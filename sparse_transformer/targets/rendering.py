@@ -8,6 +8,8 @@ from sparse_transformer import tables
 Report = dict[str, Any]
 # XLA allocates this part of a GPU's memory unless told otherwise.
 DEFAULT_FRACTION = 0.75
+# What an estimate may take of the memory of a device.
+ESTIMATED_FRACTION = 0.9
 
 
 def render(report: Report) -> str:
@@ -44,6 +46,8 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   if program["fits"] and not is_default:
     text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
   yield "  peak memory", text
+  if text := _remat(program, report):
+    yield "  model.remat", text
   yield "  arguments", tables.size(memory["arguments"])
   yield "  temporaries", tables.size(memory["temporaries"])
   text = f"{program['launches']:,} and {program['copies']:,} copies"
@@ -58,6 +62,30 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  collectives", ", ".join(collectives) or "none"
   if moved := program.get("most_moved"):
     yield "  moves", _most(moved, tables.size)
+
+
+def _remat(program, report):
+  """Which value would recompute less, of those that fit; "" if none does."""
+  ways = report.get("rematerialization")
+  if not ways or not program["fits"]:
+    return ""
+  now = ways[report["remat"]]
+  kept = lambda way: way["activations"] + way["layer"]
+  peaks = {
+    name: program["memory"]["peak"] + kept(way) - kept(now)
+    for name, way in ways.items()
+  }
+  room = ESTIMATED_FRACTION * report["memory"]
+  fitting = [name for name in ways if peaks[name] <= room]
+  least = min(fitting, key=lambda name: ways[name]["recomputed"], default=None)
+  saved = now["recomputed"] - ways[least]["recomputed"] if least else 0
+  share = saved / report["flops"]["total"]
+  if share < 0.01:
+    return ""
+  return (
+    f"{least} would take about {tables.size(peaks[least])}, and {share:.0%}"
+    " fewer FLOPs"
+  )
 
 
 def _most(counts, number):

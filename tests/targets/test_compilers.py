@@ -124,3 +124,30 @@ REPORT = dict(
 def test_rendering(changes, words):
   text = rendering.render(REPORT | dict(programs=[PROGRAM | changes]))
   assert words in text and "Compiled for, not run on" in text
+
+
+@pytest.mark.parametrize(
+  "remat, gib, words",
+  [
+    ("block", 11, "none would take about 55.00 GiB, and 20% fewer FLOPs"),
+    ("block", 40, "half would take about 43.00 GiB, and 10% fewer FLOPs"),
+    ("none", 55, ""),
+    ("block", 75, ""),
+  ],
+)
+def test_rendering_names_a_rematerialization_that_recomputes_less(
+  remat, gib, words
+):
+  ways = {
+    "none": dict(activations=49 * 2**30, layer=2**30, recomputed=0),
+    "half": dict(activations=8 * 2**30, layer=2**30, recomputed=50),
+    "block": dict(activations=4 * 2**30, layer=2 * 2**30, recomputed=100),
+  }
+  program = PROGRAM | dict(memory=PROGRAM["memory"] | dict(peak=gib * 2**30))
+  more = dict(remat=remat, rematerialization=ways, flops=dict(total=500))
+  text = rendering.render(REPORT | more | dict(programs=[program]))
+  assert (
+    ("  model.remat  " + words in text)
+    if words
+    else ("model.remat" not in text)
+  )

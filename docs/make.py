@@ -33,7 +33,7 @@ from sparse_transformer.figures.masks import (
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
-from sparse_transformer.training.analysis import costs, explanation
+from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -64,11 +64,13 @@ ARENA = {
   "Text": ("lra_text", 50),
   "Image": ("lra_image", 32),
 }
-# {network: its patterns, with a row of 50}
+# {network: its patterns}
 ARENA_PATTERNS = {
   "Transformer": ("dense",),
-  "Local attention": ("local", "Block(50, causal=False)"),
-  "Sparse Transformer, as it ran": ("Prefixed(Block(50) | Summary(50, 10))",),
+  "Local attention": ("local", "Block({row}, causal=False)"),
+  "Sparse Transformer, as it ran": (
+    "Prefixed(Block({row}) | Summary({row}, 10))",
+  ),
   "Sparse Transformer, bidirectional": ("fixed", "strided"),
   "Longformer": ("Longformer(513, causal=False)",),
   "BigBird": ("BigBird(64, causal=False)",),
@@ -262,34 +264,36 @@ def _of_config():
 
 
 def _of_usage():
-  titles = "network of Long Range Arena", "`--config.attention.pattern=`"
-  keys = "keys of a query, ListOps"
-  rows = [(*titles, keys, *(f"PFLOP, {name}" for name in ARENA))]
+  titles = (
+    "network of Long Range Arena",
+    "`--config.attention.pattern=`",
+    "keys of a query, ListOps",
+    *(f"PFLOP, {name}" for name in ARENA),
+  )
+  rows = []
   for network, shown in ARENA_PATTERNS.items():
     for pattern in shown:
       found = [_training(*about, pattern) for about in ARENA.values()]
       keys = f"{found[0][0]:,.0f}"
       flops = (f"{total / 1e15:,.0f}" for _, total in found)
-      rows.append((network, f'`"{pattern}"`', keys, *flops))
+      name = f'`"{pattern.format(row=ARENA["ListOps"][1])}"`'
+      rows.append((network, name, keys, *flops))
       network = ""
-  return dict(arena=[tables.markdown(rows)])
+  return dict(arena=[tables.markdown([titles, *rows])])
 
 
 def _training(name, row, pattern):
   """(mean keys of a query, FLOPs of training) with a pattern in a config."""
   config = importlib.import_module(f"configs.{name}").get_config()
-  config.attention.pattern = pattern.replace("50", str(row))
+  config.attention.pattern = pattern.format(row=row)
   with tempfile.TemporaryDirectory() as folder:
     if config.data.name == "labelled":
       config.data.path = folder
       for label in ("neg", "pos"):  # the names are all that is read
         (pathlib.Path(folder) / label).mkdir()
-    model = Experiment(config).model
-  total = explanation.total_of(
-    explanation.explain_attention(config, model), model
-  )
-  step = costs.step(config, model, total["pairs"])
-  return total["keys_mean"], step["flops"]["total"] * config.train.steps
+    costs = explanation.explain_costs(config, Experiment(config).model)
+  step = costs["step"]["flops"]["total"]
+  return costs["total"]["keys_mean"], step * config.train.steps
 
 
 def _of_api():

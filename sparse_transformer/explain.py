@@ -132,7 +132,7 @@ def _print(args, report, render, folder):
 def _compile(args):
   """Compiles the experiment for a target, and prints a report."""
   from sparse_transformer.targets import compilers, hardware, rendering
-  from sparse_transformer.training.analysis import costs, explanation
+  from sparse_transformer.training.analysis import explanation
   from sparse_transformer.training.distributed import mesh
   from sparse_transformer.training.experiment import Experiment
 
@@ -142,11 +142,8 @@ def _compile(args):
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
   if args.part == "step" and target.num_devices == 1:
-    attention = explanation.explain_attention(args.config, model)
-    pairs = explanation.total_of(attention, model)["pairs"]
-    report["flops"] = costs.step(args.config, model, pairs)["flops"]
-    ways = costs.rematerialization(args.config, model, pairs)
-    report["rematerialization"] = ways
+    costs = explanation.explain_costs(args.config, model)
+    report |= {name: costs[name] for name in ("step", "rematerialization")}
   print(json.dumps(report) if args.json else rendering.render(report))
 
 

@@ -132,7 +132,7 @@ def test_step_that_its_run_deletes_meanwhile_is_skipped(
   output = capfd.readouterr()
   assert [json.loads(x)["step"] for x in output.out.splitlines()] == [4]
   assert output.err == "skipping step 2, deleted meanwhile\n"
-  # A missing step that was requested by number is an error.
+  # Requesting a missing step by its number is an error.
   assert runs.command("eval.py", f"--workdir={folder}", "--step=2,4") == 1
   assert "no checkpoint of step 2" in capfd.readouterr().err
 

@@ -134,6 +134,7 @@ class Fasta(Codec):
   unit = "bits/base"
   symbols = ", ".join(BASES)
 
+  # An attribute of other codecs; here it depends on the separator.
   @property
   def vocab_size(self) -> int:  # type: ignore[override]
     return len(BASES) + (self.separator is not None)

@@ -43,7 +43,7 @@ from sparse_transformer.patterns.base import (
   signature as signature,
   table as table,
 )
-from sparse_transformer.patterns.catalogue import *  # noqa: F403
+from sparse_transformer.patterns.catalogue import *  # noqa: F403  see its __all__
 from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.content import (
   LSH as LSH,

@@ -93,7 +93,8 @@ class Truth:
   def __invert__(self) -> "Truth":
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
-  # Comparisons give conditions, not booleans; so hashing makes no sense.
+  # Comparisons give conditions, not booleans, here and below, which the type of
+  # `object.__eq__` does not allow; so hashing makes no sense.
   def __eq__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
     other = as_truth(other)
     return (self & other) | (~self & ~other)

@@ -351,7 +351,7 @@ def _source(node: ast.expr, text: str) -> str:
 
 
 def _unknown(name: str, reason: str = "") -> ValueError:
-  word = re.match(r"\w*", name)[0][:100]  # type: ignore[index]
+  word = re.split(r"\W", name, maxsplit=1)[0][:100]
   known = {*FACTORIZATIONS, *LAYOUTS, *CATALOGUE, *CONTENT} - {word}
   close = ", ".join(difflib.get_close_matches(word, sorted(known)))
   return ValueError(

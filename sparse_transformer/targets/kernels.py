@@ -77,8 +77,7 @@ def read(
 def copies_in_flight(code: str) -> int | None:
   """The fewest groups of copies that a loop leaves in flight when it waits.
 
-  Of the loops that copy to shared memory, in the PTX of a kernel; None if there
-  is no such loop.
+  Loops that copy to shared memory, in the PTX of a kernel; None without any.
   """
   loops = re.finditer(
     r"^(\$\w+):\n((?:(?!^\$).*\n)*?.*\bbra(?:\.uni)?\s+\1;)", code, re.MULTILINE

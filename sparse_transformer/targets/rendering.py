@@ -10,6 +10,7 @@ Report = dict[str, Any]
 DEFAULT_FRACTION = 0.75
 # What an estimate may take of the memory of a device.
 ESTIMATED_FRACTION = 0.9
+MIN_SHARE = 0.01  # of a step's FLOPs; saving less is not mentioned
 
 
 def render(report: Report) -> str:
@@ -75,16 +76,18 @@ def _remat(program, report):
     name: program["memory"]["peak"] + kept(way) - kept(now)
     for name, way in ways.items()
   }
-  room = ESTIMATED_FRACTION * report["memory"]
-  fitting = [name for name in ways if peaks[name] <= room]
-  least = min(fitting, key=lambda name: ways[name]["recomputed"], default=None)
-  saved = now["recomputed"] - ways[least]["recomputed"] if least else 0
-  share = saved / report["flops"]["total"]
-  if share < 0.01:
+  shares = {
+    name: (now["recomputed"] - way["recomputed"])
+    / report["step"]["flops"]["total"]
+    for name, way in ways.items()
+    if peaks[name] <= ESTIMATED_FRACTION * report["memory"]
+  }
+  best = max(shares, key=lambda name: shares[name], default=None)
+  if not best or shares[best] < MIN_SHARE:
     return ""
   return (
-    f"{least} would take about {tables.size(peaks[least])}, and {share:.0%}"
-    " fewer FLOPs"
+    f"{best} would take about {tables.size(peaks[best])}, and"
+    f" {shares[best]:.0%} fewer FLOPs"
   )
 
 

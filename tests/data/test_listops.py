@@ -132,3 +132,5 @@ def test_source_rejects_a_path_and_bounds_that_exclude_each_other():
     data.source(small_data.config("listops", min_length=17))
   with pytest.raises(ValueError, match="none of 50 .*=2 to .*=3 symbols"):
     example(2, 3, "train", 0, draws=50)
+  with pytest.raises(ValueError, match="none of 20,000 .*=2 to .*=3 symbols"):
+    data.source(small_data.config("listops", min_length=2, length=3))

@@ -143,8 +143,9 @@ def test_rendering_names_a_rematerialization_that_recomputes_less(
     "half": dict(activations=8 * 2**30, layer=2**30, recomputed=50),
     "block": dict(activations=4 * 2**30, layer=2 * 2**30, recomputed=100),
   }
+  step = dict(flops=dict(total=500))
   program = PROGRAM | dict(memory=PROGRAM["memory"] | dict(peak=gib * 2**30))
-  more = dict(remat=remat, rematerialization=ways, flops=dict(total=500))
+  more = dict(remat=remat, rematerialization=ways, step=step)
   text = rendering.render(REPORT | more | dict(programs=[program]))
   assert (
     ("  model.remat  " + words in text)

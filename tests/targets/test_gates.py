@@ -144,6 +144,7 @@ def test_key_heads_segments_and_soft_cap(target, segments, softcap):
   assert all(not kernel["spilled_bytes"] for kernel in program["kernels"])
   assert program["memory"]["peak"] < 0.8 * plain["memory"]["peak"]
   if target == "h100":
+    assert all(kernel["copies_in_flight"] for kernel in program["kernels"])
     assert program["launches"] == plain["launches"]
 
 

@@ -11,7 +11,7 @@ are a row. Only blocks are transposed, never scores.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from sparse_transformer.attention.contract import Keys, Plan, Queries
 from sparse_transformer.attention.executors import mosaic_tables
+from sparse_transformer.attention.executors.mosaic_tables import Steps
 
 LOG2_E = math.log2(math.e)
 ITEMS, OTHERS, CODES = range(3)  # tables of `mosaic_tables.Steps`
@@ -230,7 +231,6 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
   of_sides = (OTHERS, ITEMS) if is_by_key else (ITEMS, OTHERS)
   pieces = []
   for steps in launch.steps:
-    grid = _Grid(steps.cores, len(steps.items) // steps.cores)
     shapes = [
       jax.ShapeDtypeStruct(
         (len(first), steps.num_blocks, width, side.tile),
@@ -241,22 +241,24 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
     ]
     run = pl.pallas_call(
       # The first two tables choose blocks.
-      lambda items, others, codes, *refs, grid=grid: kernel(
+      lambda items, others, codes, *refs, steps=steps: kernel(
         plan.scores,
-        codes[grid.place(pl.program_id(0), pl.program_id(1))],
+        codes[steps.place(pl.program_id(0), pl.program_id(1))],
         *refs,
       ),
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(len(first) * grid.cores, grid.steps),
+        grid=(len(first) * steps.cores, steps.per_core),
         in_specs=[
           *(
-            jax.tree.map(functools.partial(grid.blocks, table=table), x)
+            jax.tree.map(
+              functools.partial(_blocks, steps=steps, table=table), x
+            )
             for x, table in zip(blocks, of_sides, strict=True)
           ),
-          grid.masks(masks),
+          _masks(masks, steps),
         ],
-        out_specs=[grid.blocks(x, ITEMS, steps.first) for x in shapes],
+        out_specs=[_blocks(x, steps, ITEMS, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
       ),
       out_shape=shapes,
@@ -276,30 +278,21 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
   ]
 
 
-class _Grid(NamedTuple):
-  """A grid: programs for each sequence and each core, which run in parallel."""
+def _blocks(x: Any, steps: Steps, table: int, first: int = 0) -> pl.BlockSpec:
+  """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
 
-  cores: int
-  steps: int  # of a core
+  def index(program, step, *tables):
+    number = tables[table][steps.place(program, step)] - first
+    return program // steps.cores, number, 0, 0
 
-  def place(self, program, step):
-    """The place of a step in its tables."""
-    return program % self.cores * self.steps + step
+  return pl.BlockSpec((None, None, *x.shape[2:]), index)
 
-  def blocks(self, x: Any, table: int, first: int = 0) -> pl.BlockSpec:
-    """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
 
-    def index(program, step, *tables):
-      number = tables[table][self.place(program, step)] - first
-      return program // self.cores, number, 0, 0
+def _masks(masks: jax.Array, steps: Steps) -> pl.BlockSpec:
+  """The mask of a step, of [masks, tile // 32, tile]."""
 
-    return pl.BlockSpec((None, None, *x.shape[2:]), index)
+  def index(program, step, *tables):
+    code = tables[CODES][steps.place(program, step)]
+    return code >> mosaic_tables.SHIFT, 0, 0
 
-  def masks(self, masks: jax.Array) -> pl.BlockSpec:
-    """The mask of a step, of all masks [masks, ...]."""
-
-    def index(program, step, *tables):
-      code = tables[CODES][self.place(program, step)]
-      return code >> mosaic_tables.SHIFT, 0, 0
-
-    return pl.BlockSpec((None, *masks.shape[1:]), index)
+  return pl.BlockSpec((None, *masks.shape[1:]), index)

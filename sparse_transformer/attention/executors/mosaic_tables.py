@@ -123,6 +123,18 @@ class Steps:
   num_blocks: int = dataclasses.field(metadata=contract.STATIC)
   cores: int = dataclasses.field(metadata=contract.STATIC)
 
+  @property
+  def per_core(self) -> int:
+    """Steps of each core."""
+    return len(self.items) // self.cores
+
+  def place(self, program: Any, step: Any) -> Any:
+    """The place in the tables of a step of a program.
+
+    There is a program for each core and sequence, those of a sequence together.
+    """
+    return program % self.cores * self.per_core + step
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,9 +166,10 @@ class Tables:
 
 
 class Limits(NamedTuple):
-  """What a grid is made for."""
+  """How the steps of a launch are cut into grids."""
 
-  steps: int  # the most that its tables may have
+  # The most in one grid, before all its cores get equally many.
+  steps: int
   cores: int = 1  # that share a sequence, 1 or 2
 
 
@@ -347,7 +360,9 @@ def _cut(
   counts = np.diff(firsts).tolist()
   launches = [
     _divide(of_devices, limits.cores, first, count)
-    for *of_devices, first, count in zip(*pieces, firsts, counts, strict=False)
+    for *of_devices, first, count in zip(
+      *pieces, firsts[:-1], counts, strict=True
+    )
   ]
   return [*zip(*launches, strict=True)]
 

@@ -311,8 +311,7 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   def run(tables, queries, keys, *refs):
     sides = (keys, queries) if is_by_key else (queries, keys)
     segments = [x.segments for x in sides]
-    options = group, plan.scores, interpret, precision
-    item = _Item(tables, segments, *options)
+    item = _Item(tables, segments, group, plan.scores, interpret, precision)
     kernel(item, queries, keys, *refs)
 
   return pl.pallas_call(

@@ -40,8 +40,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
   sizes = mesh.sizes(config)
   mesh.check_batch(config, sizes)
   mesh.check_network(model, sizes)
-  attention = explain_attention(config, model)
-  total = total_of(attention, model)
+  found = explain_costs(config, model)
   names = "task vocab_size num_layers num_heads width dtype remat".split()
   return dict(
     positions=model.length,
@@ -50,16 +49,25 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     parameters=model_lib.count_parameters(model),
     active_parameters=model_lib.count_active_parameters(model),
     experts=_experts(model),
-    attention=attention,
-    total=total,
+    **found,
     held=None if model.classifies else explain_held(model),
     reach=explain_reach(model),
-    step=costs.step(config, model, total["pairs"]),
     mesh=dict(sizes),
     memory=costs.memory(config, model),
     exchanged=exchanged.of_network(config, model, sizes),
+    cache=_cache(model, found["attention"]),
+  )
+
+
+def explain_costs(config: ConfigDict, model: model_lib.Config) -> Report:
+  """Costs of attention, of a training step, and with each `model.remat`."""
+  attention = explain_attention(config, model)
+  total = _total(attention, model)
+  return dict(
+    attention=attention,
+    total=total,
+    step=costs.step(config, model, total["pairs"]),
     rematerialization=costs.rematerialization(config, model, total["pairs"]),
-    cache=_cache(model, attention),
   )
 
 
@@ -93,7 +101,7 @@ def _groups(model: model_lib.Config) -> dict[tuple[Pattern, ...], list[int]]:
   return groups
 
 
-def total_of(attention: Sequence[Report], model: model_lib.Config) -> Report:
+def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
   """All rows of `explain_attention` together."""
   heads = [len(row["layers"]) * len(row["heads"]) for row in attention]
   pairs, computed = (

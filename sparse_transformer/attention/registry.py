@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
 from sparse_transformer.attention.executors import batched, dense, streamed
+from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
@@ -204,3 +205,4 @@ register("batched", batched)
 register("streamed", streamed, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))
 register("mosaic", Mosaic(), platforms=("tpu",))
+register("hopper", Hopper())

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import mosaic, triton
+from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
@@ -26,12 +27,14 @@ MIXED = Local(12), Local(12) | Strided(12), WITHOUT_KEYS[1], Strided(5)
 EXECUTORS = {
   "interpreted": Triton(interpret=True),
   "interpreted_mosaic": Mosaic(interpret=True),
+  "interpreted_hopper": Hopper(interpret=True),
 }
-GPU, TPU = EXECUTORS
+GPU, TPU, HOPPER = EXECUTORS
 SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
-# On TPUs, most cases are for soak.
-both = pytest.mark.parametrize(
-  "backend", [GPU, pytest.param(TPU, marks=pytest.mark.soak)]
+# But for Triton, most cases are for soak.
+everywhere = pytest.mark.parametrize(
+  "backend",
+  [GPU, *(pytest.param(x, marks=pytest.mark.soak) for x in (TPU, HOPPER))],
 )
 
 
@@ -55,6 +58,8 @@ def agrees(
   dtype=jnp.float32,
   options=laws.PLAIN,
 ):
+  if backend == HOPPER and tile:
+    tile = max(tile, 64)  # the rows of a product
   sizes = n, len(heads), k, e, batch, dtype
   inputs = laws.random_inputs(*sizes, group=options.group)
   found = laws.run(*inputs, tuple(heads), backend, tile, options=options)
@@ -62,7 +67,9 @@ def agrees(
   laws.assert_close(found, laws.reference(*inputs, heads, options), tolerance)
 
 
-@pytest.mark.parametrize("backend, k, e", [(GPU, 16, 32), (TPU, 8, 12)])
+@pytest.mark.parametrize(
+  "backend, k, e", [(GPU, 16, 32), (TPU, 8, 12), (HOPPER, 16, 32)]
+)
 def test_every_pattern_in_one_launch(backend, k, e):
   agrees(backend, (*catalogue.ALL, *WITHOUT_KEYS), 70, k, e, batch=1)
 
@@ -88,20 +95,20 @@ def test_lengths_around_tiles(backend, n, heads):
   agrees(backend, heads, n)
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("k, e", [(64, 64), (32, 128), (128, 128)])
 def test_tile_that_runs_on_the_device(backend, k, e):
   agrees(backend, TWO_SLOTS, 150 if backend == GPU else 300, k, e, tile=0)
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("options", laws.OPTIONS[1:])
 def test_groups_segments_and_scores(backend, options):
   heads = *MIXED, *MIXED[:2]
   agrees(backend, heads, 70, options=options)
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("scale, softcap", [(-0.7, 0), (-0.7, 2), (0, 0)])
 def test_scales_that_are_not_above_0(backend, scale, softcap):
   options = laws.Options(scale=scale, softcap=softcap)
@@ -125,7 +132,7 @@ def test_narrow_dtypes(backend, dtype):
   agrees(backend, TWO_SLOTS, 70, dtype=dtype)
 
 
-@both
+@everywhere
 def test_attention_can_be_mapped(backend):
   q, k, v, *_ = laws.random_inputs(40, 2, 16, 32, batch=4)
   pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
@@ -194,7 +201,7 @@ def test_any_mix_of_heads(backend, heads, n, widths, tile):
   agrees(backend, heads, n, *widths, 32 if backend == GPU else tile)
 
 
-@both
+@everywhere
 def test_derivatives_are_right_or_raise(backend):
   pattern = Local(4) | Strided(4)
   assert laws.derivatives_are_right_or_raise(backend, pattern) >= 2

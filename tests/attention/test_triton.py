@@ -43,7 +43,7 @@ def test_devices_may_have_more_keys_than_queries(part):
 
 
 def test_older_gpus_run_another_executor(monkeypatch):
-  monkeypatch.setattr(triton, "_compute_capability", lambda: 7.0)
+  monkeypatch.setattr(triton, "compute_capability", lambda _: 7.0)
   case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
   assert "capability 8.0 or later, got 7.0" in Triton().unsupported(case)
   assert registry.resolve("auto", case) == "batched"

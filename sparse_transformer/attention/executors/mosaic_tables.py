@@ -1,12 +1,13 @@
-"""Tables of the kernels for TPUs: blocks, and steps of the grid.
+"""Tables of kernels in Pallas' Mosaic, for TPUs and GPUs: blocks, and steps.
 
-A TPU copies blocks of consecutive places only. So arrays are arranged in each
+They copy blocks of consecutive places only. So arrays are arranged in each
 order that tiles are cut from, for the heads that use it, and results are put
 back. The natural order needs no more than a transposition.
 
-The grid has a step for each tile of an item, one item after another. What a
-step processes is in tables in scalar memory. Each core of a chip can have its
-own items.
+There is a step for each tile of an item, one item after another. On a TPU, it
+is one of the grid, and what it processes is in tables in scalar memory. Each
+core of a chip can have its own items. On a GPU, each program runs the steps of
+one item.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ import numpy as np
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.worklists import Lists
-from sparse_transformer.patterns import Layout, Pattern
+from sparse_transformer.patterns import Layout, Pattern, analysis
 
 # Codes of a step: the first or last of its item; its tile is partial or full,
 # or there is none. The bits from `SHIFT` on are the number of its mask.
@@ -61,10 +62,11 @@ class Side:
     """Blocks of all groups."""
     return sum(group.num_places for group in self.groups) // self.tile
 
-  def take(self, x_BLHK: jax.Array) -> jax.Array:
+  def take(self, x_BLHK: jax.Array, rows: bool = False) -> jax.Array:
     """Blocks [B, blocks, K, tile], with finite values of x for padding.
 
-    K is 1 for x_BLH, and for x_BL1, which is the same for all heads.
+    With `rows`, [B, blocks, tile, K]. K is 1 for x_BLH, and for x_BL1, which is
+    the same for all heads.
     """
     if x_BLHK.ndim == 3 and x_BLHK.shape[2] == 1:
       num = 1 + max(head for group in self.groups for head in group.heads)
@@ -77,28 +79,32 @@ class Side:
       if len(group.heads) < num_heads:
         x_BLhK = jnp.stack([x_BLHK[:, :, h] for h in group.heads], 2)
       # Rows of all heads at once are long, and few.
-      (rows,) = group.order.arrange(x_BLhK.reshape(batch, n, -1))
-      tiles = rows.reshape(batch, -1, self.tile, len(group.heads), width)
-      found.append(
-        tiles.transpose(0, 3, 1, 4, 2).reshape(batch, -1, width, self.tile)
-      )
+      (x,) = group.order.arrange(x_BLhK.reshape(batch, n, -1))
+      tiles = x.reshape(batch, -1, self.tile, len(group.heads), width)
+      axes = (0, 3, 1, 2, 4) if rows else (0, 3, 1, 4, 2)
+      blocks = tiles.transpose(axes)
+      found.append(blocks.reshape(batch, -1, *blocks.shape[3:]))
     return jnp.concatenate(found, 1)
 
-  def restore(self, blocks: jax.Array, chosen: tuple[int, ...]) -> jax.Array:
-    """[B, n, H, K] from blocks [B, blocks, K, tile], numbered as in `take`.
+  def restore(
+    self, blocks: jax.Array, chosen: tuple[int, ...], rows: bool = False
+  ) -> jax.Array:
+    """[B, n, H, K] from the blocks that `take` returns, in the same order.
 
     `chosen` is the group of each head whose blocks are its result, -1 for none.
     """
-    batch, _, width, tile = blocks.shape
+    batch, _, *shape = blocks.shape
+    tile, width = shape if rows else shape[::-1]
     columns, first = {}, 0
     for number, group in enumerate(self.groups):
       count = group.num_places // tile
       if number in chosen:
         x = blocks[:, first : first + count]
-        x = x.reshape(batch, len(group.heads), -1, width, tile)
-        rows = x.transpose(0, 2, 4, 1, 3).reshape(batch, -1, x.shape[1] * width)
-        (rows,) = group.order.restore(rows)
-        x_BLhK = rows.reshape(*rows.shape[:2], -1, width)
+        x = x.reshape(batch, len(group.heads), -1, *shape)
+        x = x.transpose((0, 2, 3, 1, 4) if rows else (0, 2, 4, 1, 3))
+        x = x.reshape(batch, -1, len(group.heads) * width)
+        (x,) = group.order.restore(x)
+        x_BLhK = x.reshape(*x.shape[:2], -1, width)
         if set(chosen) == {number} and len(group.heads) == len(chosen):
           return x_BLhK
         for i, head in enumerate(group.heads):
@@ -134,6 +140,27 @@ class Steps:
     There is a program for each core and sequence, those of a sequence together.
     """
     return program % self.cores * self.per_core + step
+
+  def ranges(self) -> contract.Table:
+    """The steps of each item of one core, those with the most first.
+
+    int32 [items, 4]: its block, its first step, its first one with a full tile,
+    and the one after the last. Those that do nothing are in none.
+    """
+    xp: Any = np if isinstance(self.items, np.ndarray) else jnp
+    blocks = xp.arange(self.first, self.first + self.num_blocks)
+    first = xp.searchsorted(self.items, blocks)
+    partial, full = (
+      xp.bincount(
+        self.items - self.first,
+        (self.codes & kind != 0),
+        minlength=self.num_blocks,
+      )
+      for kind in (PARTIAL, FULL)
+    )
+    middle = first + partial
+    found = xp.stack([blocks, first, middle, middle + full], 1)
+    return found[xp.argsort(-(partial + full))].astype(np.int32)
 
 
 @jax.tree_util.register_dataclass
@@ -171,6 +198,90 @@ class Limits(NamedTuple):
   # The most in one grid, before all its cores get equally many.
   steps: int
   cores: int = 1  # that share a sequence, 1 or 2
+
+
+class Arranged(worklists.Fused):
+  """An executor whose kernels follow these tables."""
+
+  TILES: tuple[int, ...]  # positions on a side to choose from, ascending
+  SMALLEST = 32  # that kernels can run
+  # What each step and each pair of its tile costs, in units of one's own.
+  STEP: float
+  PAIR: float
+
+  def tiles(self, case: contract.Case) -> tuple[int, ...]:
+    """Those of `TILES` that a case can have."""
+    del case
+    return self.TILES
+
+  def limits(self, case: contract.Case) -> Limits:
+    """How the steps of each launch are cut into grids."""
+    del case
+    return Limits(2**31 - 1)
+
+  def unsupported_tile(
+    self, case: contract.Case, tiles: Sequence[int]
+  ) -> str | None:
+    """Why the tile that is asked for, if any, is none of the given ones."""
+    # The tile of a short sequence is smaller than what was asked for.
+    if not case.tile or case.tile in tiles or case.tile >= case.length:
+      return None
+    return (
+      f"tiles must have {' or '.join(map(str, tiles))} positions, got"
+      f" tile={case.tile}; 0 chooses"
+    )
+
+  def tile_size(self, part: Pattern, case: contract.Case) -> int:
+    return self._tile_of((part,), case)
+
+  def common_tile(self, patterns: tuple[Pattern, ...], n: int) -> int:
+    """The tile that `plans` chooses for all heads."""
+    return _choose_tile(patterns, n, self.TILES, self.STEP, self.PAIR)
+
+  def plans(
+    self, patterns: tuple[Pattern, ...], case: contract.Case
+  ) -> contract.Plans:
+    tile = self._tile_of(patterns, case)
+    tables = make_tables(
+      patterns, case.length, tile, self.limits(case), case.group
+    )
+    return [(contract.Plan(None, tile, tables), None)]
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
+  ) -> list[Tables]:
+    heads = case.num_heads, case.group
+    return make_shares(part, layouts, *heads, self.limits(case))
+
+  def _tile_of(self, patterns, case):
+    """The tile with which patterns run in one launch."""
+    tiles = self.tiles(case), self.STEP, self.PAIR
+    tile = case.tile or _choose_tile(patterns, case.length, *tiles)
+    return max(worklists.check_tile(tile, case.length), self.SMALLEST)
+
+
+@functools.lru_cache(maxsize=256)
+def _choose_tile(
+  patterns: tuple[Pattern, ...],
+  n: int,
+  tiles: tuple[int, ...],
+  step: float,
+  pair: float,
+) -> int:
+  """The tile with which steps and their pairs cost least.
+
+  Larger tiles take fewer steps, but cover more than the pairs.
+  """
+
+  def cost(tile):
+    num_tiles = sum(
+      analysis.count_tiles(part, n, tile)
+      * (len(patterns) if heads is None else len(heads))
+      for part, heads in contract.heads_of_parts(patterns, n)
+    )
+    return num_tiles * (step + tile**2 * pair)
+
+  return min((t for t in tiles if t < 2 * n or t == tiles[0]), key=cost)
 
 
 @functools.lru_cache(maxsize=64)

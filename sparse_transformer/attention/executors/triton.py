@@ -43,7 +43,7 @@ class Triton(worklists.Fused):
       )
     if self.interpret:
       return None
-    if (capability := _compute_capability()) < MIN_CAPABILITY:
+    if (capability := compute_capability(MIN_CAPABILITY)) < MIN_CAPABILITY:
       return (
         f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
         f" {capability}"
@@ -86,8 +86,8 @@ class Triton(worklists.Fused):
     return triton_kernels
 
 
-def _compute_capability():
-  """Lowest of the local GPUs; the minimum supported if there are none."""
+def compute_capability(without: float) -> float:
+  """Lowest of the local GPUs; `without` if there are none."""
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   known = [float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)]
-  return min(known, default=MIN_CAPABILITY)
+  return min(known, default=without)

@@ -1,0 +1,50 @@
+"""The executor for NVIDIA's Hopper GPUs: three fused kernels.
+
+One launch computes the forward pass, one dq, and one dk and dv, each for all
+heads and all parts of the patterns; see `hopper_kernels`. They have been
+compiled for an H100 and an H200, but never run on one: only Pallas'
+interpreter has run them. "auto" does not choose them.
+"""
+
+from typing import Any
+
+from sparse_transformer.attention import contract
+from sparse_transformer.attention.executors import mosaic_tables, triton
+
+WIDTHS = 64, 128
+DTYPES = "bfloat16", "float16"
+CAPABILITY = 9.0  # later ones have no wgmma
+WIDE_TILE = 64  # with wider heads, tiles of 128 spill registers
+
+
+class Hopper(mosaic_tables.Arranged):
+  """Runs all heads and parts in one launch on GPUs of compute capability 9."""
+
+  TILES = 64, 128
+  SMALLEST = 64
+  STEP, PAIR = 64**2, 1  # in pairs: a guess, not measured
+
+  def unsupported(self, case: contract.Case) -> str | None:
+    if not self.interpret and case.platform != "cuda":
+      return "it needs an NVIDIA GPU"
+    if reason := self.unsupported_tile(case, self.tiles(case)):
+      return reason
+    if self.interpret:
+      return None
+    if (capability := triton.compute_capability(CAPABILITY)) != CAPABILITY:
+      return f"it needs compute capability {CAPABILITY}, got {capability}"
+    if case.dtype not in DTYPES:
+      return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
+    widths = case.qk_width, case.value_width
+    if not set(widths) <= {*WIDTHS}:
+      return f"widths of heads must be among {WIDTHS}, got {widths}"
+    return None
+
+  def tiles(self, case: contract.Case) -> tuple[int, ...]:
+    widest = max(case.qk_width, case.value_width)
+    return self.TILES if widest <= WIDTHS[0] else (WIDE_TILE,)
+
+  def kernels(self) -> Any:
+    from sparse_transformer.attention.executors import hopper_kernels
+
+    return hopper_kernels

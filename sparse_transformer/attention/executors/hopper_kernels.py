@@ -1,0 +1,414 @@
+"""The fused kernels of the `hopper` executor, in Pallas for Mosaic GPU.
+
+They know nothing of patterns. Each program of the grid processes one item, the
+block of one tile of one head, see `mosaic_tables`. One of its warpgroups, the
+producer, copies tiles of the other side to shared memory, several in advance,
+by the tensor memory accelerator. The others, the consumers, compute 64 rows of
+the item each. Barriers say when a buffer is full, and when it is free again.
+
+A row of scores is a position of the item, a column one of the other side: they
+are transposed where items are tiles of keys.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from sparse_transformer.attention.contract import Keys, Plan, Queries
+from sparse_transformer.attention.executors import mosaic_tables
+
+LOG2_E = math.log2(math.e)
+ROWS = 64  # of a warpgroup: those of its matrix products
+STAGES = 3  # buffers for tiles of the other side
+# Registers of each thread of a producer, and of a consumer if there are two.
+FEW, MANY = 40, 232
+
+
+class _Tables(NamedTuple):
+  """What items do, in global memory; see `mosaic_tables`."""
+
+  items: Any  # `Steps.ranges`
+  others: Any  # of `Steps`
+  codes: Any
+  masks: Any  # of `Tables`
+
+
+class _Buffers(NamedTuple):
+  """Shared memory, and barriers."""
+
+  mine: Any  # the block of an item
+  others: Any  # blocks of the other side
+  masks: Any
+  arrived: Any  # the block of the item is there
+  full: Any  # of each stage
+  free: Any
+
+
+class _Item:
+  """One item, within a kernel, as seen by one of its warpgroups."""
+
+  def __init__(self, tables, blocks, buffers, is_by_key, scores, interpret):
+    self._tables, self._blocks, self._buffers = tables, blocks, buffers
+    self._is_by_key, self._scores = is_by_key, scores
+    self._interpret = interpret
+    self._batch, row = lax.axis_index("batch"), lax.axis_index("item")
+    self._block, self._first, self._middle, self._last = (
+      tables.items[row, column] for column in range(4)
+    )
+    self._group = lax.axis_index("warpgroup")
+    self._rows = pl.ds(self._group * ROWS, ROWS)
+
+  def mine(self):
+    """The rows of this warpgroup, once they are there."""
+    plgpu.barrier_wait(self._buffers.arrived)
+    return jax.tree.map(lambda x: x.at[self._rows], self._buffers.mine)
+
+  def produce(self):
+    """Copies the block of the item, and all others as buffers become free."""
+    tables, buffers = self._tables, self._buffers
+    mine, others = self._blocks
+
+    def copy(block, barrier, source, target):
+      plgpu.copy_gmem_to_smem(source.at[self._batch, block], target, barrier)
+
+    copy_mine = functools.partial(copy, self._block, buffers.arrived)
+    jax.tree.map(copy_mine, mine, buffers.mine)
+
+    def step(i, stage, masked, carry):
+      full, free = buffers.full.at[stage], buffers.free.at[stage]
+      is_reused = i - self._first >= STAGES
+      pl.when(is_reused)(lambda: plgpu.barrier_wait(free))
+      copy_other = functools.partial(copy, tables.others[i], full)
+      targets = jax.tree.map(lambda x: x.at[stage], buffers.others)
+      jax.tree.map(copy_other, others, targets)
+      if masked:
+        mask = tables.masks.at[tables.codes[i] >> mosaic_tables.SHIFT]
+        plgpu.copy_gmem_to_smem(mask, buffers.masks.at[stage], full)
+      else:
+        plgpu.barrier_arrive(full)
+      return carry
+
+    self._loop(step, None)
+
+  def sweep(self, body, carry):
+    """body(other block, mask, carry) over blocks of the other side.
+
+    mask(x, fill) replaces what is not a pair.
+    """
+    buffers = self._buffers
+
+    def step(i, stage, masked, carry):
+      plgpu.barrier_wait(buffers.full.at[stage])
+      other = jax.tree.map(lambda x: x.at[stage], buffers.others)
+      mask = functools.partial(self._mask, stage, masked, other)
+      carry = body(other, mask, carry)
+      if masked or self._is_by_key or other.segments is not None:
+        # Values were loaded: copies that follow must not overtake that.
+        plgpu.commit_smem()
+      plgpu.barrier_arrive(buffers.free.at[stage])
+      return carry
+
+    return self._loop(step, carry)
+
+  def _loop(self, step, carry):
+    """step(i, stage, masked, carry) over partial tiles, then full ones."""
+    for start, stop, masked in (
+      (self._first, self._middle, True),
+      (self._middle, self._last, False),
+    ):
+
+      def run(i, carry, masked=masked):
+        return step(i, lax.rem(i - self._first, STAGES), masked, carry)
+
+      carry = lax.fori_loop(start, stop, run, carry)
+    return carry
+
+  def _mask(self, stage, masked, other, x, fill):
+    is_pair = self._pairs(stage, x.shape) if masked else None
+    mine = self._buffers.mine.segments
+    if mine is not None:
+      rows, columns = mine.at[self._rows], other.segments
+      same = _by_row(_load_rows(rows), x) == _by_column(
+        _load_columns(columns), x
+      )
+      is_pair = same if is_pair is None else is_pair & same
+    return x if is_pair is None else jnp.where(is_pair, x, fill)
+
+  def _pairs(self, stage, shape):
+    """The pairs of a partial tile, unpacked: bool [rows, columns]."""
+    masks = self._buffers.masks.at[stage]  # a bit for each key
+    axis = 0 if self._is_by_key else 1
+    key = plgpu.broadcasted_iota(
+      jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA
+    )
+
+    def words(number):
+      if self._is_by_key:
+        first = self._group * (ROWS // 32)
+        return _by_column(_load_columns(masks.at[first + number]), key)
+      return _by_row(_load_rows(masks.at[number, self._rows]), key)
+
+    bits = words(0)
+    for number in range(1, shape[axis] // 32):
+      bits = jnp.where(key < 32 * number, bits, words(number))
+    return lax.shift_right_logical(bits, key & 31) & 1 != 0
+
+  def dot(self, a, b, total=None):
+    """total + a b, accumulated in float32; b is in shared memory."""
+    if self._interpret and isinstance(a, jax.Array):
+      # The interpreter multiplies from shared memory only. On a GPU, what reads
+      # b is no load, which would need this fence before b is overwritten.
+      found = jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+      plgpu.commit_smem()
+      return found if total is None else total + found
+
+    def compute(result):
+      plgpu.wgmma(result, a, b)
+      return result[...]
+
+    if total is None:
+      return pl.run_scoped(compute, plgpu.ACC((a.shape[0], b.shape[1])))
+    run = pl.run_state(lambda result: plgpu.wgmma(result, a, b))
+    return run(plgpu.ACC.init(total))
+
+  def scale(self, x):
+    """The factor of products of queries and keys, one of which is x."""
+    return self._scores.factor(x.shape[-1])
+
+  def scores(self, a, b):
+    """(scores, what they are multiplied by, the slope of the soft cap or None).
+
+    The factor, to base 2, is above 0, so that -inf stays -inf.
+    """
+    s, scale, cap = self.dot(a, b.T), self.scale(a), self._scores.softcap
+    if cap:
+      share = jnp.tanh(s * (scale / cap))
+      return share, LOG2_E * cap, 1 - share * share
+    if scale <= 0:
+      return s * (LOG2_E * scale), 1.0, None
+    return s, LOG2_E * scale, None
+
+  def store(self, ref, x):
+    """Writes the rows of this warpgroup, from registers."""
+    ref = ref.at[self._batch, self._block, self._rows]
+    plgpu.store(ref, x.astype(ref.dtype), optimized=False)
+
+
+def _load_rows(ref):
+  """Values of rows, from shared memory."""
+  return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
+
+
+def _load_columns(ref):
+  """Values of columns, from shared memory."""
+  return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0))
+
+
+def _by_row(x, like):
+  return lax.broadcast_in_dim(x, like.shape, [0])
+
+
+def _by_column(x, like):
+  return lax.broadcast_in_dim(x, like.shape, [1])
+
+
+def _full(value, *width):
+  """Values [ROWS, width], or [ROWS]."""
+  layout = plgpu.Layout.WGMMA if width else plgpu.Layout.WGMMA.reduce(1)
+  return plgpu.layout_cast(jnp.full((ROWS, *width), value, jnp.float32), layout)
+
+
+def _forward(item, out_ref, lse_ref):
+  """Output and log-sum-exp of the rows of an item, by an online softmax."""
+  queries = item.mine()
+
+  def body(keys, mask, carry):
+    out, max_, sum_ = carry
+    s, factor, _ = item.scores(queries.q, keys.k)
+    s = mask(s, -jnp.inf)
+    new = jnp.maximum(max_, s.max(1) * factor)
+    # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
+    shift = jnp.where(new == -jnp.inf, 0.0, new)
+    p, decay = jnp.exp2(s * factor - _by_row(shift, s)), jnp.exp2(max_ - shift)
+    sum_ = sum_ * decay + p.sum(1)
+    out = item.dot(p.astype(keys.v.dtype), keys.v, out * _by_row(decay, out))
+    return out, new, sum_
+
+  carry = _full(0.0, out_ref.shape[-1]), _full(-jnp.inf), _full(0.0)
+  out, max_, sum_ = item.sweep(body, carry)
+  is_empty = sum_ == 0
+  total = jnp.where(is_empty, 1.0, sum_)
+  item.store(out_ref, out / _by_row(total, out))
+  lse = (max_ + jnp.log2(total)) / LOG2_E
+  item.store(lse_ref, jnp.where(is_empty, -jnp.inf, lse))
+
+
+def _backward_of_queries(item, dq_ref):
+  """dq of the rows of an item."""
+  queries = item.mine()
+  lse, delta = _load_rows(queries.lse), _load_rows(queries.delta)
+
+  def body(keys, mask, dq):
+    s, factor, slope = item.scores(queries.q, keys.k)
+    p = mask(jnp.exp2(s * factor - _by_row(lse, s)), 0.0)
+    p = p if slope is None else p * slope
+    ds = p * (item.dot(queries.dout, keys.v.T) - _by_row(delta, s))
+    return item.dot(ds.astype(keys.k.dtype), keys.k, dq)
+
+  dq = item.sweep(body, _full(0.0, dq_ref.shape[-1]))
+  item.store(dq_ref, dq * item.scale(queries.q))
+
+
+def _backward_of_keys(item, dk_ref, dv_ref):
+  """dk and dv of the rows of an item."""
+  keys = item.mine()
+
+  def body(queries, mask, carry):
+    dk, dv = carry
+    q, dout = queries.q, queries.dout
+    s, factor, slope = item.scores(keys.k, q)
+    lse, delta = _load_columns(queries.lse), _load_columns(queries.delta)
+    p = mask(jnp.exp2(s * factor - _by_column(lse, s)), 0.0)
+    # dv before ds: both gradients at once would need more registers.
+    dv = item.dot(p.astype(dout.dtype), dout, dv)
+    p = p if slope is None else p * slope
+    ds = p * (item.dot(keys.v, dout.T) - _by_column(delta, s))
+    return item.dot(ds.astype(q.dtype), q, dk), dv
+
+  carry = _full(0.0, dk_ref.shape[-1]), _full(0.0, dv_ref.shape[-1])
+  dk, dv = item.sweep(body, carry)
+  item.store(dk_ref, dk * item.scale(keys.k))
+  item.store(dv_ref, dv)
+
+
+def forward(
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+  """See `triton_kernels.forward`."""
+  outs = [((keys.v.shape[-1],), keys.v.dtype), ((), jnp.float32)]
+  out, lse = _launch(_forward, plan, False, queries, keys, outs, interpret)
+  return out, lse
+
+
+def backward(
+  plan: Plan, queries: Queries, keys: Keys, interpret: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
+  queries = queries._replace(lse=queries.lse * LOG2_E)
+  of_dq, *of_dk_dv = (
+    (x.shape[3:], x.dtype) for x in (queries.q, keys.k, keys.v)
+  )
+  run = functools.partial(
+    _launch, plan=plan, queries=queries, keys=keys, interpret=interpret
+  )
+  (dq,) = run(_backward_of_queries, is_by_key=False, outs=[of_dq])
+  dk, dv = run(_backward_of_keys, is_by_key=True, outs=of_dk_dv)
+  return dq, dk, dv
+
+
+def _launch(kernel, plan, is_by_key, queries, keys, outs, interpret):
+  """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
+
+  Its items are tiles of keys if `is_by_key`. `outs` has the shape of a row and
+  the dtype of each result.
+  """
+  tables = plan.tables
+  mine, others = (
+    jax.tree.map(functools.partial(_take, side), x)
+    for side, x in ((tables.queries, queries), (tables.keys, keys))
+  )
+  launch, side = tables.by_query, tables.queries
+  if is_by_key:
+    launch, side, mine, others = tables.by_key, tables.keys, others, mine
+  (steps,), consumers = launch.steps, side.tile // ROWS
+  shapes = [
+    jax.ShapeDtypeStruct(
+      (len(queries.q), steps.num_blocks, side.tile, *row),
+      dtype if len(launch.groups) == 1 else jnp.float32,
+    )
+    for row, dtype in outs
+  ]
+
+  def run(of_tables, blocks, *results, buffers):
+    item = _Item(of_tables, blocks, buffers, is_by_key, plan.scores, interpret)
+    is_producer = lax.axis_index("warpgroup") == consumers
+
+    @pl.when(is_producer)
+    def _():
+      if consumers > 1:
+        plgpu.set_max_registers(FEW, action="decrease")
+      item.produce()
+
+    @pl.when(~is_producer)
+    def _():
+      if consumers > 1:
+        plgpu.set_max_registers(MANY, action="increase")
+      kernel(item, *results)
+
+  run.__name__ = kernel.__name__.strip("_")
+  of_tables = steps.ranges(), steps.others, steps.codes, tables.masks
+  found = plgpu.kernel(
+    run,
+    out_type=shapes,
+    scratch_types=dict(buffers=_buffers(mine, others, tables.masks, consumers)),
+    grid=(steps.num_blocks, len(queries.q)),
+    grid_names=("item", "batch"),
+    num_threads=consumers + 1,
+    thread_name="warpgroup",
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=plgpu.InterpretGPUParams(detect_races=True)
+    if interpret
+    else None,
+  )(_Tables(*map(jnp.asarray, of_tables)), (mine, others))
+  return [
+    jnp.stack([_restore(side, x, chosen) for chosen in launch.groups])
+    for x in found
+  ]
+
+
+def _take(side, x):
+  """Blocks [B, blocks, tile, K] of x_BLHK, [B, blocks, tile] of x_BLH."""
+  if x.ndim == 4:
+    return side.take(x, rows=True)
+  return side.take(x).squeeze(2)
+
+
+def _restore(side, blocks, chosen):
+  if blocks.ndim == 4:
+    return side.restore(blocks, chosen, rows=True)
+  return side.restore(blocks[:, :, None], chosen).squeeze(3)
+
+
+def _buffers(mine, others, masks, consumers):
+  """Shared memory and barriers for items of `mine`."""
+  num_mine, num_others = (len(jax.tree.leaves(x)) for x in (mine, others))
+  return _Buffers(
+    jax.tree.map(_buffer, mine),
+    jax.tree.map(functools.partial(_buffer, stages=(STAGES,)), others),
+    plgpu.SMEM((STAGES, *masks.shape[1:]), masks.dtype),
+    plgpu.Barrier(num_arrivals=num_mine),
+    # The blocks of a tile, and its mask, if it has any.
+    plgpu.Barrier(num_arrivals=num_others + 1, num_barriers=STAGES),
+    plgpu.Barrier(num_arrivals=consumers, num_barriers=STAGES),
+  )
+
+
+def _buffer(block, stages=()):
+  """Shared memory for each block of an array [B, blocks, ...].
+
+  Matrices are tiled and swizzled as products need them.
+  """
+  shape, size = (*stages, *block.shape[2:]), block.dtype.itemsize
+  if block.ndim < 4:
+    return plgpu.SMEM(shape, block.dtype)
+  swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
+  # Protocols, whose methods mypy takes for abstract.
+  tiling = plgpu.TilingTransform((8, swizzle // size))  # type: ignore[abstract]
+  swizzling = plgpu.SwizzleTransform(swizzle)  # type: ignore[abstract]
+  return plgpu.SMEM(shape, block.dtype, transforms=(tiling, swizzling))

@@ -5,6 +5,8 @@ The reference is float64 NumPy, written out from the definition of a pattern.
 
 import dataclasses
 import functools
+import re
+import types
 
 import catalogue
 import jax
@@ -347,6 +349,21 @@ def derivatives_are_right_or_raise(backend, pattern, n=20, width=16):
     right += 1
     np.testing.assert_allclose(found, expected, rtol=2e-3)
   return right
+
+
+def mutant(module, change):
+  """A module with a text of its source replaced.
+
+  The text must be there once. What changes is marked as by `git diff
+  --word-diff`.
+  """
+  old = re.sub(r"(?s)\{\+.*?\+\}|\[-|-\]", "", change)
+  new = re.sub(r"(?s)\[-.*?-\]|\{\+|\+\}", "", change)
+  source = module.__loader__.get_source(module.__name__)
+  assert source.count(old) == 1, old
+  found = types.ModuleType("mutant")
+  exec(source.replace(old, new), found.__dict__)
+  return found
 
 
 def all_laws(backend, heads):

@@ -87,6 +87,7 @@ def compile_for(
     # The user's own flags come last, so that they win.
     flags.append(os.environ.get("XLA_FLAGS", ""))
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))
+    environment |= kernels.environment(path)
     environment.pop("PYTHONPATH", None)
     print(f"{target}: starting", file=sys.stderr, flush=True)
     with tempfile.TemporaryFile("w+") as log:

@@ -2,7 +2,8 @@
 
 The compiler is told to write the code of all kernels, and the list of what it
 launches, into a folder. NVIDIA's assembler reports how many registers each
-kernel needs, and how much it spills to memory.
+kernel needs, and how much it spills to memory. Mosaic GPU compiles its own
+kernels, and writes what the assembler says of them, besides much else.
 """
 
 import pathlib
@@ -26,6 +27,11 @@ def flags(folder: pathlib.Path) -> list[str]:
   return [f"--xla_dump_to={folder}", "--xla_dump_emitter_re=ptx"]
 
 
+def environment(folder: pathlib.Path) -> dict[str, str]:
+  """The variables with which Mosaic GPU writes what `read` reads."""
+  return dict(MOSAIC_GPU_DUMP_TO=str(folder))
+
+
 def read(
   folder: pathlib.Path, hlo: str, ptxas: pathlib.Path = PTXAS
 ) -> list[dict[str, Any]]:
@@ -39,15 +45,13 @@ def read(
     if KERNEL_CALL.search(line)
     for name in re.findall(r"(\w+)\)*/pallas_call", line)  # jvp(forward)/...
   }
-  if not own:
-    return []
   shared = {
     found["name"]: found.groupdict()
     for path in folder.glob("*thunk_sequence.txt")
     for found in map(LAUNCH.search, path.read_text().splitlines())
     if found
   }
-  result = []
+  result = [*map(_read_mosaic, folder.glob("*.ptxas"))]
   for path in sorted(folder.glob("*.ptx")):
     code = path.read_text()
     for entry in re.findall(r"\.entry (\w+)\(", code):
@@ -72,6 +76,20 @@ def read(
           )
         )
   return sorted(result, key=lambda kernel: kernel["kernel"])
+
+
+def _read_mosaic(path):
+  """The same, of a kernel of Mosaic GPU, from the assembler's log."""
+  resources = path.with_suffix(".resources.txt").read_text()
+  (shared,) = re.findall(r"smem_scratch_bytes=(\d+)", resources)
+  return dict(
+    kernel=re.sub(r"_\d+$", "", path.stem),
+    **parse_assembly(path.read_text()),
+    copies_in_flight=None,
+    shared_bytes=int(shared),
+    grid="",
+    threads="",
+  )
 
 
 def copies_in_flight(code: str) -> int | None:

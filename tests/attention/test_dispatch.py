@@ -246,7 +246,7 @@ def test_huge_tile_is_that_of_the_whole_sequence():
     assert huge == whole
 
 
-@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+@pytest.mark.parametrize("backend", ["triton", "mosaic", "hopper"])
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.vmap])
 def test_kernels_of_another_platform_are_rejected(backend, transform):
   x = jnp.ones((2, 1, 64, 2, 16))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import mosaic, triton
+from sparse_transformer.attention.executors import hopper, mosaic, triton
 from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
@@ -30,11 +30,20 @@ EXECUTORS = {
   "interpreted_hopper": Hopper(interpret=True),
 }
 GPU, TPU, HOPPER = EXECUTORS
+SMALLEST = {GPU: 32, TPU: 32, HOPPER: 64}  # tiles
 SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
+needs_mosaic_gpu = pytest.mark.skipif(
+  jax.__version_info__ < hopper.MIN_JAX, reason="needs a later jax"
+)
 # But for Triton, most cases are for soak.
+soak = pytest.mark.soak
 everywhere = pytest.mark.parametrize(
   "backend",
-  [GPU, *(pytest.param(x, marks=pytest.mark.soak) for x in (TPU, HOPPER))],
+  [
+    GPU,
+    pytest.param(TPU, marks=soak),
+    pytest.param(HOPPER, marks=[soak, needs_mosaic_gpu]),
+  ],
 )
 
 
@@ -58,8 +67,7 @@ def agrees(
   dtype=jnp.float32,
   options=laws.PLAIN,
 ):
-  if backend == HOPPER and tile:
-    tile = max(tile, 64)  # the rows of a product
+  tile = tile and max(tile, SMALLEST[backend])
   sizes = n, len(heads), k, e, batch, dtype
   inputs = laws.random_inputs(*sizes, group=options.group)
   found = laws.run(*inputs, tuple(heads), backend, tile, options=options)
@@ -68,7 +76,12 @@ def agrees(
 
 
 @pytest.mark.parametrize(
-  "backend, k, e", [(GPU, 16, 32), (TPU, 8, 12), (HOPPER, 16, 32)]
+  "backend, k, e",
+  [
+    (GPU, 16, 32),
+    (TPU, 8, 12),
+    pytest.param(HOPPER, 16, 32, marks=needs_mosaic_gpu),
+  ],
 )
 def test_every_pattern_in_one_launch(backend, k, e):
   agrees(backend, (*catalogue.ALL, *WITHOUT_KEYS), 70, k, e, batch=1)
@@ -138,7 +151,8 @@ def test_attention_can_be_mapped(backend):
   pairs = (x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v))
 
   def attention(*arrays):
-    return attend(*arrays, TWO_SLOTS, backend=backend, tile=32)
+    tile = SMALLEST[backend]
+    return attend(*arrays, TWO_SLOTS, backend=backend, tile=tile)
 
   np.testing.assert_array_equal(
     jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
@@ -188,7 +202,7 @@ def test_cases_that_cannot_run_are_named(executor, change, words):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("backend", EXECUTORS)
+@everywhere
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),

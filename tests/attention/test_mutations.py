@@ -8,7 +8,6 @@ nothing without the mutation.
 import dataclasses
 import functools
 import re
-import types
 
 import executor_laws as laws
 import jax
@@ -108,13 +107,7 @@ class Mutant(Triton):
   def kernels(self):
     if not self.change:
       return triton_kernels
-    old = re.sub(r"(?s)\{\+.*?\+\}|\[-|-\]", "", self.change)
-    new = re.sub(r"(?s)\[-.*?-\]|\{\+|\+\}", "", self.change)
-    source = triton_kernels.__loader__.get_source(triton_kernels.__name__)
-    assert source.count(old) == 1, old
-    module = types.ModuleType("mutant")
-    exec(source.replace(old, new), module.__dict__)
-    return module
+    return laws.mutant(triton_kernels, self.change)
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed import spread
 from sparse_transformer.attention.distributed.exchange import Exchange
+from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import (
@@ -327,7 +328,7 @@ def test_some_patterns_have_the_same_bits_as_on_one_device():
 @pytest.mark.soak
 @pytest.mark.parametrize("num_devices", DEVICES)
 @pytest.mark.parametrize(
-  "backend", [*laws.ANYWHERE, "dense", "triton", "mosaic"]
+  "backend", [*laws.ANYWHERE, "dense", "triton", "mosaic", "hopper"]
 )
 def test_every_pattern_agrees_with_its_definition(backend, num_devices):
   on_eight_devices(check_catalogue, backend, str(num_devices))
@@ -335,9 +336,9 @@ def test_every_pattern_agrees_with_its_definition(backend, num_devices):
 
 def check_catalogue(backend, num_devices):
   tile, width = 16, 8
-  if backend in ("triton", "mosaic"):
-    kernels = dict(triton=Triton, mosaic=Mosaic)[backend]
-    backend, tile, width = "interpreted", 32, 16
+  if kernels := dict(triton=Triton, mosaic=Mosaic, hopper=Hopper).get(backend):
+    tile, width = 64 if kernels is Hopper else 32, 16
+    backend = "interpreted"
     registry.register(backend, kernels(interpret=True))
   for first in range(0, len(catalogue.ALL), 6):
     heads = catalogue.ALL[first : first + 6]

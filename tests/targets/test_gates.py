@@ -103,6 +103,30 @@ def test_gpu_kernels_spill_no_registers(
     assert kernel["copies_in_flight"] > 0  # as products run
 
 
+@pytest.mark.parametrize(
+  "target, widths, tile, options",
+  [
+    ("h100", (64, 64), 64, {}),
+    ("h100", (64, 64), 128, {}),
+    ("h200", (64, 64), 128, dict(segments=True, softcap=30.0, key_heads=2)),
+    ("h200", (64, 128), 64, {}),
+    ("h100", (128, 128), 64, dict(segments=True, softcap=30.0)),
+  ],
+)
+def test_hopper_kernels_spill_no_registers(target, widths, tile, options):
+  config = attention_of(12_288, *widths)
+  config.attention.backend, config.attention.tile = "hopper", tile
+  (program,) = compile_for(target, config, "attention", **options)["programs"]
+  assert program["compiles"], program["reason"]
+  names = [kernel["kernel"] for kernel in program["kernels"]]
+  assert names == ["backward_of_keys", "backward_of_queries", "forward"]
+  for kernel in program["kernels"]:
+    assert not kernel["spilled_bytes"]
+    # A multiprocessor has registers for two consumers of 232 and a producer.
+    assert 0 < kernel["registers"] <= (168 if tile == 128 else 255)
+    assert 0 < kernel["shared_bytes"] <= SHARED_LIMIT
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("qk_width, value_width", WIDTHS)
 def test_tpu_programs_fit(length, qk_width, value_width):

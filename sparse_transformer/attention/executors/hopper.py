@@ -8,9 +8,12 @@ interpreter has run them. "auto" does not choose them.
 
 from typing import Any
 
+import jax
+
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import mosaic_tables, triton
 
+MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
 WIDTHS = 64, 128
 DTYPES = "bfloat16", "float16"
 CAPABILITY = 9.0  # later ones have no wgmma
@@ -27,6 +30,8 @@ class Hopper(mosaic_tables.Arranged):
   def unsupported(self, case: contract.Case) -> str | None:
     if not self.interpret and case.platform != "cuda":
       return "it needs an NVIDIA GPU"
+    if jax.__version_info__ < MIN_JAX:
+      return f"it needs jax {'.'.join(map(str, MIN_JAX))} or later"
     if reason := self.unsupported_tile(case, self.tiles(case)):
       return reason
     if self.interpret:

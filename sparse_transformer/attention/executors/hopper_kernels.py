@@ -96,18 +96,32 @@ class _Item:
 
     self._loop(step, None)
 
+    def wait(i, carry):
+      plgpu.barrier_wait(buffers.free.at[self._stage(i)])
+      return carry
+
+    # No barrier may end with an arrival that nobody has seen.
+    unseen = jnp.maximum(self._first, self._last - STAGES)
+    lax.fori_loop(unseen, self._last, wait, None)
+
   def sweep(self, body, carry):
-    """body(other block, mask, carry) over blocks of the other side.
+    """body(part, mask, carry) over blocks of the other side, or parts of them.
 
     mask(x, fill) replaces what is not a pair.
     """
     buffers = self._buffers
 
+    tile = buffers.masks.shape[2]
+    # With a soft cap, gradients of a larger tile would spill registers.
+    size = ROWS if self._is_by_key and self._scores.softcap else tile
+
     def step(i, stage, masked, carry):
       plgpu.barrier_wait(buffers.full.at[stage])
-      other = jax.tree.map(lambda x: x.at[stage], buffers.others)
-      mask = functools.partial(self._mask, stage, masked, other)
-      carry = body(other, mask, carry)
+      for first in range(0, tile, size):
+        at = stage, pl.ds(first, size)
+        other = jax.tree.map(lambda x, at=at: x.at[at], buffers.others)
+        mask = functools.partial(self._mask, at, masked, other)
+        carry = body(other, mask, carry)
       if masked or self._is_by_key or other.segments is not None:
         # Values were loaded: copies that follow must not overtake that.
         plgpu.commit_smem()
@@ -115,6 +129,10 @@ class _Item:
       return carry
 
     return self._loop(step, carry)
+
+  def _stage(self, i):
+    """The number of the buffers of a step."""
+    return lax.rem(i - self._first, STAGES)
 
   def _loop(self, step, carry):
     """step(i, stage, masked, carry) over partial tiles, then full ones."""
@@ -124,13 +142,13 @@ class _Item:
     ):
 
       def run(i, carry, masked=masked):
-        return step(i, lax.rem(i - self._first, STAGES), masked, carry)
+        return step(i, self._stage(i), masked, carry)
 
       carry = lax.fori_loop(start, stop, run, carry)
     return carry
 
-  def _mask(self, stage, masked, other, x, fill):
-    is_pair = self._pairs(stage, x.shape) if masked else None
+  def _mask(self, at, masked, other, x, fill):
+    is_pair = self._pairs(at, x.shape) if masked else None
     mine = self._buffers.mine.segments
     if mine is not None:
       rows, columns = mine.at[self._rows], other.segments
@@ -140,19 +158,20 @@ class _Item:
       is_pair = same if is_pair is None else is_pair & same
     return x if is_pair is None else jnp.where(is_pair, x, fill)
 
-  def _pairs(self, stage, shape):
+  def _pairs(self, at, shape):
     """The pairs of a partial tile, unpacked: bool [rows, columns]."""
+    stage, columns = at
     masks = self._buffers.masks.at[stage]  # a bit for each key
-    axis = 0 if self._is_by_key else 1
+    axis, keys = (0, self._rows) if self._is_by_key else (1, columns)
     key = plgpu.broadcasted_iota(
       jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA
     )
 
     def words(number):
+      word = keys.start // 32 + number
       if self._is_by_key:
-        first = self._group * (ROWS // 32)
-        return _by_column(_load_columns(masks.at[first + number]), key)
-      return _by_row(_load_rows(masks.at[number, self._rows]), key)
+        return _by_column(_load_columns(masks.at[word, columns]), key)
+      return _by_row(_load_rows(masks.at[word, self._rows]), key)
 
     bits = words(0)
     for number in range(1, shape[axis] // 32):
@@ -197,7 +216,7 @@ class _Item:
   def store(self, ref, x):
     """Writes the rows of this warpgroup, from registers."""
     ref = ref.at[self._batch, self._block, self._rows]
-    plgpu.store(ref, x.astype(ref.dtype), optimized=False)
+    ref[...] = x.astype(ref.dtype)
 
 
 def _load_rows(ref):

@@ -223,8 +223,9 @@ class Arranged(worklists.Fused):
     self, case: contract.Case, tiles: Sequence[int]
   ) -> str | None:
     """Why the tile that is asked for, if any, is none of the given ones."""
-    # The tile of a short sequence is smaller than what was asked for.
-    if not case.tile or case.tile in tiles or case.tile >= case.length:
+    # A short sequence's is smaller than what was asked for.
+    is_short = case.length <= case.tile < self.SMALLEST
+    if not case.tile or case.tile in tiles or is_short:
       return None
     return (
       f"tiles must have {' or '.join(map(str, tiles))} positions, got"

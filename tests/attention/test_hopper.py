@@ -1,0 +1,145 @@
+"""The executor for Hopper GPUs: its races, its tables, and what it supports.
+
+Its values and gradients are in test_kernels.py.
+"""
+
+import dataclasses
+import re
+
+import executor_laws as laws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import (
+  hopper,
+  hopper_kernels,
+  mosaic_tables,
+)
+from sparse_transformer.attention.executors.hopper import Hopper
+from sparse_transformer.attention.executors.mosaic_tables import FULL, PARTIAL
+from sparse_transformer.patterns import Causal, Local, Strided
+
+# Longer than the stages of shared memory, so that buffers are used again.
+HEADS, N = (Causal(), Local(100) | Strided(20)), 300
+# What is wrong, and a text of hopper_kernels.py with its change.
+RACES = {
+  "a buffer is overwritten as it is read": (
+    "pl.when(is_reused[-)-]{+ & False)+}(lambda: plgpu.barrier_wait(free))"
+  ),
+  "a buffer is free before it is read": (
+    "[-carry = body(other, mask, carry)-]"
+    "{+plgpu.barrier_arrive(buffers.free.at[stage]);"
+    " carry = body(other, mask, carry)+}"
+  ),
+  "a buffer is read before it is full": (
+    "[-plgpu.barrier_wait(buffers.full.at[stage])-]{+pass+}"
+  ),
+  "the item is read before it is there": (
+    "[-plgpu.barrier_wait(self._buffers.arrived)-]{+pass+}"
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant(Hopper):
+  """Kernels with a text of their source replaced."""
+
+  interpret: bool = True
+  change: str = ""
+
+  def kernels(self):
+    return laws.mutant(hopper_kernels, self.change)
+
+
+@pytest.fixture
+def register():
+  """register(executor) names it "tried"; what the interpreter keeps is lost."""
+  if jax.__version_info__ < hopper.MIN_JAX:
+    pytest.skip("needs a later jax")
+  yield lambda executor: registry.register("tried", executor)
+  from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+  registry.unregister("tried")
+  laws.run.clear_cache()
+  gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
+@pytest.mark.parametrize("options", [laws.PLAIN, laws.OPTIONS[3]])
+def test_two_warpgroups_share_a_tile(register, options):
+  register(Hopper(interpret=True))
+  heads = HEADS * options.group
+  inputs = laws.random_inputs(
+    N, len(heads), 64, 64, 1, jnp.bfloat16, group=options.group
+  )
+  found = laws.run(*inputs, heads, "tried", 128, options=options)
+  laws.assert_close(found, laws.reference(*inputs, heads, options), 0.02)
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_races_are_found(register, name):
+  register(Mutant(change=RACES[name]))
+  inputs = laws.random_inputs(N, len(HEADS), 16, 16, batch=1)
+  with pytest.raises(Exception, match="RACE|phase"):
+    laws.run(*inputs, HEADS, "tried", 64)
+
+
+def test_programs_run_each_step_once():
+  limits = mosaic_tables.Limits(10**6)
+  tables = mosaic_tables.make_tables(HEADS, N, 64, limits)
+  for launch in (tables.by_query, tables.by_key):
+    (steps,) = launch.steps
+    ranges = steps.ranges()
+    np.testing.assert_array_equal(np.sort(ranges[:, 0]), range(len(ranges)))
+    sizes = ranges[:, 3] - ranges[:, 1]
+    assert (np.diff(sizes) <= 0).all()  # the longest first
+    for block, first, middle, last in ranges:
+      assert (steps.items[first:last] == block).all()
+      assert (steps.codes[first:middle] & PARTIAL).all()
+      assert (steps.codes[middle:last] & FULL).all()
+    assert sizes.sum() == (steps.codes & (PARTIAL | FULL) > 0).sum()
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (dict(), None),
+    (dict(dtype="float16", tile=128), None),
+    (dict(value_width=128, tile=64), None),
+    (dict(length=20, tile=32), None),  # as `attend` shortens it
+    (dict(tile=32), "tiles must have 64 or 128 positions, got tile=32"),
+    (dict(value_width=128, tile=128), "must have 64 positions, got tile=128"),
+    (dict(platform="tpu"), "it needs an NVIDIA GPU"),
+    (dict(dtype="float32"), "it needs bfloat16 or float16, got float32"),
+    (dict(qk_width=32), r"must be among \(64, 128\), got \(32, 64\)"),
+  ],
+)
+def test_cases_that_cannot_run_are_named(change, words, monkeypatch):
+  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
+  settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
+  case = dict(batch=1, length=999, num_heads=4, platform="cuda") | settings
+  reason = Hopper().unsupported(Case(**case | change))
+  assert reason is None if words is None else re.search(words, reason)
+
+
+def test_older_versions_of_jax_are_rejected(monkeypatch):
+  monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
+  case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
+  assert "it needs jax 0.11.2" in Hopper().unsupported(case)
+
+
+def test_auto_chooses_what_was_measured():
+  case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
+  assert registry.resolve("auto", case) == "triton"
+
+
+@pytest.mark.parametrize("capability", [8.0, 10.0])
+def test_other_gpus_are_rejected(monkeypatch, capability):
+  name = "sparse_transformer.attention.executors.triton.compute_capability"
+  monkeypatch.setattr(name, lambda _: capability)
+  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
+  case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
+  assert f"9.0, got {capability}" in Hopper().unsupported(case)

@@ -198,7 +198,7 @@ def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
   """The tile that an executor chooses for all heads; 0 if parts have others."""
   executor = _executor(resolve(backend, case))
   choose = getattr(executor, "common_tile", None)
-  return choose(patterns, case.length) if choose and patterns else 0
+  return choose(patterns, case) if choose and patterns else 0
 
 
 register("batched", batched)

@@ -80,13 +80,18 @@ def read(
 
 def _read_mosaic(path):
   """The same, of a kernel of Mosaic GPU, from the assembler's log."""
-  resources = path.with_suffix(".resources.txt").read_text()
-  (shared,) = re.findall(r"smem_scratch_bytes=(\d+)", resources)
+  name = re.sub(r"_\d+$", "", path.stem)
+  # Written as it is lowered, with another number.
+  shared = [
+    int(size)
+    for other in path.parent.glob(f"{name}_*.resources.txt")
+    for size in re.findall(r"smem_scratch_bytes=(\d+)", other.read_text())
+  ]
   return dict(
-    kernel=re.sub(r"_\d+$", "", path.stem),
+    kernel=name,
     **parse_assembly(path.read_text()),
     copies_in_flight=None,
-    shared_bytes=int(shared),
+    shared_bytes=max(shared, default=0),
     grid="",
     threads="",
   )

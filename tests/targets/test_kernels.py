@@ -65,6 +65,16 @@ def test_hand_written_kernels_are_found(tmp_path):
   assert second["kernel"] == "forward_1" and second["shared_bytes"] == 64
 
 
+def test_kernels_of_mosaic_gpu_are_found(tmp_path):
+  log = LOG.format(stores=528, loads=176)
+  (tmp_path / "forward_1.ptxas").write_text(log)
+  resources = "Resources(smem_scratch_bytes=61440, tmem_scratch_cols=0)"
+  (tmp_path / "forward_0.resources.txt").write_text(resources)
+  (found,) = kernels.read(tmp_path, "ENTRY %main")
+  assert found["kernel"] == "forward" and found["shared_bytes"] == 61440
+  assert found["registers"] == 127 and found["spilled_bytes"] == 704
+
+
 def test_copies_in_flight():
   for first, second in (5, 3), (2, 4), (0, 3):
     code = LOOPS.format(first=first, second=second)

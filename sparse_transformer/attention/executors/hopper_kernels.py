@@ -2,12 +2,12 @@
 
 They know nothing of patterns. Each program of the grid processes one item, the
 block of one tile of one head, see `mosaic_tables`. One of its warpgroups, the
-producer, copies tiles of the other side to shared memory, several in advance,
-by the tensor memory accelerator. The others, the consumers, compute 64 rows of
+producer, copies tiles of the other side to shared memory in advance, by the
+tensor memory accelerator (TMA). The others, the consumers, compute 64 rows of
 the item each. Barriers say when a buffer is full, and when it is free again.
 
-A row of scores is a position of the item, a column one of the other side: they
-are transposed where items are tiles of keys.
+A row of scores is a position of the item, a column one of the other side. So
+scores are transposed where items are tiles of keys.
 """
 
 import functools
@@ -20,7 +20,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from sparse_transformer.attention.contract import Keys, Plan, Queries
+from sparse_transformer.attention.contract import (
+  Keys,
+  Plan,
+  Queries,
+  Unsupported,
+)
 from sparse_transformer.attention.executors import mosaic_tables
 
 LOG2_E = math.log2(math.e)
@@ -45,6 +50,7 @@ class _Buffers(NamedTuple):
   mine: Any  # the block of an item
   others: Any  # blocks of the other side
   masks: Any
+  results: Any
   arrived: Any  # the block of the item is there
   full: Any  # of each stage
   free: Any
@@ -57,7 +63,9 @@ class _Item:
     self._tables, self._blocks, self._buffers = tables, blocks, buffers
     self._is_by_key, self._scores = is_by_key, scores
     self._interpret = interpret
-    self._batch, row = lax.axis_index("batch"), lax.axis_index("item")
+    program, batch = lax.axis_index("program"), blocks[0][0].shape[0]
+    # The longest items of all sequences come first.
+    row, self._batch = lax.div(program, batch), lax.rem(program, batch)
     self._block, self._first, self._middle, self._last = (
       tables.items[row, column] for column in range(4)
     )
@@ -82,14 +90,16 @@ class _Item:
 
     def step(i, stage, masked, carry):
       full, free = buffers.full.at[stage], buffers.free.at[stage]
+      # Read now, not once the buffer is free.
+      block, number = tables.others[i], tables.codes[i] >> mosaic_tables.SHIFT
       is_reused = i - self._first >= STAGES
       pl.when(is_reused)(lambda: plgpu.barrier_wait(free))
-      copy_other = functools.partial(copy, tables.others[i], full)
+      copy_other = functools.partial(copy, block, full)
       targets = jax.tree.map(lambda x: x.at[stage], buffers.others)
       jax.tree.map(copy_other, others, targets)
       if masked:
-        mask = tables.masks.at[tables.codes[i] >> mosaic_tables.SHIFT]
-        plgpu.copy_gmem_to_smem(mask, buffers.masks.at[stage], full)
+        mask = tables.masks.at[number], buffers.masks.at[stage]
+        plgpu.copy_gmem_to_smem(*mask, full)
       else:
         plgpu.barrier_arrive(full)
       return carry
@@ -100,7 +110,7 @@ class _Item:
       plgpu.barrier_wait(buffers.free.at[self._stage(i)])
       return carry
 
-    # No barrier may end with an arrival that nobody has seen.
+    # The interpreter of jax 0.11 requires that each arrival is seen.
     unseen = jnp.maximum(self._first, self._last - STAGES)
     lax.fori_loop(unseen, self._last, wait, None)
 
@@ -110,7 +120,6 @@ class _Item:
     mask(x, fill) replaces what is not a pair.
     """
     buffers = self._buffers
-
     tile = buffers.masks.shape[2]
     # With a soft cap, gradients of a larger tile would spill registers.
     size = ROWS if self._is_by_key and self._scores.softcap else tile
@@ -123,7 +132,8 @@ class _Item:
         mask = functools.partial(self._mask, at, masked, other)
         carry = body(other, mask, carry)
       if masked or self._is_by_key or other.segments is not None:
-        # Values were loaded: copies that follow must not overtake that.
+        # Loads and TMA are different proxies: without a fence, the copy that
+        # reuses a buffer could overtake them.
         plgpu.commit_smem()
       plgpu.barrier_arrive(buffers.free.at[stage])
       return carry
@@ -162,15 +172,16 @@ class _Item:
     """The pairs of a partial tile, unpacked: bool [rows, columns]."""
     stage, columns = at
     masks = self._buffers.masks.at[stage]  # a bit for each key
-    axis, keys = (0, self._rows) if self._is_by_key else (1, columns)
+    axis = 0 if self._is_by_key else 1
     key = plgpu.broadcasted_iota(
       jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA
     )
 
     def words(number):
-      word = keys.start // 32 + number
       if self._is_by_key:
+        word = self._group * (ROWS // 32) + number
         return _by_column(_load_columns(masks.at[word, columns]), key)
+      word = columns.start // 32 + number
       return _by_row(_load_rows(masks.at[word, self._rows]), key)
 
     bits = words(0)
@@ -207,16 +218,23 @@ class _Item:
     """
     s, scale, cap = self.dot(a, b.T), self.scale(a), self._scores.softcap
     if cap:
-      share = jnp.tanh(s * (scale / cap))
+      # tanh, which the compiler would round to 11 bits.
+      share = 1 - 2 / (1 + jnp.exp2(s * (2 * LOG2_E * scale / cap)))
       return share, LOG2_E * cap, 1 - share * share
     if scale <= 0:
       return s * (LOG2_E * scale), 1.0, None
     return s, LOG2_E * scale, None
 
-  def store(self, ref, x):
-    """Writes the rows of this warpgroup, from registers."""
-    ref = ref.at[self._batch, self._block, self._rows]
-    ref[...] = x.astype(ref.dtype)
+  def store(self, refs, *arrays):
+    """Writes the rows of this warpgroup."""
+    buffers = [x.at[self._rows] for x in self._buffers.results]
+    for x, buffer in zip(arrays, buffers, strict=True):
+      buffer[...] = x.astype(buffer.dtype)
+    plgpu.commit_smem()
+    for buffer, ref in zip(buffers, refs, strict=True):
+      target = ref.at[self._batch, self._block, self._rows]
+      plgpu.copy_smem_to_gmem(buffer, target)
+    plgpu.wait_smem_to_gmem(0)
 
 
 def _load_rows(ref):
@@ -243,7 +261,7 @@ def _full(value, *width):
   return plgpu.layout_cast(jnp.full((ROWS, *width), value, jnp.float32), layout)
 
 
-def _forward(item, out_ref, lse_ref):
+def _forward(item, refs):
   """Output and log-sum-exp of the rows of an item, by an online softmax."""
   queries = item.mine()
 
@@ -259,16 +277,15 @@ def _forward(item, out_ref, lse_ref):
     out = item.dot(p.astype(keys.v.dtype), keys.v, out * _by_row(decay, out))
     return out, new, sum_
 
-  carry = _full(0.0, out_ref.shape[-1]), _full(-jnp.inf), _full(0.0)
+  carry = _full(0.0, refs[0].shape[-1]), _full(-jnp.inf), _full(0.0)
   out, max_, sum_ = item.sweep(body, carry)
   is_empty = sum_ == 0
   total = jnp.where(is_empty, 1.0, sum_)
-  item.store(out_ref, out / _by_row(total, out))
-  lse = (max_ + jnp.log2(total)) / LOG2_E
-  item.store(lse_ref, jnp.where(is_empty, -jnp.inf, lse))
+  lse = jnp.where(is_empty, -jnp.inf, (max_ + jnp.log2(total)) / LOG2_E)
+  item.store(refs, out / _by_row(total, out), lse)
 
 
-def _backward_of_queries(item, dq_ref):
+def _backward_of_queries(item, refs):
   """dq of the rows of an item."""
   queries = item.mine()
   lse, delta = _load_rows(queries.lse), _load_rows(queries.delta)
@@ -280,11 +297,11 @@ def _backward_of_queries(item, dq_ref):
     ds = p * (item.dot(queries.dout, keys.v.T) - _by_row(delta, s))
     return item.dot(ds.astype(keys.k.dtype), keys.k, dq)
 
-  dq = item.sweep(body, _full(0.0, dq_ref.shape[-1]))
-  item.store(dq_ref, dq * item.scale(queries.q))
+  dq = item.sweep(body, _full(0.0, queries.q.shape[-1]))
+  item.store(refs, dq * item.scale(queries.q))
 
 
-def _backward_of_keys(item, dk_ref, dv_ref):
+def _backward_of_keys(item, refs):
   """dk and dv of the rows of an item."""
   keys = item.mine()
 
@@ -300,16 +317,20 @@ def _backward_of_keys(item, dk_ref, dv_ref):
     ds = p * (item.dot(keys.v, dout.T) - _by_column(delta, s))
     return item.dot(ds.astype(q.dtype), q, dk), dv
 
-  carry = _full(0.0, dk_ref.shape[-1]), _full(0.0, dv_ref.shape[-1])
+  carry = _full(0.0, keys.k.shape[-1]), _full(0.0, keys.v.shape[-1])
   dk, dv = item.sweep(body, carry)
-  item.store(dk_ref, dk * item.scale(keys.k))
-  item.store(dv_ref, dv)
+  item.store(refs, dk * item.scale(keys.k), dv)
 
 
 def forward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """See `triton_kernels.forward`."""
+  if not interpret and keys.v.dtype != queries.q.dtype:
+    raise Unsupported(
+      f"backend=hopper needs values in the dtype of queries, {queries.q.dtype},"
+      f" got {keys.v.dtype}"
+    )
   outs = [((keys.v.shape[-1],), keys.v.dtype), ((), jnp.float32)]
   out, lse = _launch(_forward, plan, False, queries, keys, outs, interpret)
   return out, lse
@@ -368,16 +389,16 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, interpret):
     def _():
       if consumers > 1:
         plgpu.set_max_registers(MANY, action="increase")
-      kernel(item, *results)
+      kernel(item, results)
 
   run.__name__ = kernel.__name__.strip("_")
   of_tables = steps.ranges(), steps.others, steps.codes, tables.masks
   found = plgpu.kernel(
     run,
     out_type=shapes,
-    scratch_types=dict(buffers=_buffers(mine, others, tables.masks, consumers)),
-    grid=(steps.num_blocks, len(queries.q)),
-    grid_names=("item", "batch"),
+    scratch_types=dict(buffers=_buffers(mine, others, tables.masks, shapes)),
+    grid=(steps.num_blocks * len(queries.q),),
+    grid_names=("program",),
     num_threads=consumers + 1,
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -404,13 +425,15 @@ def _restore(side, blocks, chosen):
   return side.restore(blocks[:, :, None], chosen).squeeze(3)
 
 
-def _buffers(mine, others, masks, consumers):
+def _buffers(mine, others, masks, results):
   """Shared memory and barriers for items of `mine`."""
+  consumers = results[0].shape[2] // ROWS
   num_mine, num_others = (len(jax.tree.leaves(x)) for x in (mine, others))
   return _Buffers(
     jax.tree.map(_buffer, mine),
     jax.tree.map(functools.partial(_buffer, stages=(STAGES,)), others),
     plgpu.SMEM((STAGES, *masks.shape[1:]), masks.dtype),
+    [*map(_buffer, results)],
     plgpu.Barrier(num_arrivals=num_mine),
     # The blocks of a tile, and its mask, if it has any.
     plgpu.Barrier(num_arrivals=num_others + 1, num_barriers=STAGES),
@@ -427,7 +450,7 @@ def _buffer(block, stages=()):
   if block.ndim < 4:
     return plgpu.SMEM(shape, block.dtype)
   swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
-  # Protocols, whose methods mypy takes for abstract.
+  # mypy takes these classes for abstract, since they derive from a protocol.
   tiling = plgpu.TilingTransform((8, swizzle // size))  # type: ignore[abstract]
   swizzling = plgpu.SwizzleTransform(swizzle)  # type: ignore[abstract]
   return plgpu.SMEM(shape, block.dtype, transforms=(tiling, swizzling))

@@ -145,22 +145,27 @@ class Steps:
     """The steps of each item of one core, those with the most first.
 
     int32 [items, 4]: its block, its first step, its first one with a full tile,
-    and the one after the last. Those that do nothing are in none.
+    and the one after the last. No range has the steps that do nothing.
     """
     xp: Any = np if isinstance(self.items, np.ndarray) else jnp
     blocks = xp.arange(self.first, self.first + self.num_blocks)
-    first = xp.searchsorted(self.items, blocks)
+
+    def count(kind):
+      """The steps of a kind before each place."""
+      is_kind = self.codes & kind != 0
+      return xp.concatenate([xp.zeros(1, int), xp.cumsum(is_kind)])
+
+    first, end = (
+      xp.searchsorted(self.items, blocks, side=side)
+      for side in ("left", "right")
+    )
     partial, full = (
-      xp.bincount(
-        self.items - self.first,
-        (self.codes & kind != 0),
-        minlength=self.num_blocks,
-      )
-      for kind in (PARTIAL, FULL)
+      count(kind)[end] - count(kind)[first] for kind in (PARTIAL, FULL)
     )
     middle = first + partial
     found = xp.stack([blocks, first, middle, middle + full], 1)
-    return found[xp.argsort(-(partial + full))].astype(np.int32)
+    longest_first = xp.argsort(-(partial + full), stable=True)
+    return found[longest_first].astype(np.int32)
 
 
 @jax.tree_util.register_dataclass
@@ -235,9 +240,12 @@ class Arranged(worklists.Fused):
   def tile_size(self, part: Pattern, case: contract.Case) -> int:
     return self._tile_of((part,), case)
 
-  def common_tile(self, patterns: tuple[Pattern, ...], n: int) -> int:
+  def common_tile(
+    self, patterns: tuple[Pattern, ...], case: contract.Case
+  ) -> int:
     """The tile that `plans` chooses for all heads."""
-    return _choose_tile(patterns, n, self.TILES, self.STEP, self.PAIR)
+    tiles = self.tiles(case), self.STEP, self.PAIR
+    return _choose_tile(patterns, case.length, *tiles)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case
@@ -256,8 +264,7 @@ class Arranged(worklists.Fused):
 
   def _tile_of(self, patterns, case):
     """The tile with which patterns run in one launch."""
-    tiles = self.tiles(case), self.STEP, self.PAIR
-    tile = case.tile or _choose_tile(patterns, case.length, *tiles)
+    tile = case.tile or self.common_tile(patterns, case)
     return max(worklists.check_tile(tile, case.length), self.SMALLEST)
 
 

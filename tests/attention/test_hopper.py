@@ -94,7 +94,9 @@ def test_programs_run_each_step_once():
     (steps,) = launch.steps
     ranges = steps.ranges()
     traced = jax.jit(lambda steps: steps.ranges())(steps)
+    mixed = dataclasses.replace(steps, codes=jnp.asarray(steps.codes))
     np.testing.assert_array_equal(traced, ranges)
+    np.testing.assert_array_equal(mixed.ranges(), ranges)
     np.testing.assert_array_equal(np.sort(ranges[:, 0]), range(len(ranges)))
     sizes = ranges[:, 3] - ranges[:, 1]
     assert (np.diff(sizes) <= 0).all()  # the longest first

@@ -147,7 +147,9 @@ class Steps:
     int32 [items, 4]: its block, its first step, its first one with a full tile,
     and the one after the last. No range has the steps that do nothing.
     """
-    xp: Any = np if isinstance(self.items, np.ndarray) else jnp
+    tables = self.items, self.codes
+    is_known = all(isinstance(table, np.ndarray) for table in tables)
+    xp: Any = np if is_known else jnp
     blocks = xp.arange(self.first, self.first + self.num_blocks)
 
     def count(kind):

@@ -335,9 +335,9 @@ def test_every_pattern_agrees_with_its_definition(backend, num_devices):
 
 def check_catalogue(backend, num_devices):
   tile, width = 16, 8
-  if kernels := dict(triton=Triton, mosaic=Mosaic).get(backend):
-    tile, width = 32, 16
-    backend = "interpreted"
+  if backend in ("triton", "mosaic"):
+    kernels = dict(triton=Triton, mosaic=Mosaic)[backend]
+    backend, tile, width = "interpreted", 32, 16
     registry.register(backend, kernels(interpret=True))
   for first in range(0, len(catalogue.ALL), 6):
     heads = catalogue.ALL[first : first + 6]

@@ -332,7 +332,8 @@ def forward(
       f" got {keys.v.dtype}"
     )
   outs = [((keys.v.shape[-1],), keys.v.dtype), ((), jnp.float32)]
-  out, lse = _launch(_forward, plan, False, queries, keys, outs, interpret)
+  blocks = _blocks_of(plan, queries, keys)
+  out, lse = _launch(_forward, plan, False, blocks, outs, interpret)
   return out, lse
 
 
@@ -340,36 +341,45 @@ def backward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
-  queries = queries._replace(lse=queries.lse * LOG2_E)
+  blocks = _blocks_of(plan, queries._replace(lse=queries.lse * LOG2_E), keys)
   of_dq, *of_dk_dv = (
     (x.shape[3:], x.dtype) for x in (queries.q, keys.k, keys.v)
   )
   run = functools.partial(
-    _launch, plan=plan, queries=queries, keys=keys, interpret=interpret
+    _launch, plan=plan, blocks=blocks, interpret=interpret
   )
   (dq,) = run(_backward_of_queries, is_by_key=False, outs=[of_dq])
   dk, dv = run(_backward_of_keys, is_by_key=True, outs=of_dk_dv)
   return dq, dk, dv
 
 
-def _launch(kernel, plan, is_by_key, queries, keys, outs, interpret):
+def _blocks_of(plan, queries, keys):
+  """The blocks [B, blocks, tile, K] of queries and keys, [B, blocks, tile]."""
+  tables = plan.tables
+
+  def take(side, x):
+    return side.take(x, rows=True) if x.ndim == 4 else side.take(x).squeeze(2)
+
+  return (
+    jax.tree.map(functools.partial(take, tables.queries), queries),
+    jax.tree.map(functools.partial(take, tables.keys), keys),
+  )
+
+
+def _launch(kernel, plan, is_by_key, blocks, outs, interpret):
   """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
 
   Its items are tiles of keys if `is_by_key`. `outs` has the shape of a row and
   the dtype of each result.
   """
-  tables = plan.tables
-  mine, others = (
-    jax.tree.map(functools.partial(_take, side), x)
-    for side, x in ((tables.queries, queries), (tables.keys, keys))
-  )
-  launch, side = tables.by_query, tables.queries
+  tables, batch = plan.tables, len(blocks[0].q)
+  launch, side, (mine, others) = tables.by_query, tables.queries, blocks
   if is_by_key:
     launch, side, mine, others = tables.by_key, tables.keys, others, mine
   (steps,), consumers = launch.steps, side.tile // ROWS
   shapes = [
     jax.ShapeDtypeStruct(
-      (len(queries.q), steps.num_blocks, side.tile, *row),
+      (batch, steps.num_blocks, side.tile, *row),
       dtype if len(launch.groups) == 1 else jnp.float32,
     )
     for row, dtype in outs
@@ -397,7 +407,7 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, interpret):
     run,
     out_type=shapes,
     scratch_types=dict(buffers=_buffers(mine, others, tables.masks, shapes)),
-    grid=(steps.num_blocks * len(queries.q),),
+    grid=(steps.num_blocks * batch,),
     grid_names=("program",),
     num_threads=consumers + 1,
     thread_name="warpgroup",
@@ -410,13 +420,6 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, interpret):
     jnp.stack([_restore(side, x, chosen) for chosen in launch.groups])
     for x in found
   ]
-
-
-def _take(side, x):
-  """Blocks [B, blocks, tile, K] of x_BLHK, [B, blocks, tile] of x_BLH."""
-  if x.ndim == 4:
-    return side.take(x, rows=True)
-  return side.take(x).squeeze(2)
 
 
 def _restore(side, blocks, chosen):

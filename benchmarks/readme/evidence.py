@@ -28,6 +28,7 @@ COMPARISONS = {
   "gpt_oss": "The layout of gpt-oss on text",
   "schedule": "From dense to strided after 80 % of the steps",
   "listops": "ListOps of Long Range Arena",
+  "image": "Image of Long Range Arena, 8,000 images",
   "strand": "The strand of replication, from scratch and pretrained",
 }
 # Those before learning rates were tuned for each value.

@@ -144,8 +144,10 @@ def notes(record: Record) -> str:
     text = f"Mean of {seeds} seeds ± half of its 95 % confidence interval. "
   text += (
     "Validation: the entire split, scored by the best of each run's checkpoints"
-    f" in float32. Test: scored once, for the best on validation, {best}."
+    " in float32."
   )
+  if record["rows"][0]["test"] is not None:
+    text += f" Test: scored once, for the best on validation, {best}."
   if record["rows"][0]["keys"] is not None:
     text += " Keys: per query, the mean over heads and layers."
   if record["equal"]:

@@ -4,6 +4,7 @@ Its values and gradients are in test_kernels.py.
 """
 
 import dataclasses
+import functools
 import re
 
 import executor_laws as laws
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import registry
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.contract import Case, Unsupported
 from sparse_transformer.attention.executors import (
   hopper,
   hopper_kernels,
@@ -138,6 +139,18 @@ def test_older_versions_of_jax_are_rejected(monkeypatch):
   monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
   case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
   assert "it needs jax 0.11.2" in Hopper().unsupported(case)
+
+
+def test_values_of_another_dtype_are_rejected(monkeypatch):
+  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
+  q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
+  v = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+  attention = functools.partial(attend, patterns=Causal(), backend="hopper")
+  with (
+    registry.targeting("cuda"),
+    pytest.raises(Unsupported, match="dtype of queries, bfloat16, got float32"),
+  ):
+    jax.eval_shape(attention, q, q, v)
 
 
 def test_auto_chooses_what_was_measured():

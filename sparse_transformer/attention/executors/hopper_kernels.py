@@ -158,6 +158,7 @@ class _Item:
     return carry
 
   def _mask(self, at, masked, other, x, fill):
+    """x [rows, columns] with `fill` in place of what is not a pair."""
     is_pair = self._pairs(at, x.shape) if masked else None
     mine = self._buffers.mine.segments
     if mine is not None:
@@ -192,8 +193,8 @@ class _Item:
   def dot(self, a, b, total=None):
     """total + a b, accumulated in float32; b is in shared memory."""
     if self._interpret and isinstance(a, jax.Array):
-      # The interpreter multiplies from shared memory only. On a GPU, what reads
-      # b is no load, which would need this fence before b is overwritten.
+      # The interpreter needs both operands in shared memory, so b is loaded.
+      # Loads need a fence before b is overwritten; on a GPU, wgmma needs none.
       found = jnp.dot(a, b[...], preferred_element_type=jnp.float32)
       plgpu.commit_smem()
       return found if total is None else total + found
@@ -354,7 +355,10 @@ def backward(
 
 
 def _blocks_of(plan, queries, keys):
-  """The blocks [B, blocks, tile, K] of queries and keys, [B, blocks, tile]."""
+  """The blocks [B, blocks, tile, K] of queries and keys.
+
+  Of arrays without a width, such as lse_BLH, [B, blocks, tile].
+  """
   tables = plan.tables
 
   def take(side, x):
@@ -453,7 +457,7 @@ def _buffer(block, stages=()):
   if block.ndim < 4:
     return plgpu.SMEM(shape, block.dtype)
   swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
-  # mypy takes these classes for abstract, since they derive from a protocol.
+  # mypy thinks that these classes are abstract: they derive from a protocol.
   tiling = plgpu.TilingTransform((8, swizzle // size))  # type: ignore[abstract]
   swizzling = plgpu.SwizzleTransform(swizzle)  # type: ignore[abstract]
   return plgpu.SMEM(shape, block.dtype, transforms=(tiling, swizzling))

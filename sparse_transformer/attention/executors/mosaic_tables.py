@@ -217,7 +217,7 @@ class Arranged(worklists.Fused):
   PAIR: float
 
   def tiles(self, case: contract.Case) -> tuple[int, ...]:
-    """Those of `TILES` that a case can have."""
+    """The values of `TILES` that a case supports."""
     del case
     return self.TILES
 
@@ -230,7 +230,7 @@ class Arranged(worklists.Fused):
     self, case: contract.Case, tiles: Sequence[int]
   ) -> str | None:
     """Why the tile that is asked for, if any, is none of the given ones."""
-    # A short sequence's is smaller than what was asked for.
+    # `attend` reduces the tile of a short sequence.
     is_short = case.length <= case.tile < self.SMALLEST
     if not case.tile or case.tile in tiles or is_short:
       return None

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.executors import mosaic_tables, triton
+from sparse_transformer.attention.executors import arranged, triton
 
 MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
 WIDTHS = 64, 128
@@ -20,7 +20,7 @@ CAPABILITY = 9.0  # later ones have no wgmma
 WIDE_TILE = 64  # with wider heads, tiles of 128 spill registers
 
 
-class Hopper(mosaic_tables.Arranged):
+class Hopper(arranged.Arranged):
   """Runs all heads and parts in one launch on GPUs of compute capability 9."""
 
   TILES = 64, 128

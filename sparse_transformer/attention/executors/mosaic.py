@@ -8,7 +8,7 @@ compiled for TPUs, but never run on one: only Pallas' interpreter has run them.
 from typing import Any
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.executors import mosaic_tables
+from sparse_transformer.attention.executors import arranged, mosaic_tables
 
 WIDEST = 256
 DTYPES = "bfloat16", "float32"
@@ -16,7 +16,7 @@ DTYPES = "bfloat16", "float32"
 MOST_STEPS = 2**16
 
 
-class Mosaic(mosaic_tables.Arranged):
+class Mosaic(arranged.Arranged):
   """Runs all heads and parts in one launch on TPUs."""
 
   TILES = 128, 256, 512  # with 1,024, VMEM may not suffice

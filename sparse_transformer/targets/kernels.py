@@ -55,7 +55,7 @@ def read(
   for path in sorted(folder.glob("*.ptx")):
     code = path.read_text()
     for entry in re.findall(r"\.entry (\w+)\(", code):
-      if re.sub(r"_\d+$", "", entry) in own:
+      if re.sub(r"_+\d+$", "", entry) in own:  # "backward_of_keys__1"
         found = re.search(r"^\.target (\w+)", code, re.MULTILINE)
         assert found, f"{path} has no .target"
         done = subprocess.run(

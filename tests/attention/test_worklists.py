@@ -15,6 +15,10 @@ def pairs_of(lists, mine, other, n, num_heads, group=1):
   counts = np.zeros((num_heads, n + 1, n + 1), int)
   bits = np.ascontiguousarray(lists.masks).view(np.uint8)
   masks = np.unpackbits(bits, axis=-1, bitorder="little")
+  # The first slot has every row once.
+  tiles = lists.items[lists.items[:, 5] == 0, :2]
+  assert len(tiles) == -(-n // TILE) * (num_heads // group)
+  assert len(tiles) == len(np.unique(tiles, axis=0)) and lists.written[0].all()
   for head, tile, first, middle, last, slot in lists.items:
     assert lists.written[slot, mine[tile][mine[tile] >= 0], head].all()
     for i in range(first, last):

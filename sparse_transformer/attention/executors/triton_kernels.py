@@ -26,9 +26,11 @@ MIN_SCALE = 1e-30  # in place of 0, which would make NaN of -inf
 class _Item:
   """One item of a list, within a kernel."""
 
-  def __init__(self, tables, segments, group, scores, interpret, precision):
+  def __init__(
+    self, tables, segments, group, earlier, scores, interpret, precision
+  ):
     items, self._others, self._listed, self._masks, mine = tables
-    self._segments, self._group = segments, group
+    self._segments, self._group, self._earlier = segments, group, earlier
     self._scores, self._interpret = scores, interpret
     self._precision = precision
     row = pl.program_id(0)
@@ -137,21 +139,34 @@ class _Item:
     bits = lax.shift_right_logical(words, bit) & 1
     return bits.reshape(tile, tile) != 0
 
+  def earlier(self, number, fill=0.0):
+    """The rows of this item in result `number` of each earlier slot."""
+    if self._earlier is None:
+      return []
+    (written, results), found = self._earlier, []
+    for slot in range(len(written)):
+      ref, mask = results[number], written[slot, self.head, self.at] != 0
+      where, mask = self._index(ref, self.at, mask)
+      found.append(plgpu.load(ref.at[slot, *where], mask=mask, other=fill))
+    return found
+
   def store(self, ref, x):
     """Writes rows [tile, W] or [tile] into this item's slot."""
     # Out of bounds, since interpret mode writes back what it read where the
     # mask is false: another row may have the same position.
     at = jnp.where(self.is_real, self.at, ref.shape[2 if x.ndim > 1 else 3])
-    where: tuple[Any, ...] = (self.head, at)
-    mask = self.is_real
-    if x.ndim > 1:
-      # Interpret mode takes either slices or index arrays, not both.
-      columns = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
-      where = at[:, None], self.head, columns
-      mask = jnp.broadcast_to(self.is_real[:, None], x.shape)
-    plgpu.store(
-      ref.at[self.slot, self.batch, *where], x.astype(ref.dtype), mask=mask
-    )
+    where, mask = self._index(ref, at, self.is_real)
+    slot = jnp.maximum(self.slot - 1, 0)
+    plgpu.store(ref.at[slot, *where], x.astype(ref.dtype), mask=mask)
+
+  def _index(self, ref, at, mask):
+    """(index of rows of one slot [B, L, H, W] or [B, H, L], their mask)."""
+    if ref.ndim == 4:
+      return (self.batch, self.head, at), mask
+    # Interpret mode takes either slices or index arrays, not both.
+    columns = lax.broadcasted_iota(jnp.int32, (1, ref.shape[-1]), 1)
+    mask = jnp.broadcast_to(mask[:, None], (len(mask), ref.shape[-1]))
+    return (self.batch, at[:, None], self.head, columns), mask
 
 
 def _forward(item, queries, keys, out_ref, lse_ref):
@@ -172,14 +187,18 @@ def _forward(item, queries, keys, out_ref, lse_ref):
     return out, new, sum_ * decay + p.sum(1)
 
   tile = len(item.at)
-  out, max_, sum_ = item.sweep(
-    body,
-    (
-      jnp.zeros((tile, keys.v.shape[-1]), jnp.float32),
-      jnp.full((tile,), -jnp.inf, jnp.float32),
-      jnp.zeros((tile,), jnp.float32),
-    ),
-  )
+  out = jnp.zeros((tile, keys.v.shape[-1]), jnp.float32)
+  max_ = jnp.full((tile,), -jnp.inf, jnp.float32)
+  sum_ = jnp.zeros((tile,), jnp.float32)
+  slots = item.earlier(0), item.earlier(1, -jnp.inf)
+  for more, lse in zip(*slots, strict=True):
+    lse = lse * LOG2_E
+    new = jnp.maximum(max_, lse)
+    shift = jnp.where(new == -jnp.inf, 0.0, new)
+    decay, weight = item.exp2(max_ - shift), item.exp2(lse - shift)
+    out = out * decay[:, None] + more * weight[:, None]
+    max_, sum_ = new, sum_ * decay + weight
+  out, max_, sum_ = item.sweep(body, (out, max_, sum_))
   is_empty = sum_ == 0
   item.store(out_ref, out / jnp.where(is_empty, 1.0, sum_)[:, None])
   lse = (max_ + jnp.log2(jnp.where(is_empty, 1.0, sum_))) / LOG2_E
@@ -211,7 +230,7 @@ def _backward_of_queries(item, queries, keys, dq_ref):
     return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
 
   dq = item.sweep(body, jnp.zeros(q.shape, jnp.float32))
-  item.store(dq_ref, dq * item.scale(q))
+  item.store(dq_ref, sum(item.earlier(0), dq * item.scale(q)))
 
 
 def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
@@ -231,14 +250,14 @@ def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
 
   zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
   dk, dv = item.sweep(body, zeros)
-  item.store(dk_ref, dk * item.scale(k))
-  item.store(dv_ref, dv)
+  item.store(dk_ref, sum(item.earlier(0), dk * item.scale(k)))
+  item.store(dv_ref, sum(item.earlier(1), dv))
 
 
 def forward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_SBLHE, lse_SBLH) of each slot, unspecified where not written.
+  """(out_BLHE, lse_BLH), each with an axis of slots in front, here one.
 
   With `interpret`, the kernel is interpreted instead of compiled.
   """
@@ -256,7 +275,7 @@ def forward(
 def backward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
+  """(dq_BLHK, dk_BMGK, dv_BMGE), with an axis of slots as in `forward`."""
   v = keys.v
   # With 4 warps, wider values spill registers.
   warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
@@ -277,10 +296,10 @@ def backward(
 
 
 def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
-  """[slots, *outs] of a kernel, in float32 if there are several slots.
+  """The results of a kernel, each like one of `outs` after an axis of slots.
 
-  Its items are tiles of keys if `is_by_key`; `outs` are arrays or shapes like
-  the results of one slot.
+  Its items are tiles of keys if `is_by_key`. Those of the first slot, which
+  holds all rows, run last: they continue from what the others wrote.
   """
   work, q = plan.tables, queries.q
   lists = work.by_key if is_by_key else work.by_query
@@ -291,36 +310,58 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   # depends on one load: Triton loads in advance through no more than one. On
   # the host if the tables are.
   listed = other[lists.others[:, 0]].clip(0)
-  tables = lists.items, lists.others, listed, lists.masks, mine
-  shapes = [
-    jax.ShapeDtypeStruct(
-      (len(lists.written), *x.shape),
-      x.dtype if len(lists.written) == 1 else jnp.float32,
-      manual_axis_type=jax.typeof(q).manual_axis_type,
-    )
-    for x in outs
-  ]
+  tables = lists.others, listed, lists.masks, mine
+  run = _on_items(kernel, plan, is_by_key, queries, keys, interpret)
+
+  def launch(items, num_slots, outs, earlier=None):
+    shapes = [
+      jax.ShapeDtypeStruct(
+        (num_slots, *x.shape),
+        x.dtype,
+        manual_axis_type=jax.typeof(q).manual_axis_type,
+      )
+      for x in outs
+    ]
+    return pl.pallas_call(
+      run,
+      grid=(len(items), len(q)),
+      out_shape=shapes,
+      compiler_params=plgpu.CompilerParams(
+        num_warps=num_warps, num_stages=NUM_STAGES
+      ),
+      interpret=interpret,
+      name=kernel.__name__.strip("_"),
+    )(tuple(map(jnp.asarray, (items, *tables))), queries, keys, earlier)
+
+  num_slots, n, num_heads = lists.written.shape
+  if num_slots == 1:
+    return launch(lists.items, 1, outs)
+  # Sorted, since tables may be traced: the first slot has one item for each
+  # tile of each head.
+  items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
+  count = -(-n // plan.tile) * num_heads
+  sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
+  results = launch(items[count:], num_slots - 1, sums)
+  written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
+  return launch(items[:count], 1, outs, (written, results))
+
+
+def _on_items(kernel, plan, is_by_key, queries, keys, interpret):
+  """A kernel as a function of tables, inputs and results."""
   # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
   # products of such parts have the accuracy of float32, on tensor cores.
   precision: Any = None
-  if q.dtype == jnp.float32:
+  if queries.q.dtype == jnp.float32:
     three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     precision = lax.Precision.HIGHEST if interpret else three
-  group = q.shape[2] // keys.k.shape[2]
+  group = queries.q.shape[2] // keys.k.shape[2]
 
-  def run(tables, queries, keys, *refs):
+  def run(tables, queries, keys, earlier, *refs):
     sides = (keys, queries) if is_by_key else (queries, keys)
     segments = [x.segments for x in sides]
-    item = _Item(tables, segments, group, plan.scores, interpret, precision)
+    item = _Item(
+      *(tables, segments, group, earlier, plan.scores, interpret, precision)
+    )
     kernel(item, queries, keys, *refs)
 
-  return pl.pallas_call(
-    run,
-    grid=(len(lists.items), len(q)),
-    out_shape=shapes,
-    compiler_params=plgpu.CompilerParams(
-      num_warps=num_warps, num_stages=NUM_STAGES
-    ),
-    interpret=interpret,
-    name=kernel.__name__.strip("_"),
-  )(tuple(map(jnp.asarray, tables)), queries, keys)
+  return run

@@ -9,8 +9,8 @@ take the pairs of partial tiles from bits, so that they know nothing of
 patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
-write to different slots, whose results `Fused` combines, the base of executors
-with kernels.
+write to different slots. Kernels, or else `Fused`, the base of executors with
+kernels, combine the results.
 """
 
 import abc

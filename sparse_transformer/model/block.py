@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax import lax
 
-from sparse_transformer.model import experts, pattern_params, sharding
+from sparse_transformer.model import experts, pattern_params
 from sparse_transformer.model.hyperparameters import Config
 
 # Marks a function that ends with a product. The backward pass needs the
@@ -93,27 +93,31 @@ class ResidualBlock(nnx.Module):
 
   @_recomputed
   def _enter_attention(self, x_BLD):
-    y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
-    qkv = _linear(y_BLD, self.query, self.key, self.value)
-    return [y_BLF.astype(x_BLD.dtype) for y_BLF in qkv]
+    with jax.named_scope("norm"):
+      y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
+    layers = self.query, self.key, self.value
+    copies = _copies(y_BLD, len(layers))
+    return [_linear(*x) for x in zip(copies, layers, strict=True)]
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
-    (a_BLD,) = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
+    a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD = self._drop(a_BLD, rng)
-    y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
+    with jax.named_scope("norm"):
+      y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
     return a_BLD, self._enter_mlp(y_BLD)
 
   def _enter_mlp(self, y_BLD):
-    (h_BLF,) = _linear(y_BLD, self.mlp_in)
-    return h_BLF.astype(y_BLD.dtype)
+    return _linear(y_BLD, self.mlp_in)
 
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
     """(b, measurements)."""
-    (b_BLD,) = _linear(experts.activate(h_BLF), self.mlp_out)
+    b_BLD = _linear(experts.activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, rng), {}
 
+  @jax.named_scope("dropout")
   def _drop(self, x_BLD, rng):
+    x_BLD = x_BLD.astype(jnp.float32)
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
 
 
@@ -165,28 +169,39 @@ def _make_mlp(config, rngs):
   )
 
 
-def _linear(x_BLD: jax.Array, *layers: nnx.Linear) -> list[jax.Array]:
-  """Applies linear layers as one product in the dtype of x; returns float32."""
-  if len(layers) > 1 and x_BLD.shape[1] == 1:
-    # Decoding: putting the weights side by side would cost more than it saves.
-    return [_linear(x_BLD, layer)[0] for layer in layers]
-  # The parts of one device are put side by side; otherwise devices would
-  # exchange them.
-  parts = sharding.size("tensor") if len(layers) > 1 else 1
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _copies(x: jax.Array, num: int) -> list[jax.Array]:
+  """The same array, as several for compilers.
 
-  def join(arrays):
-    of_parts = [x.reshape(*x.shape[:-1], parts, -1) for x in arrays]
-    joined = jnp.concatenate(of_parts, axis=-1)
-    return joined.reshape(*joined.shape[:-2], -1)
+  Compilers for GPUs would merge small products of one array, and then split the
+  result. Gradients are added as usual.
+  """
+  return lax.optimization_barrier([x] * num)
 
-  kernel = join([layer.kernel[...] for layer in layers])
-  biases = [layer.bias for layer in layers]
-  bias = join([b[...] for b in biases if b is not None])
-  y_BLF = x_BLD @ kernel.astype(x_BLD.dtype) + bias[None, None]
-  y_BLPF = y_BLF.reshape(*x_BLD.shape[:2], parts, -1)
-  ends = np.cumsum([layer.out_features // parts for layer in layers])[:-1]
-  split = jnp.split(y_BLPF, ends, axis=-1)
-  return [y.reshape(*x_BLD.shape[:2], -1) for y in split]
+
+@_copies.defjvp
+def _copies_jvp(num, primals, tangents):
+  return _copies(*primals, num), [*tangents] * num
+
+
+@jax.named_scope("linear")
+def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
+  """Applies a linear layer in the dtype of x, which the result has, too."""
+  precision, dtype = None, None
+  if x_BLD.dtype == jnp.bfloat16:
+    # Sums are rounded after the bias is added, so that compilers for GPUs do
+    # all of it in one kernel. In the backward pass, this algorithm rounds the
+    # cotangents. CPUs have none such for float16.
+    precision, dtype = lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32
+  y_BLF = jnp.matmul(
+    x_BLD,
+    layer.kernel[...].astype(x_BLD.dtype),
+    precision=precision,
+    preferred_element_type=dtype,
+  )
+  if layer.bias is not None:
+    y_BLF += layer.bias[...][None, None]
+  return y_BLF.astype(x_BLD.dtype)
 
 
 def _weight_init(

@@ -37,6 +37,7 @@ class Weights(NamedTuple):
   bias_out: jax.Array  # [E, D]
 
 
+@jax.named_scope("activation")
 def activate(h: jax.Array) -> jax.Array:
   """The activation of all MLPs."""
   return h * jax.nn.sigmoid(1.702 * h)

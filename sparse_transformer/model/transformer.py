@@ -247,7 +247,8 @@ class Transformer(nnx.Module):
         y_BLD, cache, new = apply(
           x_BLD.astype(config.dtype), cache, layer, index, inputs
         )
-        x_BLD = sharding.split_stream(x_BLD + y_BLD)
+        with jax.named_scope("residual"):
+          x_BLD = sharding.split_stream(x_BLD + y_BLD)
         measured.append(new)
       return (x_BLD, cache), measured
 
@@ -388,6 +389,9 @@ def _pack(blocks: nnx.Module) -> tuple[Any, Callable]:
   def make_block(packed):
     matrices, vectors = packed
     vectors = map(sharding.keep_whole, jnp.split(vectors, ends, axis=-1))
+    # Without a barrier, the compiler for GPUs would not add a bias, which is a
+    # slice, in the kernel of a product.
+    vectors = jax.lax.optimization_barrier(list(vectors))
     kinds = iter(vectors), iter(matrices)
     params = [next(kinds[k]) for k in is_matrix]
     return nnx.merge(graph, jax.tree.unflatten(structure, params))

@@ -22,6 +22,12 @@ FREE = set(
 )
 FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
 
+# What JAX itself adds to the path of an operation.
+TRACED = set(
+  "body checkpoint closed_call cond eval_jaxpr rematted_computation shard_map"
+  " while".split()
+)
+
 BRANCHES = "branch_computations", "true_computation", "false_computation"
 CALLS = {"call": "to_apply", "async-start": "calls"}
 SLICED = "dynamic-slice", "dynamic-update-slice"
@@ -65,7 +71,8 @@ class Profile:
 
   # Kernels by the name of the instruction, up to its first dot.
   launches: Counts = dataclasses.field(default_factory=collections.Counter)
-  # Bytes that these kernels read and write, by the same names.
+  # Bytes that these kernels read and write, by the innermost `jax.named_scope`
+  # of the instruction that names a kernel; without any, by the same names.
   moved: Counts = dataclasses.field(default_factory=collections.Counter)
   copies: int = 0  # copies from memory to memory, which need no kernel
   # {kind: (how many, bytes of their results on one device)}.
@@ -97,7 +104,9 @@ def profile(text: str) -> Profile:
         # Names end in numbers, and in what the compiler did: ".remat".
         name = x.name.partition(".")[0]
         result.launches[name] += times
-        result.moved[name] += times * _moved(module, computation, x)
+        result.moved[_scope(x) or name] += times * _moved(
+          module, computation, x
+        )
       for part in _fused(module, x).values() or [x]:
         # The end of a collective has the shape of its result.
         kind = part.opcode.removesuffix("-done")
@@ -146,13 +155,21 @@ def _fused(module, instruction):
   return module[name]
 
 
+def _scope(instruction):
+  """The innermost scope in the path of an operation; None without any."""
+  path = re.search(r'op_name="([^"]*)"', instruction.rest)
+  scopes = path[1].split("/")[:-1] if path else []
+  named = [x for x in scopes if x.isidentifier() and x not in TRACED]
+  return named[-1] if named else None
+
+
 def _moved(module, computation, instruction):
   """Bytes that a kernel reads and writes."""
   names, users = instruction.operands, [instruction]
   if fused := _fused(module, instruction):
     computation, users = fused, [*fused.values()]
     names = [x.name for x in users if x.opcode == "parameter"]
-  read = sum(_read(x, computation, users) for x in dict.fromkeys(names))
+  read = sum(_read(module, x, computation, users) for x in dict.fromkeys(names))
   return read + _written(users[-1], computation)
 
 
@@ -174,13 +191,23 @@ def _trips(module, loop):
   return None
 
 
-def _read(name, instructions, users):
+def _read(module, name, instructions, users):
   """Bytes that users read of an array: all of it, unless they slice it."""
   if name not in instructions:
     return 0
   users = [x for x in users if name in x.operands]
-  if len(users) == 1 and users[0].opcode == "bitcast":
-    return _read(users[0].name, instructions, instructions.values())
+  if len(users) == 1:
+    (user,) = users
+    if user.opcode == "bitcast":
+      return _read(module, user.name, instructions, instructions.values())
+    if fused := _fused(module, user):  # TPUs have fusions within fusions
+      start = f"{user.operands.index(name)})"
+      (name,) = (
+        x.name
+        for x in fused.values()
+        if x.opcode == "parameter" and x.rest.startswith(start)
+      )
+      return _read(module, name, fused, fused.values())
   if users and all(x.opcode in SLICED and x.operands[0] == name for x in users):
     reads = (x for x in users if x.opcode == "dynamic-slice")
     return sum(num_bytes(x.shape) for x in reads)

@@ -61,8 +61,9 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
     for kind, moved in program["collectives"].items()
   )
   yield "  collectives", ", ".join(collectives) or "none"
-  if moved := program.get("most_moved"):
-    yield "  moves", _most(moved, tables.size)
+  if "moved" in program:
+    most = _most(program["most_moved"], tables.size)
+    yield "  moves", f"{tables.size(program['moved'])}; {most}"
 
 
 def _remat(program, report):

@@ -196,6 +196,7 @@ def _report(program, experiment, target, request, tell):
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
     most_launched=dict(profile.launches.most_common(NOTED)),
+    moved=profile.moved.total(),
     most_moved=dict(profile.moved.most_common(NOTED)),
     collectives={
       kind: dict(count=count, bytes=size)

@@ -91,6 +91,7 @@ PROGRAM = dict(
   copies=0,
   unknown_loops=1,
   most_launched={"dot": 7},
+  moved=2**21,
   most_moved={"dot": 2**20},
   collectives={"all-reduce": dict(count=1, bytes=4)},
   kernels=[],
@@ -114,7 +115,7 @@ REPORT = dict(
   [
     ({}, "61.00 GiB of 80.00 GiB: fits, with XLA_PYTHON_CLIENT_MEM_FRACTION"),
     ({}, "7 and 0 copies; at least, 1 loops counted once; dot 7\n"),
-    ({}, "moves        dot 1.00 MiB"),
+    ({}, "moves        2.00 MiB; dot 1.00 MiB"),
     ({}, "all-reduce 1 (4 B)"),
     (dict(fits=False), "of 80.00 GiB: does not fit"),
     (dict(compiles=False, fits=None, reason="why"), "does not compile  why"),

@@ -155,8 +155,24 @@ ENTRY %main (x: f32[9,8], i: s32[], y: f32[8]) -> f32[9,8] {
 """
 
 
-def test_bytes_moved_are_those_of_slices_where_only_these_are_used():
-  moved = hlo.profile(SLICES).moved
+# The same slice, in a fusion of its own.
+NESTED = SLICES.replace(
+  "dynamic-slice(%a, %b, %b)", "fusion(%b, %a), calls=%inner"
+).replace(
+  "%fused (",
+  """%inner (j: s32[], z: f32[9,8]) -> f32[1,8] {
+  %j = s32[] parameter(0)
+  %z = f32[9,8]{1,0} parameter(1)
+  ROOT %part = f32[1,8]{1,0} dynamic-slice(%z, %j, %j)
+}
+
+%fused (""",
+)
+
+
+@pytest.mark.parametrize("text", [SLICES, NESTED])
+def test_bytes_moved_are_those_of_slices_where_only_these_are_used(text):
+  moved = hlo.profile(text).moved
   # The slice, its index and the row are read, and the slice is written.
   assert moved == dict(slices=32 + 4 + 32 + 32, sort=64)
 

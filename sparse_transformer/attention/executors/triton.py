@@ -1,7 +1,8 @@
 """The executor for NVIDIA GPUs: three fused kernels.
 
-One launch computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns; see `triton_kernels`.
+One kernel computes the forward pass, one dq, and one dk and dv, each for all
+heads and all parts of the patterns, in one launch or, where parts write to
+different slots, in two; see `triton_kernels`.
 """
 
 import re
@@ -27,7 +28,7 @@ MAX_PIECES = 4  # of a list: each needs a slot of the size of all keys
 
 
 class Triton(worklists.Fused):
-  """Runs all heads and parts in one launch on NVIDIA GPUs."""
+  """Runs all heads and parts together on NVIDIA GPUs."""
 
   def unsupported(self, case: Case) -> str | None:
     if not self.interpret and case.platform != "cuda":

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from sparse_transformer.model import experts, pattern_params
+from sparse_transformer.model import experts, pattern_params, sharding
 from sparse_transformer.model.hyperparameters import Config
 
 # Marks a function that ends with a product. The backward pass needs the
@@ -188,10 +188,11 @@ def _copies_jvp(num, primals, tangents):
 def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
   """Applies a linear layer in the dtype of x, which the result has, too."""
   precision, dtype = None, None
-  if x_BLD.dtype == jnp.bfloat16:
+  if x_BLD.dtype == jnp.bfloat16 and sharding.size(*sharding.AXES) == 1:
     # Sums are rounded after the bias is added, so that compilers for GPUs do
     # all of it in one kernel. In the backward pass, this algorithm rounds the
-    # cotangents. CPUs have none such for float16.
+    # cotangents. CPUs have none such for float16. Several devices would
+    # exchange the sums, in float32.
     precision, dtype = lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32
   y_BLF = jnp.matmul(
     x_BLD,

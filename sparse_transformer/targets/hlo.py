@@ -22,11 +22,12 @@ FREE = set(
 )
 FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
 
-# What JAX itself adds to the path of an operation.
-TRACED = set(
-  "body checkpoint closed_call cond eval_jaxpr rematted_computation shard_map"
-  " while".split()
+# What JAX itself adds to the path of an operation, and to its names.
+TRACED = re.compile(
+  r"body|branch_\d+_fun|checkpoint|closed_call|cond|eval_jaxpr"
+  r"|rematted_computation|shard_map|while"
 )
+DERIVED = re.compile(r"^((jvp|transpose|vmap)\()+")
 
 BRANCHES = "branch_computations", "true_computation", "false_computation"
 CALLS = {"call": "to_apply", "async-start": "calls"}
@@ -159,7 +160,8 @@ def _scope(instruction):
   """The innermost scope in the path of an operation; None without any."""
   path = re.search(r'op_name="([^"]*)"', instruction.rest)
   scopes = path[1].split("/")[:-1] if path else []
-  named = [x for x in scopes if x.isidentifier() and x not in TRACED]
+  names = (DERIVED.sub("", scope).rstrip(")") for scope in scopes)
+  named = [x for x in names if x.isidentifier() and not TRACED.fullmatch(x)]
   return named[-1] if named else None
 
 
@@ -170,7 +172,7 @@ def _moved(module, computation, instruction):
     computation, users = fused, [*fused.values()]
     names = [x.name for x in users if x.opcode == "parameter"]
   read = sum(_read(module, x, computation, users) for x in dict.fromkeys(names))
-  return read + _written(users[-1], computation)
+  return read + _written(module, users[-1], computation)
 
 
 def _trips(module, loop):
@@ -201,26 +203,28 @@ def _read(module, name, instructions, users):
     if user.opcode == "bitcast":
       return _read(module, user.name, instructions, instructions.values())
     if fused := _fused(module, user):  # TPUs have fusions within fusions
-      start = f"{user.operands.index(name)})"
-      (name,) = (
+      starts = [f"{i})" for i, x in enumerate(user.operands) if x == name]
+      names = [
         x.name
         for x in fused.values()
-        if x.opcode == "parameter" and x.rest.startswith(start)
-      )
-      return _read(module, name, fused, fused.values())
+        if x.opcode == "parameter" and x.rest.startswith(tuple(starts))
+      ]
+      return max(_read(module, x, fused, fused.values()) for x in names)
   if users and all(x.opcode in SLICED and x.operands[0] == name for x in users):
     reads = (x for x in users if x.opcode == "dynamic-slice")
     return sum(num_bytes(x.shape) for x in reads)
   return num_bytes(instructions[name].shape)
 
 
-def _written(instruction, instructions):
+def _written(module, instruction, instructions):
   """Bytes that an instruction writes: of an update in place, the update."""
+  if fused := _fused(module, instruction):
+    return _written(module, [*fused.values()][-1], fused)
   source = [instructions[x] for x in instruction.operands if x in instructions]
   if instruction.opcode == "dynamic-update-slice" and len(source) > 1:
     return num_bytes(source[1].shape)
   if instruction.opcode in ("bitcast", "tuple") and source:
-    return sum(_written(x, instructions) for x in source)
+    return sum(_written(module, x, instructions) for x in source)
   return num_bytes(instruction.shape)
 
 

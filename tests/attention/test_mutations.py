@@ -68,9 +68,19 @@ lse without the sum
 weights of the backward pass without pairs
   p = [-p if pairs is None else jnp.where(pairs, p, 0.0)-]{+p+}
 dq without its scale
-  dq_ref, [-dq * item.scale(q)-]{+dq+}
+  item.earlier(0), [-dq * item.scale(q)-]{+dq+}
 dk without its scale
-  dk_ref, [-dk * item.scale(k)-]{+dk+}
+  item.earlier(0), [-dk * item.scale(k)-]{+dk+}
+dk of other slots for dv
+  sum(item.earlier([-1-]{+0+}), dv)
+dq without other slots
+  dq_ref, [-sum(item.earlier(0), dq * item.scale(q)-]{+(dq * item.scale(q)+})
+lse of other slots without theirs where there is none
+  item.earlier(1, [--jnp.inf-]{+0.0+})
+outputs of other slots without their weight
+  more[- * weight[:, None]-]
+rows that other slots did not write
+  mask = results[number], written[slot, self.head, self.at] [-!=-]{+>=+} 0
 dq with the delta of the row before
   item.dot(dout, v, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
 dk with the delta of the row before
@@ -211,19 +221,22 @@ class Tables:
     the first position, and rows of padding are not written.
     """
     num_slots, n, num_heads = self.written.shape
+    # The first items of the first slot run last; they have all of its rows.
+    items = self.items[(self.items[:, 5] > 0).argsort(stable=True)]
+    num_first = -(-n // self.mine.shape[1]) * num_heads
     counts = np.full((num_slots, num_heads, n, n), UNWRITTEN, np.int8)
     bits = np.unpackbits(self.masks.view(np.uint8), -1, bitorder="little")
-    for head, tile, first, middle, last, slot in self.items:
+    for i, (head, tile, first, middle, last, slot) in enumerate(items):
+      slot = 0 if i < num_first else max(slot, 1)
       rows = np.zeros((n, len(self.mine[tile])), np.int8)  # one for each key
-      for i in range(first, last):
-        where, mask = self.others[i]
-        pairs = bits[mask].T if i < middle else np.ones_like(bits[0])
+      for j in range(first, last):
+        where, mask = self.others[j]
+        pairs = bits[mask].T if j < middle else np.ones_like(bits[0])
         np.add.at(rows, self.other[where].clip(0), pairs.astype(np.int8))
       is_real = self.mine[tile] >= 0
       counts[slot, head, self.mine[tile][is_real]] = rows.T[is_real]
-    if num_slots > 1:
-      written = self.written.swapaxes(1, 2)[..., None]
-      counts = np.where(written, counts, np.int8(0))
+    written = self.written[1:].swapaxes(1, 2)[..., None]
+    counts[1:] = np.where(written, counts[1:], np.int8(0))
     return counts.sum(0, dtype=np.int8)
 
 

@@ -308,8 +308,11 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
     mine, other = other, mine
   # The positions of each entry of the lists, so that the address of a row
   # depends on one load: Triton loads in advance through no more than one. On
-  # the host if the tables are.
-  listed = other[lists.others[:, 0]].clip(0)
+  # the host if both tables are.
+  tiles = lists.others[:, 0]
+  if isinstance(tiles, jax.Array):
+    other = jnp.asarray(other)
+  listed = other[tiles].clip(0)
   tables = lists.others, listed, lists.masks, mine
   run = _on_items(kernel, plan, is_by_key, queries, keys, interpret)
 
@@ -337,9 +340,9 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   if num_slots == 1:
     return launch(lists.items, 1, outs)
   # Sorted, since tables may be traced: the first slot has one item for each
-  # tile of each head.
+  # tile of each head. Shares of devices, padded with more, have one slot.
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
-  count = -(-n // plan.tile) * num_heads
+  count = -(-n // mine.shape[1]) * num_heads
   sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   results = launch(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))

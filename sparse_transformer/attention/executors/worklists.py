@@ -1,4 +1,4 @@
-"""Work lists: what a fused kernel does for all heads and parts in one launch.
+"""Work lists: what a fused kernel does, for all heads and parts together.
 
 A kernel runs once for each item of a list. An item is one tile of one head:
 of queries in the forward pass and for dq, of keys for dk and dv. It lists the
@@ -32,7 +32,7 @@ ITEM = "head", "tile", "first", "middle", "last", "slot"  # columns of items
 
 
 class Lists(NamedTuple):
-  """The work of one launch."""
+  """The work of one kernel."""
 
   # int32 [items, 6], see `ITEM`; those with the most tiles come first. An item
   # processes `others[first:last]`, of which those from `middle` on are full.
@@ -48,7 +48,7 @@ class Lists(NamedTuple):
 
 
 class Work(NamedTuple):
-  """The work of all launches."""
+  """The work of all kernels."""
 
   # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles
   # of several orders follow each other.
@@ -60,7 +60,7 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fused(contract.Executor):
-  """Runs all heads and parts in one launch of each kernel.
+  """Runs all heads and parts together, in three kernels.
 
   There is one plan for all heads. Its tables have `by_query.written` and
   `by_key.written`, see `Lists`.

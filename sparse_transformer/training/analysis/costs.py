@@ -217,8 +217,9 @@ def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
   width, inner = model.width, model.mlp_width
   for has_experts in model.has_experts:
     experts = (model.experts, model.experts_per_token) if has_experts else ()
-    of_keys = sum(widths(model)) * model.num_key_heads
-    yield "qkv", Matmul(width, model.qk_width + of_keys)
+    yield "qkv", Matmul(width, model.qk_width)
+    for of_key_head in widths(model):
+      yield "qkv", Matmul(width, of_key_head * model.num_key_heads)
     yield "out", Matmul(width, width)
     yield "mlp_in", Matmul(width, inner, *experts)
     yield "mlp_out", Matmul(inner, width, *experts)

@@ -171,10 +171,10 @@ def _make_mlp(config, rngs):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _copies(x: jax.Array, num: int) -> list[jax.Array]:
-  """The same array, as several for compilers.
+  """Copies of x that compilers treat as different arrays.
 
-  Compilers for GPUs would merge small products of one array, and then split the
-  result. Gradients are added as usual.
+  Compilers for GPUs would merge small products with the same operand, and then
+  split the result.
   """
   return lax.optimization_barrier([x] * num)
 
@@ -186,13 +186,13 @@ def _copies_jvp(num, primals, tangents):
 
 @jax.named_scope("linear")
 def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
-  """Applies a linear layer in the dtype of x, which the result has, too."""
+  """Applies a linear layer; the result has the dtype of x."""
   precision, dtype = None, None
   if x_BLD.dtype == jnp.bfloat16 and sharding.size(*sharding.AXES) == 1:
-    # Sums are rounded after the bias is added, so that compilers for GPUs do
-    # all of it in one kernel. In the backward pass, this algorithm rounds the
-    # cotangents. CPUs have none such for float16. Several devices would
-    # exchange the sums, in float32.
+    # Sums are rounded after the bias is added, so that compilers for GPUs fuse
+    # product, bias and rounding. In the backward pass, this algorithm rounds
+    # the cotangents; CPUs have no such algorithm for float16. Several devices
+    # would exchange the sums in float32.
     precision, dtype = lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32
   y_BLF = jnp.matmul(
     x_BLD,

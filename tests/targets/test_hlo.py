@@ -155,7 +155,7 @@ ENTRY %main (x: f32[9,8], i: s32[], y: f32[8]) -> f32[9,8] {
 """
 
 
-# The same slice, in a fusion of its own.
+# The same slice, in a nested fusion.
 NESTED = SLICES.replace(
   "dynamic-slice(%a, %b, %b)", "fusion(%b, %a), calls=%inner"
 ).replace(

@@ -257,7 +257,7 @@ def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
 def forward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH), each with an axis of slots in front, here one.
+  """(out_1BLHE, lse_1BLH): the slots are merged, and their axis has size 1.
 
   With `interpret`, the kernel is interpreted instead of compiled.
   """
@@ -275,7 +275,7 @@ def forward(
 def backward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_BLHK, dk_BMGK, dv_BMGE), with an axis of slots as in `forward`."""
+  """(dq_1BLHK, dk_1BMGK, dv_1BMGE), merged as in `forward`."""
   v = keys.v
   # With 4 warps, wider values spill registers.
   warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
@@ -298,8 +298,9 @@ def backward(
 def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
   """The results of a kernel, each like one of `outs` after an axis of slots.
 
-  Its items are tiles of keys if `is_by_key`. Those of the first slot, which
-  holds all rows, run last: they continue from what the others wrote.
+  Its items are tiles of keys if `is_by_key`. If there are several slots, their
+  items are launched first, except those of the first slot, which holds all
+  rows: these are launched last, and start from the results of the others.
   """
   work, q = plan.tables, queries.q
   lists = work.by_key if is_by_key else work.by_query

@@ -33,7 +33,7 @@ from sparse_transformer.figures.masks import (
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
-from sparse_transformer.training.analysis import explanation
+from sparse_transformer.training.analysis import costs, explanation
 from sparse_transformer.training.experiment import Experiment
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -291,9 +291,12 @@ def _training(name, row, pattern):
       config.data.path = folder
       for label in ("neg", "pos"):  # the names are all that is read
         (pathlib.Path(folder) / label).mkdir()
-    costs = explanation.explain_costs(config, Experiment(config).model)
-  step = costs["step"]["flops"]["total"]
-  return costs["total"]["keys_mean"], step * config.train.steps
+    model = Experiment(config).model
+  total = explanation.add_up(
+    explanation.explain_attention(config, model), model
+  )
+  step = costs.step(config, model, total["pairs"])
+  return total["keys_mean"], step["flops"]["total"] * config.train.steps
 
 
 def _of_api():

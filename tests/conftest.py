@@ -33,7 +33,9 @@ if jax.__version_info__ < (0, 11):
   # have, compiles them three times as fast.
   flags = os.environ.get("XLA_FLAGS", "")
   os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
-MAX_RESIDENT = 2**30  # bytes of a process, above which programs are dropped
+# Bytes of a process above which programs are dropped, and by how much more it
+# then grows until they are dropped again: some memory is never given back.
+max_resident, GROWTH = 2**30, 2**29
 # Silent broadcasting over a missing axis raises.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -77,10 +79,16 @@ def bounded_memory():
   They stay on disk, so that a program that is needed again is not compiled
   again.
   """
+  global max_resident
   yield
-  if sys.platform == "linux":
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    if pages * os.sysconf("SC_PAGESIZE") > MAX_RESIDENT:
-      jax.clear_caches()
-      gc.collect()
-      ctypes.CDLL(None).malloc_trim(0)
+  if sys.platform == "linux" and resident() > max_resident:
+    jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    max_resident = max(max_resident, resident() + GROWTH)
+
+
+def resident():
+  """Bytes of memory that this process occupies."""
+  pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  return pages * os.sysconf("SC_PAGESIZE")

@@ -46,7 +46,7 @@ def config(**changes):
 
 def random_params(config, std=0.5, seed=0):
   """Large random parameters, none of them zero."""
-  shapes = jax.eval_shape(lambda: model.init_params(config, 0))
+  shapes = model.param_shapes(config)
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda x: jnp.asarray(std * rng.normal(size=x.shape), x.dtype), shapes

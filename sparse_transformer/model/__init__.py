@@ -19,4 +19,5 @@ from sparse_transformer.model.transformer import (
   make_apply as make_apply,
   make_predict as make_predict,
   num_stacks as num_stacks,
+  param_shapes as param_shapes,
 )

@@ -464,15 +464,20 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   return predict
 
 
+def param_shapes(config: Config) -> dict:
+  """The shapes and dtypes of `init_params`, which is not run."""
+  return nnx.to_pure_dict(_abstract(config)[1])
+
+
 def count_parameters(config: Config) -> int:
   """Counts the parameters of a network without allocating them."""
-  leaves = jax.tree.leaves(_abstract(config)[1])
+  leaves = jax.tree.leaves(param_shapes(config))
   return sum(math.prod(x.shape) for x in leaves)
 
 
 def count_active_parameters(config: Config) -> int:
   """Counts the parameters that a position uses: of experts, the chosen ones."""
-  params = nnx.to_pure_dict(_abstract(config)[1])
+  params = param_shapes(config)
   idle = config.experts - config.experts_per_token
   return count_parameters(config) - sum(
     math.prod(x.shape) * idle // config.experts

@@ -115,20 +115,23 @@ class Experiment:
 
   def init(self) -> step_lib.State:
     """The state before the first step."""
-    return step_lib.init_state(
-      self.model, self.optimizer, self.config.train.seed
-    )
+    params = model_lib.init_params(self.model, self.config.train.seed)
+    return step_lib.init_state(params, self.optimizer, self.model.dtype)
+
+  @functools.cached_property
+  def _shapes(self):
+    return costs.abstract_state(self.config, self.model)
 
   @functools.cached_property
   def _shardings(self):
-    return sharding.place(self.mesh, jax.eval_shape(self.init))
+    return sharding.place(self.mesh, self._shapes)
 
   @functools.cached_property
   def like(self) -> step_lib.State:
     """The state as shapes, dtypes and shardings."""
     return jax.tree.map(
       lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-      jax.eval_shape(self.init),
+      self._shapes,
       self._shardings,
     )
 

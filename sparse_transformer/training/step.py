@@ -26,16 +26,15 @@ class State:
 
 
 def init_state(
-  model: model_lib.Config, optimizer: optax.GradientTransformation, seed: int
+  params: dict, optimizer: optax.GradientTransformation, dtype: str
 ) -> State:
-  """The state before the first step."""
-  params = model_lib.init_params(model, seed)
+  """The state before the first step; `dtype` is that of activations."""
   return State(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.init(params),
     ema=jax.tree.map(jnp.copy, params),  # a copy: the state is donated
-    loss_scale=loss_scale_lib.init(model.dtype),
+    loss_scale=loss_scale_lib.init(dtype),
   )
 
 

@@ -64,7 +64,7 @@ def traced(model, batch):
     return step_lib.position_losses(apply(params, tokens_BL), tokens_BL).mean()
 
   program = jax.make_jaxpr(jax.grad(loss))(
-    jax.eval_shape(lambda: model_lib.init_params(model, 0)),
+    model_lib.param_shapes(model),
     jax.ShapeDtypeStruct((batch, model.length), jnp.uint8),
   )
   found = list(matmuls(program.jaxpr))
@@ -100,7 +100,7 @@ def test_flops_and_traffic_match_the_traced_program(remat, half_size, dtype):
 @pytest.mark.parametrize("half_size", [False, True])
 def test_every_weight_takes_6_flops_per_token(half_size):
   config, model = network(**{"model.half_size": half_size})
-  params = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  params = model_lib.param_shapes(model)
   sizes = [x.size for x in jax.tree.leaves(params["blocks"]) if x.ndim == 3]
   weights = sum(sizes) + params["logits"]["kernel"].size
   flops = costs.step(config, model, 0)["flops"]

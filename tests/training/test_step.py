@@ -10,6 +10,7 @@ import optax
 import pytest
 import runs
 
+from sparse_transformer import model as model_lib
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_optimizer, make_schedule
@@ -224,11 +225,12 @@ def test_accumulation_gives_the_same_update(trained):
 
 def test_initial_state_is_a_function_of_the_seed(trained):
   experiment = trained[0]
-  init = jax.jit(
-    functools.partial(
-      step_lib.init_state, experiment.model, experiment.optimizer
-    )
-  )
+
+  @jax.jit
+  def init(seed):
+    params = model_lib.init_params(experiment.model, seed)
+    return step_lib.init_state(params, experiment.optimizer, "float32")
+
   first, again, other = (init(jax.random.key(seed)) for seed in (0, 0, 1))
   assert_same(first, again)
   embeddings = [s.params["token"]["embedding"] for s in (first, other)]

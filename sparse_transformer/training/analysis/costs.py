@@ -253,8 +253,11 @@ def abstract_state(
   config: ConfigDict, model: model_lib.Config
 ) -> step_lib.State:
   """The shapes of a network's training state."""
-  optimizer = make_optimizer(config)
-  return jax.eval_shape(lambda: step_lib.init_state(model, optimizer, 0))
+  optimizer, params = make_optimizer(config), model_lib.param_shapes(model)
+  init = functools.partial(
+    step_lib.init_state, optimizer=optimizer, dtype=model.dtype
+  )
+  return jax.eval_shape(init, params)
 
 
 def _num_bytes(tree: Any) -> int:
@@ -311,7 +314,7 @@ def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
     return jax.vjp(loss, params)[1]
 
   program = jax.make_jaxpr(backward)(
-    jax.eval_shape(lambda: model_lib.init_params(model, 0)),
+    model_lib.param_shapes(model),
     jax.ShapeDtypeStruct((batch, model.row_length), jnp.uint8),
     jax.eval_shape(lambda: jax.random.key(0)),
   ).jaxpr

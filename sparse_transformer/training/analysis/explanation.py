@@ -62,7 +62,7 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
 def explain_costs(config: ConfigDict, model: model_lib.Config) -> Report:
   """Costs of attention, of a training step, and with each `model.remat`."""
   attention = explain_attention(config, model)
-  total = _total(attention, model)
+  total = add_up(attention, model)
   return dict(
     attention=attention,
     total=total,
@@ -101,7 +101,7 @@ def _groups(model: model_lib.Config) -> dict[tuple[Pattern, ...], list[int]]:
   return groups
 
 
-def _total(attention: Sequence[Report], model: model_lib.Config) -> Report:
+def add_up(attention: Sequence[Report], model: model_lib.Config) -> Report:
   """All rows of `explain_attention` together."""
   heads = [len(row["layers"]) * len(row["heads"]) for row in attention]
   pairs, computed = (

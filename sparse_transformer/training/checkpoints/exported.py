@@ -141,7 +141,7 @@ def check_path(path: str | os.PathLike) -> pathlib.Path:
 def _places(config, source):
   """(the parameters as shapes, {name: (number of the leaf, layer in it)})."""
   model = model_lib.configure(config, source)
-  like = jax.eval_shape(lambda: model_lib.init_params(model, 0))
+  like = model_lib.param_shapes(model)
   places: dict[str, tuple[int, Any]] = {}
   for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(like)):
     first, *rest = (str(key.key) for key in path)

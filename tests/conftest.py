@@ -64,6 +64,24 @@ def trained(tmp_path_factory):
   return workdir
 
 
+@pytest.fixture(scope="module")
+def shared_experiments():
+  """Runs with the same config and built-in data trace and compile once."""
+  from sparse_transformer.training import loop
+
+  made, plain = {}, loop.Experiment
+
+  def experiment(config):
+    if config.data.path:  # whose contents may change
+      return plain(config)
+    new = plain(config.copy_and_resolve_references())
+    return made.setdefault(config.to_json(), new)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop, "Experiment", experiment)
+    yield
+
+
 @pytest.fixture
 def optimized():
   """Compiles with all optimizations, for fast paths and for memory."""

@@ -18,13 +18,24 @@ def arrays(tree):
   return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+pytestmark = pytest.mark.usefixtures("shared_experiments")
+
+
+def advance(experiment, state, steps):
+  """The state after these steps of the program that a run compiles."""
+  with jax.set_mesh(experiment.mesh):
+    for step in steps:
+      state, _ = experiment.update(state, experiment.batch(step))
+  return state
+
+
 def last_state(workdir, config):
   with store.Checkpoints(workdir) as checkpoints:
     return checkpoints.restore(Experiment(config).like)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, shared_experiments):
   """The workdir of a run of 4 steps, of which steps 2 and 4 are saved."""
   workdir = tmp_path_factory.mktemp("trained") / "run"
   loop.train(runs.tiny(**{"eval.every": 2}), workdir)
@@ -44,7 +55,8 @@ def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
     step = checkpoints.best_step() if ending == ":best" else step
     other = checkpoints.restore(Experiment(runs.tiny()).like, step)
   assert arrays(state.params) == arrays(state.ema) == arrays(other.ema)
-  assert arrays(state.opt_state) == arrays(Experiment(config).init().opt_state)
+  first = Experiment(config).first_state()
+  assert arrays(state.opt_state) == arrays(first.opt_state)
   assert int(state.step) == 0
   assert about["run_step"] == step and about["random"] == []
 
@@ -59,17 +71,22 @@ def test_best_is_the_step_with_the_fewest_bits(trained):
     assert checkpoints.best_step() == bits[min(bits)]
 
 
-def test_start_is_recorded_and_needed_once(trained, tmp_path):
-  other = shutil.copytree(trained, tmp_path / "other")
-  start = {"train.init_from": f"{other}:4"}
-  config = runs.tiny(**start | {"train.steps": 2})
-  loop.train(config, tmp_path / "run")
-  first, *_ = metrics.read(tmp_path / "run")
+def test_start_is_recorded_and_needed_once_but_not_replayed_once_changed(
+  trained, tmp_path
+):
+  other, run = shutil.copytree(trained, tmp_path / "other"), tmp_path / "run"
+  config = runs.tiny(**{"train.init_from": str(other), "checkpoint.every": 0})
+  loop.train(config, run)
+  first, *_ = metrics.read(run)
   assert (first["split"], first["run"]) == ("start", str(other))
   assert first["run_step"] == 4
+  loop.replay(config, run, 1)
+  shutil.rmtree(other / "checkpoints" / "4")
+  with pytest.raises(ValueError, match="init_from now has other weights"):
+    loop.replay(config, run, 1)
   shutil.rmtree(other)
-  loop.train(config, tmp_path / "run")  # resumes: no need for the other
-  assert metrics.read(tmp_path / "run")[0] == first
+  loop.train(config, run)  # resumes: no need for the other
+  assert metrics.read(run)[0] == first
 
 
 def test_parameters_that_do_not_fit_are_named_and_stay_random(
@@ -85,7 +102,7 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert about["random"] == ["logits.kernel", "token.embedding"]
   assert about["unused"] == []
   random, other = (
-    Experiment(config).init().params,
+    Experiment(config).first_state().params,
     last_state(trained, runs.tiny()).ema,
   )
   for name in ("logits", "token"):
@@ -100,20 +117,9 @@ def test_weights_of_which_none_fits_are_rejected(trained):
     warm_start.first_state(Experiment(config))
 
 
-def test_start_that_has_changed_is_not_replayed(trained, tmp_path):
-  other = shutil.copytree(trained, tmp_path / "other")
-  start = {"train.init_from": str(other), "checkpoint.every": 0}
-  config = runs.tiny(**start | {"train.steps": 3})
-  loop.train(config, tmp_path / "run")
-  loop.replay(config, tmp_path / "run", 1)
-  shutil.rmtree(other / "checkpoints" / "4")
-  with pytest.raises(ValueError, match="init_from now has other weights"):
-    loop.replay(config, tmp_path / "run", 1)
-
-
 def test_centroids_of_the_other_run_are_named(tmp_path):
-  other, text = tmp_path / "other", {"train.steps": 0}
-  loop.train(runs.tiny(**text | {"attention.pattern": "Routing(4, 8)"}), other)
+  routing = runs.tiny(**{"attention.pattern": "Routing(4, 8)"})
+  other = runs.untrained(tmp_path, routing)
   config = runs.tiny(**{"train.init_from": str(other)})
   with pytest.raises(ValueError, match="centroids.4 is absent here"):
     warm_start.first_state(Experiment(config))
@@ -137,7 +143,7 @@ def test_ten_steps_from_a_run_are_worth_many_from_scratch(tmp_path):
   settings = {
     "optimizer.learning_rate": 0.01,
     "train.batch_size": 16,
-    "eval.sequences": 64,
+    "checkpoint.every": 0,
   }
   base = runs.tiny(**settings | {"train.steps": 150})
   loop.train(base, tmp_path / "base")
@@ -171,8 +177,7 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   # The steps that follow are those of the new settings, and no others.
   experiment = Experiment(config)
   expected = last_state(trained, runs.tiny())
-  for step in range(4, 8):
-    expected = experiment.update(expected, experiment.batch(step))[0]
+  expected = advance(experiment, expected, range(4, 8))
   assert arrays(state) == arrays(expected)
   loop.train(config, workdir)  # without the flag: nothing changes any more
   with pytest.raises(ValueError, match="step 4 cannot be replayed"):
@@ -201,11 +206,10 @@ def test_schedule_trains_each_step_with_its_pattern(tmp_path, capsys):
   config = runs.tiny(**SCHEDULE)
   state = loop.train(config, tmp_path)
   assert "after 2 steps: attention.pattern=strided" in capsys.readouterr().out
-  expected = Experiment(config).init()
+  expected = Experiment(config).first_state()
   for step, pattern in zip(range(0, 4, 2), ["dense", "strided"], strict=True):
     of_step = Experiment(runs.tiny(**{"attention.pattern": pattern}))
-    for i in range(step, step + 2):
-      expected = of_step.update(expected, of_step.batch(i))[0]
+    expected = advance(of_step, expected, range(step, step + 2))
   assert arrays(state) == arrays(expected)
   (line,) = (x for x in metrics.read(tmp_path) if x["split"] == "pattern")
   assert (line["step"], line["pattern"]) == (3, "strided")
@@ -215,7 +219,7 @@ def test_schedule_is_evaluated_by_its_last_pattern():
   last = Experiment(runs.tiny(**{"attention.pattern": "strided"}))
   experiment = Experiment(runs.tiny(**SCHEDULE))
   assert experiment.model == last.model
-  tokens, params = experiment.batch(0), experiment.init().params
+  tokens, params = experiment.batch(0), experiment.first_state().params
   params["logits"]["kernel"] += np.arange(16.0)[:, None] * np.arange(17)
   assert arrays(experiment.losses(params, tokens)) == arrays(
     last.losses(params, tokens)

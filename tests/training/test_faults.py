@@ -53,6 +53,8 @@ SCHEDULE = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("shared_experiments")
+
 # What a run prints if nothing is wrong.
 EXPECTED = (
   r"resumes from step \d|step +\d+  (train|valid)|attention by|compil"
@@ -124,7 +126,7 @@ def last_state(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, shared_experiments):
   """The workdir of a run without faults."""
   workdir = tmp_path_factory.mktemp("whole") / "run"
   loop.train(runs.tiny(**SETTINGS), workdir)
@@ -224,11 +226,14 @@ def test_signal_saves_and_the_run_resumes_exactly(
 
 # A long call into C, like a compilation.
 SLOW = """
-import hashlib, runpy, sys
+import ctypes, runpy
 from sparse_transformer.training import metrics
 def count(*_):
   print("busy", flush=True)
-  hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+  mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+  library.pthread_mutex_init(mutex, None)
+  for _ in range(2):  # waits for itself
+    library.pthread_mutex_lock(mutex)
 metrics.Stopwatch.count = count
 runpy.run_path("train.py", run_name="__main__")
 """
@@ -408,8 +413,9 @@ def test_nonfinite_step_leaves_the_state_unchanged(metric, spoil, monkeypatch):
   else:
     monkeypatch.setattr(step_lib, "position_losses", losses)
   experiment = Experiment(runs.tiny(**SETTINGS))
-  state = jax.jit(experiment.init)()
-  new, measured = jax.jit(experiment.step)(state, experiment.batch(0))
+  state, given = experiment.first_state(), experiment.first_state()
+  with jax.set_mesh(experiment.mesh):
+    new, measured = experiment.update(given, experiment.batch(0))
   assert np.isnan(measured[metric]) and int(new.step) == 1
   assert metric == "nats" or np.isfinite(measured["nats"])
   for part in ("params", "opt_state", "ema"):

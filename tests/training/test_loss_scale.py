@@ -179,7 +179,8 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   with Checkpoints(tmp_path, keep=1) as checkpoints:
     checkpoints.save(state)
   with Checkpoints(tmp_path) as checkpoints:
-    other = checkpoints.restore(experiment().like)
+    # Without a sharding, as `state`.
+    other = jax.device_get(checkpoints.restore(experiment().like))
     # Evaluation may be in another dtype.
     in_float32 = experiment(**{"model.dtype": "float32"})
     plain = checkpoints.restore(in_float32.like)

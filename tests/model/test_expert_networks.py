@@ -92,12 +92,3 @@ def test_scan_over_periods_applies_the_blocks_in_turn(changes):
   np.testing.assert_array_equal(
     networks.apply(network)(params, symbols), logits
   )
-
-
-# What a position depends on.
-
-
-# Rematerialization.
-
-
-# Bad values.

@@ -5,6 +5,7 @@ heads and all parts of the patterns, in one launch or, where parts write to
 different slots, in two; see `triton_kernels`.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,10 @@ from sparse_transformer.patterns import Layout, Pattern
 # Positions on a side of a tile, by dtype. With larger ones, the backward pass
 # spills registers; with float32, also with wider queries and keys.
 TILES = dict(bfloat16=64, float16=64, float32=32)
+# Items may have two tiles of 64, so that each tile of the other side is read
+# once for both. They are chosen where they process at most this share of the
+# tiles: then they take less time whether reading or computing limits it.
+TALL, WORTH = 128, 0.6
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
@@ -36,7 +41,8 @@ class Triton(worklists.Fused):
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
-    tiles = (32,) if case.dtype == "float32" else (32, 64)
+    has_registers = self.interpret or case.dtype != "float32"
+    tiles = (32, 64, TALL) if has_registers else (32,)
     if case.tile and case.tile not in tiles:
       return (
         f"in {case.dtype}, tiles must have {' or '.join(map(str, tiles))}"
@@ -60,19 +66,17 @@ class Triton(worklists.Fused):
 
   def tile_size(self, part: Pattern, case: Case) -> int:
     del part
-    tile = case.tile or TILES[case.dtype]
+    tile = min(case.tile or TILES[case.dtype], TALL // 2)
     return worklists.check_tile(tile, case.length)
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
-    n, tile = case.length, self.tile_size(patterns[0], case)
-    work = worklists.make_work(patterns, n, tile, 0, case.group)
-    lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
-    # A list that takes longer than half of what each program has to do.
-    if lengths.max() > max(
-      PIECE, number(case.batch) * lengths.sum() / PROGRAMS / 2
-    ):
-      piece = max(PIECE, -(-int(lengths.max()) // MAX_PIECES))
-      work = worklists.make_work(patterns, n, tile, piece, case.group)
+    tile = self.tile_size(patterns[0], case)
+    make = functools.partial(_make_work, patterns, case, tile)
+    work = make(height=1)
+    if 2 * tile == TALL and case.tile in (0, TALL):
+      tall = make(height=2)
+      if case.tile or _num_tiles(tall) <= WORTH * _num_tiles(work):
+        work = tall
     return [(Plan(None, tile, work), None)]
 
   def shares(
@@ -85,6 +89,31 @@ class Triton(worklists.Fused):
     from sparse_transformer.attention.executors import triton_kernels
 
     return triton_kernels
+
+
+def _make_work(patterns, case, tile, height):
+  """The work of all heads, whose long lists of keys are split."""
+  make = functools.partial(
+    worklists.make_work,
+    patterns,
+    case.length,
+    tile,
+    group=case.group,
+    height=height,
+  )
+  work = make()
+  lengths = work.by_key.items[:, 4] - work.by_key.items[:, 2]
+  # A list that takes longer than half of what each program has to do.
+  share = number(case.batch) * lengths.sum() / (PROGRAMS // height)
+  if lengths.max() <= max(PIECE, share / 2):
+    return work
+  return make(longest=max(PIECE, -(-int(lengths.max()) // MAX_PIECES)))
+
+
+def _num_tiles(work):
+  """Tiles that the items of both lists process."""
+  lists = work.by_query, work.by_key
+  return sum((x.items[:, 4] - x.items[:, 2]).sum() for x in lists)
 
 
 def compute_capability(without: float) -> float:

@@ -137,7 +137,7 @@ class _Item:
     bit = lax.broadcasted_iota(jnp.int32, shape, 2)
     words = jnp.broadcast_to(words[:, :, None], shape)
     bits = lax.shift_right_logical(words, bit) & 1
-    return bits.reshape(tile, tile) != 0
+    return bits.reshape(tile, count * 32) != 0
 
   def earlier(self, number, fill=0.0):
     """The rows of this item in result `number` of each earlier slot."""
@@ -265,10 +265,8 @@ def forward(
   rows, v = queries.q.shape[:3], keys.v
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
   lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)
-  outs, warps = (out_BLHE, lse_BHL), 8 if v.dtype == jnp.float32 else 4
-  out_SBLHE, lse_SBHL = _launch(
-    _forward, plan, False, queries, keys, outs, warps, interpret
-  )
+  given = plan, queries, keys, interpret
+  out_SBLHE, lse_SBHL = _launch(_forward, *given, [out_BLHE, lse_BHL])
   return out_SBLHE, lse_SBHL.swapaxes(2, 3)
 
 
@@ -276,37 +274,39 @@ def backward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_1BLHK, dk_1BMGK, dv_1BMGE), merged as in `forward`."""
-  v = keys.v
-  # With 4 warps, wider values spill registers.
-  warps = 8 if v.shape[-1] > 64 or v.dtype == jnp.float32 else 4
   # [B, H, L], so that the values of a tile are next to each other.
   lse, delta = (x.swapaxes(1, 2) for x in (queries.lse, queries.delta))
   queries = queries._replace(lse=lse, delta=delta)
-  run = functools.partial(
-    _launch,
-    plan=plan,
-    queries=queries,
-    keys=keys,
-    num_warps=warps,
-    interpret=interpret,
-  )
-  (dq,) = run(_backward_of_queries, is_by_key=False, outs=[queries.q])
-  dk, dv = run(_backward_of_keys, is_by_key=True, outs=[keys.k, v])
+  given = plan, queries, keys, interpret
+  (dq,) = _launch(_backward_of_queries, *given, [queries.q])
+  dk, dv = _launch(_backward_of_keys, *given, [keys.k, keys.v])
   return dq, dk, dv
 
 
-def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
+def _num_warps(kernel, q, v, rows):
+  """Warps of a program: with fewer, registers would spill."""
+  if v.dtype == jnp.float32:
+    return 8
+  if rows > 64:
+    wide = max(q.shape[-1], v.shape[-1]) > 64
+    return 8 if wide or kernel is _backward_of_keys else 4
+  return 8 if v.shape[-1] > 64 and kernel is not _forward else 4
+
+
+def _launch(kernel, plan, queries, keys, interpret, outs):
   """The results of a kernel, each like one of `outs` after an axis of slots.
 
-  Its items are tiles of keys if `is_by_key`. If there are several slots, their
-  items are launched first, except those of the first slot, which holds all
-  rows: these are launched last, and start from the results of the others.
+  If there are several slots, their items are launched first, except those of
+  the first slot, which holds all rows: these are launched last, and start from
+  the results of the others.
   """
-  work, q = plan.tables, queries.q
+  work, q, is_by_key = plan.tables, queries.q, kernel is _backward_of_keys
   lists = work.by_key if is_by_key else work.by_query
   mine, other = work.queries, work.keys
   if is_by_key:
     mine, other = other, mine
+  # An item may have several tiles.
+  mine = mine.reshape(-1, lists.masks.shape[1])
   # The positions of each entry of the lists, so that the address of a row
   # depends on one load: Triton loads in advance through no more than one. On
   # the host if both tables are.
@@ -331,7 +331,8 @@ def _launch(kernel, plan, is_by_key, queries, keys, outs, num_warps, interpret):
       grid=(len(items), len(q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=num_warps, num_stages=NUM_STAGES
+        num_warps=_num_warps(kernel, q, keys.v, mine.shape[1]),
+        num_stages=NUM_STAGES,
       ),
       interpret=interpret,
       name=kernel.__name__.strip("_"),

@@ -40,8 +40,8 @@ class Lists(NamedTuple):
   # int32 [tiles, 2 or 3]: tile of the other side, its mask and, for keys with
   # several query heads, which of them.
   others: contract.Table
-  # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
-  # each position of this side, a bit for each of the other.
+  # int32 [masks, rows of an item, ceil(tile / 32)], the pairs of partial tiles:
+  # a row for each position of this side, a bit for each of the other.
   masks: contract.Table
   # bool [slots, n, heads], the rows that each slot holds; the first, all.
   written: contract.Table
@@ -119,13 +119,16 @@ def make_work(
   tile: int,
   longest: int = 0,
   group: int = 1,
+  height: int = 1,
 ) -> Work:
   """The work of heads, `group` of which share a key head.
 
-  Items of keys are split if longer than `longest` > 0.
+  Items of keys are split if longer than `longest` > 0. An item processes
+  `height` consecutive tiles of this side, which count as one in its lists.
   """
   num_heads = len(patterns)
-  queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
+  queries, keys = _Orders(n, tile, height), _Orders(n, tile, height)
+  masks = Masks(tile)
   parts = []
   for part, chosen in contract.heads_of_parts(patterns, n):
     heads = tuple(range(num_heads)) if chosen is None else chosen
@@ -134,7 +137,7 @@ def make_work(
     cols = keys.place(layout.key_order) + layout.cols
     parts.append(_Part(heads, rows, cols, masks.add(part, layout)))
   tiles = queries.tiles(), keys.tiles()
-  return _work(parts, masks, tiles, (num_heads, group), (n, n), longest)
+  return _work(parts, masks, tiles, (num_heads, group), (n, n), longest, height)
 
 
 def make_shares(
@@ -155,16 +158,18 @@ def make_shares(
   ]
 
 
-def _work(parts, masks, tiles, heads, sizes, longest=0):
+def _work(parts, masks, tiles, heads, sizes, longest=0, height=1):
   """The work of parts; tiles and sizes are those of queries and of keys."""
   turned = [dataclasses.replace(p, rows=p.cols, cols=p.rows) for p in parts]
-  of_queries, of_keys = zip(tiles, sizes, strict=True)
-  bits, turned_bits = masks.packed(), masks.packed(turned=True)
-  by_query = _make_lists(parts, *of_queries, bits, heads[0])
-  num_heads, group = heads
-  by_key = _make_lists(turned, *of_keys, turned_bits, num_heads, group, longest)
-  queries, keys = tiles
-  return Work(queries, keys, by_query, by_key)
+  by_side, (num_heads, group) = [], heads
+  for chosen, tiles_of_side, n, turn, *split in (
+    (parts, tiles[0], sizes[0], False),
+    (turned, tiles[1], sizes[1], True, group, longest),
+  ):
+    joined, bits = _join(chosen, masks.packed(turn), height)
+    positions = tiles_of_side.reshape(-1, bits.shape[1])
+    by_side.append(_make_lists(joined, positions, n, bits, num_heads, *split))
+  return Work(*tiles, *by_side)
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
@@ -185,8 +190,10 @@ def pad(works: Sequence[Work]) -> list[Work]:
 class _Orders:
   """Distinct orders of positions, cut into tiles."""
 
-  def __init__(self, n: int, tile: int):
+  def __init__(self, n: int, tile: int, height: int):
+    """Each order has a multiple of `height` tiles."""
     self._n, self._tile = n, tile
+    self._padding = -n % (tile * height)
     self._orders: list[np.ndarray] = []
 
   def place(self, order: np.ndarray) -> int:
@@ -195,12 +202,12 @@ class _Orders:
     if not any(same):
       self._orders.append(order)
       same.append(True)
-    return same.index(True) * -(-self._n // self._tile)
+    return same.index(True) * ((self._n + self._padding) // self._tile)
 
   def tiles(self) -> np.ndarray:
     """The positions in each tile, -1 for padding: int32 [tiles, tile]."""
     orders = np.stack(self._orders or [np.arange(self._n)])
-    padding = (0, 0), (0, -self._n % self._tile)
+    padding = (0, 0), (0, self._padding)
     padded = np.pad(orders, padding, constant_values=-1)
     return padded.reshape(-1, self._tile).astype(np.int32)
 
@@ -249,6 +256,29 @@ class _Part:
   cols: np.ndarray
   # int [tiles], the number of each tile's mask, -1 for a full tile.
   masks: np.ndarray
+
+
+def _join(parts, bits, height):
+  """Parts whose tiles have `height` times as many rows, and their masks."""
+  if height == 1:
+    return parts, bits
+  absent, full = np.zeros_like(bits[:1]), np.full_like(bits[:1], -1)
+  bits = np.concatenate([bits, absent, full])  # numbers -2 and -1
+  known = {(-1,) * height: -1, (-2,) * height: 0}
+  joined = []
+  for part in parts:
+    rows, place = part.rows // height, part.rows % height
+    tiles, at = np.unique([rows, part.cols], axis=1, return_inverse=True)
+    numbers = np.full((tiles.shape[1], height), -2)
+    numbers[at.ravel(), place] = part.masks
+    masks = [known.setdefault(x, len(known) - 1) for x in map(tuple, numbers)]
+    joined.append(
+      dataclasses.replace(
+        part, rows=tiles[0], cols=tiles[1], masks=np.array(masks)
+      )
+    )
+  chosen = np.array([*known])[1:]
+  return joined, bits[chosen].reshape(len(chosen), -1, bits.shape[2])
 
 
 def _make_lists(parts, positions, n, masks, num_heads, group=1, longest=0):

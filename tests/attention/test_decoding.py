@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from jax import lax
 
 from sparse_transformer.attention import (
   attend,
@@ -86,8 +85,8 @@ def check_steps(
   reference = functools.partial(attend, patterns=heads, backend="dense")
   expected = jax.jit(functools.partial(reference, **options))(q, k, v)
 
-  @functools.partial(jax.jit, static_argnums=3)
-  def decode(q, k, v, start, layer):
+  @jax.jit
+  def fill(layer, *prompt):
     cache = init_cache(
       heads,
       length=n,
@@ -100,25 +99,27 @@ def check_steps(
       layers=2,
     )
     given = dict(layer=layer, directions=options["directions"])
-    if start:
-      prompt = (x[:, :start] for x in (q, k, v))
-      cache = fill_cache(cache, *prompt, **given)
+    return fill_cache(cache, *prompt, **given) if prompt else cache
 
-    def step(cache, inputs):
-      out, cache = attend_next(cache, *inputs, **options, layer=layer)
-      return cache, out
+  @jax.jit
+  def step(cache, t, layer, *arrays):
+    inputs = *(x[:, t] for x in arrays), t
+    return attend_next(cache, *inputs, **options, layer=layer)
 
-    rows = (x[:, start:].swapaxes(0, 1) for x in (q, k, v))
-    return lax.scan(step, cache, (*rows, jnp.arange(start, n)))[1]
-
+  # A loop over one program, whatever the starts.
   for start in starts:
-    found = decode(q, k, v, start, jnp.int32(1))
-    assert found.dtype == v.dtype
+    layer, rows = jnp.int32(1), []
+    cache = fill(layer, *(x[:, :start] for x in (q, k, v) if start))
+    for t in range(start, n):
+      out, cache = step(cache, jnp.int32(t), layer, q, k, v)
+      assert out.dtype == v.dtype
+      rows.append(np.asarray(out, np.float32))
     np.testing.assert_allclose(
-      np.asarray(found.swapaxes(0, 1), np.float32),
+      np.stack(rows, 1),
       np.asarray(expected[:, start:], np.float32),
       atol=2e-5 if dtype == "float32" else 0.02,
     )
+  assert step._cache_size() == 1
 
 
 def every(some, firsts):

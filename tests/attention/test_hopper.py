@@ -72,8 +72,8 @@ def register():
 @pytest.mark.parametrize(
   "heads, n, options",
   [
-    (HEADS[:1], 520, laws.PLAIN),
-    (HEADS * laws.OPTIONS[3].group, 200, laws.OPTIONS[3]),
+    (HEADS[:1], 390, laws.PLAIN),
+    (HEADS * 2, 200, dataclasses.replace(laws.OPTIONS[3], group=2)),
   ],
 )
 def test_two_warpgroups_share_a_tile(register, heads, n, options):

@@ -24,6 +24,7 @@ N, TILE = 40, 16
 TWO_PARTS = Local(5) | Strided(7)
 BY_HEAD = Local(5), Strided(7), Local(5), Causal()
 AT_RUN_TIME = Local(5) | LSH(4, 6, 2) | TopBlocks(6, 2)
+soak = lambda *checks: pytest.param(checks, marks=pytest.mark.soak)
 BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
 
 
@@ -113,20 +114,28 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
     assert x.sharding.spec == entire(spec, x)
 
 
+# One process checks all, since it takes seconds to start.
 @pytest.mark.parametrize(
-  "backend, way",
+  "checks",
   [
-    ("streamed", "explicit"),
-    ("interpreted", "automatic"),
-    pytest.param("streamed", "all", marks=pytest.mark.soak),
-    pytest.param("batched", "all", marks=pytest.mark.soak),
+    ("streamed few", "streamed explicit", "interpreted automatic"),
+    soak("streamed all"),
+    soak("batched all"),
   ],
 )
-def test_results_on_four_devices_are_those_of_the_definition(backend, way):
-  runs.on_devices(4, check_on_four_devices, backend, way)
+def test_results_on_four_devices_are_those_of_the_definition(checks):
+  runs.on_devices(4, check_on_four_devices, *checks)
 
 
-def check_on_four_devices(backend, way):
+def check_on_four_devices(*checks):
+  for backend, way in map(str.split, checks):
+    if way in ("few", "all"):
+      check_groups_and_segments(backend, way)
+    if way != "few":
+      check_ways(backend, way)
+
+
+def check_ways(backend, way):
   if way == "automatic":
     check_kernel_within_shard_map(backend)
     return check_kernel_on_automatic_axes(backend)
@@ -150,18 +159,6 @@ def check_on_four_devices(backend, way):
 
 
 # Key heads are split as query heads, or in parts of the groups of one.
-@pytest.mark.parametrize(
-  "backend, amount",
-  [
-    ("streamed", "few"),
-    pytest.param("streamed", "all", marks=pytest.mark.soak),
-    pytest.param("batched", "all", marks=pytest.mark.soak),
-  ],
-)
-def test_groups_and_segments_on_four_devices(backend, amount):
-  runs.on_devices(4, check_groups_and_segments, backend, amount)
-
-
 def check_groups_and_segments(backend, amount):
   mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
   cases = (

@@ -10,6 +10,8 @@ from sparse_transformer.attention.executors import dense
 
 REFERENCE = "dense"  # the plain executor, which is not in the registry
 SLOW = REFERENCE, "streamed"  # on accelerators
+# "triton" chooses between these tiles for each pattern.
+WITH_TILES = {"triton": ("triton:64", "triton:128")}
 
 
 def usual(dtype: str) -> Case:
@@ -23,7 +25,7 @@ def executors(settings: Settings, rank: int | None = None) -> list[str]:
   last = RANKS - 1
   ranks = {first: 0} | {
     name: last if name in SLOW else 1
-    for name in (*registry.EXECUTORS, REFERENCE)
+    for name in (*registry.EXECUTORS, *WITH_TILES.get(first, ()), REFERENCE)
     if name != first
   }
   for name in settings.executors:
@@ -40,9 +42,17 @@ def unsupported(
   name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
-  case = Case(batch, n, heads, *widths, dtype, registry.current_platform())
-  executor = dense if name == REFERENCE else registry.EXECUTORS[name]
+  backend, tile = parse(name)
+  platform = registry.current_platform()
+  case = Case(batch, n, heads, *widths, dtype, platform, tile)
+  executor = dense if backend == REFERENCE else registry.EXECUTORS[backend]
   return executor.unsupported(case)
+
+
+def parse(name: str) -> tuple[str, int]:
+  """(the backend, its tile) of "backend" or "backend:tile"."""
+  backend, _, tile = name.partition(":")
+  return backend, int(tile or 0)
 
 
 def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
@@ -67,4 +77,7 @@ def passes(attention) -> dict:
 
 
 def of_executor(name: str, heads: tuple) -> dict:
-  return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))
+  backend, tile = parse(name)
+  return passes(
+    lambda q, k, v: attend(q, k, v, heads, backend=backend, tile=tile)
+  )

@@ -155,7 +155,8 @@ def check(name: str, mix: Mix, dtype: str, record=None) -> dict:
   if reason := cases.unsupported(name, *sizes, dtype):
     return {"skipped": reason}
   errors, faults = examine(
-    lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
+    lambda *inputs: laws.run(*inputs, mix.heads, *cases.parse(name)),
+    ask(mix, dtype),
   )
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
   found["patterns"] = [str(pattern) for pattern in mix.heads]

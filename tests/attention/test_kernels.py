@@ -113,6 +113,21 @@ def test_lengths_around_tiles(backend, n, heads):
   agrees(backend, heads, n)
 
 
+@pytest.mark.parametrize(
+  "n, heads, options",
+  [
+    (129, TWO_SLOTS, laws.PLAIN),
+    (150, (*MIXED, *MIXED[:2]), laws.OPTIONS[3]),
+    slow(65, TWO_SLOTS, laws.PLAIN),
+    slow(300, SHARED_ORDER, laws.PLAIN),
+    slow(200, (*catalogue.ALL, *WITHOUT_KEYS), laws.PLAIN),
+    *(slow(150, (*MIXED, *MIXED[:2]), x) for x in laws.OPTIONS[1:3]),
+  ],
+)
+def test_items_of_two_tiles(n, heads, options):
+  agrees(GPU, heads, n, tile=triton.TALL, options=options)
+
+
 @everywhere
 @pytest.mark.parametrize("k, e", [slow(64, 64), (32, 128), (128, 128)])
 def test_tile_that_runs_on_the_device(backend, k, e):

@@ -15,9 +15,10 @@ def pairs_of(lists, mine, other, n, num_heads, group=1):
   counts = np.zeros((num_heads, n + 1, n + 1), int)
   bits = np.ascontiguousarray(lists.masks).view(np.uint8)
   masks = np.unpackbits(bits, axis=-1, bitorder="little")
+  mine = mine.reshape(-1, masks.shape[1])
   # The first slot has every row once.
   tiles = lists.items[lists.items[:, 5] == 0, :2]
-  assert len(tiles) == -(-n // TILE) * (num_heads // group)
+  assert len(tiles) == -(-n // mine.shape[1]) * (num_heads // group)
   assert len(tiles) == len(np.unique(tiles, axis=0)) and lists.written[0].all()
   for head, tile, first, middle, last, slot in lists.items:
     assert lists.written[slot, mine[tile][mine[tile] >= 0], head].all()
@@ -30,7 +31,7 @@ def pairs_of(lists, mine, other, n, num_heads, group=1):
   return counts[:, :-1, :-1]
 
 
-@pytest.mark.parametrize("longest", [0, 2])
+@pytest.mark.parametrize("longest, height", [(0, 1), (2, 1), (0, 2), (2, 2)])
 @pytest.mark.parametrize("n", [1, 64, 100])
 @pytest.mark.parametrize(
   "patterns",
@@ -41,8 +42,9 @@ def pairs_of(lists, mine, other, n, num_heads, group=1):
   ],
   ids=lambda patterns: str(patterns[0]),
 )
-def test_lists_name_each_pair_once(patterns, n, longest):
-  work = worklists.make_work(patterns, n, TILE, longest)
+def test_lists_name_each_pair_once(patterns, n, longest, height):
+  work = worklists.make_work(patterns, n, TILE, longest, height=height)
+  assert work.by_key.masks.shape[1] == height * TILE
   expected = np.stack([pattern.matrix(n) for pattern in patterns])
   of_queries = pairs_of(
     work.by_query, work.queries, work.keys, n, len(patterns)
@@ -52,13 +54,14 @@ def test_lists_name_each_pair_once(patterns, n, longest):
   np.testing.assert_array_equal(of_keys, expected.swapaxes(1, 2))
 
 
-@pytest.mark.parametrize("longest", [0, 2])
+@pytest.mark.parametrize("longest, height", [(0, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("group", [2, 4])
-def test_items_of_keys_list_all_query_heads(group, longest):
+def test_items_of_keys_list_all_query_heads(group, longest, height):
   local, strided = Local(12), Strided(12)
   patterns, n = (local, local | strided, Causal() - Causal(), strided), 100
   by_query, by_key = (
-    worklists.make_work(patterns, n, TILE, longest, size) for size in (1, group)
+    worklists.make_work(patterns, n, TILE, longest, size, height)
+    for size in (1, group)
   )
   np.testing.assert_array_equal(by_query.by_query.items, by_key.by_query.items)
   lists, expected = by_key.by_key, np.stack([p.matrix(n) for p in patterns])

@@ -86,13 +86,16 @@ def attention_of(length, qk_width, value_width):
   return config
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(
+  "length, tile", [(3_072, 64), (12_288, 64), (12_288, 128)]
+)
 @pytest.mark.parametrize("qk_width, value_width", WIDTHS)
 def test_gpu_kernels_spill_no_registers(
-  length, qk_width, value_width, monkeypatch
+  length, tile, qk_width, value_width, monkeypatch
 ):
   monkeypatch.setenv("XLA_FLAGS", FAIL_ON_SPILLS)
   config = attention_of(length, qk_width, value_width)
+  config.attention.tile = tile
   (program,) = compile_for("h100", config, "attention")["programs"]
   assert program["compiles"], program["reason"]
   assert program["executor"] == "triton" and program["launches"] <= 10
@@ -162,10 +165,13 @@ def test_longest_tables_fit_in_scalar_memory(target, batch):
 
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 @pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("target", ["h100", "v5e"])
-def test_key_heads_segments_and_soft_cap(target, segments, softcap):
+@pytest.mark.parametrize(
+  "target, tile", [("h100", 64), ("h100", 128), ("v5e", 0)]
+)
+def test_key_heads_segments_and_soft_cap(target, tile, segments, softcap):
   """They add no launch of kernels, and no registers are spilled."""
   config = attention_of(3_072, 64, 64)
+  config.attention.tile = tile
   config.model.num_heads, config.model.width = 8, 512
   plain = compile_for(target, config, "attention")["programs"][0]
   options = dict(segments=segments, softcap=softcap)

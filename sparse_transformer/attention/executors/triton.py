@@ -20,8 +20,9 @@ from sparse_transformer.patterns import Layout, Pattern
 # spills registers; with float32, also with wider queries and keys.
 TILES = dict(bfloat16=64, float16=64, float32=32)
 # Items may have two tiles of 64, so that each tile of the other side is read
-# once for both. They are chosen where they process at most this share of the
-# tiles: then they take less time whether reading or computing limits it.
+# once for both. They are chosen where they then process at most this share of
+# the tiles, so that the forward pass and dq run fewer instructions, too, and
+# are still enough to keep a GPU busy.
 TALL, WORTH = 128, 0.6
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
@@ -75,7 +76,9 @@ class Triton(worklists.Fused):
     work = make(height=1)
     if 2 * tile == TALL and case.tile in (0, TALL):
       tall = make(height=2)
-      if case.tile or _num_tiles(tall) <= WORTH * _num_tiles(work):
+      is_enough = number(case.batch) * len(tall.by_query.items) >= PROGRAMS
+      is_worth = _num_tiles(tall) <= WORTH * _num_tiles(work)
+      if case.tile or (is_enough and is_worth):
         work = tall
     return [(Plan(None, tile, work), None)]
 

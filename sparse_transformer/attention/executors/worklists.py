@@ -1,12 +1,12 @@
 """Work lists: what a fused kernel does, for all heads and parts together.
 
-A kernel runs once for each item of a list. An item is one tile of one head:
-of queries in the forward pass and for dq, of keys for dk and dv. It lists the
-tiles of the other side that hold pairs with it, the partial ones before the
-full ones; for keys, those of all query heads that share the key head. Kernels
-read and write rows by position, so that nothing is permuted outside them, and
-take the pairs of partial tiles from bits, so that they know nothing of
-patterns.
+A kernel runs once for each item of a list. An item is one tile of one head, or
+a few consecutive ones: of queries in the forward pass and for dq, of keys for
+dk and dv. It lists the tiles of the other side that hold pairs with it, the
+partial ones before the full ones; for keys, those of all query heads that share
+the key head. Kernels read and write rows by position, so that nothing is
+permuted outside them, and take the pairs of partial tiles from bits, so that
+they know nothing of patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
 write to different slots. Kernels, or else `Fused`, the base of executors with

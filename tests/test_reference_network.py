@@ -72,12 +72,14 @@ def random_params(config):
   return jax.tree_util.tree_map_with_path(shrink, params)
 
 
-# Of presets that differ in size alone, one is quick enough.
+# Of presets that differ in size or data alone, one is quick enough.
 @pytest.mark.parametrize(
   "name",
   [
     pytest.param(
-      name, marks=[pytest.mark.soak] * bool(re.search(r"_\d+m$|_small", name))
+      name,
+      marks=[pytest.mark.soak]
+      * bool(re.search(r"_\d+m$|_small|^long|genome|^stdlib", name)),
     )
     for name in NAMES
   ],

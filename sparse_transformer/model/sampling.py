@@ -167,8 +167,9 @@ def sample(
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
-    draw = functools.partial(_draw_chunk, decoder, sampler)
-    for new_BC, took in _chunks(decoder, draw, params, prompts, length, seed):
+    for new_BC, took in _chunks(
+      decoder, sampler, params, prompts, length, seed
+    ):
       tokens.append(new_BC)
       seconds += took
       bar.update(new_BC.size)
@@ -177,32 +178,55 @@ def sample(
   return np.concatenate(tokens, axis=1), seconds
 
 
-def _chunks(decoder, draw, params, prompts, length, seed):
+def _chunks(decoder, sampler, params, prompts, length, seed):
   """Yields (tokens_BC of the next positions, the seconds they took)."""
   num, first = prompts.shape
   if first == length:
     return
-  state = jax.jit(decoder.prefill)(params, jnp.asarray(prompts))
+  state = _prefill(decoder)(params, jnp.asarray(prompts))
   last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
   last_B = jnp.asarray(last)
   rngs = jax.random.split(jax.random.key(seed), length)
 
-  # Each chunk gets the state that the one before it left.
-  shardings = jax.tree.map(lambda x: x.sharding, state)
-  jitted = jax.jit(draw, donate_argnums=1, out_shardings=(shardings, None))
-  places = np.int32(first), np.int32(1)
-  compiled = jitted.lower(params, state, last_B, rngs, *places).compile()
-  count = 1
+  shapes, structure = jax.tree.flatten(
+    jax.tree.map(_shape, (params, state, last_B, rngs))
+  )
+  draw, count = _compile_draw(decoder, sampler, structure, *shapes), 1
   while first < length:
     start = time.perf_counter()
     places = np.int32(first), np.int32(count)
-    state, tokens_BC = compiled(params, state, last_B, rngs, *places)
+    state, tokens_BC = draw(params, state, last_B, rngs, *places)
     new_BC = np.asarray(tokens_BC)[:, :count]
     last_B = jnp.asarray(new_BC[:, -1])
     seconds = time.perf_counter() - start
     yield new_BC, seconds
     first += count
     count = min(_next_count(count, seconds), length - first)
+
+
+# A run samples again and again, after each validation.
+@functools.lru_cache(maxsize=8)
+def _prefill(decoder):
+  return jax.jit(decoder.prefill)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile_draw(decoder, sampler, structure, *shapes):
+  """`_draw_chunk` for arguments of these shapes, compiled once."""
+  params, state, *others = jax.tree.unflatten(structure, shapes)
+  # Each chunk gets the state that the one before it left.
+  shardings = jax.tree.map(lambda x: x.sharding, state)
+  jitted = jax.jit(
+    functools.partial(_draw_chunk, decoder, sampler),
+    donate_argnums=1,
+    out_shardings=(shardings, None),
+  )
+  return jitted.lower(params, state, *others, *np.ones(2, np.int32)).compile()
+
+
+def _shape(x):
+  sharding = getattr(x, "sharding", None)
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def _next_count(count: int, seconds: float) -> int:

@@ -361,14 +361,15 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       lines = metrics.read(workdir)
       _check_start(start, [x for x in lines if x["split"] == "start"])
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
+  first = int(state.step)
   with jax.set_mesh(experiment.mesh):
-    _, measured = jax.jit(experiment.at(step - 1).step)(state, batch)
     nats_BL, *_ = jax.tree.leaves(experiment.losses(state.params, batch))
+    _, measured = experiment.at(step - 1).update(state, batch)
   nats_BL, symbols_BL = np.asarray(nats_BL), np.asarray(batch) >= 0
   if nats_BL.shape != symbols_BL.shape:  # a label each
     symbols_BL = np.ones(nats_BL.shape, bool)
   losses = nats_BL.mean(1, where=symbols_BL)
-  print(f"step {step} with the weights of step {int(state.step)}:")
+  print(f"step {step} with the weights of step {first}:")
   for name, value in measured.items():
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")

@@ -67,12 +67,11 @@ def test_splits_share_no_sequence(name):
   [
     ("Local(8) | Strided(32, offset=1)", True),
     ("Local(8) | Strided(32)", False),
-    ("Local(16)", False),
+    pytest.param("Local(16)", False, marks=pytest.mark.soak),
   ],
 )
-@pytest.mark.usefixtures("optimized")
 def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
-  changes = dict(length=512, columns=32, period=32)
+  changes = dict(length=256, columns=32, period=32)
   changes = {f"data.{name}": value for name, value in changes.items()}
   changes |= {"train.batch_size": 4, "train.steps": 40}
   changes |= {"optimizer.learning_rate": 0.03, "optimizer.warmup_steps": 10}
@@ -80,11 +79,11 @@ def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   settings = repeat.get_config()
   settings.update_from_flattened_dict(changes)
   experiment = Experiment(settings)
-  q, k = np.nonzero(patterns.analysis.reach(experiment.model.patterns, 512))
+  q, k = np.nonzero(patterns.analysis.reach(experiment.model.patterns, 256))
   # Key k holds symbol k - 1, and the first key none.
   assert np.any((k > 0) & ((q + 1 - k) % 32 == 0)) == sees
   state = experiment.first_state()
   for step in range(40):  # each batch is new
     state, measured = experiment.update(state, experiment.batch(step))
   bits = measured["nats"] / np.log(2)
-  assert bits < 0.25 + 0.05 if sees else bits > 3.9  # the optimum, and chance
+  assert bits < 0.5 + 0.05 if sees else bits > 3.9  # the optimum, and chance

@@ -86,6 +86,20 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
   assert abs(joint - p[0] ** 2) < 5 * p[0] / np.sqrt(num)
 
 
+def test_second_call_traces_nothing():
+  traced = []
+
+  def apply(params, tokens_BL):
+    traced.append(tokens_BL.shape)
+    return jnp.zeros((*tokens_BL.shape, 5)) + params
+
+  params = np.zeros((1, 1, 5), np.float32)
+  draw(apply, params, num=2)
+  count = len(traced)
+  draw(apply, params, num=2, seed=1)
+  assert len(traced) == count > 0
+
+
 def test_symbols_are_drawn_given_those_before():
   def apply(params, tokens_BL):  # each symbol is the one before plus one
     before = jnp.pad(tokens_BL.astype(jnp.int32), ((0, 0), (1, 0)))[:, :-1]

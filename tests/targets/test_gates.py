@@ -87,9 +87,13 @@ def attention_of(length, qk_width, value_width):
 
 
 @pytest.mark.parametrize(
-  "length, tile", [(3_072, 64), (12_288, 64), (12_288, 128)]
+  "length, tile, qk_width, value_width",
+  [
+    *((length, 64, *widths) for length in LENGTHS for widths in WIDTHS),
+    (12_288, 128, 64, 64),
+    (12_288, 128, 32, 64),
+  ],
 )
-@pytest.mark.parametrize("qk_width, value_width", WIDTHS)
 def test_gpu_kernels_spill_no_registers(
   length, tile, qk_width, value_width, monkeypatch
 ):

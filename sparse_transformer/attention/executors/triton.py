@@ -42,12 +42,14 @@ class Triton(worklists.Fused):
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
-    has_registers = self.interpret or case.dtype != "float32"
-    tiles = (32, 64, TALL) if has_registers else (32,)
+    tiles: tuple[int, ...] = (32,) if case.dtype == "float32" else (32, 64)
+    if self._has_tall(case):
+      tiles = (32, 64, TALL)
     if case.tile and case.tile not in tiles:
       return (
-        f"in {case.dtype}, tiles must have {' or '.join(map(str, tiles))}"
-        f" positions, got tile={case.tile}; 0 chooses"
+        f"in {case.dtype} with widths {widths}, tiles must have"
+        f" {' or '.join(map(str, tiles))} positions, got tile={case.tile}; 0"
+        " chooses"
       )
     if self.interpret:
       return None
@@ -74,13 +76,18 @@ class Triton(worklists.Fused):
     tile = self.tile_size(patterns[0], case)
     make = functools.partial(_make_work, patterns, case, tile)
     work = make(height=1)
-    if 2 * tile == TALL and case.tile in (0, TALL):
+    if 2 * tile == TALL and case.tile in (0, TALL) and self._has_tall(case):
       tall = make(height=2)
       is_enough = number(case.batch) * len(tall.by_query.items) >= PROGRAMS
-      is_worth = _num_tiles(tall) <= WORTH * _num_tiles(work)
-      if case.tile or (is_enough and is_worth):
+      is_less = _num_tiles(tall) <= WORTH * _num_tiles(work)
+      if case.tile or (is_enough and is_less):
         work = tall
     return [(Plan(None, tile, work), None)]
+
+  def _has_tall(self, case):
+    """Whether items may have two tiles: no registers spill."""
+    is_narrow = max(case.qk_width, case.value_width) <= 64
+    return self.interpret or (is_narrow and case.dtype != "float32")
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], case: Case

@@ -283,14 +283,16 @@ def backward(
   return dq, dk, dv
 
 
-def _num_warps(kernel, q, v, rows):
-  """Warps of a program: with fewer, registers would spill."""
-  if v.dtype == jnp.float32:
-    return 8
-  if rows > 64:
-    wide = max(q.shape[-1], v.shape[-1]) > 64
-    return 8 if wide or kernel is _backward_of_keys else 4
-  return 8 if v.shape[-1] > 64 and kernel is not _forward else 4
+def _num_warps(kernel, v, rows, has_more):
+  """Warps of a program: with fewer, registers would spill.
+
+  `has_more` is whether it needs segments, or what another slot has.
+  """
+  are_many = v.dtype == jnp.float32
+  if kernel is not _forward:
+    are_many |= v.shape[-1] > 64
+    are_many |= rows > 64 and (kernel is _backward_of_keys or has_more)
+  return 8 if are_many else 4
 
 
 def _launch(kernel, plan, queries, keys, interpret, outs):
@@ -318,6 +320,7 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
   run = _on_items(kernel, plan, is_by_key, queries, keys, interpret)
 
   def launch(items, num_slots, outs, earlier=None):
+    has_more = earlier is not None or keys.segments is not None
     shapes = [
       jax.ShapeDtypeStruct(
         (num_slots, *x.shape),
@@ -331,7 +334,7 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
       grid=(len(items), len(q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=_num_warps(kernel, q, keys.v, mine.shape[1]),
+        num_warps=_num_warps(kernel, keys.v, mine.shape[1], has_more),
         num_stages=NUM_STAGES,
       ),
       interpret=interpret,

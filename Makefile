@@ -44,9 +44,11 @@ package:
 	sed -n '/^```python$$/,/^```$$/{/^```/!p;}' README.md > $(APART)/example.py
 	cd $(APART) && bin/python example.py
 
-# Makes the gallery from the catalogue of patterns, and site/ from all of docs.
+# Makes the gallery from the catalogue of patterns, and site/ from all of docs,
+# and runs the code on the pages.
 docs: .venv/installed $(DOCS)/installed
 	$(BIN)/python docs/make.py
+	$(BIN)/python -m pytest -m docs
 	$(DOCS)/bin/mkdocs build --strict
 
 # Runs the tutorial again, and stores its outputs in it.

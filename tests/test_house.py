@@ -417,6 +417,7 @@ def test_page_lists_the_catalogue_of_patterns(catalogue):
   assert expected in (DOCS / "usage.md").read_text()
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
   "page", ["README.md", "docs/attend.md", "docs/architecture.md"]
 )

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import runs
 
 TUTORIAL = runs.REPO / "docs" / "tutorial.ipynb"
@@ -19,6 +20,7 @@ def code_cells():
   return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.docs
 def test_tutorial_runs(tmp_path):
   script = "\n\n".join("".join(cell["source"]) for cell in code_cells())
   for name, value in SHORT.items():

@@ -26,7 +26,10 @@ LEAST = 1e-6
 
 
 class Decoder(Protocol):
-  """Predicts the next position from the state after the previous one."""
+  """Predicts the next position from the state after the previous one.
+
+  Decoders are hashable, and equal ones do the same.
+  """
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
     """The state after a prompt, which may be empty."""
@@ -188,10 +191,12 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
   last_B = jnp.asarray(last)
   rngs = jax.random.split(jax.random.key(seed), length)
 
-  shapes, structure = jax.tree.flatten(
-    jax.tree.map(_shape, (params, state, last_B, rngs))
-  )
-  draw, count = _compile_draw(decoder, sampler, structure, *shapes), 1
+  leaves, structure = jax.tree.flatten(state)
+  shardings = tuple(x.sharding for x in leaves)
+  draw = _draw(decoder, sampler, CHUNK, structure, shardings)
+  # Compiles, if needed: draws nothing.
+  state, _ = draw(params, state, last_B, rngs, np.int32(first), np.int32(0))
+  count = 1
   while first < length:
     start = time.perf_counter()
     places = np.int32(first), np.int32(count)
@@ -211,22 +216,13 @@ def _prefill(decoder):
 
 
 @functools.lru_cache(maxsize=8)
-def _compile_draw(decoder, sampler, structure, *shapes):
-  """`_draw_chunk` for arguments of these shapes, compiled once."""
-  params, state, *others = jax.tree.unflatten(structure, shapes)
-  # Each chunk gets the state that the one before it left.
-  shardings = jax.tree.map(lambda x: x.sharding, state)
-  jitted = jax.jit(
-    functools.partial(_draw_chunk, decoder, sampler),
+def _draw(decoder, sampler, size, structure, shardings):
+  """Jitted `_draw_chunk`; each chunk gets the state that the last one left."""
+  return jax.jit(
+    functools.partial(_draw_chunk, decoder, sampler, size),
     donate_argnums=1,
-    out_shardings=(shardings, None),
+    out_shardings=(jax.tree.unflatten(structure, shardings), None),
   )
-  return jitted.lower(params, state, *others, *np.ones(2, np.int32)).compile()
-
-
-def _shape(x):
-  sharding = getattr(x, "sharding", None)
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def _next_count(count: int, seconds: float) -> int:
@@ -234,8 +230,13 @@ def _next_count(count: int, seconds: float) -> int:
   return max(1, int(min(count * SECONDS / seconds, 4 * count, CHUNK)))
 
 
-def _draw_chunk(decoder, sampler, params, state, last_B, rngs, first, count):
-  """Draws positions first to first + count - 1: (the new state, tokens_BC)."""
+def _draw_chunk(
+  decoder, sampler, size, params, state, last_B, rngs, first, count
+):
+  """Draws positions first to first + count - 1: (the new state, tokens_BC).
+
+  C is `size`, at least `count`.
+  """
 
   def step(i, carry):
     state, last_B, tokens_BC = carry
@@ -248,6 +249,6 @@ def _draw_chunk(decoder, sampler, params, state, last_B, rngs, first, count):
     new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
     return state, new_B, tokens_BC.at[:, i].set(new_B)
 
-  tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
+  tokens_BC = jnp.zeros((len(last_B), size), last_B.dtype)
   carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
   return carry[0], carry[2]

@@ -363,8 +363,9 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
   first = int(state.step)
   with jax.set_mesh(experiment.mesh):
-    nats_BL, *_ = jax.tree.leaves(experiment.losses(state.params, batch))
-    _, measured = experiment.at(step - 1).update(state, batch)
+    then = experiment.at(step - 1)
+    nats_BL, *_ = jax.tree.leaves(then.losses(state.params, batch))
+    _, measured = then.update(state, batch)
   nats_BL, symbols_BL = np.asarray(nats_BL), np.asarray(batch) >= 0
   if nats_BL.shape != symbols_BL.shape:  # a label each
     symbols_BL = np.ones(nats_BL.shape, bool)

@@ -148,9 +148,10 @@ def test_scales_that_are_not_above_0(backend, scale, softcap):
   agrees(backend, MIXED, 70, batch=1, options=options)
 
 
-def test_split_lists(monkeypatch):
+@pytest.mark.parametrize("tile", [32, triton.TALL])
+def test_split_lists(tile, monkeypatch):
   monkeypatch.setattr(triton, "PIECE", 1)
-  agrees(GPU, (Causal(), Strided(5)), 140)
+  agrees(GPU, (Causal(), Strided(5)), 140, tile=tile)
 
 
 @pytest.mark.parametrize(
@@ -177,13 +178,20 @@ def test_attention_can_be_mapped(backend):
 
 
 @pytest.mark.parametrize(
-  "backend, heads", [(GPU, (*TWO_SLOTS, Causal())), (TPU, SHARED_ORDER[:2])]
+  "backend, heads, tile",
+  [
+    (GPU, (*TWO_SLOTS, Causal()), 32),
+    (GPU, TWO_SLOTS, triton.TALL),
+    (TPU, SHARED_ORDER[:2], 32),
+  ],
 )
-def test_tables_are_arguments_in_several_launches(backend, heads, monkeypatch):
+def test_tables_are_arguments_in_several_launches(
+  backend, heads, tile, monkeypatch
+):
   monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
   n = 96
   inputs = laws.random_inputs(n, len(heads), 16, 16, batch=1)
-  ((plan, _),) = laws.plans_of(backend, heads, n, 32)
+  ((plan, _),) = laws.plans_of(backend, heads, n, tile)
   lists = plan.tables.by_query
   assert max(len(lists.written), len(getattr(lists, "steps", ""))) > 1
 

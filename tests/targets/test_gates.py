@@ -110,6 +110,9 @@ def test_gpu_kernels_spill_no_registers(
     assert 0 < kernel["registers"] <= 255
     assert 0 < kernel["shared_bytes"] <= SHARED_LIMIT
     assert kernel["copies_in_flight"] > 0  # as products run
+  if max(qk_width, value_width) <= 64:  # with two tiles, twice the warps
+    threads = "256, 1, 1" if tile == 128 else "128, 1, 1"
+    assert kernels["backward_of_keys"]["threads"] == threads
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from sparse_transformer.patterns import Layout, Pattern
 # spills registers; with float32, also with wider queries and keys.
 TILES = dict(bfloat16=64, float16=64, float32=32)
 # Items may have two tiles of 64, so that each tile of the other side is read
-# once for both. They are chosen where they then process at most this share of
-# the tiles, so that the forward pass and dq run fewer instructions, too, and
-# are still enough to keep a GPU busy.
+# once for both. They are chosen where they take at most this share of the
+# steps, so that the forward pass and dq run about as many instructions as with
+# single tiles or fewer, and where they are enough to keep a GPU busy.
 TALL, WORTH = 128, 0.6
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
@@ -47,9 +47,8 @@ class Triton(worklists.Fused):
       tiles = (32, 64, TALL)
     if case.tile and case.tile not in tiles:
       return (
-        f"in {case.dtype} with widths {widths}, tiles must have"
-        f" {' or '.join(map(str, tiles))} positions, got tile={case.tile}; 0"
-        " chooses"
+        f"in {case.dtype} with widths {widths}, the positions of a tile must be"
+        f" among {tiles}, got tile={case.tile}; 0 chooses"
       )
     if self.interpret:
       return None
@@ -68,6 +67,7 @@ class Triton(worklists.Fused):
     return None
 
   def tile_size(self, part: Pattern, case: Case) -> int:
+    """Items of two tiles have tiles of 64, as do the shares of devices."""
     del part
     tile = min(case.tile or TILES[case.dtype], TALL // 2)
     return worklists.check_tile(tile, case.length)
@@ -78,8 +78,9 @@ class Triton(worklists.Fused):
     work = make(height=1)
     if 2 * tile == TALL and case.tile in (0, TALL) and self._has_tall(case):
       tall = make(height=2)
-      is_enough = number(case.batch) * len(tall.by_query.items) >= PROGRAMS
-      is_less = _num_tiles(tall) <= WORTH * _num_tiles(work)
+      fewest = min(len(tall.by_query.items), len(tall.by_key.items))
+      is_enough = number(case.batch) * fewest >= PROGRAMS
+      is_less = _num_steps(tall) <= WORTH * _num_steps(work)
       if case.tile or (is_enough and is_less):
         work = tall
     return [(Plan(None, tile, work), None)]
@@ -120,8 +121,8 @@ def _make_work(patterns, case, tile, height):
   return make(longest=max(PIECE, -(-int(lengths.max()) // MAX_PIECES)))
 
 
-def _num_tiles(work):
-  """Tiles that the items of both lists process."""
+def _num_steps(work):
+  """Steps of the items of both lists, each over one tile of the other side."""
   lists = work.by_query, work.by_key
   return sum((x.items[:, 4] - x.items[:, 2]).sum() for x in lists)
 

@@ -267,16 +267,20 @@ def _join(parts, bits, height):
   known = {(-1,) * height: -1, (-2,) * height: 0}
   joined = []
   for part in parts:
-    rows, place = part.rows // height, part.rows % height
-    tiles, at = np.unique([rows, part.cols], axis=1, return_inverse=True)
-    numbers = np.full((tiles.shape[1], height), -2)
-    numbers[at.ravel(), place] = part.masks
-    masks = [known.setdefault(x, len(known) - 1) for x in map(tuple, numbers)]
-    joined.append(
-      dataclasses.replace(
-        part, rows=tiles[0], cols=tiles[1], masks=np.array(masks)
-      )
+    rows, place = np.divmod(part.rows, height)
+    width = part.cols.max(initial=0) + 1
+    tiles, at = np.unique(rows * width + part.cols, return_inverse=True)
+    numbers = np.full((len(tiles), height), -2)
+    numbers[at, place] = part.masks
+    kinds, kind = np.unique(numbers, axis=0, return_inverse=True)
+    masks = np.array(
+      [known.setdefault(x, len(known) - 1) for x in map(tuple, kinds.tolist())]
     )
+    rows, cols = np.divmod(tiles, width)
+    part = dataclasses.replace(
+      part, rows=rows, cols=cols, masks=masks[kind.ravel()]
+    )
+    joined.append(part)
   chosen = np.array([*known])[1:]
   return joined, bits[chosen].reshape(len(chosen), -1, bits.shape[2])
 

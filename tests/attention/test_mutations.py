@@ -7,6 +7,7 @@ nothing without the mutation.
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import executor_laws as laws
@@ -22,15 +23,17 @@ from sparse_transformer.attention.executors.triton import Triton
 
 pytestmark = pytest.mark.soak
 
-# Mixes of random mutations, the last one with split lists.
-TITLES = *(f"catalogue {i}" for i in (1, 2, 3, 4, 6)), "full tiles", "split"
-NUM_RANDOM = 15  # for each mix and dtype: 210
+# Mixes of random mutations; the last two are "full tiles" with split lists, and
+# with items of two tiles.
+TITLES = *(f"catalogue {i}" for i in (1, 2, 3, 4, 6)), "full tiles"
+TITLES += "split", "tall"
+NUM_RANDOM = 15  # for each mix and dtype: 240
 UNWRITTEN = -100  # stands for memory that no item writes
 # What is wrong, and a text of triton_kernels.py with its change, marked as by
 # `git diff --word-diff`.
 TEXTS = r"""
 pairs are transposed
-  reshape(tile, tile){+.T+} != 0
+  reshape(tile, [-count * 32) != 0-]{+count * 32).T.reshape(tile, -1) != 0+}
 bits of a mask are reversed
   shift_right_logical(words, [-bit-]{+31 - bit+})
 the last full tile is skipped
@@ -132,8 +135,10 @@ def _registered(optimized):
 @functools.lru_cache(maxsize=4)
 def asked(title, dtype):
   """The questions of a mix, and the plan that answers them."""
-  mix = correctness.mixes(False, dtype)[title.replace("split", "full tiles")]
-  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda")
+  named = "full tiles" if title in ("split", "tall") else title
+  mix = correctness.mixes(False, dtype)[named]
+  tile = triton.TALL if title == "tall" else 0
+  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda", tile)
   with pytest.MonkeyPatch.context() as patch:
     if title == "split":
       patch.setattr(triton, "PIECE", 1)
@@ -188,7 +193,8 @@ class Tables:
 
   Attributes:
     items, others, masks, written: see `worklists.Lists`; masks are unsigned.
-    mine, other: the positions in the tiles of this side and of the other.
+    mine, other: the positions in the items of this side and in the tiles of the
+      other.
   """
 
   def __init__(self, work, side):
@@ -199,7 +205,8 @@ class Tables:
     )
     self.masks = lists.masks.view(np.uint32).copy()
     sides = work.queries.copy(), work.keys.copy()
-    self.mine, self.other = sides if side == "by_query" else sides[::-1]
+    mine, self.other = sides if side == "by_query" else sides[::-1]
+    self.mine = mine.reshape(-1, self.masks.shape[1])
 
   def work(self):
     """The work with these tables."""
@@ -209,7 +216,7 @@ class Tables:
       masks=self.masks.view(np.int32),
       written=self.written,
     )
-    sides = self.mine, self.other
+    sides = self.mine.reshape(-1, self.other.shape[1]), self.other
     queries, keys = sides if self._side == "by_query" else sides[::-1]
     changes = {self._side: lists, "queries": queries, "keys": keys}
     return self._work._replace(**changes)
@@ -231,8 +238,8 @@ class Tables:
       rows = np.zeros((n, len(self.mine[tile])), np.int8)  # one for each key
       for j in range(first, last):
         where, mask = self.others[j]
-        pairs = bits[mask].T if j < middle else np.ones_like(bits[0])
-        np.add.at(rows, self.other[where].clip(0), pairs.astype(np.int8))
+        pairs = bits[mask] if j < middle else np.ones_like(bits[0])
+        np.add.at(rows, self.other[where].clip(0), pairs.T.astype(np.int8))
       is_real = self.mine[tile] >= 0
       counts[slot, head, self.mine[tile][is_real]] = rows.T[is_real]
     written = self.written[1:].swapaxes(1, 2)[..., None]
@@ -243,7 +250,7 @@ class Tables:
 def changes(t, rng, item, i):
   """{name: (array, where, new values)} at an item [6] and its tile i."""
   mask, draw = t.masks[t.others[i, 1]], rng.integers
-  row, column = draw(len(mask), size=2)
+  row, column = draw(len(mask)), draw(t.other.shape[1])
   word, bit = divmod(int(column), 32)
   flipped = mask[row, word] ^ np.uint32((i < item[3]) << bit)
   mine = t.mine[item[1]]
@@ -270,16 +277,19 @@ def changes(t, rng, item, i):
   }
 
 
-def changed(work, rng):
-  """(name, side, the work with a random change that has an effect)."""
-  while True:
+def changed(work, rng, first):
+  """(name, side, the work with a random change that has an effect).
+
+  Kinds of changes are tried in turn, from number `first` on.
+  """
+  for turn in itertools.count(first):
     side = rng.choice(["by_query", "by_key"])
     t = Tables(work, side)
     before = t.effect()
     filled = np.flatnonzero(t.items[:, 4] > t.items[:, 2])
     item = t.items[rng.choice(filled)]
     found = changes(t, rng, item, rng.integers(item[2], item[4]))
-    name = rng.choice([*found])
+    name = [*found][turn % len(found)]
     array, where, values = found[name]
     array[where] = values
     if not np.array_equal(before, t.effect()):
@@ -293,7 +303,7 @@ def test_random_changes_of_the_tables_are_found(capsys):
       questions, plan = asked(title, dtype)
       rng = np.random.default_rng(len(kinds))
       for _ in range(NUM_RANDOM):
-        name, side, work = changed(plan.tables, rng)
+        name, side, work = changed(plan.tables, rng, len(kinds))
         kinds.append((title, dtype, name, side))
         mutant = dataclasses.replace(plan, tables=work)
         if not faults_of(questions, mutant):

@@ -94,7 +94,8 @@ def test_a_document_does_not_see_the_others(heads, backend, documents):
   with laws.settings_for(backend):
     found = run(heads, backend, *arrays, segments)
     other = run(heads, backend, *changed, segments)
-  differs = np.abs(found - other).max(3) > 0
+  # Sums may round differently: what is sorted has other places in a tile.
+  differs = np.abs(found - other).max(3) > 1e-6
   assert not differs[segments == 1].any() and differs.any((0, 1)).all()
 
 
@@ -262,7 +263,7 @@ def test_an_attention_function_of_flax_says_what_it_cannot_do(call, message):
     (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
     (dict(segments_BL=[[2**32] * N] * 2), ["must fit in 32 bits"]),
     (dict(segments_BL="x"), ["integers [2, 60]", "got str"]),
-    (dict(sinks_H="a"), ["sinks must be [4]", "got str"]),
+    (dict(sinks_H="x"), ["sinks must be [4]", "got str"]),
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
     (dict(sinks_H=jnp.zeros(4, int)), ["floating point", "int32"]),
     (dict(softcap=-1.0), ["softcap=-1.0", "above 0"]),

@@ -361,7 +361,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
       lines = metrics.read(workdir)
       _check_start(start, [x for x in lines if x["split"] == "start"])
   numbers, batch = experiment.numbers[step - 1], experiment.batch(step - 1)
-  first = int(state.step)
+  weights_step = int(state.step)  # `update` reuses the memory of the state
   with jax.set_mesh(experiment.mesh):
     then = experiment.at(step - 1)
     nats_BL, *_ = jax.tree.leaves(then.losses(state.params, batch))
@@ -370,7 +370,7 @@ def replay(config: ConfigDict, workdir: str | os.PathLike, step: int) -> None:
   if nats_BL.shape != symbols_BL.shape:  # a label each
     symbols_BL = np.ones(nats_BL.shape, bool)
   losses = nats_BL.mean(1, where=symbols_BL)
-  print(f"step {step} with the weights of step {first}:")
+  print(f"step {step} with the weights of step {weights_step}:")
   for name, value in measured.items():
     if value.ndim == 0:
       print(f"  {name} {float(value):.6g}")

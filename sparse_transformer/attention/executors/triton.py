@@ -23,7 +23,7 @@ TILES = dict(bfloat16=64, float16=64, float32=32)
 # once for both. They are chosen where they take at most this share of the
 # steps, so that the forward pass and dq run about as many instructions as with
 # single tiles or fewer, and where they are enough to keep a GPU busy.
-TALL, WORTH = 128, 0.6
+TALL, MAX_SHARE = 128, 0.6
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
@@ -80,7 +80,7 @@ class Triton(worklists.Fused):
       tall = make(height=2)
       fewest = min(len(tall.by_query.items), len(tall.by_key.items))
       is_enough = number(case.batch) * fewest >= PROGRAMS
-      is_less = _num_steps(tall) <= WORTH * _num_steps(work)
+      is_less = _num_steps(tall) <= MAX_SHARE * _num_steps(work)
       if case.tile or (is_enough and is_less):
         work = tall
     return [(Plan(None, tile, work), None)]

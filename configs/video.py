@@ -1,10 +1,10 @@
 """Video of a fixed camera: clips of 16 gray frames of 16 x 16 pixels.
 
 Paper row: none; 2 merged layers on clips of 4,096 bytes, in which the same
-pixel of the frame before is 256 positions back, trained by Muon. data.path is a
-.npy file of uint8 [clips, 256, 16], in the order of time: row 16 t + y of a clip
-is row y of its frame t. data.fractions are those of 49 stretches of 16 frames,
-so that no stretch is in two splits.
+pixel of the frame before is 256 positions back, trained by Muon. data.path is
+a .npy file of uint8 [clips, 256, 16], in the order of time: row 16 t + y of a
+clip is row y of its frame t. data.fractions are those of 49 stretches of 16
+frames, so that no stretch is in two splits.
 
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy

@@ -1,23 +1,25 @@
 """Settings for all tests."""
 
-import atexit
 import ctypes
 import gc
 import os
 import pathlib
 import shutil
 import sys
-import tempfile
 
 import jax
 import pytest
 
 # For all workers and the processes that tests start. Small networks compile in
-# half the time, to slower code, and each program is compiled once.
-CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-if "PYTEST_XDIST_WORKER" not in os.environ or not CACHE:
-  CACHE = tempfile.mkdtemp(prefix="compiled-")
-  atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+# half the time, to slower code, and each program is compiled once: the next run
+# of the suite finds it here, too.
+CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
+  pathlib.Path(__file__).parents[1] / ".cache" / "tests"
+)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+  sizes = (path.stat().st_size for path in pathlib.Path(CACHE).rglob("*"))
+  if sum(sizes) > 2**30:  # bytes: programs of older code, mostly
+    shutil.rmtree(CACHE)
 for name, value in (
   ("jax_disable_most_optimizations", True),
   ("jax_compilation_cache_dir", CACHE),

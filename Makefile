@@ -59,12 +59,9 @@ tutorial: .venv/installed
 	$(BIN)/jupyter nbconvert --coalesce-streams --inplace docs/tutorial.ipynb
 
 # Makes the tables and figures of README.md and docs/ again from the records in
-# benchmarks/results; fails if they differed, or if a program was compiled from
-# other code.
+# benchmarks/results; fails if they differed.
 results: .venv/installed
 	$(BIN)/python -m benchmarks.readme
-	$(BIN)/python -m benchmarks.compiled --check
-	$(BIN)/python -m benchmarks.kernels --check
 
 # Measures attention and its peers: prints tables, writes benchmarks/results.
 bench: .venv/installed $(PEERS)/installed

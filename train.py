@@ -4,11 +4,11 @@ python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be overridden: --config.attention.pattern=fixed.
 Restarted with the same workdir, it resumes from the last checkpoint; with
---allow_changes, also for more steps or with other settings of its optimizer. SIGTERM
-and SIGINT make it save a checkpoint and exit with status 130; a second signal
-ends it at once. --replay=STEP recomputes the batch of a step, from the last
-checkpoint before it, and writes nothing. --profile=FIRST:LAST traces steps into
-the folder `profile` of the workdir.
+--allow_changes, also for more steps or with other settings of its optimizer.
+SIGTERM and SIGINT make it save a checkpoint and exit with status 130; a second
+signal ends it at once. --replay=STEP recomputes the batch of a step, from the
+last checkpoint before it, and writes nothing. --profile=FIRST:LAST traces steps
+into the folder `profile` of the workdir.
 
 A config file may define on_metrics(step, split, values) beside get_config: it
 is called for each line of metrics.jsonl, to send it elsewhere.

@@ -360,8 +360,8 @@ def scale(q: jax.Array, scores: Scores) -> np.ndarray:
   In 16 bits, queries are scaled by powers of 2 exactly; by others, such as
   1 / sqrt(32), the log-sum-exp would be off by 0.005.
   """
-  factor = scores.factor(q.shape[-1]) / scale_of_scores(q, scores)
-  return np.asarray(factor, q.dtype)
+  is_narrow = q.dtype.itemsize == 2
+  return np.asarray(1 if is_narrow else scores.factor(q.shape[-1]), q.dtype)
 
 
 def scale_of_scores(q: jax.Array, scores: Scores) -> float:

@@ -115,6 +115,14 @@ def test_each_dtype_stays_close_in_optimized_programs(
   laws.agrees_with_the_reference(backend, heads, 48, 16, dtype, tolerance)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scale_of_0_averages_values_in_16_bits(backend, dtype):
+  heads, options = (Local(3), Strided(5)), laws.Options(scale=0.0)
+  settings = dict(dtype=dtype, tolerance=0.02, options=options)
+  laws.agrees_with_the_reference(backend, heads, 24, 8, **settings)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float64_is_computed_in_float64(backend):
   with jax.enable_x64(True):

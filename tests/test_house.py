@@ -41,9 +41,11 @@ MAY_IMPORT = {
 }
 # And those within a package, which know no other file than these.
 WITHIN = {
-  "attention/content": {"contract", "online_softmax"},
-  "attention/executors": {"contract", "online_softmax", "content"},
-  "attention/distributed": {"contract", "content"},
+  "attention/content": {"contract", "heads", "orders", "online_softmax"},
+  "attention/executors": {
+    *("contract", "heads", "orders", "online_softmax", "content"),
+  },
+  "attention/distributed": {"contract", "heads", "orders", "content"},
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "loss_scale", "step"},
   "training/analysis": {"distributed", "optimizer", "step"},

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax, registry
@@ -25,6 +24,13 @@ from sparse_transformer.attention.content import (
 )
 from sparse_transformer.attention.distributed import exchange, spread
 from sparse_transformer.attention.executors import streamed
+from sparse_transformer.attention.heads import (
+  add_heads,
+  index_of,
+  key_heads,
+  put_heads,
+)
+from sparse_transformer.attention.orders import apply
 from sparse_transformer.patterns import Pattern
 
 
@@ -49,7 +55,7 @@ def attend(
   if axes and any(pattern.contents() for pattern in patterns):
     few, own = spread.of_own_heads(patterns, keys.k.shape[2], directions, axes)
     to_heads = functools.partial(exchange.to_heads, axes)
-    queries, keys = contract.apply(to_heads, (queries, keys))
+    queries, keys = apply(to_heads, (queries, keys))
     results = attend(queries, keys, few, own, scores, tile, choices)
     out_BLHE, lse_BLH = exchange.to_positions(axes, *results)
     return out_BLHE, lse_BLH
@@ -185,11 +191,11 @@ def forward(
     inputs = _arranged(plan, heads, queries, keys)
     out, lse = plan.queries.restore(*executor.forward(plan, *inputs))
     if i:
-      at = contract.index_of(heads)
+      at = index_of(heads)
       old = out_BLHE[:, :, at], lse_BLH[:, :, at]
       out, lse = online_softmax.merge(old, (out, lse))
-    out_BLHE = _put_heads(out_BLHE, heads, out)
-    lse_BLH = _put_heads(lse_BLH, heads, lse)
+    out_BLHE = put_heads(out_BLHE, heads, out)
+    lse_BLH = put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
 
 
@@ -220,15 +226,15 @@ def backward(
     inputs = _arranged(plan, heads, queries, keys)
     dq, dk, dv, *rest = executor.backward(plan, *inputs)
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
-    of_keys = contract.key_heads(heads, _group(queries, keys))
+    of_keys = key_heads(heads, _group(queries, keys))
     grads = [
-      _add_heads(total, at, x)
+      add_heads(total, at, x)
       for total, at, x in zip(
         grads, (heads, of_keys, of_keys), new, strict=True
       )
     ]
     for dspans in rest:
-      dspans_H = dspans_H.at[contract.index_of(heads)].add(dspans)
+      dspans_H = dspans_H.at[index_of(heads)].add(dspans)
   return *grads, dspans_H
 
 
@@ -239,9 +245,9 @@ def _group(queries, keys):
 
 def _arranged(plan, heads, queries, keys):
   """The queries of heads, and their keys, in the orders of a plan."""
-  of_keys = contract.key_heads(heads, _group(queries, keys))
+  of_keys = key_heads(heads, _group(queries, keys))
   return tuple(
-    contract.apply(order.arrange, arrays._replace(**_take_heads(at, arrays)))
+    apply(order.arrange, arrays._replace(**_take_heads(at, arrays)))
     for order, at, arrays in (
       (plan.queries, heads, queries),
       (plan.keys, of_keys, keys),
@@ -252,24 +258,7 @@ def _arranged(plan, heads, queries, keys):
 def _take_heads(heads, arrays):
   """The arrays of heads, by field; segments are those of all."""
   return {
-    name: x_BLH[:, :, contract.index_of(heads)]
+    name: x_BLH[:, :, index_of(heads)]
     for name, x_BLH in arrays._asdict().items()
     if name != "segments" and x_BLH is not None
   }
-
-
-def _put_heads(x_BLH, heads, new_BLH):
-  if heads is None:  # without a scatter, whose indices would be empty
-    return new_BLH.astype(x_BLH.dtype)
-  return x_BLH.at[:, :, contract.index_of(heads)].set(new_BLH)
-
-
-def _add_heads(x_BLH, heads, new_BLH):
-  if heads is None:
-    return x_BLH + new_BLH
-  # A head that occurs several times: a sum has an order, a scatter may not.
-  distinct = dict.fromkeys(heads)
-  if len(distinct) < len(heads):
-    of_each = [np.equal(heads, head).nonzero()[0] for head in distinct]
-    new_BLH = jnp.stack([new_BLH[:, :, at].sum(2) for at in of_each], 2)
-  return x_BLH.at[:, :, np.array([*distinct])].add(new_BLH)

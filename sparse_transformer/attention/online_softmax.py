@@ -24,12 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import (
-  Keys,
-  Queries,
-  Scores,
-  apply,
-)
+from sparse_transformer.attention.contract import Keys, Queries, Scores
+from sparse_transformer.attention.orders import apply
 from sparse_transformer.patterns import Pattern
 
 Running = tuple[jax.Array, jax.Array, jax.Array]

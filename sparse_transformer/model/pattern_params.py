@@ -21,7 +21,7 @@ from sparse_transformer.attention.content.selection import (
   LABELS_NAME,
   with_content,
 )
-from sparse_transformer.attention.contract import index_of
+from sparse_transformer.attention.heads import index_of
 from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 from sparse_transformer.patterns.content import Content

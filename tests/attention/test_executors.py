@@ -13,8 +13,10 @@ import pytest
 from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, online_softmax, registry
-from sparse_transformer.attention.contract import heads_of_parts, make_plan
+from sparse_transformer.attention.contract import Plan
 from sparse_transformer.attention.executors import streamed
+from sparse_transformer.attention.heads import heads_of_parts
+from sparse_transformer.attention.orders import orders_of
 from sparse_transformer.patterns import (
   BigBird,
   Block,
@@ -181,7 +183,7 @@ class Untiled:
   def plan(self, part, n):
     layout = part.layout(n, n)
     mask = part.matrix(n)[layout.query_order][:, layout.key_order]
-    return make_plan(layout, part, n, mask)
+    return Plan(part, layout.tile, mask, *orders_of(layout))
 
   def plans(self, patterns, case):
     n, parts = case.length, heads_of_parts(patterns, case.length)

@@ -24,6 +24,7 @@ from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content.grouping import group
+from sparse_transformer.attention.orders import apply_at_once
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
@@ -316,7 +317,7 @@ def _rows(at, *arrays):
     rows = of_lanes(x_BLG, grouped)
     return rows.reshape(*at.shape, *x_BLG.shape[3:])
 
-  return contract.apply_at_once(of_array, arrays)
+  return apply_at_once(of_array, arrays)
 
 
 def _sum(places_BHLR, *arrays):
@@ -326,7 +327,7 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, _at_places(x_VTK, places_LR, 0))
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return contract.apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)
+  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)
 
 
 def _at_places(x_VT, places_LR, fill):

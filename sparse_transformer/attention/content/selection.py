@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import gathered, spans as spans_lib
+from sparse_transformer.attention.heads import group_heads, index_of, key_heads
 from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
 from sparse_transformer.patterns.content import Content, Segments
 
@@ -37,7 +38,7 @@ def labelled(pattern: Pattern) -> tuple[Content, ...]:
 
 def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, contract.Heads]:
   """The distinct patterns whose pairs follow from labels, with their heads."""
-  return contract.group_heads([(p,) if labelled(p) else () for p in patterns])
+  return group_heads([(p,) if labelled(p) else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
@@ -58,11 +59,11 @@ def bind(
   group = q_BLHK.shape[2] // k_BMGK.shape[2]
 
   def sets_of(content, heads):
-    q = q_BLHK[:, :, contract.index_of(heads)]
-    k = k_BMGK[:, :, contract.index_of(contract.key_heads(heads, group))]
+    q = q_BLHK[:, :, index_of(heads)]
+    k = k_BMGK[:, :, index_of(key_heads(heads, group))]
     given = directions.get(content)
     if given is not None and len(given) > 1:
-      given = given[contract.index_of(heads)]
+      given = given[index_of(heads)]
     found = checkpoint_name(
       labels(content, q, k, given, segments=segments), LABELS_NAME
     )

@@ -24,6 +24,7 @@ from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import gathered
+from sparse_transformer.attention.heads import group_heads, index_of
 from sparse_transformer.patterns import AdaptiveSpan, Pattern
 
 TILE = 128  # positions
@@ -117,10 +118,10 @@ def plans(
     return []
   parts = [() if span_of(p) is None else p.split()[1] for p in patterns]
   found = []
-  for part, heads in contract.group_heads(parts).items():
+  for part, heads in group_heads(parts).items():
     (span,) = part.contents()
     condition = None if part == span else part.support()
-    tables = Tables(spans_H[contract.index_of(heads)], span)
+    tables = Tables(spans_H[index_of(heads)], span)
     plan = contract.Plan(condition, min(tile or TILE, n), tables)
     found.append((plan, heads))
   return found

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
+from sparse_transformer.attention.orders import Arrangement, apply_at_once
 
 MAX_ROUNDS = 8  # permutations, one after another
 MAX_SLICES = 4  # joined instead of gathering their rows
@@ -137,7 +138,7 @@ def of_device(table: np.ndarray, axes: contract.Axes) -> contract.Table:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Exchange(contract.Arrangement):
+class Exchange(Arrangement):
   """An order of positions, each of which some device holds."""
 
   axes: contract.Axes
@@ -150,7 +151,7 @@ class Exchange(contract.Arrangement):
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.route.sizes:
       at = of_device(self.route.sent, self.axes)
-      came = contract.apply_at_once(self._send, [_take(x, at) for x in arrays])
+      came = apply_at_once(self._send, [_take(x, at) for x in arrays])
       arrays = tuple(map(_join, arrays, came))
     # What is at a missing place is masked, so that any rows may be there.
     read = of_device(_alike(self.route.read), self.axes)
@@ -165,7 +166,7 @@ class Exchange(contract.Arrangement):
     if not route.sizes:
       return tuple(totals)
     send_back = functools.partial(self._send, is_back=True)
-    came = contract.apply_at_once(send_back, [x[:, own:] for x in held])
+    came = apply_at_once(send_back, [x[:, own:] for x in held])
     # One message after another: a row that several have read is then added in
     # the same order each time, and never twice in one operation.
     ends = np.cumsum(route.sizes)
@@ -191,7 +192,7 @@ class Exchange(contract.Arrangement):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OverHeads(contract.Arrangement):
+class OverHeads(Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
   axes: contract.Axes
@@ -220,14 +221,14 @@ def to_heads(axes: contract.Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
       return lax.all_gather(x_BLH, axes, axis=1, tiled=True)
     return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
 
-  return contract.apply_at_once(of_array, arrays)
+  return apply_at_once(of_array, arrays)
 
 
 def to_positions(
   axes: contract.Axes, *arrays: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Undoes `to_heads`."""
-  return contract.apply_at_once(
+  return apply_at_once(
     lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True), arrays
   )
 

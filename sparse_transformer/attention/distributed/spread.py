@@ -22,6 +22,7 @@ from sparse_transformer.attention import contract
 from sparse_transformer.attention.content.selection import Directions
 from sparse_transformer.attention.distributed import exchange
 from sparse_transformer.attention.distributed.exchange import Exchange, Route
+from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -188,8 +189,8 @@ def decide(
 ) -> Iterator[tuple[Pattern, contract.Heads, contract.Case, Shares]]:
   """The sharing of parts: (part, heads, the case with these alone, shares)."""
   n = case.length
-  for part, heads in contract.heads_of_parts(patterns, n):
-    of_keys = contract.key_heads(heads, case.group)
+  for part, heads in heads_of_parts(patterns, n):
+    of_keys = key_heads(heads, case.group)
     count = len(patterns) if heads is None else len(heads)
     num = count // case.group if of_keys is None else len(of_keys)
     part_case = dataclasses.replace(case, num_heads=count, num_key_heads=num)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import mosaic_tables, worklists
+from sparse_transformer.attention.heads import heads_of_parts
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 
@@ -88,7 +89,7 @@ def _choose_tile(
     num_tiles = sum(
       analysis.count_tiles(part, n, tile)
       * (len(patterns) if heads is None else len(heads))
-      for part, heads in contract.heads_of_parts(patterns, n)
+      for part, heads in heads_of_parts(patterns, n)
     )
     return num_tiles * (step + tile**2 * pair)
 

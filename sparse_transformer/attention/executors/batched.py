@@ -24,6 +24,7 @@ from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.executors import worklists
+from sparse_transformer.attention.heads import patterns_of_units
 from sparse_transformer.attention.online_softmax import (
   dot,
   scale,
@@ -87,7 +88,7 @@ def tile_size(part: Pattern, case: contract.Case) -> int:
 
 def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """One plan for all heads."""
-  tile, units = tile_size(patterns[0], case), contract.units(patterns, case)
+  tile, units = tile_size(patterns[0], case), patterns_of_units(patterns, case)
   return [(_plan(units, case.length, tile), None)]
 
 

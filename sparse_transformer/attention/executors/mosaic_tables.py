@@ -23,6 +23,7 @@ import numpy as np
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.attention.executors.worklists import Lists
+from sparse_transformer.attention.orders import Order, make_order
 from sparse_transformer.patterns import Layout, Pattern
 
 # Codes of a step: the first or last of its item; its tile is partial or full,
@@ -35,7 +36,7 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 class Group:
   """Heads that are cut in the same order."""
 
-  order: contract.Order  # as many places as its tiles have
+  order: Order  # as many places as its tiles have
   # The heads, ascending.
   heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)
 
@@ -316,7 +317,7 @@ def _number(positions: np.ndarray, n: int, uses: np.ndarray) -> _Numbered:
       continue
     distinct, count = np.unique(heads), tiles.max() + 1
     groups[of_order] = len(found)
-    order = contract.make_order(positions[of_order].ravel()[:n], count * tile)
+    order = make_order(positions[of_order].ravel()[:n], count * tile)
     found.append(Group(order, tuple(distinct.tolist())))
     starts = first + np.arange(len(distinct))[:, None] * count
     blocks[distinct, of_order] = starts + np.arange(per_order)

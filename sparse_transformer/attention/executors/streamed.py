@@ -17,6 +17,8 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.heads import group_heads, heads_of_parts
+from sparse_transformer.attention.orders import Slice, make_order, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 # Positions in tiles of the queries and the keys of a slice.
@@ -66,13 +68,13 @@ def plan(part: Pattern, n: int, tile: int = 0) -> contract.Plan:
   tile, span = _cheapest(part, n, (tile,) if tile else _sizes(part, n))
   layout = part.layout(n, tile)
   (steps,) = _steps_of([layout], span)
-  return contract.make_plan(layout, part, n, steps)
+  return contract.Plan(part, tile, steps, *orders_of(layout))
 
 
 def plans(patterns: tuple[Pattern, ...], case: contract.Case) -> contract.Plans:
   """The plans of all parts, each with its heads."""
   n, tile = case.length, min(case.tile, case.length)
-  parts = contract.heads_of_parts(patterns, n)
+  parts = heads_of_parts(patterns, n)
   return [(plan(part, n, tile), heads) for part, heads in parts]
 
 
@@ -88,12 +90,12 @@ def slice_plans(
   cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)[:, None]
   starts = num_cols * np.arange(num_rows + 1, dtype=np.int32)
   steps = Steps(starts, cols, False, num_keys)
-  own = contract.make_order(np.arange(num_queries), num_rows * tile)
-  keys = contract.make_order(np.arange(n), num_cols * num_keys)
-  queries = contract.Slice(own, first)
+  own = make_order(np.arange(num_queries), num_rows * tile)
+  keys = make_order(np.arange(n), num_cols * num_keys)
+  queries = Slice(own, first)
   return [
     (contract.Plan(pattern, tile, steps, queries, keys), heads)
-    for pattern, heads in contract.group_heads([(p,) for p in patterns]).items()
+    for pattern, heads in group_heads([(p,) for p in patterns]).items()
   ]
 
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.heads import heads_of_parts
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
@@ -130,7 +131,7 @@ def make_work(
   queries, keys = _Orders(n, tile, height), _Orders(n, tile, height)
   masks = Masks(tile)
   parts = []
-  for part, chosen in contract.heads_of_parts(patterns, n):
+  for part, chosen in heads_of_parts(patterns, n):
     heads = tuple(range(num_heads)) if chosen is None else chosen
     layout = part.layout(n, tile)
     rows = queries.place(layout.query_order) + layout.rows

@@ -1,0 +1,146 @@
+"""Orders of positions, in which queries and keys are cut into tiles.
+
+The pairs of a pattern may be scattered in natural order, and fill whole tiles
+in another one: the columns of `Strided` are blocks once positions are sorted by
+column. An arrangement brings arrays into such an order, and results back.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.patterns import Layout
+
+# Metadata of the fields of a pytree that are not arrays.
+STATIC = dict(static=True)
+
+# A constant on the host, or a traced array.
+Table = np.ndarray | jax.Array
+
+
+class Arrangement(abc.ABC):
+  """An order of positions, here or on several devices.
+
+  Its `positions` are int32 [places], the position at each place, -1 for
+  padding.
+  """
+
+  @abc.abstractmethod
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays [B, L, ...] in this order; padded places hold finite values."""
+
+  @abc.abstractmethod
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `arrange`; a position without a place gets 0."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order(Arrangement):
+  """An order of positions on one device."""
+
+  positions: Table  # int32 [places], the position at each place, -1 for padding
+  # int32 [n], the place of each position, `len(positions)` for none.
+  places: Table
+  # Whether this is the natural order, without padding.
+  is_natural: bool = dataclasses.field(metadata=STATIC)
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    if self.is_natural:
+      return arrays
+    return tuple(jnp.take(x, self.positions.clip(0), axis=1) for x in arrays)
+
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    if self.is_natural:
+      return arrays
+    take = functools.partial(jnp.take, axis=1, mode="fill", fill_value=0)
+    return tuple(take(x, self.places) for x in arrays)
+
+
+def make_order(order: np.ndarray, num_places: int) -> Order:
+  """The first places of a permutation, padded where it has fewer."""
+  n, kept = len(order), order[:num_places]
+  positions = np.full(num_places, -1, np.int32)
+  positions[: len(kept)] = kept
+  places = np.full(n, num_places, np.int32)
+  places[kept] = np.arange(len(kept))
+  is_natural = np.array_equal(positions, np.arange(n))
+  return Order(positions, places, is_natural)
+
+
+def orders_of(layout: Layout) -> tuple[Order, Order]:
+  """The orders of queries and of keys of a layout, in whole tiles.
+
+  Keys after the last tile that is processed are left out where they are at
+  least half of all; a few do not pay for a copy that pads their gradients.
+  """
+  num_rows = -(-len(layout.query_order) // layout.tile)
+  num_cols = max(layout.cols, default=0) + 1
+  if num_cols > num_rows // 2:
+    num_cols = num_rows
+  queries = make_order(layout.query_order, num_rows * layout.tile)
+  return queries, make_order(layout.key_order, num_cols * layout.tile)
+
+
+# Arranges nothing, at any length; its positions are never read.
+NATURAL = make_order(np.arange(0), 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slice(Arrangement):
+  """An order of some consecutive positions."""
+
+  order: Order  # of their numbers, counted from the first
+  first: jax.Array  # int32, the first position
+
+  @property
+  def positions(self) -> jax.Array:
+    at = jnp.asarray(self.order.positions)
+    return jnp.where(at < 0, -1, self.first + at)
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return self.order.arrange(*arrays)
+
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return self.order.restore(*arrays)
+
+
+def apply(function: Callable[..., Any], arrays: Any) -> Any:
+  """function(*arrays) of those in a pytree, in the same structure."""
+  leaves, structure = jax.tree.flatten(arrays)
+  return jax.tree.unflatten(structure, function(*leaves))
+
+
+def apply_at_once(
+  function: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+  """function(x) of each array; those of the same dtype and rows are joined.
+
+  A gather then finds each row once, which takes longer than reading it, and
+  devices send one message instead of several.
+
+  Args:
+    function: keeps the last axis, and treats all places along it alike.
+    arrays: one with a number per row, such as lse_BLH beside q_BLHK, lacks the
+      last axis.
+  """
+  ndim = max(x.ndim for x in arrays)
+  wide = [x if x.ndim == ndim else x[..., None] for x in arrays]
+  results: dict[int, jax.Array] = {}
+  kinds = [(x.dtype, x.shape[:-1]) for x in wide]
+  for kind in dict.fromkeys(kinds):
+    chosen = [i for i, other in enumerate(kinds) if other == kind]
+    ends = np.cumsum([wide[i].shape[-1] for i in chosen])[:-1]
+    found = function(jnp.concatenate([wide[i] for i in chosen], -1))
+    results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))
+  return tuple(
+    results[i] if x.ndim == ndim else results[i][..., 0]
+    for i, x in enumerate(arrays)
+  )

@@ -11,6 +11,7 @@ import pathlib
 import re
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -36,6 +37,7 @@ LIMITS: dict[type[Exception], str] = {
 }
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
 OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
+PATHS = r"--?(config|data_dir|out|prompt|workdir)"
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_LINE = 1500  # characters of an error that are shown
 
@@ -111,9 +113,9 @@ def _register(argv):
   is_file = re.compile("(?s)--?config=(.+)").fullmatch
   for found in filter(None, map(is_file, argv)):
     runpy.run_path(found[1])
-  # ml_collections looks for overrides there.
-  sys.argv[:] = (word for word in sys.argv if not is_file(word))
-  return [word for word in argv if not is_file(word)]
+  argv = [word for word in argv if not is_file(word)]
+  sys.argv[1:] = argv[1:]
+  return argv
 
 
 def on_either(argv: Sequence[str]) -> Sequence[str]:
@@ -199,7 +201,9 @@ def _parse(parse, argv):
       raise ValueError(
         f"{name} names no field; one is set by --config.group.name=value"
       )
-  argv = [_expand(word) for word in argv]
+  # ml_collections looks for overrides in sys.argv.
+  sys.argv[1:] = _with_paths(argv[1:])
+  argv = [argv[0], *sys.argv[1:]]
   # ml_collections warns of a config that is None, which `require` rejects.
   logging.set_verbosity(logging.ERROR)
   arguments = parse(argv)
@@ -207,20 +211,35 @@ def _parse(parse, argv):
   return arguments
 
 
-def _expand(word):
-  """A flag with ~ in a path written out."""
-  name, _, path = word.partition("=")
-  if not re.fullmatch("--?(config|data_dir|out|prompt|workdir)", name):
-    return word
+def _with_paths(words):
+  """The words; those that name paths as --name=path, with ~ written out."""
+  found: list[str] = []
+  words = iter(words)
+  for word in words:
+    if word == "--":  # no flags follow
+      return [*found, word, *words]
+    name, equals, path = word.partition("=")
+    if re.fullmatch(PATHS, name):
+      if not equals and (path := next(words, None)) is None:
+        return [*found, word]  # absl reports the missing path
+      word = f"{name}={_expand(name, path)}"
+    found.append(word)
+  return found
+
+
+def _expand(name, path):
+  """The path that a flag names, with ~ written out."""
   path = os.path.expanduser(path)
   # What follows : goes to get_config. A pipe might never end.
   if "config" in name and path and not os.path.isfile(path.partition(":")[0]):
     raise ValueError(f"{name}={path} is not a file; see configs/")
-  return f"{name}={path}"
+  return path
 
 
 def _call(function, describe, argv):
   """Calls function(argv); signals and expected errors end the process."""
+  # No command opens a window, as the backend of a notebook would.
+  os.environ["MPLBACKEND"] = "agg"
   # Orbax logs every step it takes.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)
@@ -260,6 +279,8 @@ def describe(error: Exception) -> str | None:
     if isinstance(error, kind):
       reason = str(error) or kind.__name__
       return f"{meaning} ({reason}); --verbosity=1 shows where"
+  if any("xla_bridge" in x.filename for x in _frames(error)):
+    return _describe_start(error)
   # The status of XLA's errors, whose class only JAX knows.
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
     return (
@@ -268,6 +289,19 @@ def describe(error: Exception) -> str | None:
       f" ({str(error).splitlines()[0]})"
     )
   return None
+
+
+def _frames(error):
+  return traceback.extract_tb(error.__traceback__)
+
+
+def _describe_start(error):
+  """Returns a line about devices that JAX does not find."""
+  reason = str(error).partition(" (")[0] or "this machine has no such device"
+  names = [x for x in ("JAX_PLATFORMS", "XLA_FLAGS") if os.environ.get(x)]
+  given = ", ".join(f"{x}={os.environ[x]}" for x in names)
+  cure = f"correct or unset {' and '.join(names) or 'what hides them'}"
+  return f"JAX finds no devices ({given}): {reason}; {cure}"
 
 
 def _describe_parsing(error):

@@ -139,6 +139,69 @@ def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
   flags.FLAGS.unparse_flags()
 
 
+# Commands that read all of their flags before they end with an error.
+SPACED = {
+  "train.py": "--config FILE --workdir new --config.train.accumulation 3",
+  "eval.py": "--workdir RUN --config.eval.batch_size 8 --step 77",
+  "sparse_transformer/sample.py": "--prompt no --workdir RUN --step 77",
+  "sparse_transformer/explain.py": (
+    "--config FILE --config.train.accumulation 3"
+  ),
+  "sparse_transformer/compare.py": (
+    "--workdir new --config FILE --config.model.width 9 --vary train.steps=1,2"
+  ),
+  "sparse_transformer/export.py": "--workdir RUN --out a.npz --step 77",
+  "sparse_transformer/report.py": "--workdir nowhere --config.model.width 32",
+  "sparse_transformer/data/__main__.py": "prepare mnist --data_dir new",
+}
+
+
+@pytest.mark.parametrize("command", SPACED)
+def test_flag_and_value_may_be_two_words(command, trained, capfd):
+  answers = []
+  for separator in (" ", "="):
+    words = re.sub(r"(--\S+) ", rf"\1{separator}", SPACED[command]).split()
+    words = [w.replace("RUN", str(trained)) for w in words]
+    words = [w.replace("FILE", runs.DIGITS.partition("=")[2]) for w in words]
+    assert runs.command(command, *words) == 1
+    answers.append(capfd.readouterr().err)
+  assert answers[0] == answers[1]
+  assert not re.search("is (missing|empty)|unexpected", answers[0])
+
+
+@pytest.mark.parametrize(
+  "variable, value, module, status",
+  [
+    (
+      "MPLBACKEND",
+      "module://matplotlib_inline.backend_inline",
+      "matplotlib.figure",
+      0,
+    ),
+    ("JAX_PLATFORMS", "cuda,foo", "jax", 1),
+    ("XLA_FLAGS", "--xla_force_host_platform_device_count=0", "jax", 1),
+  ],
+)
+def test_variable_that_stops_a_library(variable, value, module, status):
+  """Of those of a notebook or a cluster, on another machine."""
+  script = (
+    "from sparse_transformer import cli\n"
+    f"def main(argv): import {module} as m; m.Figure() if {not status} else"
+    " m.devices()\n"
+    "cli.run(main)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    cwd=runs.REPO,
+    env=os.environ | {variable: value},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == status, done.stderr
+  assert done.stderr.count("\n") == status
+  assert not status or f"({variable}={value})" in done.stderr
+
+
 def test_evaluation_prints_json_last_and_no_errors(trained):
   done = subprocess.run(
     [sys.executable, "eval.py", f"--workdir={trained}", "--split=validation"],

@@ -89,7 +89,6 @@ targets-test: .venv/installed targets
 # Compiles all presets, and attention by itself; writes benchmarks/results.
 compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.compiled
-	$(BIN)/python -m benchmarks.kernels
 
 $(TARGETS)/%/installed: requirements-%.txt
 	@$(PYTHON) -c "import sys; sys.version_info >= (3, 12) or sys.exit( \

@@ -10,13 +10,12 @@ each counted once more than it occurs; linear prediction, see
 `benchmarks.linear`; and codecs, if the pixels are RGB: the size of the split as
 one square mosaic, so that the header vanishes. A codec is not given the
 training split, but also sees what it has coded of the mosaic's other images.
-DNA: Markov models, see `benchmarks.markov`.
-Text: these, and compressors: the size of the training split and the scored one
-minus the size of the training split. What a
+Text: Markov models, see `benchmarks.markov`, and compressors: the size of the
+training split and the scored one minus the size of the training split. What a
 compressor has coded of a split it also learns from, unlike the other models;
 `sees` says what it can use. Codecs and PPMd are left out where their packages
 are missing, see `OPTIONAL`.
-Labelled data: accuracies in place of bits, see `benchmarks.labels`.
+ListOps: accuracies in place of bits, see `benchmarks.labels`.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
@@ -95,7 +94,7 @@ def main(argv):
   source = data.source(config)
   if isinstance(source, data.Sequences):
     content["data"] |= dict(length=config.length, min_length=config.min_length)
-    content |= labels.score(config.name, source)
+    content |= labels.score(source)
   else:
     content |= score(source)
   for name in sys.modules.keys() & OPTIONAL:  # these were used
@@ -111,12 +110,11 @@ def score(source: data.Images | data.Stream) -> dict[str, Any]:
     if source.shape[-1] == 3 and optional("imagecodecs"):
       rows += codecs(splits, source.shape)
     rows += linear.score(splits, source.shape, source.vocab_size)
-  elif source.unit not in ("bits/byte", "bits/base"):
-    raise ValueError(f"{source.unit}: data must be images, text or DNA")
+  elif source.unit != "bits/byte":
+    raise ValueError(f"{source.unit}: data must be images or text")
   else:
-    splits, is_dna = source.load(), source.unit == "bits/base"
-    rows = [] if is_dna else compress(splits)
-    rows += markov.score(splits, source.vocab_size, is_dna)
+    splits = source.load()
+    rows = compress(splits) + markov.score(splits, source.vocab_size)
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 

@@ -2,12 +2,10 @@
 
   python -m benchmarks.compiled
 
-Writes benchmarks/results/compiled.json, after each program, and prints a table.
-Each row names the commit that it was compiled from, and has a digest of the
-code that it depends on. Where the digest differs, the program is
-lowered again, and compiled again if it has changed; with --again, all are. With
---check, the exit status is 1 if there is such a row. Nothing is run: see
-docs/accelerators.md for what that means.
+Compiles those that benchmarks/results/compiled.json lacks, or with --only=TEXT
+those whose names contain the text again, and writes them there after each
+program. Each row names the commit that it was compiled from. Nothing is run:
+see docs/accelerators.md for what that means.
 """
 
 import importlib
@@ -15,8 +13,8 @@ import itertools
 
 from ml_collections import ConfigDict
 
-from benchmarks import dependencies, record
-from sparse_transformer import tables
+from benchmarks import record
+from sparse_transformer import tables, version
 from sparse_transformer.comparison import plan as comparison
 from sparse_transformer.targets import compilers, hardware
 from sparse_transformer.training.distributed import mesh
@@ -51,11 +49,6 @@ VARIANTS = (
 )
 
 
-def code_of(preset: str, _target: str) -> str:
-  """The digest of what the report on a preset depends on, for all targets."""
-  return dependencies.of_program(config_of(preset))
-
-
 def config_of(preset: str) -> ConfigDict:
   """The config of a preset: its name and fields to change, "a x.y=1"."""
   file, *fields = preset.split()
@@ -63,8 +56,8 @@ def config_of(preset: str) -> ConfigDict:
   return comparison.with_values(config, **dict(x.split("=") for x in fields))
 
 
-def compile_preset(preset: str, name: str, old: dict) -> dict:
-  """The report on a preset; the old one if that is on the same program.
+def compile_preset(preset: str, name: str) -> dict:
+  """The report on a preset for a target.
 
   A batch that is too small for the mesh gets one sequence for each part.
   """
@@ -73,35 +66,22 @@ def compile_preset(preset: str, name: str, old: dict) -> dict:
   if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
     config.train.batch_size = changes["train.batch_size"] = fewest
   mesh.check_batch(config, sizes)
-  compiler, known = dependencies.of_compilers(), []
-  if old.get("compiler") == compiler:
-    known = [program["digest"] for program in old["programs"]]
-  report = compilers.compile_for(target, config, known=known)
-  if [program["digest"] for program in report["programs"]] == known:
-    return {key: old[key] for key in old if key not in ("code", "commit")}
-  return report | dict(changes=changes, compiler=compiler)
+  report = compilers.compile_for(target, config)
+  about = dict(preset=preset, target=name, commit=version.commit())
+  return about | report | dict(changes=changes)
 
 
 @record.as_table
 def table(results):
-  titles = "preset", "target", "attention", "changed", "peak memory"
-  yield *titles, "launches", "collectives"
+  """The programs that do not fit a device's memory, and how many do."""
+  yield "preset", "target", "peak memory", "commit"
   for report in results:
     (program,) = report["programs"]
-    cells = "does not fit", "", "", ""
-    if program["compiles"] and program["fits"]:
-      changes = report.get("changes", {}).items()
-      kinds = program["collectives"].values()
-      count = sum(kind["count"] for kind in kinds)
-      moved = tables.size(sum(kind["bytes"] for kind in kinds))
-      cells = [
-        ", ".join(f"{k.partition('.')[2]}={v}" for k, v in changes) or "-",
-        tables.size(program["memory"]["peak"]),
-        f"{program['launches']:,}",
-        f"{count:,} ({moved})" if count else "-",
-      ]
-    names = f"`{report['preset']}`", f"`{report['target']}`"
-    yield *names, program["executor"], *cells
+    if not program.get("fits"):
+      peak = program.get("memory", {}).get("peak")
+      size = tables.size(peak) if peak else "not known"
+      names = f"`{report['preset']}`", f"`{report['target']}`"
+      yield *names, size, report["commit"]
 
 
 def is_on_mesh(report: dict) -> bool:
@@ -128,9 +108,19 @@ def meshes(results):
     yield f"`{preset}`", axes, f"`{report['target']}`", *cells
 
 
-if __name__ == "__main__":
+def main() -> None:
+  flags = record.parser(__doc__)
+  flags.add_argument("--only", default="", help="rows with this text")
+  only = flags.parse_args().only
+  path = record.path("compiled")
+  found = {(x["preset"], x["target"]): x for x in record.read("compiled")}
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
-  record.main_of_rows(
-    *("compiled", __doc__, ("preset", "target"), (*everything, *VARIANTS)),
-    *(compile_preset, table, code_of),
-  )
+  for key in (*everything, *VARIANTS):
+    if (only in " ".join(key)) if only else (key not in found):
+      found[key] = compile_preset(*key)
+      record.write(path, [found[key] for key in sorted(found)])
+  print(table(found.values()))
+
+
+if __name__ == "__main__":
+  main()

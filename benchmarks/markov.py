@@ -7,55 +7,37 @@ They predict each symbol of a split from the k before it:
 where p is the prediction of order k - 1; below order 0 it is uniform. Every
 order has its own b, a power of 2 that is chosen on the validation split, from
 order 0 upwards. The first k symbols of a split have fewer before them: a lower
-order predicts them. Of DNA both strands are counted: the training split and its
-reverse complement.
-
-The mixture is a weighted mean of all orders' predictions. The weights depend on
-the highest order whose context the training split has; expectation maximization
-fits them on the validation split. Errors are over blocks of 16,384 symbols.
+order predicts them. Errors are over blocks of 16,384 symbols.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-ORDERS_DNA = 2, 4, 8, 12, 16, 20, 24  # the last changes little
-ORDERS_TEXT = 0, 1, 2, 3, 4, 5, 6
+ORDERS = range(7)
 AMOUNTS = [2.0**i for i in range(-10, 15)]
-ROUNDS = 50  # of expectation maximization
 SCORED = "validation", "test"
 BLOCK = 16_384  # symbols; of the errors, as in eval.py
 Splits = Mapping[str, np.ndarray]
 
 
-def score(splits: Splits, size: int, is_dna: bool) -> list[dict[str, Any]]:
+def score(splits: Splits, size: int) -> list[dict[str, Any]]:
   """Bits per symbol of each order, if there are `size` different symbols."""
-  strands, orders = [splits["train"]], ORDERS_DNA if is_dna else ORDERS_TEXT
-  if is_dna:
-    strands.append(3 - strands[0][::-1])  # A, C, G, T are 0, 1, 2, 3
-  bits = lambda p: means({x: -np.log2(y) for x, y in p.items()}, BLOCK)
   scored, rows = {split: splits[split] for split in SCORED}, []
   lower = {split: np.full(len(x), 1 / size) for split, x in scored.items()}
-  highest = {split: np.zeros(len(x), int) for split, x in scored.items()}
-  predictions: dict[str, list[np.ndarray]] = {split: [] for split in SCORED}
-  for order in range(orders[-1] + 1):
-    found = count(strands, scored, order, size)
+  for order in ORDERS:
+    found = count(splits["train"], scored, order, size)
     amount, lower = best(found, lower)
-    for split in SCORED:
-      predictions[split].append(lower[split])
-      highest[split][order:][found[split][1] > 0] = order
-    if order in orders:
-      about = dict(model=f"order {order}", sees=f"{order}", amount=amount)
-      rows.append(about | bits(lower))
-  mixed = mixture({x: np.array(p) for x, p in predictions.items()}, highest)
-  about = dict(model=f"mixture of orders 0 to {order}", sees=f"{order}")
-  return [*rows, about | bits(mixed)]
+    bits = means({x: -np.log2(y) for x, y in lower.items()}, BLOCK)
+    about = dict(model=f"order {order}", sees=f"{order}", amount=amount)
+    rows.append(about | bits)
+  return rows
 
 
 def count(
-  strands: Sequence[np.ndarray], scored: Splits, order: int, size: int
+  train: np.ndarray, scored: Splits, order: int, size: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """n(context, symbol) and n(context) of all but a split's first symbols."""
 
@@ -65,8 +47,7 @@ def count(
       found = found * size + symbols[i : i + len(found)]
     return found
 
-  seen = np.concatenate([words(strand) for strand in strands])
-  known, counts = np.unique(seen, return_counts=True)
+  known, counts = np.unique(words(train), return_counts=True)
   contexts, starts = np.unique(known // size, return_index=True)
   sums, found = np.add.reduceat(counts, starts), {}
   for split, symbols in scored.items():
@@ -100,20 +81,6 @@ def best(
 
   amount = max(AMOUNTS, key=lambda x: np.log(smooth("validation", x)).sum())
   return amount, {split: smooth(split, amount) for split in lower}
-
-
-def mixture(predictions: Splits, highest: Splits) -> Splits:
-  """Means of predictions [models, symbols], with weights by `highest`."""
-  mixed = {split: p.mean(0) for split, p in predictions.items()}
-  for order in np.unique(highest["validation"]):
-    of = {x: p[:, highest[x] == order] for x, p in predictions.items()}
-    p = of["validation"]
-    weights = np.full(len(p), 1 / len(p))
-    for _ in range(ROUNDS):
-      weights = weights * (p / (weights @ p)).mean(1)
-    for split in mixed:
-      mixed[split][highest[split] == order] = weights @ of[split]
-  return mixed
 
 
 def means(bits: Splits, size: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Writes the record of a trained run or of a comparison, for docs.
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
-python -m benchmarks.run --workdir=runs/long_text
+python -m benchmarks.run --workdir=runs/cifar10_keys
 python -m benchmarks.run --workdir=runs/repeats
 
 The record of a run has the command that trains it, its evaluations by eval.py,

@@ -9,8 +9,6 @@ Expected after 300 steps of 4 images: 6.39 bits/dim on the test split; training
 7.7, 7.2, 7.0, 6.7, 6.5, 6.2 as means over 50 steps. These 0.025 epochs only
 show that the loss falls. 154,496 parameters, 2 minutes on 2 cores of an AMD
 EPYC, plus 3 minutes for the evaluation.
-With Muon and 600 processor seconds, on the validation split: local 4.15,
-strided 4.33, fixed 4.75, dense 5.21 bits/dim (docs/evidence.md).
 """
 
 from configs import cifar10

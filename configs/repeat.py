@@ -15,19 +15,33 @@ and 37 of wall-clock time on 2 cores of an AMD EPYC shared with other jobs, with
 JAX 0.12.0.1 and Python 3.13.
 """
 
-from configs import long_text
+from configs import text_small
 
 
 def get_config():
-  config = long_text.get_config()
+  config = text_small.get_config()
 
   config.data.name = "repeat"
+  config.data.length = 4096
   config.data.columns = 256
   config.data.symbols = 16
   config.data.period = 256
 
+  config.model.num_layers = 2
+  config.model.width = 64
+
   config.attention.pattern = "Local(64) | Strided(256, offset=1)"
+  config.attention.num_summaries = 1
+
+  config.optimizer.name = "muon"
+  config.optimizer.learning_rate = 0.01
+  config.optimizer.warmup_steps = 50
+  config.optimizer.ema_decay = 0.98
 
   config.train.steps = 200
+  config.train.batch_size = 1
+  config.eval.every = 100
   config.eval.batch_size = 16
+  config.eval.sequences = 16
+  config.checkpoint.every = 1000
   return config

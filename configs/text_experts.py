@@ -9,7 +9,7 @@ the others, and each byte passes through two of them.
 
 Expected with --config.train.steps=3113, 731 processor seconds: 2.61 ± 0.30
 bits/byte on the validation split, where text_small.py without experts has 2.53
-± 0.04 after 630: two seeds do not tell them apart (docs/evidence.md). 2,713,728
+± 0.04 after 630: with two seeds, the difference is within noise. 2,713,728
 parameters.
 """
 

@@ -13,14 +13,14 @@ from benchmarks import baselines, linear, markov
 from sparse_transformer import data as data_lib
 
 
-def dna(length, seed=0):
-  """Random bases, in which A is followed by C more often than not."""
+def chain(length, seed=0):
+  """Random symbols below 4, in which 0 is followed by 1 most often."""
   rng = np.random.default_rng(seed)
-  bases, after_a = rng.integers(4, size=length), rng.random(length) < 0.7
+  found, after_0 = rng.integers(4, size=length), rng.random(length) < 0.7
   for i in range(1, length):
-    if bases[i - 1] == 0 and after_a[i]:
-      bases[i] = 1
-  return bases.astype(np.uint8)
+    if found[i - 1] == 0 and after_0[i]:
+      found[i] = 1
+  return found.astype(np.uint8)
 
 
 def test_error_over_blocks_is_that_of_their_means():
@@ -33,25 +33,17 @@ def test_error_over_blocks_is_that_of_their_means():
 
 
 def test_predictions_of_all_symbols_sum_to_one():
-  train, context, order = dna(500), [0, 2, 1], 3
+  train, context, order = chain(500), [0, 2, 1], 3
   strings = {symbol: np.array([*context, symbol]) for symbol in range(4)}
   total = 0
   for string in strings.values():
-    scored = {"validation": dna(60, seed=1), "test": string}
+    scored = {"validation": chain(60, seed=1), "test": string}
     lower = {split: np.full(len(x), 0.25) for split, x in scored.items()}
     for k in range(order + 1):
-      found = markov.count([train], scored, k, size=4)
+      found = markov.count(train, scored, k, size=4)
       _, lower = markov.best(found, lower)
     total += lower["test"][-1]
   assert total == pytest.approx(1)
-
-
-def test_a_mixture_weighs_models_by_the_context_that_is_known():
-  # The first model is right where the highest order is 0, the other where 1.
-  highest = {split: np.arange(100) % 2 for split in markov.SCORED}
-  p = np.where(highest["test"], [[0.1], [0.9]], [[0.9], [0.1]])
-  mixed = markov.mixture({split: p for split in markov.SCORED}, highest)
-  assert mixed["test"] == pytest.approx(0.9)
 
 
 def test_independent_positions_score_the_entropy_of_their_values():
@@ -80,28 +72,19 @@ def score(config, data, folder):
   return record, {row["model"]: row for row in record["rows"]}
 
 
-def test_markov_models_find_the_chain_that_made_the_bases(tmp_path):
-  data, bases = tmp_path / "a.fasta", dna(40_000)
-  data.write_text(">a\n" + "".join("ACGT"[base] for base in bases) + "\n")
-  record, rows = score("genome", data, tmp_path)
-  assert record["data"]["path"] == "a.fasta"
-  assert record["symbols"]["test"] == 2_000
-  assert len(rows) == len(markov.ORDERS_DNA) + 1
-  # The chain's own probabilities: those of the bases after the one before. The
-  # reverse complement is another chain, so counts of both strands are mixed.
-  entropy = chain_bits(bases[-2000:])
-  assert entropy < rows["order 2"]["test"] < 2
-  # Of order 12, most contexts are new: what is lower must help.
-  assert rows["order 12"]["test"] < rows["order 2"]["test"] + 0.05
-  mixed = rows["mixture of orders 0 to 24"]
-  assert mixed["test"] < min(row["test"] for row in rows.values()) + 0.01
-
-
-def chain_bits(bases):
-  chain = np.full((4, 4), 0.25)
-  chain[0] = 0.3 / 4
-  chain[0, 1] += 0.7
-  return -np.log2(chain[bases[:-1], bases[1:]]).mean()
+def test_markov_models_find_the_chain_that_made_the_symbols():
+  symbols = chain(40_000)
+  parts = np.split(symbols, [36_000, 38_000])
+  splits = dict(zip(data_lib.SPLITS, parts, strict=True))
+  rows = {row["model"]: row for row in markov.score(splits, 4)}
+  p = np.full((4, 4), 0.25)
+  p[0] = 0.3 / 4
+  p[0, 1] += 0.7
+  test = splits["test"]
+  entropy = -np.log2(p[test[:-1], test[1:]]).mean()
+  assert rows["order 1"]["test"] == pytest.approx(entropy, abs=0.01)
+  # Of order 6, most contexts are rare: what is lower must help.
+  assert rows["order 6"]["test"] < rows["order 1"]["test"] + 0.05
 
 
 def test_compressors_are_given_the_training_split(tmp_path, capsys):

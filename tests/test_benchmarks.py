@@ -1,10 +1,8 @@
 """The benchmarks run, and their arithmetic is right."""
 
-import functools
 import json
 import math
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -13,8 +11,6 @@ import pytest
 
 from benchmarks import (
   attention as benchmark,
-  dependencies,
-  record,
   report,
   worker,
 )
@@ -43,84 +39,6 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
     assert max(row["errors"]) < 1e-4
     assert row["computed_per_pair"] > 1
   assert {row["program"] for row in rows} == {"ours", "jax_nn"}
-
-
-def test_measurements_are_made_once_and_survive_an_error(tmp_path):
-  path, calls = tmp_path / "results.json", []
-
-  def measure(name, n):
-    calls.append(name)
-    if name == "bad":
-      raise ValueError
-    return {"length": len(name) * n}
-
-  run = functools.partial(record.measure_missing, path, ("name", "n"))
-  with pytest.raises(ValueError):
-    run([("longer", 2), ("bad", 1), ("a", 3)], measure)
-  found = run([("longer", 2), ("a", 3)], measure)
-  assert found == json.loads(path.read_text())
-  assert found == [
-    {"name": "a", "n": 3, "length": 3},
-    {"name": "longer", "n": 2, "length": 12},
-  ]
-  run([("a", 3)], measure, again=True)
-  assert calls == ["longer", "bad", "a", "a"]
-
-
-def test_what_other_code_gave_is_measured_again(tmp_path):
-  path, code, olds = tmp_path / "results.json", {"a": "1", "b": "1"}, []
-
-  def measure(name, old):
-    olds.append((name, old.get("length")))
-    return {"length": len(olds)}
-
-  def run():
-    names, of = [("a",), ("b",)], code.__getitem__
-    return record.measure_missing(path, ("name",), names, measure, code=of)
-
-  def check():
-    record.check_code(path, ("name",), code.__getitem__, "benchmarks.x")
-
-  run()
-  check()
-  code["b"] = "2"
-  with pytest.raises(SystemExit, match="results.json: 1 of 2 rows .* as b;"):
-    check()
-  rows = run()
-  assert olds == [("a", None), ("b", None), ("b", 2)]
-  assert [row["code"] for row in rows] == ["1", "2"]
-  assert all(row.keys() == {"name", "code", "commit", "length"} for row in rows)
-  check()
-
-
-def test_digest_changes_with_code_and_config_but_not_with_words(
-  tmp_path, monkeypatch
-):
-  from configs import digits
-
-  library = tmp_path / "sparse_transformer"
-  shutil.copytree(dependencies.LIBRARY, library)
-  for path in dependencies.LIBRARY.parent.glob("requirements-*.txt"):
-    shutil.copy(path, tmp_path)
-  monkeypatch.setattr(dependencies, "LIBRARY", library)
-
-  def digest(**changes):
-    dependencies._of_files.cache_clear()
-    config = digits.get_config()
-    config.model.update(changes)
-    return dependencies.of_program(config)
-
-  before, path = digest(), library / "attention" / "online_softmax.py"
-  assert digest() == before != digest(width=64)
-  text = path.read_text()
-  path.write_text(text.replace('"""', '"""Other words. ', 1) + "\n# More.\n")
-  assert digest() == before
-  path.write_text(text.replace("jnp.exp", "jnp.exp2", 1))
-  assert digest() != before
-  path.write_text(text)
-  (tmp_path / "requirements-cuda.txt").write_text("jax==1.0\n")
-  assert digest() != before
-  dependencies._of_files.cache_clear()
 
 
 def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():

@@ -1,15 +1,13 @@
 """Pages and figures are those of the records: make results."""
 
-import json
 import re
 import shutil
 
-import comparisons
 import pytest
 import runs
 
 from benchmarks import record
-from benchmarks.readme import __main__ as pages, figures
+from benchmarks.readme import __main__ as pages
 
 SCRIPT = "benchmarks/readme/__main__.py"
 
@@ -44,15 +42,15 @@ def test_pages_and_figures_are_those_of_the_records(capsys):
 def test_what_differs_is_corrected_and_reported(copy, capsys):
   before = runs.files(copy)
   change(copy / "README.md", "| `Local(128)` | ", "| `Local(128)` | 1")
-  change(copy / "docs" / "scaling.md", "GiB |", "TiB |")
-  change(copy / "docs" / "evidence.md", "| `digits` |", "| digits |")
+  change(copy / "docs" / "speed.md", "| `ours` |", "| ours |")
+  change(copy / "docs" / "evidence.md", "| Transformer |", "| A Transformer |")
   status, lines = check(capsys)
   assert status == 1 and len(lines) == 4
   names = [line.split(" differs")[0] for line in lines[:3]]
   assert names == [
     "README.md: speed",
-    "docs/evidence.md: trained",
-    "docs/scaling.md: million",
+    "docs/evidence.md: listops",
+    "docs/speed.md: peers",
   ]
   assert runs.files(copy) == before
   assert check(capsys) == (0, [])
@@ -96,28 +94,3 @@ def test_records_name_no_folder_of_a_machine():
 def test_unknown_parts_and_records_are_rejected(text, words):
   with pytest.raises((ValueError, FileNotFoundError), match=words):
     pages.made("README.md", text)
-
-
-def test_record_of_a_comparison_becomes_a_table_and_a_figure(copy, capsys):
-  made = [  # strided is ahead, and faster
-    comparisons.run(choice, seed, bits + seed / 100, tokens_per_step=4096)
-    for seed in range(3)
-    for choice, bits in {"dense": 4.0, "strided": 3.0}.items()
-  ]
-  config = runs.tiny(**{"train.batch_size": 1}).to_dict()
-  about = dict(budget=("seconds", 13), unit="bits/byte", commit="abcdef0")
-  found = comparisons.record(*made, **about, config=config)
-  record.path("cifar10_keys").write_text(json.dumps(found))
-  picture = "docs/figures/cifar10_keys.png"
-  assert figures.outdated() == [picture]
-  status, lines = check(capsys)
-  assert status == 1 and f"{picture} differs from the records" in lines
-  assert check(capsys) == (0, [])
-  readme = " ".join((copy / "README.md").read_text().split())
-  assert (
-    "n = 4,096, about 13 seconds each on a machine: `strided` 3.01 ± 0.02,"
-    " `dense` 4.01 ± 0.02 bits/byte of the validation split"
-  ) in readme
-  text = (copy / "docs" / "evidence.md").read_text()
-  assert "| strided | 3.0100 ± 0.0248 | -1.0000 ± 0.0227 | 3.0100 ±" in text
-  assert "3 seeds; a machine; commit abcdef0." in text

@@ -1,338 +1,212 @@
-"""The parts of docs/evidence.md, and summaries of comparisons.
+"""The generated parts of docs/evidence.md, and what the README repeats of them.
 
 Comparisons are the comparison.json of `sparse_transformer.compare`, as
-`benchmarks.run` stores it; scores by context come from `benchmarks.context`.
+`benchmarks.run` stores it. Differences are of means over seeds; every error is
+half of a 95 % confidence interval, of Welch's for a difference.
 """
 
-import itertools
-import math
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import scipy.stats
+
 from benchmarks import record
-from sparse_transformer import tables
-from sparse_transformer.comparison import record as comparison_lib, results
+from sparse_transformer import patterns, tables
 
-# By record: its title.
-COMPARISONS = {
-  "cifar10_keys": "Patterns with 31 to 36 keys, on images",
-  "cifar10_above": "A window with and without the byte above",
-  "cifar10_deep": "Patterns with 17 to 95 keys, on images, 4 layers",
-  "cifar10_interleaved": "Layers in turn, on images, 4 layers",
-  "repeat": "Copies of a random block",
-  "repeat_noise": "Copies of a random block, with noise",
-  "recall": "Associative recall",
-  "recall_long": "Associative recall over twice the distance",
-  "long_text": "Patterns on text",
-  "gpt_oss": "The layout of gpt-oss on text",
-  "schedule": "From dense to strided after 80 % of the steps",
-  "listops": "ListOps of Long Range Arena",
-  "image": "Image of Long Range Arena, 8,000 images",
-  "strand": "The strand of replication, from scratch and pretrained",
-}
-# Those before learning rates were tuned for each value.
-EARLIER = {
-  "cifar10_patterns": "images",
-  "genome_patterns": "DNA",
-  "long_text_untuned": "text",
-  "longer_text": "text",
-  "long_text_steps": "text",
-  "content_patterns": "text",
-  "text_experts": "text",
-  "adamw_rate": "text",
-  "embedding_rate": "text",
-}
-CONTEXTS = {
-  "context": "Context in text",
-  "longer_context": "Context in longer text",
-  "genome_context": "Context in DNA",
-}
-# By record of a run that fits on a CPU: its data.
+# By record of a run: its data, its pattern, and rows of the record of baselines
+# of the same data.
 TRAINED = {
-  "digits": "8 x 8 digits of scikit-learn",
-  "cifar10_medium": "CIFAR-10",
-  "text_medium": "the first 6 MB of an English Wikipedia export",
-  "genome_long": "E. coli K-12",
+  "digits": (
+    "8 x 8 digits",
+    "strided",
+    ("digits", "independent positions"),
+  ),
+  "cifar10_medium": (
+    "CIFAR-10",
+    "32 nearby bytes",
+    ("cifar10", "`JPEG XL -e 9`", "linear, 12 pixels"),
+  ),
+  "text_medium": (
+    "6 MB of Wikipedia",
+    "window of 128",
+    ("bytes", "`PPMd -o16`", "`PPMd -o6`", "order 6"),
+  ),
 }
-# What is counted, by the unit of bits.
-SYMBOLS = {"bits/byte": "bytes", "bits/base": "bases", "bits/sample": "samples"}
-# What `baselines` takes, by part of the page.
-BASELINES = {
-  "text": ("bytes", 3, "text_medium", "bytes of an XML dump"),
-  "dna": ("fasta", 4, "genome_long", "bases of E. coli K-12"),
-  "images": ("cifar10", 3, "cifar10_medium"),
-  "listops": ("listops", 3),
-  "gray": ("cifar10_gray", 3),
-  "strand": ("strand", 3),
+SPLITS = "test", "validation"
+COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
+ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
+# By record: its setting, the column of the target, and the paper's.
+COLUMNS = {
+  "cifar10_keys": ("2 merged layers, 400 steps", COLUMN, PAPERS),
+  "cifar10_deep": ("4 merged layers, 300 steps", COLUMN, PAPERS),
+  "cifar10_interleaved": (
+    "4 layers in turn, 110 processor seconds",
+    "Local(48), Strided(96, 1)",
+    "Local(48), Strided(96)",
+  ),
 }
-# What the README has beside a trained run: a record of baselines, and some.
-BESIDE = {
-  "digits": ("digits", ("independent positions",)),
-  "cifar10_medium": ("cifar10", ("`JPEG XL -e 9`", "linear, 12 pixels")),
-  "text_medium": ("bytes", ("`PPMd -o16`", "order 6")),
+# By pattern, what it holds of an image.
+HOLDS = {
+  ABOVE: "16 bytes before the target, and the byte above it",
+  "Local(17)": "17 bytes before the target",
+  COLUMN: "16 bytes before the target, and all above it",
+  "Neighborhood(3, 5, 32)": "2 pixels before, and 3 rows of 5 above",
+  "Local(97)": "97 bytes before, of which the last is the byte above",
+  "Local(36)": "36 bytes before",
+  PAPERS: "16 bytes before, and the column beside the target's",
+}
+# Accuracy in % as published by Tay et al. 2021, Table 1.
+PUBLISHED = {
+  "Transformer": 36.37,
+  "Sparse Transformer": 17.07,
+  "Local attention": 15.82,
+  "Longformer": 35.63,
+  "BigBird": 36.05,
+  "Reformer": 37.27,
 }
 
 
-def read(name: str) -> dict[str, Any]:
-  return comparison_lib.read(record.path(name))
+def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
+  """The mean of some values, or the difference of two means, with its error.
 
-
-def summary(name: str) -> str:
-  """The network, budget and scores of a comparison, in a sentence or two."""
-  found = read(name)
-  about = found["about"]
-  return (
-    f"{_network(found)}, {_size(found)} on {about['machine']}:"
-    f" {_scores_of(found)}"
-    f" {about['unit']} of the validation split, mean of {about['seeds']} seeds"
-    " ± half of its 95 % confidence interval."
+  >>> interval([1.0, 1.1, 0.9]), interval([2.0, 2.1], [1.0, 1.1])
+  ('1.000 ± 0.248', '+1.000 ± 0.304')
+  """
+  mean = sum(values) / len(values)
+  if than:
+    test = scipy.stats.ttest_ind(values, than, equal_var=False)
+    low, high = test.confidence_interval()
+    return f"{(low + high) / 2:+.3f} ± {(high - low) / 2:.3f}"
+  low, high = scipy.stats.t.interval(
+    0.95, len(values) - 1, mean, scipy.stats.sem(values)
   )
+  return f"{mean:.3f} ± {high - mean:.3f}"
 
 
-def _scores_of(found):
-  """The values of a comparison, the best first, with their bits."""
-  rows, digits = found["rows"], decimals(found["about"]["unit"], 2)
-  bits = (with_error(**x["validation"], digits=digits) for x in rows)
-  pairs = zip(rows, bits, strict=True)
-  return ", ".join(f"`{row['choice']}` {score}" for row, score in pairs)
+def values(name: str, choice: str) -> list[float]:
+  """Bits of a choice of a comparison on the validation split, by seed."""
+  (row,) = (x for x in record.read(name)["rows"] if x["choice"] == choice)
+  return row["values"]
 
 
-def _network(found):
-  config = found["about"]["config"]
-  model = config["model"]
-  sizes = sorted({f"{row['parameters']:,}" for row in found["rows"]})
-  return (
-    f"{model['num_layers']} layers of width {model['width']},"
-    f" {model['num_heads']} heads, {' or '.join(sizes)} parameters, batch"
-    f" {config['train']['batch_size']}"
-  )
+def keys(expression: str, n: int = 3072) -> str:
+  """Mean keys per query of a pattern."""
+  ((pattern,),) = patterns.parse(expression)
+  return f"{pattern.pairs(n) / n:.1f}"
 
 
-def _size(found):
-  """The length of a comparison's sequences, and its budget."""
-  batch = found["about"]["config"]["train"]["batch_size"]
-  kind, amount = found["about"]["budget"]
-  about = "about " * kind.endswith("seconds")
-  return (
-    f"n = {found['runs'][0]['tokens_per_step'] // batch:,}, {about}{amount:,g}"
-    f" {kind.replace('_', ' ')} each"
-  )
-
-
-def trained() -> Iterator[str]:
-  """Runs of configs that fit on a CPU."""
-  runs = {name: record.read(name) for name in TRAINED}
-  machines = " or ".join(sorted({run["machine"] for run in runs.values()}))
-  titles = "config", "data", "result on the test split", "steps"
-  rows = [(*titles, f"time on {machines}")]
-  for name, run in runs.items():
-    score, *_ = record.test_scores(run)
-    digits = 3 if score["unit"] == "bits/base" else 2
-    bits = f"{score['bits_per_dim']:.{digits}f} {score['unit']}"
-    time = record.time_of(run)
-    rows.append((f"`{name}`", TRAINED[name], bits, f"{run['steps']:,}", time))
+def columns() -> Iterator[str]:
+  """The column of the target beside the paper's, in three comparisons."""
+  titles = "network, budget", "column of the target", "the paper's column"
+  rows = [(*titles, "the paper's minus the target's")]
+  for name, (setting, ours, papers) in COLUMNS.items():
+    found = values(name, ours), values(name, papers)
+    rows.append((setting, *map(interval, found), interval(*found[::-1])))
   yield tables.markdown(rows)
-  yield from (origin(name, run, seeds=1) for name, run in runs.items())
+  yield from map(origin, COLUMNS)
 
 
-def beside() -> str:
-  """Trained runs beside baselines of the same test splits."""
-  rows = [("config", "data", "parameters", "test", "baselines")]
-  for name, (data, models) in BESIDE.items():
-    run, found = record.read(name), record.read(f"baselines_{data}")
-    score, *_ = record.test_scores(run)
-    test = {row["model"]: row["test"] for row in found["rows"]}
-    others = (f"{model} {test[model]:.3f}" for model in models)
-    bits = f"{score['bits_per_dim']:.3f} {score['unit']}"
-    parameters = f"{run['parameters']:,}"
-    rows.append(
-      (f"`{name}`", TRAINED[name], parameters, bits, ", ".join(others))
-    )
+def one_key() -> Iterator[str]:
+  """The byte above the target in place of a key of a window, and more keys."""
+  yield _scores("cifar10_above", ABOVE)
+  yield _scores("cifar10_deep", ABOVE)
+  yield from map(origin, ("cifar10_above", "cifar10_deep"))
+
+
+def _scores(name, than):
+  """All patterns of a comparison of images, the best first."""
+  titles = "pattern", "what it holds", "keys", "bits/dim"
+  rows = [(*titles, "minus the first")]
+  base = values(name, than)
+  for row in record.read(name)["rows"]:
+    choice, found = row["choice"], row["values"]
+    cells = f"`{choice}`", HOLDS[choice], keys(choice), interval(found)
+    rows.append((*cells, interval(found, base) if found != base else ""))
   return tables.markdown(rows)
 
 
-def comparisons() -> Iterator[str]:
-  """The network, table, figure and origin of each comparison."""
-  for name, what in COMPARISONS.items():
-    found = read(name)
-    about, optimizer = found["about"], found["about"]["config"]["optimizer"]
-    yield f"## {what}, {_size(found)}"
-    text = f"{_network(found)}, `{optimizer['name']}`"
-    if about.get("tune"):
-      text += f", {about['tune'][0]} tuned for each"
-    elif about["field"] != "optimizer.learning_rate":
-      text += f" with learning rate {optimizer['learning_rate']:g}"
-    yield wrap(f"{text}.")
-    yield tables.markdown(results.table(found))
-    yield wrap(results.notes(found))
-    yield from _beside(about)
-    yield f"![{what}](figures/{name}.png)"
-    yield wrap(results.caption(found))
-    yield origin(name, about, about["seeds"])
-
-
-def earlier() -> Iterator[str]:
-  """Comparisons in which all values share a learning rate, a row each."""
-  titles = "data", "n, budget", "optimizer", "seeds", "validation"
-  rows = [(*titles, "record")]
-  for name, what in EARLIER.items():
-    found = read(name)
-    about, optimizer = found["about"], found["about"]["config"]["optimizer"]
-    rows.append(
-      (
-        what,
-        _size(found).removesuffix(" each"),
-        f"{optimizer['name']}, {optimizer['learning_rate']:g}",
-        f"{about['seeds']}",
-        f"{about['field']}: {_scores_of(found)} {about['unit']}",
-        f"[{about['commit']}](../benchmarks/results/{name}.json)",
-      )
-    )
+def copies() -> Iterator[str]:
+  """Copies of a random block, plain and with noise."""
+  rows = [("pattern", "keys", "copies", "noisy copies")]
+  for row in record.read("repeat_noise")["rows"]:
+    choice = row["choice"]
+    found = (interval(values(x, choice)) for x in ("repeat", "repeat_noise"))
+    rows.append((f"`{choice}`", f"{row['keys']:.1f}", *found))
   yield tables.markdown(rows)
+  yield from map(origin, ("repeat", "repeat_noise"))
 
 
-def repeats() -> Iterator[str]:
-  """Comparisons that were repeated with other seeds, and their agreement."""
-  found, mean = record.read("repeats"), comparison_lib.mean
-  means: dict[tuple[str, str], list[dict]] = {}  # by budget and value
-  steps: dict[str, list[int]] = {}
-  for one in found:
-    kind, amount = one["budget"]
-    budget = f"{amount:,g} {kind.replace('_', ' ')}"
-    (first, (base, _)), *_ = one["runs"].items()
-    for choice, (bits, numbers) in one["runs"].items():
-      means.setdefault((budget, f"`{choice}`"), []).append(mean(bits))
-      steps.setdefault(budget, []).extend(numbers)
-      if choice != first:
-        label = f"`{choice}` minus `{first}`"
-        means.setdefault((budget, label), []).append(mean(bits, base))
-  rows = [("budget", found[0]["unit"], "means of the comparisons", "agree")]
-  for (budget, label), values in means.items():
-    pairs = [*itertools.combinations(values, 2)]
-    number = sum(
-      abs(x["mean"] - y["mean"]) <= math.hypot(x["error"], y["error"])
-      for x, y in pairs
-    )
-    sign = "+" if " minus " in label else ""
-    texts = (with_error(**x, digits=4, sign=sign) for x in values)
-    agreeing = f"{number} of {len(pairs)} pairs"
-    rows.append((budget, label, ", ".join(texts), agreeing))
+def rows_of(name: str) -> dict[str, dict[str, Any]]:
+  """{model: its row} of a record of baselines."""
+  return {row["model"]: row for row in record.read(name)["rows"]}
+
+
+def compressors() -> Iterator[str]:
+  """Trained networks beside what is known without one, on both splits."""
+  rows = [("data", "model", "test", "validation")]
+  for name, (data, _, (baselines, *models)) in TRAINED.items():
+    run = record.read(name)
+    of_run = {
+      x["split"]: f"{x['bits_per_dim']:.3f}"
+      for x in run["evaluations"]
+      if not x["min_context"]
+    }
+    rows.append((data, f"`{name}`", *(of_run.get(x, "") for x in SPLITS)))
+    known = rows_of(f"baselines_{baselines}")
+    for model in models:
+      found = (f"{known[model][x]:.3f}" for x in SPLITS)
+      rows.append(("", model, *found))
   yield tables.markdown(rows)
-  for budget, x in steps.items():
-    if min(x) < max(x):
-      yield wrap(f"Runs of {budget} had {min(x):,} to {max(x):,} steps.")
-  yield origin(
-    "repeats", found[0], len(next(iter(found[0]["runs"].values()))[0])
-  )
+  for name, (*_, (baselines, *_)) in TRAINED.items():
+    yield origin(name)
+    yield origin(f"baselines_{baselines}")
 
 
-def contexts() -> Iterator[str]:
-  """The table and origin of scores with more and less context."""
-  for name, title in CONTEXTS.items():
-    found = record.read(name)
-    unit = found["runs"][0]["unit"]
-    digits = decimals(unit, 3)
-    yield f"## {title}"
-    yield wrap(
-      f"The same {found['symbols']:,} {SYMBOLS[unit]} of the"
-      f" {found['split']} split, in {unit}: the first column, and the"
-      " difference to it, paired, with its standard error over blocks of"
-      f" {found['block']:,}."
-    )
-    least = [row["min_context"] for row in found["runs"][0]["contexts"]]
-    lines = [("run", "n", *(f"at least {x:,} before" for x in least))]
-    for run in found["runs"]:
-      first, *others = run["contexts"]
-      pairs = ((row["difference"], row["difference_error"]) for row in others)
-      changes = (with_error(*x, digits, sign="+") for x in pairs)
-      bits = f"{first['bits']:.{digits}f}"
-      lines.append((f"`{run['run']}`", f"{run['length']:,}", bits, *changes))
-    yield tables.markdown(lines)
-    yield origin(name, found)
-
-
-def baselines(
-  data: str, digits: int, network: str = "", stream: str = ""
-) -> Iterator[str]:
-  """Baselines beside a network; `stream` names the symbols of a stream."""
-  name, sees = f"baselines_{data}", "can see"
-  found = record.read(name)
-  if stream:
-    symbols, sees = found["symbols"], "sees of what is before"
-    yield wrap(
-      f"Of {sum(symbols.values()):,} {stream}, the first {symbols['train']:,}"
-      f" are the training split, the next {symbols['validation']:,} the"
-      f" validation split, and the last {symbols['test']:,} the test split."
-      " Standard errors are over blocks of consecutive symbols."
-    )
-  rows = [(found["unit"], sees, "test", "validation")]
+def listops() -> Iterator[str]:
+  """Published accuracies on ListOps beside those of its first symbol."""
+  found = record.read("baselines_listops")
+  rows = [("model", "accuracy, %")]
+  rows += [(name, f"{x:.2f}") for name, x in PUBLISHED.items()]
   for row in found["rows"]:
-    validation = f"{row['validation']:.{digits}f}"
-    test = with_error(row["test"], row.get("standard_error"), digits)
-    rows.append((row["model"], row["sees"], test, validation))
-  rows += _scores(network, digits) if network else []
+    error = 196 * row["standard_error"]
+    cell = f"{100 * row['test']:.1f} ± {error:.1f}"
+    rows.append((f"{row['model']}, which sees {row['sees']}", cell))
   yield tables.markdown(rows)
-  yield origin(name, found)
+  yield origin("baselines_listops")
 
 
-def _beside(about):
-  """What baselines score on the same split, if a record is of its data."""
-  data, digits = about["config"]["data"], decimals(about["unit"], 2)
-  path = record.path(f"baselines_{data['name']}")
-  found = record.read(path.stem) if path.exists() else {"data": None}
-  about = found["data"] or {"path": None}  # what data are told apart by
-  if about == {x: data.get(x) for x in about}:
-    accuracy = "accuracy of " * (found["unit"] == "accuracy")
-    rows = (f"{x['model']} {x['validation']:.{digits}f}" for x in found["rows"])
-    yield wrap(f"No network, the same split: {accuracy}{', '.join(rows)}.")
+def texts() -> Iterator[str]:
+  """Longer and shorter sequences of text, at equal processor time."""
+  found = record.read("gpt_oss")
+  rows = [("pattern", "keys", "bits/byte")]
+  for row in found["rows"]:
+    keys = f"{row['keys']:.0f}"
+    rows.append((f"`{row['choice']}`", keys, interval(row["values"])))
+  yield tables.markdown(rows)
+  yield origin("gpt_oss")
 
 
-def _scores(name, digits):
-  """The scores of a run on the test split, as rows of a table."""
-  run = record.read(name)
-  for score in record.test_scores(run):
-    label = (
-      f"`{name}`, {run['steps']:,} steps, {record.time_of(run)},"
-      f" {run['parameters']:,} parameters"
-    )
-    if context := score["min_context"]:
-      label += f"; at least {context:,} {SYMBOLS[score['unit']]} before each"
-    yield label, "", f"{score['bits_per_dim']:.{digits}f}", ""
+def trained() -> str:
+  """Trained networks, what they cost, and what they score."""
+  titles = "config", "data", "pattern", "parameters", "trained for"
+  rows = [(*titles, "test", "for comparison")]
+  for name, (data, pattern, (baselines, *models)) in TRAINED.items():
+    run = record.read(name)
+    (score, *_) = record.test_scores(run)
+    known = rows_of(f"baselines_{baselines}")
+    others = (f"{model} {known[model]['test']:.2f}" for model in models)
+    bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
+    size = f"{run['parameters'] / 1e6:.1f}M"
+    about = f"`{name}`", data, pattern, size, record.time_of(run)
+    rows.append((*about, bits, ", ".join(others)))
+  return tables.markdown(rows)
 
 
-def decimals(unit: str, usual: int) -> int:
-  """Decimals of bits: bits per base differ less than others."""
-  return 4 if unit == "bits/base" else usual
-
-
-def with_error(
-  mean: float, error: float | None, digits: int, sign: str = ""
-) -> str:
-  """A mean, and its error if it has one.
-
-  >>> with_error(1.2345, 0.0123, 3, sign="+")
-  '+1.234 ± 0.012'
-  """
-  text = f"{mean:{sign}z.{digits}f}"  # z: no -0.00
-  return text if error is None else f"{text} ± {error:.{digits}f}"
-
-
-def wrap(text: str) -> str:
-  """A paragraph, or a point of a list, in lines of at most 100 characters."""
-  return textwrap.fill(
-    text,
-    100,
-    subsequent_indent="  " if text.startswith("- ") else "",
-    break_long_words=False,
-    break_on_hyphens=False,
-  )
-
-
-def origin(name: str, about: dict[str, Any], seeds: int = 0) -> str:
-  """The origin of a record: command, seeds if any, machine and commit."""
-  of_seeds = f"{seeds} seed{'s' * (seeds > 1)}; " if seeds else ""
-  return f"```\n{about['command']}\n```\n\n" + wrap(
-    f"[Record](../benchmarks/results/{name}.json): {of_seeds}"
-    f"{about['machine']}; commit {about['commit']}."
-  )
+def origin(name: str) -> str:
+  """How a record was made: its command, seeds, machine and commit."""
+  found: dict[str, Any] = record.read(name)
+  about = found.get("about", found)
+  words = [f"{about['seeds']} seeds"] if "seeds" in about else []
+  words += [about["machine"], f"commit {about['commit']}"]
+  link = f"[Record](../benchmarks/results/{name}.json):"
+  return f"{link}\n{'; '.join(words)}.\n\n```\n{about['command']}\n```"

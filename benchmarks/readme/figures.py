@@ -12,17 +12,13 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import record, report
-from benchmarks.readme import evidence
-from sparse_transformer.comparison import results as comparison
 from sparse_transformer.figures import style
 
 FIELD, PASS = "records", "forward_backward"
 
 
 # By path in the repository: the name of the record.
-FIGURES = {"docs/attention.png": "attention-amd-epyc-2-threads"} | {
-  f"docs/figures/{name}.png": name for name in evidence.COMPARISONS
-}
+FIGURES = {"docs/attention.png": "attention-amd-epyc-2-threads"}
 
 
 def outdated() -> list[str]:
@@ -36,10 +32,7 @@ def outdated() -> list[str]:
 
 def draw(figure: str) -> None:
   name = FIGURES[figure]
-  if name in evidence.COMPARISONS:
-    drawn = comparison.draw(evidence.read(name))
-  else:
-    drawn = speedups(record.read(name))
+  drawn = speedups(record.read(name))
   about, options = {FIELD: _digest(name)}, {"optimize": True}
   drawn.savefig(record.REPO / figure, metadata=about, pil_kwargs=options)
 

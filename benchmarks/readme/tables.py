@@ -1,16 +1,12 @@
-"""The parts of pages that are made from record."""
+"""The parts of pages that are made from records."""
 
-import functools
-import importlib
-import itertools
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator
 
-import benchmarks.compiled
-from benchmarks import record, report
-from benchmarks.accelerator import parts as accelerator, summary
+from benchmarks import compiled, record, report, sampling
+from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
-from benchmarks.readme.evidence import wrap
 from sparse_transformer import atomic, tables
 from sparse_transformer.targets import rendering
 
@@ -18,19 +14,17 @@ PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
 
 
+def wrap(text: str) -> str:
+  return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
 def quickstart() -> str:
   bits = record.test_scores(record.read("digits"))[0]["bits_per_dim"]
   baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
-    f"The quickstart ends with about {bits:.2f} bits/dim on the test split,"
-    f" where a model of independent pixels scores {baseline:.2f}."
+    f"It ends at about {bits:.2f} bits/dim on the test split, where a model of"
+    f" independent pixels scores {baseline:.2f}."
   )
-
-
-def headline() -> str:
-  name = "cifar10_keys"
-  picture = f"![{evidence.COMPARISONS[name]}](docs/figures/{name}.png)"
-  return f"{evidence.beside()}\n{picture}\n\n{wrap(evidence.summary(name))}"
 
 
 def _attention_rows(case, program=None):
@@ -39,32 +33,60 @@ def _attention_rows(case, program=None):
   return [row for row in rows if program in (None, row["program"])]
 
 
+def _pattern(row):
+  """The pattern of a row, without the names of its arguments."""
+  short = re.sub(r"block=([0-9]+).*", r"\1)", row["pattern"])
+  return f"`{short}`"
+
+
 def speed() -> str:
-  """Attention with our patterns at n = 12,288."""
-  found = record.read(ATTENTION)
-  jax, torch = found["versions"]["jax"]["jax"], found["versions"]["torch"]
-  text = (
-    "Forward + backward, float32, 4 heads of width 64, batch 1, n = 12,288, on"
-    " {threads} cores of an {name}".format(**found["machine"])
-    + f" with Python {found['python']}, jax {jax} and torch"
-    f" {torch['torch'].partition('+')[0]}:"
+  """Attention at n = 12,288, and how many times as long others take."""
+  machine = "{threads} cores of an {name}".format(
+    **record.read(ATTENTION)["machine"]
   )
-  titles = "pattern", "ms", "speed-up", "ideal", "of peak"
-  rows = [(*titles, "computed/needed", "temporary MiB")]
+  text = wrap(
+    "Forward and backward pass, n = 12,288, float32, 4 heads of width 64, on"
+    f" {machine}. Both others compute dense attention:"
+  )
+  dense = {
+    row["program"]: row[PASS]["median"]
+    for row in _attention_rows("12288")
+    if row["pattern"] == report.DENSE and PASS in row
+  }
+  titles = "pattern", "keys per query", "ms", "torch SDPA takes"
+  rows = [(*titles, "`jax.nn` takes", "temporary MiB")]
   for row in _attention_rows("12288", OURS):
-    pattern = re.sub(r"block=(\d+).*", r"\1)", row["pattern"])
+    seconds = row[PASS]["median"]
+    times = (dense[name] / seconds for name in ("sdpa", "jax_nn"))
     rows.append(
       (
-        f"`{pattern}`",
-        f"{1e3 * row[PASS]['median']:,.0f}",
-        f"{row['speedup'][PASS]:.1f}",
-        f"{row['ideal']:.1f}",
-        f"{row['of_peak'][PASS]:.2f}",
-        f"{row['computed_per_pair']:.2f}",
+        _pattern(row),
+        f"{row['pairs'] / row['n']:,.0f}",
+        f"{1e3 * seconds:,.0f}",
+        *(f"{x:.2g} x" if x < 10 else f"{x:.0f} x" for x in times),
         f"{row['temp_bytes'] / 2**20:.0f}",
       )
     )
-  return f"{wrap(text)}\n\n{tables.markdown(rows)}"
+  return f"{text}\n\n{tables.markdown(rows)}"
+
+
+def efficiency() -> str:
+  """How far attention is from what pairs and the machine allow."""
+  titles = "n", "pattern", "speed-up", "ideal", "of peak"
+  rows = [(*titles, "computed/needed")]
+  for case in ("3072", "12288"):
+    for row in _attention_rows(case, OURS):
+      numbers = row["speedup"][PASS], row["ideal"]
+      rows.append(
+        (
+          f"{row['n']:,}",
+          _pattern(row),
+          *(f"{x:.1f}" for x in numbers),
+          f"{row['of_peak'][PASS]:.2f}",
+          f"{row['computed_per_pair']:.2f}",
+        )
+      )
+  return tables.markdown(rows)
 
 
 def peers() -> str:
@@ -111,16 +133,6 @@ def _times(row):
   return [f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes]
 
 
-def _of_benchmarks(*names):
-  """The tables that benchmarks print, from their record."""
-
-  def table(name):
-    module = importlib.import_module(f"benchmarks.{name}")
-    return module.table(record.read(name))
-
-  return {name: functools.partial(table, name) for name in names}
-
-
 def explained() -> str:
   """The output of explain --target for a preset."""
   found = {(x["preset"], x["target"]): x for x in record.read("compiled")}[
@@ -131,14 +143,7 @@ def explained() -> str:
   return f"```\n{command}\n\n{rendering.render(found)}\n```"
 
 
-def compiled() -> str:
-  """All presets as compiled for GPUs and TPUs."""
-  is_on_mesh = benchmarks.compiled.is_on_mesh
-  found = itertools.filterfalse(is_on_mesh, record.read("compiled"))
-  return benchmarks.compiled.table(found)
-
-
-def measured(parts: Collection[str] = accelerator.PARTS) -> str:
+def measured(parts: Collection[str] = summary.PARTS) -> str:
   """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths), parts)
@@ -148,30 +153,30 @@ def measured(parts: Collection[str] = accelerator.PARTS) -> str:
 PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
     "quickstart": quickstart,
-    "evidence": headline,
     "speed": speed,
     "measured": lambda: measured(("attention", "presets", "train")),
+    "trained": evidence.trained,
   },
   "docs/usage.md": {"explained": explained},
   "docs/evidence.md": {
-    "trained": evidence.trained,
-    "comparisons": evidence.comparisons,
-    "earlier": evidence.earlier,
-    "repeats": evidence.repeats,
-    "contexts": evidence.contexts,
-    **{
-      part: functools.partial(evidence.baselines, *about)
-      for part, about in evidence.BASELINES.items()
-    },
+    "columns": evidence.columns,
+    "one_key": evidence.one_key,
+    "copies": evidence.copies,
+    "compressors": evidence.compressors,
+    "listops": evidence.listops,
+    "texts": evidence.texts,
   },
   "docs/speed.md": {
+    "efficiency": efficiency,
     "peers": peers,
     "groups": groups,
-    **_of_benchmarks("content", "experts", "sampling"),
+    "sampling": lambda: sampling.table(record.read("sampling")),
   },
-  "docs/accelerators.md": {"compiled": compiled, "measured": measured},
+  "docs/accelerators.md": {
+    "compiled": lambda: compiled.table(record.read("compiled")),
+    "measured": measured,
+  },
   "docs/scaling.md": {
-    "meshes": lambda: benchmarks.compiled.meshes(record.read("compiled")),
-    **_of_benchmarks("spread", "million", "saving"),
+    "meshes": lambda: compiled.meshes(record.read("compiled")),
   },
 }

@@ -17,7 +17,6 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
-from benchmarks.spread import received as received_by
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.distributed import spread
@@ -33,6 +32,7 @@ from sparse_transformer.patterns import (
   Summary,
   TopBlocks,
 )
+from sparse_transformer.targets import hlo
 from sparse_transformer.training.analysis import exchanged
 
 DEVICES = 2, 4, 8
@@ -98,6 +98,22 @@ def test_each_pair_is_computed_once_from_what_devices_have(
       for layout in shares.layouts:
         np.add.at(count, pairs_of_device(part, layout), 1)
     np.testing.assert_array_equal(count, pattern.matrix(n), str(pattern))
+
+
+def received_by(program: jax.stages.Compiled, num_devices: int) -> int:
+  """Bytes that a device receives from others in collectives of all devices.
+
+  Sums over devices are counted as a ring computes them.
+  """
+  share = (num_devices - 1) / num_devices
+  factors = {
+    **dict.fromkeys(("all-gather", "all-to-all"), share),
+    "all-reduce": 2 * share,
+    "collective-permute": 1.0,
+    "reduce-scatter": num_devices - 1.0,
+  }
+  found = hlo.profile(program.as_text()).collectives
+  return round(sum(factors[kind] * size for kind, (_, size) in found.items()))
 
 
 def received(pattern, n, num_devices, num_heads=1):

@@ -8,6 +8,7 @@ import pathlib
 import re
 import tempfile
 
+import numpy as np
 import pytest
 import runs
 
@@ -32,6 +33,8 @@ def load(name):
   config = importlib.import_module(f"configs.{name}").get_config()
   if config.data.name == "labelled":
     config.data.path = classes()
+  elif config.data.name == "images":
+    config.data.path = clips()
   elif config.data.name != "listops":  # which reads nothing
     config.data.path = "/no/such/place"  # the network is known without data
   return config
@@ -44,6 +47,14 @@ def classes():
   for name in ("neg", "pos"):
     (folder / name).mkdir()
   return str(folder)
+
+
+@functools.cache
+def clips():
+  """Clips of the shape that configs/video.py names, which are never read."""
+  path = pathlib.Path(tempfile.mkdtemp()) / "clips.npy"
+  np.save(path, np.zeros((49, 256, 16), np.uint8))
+  return str(path)
 
 
 def docstring(name):
@@ -170,7 +181,7 @@ def test_published_experiment_has_the_published_settings(line):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_position_sees_its_entire_past(name):
   few = "repeat", "recall", "cifar10_keys", "cifar10_medium", "text_medium"
-  if name in few:  # keys
+  if name in (*few, "video"):  # keys
     return
   found = explanation.explain_reach(Experiment(load(name)).model)
   # Whether patterns that follow the content do so depends on the content.

@@ -136,8 +136,8 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       (0.9, 0.05, 0.05),
       SHARES,
       "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio,"
-      " images, strand and labelled, unless files or folders named train, val"
-      " and test exist",
+      " images, strand and labelled, unless files or folders are named train,"
+      " val and test",
     ),
     vocab_size=Field(256, integer(2), "of tokens, all of which are below it"),
     field=Field("text", TEXT, "of the records of jsonl"),

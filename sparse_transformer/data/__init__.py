@@ -10,7 +10,6 @@ from sparse_transformer.data import (
 )
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
-  SPLITS as SPLITS,
   Images as Images,
   Lazy as Lazy,
   Sequences as Sequences,
@@ -20,3 +19,4 @@ from sparse_transformer.data.sources import (
   register as register,
   source as source,
 )
+from sparse_transformer.data.splits import SPLITS as SPLITS

@@ -90,6 +90,20 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (pathlib.Path(parent, name) for name in names)
 
 
+def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
+  """Whether a file ends in one of them, compressed or not; "" stands for any.
+
+  >>> has_suffix(pathlib.Path("x.fa.gz"), ".fa")
+  True
+  >>> has_suffix(pathlib.Path("x.fa.fai"), ".fa")
+  False
+  """
+  names = [suffix.lower() for suffix in path.suffixes]
+  while names and names[-1] in (*OPENERS, ".zip"):
+    names.pop()
+  return "" in suffixes or bool(names) and names[-1] in suffixes
+
+
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """The file, or all files below a folder that have a suffix, if any is given.
 
@@ -97,13 +111,10 @@ def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """
   if not path.is_dir():
     return [path]
-  found = [
-    file
-    for file in below(path)
-    if not suffixes or {s.lower() for s in file.suffixes} & {*suffixes}
-  ]
+  suffixes = suffixes or ("",)
+  found = [file for file in below(path) if has_suffix(file, *suffixes)]
   if not found:
-    ending = f" that ends in {', '.join(suffixes)}" if suffixes else ""
+    ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
     raise FileNotFoundError(
       f"{path} has no file{ending}; set data.path to another file or folder"
     )

@@ -11,16 +11,14 @@ import numpy as np
 from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files as files_lib
 from sparse_transformer.data.sources import (
-  SPLITS,
   ConfigDict,
   Images,
   Items,
   Lazy,
   check_no_path,
-  divide,
-  in_folder,
   register,
 )
+from sparse_transformer.data.splits import SPLITS, divide, named
 
 # Training images held out for validation: as in Child et al. 2019, and in the
 # code of Jun et al. 2020 (https://github.com/openai/distribution_augmentation).
@@ -135,7 +133,7 @@ def any_images(config: ConfigDict) -> Images:
     return Images(shape[1:], 256, lambda: parts, lambda: [path])
 
   find = lambda path: sorted(files_lib.find(path, ".png", ".jpg", ".jpeg"))
-  parts = {k: find(folder) for k, folder in in_folder(path, "").items()}
+  parts = {k: find(folder) for k, (folder,) in named(path).items()}
   parts = parts or divide(find(path), config.fractions, "images")
   every = [*dict.fromkeys(itertools.chain(*parts.values()))]
   shape = _geometry(first := parts["train"][0])

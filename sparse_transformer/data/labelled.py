@@ -11,10 +11,9 @@ from sparse_transformer.data.sources import (
   ConfigDict,
   Lazy,
   Sequences,
-  divide,
-  in_folder,
   register,
 )
+from sparse_transformer.data.splits import divide, named
 
 CIFAR10 = (
   *("airplane", "automobile", "bird", "cat", "deer"),
@@ -52,7 +51,7 @@ def gray(image: np.ndarray) -> np.ndarray:
 def labelled(config: ConfigDict) -> Sequences:
   """The bytes of files, each in a folder named after its class."""
   path = files_lib.check_path(config.path)
-  folders = in_folder(path, "")
+  folders = {split: folder for split, (folder,) in named(path).items()}
   classes, *others = map(_classes, folders.values() if folders else [path])
   for folder, found in zip([*folders.values()][1:], others, strict=True):
     if found != classes:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse_transformer.data.sources import (
-  SPLITS,
   ConfigDict,
   Lazy,
   Sequences,
   check_no_path,
   register,
 )
+from sparse_transformer.data.splits import SPLITS
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
   "[MIN": min,

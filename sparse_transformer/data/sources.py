@@ -5,12 +5,10 @@ when a split is first used.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import operator
 import pathlib
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
@@ -18,15 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 import numpy as np
 
 from sparse_transformer.data import codecs, files as files_lib
+from sparse_transformer.data.splits import SPLITS
 
 if TYPE_CHECKING:
   from ml_collections import ConfigDict
 else:
   ConfigDict = Any  # so that the command can say that it is missing
 
-SPLITS = ("train", "validation", "test")
-# The names of files or folders that hold a split.
-NAMES = dict(train=["train"], validation=["val", "validation"], test=["test"])
 T = TypeVar("T")
 
 
@@ -381,65 +377,6 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
   if not labels and isinstance(found, Sequences):
     return dataclasses.replace(found, classes=())
   return found
-
-
-@functools.cache
-def warn(line: str) -> None:
-  """Prints a warning on standard error, once in a process."""
-  print(f"warning: {line}", file=sys.stderr)
-
-
-def divide(
-  items: Any, fractions: Sequence[float], noun: str = "symbols"
-) -> dict[str, Any]:
-  """Cuts an array or a list into the splits, in proportion to fractions.
-
-  Raises ValueError if a split is empty; the message calls items by the noun.
-  """
-  ends = [round(len(items) * sum(fractions[:k])) for k in (1, 2)]
-  places = itertools.pairwise([0, *ends, len(items)])
-  splits = {k: items[slice(*p)] for k, p in zip(SPLITS, places, strict=True)}
-  for split, part in splits.items():
-    if not len(part):
-      raise ValueError(
-        f"{split} is empty: {len(items)} {noun} in all, data.fractions="
-        f"{tuple(fractions)}; use more data or other fractions"
-      )
-  return splits
-
-
-def in_folder(folder: pathlib.Path, *endings: str) -> dict[str, pathlib.Path]:
-  """The files or folders of the splits, named by `NAMES` and an ending.
-
-  Without a test split, that of validation takes its place, with a warning.
-  Returns {} if the folder has none of them.
-
-  Raises:
-    FileNotFoundError: it has only some of them.
-  """
-  paths: dict[str, pathlib.Path] = {}
-  for split, names in NAMES.items():
-    for name, ending in itertools.product(names, endings):
-      if not (path := folder / f"{name}{ending}").exists():
-        continue
-      if split in paths:
-        raise ValueError(
-          f"{paths[split]} and {path} are both there; remove one of them"
-        )
-      paths[split] = path
-  for split in ("train", "validation") if paths else ():
-    if split not in paths:
-      raise FileNotFoundError(
-        f"{folder} has {min(paths.values())}, but no"
-        f" {NAMES[split][0]}{endings[0]}; add it"
-      )
-  if paths and "test" not in paths:
-    paths["test"] = paths["validation"]
-    warn(
-      f"{folder} has no test{endings[0]}: the test split is"
-      f" {paths['test'].name}, the same data as validation"
-    )
-  return paths
 
 
 def check_no_path(config: ConfigDict) -> None:

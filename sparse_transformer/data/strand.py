@@ -15,13 +15,12 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.sources import (
-  SPLITS,
   ConfigDict,
   Lazy,
   Sequences,
-  divide,
   register,
 )
+from sparse_transformer.data.splits import SPLITS, divide
 
 CLASSES = "leading", "lagging"
 # The range of G minus C in random bases, in square roots of the number of both,

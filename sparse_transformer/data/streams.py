@@ -8,15 +8,12 @@ import numpy as np
 
 from sparse_transformer.data import array_records, codecs, files as files_lib
 from sparse_transformer.data.sources import (
-  SPLITS,
   ConfigDict,
   Stream,
   check_no_path,
-  divide,
-  in_folder,
   register,
-  warn,
 )
+from sparse_transformer.data.splits import SPLITS, divide, named, warn
 
 # Characters of the splits, like the bytes of enwik8.
 TEXT8 = 90_000_000, 5_000_000, 5_000_000
@@ -30,7 +27,7 @@ COMPRESSED = (
 @register("bytes")
 def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
-  return _from_path(config, codecs.Text(0 if config.documents else None))
+  return _from_path(config, codecs.Text(0 if config.documents else None), "")
 
 
 @register("jsonl")
@@ -53,12 +50,13 @@ def tokens(config: ConfigDict) -> Stream:
     codec.num_bytes(np.zeros(0, np.uint8))  # a wrong table is found now
     if not files_lib.check_path(config.path).is_dir():
       return divide(codec.read(path), config.fractions)
-    if not (paths := in_folder(path, ".bin", ".npy")):
+    if not (paths := named(path, ".bin", ".npy")):
       raise FileNotFoundError(
         f"{path} has no train.bin or train.npy; set data.path to another folder"
         " or to a file"
       )
-    return {split: codec.read(file) for split, file in paths.items()}
+    find = lambda found: sorted(_find(found, ".bin", ".npy"))
+    return _read_each(paths, lambda found: _join(map(codec.read, find(found))))
 
   return Stream(config.length, config.columns, load, codec)
 
@@ -71,13 +69,17 @@ def stdlib(config: ConfigDict) -> Stream:
   skipped = {"site-packages", "dist-packages", "__pycache__"}
   skipped |= {"test", "tests", "idle_test"}
 
-  def files():
+  codec = codecs.Text()
+
+  @functools.cache
+  def load():
     check_no_path(config)
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     paths = [path.relative_to(root) for path in root.rglob("*.py")]
-    return [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]
+    files = [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]
+    return divide(_read(files, codec.decode), config.fractions)
 
-  return _from_files(config, codecs.Text(), files)
+  return Stream(config.length, config.columns, load, codec)
 
 
 @register("enwik8", builder="sparse_transformer.data.builders:Enwik8")
@@ -134,31 +136,56 @@ def audio(config: ConfigDict) -> Stream:
 
 
 def _from_path(config, codec, *suffixes, decode=None):
-  """A stream of the file at `data.path`, or of files below with a suffix."""
+  """A stream of the file at `data.path`, or of files below with a suffix.
 
-  def files():
-    return files_lib.find(files_lib.check_path(config.path), *suffixes)
-
-  return _from_files(config, codec, files, decode)
-
-
-def _from_files(config, codec, files, decode=None):
-  """A stream of the contents of files, split in proportion to the fractions."""
+  Its splits are those that the names of files or folders tell, or else by the
+  fractions.
+  """
   decode = decode or codec.decode
+
+  def read(paths):
+    return _read(_find(paths, *suffixes), decode)
 
   @functools.cache
   def load():
-    parts = [decode(data, path) for path, data in files_lib.read_all(files())]
-    count = sum(x[:8].tobytes().startswith(COMPRESSED) for x in parts)
-    if count > len(parts) / 2:
-      warn(
-        f"{count:,} of {len(parts):,} files in {config.path} are compressed"
-        " pictures or archives, whose bytes look random to any network; for"
-        " pictures, set data.name to images"
-      )
-    # One file needs no copy.
-    empty = np.zeros(0, np.uint8)
-    data = parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
-    return divide(data, config.fractions)
+    path = files_lib.check_path(config.path)
+    if paths := named(path, *suffixes):
+      return _read_each(paths, read)
+    return divide(read([path]), config.fractions)
 
   return Stream(config.length, config.columns, load, codec)
+
+
+def _find(paths, *suffixes):
+  return [file for path in paths for file in files_lib.find(path, *suffixes)]
+
+
+def _read_each(paths, read):
+  """Reads the symbols of each split, once where two have the same paths."""
+  symbols = {found: read(found) for found in dict.fromkeys(paths.values())}
+  for found, row in symbols.items():
+    if not len(row):
+      raise ValueError(f"{found[0]} is empty; put data there, or remove it")
+  return {split: symbols[found] for split, found in paths.items()}
+
+
+def _read(files, decode):
+  """The symbols of files in the order of their paths."""
+  parts = [decode(data, path) for path, data in files_lib.read_all(files)]
+  count = sum(x[:8].tobytes().startswith(COMPRESSED) for x in parts)
+  if count > len(parts) / 2:
+    warn(
+      f"{count:,} of {len(parts):,} files, such as {min(files)}, are compressed"
+      " pictures or archives, whose bytes look random to any network; for"
+      " pictures, set data.name to images"
+    )
+  return _join(parts)
+
+
+def _join(parts):
+  parts = [*parts]  # one needs no copy
+  return (
+    parts[0]
+    if len(parts) == 1
+    else np.concatenate(parts or [np.zeros(0, np.uint8)])
+  )

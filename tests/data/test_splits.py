@@ -1,0 +1,139 @@
+"""Tests of splits.py: the names of folders and files, for all sources."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import scipy.io.wavfile
+import small_data
+from small_data import config
+
+from sparse_transformer import data
+from sparse_transformer.data import splits
+
+NUMBERS = dict(train=1, validation=2, test=3)  # the symbol of each split
+
+
+def write(path, number):
+  """Writes 40 symbols of one kind, in the format of the path's suffix."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  symbols = np.full(40, number * 50, np.uint8)
+  match path.name.removesuffix(".gz").rpartition(".")[2]:
+    case "npy":
+      np.save(path, symbols)
+    case "bin":
+      symbols.astype("<u2").tofile(path)
+    case "wav":
+      scipy.io.wavfile.write(path, 12_000, symbols)
+    case "png":
+      small_data.write_pictures(path.parent, [symbols.reshape(10, 4)], ".png")
+    case suffix:
+      text = {"jsonl": json.dumps({"text": f"{number}" * 40})}
+      text |= {"fasta": ">x\n" + "ACGT"[number] * 40}
+      content = text.get(suffix, f"{number}" * 40).encode()
+      packed = path.suffix == ".gz"
+      path.write_bytes(gzip.compress(content) if packed else content)
+
+
+SOURCES = {
+  "bytes": ".txt",
+  "jsonl": ".jsonl",
+  "tokens": ".bin",
+  "fasta": ".fasta",
+  "audio": ".wav",
+  "images": ".png",
+  "labelled": ".txt",
+}
+FOLDERS = ("train/a", "val/a", "test/a"), ("Training/a", "valid/b/a", "TEST/a")
+FILES = (
+  ("train", "valid", "test"),
+  ("training", "validation", "test"),
+  ("wiki.train", "wiki.val", "wiki.test"),
+  ("Train-00000-of-00002", "small_validation_7", "test"),
+)
+
+
+@pytest.mark.parametrize(
+  "name, paths",
+  [
+    *((name, paths) for name in SOURCES for paths in FOLDERS),
+    *((name, x) for name in [*SOURCES][:5] for x in FILES),
+  ],
+)
+def test_named_splits_are_not_mixed(tmp_path, name, paths, capfd):
+  paths = [path + SOURCES[name] for path in paths]
+  for path, number in zip(paths, NUMBERS.values(), strict=True):
+    if name == "labelled":
+      for label in "no", "yes":
+        split, _, rest = path.partition("/")
+        write(tmp_path / split / label / rest, number)
+    else:
+      write(tmp_path / path, number)
+  (tmp_path / "README.md").write_text("What this is.")
+  (tmp_path / ".test.fasta.swp").write_text("hidden")
+  made = data.source(config(name, tmp_path, columns=4, length=1))
+  found = [
+    {int(x[0]) for x in made.examples(split)} - {ord("\n")}
+    for split in data.SPLITS
+  ]
+  assert [len(x) for x in found] == [1, 1, 1] and len(set.union(*found)) == 3
+  assert not capfd.readouterr().err
+
+
+def test_numbered_files_of_a_split_are_joined(tmp_path):
+  for name, number in (("b_2", 4), ("train-1", 1), ("train-2", 2), ("val", 3)):
+    (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(bytes([number])))
+  (tmp_path / "test").mkdir()
+  (tmp_path / "test" / "a").write_bytes(bytes([5]))
+  (tmp_path / "test" / "c").write_bytes(bytes([6]))
+  found = data.source(config("bytes", tmp_path, length=1)).load()
+  found = {split: bytes(symbols) for split, symbols in found.items()}
+  assert found == dict(train=b"\1\2", validation=b"\3", test=b"\5\6")
+
+
+def test_without_test_split_a_line_says_what_it_is(tmp_path, capfd):
+  for path in "train.txt", "b.val.txt":
+    write(tmp_path / path, 1)
+  found = data.source(config("bytes", tmp_path)).load()
+  assert found["test"] is found["validation"]
+  line = "has no b.test.txt: the test split is b.val.txt, the same data as val"
+  assert line in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "paths, message",
+  [
+    (["train.txt", "train/a", "val/a"], "train and .*train.txt are both there"),
+    (["train.txt", "train.txt.raw", "val.txt"], "train.txt.raw are both there"),
+    (["train/a", "val/a", "valid/a"], "val and .*valid are both there; remove"),
+    (["train.txt", "b/a"], "has train.txt, but no val.txt; add it, or rename"),
+    (["wiki.test.txt", "b"], "has wiki.test.txt, but no wiki.train.txt; add"),
+    (["test/a", "b"], "has test, but no train; add it, or rename"),
+    (["train/a", "val/"], "val has no file; set data.path"),
+  ],
+)
+def test_names_that_tell_no_splits_are_an_error(tmp_path, paths, message):
+  for path in paths:
+    if path.endswith("/"):
+      (tmp_path / path).mkdir()
+    else:
+      write(tmp_path / path, 1)
+  with pytest.raises((ValueError, OSError), match=message):
+    data.source(config("bytes", tmp_path)).load()
+
+
+def test_empty_split_is_an_error_that_names_it(tmp_path):
+  for name in NUMBERS:
+    (tmp_path / f"{name}.txt").write_text("" if name == "test" else "text")
+  with pytest.raises(ValueError, match="test.txt is empty"):
+    data.source(config("bytes", tmp_path)).load()
+
+
+def test_other_names_tell_no_splits(tmp_path):
+  names = "how-to-train-it.txt", "latest.txt", "contest", "test_x.py", "a/test"
+  for name in names:
+    write(tmp_path / name, 1)
+  (tmp_path / ".train").touch()
+  assert not splits.named(tmp_path, "")
+  assert not splits.named(tmp_path / names[0], "")

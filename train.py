@@ -8,7 +8,9 @@ Restarted with the same workdir, it resumes from the last checkpoint; with
 SIGTERM and SIGINT make it save a checkpoint and exit with status 130; a second
 signal ends it at once. --replay=STEP recomputes the batch of a step, from the
 last checkpoint before it, and writes nothing. --profile=FIRST:LAST traces steps
-into the folder `profile` of the workdir.
+into the folder `profile` of the workdir. With --limit=processor_seconds:600 or
+--limit=seconds:600, that much time of training ends the run, and the learning
+rate follows the clock.
 
 A config file may define on_metrics(step, split, values) beside get_config: it
 is called for each line of metrics.jsonl, to send it elsewhere.
@@ -53,7 +55,10 @@ def main(argv: Sequence[str]) -> None:
     allow_changes=args.allow_changes,
     on_metrics=_hook(config_file),
     profile=_profiled(args.profile, args.config.train.steps),
+    limit=_limit(args.limit),
   )
+  if args.limit and not is_alone:
+    raise ValueError("--limit is for one process: omit --coordinator etc.")
   if not is_alone:
     # One line says why the runtime aborts, without its reports. This is read
     # when JAX is imported.
@@ -104,6 +109,19 @@ def _profiled(text: str | None, steps: int) -> Sequence[int]:
   return range(first, last + 1)
 
 
+def _limit(text: str | None) -> tuple[str, float] | None:
+  """The clock and the seconds on it that --limit names."""
+  if text is None:
+    return None
+  clock, _, number = text.partition(":")
+  found = re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", number)
+  if clock not in ("seconds", "processor_seconds") or not found:
+    raise ValueError(
+      f"--limit={text} must be seconds:N or processor_seconds:N, N above 0"
+    )
+  return clock, float(number)
+
+
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
   flags.DEFINE_boolean(
@@ -117,6 +135,9 @@ if __name__ == "__main__":
   )
   flags.DEFINE_string(
     "profile", None, "FIRST:LAST, the steps to trace into WORKDIR/profile."
+  )
+  flags.DEFINE_string(
+    "limit", None, "seconds:N or processor_seconds:N of training end the run."
   )
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where the first process listens."

@@ -4,6 +4,8 @@ import functools
 import os
 import pathlib
 import re
+import resource
+import sys
 from collections.abc import Iterator
 
 PROC, CGROUPS = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
@@ -51,6 +53,16 @@ def device_memory() -> int | None:
   if device.platform == "cpu":
     return memory()
   return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def peak_memory() -> int:
+  """Bytes used at the most: of the device if known, else by this process."""
+  import jax
+
+  stats = jax.local_devices()[0].memory_stats() or {}
+  size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  unit = 1 if sys.platform == "darwin" else 1024
+  return stats.get("peak_bytes_in_use", size * unit)
 
 
 def _cgroup_limits() -> Iterator[int]:

@@ -134,11 +134,11 @@ def files(folder: pathlib.Path) -> dict[str, bytes | None]:
 
 
 def without_speed(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The metrics of a run, except its times and where it was stopped."""
+  """The metrics of a run, except its times, and where it stopped or ended."""
   speed = {"tokens_per_second", "model_flops_per_second", "mfu"}
   speed |= {*metrics.TIMES}
   return [
     {name: value for name, value in line.items() if name not in speed}
     for line in metrics.read(workdir)
-    if line["split"] != "stopped"
+    if line["split"] not in ("stopped", "end")
   ]

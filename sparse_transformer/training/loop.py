@@ -18,6 +18,7 @@ from sparse_transformer import (
   atomic,
   config as config_lib,
   data,
+  machine,
   model as model_lib,
   rules,
   signals,
@@ -132,7 +133,9 @@ def train(
       state = _run(
         experiment, state, lines, writer, checkpoints, stops, limit, profile
       )
-    checkpoints.finish()
+      checkpoints.finish()
+      if not stops.reason:  # the run is complete
+        writer.note(int(state.step), "end", peak_bytes=machine.peak_memory())
     if stops.reason:
       raise signals.Stopped(
         f"{stops.reason} at step {int(state.step)}, which is saved; run the"
@@ -416,6 +419,7 @@ def _validate(experiment, state, writer, stops, watch):
   )
   bits = result["bits_per_dim"]
   if not math.isfinite(bits):
+    writer.note(step, "diverged", metric="bits_per_dim", value=str(bits))
     raise FloatingPointError(
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"

@@ -300,11 +300,12 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, and incomplete ones.
+  """Drops the lines after a step, incomplete ones, and that of the run's end.
 
   At step 0, also where a run started from, which is found again.
   """
   if path.exists():
     kept = [line for line in read(path.parent) if line["step"] <= step]
-    kept = [line for line in kept if step or line["split"] != "start"]
+    again = {"end"} if step else {"end", "start"}
+    kept = [line for line in kept if line["split"] not in again]
     atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))

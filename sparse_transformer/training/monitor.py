@@ -94,6 +94,7 @@ class Monitor:
         f", after {most} batches in a row were skipped"
         f" (train.max_skipped={most})"
       )
+    self._note(step, "diverged", metric=name, value=str(value))
     command = shlex.join(["python", *sys.argv, f"--replay={step}"])
     raise FloatingPointError(
       f"{reason}; the weights are as before it; its batch has the training"

@@ -30,7 +30,7 @@ def test_run_writes_everything_it_promises(tmp_path):
   }
   steps = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert steps == {"2", "4"}
-  *training, validation = metrics.read(tmp_path)
+  *training, validation, end = metrics.read(tmp_path)
   assert [line["step"] for line in training] == [1, 2, 3, 4]
   names = {"step", "split", "nats", "bits_per_dim"}
   times = {"seconds", "processor_seconds"}
@@ -51,6 +51,7 @@ def test_run_writes_everything_it_promises(tmp_path):
     name: training[3][name] for name in times
   }
   assert (validation["step"], validation["split"]) == (4, "validation")
+  assert (end["step"], end["split"]) == (4, "end") and end["peak_bytes"] > 2**20
 
 
 def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
@@ -139,7 +140,7 @@ def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
   assert stopped["seconds"] > 0
   loop.train(config, tmp_path)
   assert metrics.read(tmp_path)[0] == stopped
-  times = [line["seconds"] for line in metrics.read(tmp_path)]
+  times = [line["seconds"] for line in metrics.read(tmp_path)[:-1]]
   assert times == sorted(times) and times[-1] > times[0]
 
 
@@ -163,5 +164,6 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
     [float(schedule(step)) for step in (0, 1, 125, 375, 750)],
     rtol=1e-5,
   )
-  assert metrics.read(tmp_path)[-1]["split"] == "validation"
+  splits = [line["split"] for line in metrics.read(tmp_path)]
+  assert splits[-2:] == ["validation", "end"] and splits.count("end") == 1
   assert (tmp_path / "checkpoints" / "5").exists()

@@ -72,7 +72,7 @@ def test_nonfinite_loss_is_named_before_the_gradient():
     watch(monitor, [(math.inf, math.nan)])
   with pytest.raises(FloatingPointError, match="^gradient_norm is nan at step"):
     watch(monitor, [(1.0, math.nan)])
-  assert not noted
+  assert [split for _, split, _ in noted] == ["diverged"] * 2
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
@@ -83,9 +83,10 @@ def test_too_many_skipped_batches_in_a_row_end_the_run(most):
   match = f"at step {last}, after {most} batches in a row"
   with pytest.raises(FloatingPointError, match=match):
     watch(monitor, [math.nan], first=last)
-  assert [split for _, split, _ in noted] == ["skipped"] * (2 * most + 1)
+  splits = [split for _, split, _ in noted]
+  assert splits == ["skipped"] * (2 * most + 1) + ["diverged"]
   expected = dict(metric="nats", value="nan", examples=[99 + last])
-  assert noted[-1] == (last, "skipped", expected)
+  assert noted[-2] == (last, "skipped", expected)
 
 
 def test_batches_skipped_before_a_restart_count():

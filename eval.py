@@ -6,7 +6,8 @@ Prints a JSON object for each checkpoint and each --min_context, one per line,
 and several of them as a table on standard error. Writes bits by position in the
 window to `evaluations` in the workdir, as JSON and as a picture. The config is
 read from the workdir; any field can be overridden as in training:
---config.attention.backend=dense. Scores are computed in float32, also those of
+--config.attention.backend=dense. A score under overrides that change it names
+them, and has files of its own. Scores are computed in float32, also those of
 a run in bfloat16 or float16, unless --config.model.dtype names another dtype.
 """
 

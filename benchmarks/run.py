@@ -73,7 +73,8 @@ def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
 
 def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
   paths = sorted((workdir / "evaluations").glob("*.json"))
-  if not paths:
+  results = [x for x in map(atomic.read_json, paths) if not x.get("overrides")]
+  if not results:
     raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
   lines = metrics.read(workdir)
   fields = "step", "bits_per_dim", *metrics.TIMES
@@ -88,7 +89,7 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
     parameters=model.count_parameters(Experiment(ConfigDict(config)).model),
     steps=most.pop("step") or 0,
     **most,
-    evaluations=[_without_lists(atomic.read_json(path)) for path in paths],
+    evaluations=[*map(_without_lists, results)],
     validation=[
       {name: line[name] for name in fields if name in line}
       for line in lines

@@ -21,10 +21,13 @@ CHANGEABLE = (
   *("train.steps", "train.batch_size", "train.accumulation"),
   *(f"optimizer.{x}" for x in rules.GROUPS["optimizer"] if x != "name"),
 )
-FREE_IN_EVALUATION = (
-  *FREE_FIELDS,
-  *("loss.", "model.dropout", "model.dtype", "optimizer.", "train."),
+# Those that change no score, and all that an evaluation may change.
+UNSCORED_FIELDS = (
+  *("attention.backend", "attention.schedule", "attention.tile", "checkpoint."),
+  *("data.path", "eval.", "loss.", "mesh.", "model.dropout", "model.remat"),
+  *("optimizer.", "train."),
 )
+FREE_IN_EVALUATION = (*UNSCORED_FIELDS, "attention.", "model.dtype")
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
 

@@ -114,8 +114,9 @@ def _evaluations(workdir):
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return html.section("Evaluation", html.note("None: run eval.py."))
-  titles = (*COLUMNS, "bits", "standard error", "tokens")
-  table = html.table([titles, *map(_evaluation, paths)])
+  titles = (*COLUMNS, "bits", "standard error", "tokens", "overrides")
+  rows = sorted(map(_evaluation, paths), key=lambda row: row[-1] != "")
+  table = html.table([titles, *rows])  # of the run itself first
   pictures = [
     html.picture(picture, f"bits by position, {path.stem}")
     for path in paths
@@ -129,6 +130,7 @@ def _evaluation(path):
   try:
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
+    overrides = result.get("overrides", {}).items()
     shown = "-" if bits is None else f"{bits:.4f} {result['unit']}"
     shown += _accuracy(result)
     if "bits_per_byte" in result:
@@ -138,8 +140,9 @@ def _evaluation(path):
       shown,
       "-" if error is None else f"{error:.4f}",
       f"{result['tokens']:,}",
+      ", ".join(f"{name}={value}" for name, value in overrides),
     )
-  except (ValueError, TypeError, KeyError):
+  except (ValueError, TypeError, KeyError, AttributeError):
     raise ValueError(
       f"{path} is damaged; delete it and run eval.py again"
     ) from None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -212,6 +213,36 @@ def test_no_context_is_rejected(workdir):
   with open_run(workdir) as run:
     with pytest.raises(ValueError, match="contexts is empty"):
       next(run.evaluations("test", contexts=[]))
+
+
+def test_score_under_overrides_is_apart_from_that_of_the_run(
+  workdir, tmp_path, capfd
+):
+  """Neither its file nor the report passes it off as the run's own."""
+  folder = shutil.copytree(workdir, tmp_path / "run")
+  (own,) = lines(capfd, folder)
+  saved = runs.files(folder / "evaluations")
+  # What changes no score is no override.
+  same = "--config.attention.backend=dense", "--config.eval.batch_size=7"
+  (again,) = lines(capfd, folder, *same)
+  assert runs.files(folder / "evaluations").keys() == saved.keys()
+  assert own["overrides"] == again["overrides"] == {}
+  saved = runs.files(folder / "evaluations")
+  settings = {"attention.pattern": "Local(2)", "model.dtype": "float16"}
+  for name, value in settings.items():
+    (other,) = lines(capfd, folder, f"--config.{name}={value}")
+    assert other["overrides"] == {name: value}
+    assert other["bits_per_dim"] != own["bits_per_dim"]
+  now = runs.files(folder / "evaluations")
+  assert now | saved == now and len(now) == 3 * len(saved)
+  script = "sparse_transformer/report.py"
+  assert runs.command(script, f"--workdir={folder}") == 0
+  page = (folder / "report.html").read_text()
+  (table,) = re.findall("(?s)<h2>Evaluation</h2>.*?</table>", page)
+  rows = [re.findall("<td>(.*?)</td>", row) for row in table.splitlines()]
+  ends = [row[-1] for row in rows if row]
+  assert ends[0] == "" and len(ends) == 3
+  assert {*ends[1:]} == {f"{k}={v}" for k, v in settings.items()}
 
 
 def test_weights_are_averaged_or_raw(workdir, capfd):

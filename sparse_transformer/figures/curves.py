@@ -129,8 +129,9 @@ def bits_by_pixel(
 
 def _title(result):
   title = "{split}, step {step}, min_context {min_context}".format(**result)
-  bits = result["bits_per_dim"]
-  return title if bits is None else f"{title}: {bits:.4f}"
+  bits, overrides = result["bits_per_dim"], result["overrides"]
+  title = title if bits is None else f"{title}: {bits:.4f}"
+  return "\n".join([title, *(f"{k}={v}" for k, v in overrides.items())])
 
 
 def _axis():

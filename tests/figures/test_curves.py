@@ -30,6 +30,7 @@ def points(axis):
 def of_positions(bits_L, min_context):
   """The axes of bits by position."""
   result = dict(split="test", step=3, min_context=min_context, unit="bits/byte")
+  result["overrides"] = {"attention.pattern": "dense"}
   known = np.isfinite(bits_L).any()
   result["bits_per_dim"] = np.nanmean(bits_L) if known else None
   return draw(curves.bits_by_position(bits_L, result))
@@ -124,7 +125,9 @@ def test_positions_that_are_not_scored_are_left_out():
 @pytest.mark.parametrize("rows, columns", [(8, 8), (32, 2), (2, 64)])
 def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
   shape = rows, columns, channels
-  result = dict(split="test", step=3, min_context=0, unit="bits/dim")
+  result = dict(
+    split="test", step=3, min_context=0, unit="bits/dim", overrides={}
+  )
   bits_L = np.random.RandomState(0).rand(rows * columns * channels)
   bits_L[7] = np.nan
   figure = curves.bits_by_pixel(bits_L, shape, result | dict(bits_per_dim=0.5))
@@ -145,7 +148,9 @@ def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
 
 @pytest.mark.parametrize("value", [4.0, np.nan])
 def test_equal_bits_of_all_pixels_can_be_drawn(value):
-  result = dict(split="test", step=0, min_context=0, unit="bits/dim")
+  result = dict(
+    split="test", step=0, min_context=0, unit="bits/dim", overrides={}
+  )
   result["bits_per_dim"] = None if np.isnan(value) else value
   figure = curves.bits_by_pixel(np.full(64, value), (8, 8, 1), result)
   figure.draw_without_rendering()

@@ -303,10 +303,11 @@ class Checkpoints:
     config: ConfigDict,
     data: Mapping[str, int | str] | None,
     free: tuple[str, ...] = config_lib.FREE_FIELDS,
-  ) -> None:
+  ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    None as their digest does not compare the data; free fields may differ.
+    None as their digest does not compare the data; free fields may differ, and
+    those that do are returned, see `config.check_config`.
 
     Raises:
       ValueError: it is not, or does not say of what run it is.
@@ -316,7 +317,7 @@ class Checkpoints:
     if not {"config", "data"} <= saved.keys():
       raise ValueError(f"{place} does not say of which run it is")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
-    config_lib.check_changes(place, before, config, free)
+    changes = config_lib.check_changes(place, before, config, free)
     if data is not None and saved["data"] != data:
       there, here = (
         ", ".join(f"{name} {value}" for name, value in x.items())
@@ -326,6 +327,7 @@ class Checkpoints:
         f"{place} is from a run on other data ({there}) than the"
         f" current data ({here}); use the same data, or another --workdir"
       )
+    return changes
 
   def _attempt(self, function: Callable[[], Any]) -> bool:
     """Calls a function in all processes; reports the first problem, if any."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -226,9 +227,23 @@ class Run:
       step=step,
       min_context=min_context,
       weights=weights,
+      overrides=self._overrides(step),
       dtype=self.experiment.config.model.dtype,
       unit=self.experiment.source.unit,
     )
+
+  def _overrides(self, step):
+    """The settings that make a score another one than the checkpoint's own."""
+    config, free = self.experiment.config, config_lib.FREE_IN_EVALUATION
+    changes = self.checkpoints.check(step, config, None, free)
+    found = {
+      name: new
+      for name, (_, new) in changes.items()
+      if not name.startswith((*config_lib.UNSCORED_FIELDS, "model.dtype"))
+    }
+    if config.model.dtype != "float32":  # which scores are in by default
+      found["model.dtype"] = config.model.dtype
+    return found
 
   def _save(self, result, bits_L):
     """Writes a result, with the bits at each position, and a picture of it."""
@@ -265,8 +280,11 @@ class Run:
       return None  # there is none, or it is damaged
 
   def _path(self, about):
-    name = "{split}-step{step}-context{min_context}-{weights}.json"
-    return self.checkpoints.workdir / "evaluations" / name.format(**about)
+    name = "{split}-step{step}-context{min_context}-{weights}".format(**about)
+    if overrides := about["overrides"]:  # the run's own result stays
+      digest = zlib.crc32(json.dumps(overrides).encode())
+      name += f"-overrides{digest:08x}"
+    return self.checkpoints.workdir / "evaluations" / f"{name}.json"
 
   def _inputs(self, about):
     """The inputs of a result: checkpoint, data and network, as JSON."""

@@ -93,7 +93,7 @@ def main(argv):
   content |= dict(data=dict(path=path, fractions=config.fractions))
   source = data.source(config)
   if isinstance(source, data.Sequences):
-    content["data"] |= dict(length=config.length, min_length=config.min_length)
+    content["data"]["length"] = config.length
     content |= labels.score(source)
   else:
     content |= score(source)

@@ -119,7 +119,7 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       TEXT,
       "digits, cifar10, imagenet64, images, stdlib, bytes, jsonl, tokens,"
       " enwik8, text8, fasta, audio, repeat, recall; with labels: cifar10_gray,"
-      " labelled, listops, strand",
+      " labelled, listops",
     ),
     path=Field("", TEXT, "file or folder; empty: the data set's default place"),
     length=Field(1024, SIZE, "symbols in a sequence; images have their own"),
@@ -136,17 +136,15 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       (0.9, 0.05, 0.05),
       SHARES,
       "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio,"
-      " images, strand and labelled, unless files or folders are named train,"
+      " images and labelled, unless files or folders are named train,"
       " val and test",
     ),
     vocab_size=Field(256, integer(2), "of tokens, all of which are below it"),
-    field=Field("text", TEXT, "of the records of jsonl"),
     rate=Field(12_000, RATE, "samples per second to which audio is converted"),
     symbols=Field(16, SYMBOLS, "of repeat, all equally likely"),
     period=Field(256, SIZE, "positions from a symbol to its copy, of repeat"),
     noise=Field(0.0, SHARE, "probability that repeat draws a copy anew"),
     pairs=Field(16, PAIRS, "keys, each with a value, of recall"),
-    min_length=Field(500, SIZE, "symbols in an example of listops, at least"),
     sizes=Field(
       (96_000, 2_000, 2_000),
       SIZES,

@@ -4,7 +4,6 @@ from sparse_transformer.data import (
   images as images,  # each module registers its sources
   labelled as labelled,
   listops as listops,
-  strand as strand,
   streams as streams,
   tasks as tasks,
 )

@@ -71,15 +71,13 @@ class Text(Codec):
     return [path]
 
 
-def decode_records(
-  codec: Text, field: str, data: bytes, path: pathlib.Path
-) -> np.ndarray:
-  """The bytes of a field of the records of a JSON Lines file, uint8.
+def decode_records(codec: Text, data: bytes, path: pathlib.Path) -> np.ndarray:
+  """The bytes of the field `text` of the records of a JSON Lines file, uint8.
 
   A newline ends each, or the separator of the codec.
 
   Raises:
-    ValueError: a line is no JSON object with a text in the field.
+    ValueError: a line is no JSON object with a text in this field.
   """
   texts, end = [], b"\n" if codec.separator is None else b""
   for number, line in enumerate(data.split(b"\n"), start=1):
@@ -87,11 +85,10 @@ def decode_records(
       continue
     place = pathlib.Path(f"{path}, line {number}")
     try:
-      text = json.loads(line)[field].encode()
+      text = json.loads(line)["text"].encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
       raise ValueError(
-        f"{place} is not JSON with a text in its field {field!r}; correct it,"
-        " or set data.field to another field"
+        f"{place} is not JSON with a text in its field 'text'; correct it"
       ) from None
     texts.append(codec.decode(text + end, place))
   return np.concatenate([np.zeros(0, np.uint8), *texts])

@@ -39,12 +39,10 @@ DRAWS = 20_000
 
 @register("listops")
 def listops(config: ConfigDict) -> Sequences:
-  """Expressions of `data.min_length` to `data.length` symbols."""
+  """Expressions of `data.length / 4` to `data.length` symbols."""
   check_no_path(config)
-  least, n = config.min_length, config.length
-  if least > n:
-    raise ValueError(f"data.min_length={least} must be at most data.length={n}")
-  find = functools.partial(example, least, n)
+  n = config.length
+  find = functools.partial(example, n // 4, n)
   find("train", 0, draws=DRAWS)
   splits = {
     split: Lazy(size, functools.partial(find, split))
@@ -90,8 +88,8 @@ def example(
     if least <= len(symbols) <= most:
       return np.array(symbols, np.uint8), value
   raise ValueError(
-    f"none of {draws:,} random expressions has data.min_length={least} to"
-    f" data.length={most} symbols; use wider bounds"
+    f"none of {draws:,} random expressions has {least} to {most} symbols; set"
+    " data.length to another number"
   )
 
 

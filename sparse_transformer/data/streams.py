@@ -32,9 +32,9 @@ def any_bytes(config: ConfigDict) -> Stream:
 
 @register("jsonl")
 def jsonl(config: ConfigDict) -> Stream:
-  """The bytes of a field of all records of JSON Lines files."""
+  """The bytes of the field `text` of all records of JSON Lines files."""
   codec = codecs.Text(0 if config.documents else None)
-  decode = functools.partial(codecs.decode_records, codec, config.field)
+  decode = functools.partial(codecs.decode_records, codec)
   return _from_path(config, codec, ".jsonl", decode=decode)
 
 

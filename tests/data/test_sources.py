@@ -13,7 +13,7 @@ from sparse_transformer import data
 from sparse_transformer.data import __main__ as command, download, sources
 
 TOYS = ("toy_stream", "toy_images")
-LABELLED = {"cifar10_gray", "labelled", "listops", "strand"}  # have other tests
+LABELLED = {"cifar10_gray", "labelled", "listops"}  # have other tests
 UNLABELLED = [name for name in data.SOURCES if name not in LABELLED]
 
 

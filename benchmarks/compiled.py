@@ -84,30 +84,6 @@ def table(results):
       yield *names, size, report["commit"]
 
 
-def is_on_mesh(report: dict) -> bool:
-  """Tells reports on other meshes than the default from the rest."""
-  return " mesh." in report["preset"]
-
-
-@record.as_table
-def meshes(results):
-  titles = "preset", "mesh", "target", "peak memory", "arguments"
-  yield *titles, "collectives of a step"
-  for report in filter(is_on_mesh, results):
-    (program,) = report["programs"]
-    preset, *fields = report["preset"].split()
-    axes = ", ".join(field.removeprefix("mesh.") for field in fields)
-    cells = ["does not fit", "", ""]
-    if program["fits"]:
-      sizes = (program["memory"][part] for part in ("peak", "arguments"))
-      moved = (
-        f"{found['count']:,} {kind}, {tables.size(found['bytes'])}"
-        for kind, found in program["collectives"].items()
-      )
-      cells = [*map(tables.size, sizes), "; ".join(moved)]
-    yield f"`{preset}`", axes, f"`{report['target']}`", *cells
-
-
 def main() -> None:
   flags = record.parser(__doc__)
   flags.add_argument("--only", default="", help="rows with this text")

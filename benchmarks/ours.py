@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import worker
-from benchmarks.accelerator import cases
+from benchmarks.accelerator import executors
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 
@@ -32,14 +32,6 @@ def ours(entry):
   )
 
 
-def ours_repeated(entry):
-  """The same with keys and values repeated for each query head."""
-  found, count = ours(entry), entry.heads // entry.key_heads
-  attention = functools.partial(attend, patterns=worker.pattern_of(entry))
-  repeated = lambda q, *kv: attention(q, *(jnp.repeat(x, count, 2) for x in kv))
-  return _compile(entry, repeated, **found.facts)
-
-
 def jax_nn(entry):
   """With a mask n x n, if the pattern is not causal attention alone."""
   options = dict(is_causal=True)
@@ -55,34 +47,12 @@ def jax_nn(entry):
 def _compile(entry, attention, **facts):
   inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
   passes = {}
-  for name, run in cases.passes(attention).items():
+  for name, run in executors.passes(attention).items():
     run = run.lower(*inputs).compile()
     passes[name] = lambda run=run: jax.block_until_ready(run(*inputs))
   facts["temp_bytes"] = run.memory_analysis().temp_size_in_bytes
   first = lambda x: np.asarray(x[0], np.float64)
   return worker.Contestant(passes, first, facts=facts)
-
-
-def rates():
-  width, copied = 2048, 2**26
-  x = jnp.ones((width, width), jnp.float32)
-  y = jnp.ones(copied, jnp.float32)
-  z = jnp.linspace(0, 1, 2**17)  # in cache
-  matmul, copy = jax.jit(jnp.matmul), jax.jit(lambda y: y + 1)
-
-  @jax.jit
-  def exps(z):
-    # One fused loop, so that this does not measure memory.
-    for _ in range(64):
-      z = jnp.exp(-z)
-    return z
-
-  wait = jax.block_until_ready
-  return {
-    "matmul": worker.rate(2 * width**3, lambda: wait(matmul(x, x))),
-    "copy": worker.rate(8 * copied, lambda: wait(copy(y))),
-    "exp": worker.rate(64 * z.size, lambda: wait(exps(z))),
-  }
 
 
 def hello():
@@ -95,4 +65,4 @@ def hello():
 
 
 if __name__ == "__main__":
-  worker.Worker((ours, ours_repeated, jax_nn), hello, rates).serve()
+  worker.Worker((ours, jax_nn), hello).serve()

@@ -8,7 +8,6 @@ import functools
 import importlib.metadata
 import json
 import sys
-import warnings
 
 import numpy as np
 import torch
@@ -18,36 +17,19 @@ from torch.nn.attention import flex_attention as flex_lib
 from benchmarks import worker
 from sparse_transformer import patterns
 
-# The eager implementation is used deliberately, as a second reference.
-warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
 torch.set_num_threads(worker.num_threads())
 
 
-def sdpa(entry, **mask):
-  if not mask and entry.pattern != "Causal()":
+def sdpa(entry):
+  if entry.pattern != "Causal()":
     raise ValueError(f"sdpa runs Causal() only, not {entry.pattern}")
-  mask = mask or {"is_causal": True}
-  return _contestant(
-    entry, functools.partial(F.scaled_dot_product_attention, **mask)
-  )
-
-
-def sdpa_mask(entry):
-  mask_LM = torch.from_numpy(worker.pattern_of(entry).matrix(entry.n).copy())
-  return sdpa(entry, attn_mask=mask_LM)
+  run = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+  return _contestant(entry, run)
 
 
 def flex(entry, device="cpu"):
-  attend = torch.compile(flex_lib.flex_attention, dynamic=False)
-  return _flex(entry, attend, device)
-
-
-def flex_eager(entry):
-  return _flex(entry, flex_lib.flex_attention, "cpu")
-
-
-def _flex(entry, attend, device):
   """Forward only on CPUs: FlexAttention has no backward pass there."""
+  attend = torch.compile(flex_lib.flex_attention, dynamic=False)
   pattern, n = worker.pattern_of(entry), entry.n
   is_cpu, make = device == "cpu", flex_lib.create_block_mask
   if not is_cpu:  # it takes several arrays of n x n int64 unless compiled
@@ -106,21 +88,6 @@ def _contestant(entry, attend, backward=True, device="cpu"):
   return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 
-def rates():
-  width, copied = 2048, 2**26
-  x = torch.ones(width, width)
-  y, y_copy = torch.ones(2, copied)
-  z = torch.linspace(0, 1, 2**17)  # in cache
-  z_exp = torch.empty_like(z)
-  return {
-    "matmul": worker.rate(2 * width**3, lambda: x @ x),
-    "copy": worker.rate(8 * copied, lambda: y_copy.copy_(y)),
-    "exp": worker.rate(
-      64 * len(z), lambda: [torch.exp(z, out=z_exp) for _ in range(64)]
-    ),
-  }
-
-
 def hello():
   names = "torch", "local-attention"
   versions = {name: importlib.metadata.version(name) for name in names}
@@ -150,5 +117,5 @@ if __name__ == "__main__":
     sys.exit()
   # All programs of a case stay compiled at the same time.
   torch._dynamo.config.recompile_limit = 64
-  programs = sdpa, sdpa_mask, flex, flex_eager, local_attention
-  worker.Worker(programs, hello, rates).serve()
+  programs = sdpa, flex, local_attention
+  worker.Worker(programs, hello).serve()

@@ -11,7 +11,6 @@ import json
 import pathlib
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -97,25 +96,3 @@ def parser(description: str) -> argparse.ArgumentParser:
   )
   made.add_argument("--out", type=pathlib.Path, help="JSON file to write")
   return made
-
-
-def main(
-  name: str,
-  description: str,
-  measure: Callable[..., dict[str, Any]],
-  table: Callable[[dict[str, Any]], str],
-  **defaults: Any,
-) -> None:
-  """Runs a benchmark as a command: prints its table, and writes its record.
-
-  `measure` maps the flags, which `defaults` names, to the fields of the record.
-  """
-  flags = parser(description)
-  for flag, default in defaults.items():
-    flags.add_argument(f"--{flag}", type=type(default), default=default)
-  args = vars(flags.parse_args())
-  out = args.pop("out") or path(name)
-  content = about(f"python -m benchmarks.{name}", sys.argv[1:])
-  content |= measure(**args)
-  write(out, content)
-  print(table(content))

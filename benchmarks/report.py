@@ -7,43 +7,20 @@ from sparse_transformer import tables
 PASSES = "forward", "forward_backward"
 # Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
 FLOPS = {"forward": 4, "forward_backward": 14}
-# Arrays of n x width, each read or written once: q, k, v, out in the forward
-# pass; q, k, v, out, dout, dq, dk, dv in the backward pass. And float32 numbers
-# per row: lse and delta are each written and read.
-TENSORS = {"forward": 4, "forward_backward": 12}
-ROW_FLOATS = {"forward": 1, "forward_backward": 4}
-# Exponentials per pair: the backward pass recomputes them.
-EXPS = {"forward": 1, "forward_backward": 2}
-BYTES = {"float32": 4, "bfloat16": 2}
 DENSE = "Causal()"
 
 
-def limit(row, name, rates):
-  """The least seconds that these rates allow for a pass over a row's pairs."""
-  n, width, pairs = row["n"], row["width"], row["pairs"]
-  size = TENSORS[name] * n * width * BYTES[row["dtype"]]
-  times = (
-    FLOPS[name] * width * pairs / rates["matmul"],
-    (size + 4 * ROW_FLOATS[name] * n) / rates["copy"],
-    EXPS[name] * pairs / rates["exp"],
-  )
-  return row["batch"] * row["heads"] * max(times)
+def add_ratios(rows):
+  """Adds speedup and ideal to the rows with times and pairs.
 
-
-def add_ratios(rows, rates):
-  """Adds of_peak, speedup and ideal to the rows with times and pairs.
-
-  of_peak: limit / measured time. speedup: time of the fastest dense causal
-  program of the same size / measured time. ideal: causal pairs / pairs.
+  speedup: time of the fastest dense causal program of the same size / measured
+  time. ideal: causal pairs / pairs.
   """
   for row in rows:
     timed = [name for name in PASSES if name in row]
     if "pairs" not in row or not timed:
       continue
     rivals = [r for r in rows if r["pattern"] == DENSE and _alike(r, row)]
-    row["of_peak"] = {
-      name: limit(row, name, rates) / row[name]["median"] for name in timed
-    }
     row["speedup"] = {
       name: min(times) / row[name]["median"]
       for name in timed
@@ -68,7 +45,7 @@ def exponent(rows, name):
 def table(rows):
   """All rows as text; times as median (min-max)."""
   titles = "program", "pattern", "n", "forward ms", "forward + backward ms"
-  titles += "of peak", "speed-up/ideal", "computed/needed", "temp MiB", "errors"
+  titles += "speed-up/ideal", "computed/needed", "temp MiB", "errors"
   return tables.align([titles, *map(_cells, rows)])
 
 
@@ -77,14 +54,11 @@ def _cells(row):
   if "failed" in row:
     return *first, row["failed"]
   name = next((x for x in reversed(PASSES) if x in row), "")
-  of_peak, speedup = (
-    row.get(field, {}).get(name) for field in ("of_peak", "speedup")
-  )
+  speedup = row.get("speedup", {}).get(name)
   computed, size = row.get("computed_per_pair"), row.get("temp_bytes")
   return (
     *first,
     *(_spread(row[x]) if x in row else "" for x in PASSES),
-    f"{of_peak:.2f}" if of_peak else "",
     f"{speedup:.2f}/{row['ideal']:.1f}" if speedup else "",
     f"{computed:.2f}" if computed else "",
     f"{size / 2**20:.0f}" if size else "",

@@ -2,13 +2,12 @@
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/cifar10_keys
-python -m benchmarks.run --workdir=runs/repeats
 
 The record of a run has the command that trains it, its evaluations by eval.py,
 its validations and its config; commit and machine are this process's: write it
 right after the run. The record of a comparison is its comparison.json, without
-folders of this machine; the record of a folder of comparisons has the bits of
-their runs. It is benchmarks/results/NAME.json for a workdir with this name.
+folders of this machine. It is benchmarks/results/NAME.json for a workdir with
+this name.
 """
 
 import pathlib
@@ -37,9 +36,6 @@ def main(argv: Sequence[str]) -> None:
     data["path"] = record.without_folders(data["path"])
     comparison.write(out, found)
     return
-  if paths := sorted(workdir.glob("*/comparison.json")):
-    record.write(out, [_summary(comparison.read(path)) for path in paths])
-    return
   cli.require("config", "workdir")
   config = config_lib.read_config(workdir)
   preset = config_flags.get_config_filename(args["config"])
@@ -47,18 +43,6 @@ def main(argv: Sequence[str]) -> None:
   words += overrides(args.config, config)
   content = record.about("python train.py", words) | describe(workdir, config)
   record.write(out, content)
-
-
-def _summary(found):
-  """A comparison with the bits and steps of its runs, and no more."""
-  about, columns = found["about"], {}
-  for run in found["runs"]:
-    bits, steps = columns.setdefault(run["choice"], ([], []))
-    bits.append(run["validation"]["bits_per_dim"])
-    steps.append(run["steps"])
-  names = "budget", "first_seed", "unit", "machine", "commit", "versions"
-  command = record.without_folders(about["command"])
-  return {x: about[x] for x in names} | dict(command=command, runs=columns)
 
 
 def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:

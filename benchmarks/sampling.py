@@ -10,6 +10,7 @@ pass over the entire sequence.
 
 import itertools
 import statistics
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -120,5 +121,15 @@ def table(found):
     )
 
 
+def main() -> None:
+  flags = record.parser(__doc__)
+  flags.add_argument("--rounds", type=int, default=7)
+  args = flags.parse_args()
+  found = record.about("python -m benchmarks.sampling", sys.argv[1:])
+  found |= measure(args.rounds)
+  record.write(args.out or record.path("sampling"), found)
+  print(table(found))
+
+
 if __name__ == "__main__":
-  record.main("sampling", __doc__, measure, table, rounds=7)
+  main()

@@ -109,15 +109,6 @@ def errors(entry, pattern, found):
   ]
 
 
-def rate(work, function):
-  """Work per second: the best call in half a second, after a first one."""
-  function()
-  times, end = [], time.perf_counter() + 0.5
-  while len(times) < 3 or time.perf_counter() < end:
-    times.append(timeit.timeit(function, number=1))
-  return work / min(times)
-
-
 def num_threads():
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
@@ -134,14 +125,13 @@ def answers():
 class Worker:
   """Answers requests by calling its methods by name.
 
-  `programs` are functions from an entry to a `Contestant`. `hello` returns what
-  this process runs on, and `rates` its FLOP/s in matmul, bytes/s in copy and
-  exp/s, each the best of many calls.
+  `programs` are functions from an entry to a `Contestant`, `hello` returns what
+  this process runs on.
   """
 
-  def __init__(self, programs, hello, rates):
+  def __init__(self, programs, hello):
     self.programs = {program.__name__: program for program in programs}
-    self.hello, self.rates = hello, rates
+    self.hello = hello
     self.passes = []  # {name: (function, repeats)} of each contestant
 
   def prepare(self, entry):

@@ -1,7 +1,6 @@
 """The benchmarks run, and their arithmetic is right."""
 
 import json
-import math
 import pathlib
 import subprocess
 import sys
@@ -75,18 +74,6 @@ def _row(**changes):
   return row | changes
 
 
-def test_limit_is_the_slowest_resource():
-  free = {"matmul": math.inf, "copy": math.inf, "exp": math.inf}
-  limit = lambda name, **rates: report.limit(_row(), name, free | rates)
-  assert limit("forward_backward", matmul=1) == 6 * 14 * 10 * 5050
-  assert limit("forward", matmul=1) == 6 * 4 * 10 * 5050
-  assert limit("forward_backward", exp=1) == 6 * 2 * 5050
-  # Twice the 24 n d of bfloat16, plus 16 n.
-  assert limit("forward_backward", copy=1) == 6 * (48 * 1000 + 1600)
-  assert limit("forward", copy=1) == 6 * (16 * 1000 + 400)
-  assert limit("forward", copy=1, exp=1e-3) == 6 * 5050e3
-
-
 def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
   times = lambda x: {"forward": {"median": x}}
   rows = [
@@ -95,7 +82,7 @@ def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
     _row(program="sdpa", n=50, pairs=1275, **times(0.5)),
     _row(pattern="Local(10)", pairs=505, **times(2.0)),
   ]
-  report.add_ratios(rows, {"matmul": 1e9, "copy": 1e9, "exp": 1e9})
+  report.add_ratios(rows)
   assert rows[3]["speedup"] == {"forward": 2.0}
   assert rows[3]["ideal"] == 10
   assert rows[0]["speedup"] == {"forward": 0.5}

@@ -3,67 +3,179 @@
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
 See docs/accelerators.md for the parts: setup, correctness, attention, presets,
-train, determinism and resume. All end within --minutes, the most valuable
-entries of all parts first. What an entry finds is written to --out, or
+train and resume. Each is a process, which is started again for what is left if
+an entry hangs or ends it. What an entry finds is written to --out, or
 results/accelerator-<device>.json, as it comes; the parts of a later run replace
-those of an earlier one, others stay. On a CPU, or with --small, all sizes are
-small. What is missing, such as a package, is recorded like any other error.
+those of an earlier one. On a CPU, or with --small, all sizes are small.
 """
 
+import dataclasses
+import json
+import os
+import pathlib
 import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from benchmarks import record
 from benchmarks.accelerator import summary
-from benchmarks.accelerator.parts import PARTS, Settings
-from benchmarks.accelerator.process import Results, run_parts
+from benchmarks.accelerator.child import PARTS, Settings
+from sparse_transformer import atomic
+
+# All of a GPU's memory, but as it is needed; and the same bits each time.
+ENVIRONMENT = {
+  "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+  "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
+}
+EXACT = "--xla_gpu_deterministic_ops=true"
+POLL_SECONDS = 0.2
+CHILD = sys.executable, "-m", "benchmarks.accelerator.child"
 
 
-def parse(argv):
-  split = lambda text: tuple(filter(None, text.split(",")))
-  names = "names, separated by commas; default: all"
-  flags = record.parser(__doc__)
-  flags.prog = "python -m benchmarks.accelerator"
-  flags.add_argument("--parts", type=split, default=(), help=names)
-  flags.add_argument(
-    "--executors", type=split, default=(), help=f"of attention: {names}"
-  )
-  flags.add_argument(
-    "--minutes", type=float, default=30, help="the most that all may take"
-  )
-  flags.add_argument(
-    "--data", default="", help="of train: a .npy file, or path"
-  )
-  flags.add_argument("--small", action="store_true", help="small sizes")
-  return flags.parse_args(argv)
-
-
-def run(flags):
-  """Runs the parts, and returns how many entries failed."""
-  if unknown := [name for name in flags.parts if name not in PARTS]:
-    raise ValueError(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
-  if not flags.minutes > 0:
-    raise ValueError(f"--minutes={flags.minutes} must be positive")
-  names = [name for name in PARTS if name in (flags.parts or PARTS)]
-  settings = Settings(flags.small, flags.executors, flags.minutes, flags.data)
-  results = Results(flags.out, record.FOLDER)
-  run_parts(names, settings, results)
-  print(f"{summary.text(results.content)}\n\nresults in {results.path}")
-  return summary.failures(results.content, names)
-
-
-def main(argv=None):
-  flags = parse(argv)
-  # So that the process of the part ends as well.
+def main(argv: list[str] | None = None) -> None:
+  args = parse(argv)
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
-    failed = run(flags)
+    failed = run(args)
   except KeyboardInterrupt:
     sys.exit("accelerator: stopped; what was found so far is written")
   except (ValueError, OSError) as error:
     sys.exit(f"accelerator: {error}")
   if failed:
     sys.exit(f"accelerator: {failed} entries failed, see above")
+
+
+def parse(argv):
+  split = lambda text: tuple(filter(None, text.split(",")))
+  flags = record.parser(__doc__)
+  flags.prog = "python -m benchmarks.accelerator"
+  names = "names, separated by commas; default: all"
+  flags.add_argument("--parts", type=split, default=(), help=names)
+  flags.add_argument("--executors", type=split, default=(), help=names)
+  flags.add_argument("--minutes", type=float, default=30, help="for all parts")
+  flags.add_argument("--data", default="", help="CIFAR-10: a folder or a .npy")
+  flags.add_argument("--small", action="store_true", help="small sizes")
+  return flags.parse_args(argv)
+
+
+def run(args) -> int:
+  """Runs the parts, and returns how many entries failed."""
+  if unknown := [name for name in args.parts if name not in PARTS]:
+    raise ValueError(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+  if not args.minutes > 0:
+    raise ValueError(f"--minutes={args.minutes} must be positive")
+  names = [name for name in PARTS if name in (args.parts or PARTS)]
+  end, path, content = time.monotonic() + 60 * args.minutes, args.out, {}
+  for i, name in enumerate(names):
+    # A part may use what earlier ones have left.
+    weights = [PARTS[x].minutes for x in names[i:]]
+    left = max(0.0, end - time.monotonic())
+    seconds = left * weights[0] / sum(weights)
+    settings = Settings(args.small, args.executors, seconds, args.data)
+    for device, entries in run_part(name, settings):
+      path = path or record.FOLDER / _file(device, args.small)
+      content = content or _read(path)
+      about = {key: device[key] for key in ("commit", "jax", "xla_flags")}
+      content["device"] = device
+      content["parts"][name] = about | {"small": device["small"]}
+      content["parts"][name]["entries"] = entries
+      record.write(path, content)
+  print(f"{summary.text(content)}\n\nresults in {path}")
+  return summary.failures(content, names)
+
+
+def _file(device, small):
+  small = "-small" * (small or device["small"])
+  return f"accelerator-{record.slug(device['name'])}{small}.json"
+
+
+def _read(path):
+  if not path.exists():
+    return {"device": {}, "parts": {}}
+  found = atomic.read_json(path)
+  if not isinstance(found, dict) or not {"device", "parts"} <= set(found):
+    raise ValueError(
+      f"{path} holds something else; name another file with --out"
+    )
+  return found
+
+
+def run_part(
+  part: str, settings: Settings
+) -> Iterator[tuple[dict[str, Any], dict[str, dict]]]:
+  """Yields (the device, what all entries found so far) as results come.
+
+  Raises:
+    ValueError: JAX finds no device, or a setting is invalid.
+  """
+  end, entries, names = time.monotonic() + settings.seconds, {}, None
+  device: dict[str, Any] = {}
+  while time.monotonic() < end and (names is None or names - entries.keys()):
+    before, running = len(entries), None
+    for message in _messages(part, settings, sorted(entries), end):
+      match message:
+        case {"invalid": reason}:
+          raise ValueError(reason)
+        case {"device": device, "names": known}:
+          names = set(known)
+        case {"start": running}:
+          print(f"{part}: {running}", file=sys.stderr, flush=True)
+        case {"entry": name, "found": found}:
+          entries[name], running = found, None
+        case {"ended": reason}:
+          if device and running:
+            entries[running] = {"failed": reason}
+          elif not device:
+            raise ValueError(
+              f"JAX has no device that works ({reason}); install its packages,"
+              " or set JAX_PLATFORMS=cpu"
+            )
+      if device:
+        yield device, entries
+    if len(entries) == before:
+      break  # a process that ends before its first entry would always do so
+  late = {"skipped": "its part had no time left"}
+  yield device, entries | dict.fromkeys((names or set()) - entries.keys(), late)
+
+
+def _messages(part, settings, skip, end):
+  """What a process says, line by line; at last how it ended, if not well."""
+  request = json.dumps([part, dataclasses.asdict(settings), skip])
+  flags = f"{EXACT} {os.environ.get('XLA_FLAGS', '')}".strip()
+  exact = {"XLA_FLAGS": flags} if PARTS[part].exact else {}
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "messages"
+    environment = os.environ | ENVIRONMENT | exact | {"MESSAGES": str(path)}
+    child = subprocess.Popen(
+      [*CHILD, request], cwd=record.REPO, env=environment, process_group=0
+    )
+    try:
+      read, since = 0, time.monotonic()
+      while True:
+        is_over = child.poll() is not None  # before its last lines are read
+        text = path.read_text() if path.exists() else ""
+        lines = text[read:].splitlines(keepends=True)
+        for line in lines:
+          if line.endswith("\n"):
+            read, since = read + len(line), time.monotonic()
+            yield json.loads(line)
+        if is_over:
+          if child.returncode:
+            yield {"ended": f"its process ended with {child.returncode}"}
+          return
+        limit = min(end, since + PARTS[part].entry_seconds)
+        if time.monotonic() > limit:
+          yield {"ended": "it took too long"}
+          return
+        time.sleep(POLL_SECONDS)
+    finally:
+      if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+      child.wait()
 
 
 if __name__ == "__main__":

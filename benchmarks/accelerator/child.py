@@ -1,101 +1,165 @@
-"""A process that runs entries of some parts, and reports them line by line.
+"""A process that runs the entries of a part, and reports them line by line.
 
-The request is an argument, in JSON. Each line that it writes to what was
-standard output is an object with one of the keys
-
-  device: what JAX runs on.
-  names: the entries, as pairs (part, entry), in the order in which they run.
-  start: the entry that starts, such a pair.
-  found: what `entry` found so far; with `done`, at its end.
-  invalid: what is wrong with a setting.
-  failed: why nothing can run.
+A part is a function `entries(settings)` of a module, which returns {name:
+function}, the most valuable first. A function returns what it found as a
+dictionary of JSON values: with the key "failed" if that is a failure, with
+"skipped" if it could not run here.
 """
 
-import functools
+import contextlib
+import dataclasses
 import gc
+import importlib
+import importlib.metadata
 import json
-import pkgutil
+import os
+import pathlib
+import platform
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
-from benchmarks import worker
-from benchmarks.accelerator.parts import PARTS, Settings
+PACKAGES = (
+  *("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint"),
+  *("ml-collections", "grain", "tensorboardX", "tensorflow-datasets"),
+)
 
-START = "start"  # the entry of a part that does not even say what it has
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """How the entries of a part run."""
+
+  module: str
+  minutes: float  # its share of the time
+  entry_seconds: float = 60  # the most that an entry may take
+  alone: bool = False  # a process for each entry, so that peak memory is its
+  exact: bool = False  # asks for the same bits twice: GPUs need a flag for that
 
 
-def main():
-  request, say = json.loads(sys.argv[1]), worker.answers()
+# In the order in which they run.
+PARTS = {
+  "setup": Part("child", 1),
+  "correctness": Part("correctness", 8, exact=True),
+  "attention": Part("attention", 8),
+  "presets": Part("presets", 5, entry_seconds=240, alone=True),
+  "train": Part("runs", 8, entry_seconds=600, alone=True),
+  "resume": Part("runs", 2, entry_seconds=300, alone=True, exact=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is asked for."""
+
+  small: bool = False  # whether to use small sizes
+  executors: tuple[str, ...] = ()  # those to run; () for all
+  seconds: float = 1800.0  # the most that the part may take
+  data: str = (
+    ""  # of CIFAR-10: a .npy file of images, or the config's data.path
+  )
+
+
+def main() -> None:
+  part, settings, skip = json.loads(sys.argv[1])
+  path = pathlib.Path(os.environ["MESSAGES"])
+
+  def say(**message):
+    with path.open("a") as file:
+      file.write(json.dumps(message) + "\n")
 
   import jax
 
-  from benchmarks.accelerator import setup
-
+  asked = Settings(**settings | {"executors": tuple(settings["executors"])})
+  device = describe()
+  is_small = asked.small or device["platform"] == "cpu"
+  device["small"] = is_small
+  module = importlib.import_module(
+    f"benchmarks.accelerator.{PARTS[part].module}"
+  )
   try:
-    device = setup.device()
-    say(device=device)
-    settings = Settings(**request["settings"]).on(device)
-    entries = find(request["parts"], request["ranks"], settings)
+    found = getattr(module, "of_" + part, None) or module.entries
+    all_entries = found(dataclasses.replace(asked, small=is_small))
   except ValueError as error:
     say(invalid=str(error))
     return
-  except Exception as error:
-    say(failed=one_line(error))
-    return
-  say(names=list(entries))
-  for entry in map(tuple, request["skip"]):
-    entries.pop(entry, None)
-  for entry, run in entries.items():
-    say(start=entry)
-    record = lambda found, entry=entry: say(entry=entry, found=found)
-    found = attempt(run, record)
-    say(entry=entry, found=found, done=True)
-    if PARTS[entry[0]].alone:
+  say(device=device, names=list(all_entries))
+  for name, run in all_entries.items():
+    if name in skip:
+      continue
+    say(start=name)
+    say(entry=name, found=attempt(run))
+    if PARTS[part].alone:
       return  # the rest runs in a new process
-    if "failed" in found and not setup.device_works():
-      return  # so that the next entry does not fail for this one's reason
     jax.clear_caches()
     gc.collect()
 
 
-def find(parts, ranks, settings):
-  """{(part, entry): function}, by rank; one that fails for a part that does."""
+def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+  """What an entry finds, or why it failed; and its seconds."""
+  start = time.monotonic()
+  try:
+    found = run()
+  except Exception as error:  # whatever an entry raises; the others run on
+    words = " ".join(str(error).split()) or "no message"
+    # The status of XLA's errors, on all platforms.
+    kind = "skipped" if "RESOURCE_EXHAUSTED" in words else "failed"
+    found = {kind: f"{type(error).__name__}: {words}"[:500]}
+  return found | {"seconds": round(time.monotonic() - start, 1)}
 
-  def fail(error, record):
-    raise error
 
-  found, broken = {}, set()
-  for rank in ranks:
-    for part in parts:
-      try:
-        entries = entries_of(part, settings, rank)
-      except ValueError:
-        raise
-      except Exception as error:  # a package is missing, for example
-        run = functools.partial(fail, error)
-        entries = {} if part in broken else {START: run}
-        broken.add(part)
-      found |= {(part, name): run for name, run in entries.items()}
+def describe() -> dict[str, Any]:
+  """The device, its driver, and the versions."""
+  import jax
+
+  from sparse_transformer import machine, version
+  from sparse_transformer.attention import registry
+
+  first = jax.local_devices()[0]
+  return {
+    "name": machine.device_name(),
+    "number": jax.local_device_count(),
+    "platform": registry.current_platform(),
+    "platform_version": first.client.platform_version,
+    "driver": driver(),
+    "memory": machine.device_memory(),
+    "cores": os.cpu_count(),
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "packages": versions(),
+    "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    "commit": version.commit(),
+  }
+
+
+def driver() -> str | None:
+  words = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+  try:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return next(iter(done.stdout.split()), None)
+
+
+def versions() -> dict[str, str | None]:
+  """{package: version}, None for those that are not installed."""
+  found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+  for name in PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
   return found
 
 
-def entries_of(part, settings, rank):
-  name = PARTS[part].entries.replace(".", ":")
-  return pkgutil.resolve_name(f"benchmarks.accelerator.{name}")(settings, rank)
+def of_setup(settings: Settings) -> dict[str, Callable[[], dict]]:
+  """Which executors run heads of 64 in each dtype; and what `auto` takes."""
+  from benchmarks.accelerator import executors
 
-
-def attempt(run, record):
-  """What an entry finds, or why it failed."""
-  try:
-    return run(record)
-  except Exception as error:
-    # The status of XLA's errors, on all platforms.
-    no_memory = "RESOURCE_EXHAUSTED" in str(error)
-    return {"skipped" if no_memory else "failed": one_line(error)}
-
-
-def one_line(error):
-  words = " ".join(str(error).split()) or "no message"
-  return f"{type(error).__name__}: {words}"[:500]
+  del settings
+  return {
+    dtype: lambda dtype=dtype: executors.describe(dtype)
+    for dtype in ("bfloat16", "float32", "float16")
+  }
 
 
 if __name__ == "__main__":

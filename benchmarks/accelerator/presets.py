@@ -4,76 +4,72 @@ On random tokens, so that no data are needed, in the dtype of the config.
 """
 
 import functools
-import itertools
+import importlib
 import time
 
 import jax
+import numpy as np
 
 from benchmarks import timing
-from benchmarks.accelerator import training
-from benchmarks.accelerator.parts import Settings
-from benchmarks.record import FOLDER, REPO
-from sparse_transformer import atomic, machine, rules
-from sparse_transformer.attention import registry
+from benchmarks.accelerator.child import Settings
+from benchmarks.compiled import PRESETS
+from sparse_transformer import machine
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.experiment import Experiment
 
-FIRST = "enwik8", "cifar10", "cifar10_15m"
-# The paper's networks, which are also run with every `model.remat`.
-PAPER = *FIRST, "imagenet64"
+# The paper's networks come first, and with other rematerialization last.
+PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
 ROUND_SECONDS = 1.0
+SMALL = {"model.num_layers": 2, "train.batch_size": 4, "model.width": 32}
 
 
-def entries(settings: Settings, rank: int) -> dict:
-  """One for each config, the paper's first, and then with other `remat`s."""
-  changes = training.SMALL["digits"] if settings.small else {}
-  return {
-    ", ".join(filter(None, case)): functools.partial(measure, *case, changes)
-    for case in _chosen(settings.small, rank)
-  }
+def entries(settings: Settings) -> dict:
+  """One for each config, the paper's first; those without remat, too."""
+  if settings.small:
+    return {"digits": functools.partial(measure, "digits", SMALL)}
+  names = [*PAPER, *(x for x in PRESETS if x not in PAPER)]
+  found = {name: functools.partial(measure, name, {}) for name in names}
+  for name in PAPER:
+    changes = {"model.remat": "none"}
+    found[f"{name}, remat none"] = functools.partial(measure, name, changes)
+  return found
 
 
-def _chosen(small, rank):
-  """(name of a config, its `remat`, or "" for the config's) of a rank."""
-  if small:
-    return [("digits", remat) for remat in ("none", "block")[rank : rank + 1]]
-  if rank == 2:
-    of = lambda name: training.load(name).config.model.remat
-    cases = itertools.product(PAPER, rules.REMATS)
-    return [(name, remat) for name, remat in cases if remat != of(name)]
-  names = sorted(path.stem for path in (REPO / "configs").glob("*.py"))
-  others = [x for x in dict.fromkeys([*PAPER, *names]) if x not in FIRST]
-  others.remove("default")
-  return [(name, "") for name in (others if rank else FIRST)]
-
-
-def measure(name: str, remat: str, changes: dict, record) -> dict:
+def measure(name: str, changes: dict) -> dict:
   """Compiles the training step of a config, and runs it if it fits."""
-  other = {"model.remat": remat} if remat else {}
-  experiment = training.load(name, **changes | needed(name) | other)
-  config, model = experiment.config, experiment.model
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.update_from_flattened_dict(changes)
+  experiment = Experiment(config)
+  model = experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
-  batch, start = training.random_tokens(experiment, 0), time.perf_counter()
+  tokens_BL = np.random.default_rng(0).integers(
+    model.vocab_size,
+    size=(config.train.batch_size, model.length),
+    dtype=np.uint8,
+  )
+  batch = jax.device_put(tokens_BL, experiment.batch_sharding)
+  start = time.perf_counter()
   with jax.set_mesh(experiment.mesh):
     update = experiment.update.lower(experiment.like, batch).compile()
   plan = update.memory_analysis()
+  needed = (
+    plan.argument_size_in_bytes
+    + plan.output_size_in_bytes
+    + plan.temp_size_in_bytes
+    - plan.alias_size_in_bytes
+  )
   found = {
     "batch": config.train.batch_size,
-    "accumulation": config.train.accumulation,
     "dtype": model.dtype,
     "remat": model.remat,
     "compile_seconds": time.perf_counter() - start,
-    "compiled_bytes": plan.argument_size_in_bytes
-    + plan.output_size_in_bytes
-    + plan.temp_size_in_bytes
-    - plan.alias_size_in_bytes,
+    "compiled_bytes": needed,
   }
-  record(found)
   memory = machine.device_memory()
-  if memory and found["compiled_bytes"] > memory:
-    sizes = (x / 2**30 for x in (found["compiled_bytes"], memory))
-    reason = "a device needs {:.1f} of its {:.1f} GiB"
-    return found | {"skipped": reason.format(*sizes)}
+  if memory and needed > memory:
+    sizes = f"{needed / 2**30:.1f} of its {memory / 2**30:.1f} GiB"
+    return found | {"skipped": f"a device needs {sizes}"}
   found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")
@@ -82,22 +78,6 @@ def measure(name: str, remat: str, changes: dict, record) -> dict:
   return found | costs.speed(
     tokens / found["step"]["median"], flops / tokens, model.dtype
   )
-
-
-def needed(name: str) -> dict:
-  """Changes with which this GPU's memory is enough, as compiled; else {}."""
-  memory = machine.device_memory()
-  if registry.current_platform() != "cuda" or not memory:
-    return {}
-  for row in atomic.read_json(FOLDER / "compiled.json"):
-    preset, *fields = row["preset"].split()
-    changes = dict(field.split("=") for field in fields)
-    (program,) = row["programs"]
-    is_of_name = (preset, row["target"]) == (name, "h100:1x1x1")
-    if is_of_name and changes.keys() <= {"train.accumulation"}:
-      if program["compiles"] and program["memory"]["peak"] <= memory:
-        return {field: int(value) for field, value in changes.items()}
-  return {}
 
 
 def _time_steps(update, state, batch):

@@ -4,7 +4,7 @@ import collections
 import math
 from collections.abc import Collection, Iterable
 
-from benchmarks.accelerator.parts import DENSE, PARTS
+from benchmarks.accelerator.child import PARTS
 from sparse_transformer import tables
 
 
@@ -92,23 +92,19 @@ def _correctness(entries):
 def _attention(entries):
   """A row for each program, with its speed-up over dense attention."""
   passes = "forward ms", "TFLOP/s", "both ms", "TFLOP/s"
-  yield "", "program", *passes, "x dense"
-  titles: dict[tuple, str] = {}  # of the first entry of a case
+  yield "n", "batch", "pattern", "program", *passes, "x dense"
   dense: dict[tuple, float] = {}
-  for name, found in entries.items():
-    case = found.get("n"), found.get("batch"), *found.get("patterns", [])
+  for found in entries.values():
+    case = found.get("n"), found.get("batch"), found.get("pattern")
     for program, row in found.get("programs", {}).items():
-      titles.setdefault(case, name)
       both = row.get("forward_backward", {})
       if program == DENSE and both:
         dense[case] = both["median"]
-      if "forward" in row or both:
+      if "forward" in row:
         known = both and case in dense
         ratio = f"{dense[case] / both['median']:.2f}" if known else ""
-        cells = *_times(row.get("forward", {})), *_times(both)
-        yield titles[case], program, *cells, ratio
-      if "failed" in row:
-        yield titles[case], program, row["failed"]
+        cells = *_times(row["forward"]), *_times(both)
+        yield *map(str, case), program, *cells, ratio
 
 
 def _times(row):
@@ -141,10 +137,11 @@ def _train(entries):
       bits = f"{point['bits_per_dim']:.3f}"
       yield name, f"{point['step']:,}", f"{point['seconds']:.0f}", bits
     if "bits_per_dim" in found:
-      bits = "{bits_per_dim:.4f} ± {standard_error:.4f}".format(**found)
+      bits = f"{found['bits_per_dim']:.4f}"
       yield f"{name}, validation", f"{found['steps']:,}", "", bits
 
 
+DENSE = "dense causal"
 ERRORS = "out", "lse", "dq", "dk", "dv"
 TABLES = {
   table.__name__.removeprefix("_"): table

@@ -1,10 +1,10 @@
-"""Makes the tables and figures of the README and docs again, from records.
+"""Makes the tables of the README and docs again, from records.
 
 python -m benchmarks.readme [--check]
 
-All come from benchmarks/results: the parts of pages between markers, and the
-figures. Those that differed are listed and, unless --check is given, corrected;
-the exit status is then 1.
+All come from benchmarks/results: the parts of pages between markers. Those that
+differed are listed and, unless --check is given, corrected; the exit status is
+then 1.
 """
 
 import re
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from benchmarks import record
-from benchmarks.readme import figures, tables
+from benchmarks.readme import tables
 from sparse_transformer import atomic, cli
 
 BEGIN, END = "<!-- made by make results: {} -->", "<!-- end -->"
@@ -40,17 +40,11 @@ def main(argv: Sequence[str]) -> None:
     differ += found
     if not is_check and new != old:
       atomic.write_text(path, new)
-  for name in figures.outdated():
-    differ.append(name)
-    if not is_check:
-      figures.draw(name)
   for name in differ:
     print(f"{name} differs from the records", file=sys.stderr)
   if differ:
     done = "nothing" if is_check else "all of them"
-    raise ValueError(
-      f"{len(differ)} parts and figures differed; corrected: {done}"
-    )
+    raise ValueError(f"{len(differ)} parts differed; corrected: {done}")
 
 
 def made(name: str, text: str) -> tuple[str, list[str]]:

@@ -72,7 +72,7 @@ def speed() -> str:
 
 def efficiency() -> str:
   """How far attention is from what pairs and the machine allow."""
-  titles = "n", "pattern", "speed-up", "ideal", "of peak"
+  titles = "n", "pattern", "speed-up", "ideal"
   rows = [(*titles, "computed/needed")]
   for case in ("3072", "12288"):
     for row in _attention_rows(case, OURS):
@@ -82,7 +82,6 @@ def efficiency() -> str:
           f"{row['n']:,}",
           _pattern(row),
           *(f"{x:.1f}" for x in numbers),
-          f"{row['of_peak'][PASS]:.2f}",
           f"{row['computed_per_pair']:.2f}",
         )
       )
@@ -111,7 +110,7 @@ def peers() -> str:
     f" small n. At n = {million['n']:,}, one head takes"
     f" {million[PASS]['median']:.0f} s and"
     f" {million['process_bytes'] / 2**30:.1f} GiB. All results agree with dense"
-    f" float64 and with FlexAttention to {error:.0e}.".replace("e-0", "e-")
+    f" float64 to {error:.0e}.".replace("e-0", "e-")
   )
 
 
@@ -143,7 +142,7 @@ def explained() -> str:
   return f"```\n{command}\n\n{rendering.render(found)}\n```"
 
 
-def measured(parts: Collection[str] = summary.PARTS) -> str:
+def measured(parts: Collection[str] = tuple(summary.PARTS)) -> str:
   """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths), parts)
@@ -175,8 +174,5 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "docs/accelerators.md": {
     "compiled": lambda: compiled.table(record.read("compiled")),
     "measured": measured,
-  },
-  "docs/scaling.md": {
-    "meshes": lambda: compiled.meshes(record.read("compiled")),
   },
 }

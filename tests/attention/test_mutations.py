@@ -178,10 +178,11 @@ def test_change_of_the_source_is_found(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_change_of_the_source_is_found_in_sampled_rows(name, monkeypatch):
+def test_change_of_the_source_is_found_at_long_n(name, monkeypatch):
   monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, SOURCE[name]))
+  monkeypatch.setattr(correctness, "MAX_REFERENCE", 100)
   *_, mix = correctness.mixes(True, "bfloat16").values()
-  assert mix.is_sampled
+  assert mix.is_long
   assert "failed" in correctness.check("mutant", mix, "bfloat16")
 
 

@@ -1,0 +1,76 @@
+"""The executors that parts about attention run."""
+
+import jax
+import jax.numpy as jnp
+
+from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import dense
+
+REFERENCE = "dense"  # the plain executor, which is not in the registry
+LAST = REFERENCE, "streamed"  # slow on accelerators
+
+
+def usual(dtype: str) -> Case:
+  """The case by which executors are chosen: 8 heads of 64."""
+  return Case(1, 3072, 8, 64, 64, dtype, registry.current_platform())
+
+
+def describe(dtype: str) -> dict:
+  """Which executors run the usual case here, or why not."""
+  case = usual(dtype)
+  return {
+    "auto": registry.resolve("auto", case),
+    "executors": {
+      name: executor.unsupported(case) or "yes"
+      for name, executor in registry.EXECUTORS.items()
+    },
+  }
+
+
+def names(asked: tuple[str, ...] = ()) -> list[str]:
+  """The executors that were asked for, what `auto` takes first."""
+  first = registry.resolve("auto", usual("bfloat16"))
+  known = sorted(
+    (*registry.EXECUTORS, REFERENCE),
+    key=lambda name: (name != first, name in LAST),
+  )
+  for name in asked:
+    if name not in known:
+      raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
+  return [name for name in known if name in (asked or known)]
+
+
+def unsupported(
+  name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
+) -> str | None:
+  """Why an executor cannot run a case on this machine; None if it can."""
+  platform = registry.current_platform()
+  case = Case(batch, n, heads, *widths, dtype, platform)
+  executor = dense if name == REFERENCE else registry.EXECUTORS[name]
+  return executor.unsupported(case)
+
+
+def passes(attention) -> dict:
+  """{name: jitted function of q, k, v, dout} of an attention (q, k, v)."""
+
+  def forward(q, k, v, dout):
+    del dout
+    return attention(q, k, v)
+
+  def forward_backward(q, k, v, dout):
+    out, vjp = jax.vjp(attention, q, k, v)
+    return out, *vjp(dout)
+
+  both = jax.jit(forward_backward)
+  return {"forward": jax.jit(forward), "forward_backward": both}
+
+
+def of_executor(name: str, heads: tuple) -> dict:
+  return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))
+
+
+def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
+  """q, k, v and the cotangent of the output."""
+  keys = jax.random.split(jax.random.key(0), 4)
+  return [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]

@@ -4,13 +4,13 @@ python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be overridden: --config.attention.pattern=fixed.
 Restarted with the same workdir, it resumes from the last checkpoint; with
---allow_changes, also for more steps or with other settings of its optimizer.
-SIGTERM and SIGINT make it save a checkpoint and exit with status 130; a second
-signal ends it at once. --replay=STEP recomputes the batch of a step, from the
-last checkpoint before it, and writes nothing. --profile=FIRST:LAST traces steps
-into the folder `profile` of the workdir. With --limit=processor_seconds:600 or
---limit=seconds:600, that much time of training ends the run, and the learning
-rate follows the clock.
+--allow_changes, also for more steps, or with another pattern or optimizer.
+SIGTERM, SIGINT and SIGHUP make it save a checkpoint and exit with status 130;
+a second SIGTERM or SIGINT ends it. --replay=STEP recomputes the batch of a
+step, from the last checkpoint before it, and writes nothing.
+--profile=FIRST:LAST traces steps into the folder `profile` of the workdir.
+With --limit=processor_seconds:600 or --limit=seconds:600, that much time of
+training ends the run, and the learning rate follows the clock.
 
 A config file may define on_metrics(step, split, values) beside get_config: it
 is called for each line of metrics.jsonl, to send it elsewhere.
@@ -127,8 +127,8 @@ if __name__ == "__main__":
   flags.DEFINE_boolean(
     "allow_changes",
     False,
-    "Whether a run may resume with other train.steps, train.batch_size and"
-    " optimizer.* than it had.",
+    "Whether a run may resume with other attention.*, eval.sequences,"
+    " train.steps, train.batch_size and optimizer.* than it had.",
   )
   flags.DEFINE_integer(
     "replay", None, "Step whose batch to recompute.", lower_bound=1

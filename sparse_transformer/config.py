@@ -10,15 +10,17 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, rules
 
-# Fields that affect neither the shapes of the weights nor the order of the
-# data: they may change when a run is restarted, or a checkpoint is evaluated.
+# Fields that a result does not depend on: how a run computes and what it logs
+# and keeps. They may change when it resumes.
 FREE_FIELDS = (
-  *("attention.", "checkpoint.", "data.path", "eval.", "mesh.", "model.remat"),
+  *("attention.backend", "attention.tile", "checkpoint.", "data.path"),
+  *("eval.batch_size", "eval.every", "eval.samples", "mesh.", "model.remat"),
   *("train.log_every", "train.nonfinite", "train.max_skipped", "train.spike"),
 )
-# Those that --allow_changes also lets change: they steer training from now on.
+# Those that --allow_changes also lets change: they apply from now on.
 CHANGEABLE = (
-  *("train.steps", "train.batch_size", "train.accumulation"),
+  *(f"attention.{x}" for x in rules.GROUPS["attention"]),
+  *("eval.sequences", "train.steps", "train.batch_size", "train.accumulation"),
   *(f"optimizer.{x}" for x in rules.GROUPS["optimizer"] if x != "name"),
 )
 # Those that change no score, and all that an evaluation may change.
@@ -113,7 +115,7 @@ def write_config(
     atomic.write_text(before, text + line)
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
-    if {*changes} & {*CHANGEABLE}:
+    if {*_in_result(changes)} - {"eval.sequences"}:
       line = "the weights now differ from a run with these settings throughout"
       if "train.batch_size" in changes:
         line += ", and examples of this epoch may come again or be left out"
@@ -129,6 +131,20 @@ def last_change(workdir: str | os.PathLike) -> int:
   changes = [json.loads(line) for line in lines]
   steps = [x["step"] for x in changes if fields & {*x["changes"]}]
   return max(steps, default=0)
+
+
+def _in_result(changes: Changes) -> list[str]:
+  """The changed fields that a result depends on."""
+  return [name for name in changes if not name.startswith(FREE_FIELDS)]
+
+
+def check_finished(workdir: str | os.PathLike, changes: Changes) -> None:
+  """Raises ValueError if changes would only relabel a run with no step left."""
+  if names := _in_result(changes):
+    raise ValueError(
+      f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
+      " that would use it; set more train.steps, or use another --workdir"
+    )
 
 
 def check_config(

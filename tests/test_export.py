@@ -55,7 +55,7 @@ def test_weights_read_back_give_the_same_logits(network, tmp_path):
   for suffix in exported.SUFFIXES:
     path = tmp_path / f"weights{suffix}"
     exported.save(path, config, params)
-    found, loaded = exported.load(path)
+    found, loaded, _ = exported.load(path)
     assert found.to_dict() == config.to_dict() and found.is_locked
     np.testing.assert_array_equal(apply(loaded, tokens_BL), expected_BLV)
 
@@ -107,7 +107,7 @@ def test_file_says_what_it_holds(trained, tmp_path, capsys):
   assert json.loads(metadata["vocabulary"]) == symbols
   with open_run(run) as opened:
     expected = opened.state().params
-  same = jax.tree.map(np.array_equal, exported.load(path)[1], expected)
+  same = jax.tree.map(np.array_equal, exported.load(path).params, expected)
   assert all(jax.tree.leaves(same))
   assert {x.name for x in tmp_path.iterdir()} == {path.name, "run"}
   # The best by these weights, not by their average.

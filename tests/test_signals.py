@@ -29,3 +29,13 @@ def test_threads_catch_no_signals_and_leave_no_files_open():
     signal.getsignal(signal.SIGTERM),
     signal.getsignal(signal.SIGINT),
   )
+
+
+def test_what_a_process_was_started_to_ignore_stays_ignored():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+  try:
+    with Signals() as signals:
+      os.kill(os.getpid(), signal.SIGHUP)
+      signals.check()
+  finally:
+    signal.signal(signal.SIGHUP, before)

@@ -37,8 +37,9 @@ def origin(start: Mapping[str, Any]) -> str:
   line = f"starts from {start.get('file') or start['run']}"
   if "run_step" in start:
     line += f", step {start['run_step']:,}"
-  if start["random"]:
-    line += f"; random: {', '.join(start['random'])}"
+  for name in "random", "changed":
+    if start[name]:
+      line += f"; {name}: {', '.join(start[name])}"
   return line
 
 

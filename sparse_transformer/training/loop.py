@@ -73,7 +73,7 @@ def train(
     ValueError: the config is invalid, or does not fit the workdir.
     FloatingPointError: a loss or gradient is non-finite; `config.train` says
       when that ends a run.
-    signals.Stopped: SIGTERM or SIGINT ended the run after it saved its state.
+    signals.Stopped: a signal ended the run after it saved its state.
   """
   workdir_lib.check_name(workdir)
   experiment = processes.together(lambda: Experiment(config))
@@ -82,7 +82,9 @@ def train(
   free: tuple[str, ...] = config_lib.FREE_FIELDS
   if allow_changes and (workdir / "config.json").exists():  # else unrecorded
     free += config_lib.CHANGEABLE
-  processes.decide(lambda: config_lib.check_config(workdir, config, free))
+  changes = processes.decide(
+    lambda: config_lib.check_config(workdir, config, free)
+  )
   begin = functools.cache(lambda: warm_start.first_state(experiment))
   if processes.decide(lambda: not store.Checkpoints(workdir).steps()):
     begin()  # whose errors leave no workdir
@@ -108,6 +110,8 @@ def train(
         f"train.steps={config.train.steps} must be at least {step}, the step"
         f" that the run in {workdir} resumes from"
       )
+    if step == config.train.steps:
+      config_lib.check_finished(workdir, changes)
     if profile and profile[0] <= step:
       processes.decide(lambda: print(announcements.no_trace(profile, step)))
       profile = ()
@@ -276,7 +280,6 @@ def _run(
           watch.restart()
       state, measured = phase.update(state, batch)
       bits = None
-      stops.expendable = False  # now there is something to save
       done = step + 1  # the step's number in metrics and checkpoints
       writer.advance()
       watch.count(len(batch) * model.length)

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
+from sparse_transformer import config as config_lib, rules
 from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import (
   exported,
@@ -19,43 +21,92 @@ from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 
+# Fields of `model` on which the function of the weights does not depend.
+MEANINGLESS = (
+  *("dropout", "init", "token_std", "position_std", "dtype", "remat"),
+)
+
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   """The state before the first step, with the weights of `train.init_from`.
 
   The parameters and their average become the averaged weights of that run, or
   those of an exported file. The optimizer starts anew. Patterns and data may be
-  others, as long as the parameters have the same shapes.
+  others, as long as the parameters and symbols mean the same.
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
     `random` names the parameters that stay random as there are none that fit,
-    and `unused` those of the other run that have no place here.
+    `unused` those of the other run that have no place here, and `changed` what
+    gives all of them another meaning.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
     ValueError: it has no such step, its checkpoint is damaged, or parameters do
-      not fit and `train.init_partial` is False.
+      not fit, or have another meaning, and `train.init_partial` is False.
   """
   state, text = experiment.first_state(), experiment.config.train.init_from
   if not text:
     return state, None
   if text.endswith(exported.SUFFIXES):
     path = files.from_config(text)
-    _, weights = processes.together(lambda: exported.load(path))
-    found = saved_arrays.by_name(weights)
+    weights = processes.together(lambda: exported.load(path))
+    found = saved_arrays.by_name(weights.params)
+    changed = _changed(experiment, weights.config, weights.symbols)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   else:
     workdir, asked = _parse(text)
     run = store.Checkpoints(workdir)
     step = processes.decide(lambda: _find(run, asked, text))
     found = run.weights(step, experiment.mesh)
+    other = processes.decide(lambda: run.describe(step))
+    config = config_lib.from_json(other["config"], f"the config in {text}")
+    changed = _changed(experiment, config, other.get("symbols"))
     fingerprint = processes.decide(lambda: run.fingerprint(step))
     about = dict(run=str(run.workdir), run_step=step, crc32=fingerprint)
-  params, misfits = _fit(state.params, found, experiment.config.train, text)
+  settings = experiment.config.train
+  params, misfits = _fit(state.params, found, changed, settings)
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
   return state, about | misfits
+
+
+def _changed(
+  experiment: Experiment, before: ConfigDict, symbols: str | None
+) -> list[str]:
+  """How the weights of another config mean something else here.
+
+  `symbols` is what its symbols stand for; None if that is unknown.
+  """
+  here, there = map(_meaning, (experiment.config, before))
+  here["symbols of data"], there["symbols of data"] = (
+    experiment.source.symbols,
+    symbols or experiment.source.symbols,
+  )
+  return [
+    f"{name}={here.get(name)} here, but {there.get(name)} there"
+    for name in {**there, **here}
+    if here.get(name) != there.get(name)
+  ]
+
+
+def _meaning(config: ConfigDict) -> dict[str, Any]:
+  """The settings that say what the weights of a network mean."""
+  model = {
+    name: config.model[name]
+    for name in rules.GROUPS["model"]
+    if name not in MEANINGLESS
+  }
+  if model["key_heads"] == model["num_heads"]:
+    model["key_heads"] = 0
+  unused = []
+  if model["positions"] == "learned":
+    unused += ["rotary_base"]
+  if not model["experts"]:
+    unused += ["experts_per_token", "experts_every"]
+  if model["task"] == "generate":
+    unused += ["pool"]
+  return {f"model.{x}": model[x] for x in model if x not in unused}
 
 
 def _parse(text: str) -> tuple[pathlib.Path, str]:
@@ -78,7 +129,10 @@ def _find(run: store.Checkpoints, asked: str, text: str) -> int:
 
 
 def _fit(
-  params: dict, found: Mapping[str, jax.Array], settings: Any, text: str
+  params: dict,
+  found: Mapping[str, jax.Array],
+  changed: list[str],
+  settings: ConfigDict,
 ) -> tuple[dict, dict[str, list[str]]]:
   """Parameters with the values found, and the names of what does not fit."""
   names = saved_arrays.by_name(params)
@@ -91,18 +145,18 @@ def _fit(
   unused = {
     name: f"{name} is absent here" for name in found if name not in names
   }
-  problems = reasons | unused
+  problems = [*changed, *reasons.values(), *unused.values()]
   if problems and (not settings.init_partial or len(reasons) == len(names)):
     raise ValueError(
-      f"train.init_from={text} is another network: "
-      f"{', '.join([*problems.values()][:4])}; use the same settings of the"
-      " model, the data's symbols and length and the patterns' parameters, or"
-      " --config.train.init_partial=True, which leaves random what does not fit"
+      f"train.init_from={settings.init_from} is another network:"
+      f" {', '.join(problems[:4])}; use the same settings of the model, the"
+      " data's symbols and length and the patterns' parameters, or"
+      " --config.train.init_partial=True, which takes the weights that fit"
     )
   used = [
     x if name in reasons else jax.device_put(found[name], x.sharding)
     for name, x in names.items()
   ]
   return jax.tree.unflatten(jax.tree.structure(params), used), dict(
-    random=[*reasons], unused=[*unused]
+    random=[*reasons], unused=[*unused], changed=changed
   )

@@ -1,6 +1,7 @@
 """Tests of runs that start from others, change, or follow a schedule."""
 
 import json
+import pathlib
 import shutil
 
 import jax
@@ -9,8 +10,13 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import loop, metrics, warm_start
-from sparse_transformer.training.checkpoints import store
+from sparse_transformer.training import (
+  announcements,
+  loop,
+  metrics,
+  warm_start,
+)
+from sparse_transformer.training.checkpoints import exported, store
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -110,6 +116,58 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
 
 
+ROTARY = {
+  "model.positions": "rotary",
+  "attention.pattern": "Causal(), Local(8)",
+}
+EXPERTS = {"model.experts": 4, "model.experts_every": 1}
+
+
+@pytest.mark.parametrize("exports", [False, True])
+@pytest.mark.parametrize(
+  "common, here, message",
+  [
+    ({}, {"model.num_heads": 4}, "model.num_heads=4 here, but 2 there"),
+    (ROTARY, {"model.rotary_base": 100.0}, "rotary_base=100.0 here, but 1"),
+    (ROTARY, {"model.positions": "rotary_local"}, "positions=rotary_local her"),
+    (EXPERTS, {"model.experts_per_token": 1}, "experts_per_token=1 here, but"),
+    (
+      {"data.name": "bytes", "data.path": "text"},
+      {"data.name": "tokens"},
+      "symbols of data=tokens here, but bytes there",
+    ),
+  ],
+)
+def test_weights_that_mean_something_else_are_rejected_or_named(
+  common, here, message, exports, tmp_path, monkeypatch
+):
+  """Although all shapes agree."""
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("text").write_bytes(b"some text " * 1000)
+  common = {"model.positions": "rotary"} | common
+  other, experiment = tmp_path / "other", Experiment(runs.tiny(**common))
+  runs.untrained(other, experiment.config)
+  if exports:
+    other = tmp_path / "other.safetensors"
+    exported.save(other, experiment.config, experiment.init().params)
+  start = common | here | {"train.init_from": str(other)}
+  with pytest.raises(ValueError, match=f"is another network: .*{message}"):
+    warm_start.first_state(Experiment(runs.tiny(**start)))
+  start["train.init_partial"] = True
+  _, about = warm_start.first_state(Experiment(runs.tiny(**start)))
+  (changed,) = about["changed"]
+  assert message in changed and not about["random"]
+  assert message in announcements.origin(about)
+
+
+def test_settings_that_change_no_meaning_may_differ(tmp_path):
+  other = runs.untrained(tmp_path, runs.tiny())
+  changes = {"model.dropout": 0.1, "model.key_heads": 2, "model.remat": "none"}
+  changes |= {"model.rotary_base": 5.0, "model.dtype": "bfloat16"}
+  changes |= {"model.experts_per_token": 1, "train.init_from": str(other)}
+  warm_start.first_state(Experiment(runs.tiny(**changes)))
+
+
 def test_weights_of_which_none_fits_are_rejected(trained):
   start = {"train.init_from": str(trained), "train.init_partial": True}
   config = runs.tiny(**start | {"model.width": 32})
@@ -183,6 +241,40 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   with pytest.raises(ValueError, match="step 4 cannot be replayed"):
     loop.replay(config, workdir, 4)
   loop.replay(config, workdir, 5)
+
+
+PATTERN = {"attention.pattern": "dense"}
+
+
+def test_finished_run_is_not_relabelled(trained, tmp_path):
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  before = runs.files(workdir)
+  for changes in (PATTERN, {"attention.stride": 4}, {"eval.sequences": 4}):
+    config = runs.tiny(**{"eval.every": 2} | changes)
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"config: {name} .*--allow_changes"):
+      loop.train(config, workdir)
+    with pytest.raises(ValueError, match=f"{name} cannot change: .* no step"):
+      loop.train(config, workdir, allow_changes=True)
+  assert runs.files(workdir).keys() == before.keys()
+  for name in "config.json", "patterns.png", "metrics.jsonl":
+    assert runs.files(workdir)[name] == before[name]
+
+
+def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  shutil.rmtree(workdir / "checkpoints" / "4")
+  config = runs.tiny(**{"eval.every": 2} | PATTERN)
+  with pytest.raises(ValueError, match="attention.pattern .*--allow_changes"):
+    loop.train(config, workdir)
+  loop.train(config, workdir, allow_changes=True)
+  assert (
+    "attention.pattern was 'strided', is 'dense'" in capsys.readouterr().err
+  )
+  (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
+  assert json.loads(line)["step"] == 2
+  free = {"attention.backend": "dense", "attention.tile": 16, "mesh.data": 1}
+  loop.train(runs.tiny(**{"eval.every": 1} | PATTERN | free), workdir)
 
 
 def test_other_changes_need_another_run(trained):

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -214,32 +215,54 @@ def test_signal_saves_and_the_run_resumes_exactly(
   stopped = f"train.py: stopped: {signal.Signals(number).name}"
   with store.Checkpoints(workdir) as checkpoints:
     steps = checkpoints.steps()
-  if phase == "compilation" and number == signal.SIGTERM:
-    assert time.monotonic() - began < 5
-    assert f"{stopped} before the first step, with nothing to save" in last
-    assert not steps
-  else:
-    assert time.monotonic() - began < 30
-    assert f"{stopped} at step {steps[-1]}, which is saved" in last
+  assert time.monotonic() - began < 30
+  assert f"{stopped} at step {steps[-1]}, which is saved" in last
   assert_resumes_exactly(workdir, whole)
 
 
-# A long call into C, like a compilation.
+ON_TERMINAL = """
+import fcntl, runpy, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_closed_terminal_saves_and_the_run_resumes_exactly(whole, tmp_path):
+  program, workdir = tmp_path / "on_terminal.py", tmp_path / "run"
+  program.write_text(ON_TERMINAL)
+  terminal, other = pty.openpty()
+  process = subprocess.Popen(
+    [sys.executable, program, *words(workdir)],
+    cwd=runs.REPO,
+    env=os.environ | {"PYTHONPATH": str(runs.REPO)},
+    stdin=other,
+    stdout=other,
+    stderr=other,
+    start_new_session=True,
+  )
+  os.close(other)
+  shown = b""
+  while b"step       6  train" not in shown:
+    shown += os.read(terminal, 1000)
+  os.close(terminal)  # the system sends SIGHUP, and so may a shell
+  process.send_signal(signal.SIGHUP)
+  assert process.wait(timeout=240) == 130
+  assert_resumes_exactly(workdir, whole)
+
+
 SLOW = """
-import ctypes, runpy
+import runpy, time
 from sparse_transformer.training import metrics
 def count(*_):
   print("busy", flush=True)
-  mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
-  library.pthread_mutex_init(mutex, None)
-  for _ in range(2):  # waits for itself
-    library.pthread_mutex_lock(mutex)
+  time.sleep(1000)
 metrics.Stopwatch.count = count
 runpy.run_path("train.py", run_name="__main__")
 """
 
 
-def test_workdir_is_locked_until_a_second_signal_ends_its_process_at_once(
+def test_workdir_is_locked_until_a_second_signal_ends_its_process(
   tmp_path,
 ):
   workdir, program = tmp_path / "run", tmp_path / "slow.py"
@@ -254,7 +277,7 @@ def test_workdir_is_locked_until_a_second_signal_ends_its_process_at_once(
   assert process.poll() is None  # it would finish the step in progress
   process.send_signal(signal.SIGTERM)
   process.communicate(timeout=10)
-  assert process.returncode == 128 + signal.SIGTERM
+  assert process.returncode == -signal.SIGTERM
   with workdir_lib.hold(workdir):  # the lock of a dead process is free
     pass
 
@@ -575,16 +598,6 @@ def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
   assert int(state.step) == 24
   assert "resumes from step 24" in capsys.readouterr().out
   assert config_lib.read_config(copy).train.seed == 0
-
-
-def test_changed_pattern_is_accepted_and_recorded(copy, capsys):
-  changes = SETTINGS | {"attention.pattern": "local"}
-  loop.train(runs.tiny(**changes), copy)
-  reported = capsys.readouterr().err
-  assert "attention.pattern was 'strided', is 'local'" in reported
-  (line,) = (copy / "config_changes.jsonl").read_text().splitlines()
-  expected = {"attention.pattern": ["strided", "local"]}
-  assert json.loads(line) == {"step": 24, "changes": expected}
 
 
 # Devices and long runs.

@@ -11,7 +11,7 @@ import pathlib
 import types
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,11 +80,16 @@ def save(
     os.fsync(file.fileno())  # before the file gets its name
 
 
-def load(path: str | os.PathLike) -> tuple[ConfigDict, dict]:
-  """Reads weights that `save` wrote.
+class Exported(NamedTuple):
+  """What a file holds."""
 
-  Returns:
-    (the config, the parameters of its network: nested dicts of float32 arrays).
+  config: ConfigDict
+  params: dict  # of its network: nested dicts of float32 arrays
+  symbols: str  # what they stand for, see `data.Source`
+
+
+def load(path: str | os.PathLike) -> Exported:
+  """Reads weights that `save` wrote.
 
   Raises:
     ValueError: the file is damaged, or is from another network or program.
@@ -123,7 +128,8 @@ def load(path: str | os.PathLike) -> tuple[ConfigDict, dict]:
   for name, view in views.items():
     view[...] = arrays[name]
   params = jax.tree.unflatten(jax.tree.structure(like), leaves)
-  return config, jax.tree.map(jnp.asarray, params)
+  params = jax.tree.map(jnp.asarray, params)
+  return Exported(config, params, vocabulary["symbols"])
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:

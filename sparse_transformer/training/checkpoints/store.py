@@ -45,6 +45,7 @@ def about(config: ConfigDict, source: Source) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
   return dict(
     config=config.to_dict(),
+    symbols=source.symbols,
     versions=version.packages() | dict(python=platform.python_version()),
     data=source.digest(),
   )
@@ -110,6 +111,10 @@ class Checkpoints:
       return f"{files.crc32(self._path(step) / FILES):08x}"
     except OSError:
       return None
+
+  def describe(self, step: int) -> dict[str, Any]:
+    """Returns the `about` of a checkpoint; {} if it cannot be read."""
+    return _read_about(self._path(step))
 
   def check_step(self, step: int | None) -> int:
     """Returns a step that is saved; None stands for the last one.
@@ -313,7 +318,7 @@ class Checkpoints:
       ValueError: it is not, or does not say of what run it is.
     """
     place = f"checkpoint {self._path(step)}"
-    saved = _read_about(self._path(step))
+    saved = self.describe(step)
     if not {"config", "data"} <= saved.keys():
       raise ValueError(f"{place} does not say of which run it is")
     before = config_lib.from_json(saved["config"], f"the config in {place}")

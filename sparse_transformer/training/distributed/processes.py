@@ -266,7 +266,6 @@ class Stops(Signals):
   that nothing waits.
   """
 
-  expendable = True
   _last: jax.Array | None = None
   _agreed: str | None = None
 

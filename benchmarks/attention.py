@@ -24,6 +24,7 @@ from benchmarks import record, report
 from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns, version
 
+THREADS = 2
 PEERS = record.REPO / ".venv" / "peers"
 OURS = "ours", "jax_nn"  # programs of the process with JAX
 STRIDED = "Local({l}) | Strided({l})".format
@@ -222,7 +223,6 @@ def parse():
   flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
   flags.add_argument("--no-peers", action="store_true", help="without torch")
-  flags.add_argument("--threads", type=int, default=2)
   flags.add_argument("--quick", action="store_true", help="one small case")
   return flags.parse_args()
 
@@ -230,7 +230,7 @@ def parse():
 def main():
   flags = parse()
   if hasattr(os, "sched_setaffinity"):
-    cpus = sorted(os.sched_getaffinity(0))[: flags.threads]
+    cpus = sorted(os.sched_getaffinity(0))[:THREADS]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
   cases = quick() if flags.quick else cpu()
   out, names = flags.out, [*filter(None, flags.cases.split(","))]

@@ -1,13 +1,8 @@
-"""The process that runs torch and the other peers, on a CPU.
-
-With an entry as its argument, it times FlexAttention on an NVIDIA GPU instead.
-"""
+"""The process that runs torch and the other peers, on a CPU."""
 
 import dataclasses
 import functools
 import importlib.metadata
-import json
-import sys
 
 import numpy as np
 import torch
@@ -27,23 +22,20 @@ def sdpa(entry):
   return _contestant(entry, run)
 
 
-def flex(entry, device="cpu"):
+def flex(entry):
   """Forward only on CPUs: FlexAttention has no backward pass there."""
   attend = torch.compile(flex_lib.flex_attention, dynamic=False)
   pattern, n = worker.pattern_of(entry), entry.n
-  is_cpu, make = device == "cpu", flex_lib.create_block_mask
-  if not is_cpu:  # it takes several arrays of n x n int64 unless compiled
-    make = torch.compile(make)
   mask = lambda b, h, q, k: pattern.mask(q, k)
   if entry.documents:
-    of = torch.from_numpy(worker.segments(entry)).to(device)
+    of = torch.from_numpy(worker.segments(entry))
     mask = lambda b, h, q, k: pattern.mask(q, k) & (of[q] == of[k])
   attend = functools.partial(
     attend,
-    block_mask=make(mask, None, None, n, n, device=device),
+    block_mask=flex_lib.create_block_mask(mask, None, None, n, n, device="cpu"),
     enable_gqa=entry.key_heads > 0,
   )
-  return _contestant(entry, attend, not is_cpu, device)
+  return _contestant(entry, attend, backward=False)
 
 
 def local_attention(entry):
@@ -63,13 +55,10 @@ def local_attention(entry):
   return dataclasses.replace(contestant, pattern=patterns.Local(window + 1))
 
 
-def _contestant(entry, attend, backward=True, device="cpu"):
+def _contestant(entry, attend, backward=True):
   """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
   inputs = map(torch.from_numpy, worker.random_inputs(entry))
-  *qkv, dout = (
-    x.transpose(1, 2).contiguous().to(device, getattr(torch, entry.dtype))
-    for x in inputs
-  )
+  *qkv, dout = (x.transpose(1, 2).contiguous() for x in inputs)
   for x in qkv if backward else ():
     x.requires_grad_()
 
@@ -84,7 +73,7 @@ def _contestant(entry, attend, backward=True, device="cpu"):
   passes = {"forward": forward}
   if backward:
     passes["forward_backward"] = forward_backward
-  first = lambda x: x[0].detach().transpose(0, 1).double().cpu().numpy()
+  first = lambda x: x[0].detach().transpose(0, 1).double().numpy()
   return worker.Contestant(passes, first, facts={"temp_bytes": None})
 
 
@@ -97,24 +86,7 @@ def hello():
   }
 
 
-def time_on_gpu(entry):
-  """Times of the passes of `flex`, for the part `attention` of accelerators."""
-  from benchmarks import timing
-
-  found, wait = {}, lambda _: torch.cuda.synchronize()
-  for name, run in flex(entry, "cuda").passes.items():
-    try:
-      warm = timing.warm_up(run, wait)
-      found |= timing.interleave({name: run}, {name: warm}, wait)
-    except Exception as error:
-      found["failed"] = " ".join(str(error).split())[:300]
-  return found
-
-
 if __name__ == "__main__":
-  if sys.argv[1:]:
-    print(json.dumps(time_on_gpu(worker.Entry(**json.loads(sys.argv[1])))))
-    sys.exit()
   # All programs of a case stay compiled at the same time.
   torch._dynamo.config.recompile_limit = 64
   programs = sdpa, flex, local_attention

@@ -6,15 +6,14 @@ README's numbers come from records, see `benchmarks.readme`.
 """
 
 import argparse
-import functools
 import json
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sparse_transformer import atomic, machine, tables, version
+from sparse_transformer import atomic, machine, version
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = REPO / "benchmarks" / "results"
@@ -75,16 +74,8 @@ def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def time_of(run: dict[str, Any]) -> str:
   """Training time in minutes: processor time, which depends less on others."""
-  seconds, what = run.get("processor_seconds"), " of processor time"
-  if seconds is None:
-    seconds, what = run["seconds"], ""
-  number = max(1, round(seconds / 60))
-  return f"{number:,} minute{'s' * (number != 1)}{what}"
-
-
-def as_table(rows: Callable[..., Iterable[tables.Row]]) -> Callable[..., str]:
-  """Makes a Markdown table of the titles and rows that a function yields."""
-  return functools.wraps(rows)(lambda *args: tables.markdown(rows(*args)))
+  number = max(1, round(run["processor_seconds"] / 60))
+  return f"{number:,} minute{'s' * (number != 1)} of processor time"
 
 
 def parser(description: str) -> argparse.ArgumentParser:

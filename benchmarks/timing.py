@@ -2,34 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
 ROUNDS = 7
 MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
 SLOW_SECONDS = 2.0  # a function that takes longer is run once
-
-
-def seconds(
-  calls: Mapping[Any, Callable],
-  rounds: int,
-  clock=time.perf_counter,
-  between: Callable = lambda: None,
-) -> dict[Any, list[float]]:
-  """Seconds of functions that wait for their results, after a first call.
-
-  `between` is called after each, and not timed.
-  """
-  times: dict[Any, list[float]] = {name: [] for name in calls}
-  for _ in range(1 + rounds):
-    for name, call in calls.items():
-      start = clock()
-      call()
-      times[name].append(clock() - start)
-      between()
-  return {name: found[1:] for name, found in times.items()}
 
 
 def warm_up(function: Callable, wait=jax.block_until_ready) -> float:

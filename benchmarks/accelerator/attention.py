@@ -1,26 +1,19 @@
 """Times of all executors against dense causal attention.
 
-An entry is a pattern at a size, whose programs take turns: the executors, JAX's
-own dense attention, which on NVIDIA GPUs is cuDNN's, and torch's FlexAttention
-in a process of its own. TFLOP/s count the matrix products of the pattern's
-pairs, so that an executor that computes pairs outside the pattern shows fewer.
+An entry is a pattern at a size, whose programs take turns: the executors, and
+JAX's own dense attention, which on NVIDIA GPUs is cuDNN's. TFLOP/s count the
+matrix products of the pattern's pairs, so that an executor that computes pairs
+outside the pattern shows fewer.
 """
 
-import dataclasses
 import functools
-import importlib.util
-import json
-import subprocess
-import sys
 
 import jax
 
 from benchmarks import timing
 from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
-from benchmarks.record import REPO
 from benchmarks.report import FLOPS
-from benchmarks.worker import Entry
 from sparse_transformer import patterns
 from sparse_transformer.attention import registry
 
@@ -41,7 +34,7 @@ CASES = (
   (65_536, 1, "Causal()"),
 )
 SMALL_CASES = (256, 1, "Local(16)"), (256, 1, "Block(16) | Summary(16, 4)")
-DENSE, FLEX, FLEX_SECONDS = "dense causal", "torch flex", 50
+DENSE = "dense causal"
 TOO_SLOW = 10  # seconds of a forward pass
 
 
@@ -55,7 +48,7 @@ def entries(settings: Settings) -> dict:
     )
     for title, programs in (
       ("", [DENSE, first]),
-      (", others", [*others, FLEX]),
+      (", others", others),
     )
     for n, batch, text in cases
   }
@@ -72,9 +65,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   inputs = executors.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   for name in names:
     sizes = batch, n, HEADS, (WIDTH, WIDTH)
-    if name == FLEX:
-      rows[name] = _flex(platform, batch, n, text, dtype)
-    elif name == DENSE:
+    if name == DENSE:
       rows[name] = _warm_up(name, _dense(platform), inputs, functions, warm)
     elif reason := executors.unsupported(name, *sizes, dtype):
       rows[name] = {"skipped": reason}
@@ -126,24 +117,3 @@ def _dense(platform):
   return executors.passes(
     functools.partial(attend, is_causal=True, implementation=implementation)
   )
-
-
-def _flex(platform, batch, n, text, dtype):
-  if platform != "cuda" or importlib.util.find_spec("torch") is None:
-    return {"skipped": "it needs an NVIDIA GPU and torch"}
-  entry = Entry("flex", text, n, batch, HEADS, WIDTH, dtype)
-  words = "-m", "benchmarks.peers", json.dumps(dataclasses.asdict(entry))
-  try:
-    done = subprocess.run(
-      [sys.executable, *words],
-      cwd=REPO,
-      capture_output=True,
-      text=True,
-      timeout=FLEX_SECONDS,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-  except subprocess.TimeoutExpired:
-    return {"skipped": f"it took more than {FLEX_SECONDS} seconds"}
-  except (IndexError, ValueError):
-    lines = done.stderr.strip().splitlines() or ["no message"]
-    return {"skipped": lines[-1][:300]}

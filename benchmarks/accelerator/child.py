@@ -6,11 +6,9 @@ dictionary of JSON values: with the key "failed" if that is a failure, with
 "skipped" if it could not run here.
 """
 
-import contextlib
 import dataclasses
 import gc
 import importlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -20,11 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-PACKAGES = (
-  *("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint"),
-  *("ml-collections", "grain", "tensorboardX", "tensorflow-datasets"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +120,7 @@ def describe() -> dict[str, Any]:
     "cores": os.cpu_count(),
     "python": platform.python_version(),
     "jax": jax.__version__,
-    "packages": versions(),
+    "packages": version.packages(),
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
     "commit": version.commit(),
   }
@@ -140,15 +133,6 @@ def driver() -> str | None:
   except (OSError, subprocess.TimeoutExpired):
     return None
   return next(iter(done.stdout.split()), None)
-
-
-def versions() -> dict[str, str | None]:
-  """{package: version}, None for those that are not installed."""
-  found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-  for name in PACKAGES:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      found[name] = importlib.metadata.version(name)
-  return found
 
 
 def of_setup(settings: Settings) -> dict[str, Callable[[], dict]]:

@@ -66,14 +66,6 @@ def _rows(part, entries):
   return [*TABLES[part](entries)] if part in TABLES else []
 
 
-def _setup(entries):
-  yield "", "auto", "others"
-  for name, found in entries.items():
-    if "auto" in found:
-      others = ", ".join(f"{x}: {y}" for x, y in found["executors"].items())
-      yield name, found["auto"], others
-
-
 def _correctness(entries):
   """The largest errors of each executor and dtype."""
   worst: dict[tuple, dict] = {}
@@ -145,5 +137,5 @@ DENSE = "dense causal"
 ERRORS = "out", "lse", "dq", "dk", "dv"
 TABLES = {
   table.__name__.removeprefix("_"): table
-  for table in (_setup, _correctness, _attention, _presets, _train)
+  for table in (_correctness, _attention, _presets, _train)
 }

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator
 
-from benchmarks import compiled, record, report, sampling
+from benchmarks import compiled, record, report
 from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
 from sparse_transformer import atomic, tables
@@ -169,7 +169,6 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "efficiency": efficiency,
     "peers": peers,
     "groups": groups,
-    "sampling": lambda: sampling.table(record.read("sampling")),
   },
   "docs/accelerators.md": {
     "compiled": lambda: compiled.table(record.read("compiled")),

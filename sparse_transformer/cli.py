@@ -285,7 +285,7 @@ def describe(error: Exception) -> str | None:
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
     return (
       "the device is out of memory; shorter sequences and smaller batches need"
-      " less, and python -m sparse_transformer.explain estimates how much"
+      " less, and python -m sparse_transformer.explain --compile says how much"
       f" ({str(error).splitlines()[0]})"
     )
   return None

@@ -3,10 +3,11 @@
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
 Prints tables: attention by pattern; the bytes that keys hold, relative to the
-target; what positions see through the network; FLOPs, memory traffic and memory
-of a training step; the cache for decoding.
---json prints the same as one JSON object. Draws the patterns into --out. Reads
-no data and trains nothing.
+target; what positions see through the network; FLOPs and memory traffic of a
+training step, and the bytes of its state; the cache for decoding. With
+--compile, also the memory of the step, compiled for this machine. --json prints
+the same as one JSON object. Draws the patterns into --out. Reads no data and
+trains nothing.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
@@ -55,6 +56,11 @@ def _check_together(args):
   has_example = args.example is not None
   for name, needed, is_given in (
     ("part", "--target", args.target is not None),
+    (
+      "compile",
+      "--config or --workdir alone",
+      not (has_example or args.target),
+    ),
     ("step", "--example", has_example),
     ("temperature", "--example", has_example),
     ("example", "--workdir", args.workdir is not None),
@@ -67,10 +73,7 @@ def _check_together(args):
 
 def _draw_heads(args):
   """Prints what heads attend to on an example, and draws it."""
-  from sparse_transformer.training.analysis import (
-    head_statistics,
-    memory_limits,
-  )
+  from sparse_transformer.training.analysis import head_statistics
   from sparse_transformer.training.evaluation.trained_run import open_run
 
   if not 1e-6 <= args.temperature <= 1e6:
@@ -86,7 +89,6 @@ def _draw_heads(args):
         f"--example={args.example} must be less than {len(examples)}, the"
         " number of examples in the test split"
       )
-    memory_limits.check_inference(config, source, 1, name="batch")
     state = run.state(step, with_data=True)
     run.signals.check()
   tokens = examples[args.example]
@@ -112,14 +114,31 @@ def _explain(args):
   from sparse_transformer.training.analysis import explanation
   from sparse_transformer.training.experiment import Experiment
 
-  model = Experiment(args.config).model
+  experiment = Experiment(args.config)
+  model = experiment.model
   cautions.report(args.config, model)
   report = explanation.explain(args.config, model)
+  if args.compile:
+    report["compiled"] = _compiled(experiment)
   path = args.workdir or config_flags.get_config_filename(args["config"])
   name = pathlib.Path(path).resolve()
   folder = args.out or f"explain/{name.name if args.workdir else name.stem}"
   report["pictures"] = explanation.draw(folder, model)
   _print(args, report, explanation.render, folder)
+
+
+def _compiled(experiment):
+  """Bytes on one device of a training step, as compiled here."""
+  import jax
+
+  with jax.set_mesh(experiment.mesh):
+    inputs = experiment.like, experiment.batch_like
+    memory = experiment.update.lower(*inputs).compile().memory_analysis()
+  return dict(
+    arguments=memory.argument_size_in_bytes,
+    temporaries=memory.temp_size_in_bytes,
+    total=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+  )
 
 
 def _print(args, report, render, folder):
@@ -132,18 +151,14 @@ def _print(args, report, render, folder):
 def _compile(args):
   """Compiles the experiment for a target, and prints a report."""
   from sparse_transformer.targets import compilers, hardware, rendering
-  from sparse_transformer.training.analysis import explanation
   from sparse_transformer.training.distributed import mesh
   from sparse_transformer.training.experiment import Experiment
 
   target = hardware.parse(args.target)
-  model = Experiment(args.config).model  # checks the config
+  _ = Experiment(args.config).model  # checks the config
   sizes = mesh.sizes(args.config, target.num_devices)
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
-  if args.part == "step" and target.num_devices == 1:
-    costs = explanation.explain_costs(args.config, model)
-    report |= {name: costs[name] for name in ("step", "rematerialization")}
   print(json.dumps(report) if args.json else rendering.render(report))
 
 
@@ -155,6 +170,9 @@ if __name__ == "__main__":
     " folder attention in the workdir.",
   )
   flags.DEFINE_bool("json", False, "Prints one JSON object instead of tables.")
+  flags.DEFINE_bool(
+    "compile", False, "Also says the memory of a compiled training step."
+  )
   flags.DEFINE_string(
     "target",
     None,

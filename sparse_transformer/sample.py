@@ -112,7 +112,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_integer("num", 16, "Number of sequences.", lower_bound=1)
+  flags.DEFINE_integer(
+    "num", 16, "Number of sequences.", lower_bound=1, upper_bound=10**6
+  )
   flags.DEFINE_float(
     "temperature", 1.0, "Divides the logits; 0 takes the most probable symbol."
   )

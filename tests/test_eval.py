@@ -219,7 +219,8 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   workdir, tmp_path, capfd
 ):
   """Neither its file nor the report passes it off as the run's own."""
-  folder = shutil.copytree(workdir, tmp_path / "run")
+  others = shutil.ignore_patterns("evaluations")
+  folder = shutil.copytree(workdir, tmp_path / "run", ignore=others)
   (own,) = lines(capfd, folder)
   saved = runs.files(folder / "evaluations")
   # What changes no score is no override.

@@ -50,8 +50,7 @@ WITHIN = {
   "training/checkpoints": {"distributed", "loss_scale", "step"},
   "training/analysis": {"distributed", "optimizer", "step"},
   "training/evaluation": {
-    *("analysis", "checkpoints", "distributed"),
-    *("experiment", "metrics", "step"),
+    *("checkpoints", "distributed", "experiment", "metrics", "step"),
   },
 }
 COMMANDS = "sample", "explain", "compare", "report", "export"

@@ -8,9 +8,6 @@ from sparse_transformer import tables
 Report = dict[str, Any]
 # XLA allocates this part of a GPU's memory unless told otherwise.
 DEFAULT_FRACTION = 0.75
-# What an estimate may take of the memory of a device.
-ESTIMATED_FRACTION = 0.9
-MIN_SHARE = 0.01  # of a step's FLOPs; saving less is not mentioned
 
 
 def render(report: Report) -> str:
@@ -47,8 +44,6 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   if program["fits"] and not is_default:
     text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
   yield "  peak memory", text
-  if text := _remat(program, report):
-    yield "  model.remat", text
   yield "  arguments", tables.size(memory["arguments"])
   yield "  temporaries", tables.size(memory["temporaries"])
   text = f"{program['launches']:,} and {program['copies']:,} copies"
@@ -64,32 +59,6 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   if "moved" in program:
     most = _most(program["most_moved"], tables.size)
     yield "  moves", f"{tables.size(program['moved'])}; {most}"
-
-
-def _remat(program, report):
-  """Which value would recompute less, of those that fit; "" if none does."""
-  ways = report.get("rematerialization")
-  if not ways or not program["fits"]:
-    return ""
-  now = ways[report["remat"]]
-  kept = lambda way: way["activations"] + way["layer"]
-  peaks = {
-    name: program["memory"]["peak"] + kept(way) - kept(now)
-    for name, way in ways.items()
-  }
-  shares = {
-    name: (now["recomputed"] - way["recomputed"])
-    / report["step"]["flops"]["total"]
-    for name, way in ways.items()
-    if peaks[name] <= ESTIMATED_FRACTION * report["memory"]
-  }
-  best = max(shares, key=lambda name: shares[name], default=None)
-  if not best or shares[best] < MIN_SHARE:
-    return ""
-  return (
-    f"{best} would take about {tables.size(peaks[best])}, and"
-    f" {shares[best]:.0%} fewer FLOPs"
-  )
 
 
 def _most(counts, number):

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
@@ -95,13 +94,8 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 
 def _step(experiment: Experiment) -> Iterator[Program]:
   """The training step."""
-  config = experiment.config
-  tokens = jax.ShapeDtypeStruct(
-    (config.train.batch_size, experiment.model.row_length),
-    np.min_scalar_type(experiment.model.vocab_size - 1),
-    sharding=experiment.batch_sharding,
-  )
-  yield "training step", experiment.update, (experiment.like, tokens)
+  arguments = experiment.like, experiment.batch_like
+  yield "training step", experiment.update, arguments
 
 
 def _attention(

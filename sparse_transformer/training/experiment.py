@@ -178,6 +178,15 @@ class Experiment:
       self.batch_sharding,
     )
 
+  @property
+  def batch_like(self) -> jax.ShapeDtypeStruct:
+    """A batch as shape, dtype and sharding."""
+    return jax.ShapeDtypeStruct(
+      (self.config.train.batch_size, self.model.row_length),
+      np.min_scalar_type(self.model.vocab_size - 1),
+      sharding=self.batch_sharding,
+    )
+
   @functools.cached_property
   def mesh(self) -> Mesh:
     """The devices. It is in context wherever the network runs."""

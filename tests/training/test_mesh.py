@@ -155,15 +155,11 @@ def test_explain_divides_memory_by_the_axes_that_split_it():
   one = memory["one"]
   for axis in ("data", "sequence"):
     assert memory[axis]["parameters"] == one["parameters"]
-    assert 4 * memory[axis]["activations"] == one["activations"]
   split = (4 * 16 * 16 + 2 * 16 * 64) * 4  # bytes of all matrices
   for axis in ("fsdp", "tensor"):
     for part, copies in (("parameters", 1), ("average", 1), ("optimizer", 2)):
       less = one[part] - memory[axis][part]
       assert less == copies * split * 3 // 4
-  assert 4 * memory["fsdp"]["activations"] == one["activations"]
-  kept = memory["tensor"]["activations"] / one["activations"]
-  assert 1 / 4 < kept < 3 / 4  # the residual stream is whole
 
 
 # Runs in a separate process with 8 devices.

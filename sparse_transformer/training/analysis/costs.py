@@ -1,17 +1,13 @@
-"""The costs of a step: FLOPs, memory traffic, memory, utilization.
+"""The costs of a step: FLOPs, memory traffic, state, utilization.
 
-FLOPs and traffic follow from the sizes of the network and the number of pairs
-in its patterns. What is kept for the backward pass depends on `model.remat`
-and on how JAX differentiates: it is read from the traced program of the loss,
-without any data.
+They follow from the sizes of the network and the number of pairs in its
+patterns. How much memory activations take, only the compiler knows.
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,12 +15,11 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib, rules
+from sparse_transformer import model as model_lib
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
-from sparse_transformer.patterns.catalogue import Block
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.analysis.peaks import peak_flops
 from sparse_transformer.training.distributed import mesh
@@ -171,11 +166,8 @@ def step(
 
 
 def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
-  """Bytes on one device, at the end of the forward pass of a micro-batch."""
+  """Bytes of the training state and of its gradients on one device."""
   state, sizes = abstract_state(config, model), mesh.sizes(config)
-  sequences = num_sequences(config, sizes)
-  kept, copies = _kept(model, sizes)
-  everything, _ = _kept(dataclasses.replace(model, remat="none"), sizes)
   weights = bytes_on_device(state.params, sizes)
   parts = dict(
     parameters=weights,
@@ -183,28 +175,8 @@ def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
     average=bytes_on_device(state.ema, sizes),
     # Of one micro-batch and, if there are several, also their sum.
     gradients=weights * min(config.train.accumulation, 2),
-    activations=kept * sequences,
-    copies=copies,
-    layer=(everything - kept) // model.num_layers * sequences,  # recomputed
   )
-  return dict(sequences=sequences, **parts, total=sum(parts.values()))
-
-
-def rematerialization(
-  config: ConfigDict, model: model_lib.Config, pairs: int
-) -> dict[str, dict[str, int]]:
-  """Memory kept and FLOPs recomputed with each value of `model.remat`.
-
-  Bytes of `activations` on a device and of one recomputed `layer` are as in
-  `memory`, and FLOPs `recomputed` in a step as in `step`.
-  """
-  ways = {}
-  for remat in rules.REMATS:
-    way = dataclasses.replace(model, remat=remat)
-    kept, needed = memory(config, way), step(config, way, pairs)["flops"]
-    ways[remat] = {x: kept[x] for x in ("activations", "layer")}
-    ways[remat]["recomputed"] = needed["recomputed"]
-  return ways
+  return parts | dict(total=sum(parts.values()))
 
 
 def itemsize(model: model_lib.Config) -> int:
@@ -264,60 +236,3 @@ def _num_bytes(tree: Any) -> int:
   return sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )
-
-
-def _kept(model: model_lib.Config, sizes: mesh.Sizes) -> tuple[int, int]:
-  """Bytes that one device keeps for the backward pass: (per sequence, fixed).
-
-  The latter are copies of weights, such as a scan over layers makes, but
-  neither the parameters themselves nor constants of the program.
-  """
-  heads, inner = model.num_heads, model.mlp_width
-  if sizes["tensor"] > 1 and model.outputs in (heads, inner):
-    # Logits must not look as if they were split.
-    more = model.vocab_size + 1, model.classes + model.classifies
-    model = dataclasses.replace(model, vocab_size=more[0], classes=more[1])
-
-  def num_bytes(x):
-    is_split = heads in x.shape[-2:] or inner in x.shape[-1:]
-    return _num_bytes(x) // (sizes["tensor"] if is_split else 1)
-
-  one, two = (sum(map(num_bytes, _residuals(model, b))) for b in (1, 2))
-  return (two - one) // sizes["sequence"], 2 * one - two
-
-
-@functools.lru_cache(maxsize=64)
-def _residuals(model: model_lib.Config, batch: int) -> list[Any]:
-  """The arrays that the backward pass is given, by shape, on all devices."""
-
-  # What a layer keeps is the same for all executors and all static patterns, of
-  # which only the period matters: use those that are planned fastest.
-  def stand_in(layer, pattern):
-    static = Block(1 + layer % model.period)
-    return functools.reduce(operator.or_, pattern.contents(), static)
-
-  patterns = tuple(
-    tuple(stand_in(layer, pattern) for pattern in heads)
-    for layer, heads in enumerate(model.patterns)
-  )
-  backend = "dense" if model.backend == "dense" else "batched"
-  apply = model_lib.make_apply(
-    dataclasses.replace(model, patterns=patterns, backend=backend, tile=0)
-  )
-
-  def backward(params, tokens_BL, rng):
-    def loss(params):
-      return step_lib.position_losses(
-        apply(params, tokens_BL, rng), tokens_BL
-      ).mean()
-
-    return jax.vjp(loss, params)[1]
-
-  program = jax.make_jaxpr(backward)(
-    model_lib.param_shapes(model),
-    jax.ShapeDtypeStruct((batch, model.row_length), jnp.uint8),
-    jax.eval_shape(lambda: jax.random.key(0)),
-  ).jaxpr
-  given = {id(x) for x in (*program.invars, *program.constvars)}
-  found = {id(x): x.aval for x in program.outvars if id(x) not in given}
-  return list(found.values())

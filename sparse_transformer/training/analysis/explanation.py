@@ -22,7 +22,7 @@ from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
 from sparse_transformer.patterns import Pattern, analysis
-from sparse_transformer.training.analysis import costs, exchanged
+from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 
 MAX_ROWS = 40  # of the attention table; the JSON has all of them
@@ -54,20 +54,18 @@ def explain(config: ConfigDict, model: model_lib.Config) -> Report:
     reach=explain_reach(model),
     mesh=dict(sizes),
     memory=costs.memory(config, model),
-    exchanged=exchanged.of_network(config, model, sizes),
     cache=_cache(model, found["attention"]),
   )
 
 
 def explain_costs(config: ConfigDict, model: model_lib.Config) -> Report:
-  """Costs of attention, of a training step, and with each `model.remat`."""
+  """Costs of attention, and of a training step."""
   attention = explain_attention(config, model)
   total = add_up(attention, model)
   return dict(
     attention=attention,
     total=total,
     step=costs.step(config, model, total["pairs"]),
-    rematerialization=costs.rematerialization(config, model, total["pairs"]),
   )
 
 
@@ -302,10 +300,9 @@ MEMORY = dict(
   optimizer="",
   average="of the parameters",
   gradients="and their sum over micro-batches",
-  activations="kept for the backward pass",
-  copies="of weights, kept for the backward pass",
-  layer="activations recomputed for one",
 )
+
+COMPILED = dict(arguments="state and batch", temporaries="all else at a time")
 
 
 def render(report: Report) -> str:
@@ -328,10 +325,7 @@ def render(report: Report) -> str:
     tables.align(_attention_rows(report), right_from=3) + note,
     *([tables.align(_held_rows(report["held"]))] if report["held"] else []),
     tables.align(_summary_rows(report)),
-    tables.align(_remat_rows(report), right_from=1),
   ]
-  if sent := report["exchanged"]:
-    parts.append(tables.align(exchanged.table(sent), right_from=5))
   return "\n\n".join(parts)
 
 
@@ -397,11 +391,11 @@ def _summary_rows(report: Report) -> Iterator[Sequence[str]]:
   mesh = report["mesh"]
   along = [f"{axis}={size}" for axis, size in mesh.items() if size > 1]
   split = f" of {math.prod(mesh.values())} ({', '.join(along)})"
-  what = (
-    f"per device{split if along else ''}, {memory['sequences']} sequences at a"
-    " time; the parts are exact, their sum is an estimate"
-  )
+  what = f"per device{split if along else ''}, without activations"
   yield from _sum_rows("memory", what, memory, tables.size, MEMORY)
+  if compiled := report.get("compiled"):
+    what = "per device, of the step as compiled here"
+    yield from _sum_rows("peak", what, compiled, tables.size, COMPILED)
   yield ("",)
   if cache is None:
     why = "cannot decode: queries attend to later keys"
@@ -442,14 +436,6 @@ def _reach_rows(reach: Report, n: int, who: str) -> Iterator[Sequence[str]]:
   if may_see is not None:
     what = "if content-based patterns had all pairs they may have"
     yield f"{who}may see", everything(may_see), what
-
-
-def _remat_rows(report: Report) -> Iterator[Sequence[str]]:
-  yield "model.remat", "activations", "layer", "FLOPs recomputed"
-  for remat, way in report["rematerialization"].items():
-    mark = " (chosen)" if remat == report["remat"] else ""
-    sizes = tables.size(way["activations"]), tables.size(way["layer"])
-    yield remat + mark, *sizes, _flops(way["recomputed"])
 
 
 def _ranges(numbers: Sequence[int]) -> str:

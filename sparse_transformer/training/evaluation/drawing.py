@@ -11,7 +11,6 @@ import numpy as np
 from sparse_transformer import data
 from sparse_transformer.figures.image_grid import save_images
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training.analysis import memory_limits
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 
@@ -24,8 +23,7 @@ def decoder(
   """The decoder of `num` sequences, which `name` sets, with a cache or without.
 
   Raises:
-    ValueError: they do not fit in memory, there are several processes, or the
-      data have labels.
+    ValueError: there are several processes, or the data have labels.
   """
   if isinstance(experiment.source, data.Sequences):
     raise ValueError(
@@ -36,13 +34,10 @@ def decoder(
     raise ValueError(
       f"{name}={num} must be 0 with several processes; sample after training"
     )
-  config, model = experiment.config, experiment.model
-  cache = kv_cache.Decoder(model)
-  size = cache.num_bytes(1) if cached else None
-  memory_limits.check_inference(
-    config, experiment.source, num, name=name, cache=size
-  )
-  return cache if cached else sampling.Recompute(experiment.apply, model.length)
+  model = experiment.model
+  if cached:
+    return kv_cache.Decoder(model)
+  return sampling.Recompute(experiment.apply, model.length)
 
 
 def decoder_in_training(experiment: Experiment) -> sampling.Decoder:

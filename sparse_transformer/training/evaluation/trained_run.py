@@ -19,7 +19,6 @@ from sparse_transformer import atomic, config as config_lib, data
 from sparse_transformer.figures import curves
 from sparse_transformer.signals import Signals, Stopped
 from sparse_transformer.training import metrics
-from sparse_transformer.training.analysis import memory_limits
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.evaluation import scoring
@@ -97,7 +96,7 @@ class Run:
 
     Raises:
       FileNotFoundError: no checkpoint exists.
-      ValueError: the run has no validation, or a batch of it does not fit here.
+      ValueError: the run has no validation.
       Stopped: a signal ended the work.
     """
     self._check()
@@ -141,8 +140,7 @@ class Run:
       windows scored until then, has `complete` false, and is not saved.
 
     Raises:
-      ValueError: evaluation needs more memory than there is, or the split, step
-        or context does not exist.
+      ValueError: the split, step or context does not exist.
       Stopped: a signal ended the work.
     """
     if not contexts:
@@ -161,13 +159,10 @@ class Run:
         yield result | more
 
   def _check(self) -> None:
-    """Checks that there is a checkpoint, and that evaluation fits here."""
+    """Checks that there is a checkpoint, and that batches can be split."""
     config, sizes = self.experiment.config, self.experiment.mesh.shape
     mesh.check_batch(config, sizes, "eval")
     mesh.check_network(self.experiment.model, sizes)
-    memory_limits.check_inference(
-      config, self.experiment.source, config.eval.batch_size
-    )
     self.checkpoints.check_step(None)
 
   def _score(self, split, step, weights, contexts=(0,), must_exist=False):
@@ -183,6 +178,7 @@ class Run:
       print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
       return
     source, settings = self.experiment.source, self.experiment.config
+    shards = mesh.num_shards(self.experiment.mesh.shape)
     # By default, GPUs and TPUs round the operands of products in float32.
     precision = jax.default_matmul_precision.value
     if settings.model.dtype == "float32":
@@ -199,7 +195,10 @@ class Run:
             self.experiment.losses,
             getattr(state, weights),
             windows,
-            batch_size=settings.eval.batch_size,
+            # No larger than the split needs.
+            batch_size=min(
+              settings.eval.batch_size, -(-len(windows) // shards) * shards
+            ),
             sharding=self.experiment.batch_sharding,
             name=split,
             tally=tally,

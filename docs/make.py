@@ -363,7 +363,7 @@ def _costs():
     rows.append([f"`{examples.large}`", *(f"{mean:,.1f}" for mean in means)])
   for *_, large in OF_CONTENT.values():
     means = (patterns.analysis.count_pairs(large, n) / n for n in LENGTHS)
-    rows.append([f"`{large}`", *(f"about {mean:,.0f}" for mean in means)])
+    rows.append([f"`{large}`", *(f"at most {mean:,.0f}" for mean in means)])
   yield tables.markdown([titles, *rows])
 
 
@@ -388,7 +388,7 @@ def _names():
 
 def _layouts():
   rows = []
-  for name in patterns.LAYOUTS:
+  for name in patterns.PUBLISHED:
     factors = patterns.factorize(
       name, stride=1, window=128, width=1, num_summaries=1, length=LENGTH
     )

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import attend, contract, merged, registry
+from sparse_transformer.attention import attend, contract, registry, vjp
 from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import (
   Causal,
@@ -264,9 +264,9 @@ def run_plans(backend, plans, q, k, v, dout, dlse):
   executor = registry.EXECUTORS[backend]
   work = [(executor, plan, heads) for plan, heads in plans]
   inputs = contract.Queries(q), contract.Keys(k, v), None
-  out, lse = merged.forward(work, *inputs)
+  out, lse = vjp.forward(work, *inputs)
   out = out.astype(v.dtype)  # and gradients, as `attend` rounds them
-  grads = merged.backward(work, *inputs, out, lse, dout, dlse)[:3]
+  grads = vjp.backward(work, *inputs, out, lse, dout, dlse)[:3]
   grads = (g.astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
   return out, jnp.where(jnp.isfinite(lse), lse, 0), *grads
 

@@ -153,7 +153,7 @@ def test_patterns_that_follow_the_content():
   assert result["reach"]["missing"] == [8, 0]
   assert result["reach"]["may_see"] == 1
   text = explanation.render(result)
-  assert "~" in text and "drawn uniformly at random" in text
+  assert "~" in text and "the content may leave fewer" in text
   lines = [line.split()[:5] for line in text.splitlines()]
   assert ["may", "see", "everything", "after", "1"] in lines
 
@@ -161,9 +161,6 @@ def test_patterns_that_follow_the_content():
 @dataclasses.dataclass(frozen=True)
 class OneCluster(Content):
   """A pattern of a user: the last 16 keys, by way of a single cluster."""
-
-  def chances(self, q, k, n):
-    return 1.0 * ((q >= k) & (q - k < 16))
 
   def labels(self, q_BLHK, k_BMHK, directions_HDK, start=0):
     return jnp.zeros((*q_BLHK.shape[:3], 1), jnp.int32).swapaxes(1, 2)

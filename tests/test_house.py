@@ -45,7 +45,6 @@ WITHIN = {
   "attention/executors": {
     *("contract", "heads", "orders", "online_softmax", "content"),
   },
-  "attention/distributed": {"contract", "heads", "orders", "content"},
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "loss_scale", "step"},
   "training/analysis": {"distributed", "optimizer", "step"},

@@ -3,6 +3,7 @@
 from sparse_transformer.attention.adapters import (
   as_attention_fn as as_attention_fn,
 )
+from sparse_transformer.attention.caches import clear_caches as clear_caches
 from sparse_transformer.attention.contract import SAVED_NAMES as SAVED_NAMES
 from sparse_transformer.attention.decoding import (
   Cache as Cache,

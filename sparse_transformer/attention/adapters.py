@@ -81,7 +81,7 @@ def as_attention_fn(
     attn_weights_value_einsum=None,
   ):
     del broadcast_dropout, dropout_rng, force_fp32_for_softmax  # it always is
-    others = dict(
+    _reject(
       bias=bias,
       precision=precision,
       sow_weights=module,
@@ -89,8 +89,6 @@ def as_attention_fn(
       qk_attn_weights_einsum=qk_attn_weights_einsum,
       attn_weights_value_einsum=attn_weights_value_einsum,
     )
-    if unknown := [name for name, x in others.items() if x is not None]:
-      raise ValueError(f"attend cannot honour {unknown[0]}; leave it out")
     if dropout_rate > 0 and not deterministic:
       raise ValueError(
         f"attend has no attention dropout: set dropout_rate={dropout_rate} to"
@@ -120,6 +118,13 @@ def as_attention_fn(
     return out.reshape(*batch, *out.shape[1:])
 
   return attention_fn
+
+
+def _reject(**arguments):
+  """Raises a ValueError for what Flax passes and `attend` has not."""
+  for name, x in arguments.items():
+    if x is not None:
+      raise ValueError(f"attend cannot honour {name}; leave it out")
 
 
 def _causal(pattern, n):

@@ -12,7 +12,7 @@ from jax import lax
 from sparse_transformer.attention.contract import Case, Keys, Queries, Scores
 from sparse_transformer.patterns import (
   FACTORIZATIONS,
-  LAYOUTS,
+  PUBLISHED,
   Pattern,
   parse,
   shorten,
@@ -40,75 +40,93 @@ def check_arrays(
   Raises:
     ValueError: they are not arrays, or their shapes or dtypes are invalid.
   """
-  given = {"q": q_BLHK, "k": k_BMGK, "v": v_BMGE}
-  for name, x in given.items():
+  is_unbatched = _check_kinds(q=q_BLHK, k=k_BMGK, v=v_BMGE)
+  arrays = [jnp.asarray(x) for x in (q_BLHK, k_BMGK, v_BMGE)]
+  q, k, v = (x[None] for x in arrays) if is_unbatched else arrays
+  at = _check_shapes(q, k, v, first)
+  if segments_BL is None:
+    return Queries(q), Keys(k, v), at
+  if isinstance(segments_BL, Segments):
+    of_queries, of_keys = (x[..., None] for x in segments_BL)
+    return Queries(q, of_queries), Keys(k, v, of_keys), at
+  segments = _check_segments(segments_BL, k.shape[is_unbatched:2])
+  segments = segments[None] if is_unbatched else segments
+  of_keys = of_queries = segments[..., None]
+  if at is not None:
+    of_queries = lax.dynamic_slice_in_dim(of_keys, at, q.shape[1], 1)
+  return Queries(q, of_queries), Keys(k, v, of_keys), at
+
+
+def _check_kinds(**arrays):
+  """Whether the batch axis is missing; a ValueError if they are no arrays."""
+  for name, x in arrays.items():
     if not isinstance(x, jax.Array | np.ndarray):
       raise ValueError(f"{name} must be an array, got {type(x).__name__}")
-  dtypes = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
-  known = {str(x.dtype) for x in given.values()} <= {*DTYPES}
-  if not known or q_BLHK.dtype != k_BMGK.dtype:
+  kinds = [str(x.dtype) for x in arrays.values()]
+  if not {*kinds} <= {*DTYPES} or kinds[0] != kinds[1]:
+    found = ", ".join(map(" ".join, zip(arrays, kinds, strict=True)))
     raise ValueError(
       f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
-      f" dtype, got {dtypes}"
+      f" dtype, got {found}"
     )
-  shapes = ", ".join(f"{name} {x.shape}" for name, x in given.items())
-  is_unbatched = q_BLHK.ndim == 3
-  if {x.ndim for x in given.values()} != {3 if is_unbatched else 4}:
+  if {x.ndim for x in arrays.values()} not in ({3}, {4}):
     raise ValueError(
       "q, k, v must be [batch, n, heads, width], or all without batch, got"
-      f" {shapes}"
+      f" {_shapes(*arrays.values())}"
     )
-  q, k, v = (jnp.asarray(x) for x in given.values())
-  if is_unbatched:
-    q, k, v = q[None], k[None], v[None]
+  return arrays["q"].ndim == 3
+
+
+def _shapes(q, k, v):
+  return f"q {q.shape}, k {k.shape}, v {v.shape}"
+
+
+def _check_shapes(q, k, v, first):
+  """The first position; a ValueError if shapes do not fit."""
   if not all(isinstance(i, int) for x in (q, k, v) for i in x.shape[1:]):
-    raise ValueError(f"only the batch may be symbolic, got {shapes}")
+    raise ValueError(f"only the batch may be symbolic, got {_shapes(q, k, v)}")
   if not all((*q.shape, *v.shape, k.shape[2])):
-    raise ValueError(f"q, k, v must not be empty, got {shapes}")
-  (*lengths, num_heads, width), num_key_heads = q.shape, k.shape[2]
-  if k.shape[:3] != v.shape[:3] or k.shape[::3] != (lengths[0], width):
+    raise ValueError(f"q, k, v must not be empty, got {_shapes(q, k, v)}")
+  (batch, n, num_heads, width), (_, longest, num_key_heads, _) = (
+    q.shape,
+    k.shape,
+  )
+  if k.shape[:3] != v.shape[:3] or k.shape[::3] != (batch, width):
     raise ValueError(
       "q and k must have the same shape but for heads, and v may differ from k"
-      f" in width only, got {shapes}"
+      f" in width only, got {_shapes(q, k, v)}"
     )
-  n, longest = lengths[1], k.shape[1]
   if n > longest or (first is None and n != longest):
     raise ValueError(
       f"q has {n} positions and k {longest}; cross-attention between sequences"
       " of different lengths is not supported; for queries at some positions of"
       " the keys, pass attend(..., first=), the position of the first query"
     )
-  if first is not None:
-    why = f", since q has {n} of the {longest} positions of k"
-    first = check_index("first", first, longest - n + 1, why)
-    first = jnp.asarray(first, jnp.int32)
   if num_heads % num_key_heads:
     raise ValueError(
       f"the {num_key_heads} heads of k and v must divide the {num_heads} heads"
-      f" of q, got {shapes}"
+      f" of q, got {_shapes(q, k, v)}"
     )
-  if segments_BL is None:
-    return Queries(q), Keys(k, v), first
-  if isinstance(segments_BL, Segments):
-    of_queries, of_keys = (x[..., None] for x in segments_BL)
-    return Queries(q, of_queries), Keys(k, v, of_keys), first
-  segments, shape = _as_array(segments_BL), k.shape[is_unbatched:2]
-  is_valid = getattr(segments, "shape", None) == shape
-  is_valid = is_valid and segments.dtype.kind in "iu"
-  if is_valid and isinstance(segments, np.ndarray):
-    is_valid = np.array_equal(segments, segments.astype(np.int32))
+  if first is None:
+    return None
+  why = f", since q has {n} of the {longest} positions of k"
+  return jnp.asarray(
+    check_index("first", first, longest - n + 1, why), jnp.int32
+  )
+
+
+def _check_segments(given, shape):
+  """Segments as int32; a ValueError unless they are integers of a shape."""
+  x = _as_array(given)
+  is_valid = getattr(x, "shape", None) == shape and x.dtype.kind in "iu"
+  if is_valid and isinstance(x, np.ndarray):
+    is_valid = np.array_equal(x, x.astype(np.int32))
   if not is_valid:
     raise ValueError(
       f"segments must be integers {list(shape)}, one for each position, got"
-      f" {describe(segments)}; they must fit in 32 bits: number the documents"
+      f" {describe(x)}; they must fit in 32 bits: number the documents"
     )
-  segments = jnp.asarray(segments, jnp.int32)
-  if is_unbatched:
-    segments = segments[None]
-  of_keys = of_queries = segments[..., None]
-  if first is not None:
-    of_queries = lax.dynamic_slice_in_dim(of_keys, first, n, 1)
-  return Queries(q, of_queries), Keys(k, v, of_keys), first
+  return jnp.asarray(x, jnp.int32)
 
 
 def _as_array(x):
@@ -162,22 +180,28 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
   Raises:
     ValueError: an argument is not a number, or is out of range.
   """
-  if scale is not None and not _is_finite(scale):
+  factor, cap = _number_of(scale), _number_of(softcap)
+  if scale is not None and factor is None:
     raise ValueError(
       f"{scale=} must be a finite number known before tracing; multiply q by"
       " another"
     )
-  if not _is_finite(softcap) or softcap < 0:
+  if cap is None or cap < 0:
     raise ValueError(
       f"{softcap=} must be a number above 0 known before tracing, or 0 for none"
     )
-  return Scores(None if scale is None else float(scale), float(softcap))
+  return Scores(factor, cap)
 
 
-def _is_finite(x):
-  """True for a finite real number that is known."""
+def _number_of(x):
+  """A finite real number that is known; None for anything else."""
+  is_scalar = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+  if is_scalar and not x.shape and x.dtype != bool:
+    x = float(x)
   is_number = isinstance(x, int | float | np.integer | np.floating)
-  return is_number and not isinstance(x, bool) and math.isfinite(x)
+  if not is_number or isinstance(x, bool) or not math.isfinite(x):
+    return None
+  return float(x)
 
 
 def check_sinks(sinks_H: jax.Array, case: Case) -> jax.Array:
@@ -217,24 +241,23 @@ def read_patterns(
 
 
 def _pattern_of(given):
-  pattern = given
-  if isinstance(given, str):
-    if given.strip() in (*FACTORIZATIONS, *LAYOUTS):
-      raise ValueError(
-        f"{given!r} names the patterns of several layers: pass one layer's,"
-        " from patterns.assign(...)"
-      )
-    heads = [head for factor in parse(given) for head in factor]
-    if len(heads) > 1:
-      raise ValueError(
-        f"{shorten(given)!r} lists {len(heads)} patterns; pass a list, one per"
-        " head"
-      )
-    (pattern,) = heads
-  if not isinstance(pattern, Pattern):
+  if isinstance(given, Pattern):
+    return given
+  if not isinstance(given, str):
     raise ValueError(
       f"{shorten(repr(given))} is not a pattern: pass one, as a Pattern or as"
       " text, or a tuple with one per head"
+    )
+  if given.strip() in (*FACTORIZATIONS, *PUBLISHED):
+    raise ValueError(
+      f"{given!r} names the patterns of several layers: pass one layer's,"
+      " from patterns.assign(...)"
+    )
+  pattern, *others = (head for factor in parse(given) for head in factor)
+  if others:
+    raise ValueError(
+      f"{shorten(given)!r} lists {1 + len(others)} patterns; pass a list, one"
+      " per head"
     )
   return pattern
 

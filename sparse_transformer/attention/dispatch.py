@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,18 @@ from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
   arguments,
-  merged,
+  exchange,
   online_softmax,
   registry,
+  sequence_parallel,
+  shard_map,
+  vjp,
 )
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Keys, Queries, make_case
-from sparse_transformer.attention.distributed import per_device
 from sparse_transformer.attention.executors import dense
+from sparse_transformer.attention.orders import apply
+from sparse_transformer.attention.vjp import Call
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -52,7 +57,7 @@ def attend(
   On a mesh, each device runs on its own sequences, positions and heads, within
   `jax.shard_map`. Devices exchange nothing if only sequences and heads are
   split. If positions are, they send each other no more than needed; see
-  `attention.distributed.spread`. Devices whose heads would have different
+  `attention.sequence_parallel`. Devices whose heads would have different
   patterns, or no whole number of key heads, run all heads instead. Only "dense"
   supports forward-mode differentiation on its own; over reverse mode, as in
   `jax.hessian`, "auto" does also.
@@ -112,41 +117,53 @@ def attend(
   queries, keys, first = arguments.check_arrays(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
-  scores = arguments.check_scores(scale, softcap)
-  split = per_device.split_of(queries.q, spec)
+  split = shard_map.split_of(queries.q, spec)
   case = make_case(queries.q, keys.v)
-  length = case.length * per_device.num_devices(queries.q, split.within)
+  length = case.length * shard_map.num_devices(queries.q, split.within)
   tile = arguments.check_tile(tile, length)
   case = dataclasses.replace(case, length=length, tile=tile)
-  heads = arguments.patterns_of_heads(patterns, case.num_heads, case.length)
+  heads = arguments.patterns_of_heads(patterns, case.num_heads, length)
   selection.check_directions(heads, directions or {}, case.qk_width)
+  call = Call(
+    heads,
+    arguments.check_scores(scale, softcap),
+    tile,
+    registry.choose(backend, case),
+    split,
+  )
   # Unlike those of a dict, its keys need no order to be a pytree.
-  parameters = collections.OrderedDict(directions or {})
-  rows = None
-  if first is not None:
-    _check_slice(heads, split)
-    if any(pattern.contents() for pattern in heads):
-      rows, first = (first, queries.q.shape[1]), None
-      queries = _at_all_positions(queries, keys, rows[0])
-  choices = registry.choose(backend, case)
-  shards = per_device.num_devices(queries.q, split.heads)
-  own = heads[: len(heads) // shards]
-  if own * shards != heads or case.num_key_heads % shards:
-    own, split = heads, split._replace(heads=())
-  axes = split.within or split.positions
-  arrays = queries, keys, parameters, first
-  run = _attend_compiled if _are_concrete(arrays) else _attend
-  executors = tuple(registry.EXECUTORS.get(name) for _, name in choices)
-  out, lse = run(*arrays, own, scores, split, axes, tile, choices, executors)
-  if rows is not None:
-    out, lse = (lax.dynamic_slice_in_dim(x, *rows, 1) for x in (out, lse))
+  given = collections.OrderedDict(directions or {})
+  out, lse = _attend(call, case, queries, keys, given, first)
   if sinks_H is not None:
-    out, lse = online_softmax.add_sinks(
-      out, lse, arguments.check_sinks(sinks_H, case)
-    )
+    sinks_H = arguments.check_sinks(sinks_H, case)
+    out, lse = online_softmax.add_sinks(out, lse, sinks_H)
   if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
+
+
+def _attend(call, case, queries, keys, given, first):
+  """(out_BLHE, lse_BLH), compiled if nothing else is."""
+  rows = None
+  if first is not None:
+    _check_slice(call)
+    if any(pattern.contents() for pattern in call.patterns):
+      rows, first = (first, queries.q.shape[1]), None
+      queries = _at_all_positions(queries, keys, rows[0])
+  shards = shard_map.num_devices(queries.q, call.split.heads)
+  own = call.patterns[: case.num_heads // shards]
+  if own * shards != call.patterns or case.num_key_heads % shards:
+    split = call.split._replace(heads=())  # each device runs all heads
+    call = dataclasses.replace(call, split=split)
+  else:
+    call = dataclasses.replace(call, patterns=own)
+  arrays = queries, keys, given, first
+  # Loops that are run eagerly would be compiled at each call.
+  run = _on_devices_compiled if _are_concrete(arrays) else _on_devices
+  results = run(call, *arrays)
+  if rows is None:
+    return results
+  return [lax.dynamic_slice_in_dim(x, *rows, 1) for x in results]
 
 
 def _are_concrete(arrays):
@@ -158,15 +175,15 @@ def _are_concrete(arrays):
   return True
 
 
-def _check_slice(heads, split):
+def _check_slice(call):
   """Raises a ValueError if some queries alone cannot be computed."""
-  contents = [c for pattern in heads for c in pattern.contents()]
+  contents = [c for pattern in call.patterns for c in pattern.contents()]
   if labelled := [c for c in contents if c.num_directions]:
     raise ValueError(
       f"{shorten(labelled[0])} groups the queries of all positions, and cannot"
       " run on some of them; see `init_cache` and `attend_next`"
     )
-  if split.positions or split.within:
+  if call.split.over_positions:
     raise ValueError("with first, positions cannot be split over devices")
 
 
@@ -178,39 +195,51 @@ def _at_all_positions(queries, keys, first):
   return jax.tree.map(put, Queries(zeros, keys.segments), queries)
 
 
-def _attend(
-  queries,
-  keys,
-  given,
-  first,
-  own,
-  scores,
-  split,
-  axes,
-  tile,
-  choices,
-  executors,
-):
-  del executors  # those that `choices` name when the program is compiled
-
-  def attention(q_BLHK, k_BMGK, v_BMGE, others):
-    (of_queries, of_keys), directions, first = others
-    inputs = Queries(q_BLHK, of_queries), Keys(k_BMGK, v_BMGE, of_keys)
-    if choices[0][1] == "dense":
-      return dense.attend(*inputs, own, directions, scores, axes, first)
-    settings = own, directions, scores, tile, choices, axes
-    return merged.attend(*inputs, *settings, first)
-
-  by_head = PartitionSpec(split.heads or None)
+def _on_devices(call, queries, keys, given, first):
+  """Attention on the mesh in context, or on one device."""
+  of_heads = PartitionSpec(call.split.heads or None)
   specs = collections.OrderedDict(
-    (pattern, by_head if len(x) > 1 else PartitionSpec())
+    (pattern, of_heads if len(x) > 1 else PartitionSpec())
     for pattern, x in given.items()
   )
-  arrays = queries.q, keys.k, keys.v
   others = (queries.segments, keys.segments), given, first
-  of_others = PartitionSpec(*split.spec[:2]), specs, PartitionSpec()
-  return per_device.on_any_mesh(attention, split, arrays, others, of_others)
+  return shard_map.on_any_mesh(
+    functools.partial(_on_device, call),
+    call.split,
+    (queries.q, keys.k, keys.v),
+    others,
+    (PartitionSpec(*call.split.spec[:2]), specs, PartitionSpec()),
+  )
 
 
-# Loops that are run eagerly would be compiled at each call.
-_attend_compiled = jax.jit(_attend, static_argnums=(4, 5, 6, 7, 8, 9, 10))
+_on_devices_compiled = jax.jit(_on_devices, static_argnums=0)
+
+
+def _on_device(call, q_BLHK, k_BMGK, v_BMGE, others):
+  """Attention of what a device has."""
+  (of_queries, of_keys), directions, first = others
+  queries, keys = Queries(q_BLHK, of_queries), Keys(k_BMGK, v_BMGE, of_keys)
+  axes = call.split.over_positions
+  if call.choices[0].executor is dense:
+    return dense.attend(
+      queries, keys, call.patterns, directions, call.scores, axes, first
+    )
+  if not axes or not any(pattern.contents() for pattern in call.patterns):
+    return _run(call, queries, keys, directions, first)
+  # All positions of some heads.
+  own, directions = sequence_parallel.own_heads(
+    call.patterns, keys.k.shape[2], directions, axes
+  )
+  call = dataclasses.replace(call, patterns=own, split=shard_map.Split())
+  to_heads = functools.partial(exchange.to_heads, axes)
+  queries, keys = apply(to_heads, (queries, keys))
+  results = _run(call, queries, keys, directions, first)
+  return exchange.to_positions(axes, *results)
+
+
+def _run(call, queries, keys, directions, first):
+  """Attention, once what follows the content is found."""
+  spans_H, found = selection.prepare(
+    call.patterns, queries, keys, directions, call.tile
+  )
+  return vjp.run_plans(call, queries, keys, spans_H, (found, first))

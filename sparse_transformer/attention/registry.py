@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -22,6 +23,15 @@ from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Pattern, analysis
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
+
+
+class Choice(NamedTuple):
+  """What runs on a platform."""
+
+  platform: str
+  name: str
+  executor: Any  # an `Executor`, or `dense`
+
 
 EXECUTORS: dict[str, Executor] = {}
 _TARGET = contextvars.ContextVar("target", default="")
@@ -123,36 +133,35 @@ def _executor(name):
   return dense if name == "dense" else EXECUTORS[name]
 
 
-def choose(backend: str, case: Case) -> tuple[tuple[str, str], ...]:
-  """Names what runs a case on each platform with devices.
+def choose(backend: str, case: Case) -> tuple[Choice, ...]:
+  """What runs a case on each platform with devices.
 
   Kernels are traced for those only. With `targeting`, there is that platform
   only.
 
   Returns:
-    Pairs (platform, name). The first is ("default", name), in plain JAX, for
-    platforms that are not listed; for a named backend, which runs on all, it
-    is the only one and has the current platform.
+    The first is for the platform "default", in plain JAX: all that are not
+    listed. For a named backend, which runs on all, it is the only one, and has
+    the current platform.
 
   Raises the errors of `resolve`, for a named backend if no platform can run it.
   """
 
-  def on(platform):
-    return resolve(backend, dataclasses.replace(case, platform=platform))
+  def on(platform, of_case):
+    name = resolve(backend, dataclasses.replace(case, platform=of_case))
+    return Choice(platform, name, _executor(name))
 
+  here = current_platform()
   if backend != "auto":
     # The platform is known only when the program is lowered.
-    here = current_platform()
     for platform in PLATFORMS:
       with contextlib.suppress(Unsupported):
-        return ((here, on(platform)),)
-    return ((here, on(here)),)
-  if target := _TARGET.get():
-    return ((target, on(target)),)
-  default = on("")
-  names = {platform: on(platform) for platform in ("cpu", current_platform())}
-  others = ((p, name) for p, name in names.items() if name != default)
-  return ("default", default), *others
+        return (on(here, platform),)
+  if backend != "auto" or _TARGET.get():
+    return (on(here, here),)
+  default = on("default", "")
+  others = (on(platform, platform) for platform in dict.fromkeys(("cpu", here)))
+  return default, *(x for x in others if x.name != default.name)
 
 
 def require(x: jax.Array, backend: str, case: Case) -> jax.Array:

@@ -227,7 +227,10 @@ def configure(config: ConfigDict, source: Any) -> Config:
     length=length,
     **settings,
   )
-  is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.LAYOUTS)
+  is_named = name in (
+    *patterns_lib.FACTORIZATIONS,
+    *patterns_lib.PUBLISHED,
+  )
   if config.model.task == "classify" and is_named:
     start = length - source.length
 
@@ -262,7 +265,9 @@ def num_positions(settings: ConfigDict, source: Any) -> int:
 
 def _check_options(network: Config, pattern: patterns_lib.Pattern) -> None:
   """Raises a ValueError if a pattern cannot have some options of a network."""
-  shares = [content for content in pattern.contents() if content.shares]
+  shares = [
+    content for content in pattern.contents() if content.keys_are_queries
+  ]
   if not shares:
     return
   name = patterns_lib.shorten(shares[0])

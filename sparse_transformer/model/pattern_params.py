@@ -125,7 +125,9 @@ def share(
   heads: Sequence[Pattern], q_BLHK: jax.Array, k_BLHK: jax.Array
 ) -> jax.Array:
   """The keys; in heads whose pattern `shares`, the queries at unit length."""
-  shares = [any(c.shares for c in pattern.contents()) for pattern in heads]
+  shares = [
+    any(c.keys_are_queries for c in pattern.contents()) for pattern in heads
+  ]
   if not any(shares):
     return k_BLHK
   unit_BLHK = _unit(q_BLHK.astype(jnp.float32)).astype(k_BLHK.dtype)

@@ -41,7 +41,6 @@ TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
 CHUNK = 2**22  # values at a time
-MIN_ROWS = 16  # queries whose expected keys are counted
 
 # The patterns of a network by layer and head, as `assign` returns them.
 Layers: TypeAlias = Sequence[Sequence[Pattern]]
@@ -146,39 +145,13 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """The number of pairs; the expected number if they are content-based.
-
-  That assumes even labels (see `Content.chances`), and errs by a few percent:
-  long sequences are counted at some queries.
-  """
+  """The number of pairs; the most there can be if content decides."""
   static, parts = pattern.split()
-  known = 0 if static is None else static.pairs(n)
-  rows = min(n, max(MIN_ROWS, CHUNK // n))
-  # One query of each piece of the sequence, at a random place.
-  borders = np.arange(rows + 1) * n // rows
-  some = np.random.RandomState(0).randint(borders[:-1], borders[1:])
-  keys = np.arange(n)
-  found = sum(
-    np.broadcast_to(_chances(part, q, keys, n), n).sum() * width
-    for part in parts
-    for q, width in zip(some, np.diff(borders), strict=True)
-  )
-  return known + round(float(found))
-
-
-def _chances(pattern, q, k, n):
-  """Probabilities of pairs, as if sets were independent of each other."""
-  of = functools.partial(_chances, q=q, k=k, n=n)
-  match pattern:
-    case Content():
-      return pattern.chances(q, k, n)
-    case Union(left, right):
-      return 1 - (1 - of(left)) * (1 - of(right))
-    case Intersection(left, right):
-      return of(left) * of(right)
-    case Difference(left, right):
-      return of(left) * (1 - of(right))
-  return pattern.mask(q, k) * 1.0
+  found = 0 if static is None else static.pairs(n)
+  for part in parts:
+    keys = keys_per_query(part.support(), n).clip(max=most_keys(part, n))
+    found += int(keys.sum())
+  return found
 
 
 def most_keys(pattern: Pattern, n: int) -> int:

@@ -91,7 +91,7 @@ class Pattern:
         as a sample shows; the pattern is not hashable, or has attributes that
         equality ignores; n is less than 1.
     """
-    checks.check(self, n)
+    checks.check_pattern(self, n)
 
   @classmethod
   def examples(cls) -> "Examples":
@@ -137,7 +137,7 @@ class Pattern:
 
   def pairs(self, n: int) -> int:
     """The exact number of pairs among n positions, without n x n work."""
-    return sum(layout_lib.count_pairs(part, n) for part in self.parts())
+    return sum(layout_lib.pairs_of_part(part, n) for part in self.parts())
 
   def layout(self, n: int, tile: int) -> layout_lib.Layout:
     """The tiles that hold pairs, in this pattern's own orders."""
@@ -329,6 +329,8 @@ class Checked(Pattern):
       if field.type is int:
         minimum = 0 if field.default == 0 else 1
         check_fields(self, field.name, minimum=minimum)
+        # As an int, whose text `parse` reads.
+        object.__setattr__(self, field.name, int(getattr(self, field.name)))
 
 
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:

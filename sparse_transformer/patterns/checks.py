@@ -3,26 +3,23 @@
 A pattern that breaks one of these rules would silently give wrong results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
 
-if TYPE_CHECKING:  # `base` imports this module
-  from sparse_transformer.patterns.base import Pattern
+PatternLike: TypeAlias = Any  # a `base.Pattern`; `base` imports this module
 
 SHORT = 100  # characters of a pattern that an error message quotes
 SAMPLE = 16  # positions at either end and in between, to compare parts at
 
 
-def check(pattern: Pattern, n: int) -> None:
-  """See `Pattern.check`."""
+def check_pattern(pattern: PatternLike, n: int) -> None:
+  """See `base.Pattern.check`."""
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
   try:
@@ -33,7 +30,7 @@ def check(pattern: Pattern, n: int) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _check(pattern: Pattern, n: int) -> None:
+def _check(pattern: PatternLike, n: int) -> None:
   _check_value(pattern)
   _check_mask(pattern, n)
   orders(pattern, n)
@@ -41,7 +38,7 @@ def _check(pattern: Pattern, n: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def orders(pattern: Pattern, n: int) -> tuple[np.ndarray, np.ndarray]:
+def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
   """The query order and the key order of a pattern, as int32 [n]."""
   found: Any = pattern.orders(n)
   flaw = f"got {type(found).__name__}"
@@ -63,14 +60,14 @@ def shorten(value: object) -> str:
   return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
 
 
-def _not_a_value(pattern: Pattern, why: str) -> ValueError:
+def _not_a_value(pattern: PatternLike, why: str) -> ValueError:
   return ValueError(
     f"{type(pattern).__name__} must be a frozen dataclass with hashable fields,"
     f" so that patterns are equal if their fields are; {why}"
   )
 
 
-def _check_value(pattern: Pattern) -> None:
+def _check_value(pattern: PatternLike) -> None:
   """Plans are shared by equal patterns: equality must see all attributes."""
   cls = type(pattern)
   owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
@@ -89,7 +86,7 @@ def _check_value(pattern: Pattern) -> None:
     raise _not_a_value(pattern, f"equality ignores {names}")
 
 
-def _check_mask(pattern: Pattern, n: int) -> None:
+def _check_mask(pattern: PatternLike, n: int) -> None:
   q, k = intervals.Int32(0, n - 1), intervals.Int32(0, n - 1)
   try:
     intervals.as_truth(pattern.mask(q, k))
@@ -105,7 +102,7 @@ def _check_mask(pattern: Pattern, n: int) -> None:
     ) from error
 
 
-def _check_parts(pattern: Pattern, n: int) -> None:
+def _check_parts(pattern: PatternLike, n: int) -> None:
   """Each pair must be in exactly one part; compared on a few positions."""
   parts = pattern.parts()
   if parts == (pattern,):
@@ -126,7 +123,7 @@ def _check_parts(pattern: Pattern, n: int) -> None:
     )
 
 
-def _matrix(pattern: Pattern, i: np.ndarray) -> np.ndarray:
+def _matrix(pattern: PatternLike, i: np.ndarray) -> np.ndarray:
   return np.broadcast_to(pattern.mask(i[:, None], i), (len(i), len(i)))
 
 

@@ -1,19 +1,14 @@
 """The tiles of a pattern that hold pairs, found without n x n work."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-from sparse_transformer.patterns.checks import orders
-
-if TYPE_CHECKING:  # `base` imports this module
-  from sparse_transformer.patterns.base import Pattern
+from sparse_transformer.patterns.checks import PatternLike, orders
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +28,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def lay_out(part: Pattern, n: int, tile: int) -> Layout:
+def lay_out(part: PatternLike, n: int, tile: int) -> Layout:
   """The `Layout` of a part on n positions."""
   query_order, key_order = orders(part, n)
   tiles = []
@@ -55,7 +50,7 @@ def lay_out(part: Pattern, n: int, tile: int) -> Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def count_pairs(part: Pattern, n: int) -> int:
+def pairs_of_part(part: PatternLike, n: int) -> int:
   """The exact number of pairs among n positions."""
   return sum(int(nodes.pairs.sum()) for nodes in cover(part, n, 64))
 
@@ -69,7 +64,7 @@ class Nodes(NamedTuple):
   pairs: np.ndarray  # int [nodes], the number of pairs of each
 
 
-def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
+def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   """Covers the pairs of a part, in its orders, with the nodes of a quadtree.
 
   Nodes without pairs are dropped, full ones are kept, and undecided ones are
@@ -113,7 +108,7 @@ def cover(part: Pattern, n: int, tile: int) -> Iterator[Nodes]:
 
 
 def pairs_of_tiles(
-  part: Pattern,
+  part: PatternLike,
   places: tuple[np.ndarray, np.ndarray],
   tile: int,
   rows: np.ndarray,

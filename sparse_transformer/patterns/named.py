@@ -35,7 +35,7 @@ FACTORIZATIONS = (
   "fixed_lra",
 )
 # The layers of published models, in turn: the expression of their factors.
-LAYOUTS = {
+PUBLISHED = {
   "gpt3": "Causal(), Local({window})",
   "gpt_oss": "Local(128), Causal()",
   "gemma2": "Local(4096), Causal()",
@@ -82,8 +82,8 @@ def factorize(
   num_different_global_patterns. In long-range-arena, the first position of
   each block is also a summary.
 
-  `LAYOUTS` are the factors of a model's layers, in turn, with its windows; they
-  are not these models, which also have sinks, soft caps or layers without
+  `PUBLISHED` are the factors of a model's layers, in turn, with its windows;
+  they are not these models, which also have sinks, soft caps or layers without
   positions. `gpt3`: Brown et al. 2020, arXiv 2005.14165, section 2.1, whose
   band is not published: `window`. `gpt_oss`: gpt_oss/torch/model.py in
   openai/gpt-oss. `gemma2`, `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`:
@@ -93,7 +93,7 @@ def factorize(
   the left of a query, later a quarter; `assign` makes its last layer dense.
 
   Args:
-    name: one of `FACTORIZATIONS` or `LAYOUTS`, or an expression that `parse`
+    name: one of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`
       reads. Those that do not use a setting do not require it.
     stride: stride of strided attention, or block size of fixed attention.
     window: number of keys of local attention.
@@ -133,8 +133,8 @@ def factorize(
       return (block | summary | catalogue.Summary(stride, 1, stride - 1),)
   if name == "nanochat" and length < 2:
     raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
-  text = LAYOUTS.get(name, name)
-  if name in LAYOUTS:
+  text = PUBLISHED.get(name, name)
+  if name in PUBLISHED:
     text = text.format(window=window, half=length // 2 + 1)
   return tuple(heads[head % len(heads)] for heads in parse(text))
 
@@ -309,7 +309,12 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
       return _OPERATORS[type(op)](*sides)
     case ast.Call(ast.Name(name)) if name in CATALOGUE | CONTENT:
       return _call((CATALOGUE | CONTENT)[name], node, text)
-    case ast.Name(name) if name in (*FACTORIZATIONS, *LAYOUTS):
+    case ast.BinOp():
+      raise _unknown(_source(node, text), ", whose operator is none of | & -")
+    case ast.Name(name) if name in CATALOGUE | CONTENT:
+      expected = signature((CATALOGUE | CONTENT)[name])
+      raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
+    case ast.Name(name) if name in (*FACTORIZATIONS, *PUBLISHED):
       raise _unknown(name, " in an expression")
     case ast.UnaryOp(ast.Invert(), operand):
       source = _source(operand, text)
@@ -352,11 +357,11 @@ def _source(node: ast.expr, text: str) -> str:
 
 def _unknown(name: str, reason: str = "") -> ValueError:
   word = re.split(r"\W", name, maxsplit=1)[0][:100]
-  known = {*FACTORIZATIONS, *LAYOUTS, *CATALOGUE, *CONTENT} - {word}
+  known = {*FACTORIZATIONS, *PUBLISHED, *CATALOGUE, *CONTENT} - {word}
   close = ", ".join(difflib.get_close_matches(word, sorted(known)))
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason};"
     f"{close and f' did you mean {close}?'} docs/patterns.md lists all names;"
-    " expressions combine them with | & - , and commands find those of a"
-    " config file with --config=FILE"
+    " expressions combine them with | & - ; others must be registered first,"
+    " for commands by a config file, --config=FILE"
   )

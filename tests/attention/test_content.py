@@ -18,6 +18,7 @@ from sparse_transformer.attention import SAVED_NAMES, attend
 from sparse_transformer.attention.content import gathered, selection
 from sparse_transformer.patterns import (
   LSH,
+  AdaptiveSpan,
   Block,
   Local,
   Routing,
@@ -26,7 +27,7 @@ from sparse_transformer.patterns import (
 )
 from sparse_transformer.patterns.content import Chosen
 
-ROUTING = Routing(5, 11)
+ROUTING, SPAN = Routing(5, 11), AdaptiveSpan(60, 16)
 ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
 UNIONS = (
   Local(7) | LSH(9, 6, 2),
@@ -247,6 +248,8 @@ def test_no_two_sums_go_to_the_same_place(pattern):
     (ROUTING, None, r"Routing\(5, 11\) needs its directions.*\[3, 5, 8\]"),
     (Local(3), {ROUTING: np.ones((3, 5, 8))}, "no head's pattern contains"),
     (ROUTING, {ROUTING: np.ones((2, 5, 8))}, r"must be \[3, 5, 8\].*\[2, 5, 8"),
+    (SPAN, None, "needs its spans in positions, one per head, an array .3."),
+    (Local(3) | SPAN, {SPAN: np.ones(2)}, "must be .3., .* got .2."),
   ],
 )
 def test_wrong_directions_are_rejected(patterns, directions, words):

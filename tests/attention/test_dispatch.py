@@ -12,9 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import SAVED_NAMES, attend, registry
+from sparse_transformer.attention import (
+  SAVED_NAMES,
+  attend,
+  clear_caches,
+  registry,
+)
 from sparse_transformer.attention.contract import Case, Unsupported
-from sparse_transformer.attention.executors import batched
+from sparse_transformer.attention.executors import batched, streamed
 from sparse_transformer.patterns import (
   Block,
   Causal,
@@ -29,13 +34,6 @@ def arrays(n):
   return laws.random_inputs(n, 2, 4, 6)[:3]
 
 
-def test_one_pattern_serves_all_heads():
-  q, k, v = arrays(9)
-  one = attend(q, k, v, Local(3))
-  two = attend(q, k, v, (Local(3), Local(3)))
-  np.testing.assert_array_equal(one, two)
-
-
 @pytest.mark.parametrize("backend", ["auto", "dense"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_values_may_have_another_dtype(dtype, backend):
@@ -46,44 +44,6 @@ def test_values_may_have_another_dtype(dtype, backend):
   expected = attend(q, k, v, Local(9), backend="dense")
   assert found.dtype == other
   np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.05)
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    (dict(backend="dens"), ["'dens'", "auto, dense, batched"]),
-    (dict(tile=-1), ["tile=-1", "0 to choose"]),
-    (dict(patterns=(Causal(),) * 3), ["3 patterns for 2 heads"]),
-    (dict(k=jnp.zeros((2, 9, 4))), ["[batch, n, heads, width]", "(2, 9, 4)"]),
-    (dict(k=jnp.zeros((2, 8, 2, 4))), ["may differ from k", "(2, 8, 2, 4)"]),
-    (dict(v=jnp.zeros((1, 9, 2, 4))), ["in width only"]),
-    (dict(q=jnp.zeros((2, 9, 2, 0)), k=jnp.zeros((2, 9, 2, 0))), ["empty"]),
-    (dict(v=jnp.zeros((2, 9, 2, 0))), ["must not be empty", "(2, 9, 2, 0)"]),
-    (dict(q=[1.0]), ["q must be an array, got list"]),
-    (dict(q=np.full((1, 8, 2, 4), None)), ["got q object"]),
-    (dict(spec=3), ["spec=3 must say which axes"]),
-    (dict(k=jnp.zeros((2, 9, 2, 4), int)), ["same dtype", "k int32"]),
-    (dict(v=jnp.zeros((2, 9, 2, 4), complex)), ["float32", "v complex64"]),
-    (dict(k=jnp.zeros((2, 9, 2, 4), jnp.bfloat16)), ["k bfloat16"]),
-    (
-      dict(patterns="strided"),
-      ["'strided' names the patterns of several layers"],
-    ),
-    (dict(patterns=(Causal(), None)), ["None is not a pattern"]),
-    (dict(patterns=Causal), ["Causal'> is not a pattern"]),
-    (dict(backend=None), ["None", "auto, dense, batched"]),
-    (dict(tile=1.5), ["tile=1.5", "integer"]),
-    (dict(tile=True), ["tile=True", "integer"]),
-  ],
-)
-def test_wrong_arguments_are_rejected_with_their_values(change, words):
-  q, k, v = arrays(9)
-  settings = dict(q=q, k=k, v=v, patterns=Causal()) | change
-  qkvp = [settings.pop(name) for name in ("q", "k", "v", "patterns")]
-  with pytest.raises(ValueError) as error:
-    attend(*qkvp, **settings)
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_more_positions_than_32_bits_are_rejected():
@@ -206,41 +166,38 @@ def test_eager_calls_compile_once(caplog):
   assert not [x for x in caplog.records if "Compiling" in x.getMessage()]
 
 
-def test_patterns_can_be_text():
-  q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 16))
-  for given, expected in (
+@pytest.mark.parametrize(
+  "given, expected",
+  [
     ("Local(8) | Strided(8)", TWO_PARTS),
     (["Local(8)", "Block(8)"], (Local(8), Block(8))),
-  ):
-    np.testing.assert_array_equal(
-      attend(q, k, v, given), attend(q, k, v, expected)
-    )
-  for given, words in (
-    ("Local(8), Block(8)", "one per head"),
-    ("Local(8", "never closed"),
-    ("~Local(8)", "Full() - Local(8)"),
-    ("strided", "'strided' names the patterns of several layers"),
-  ):
-    with pytest.raises(ValueError, match=re.escape(words)):
-      attend(q, k, v, given)
+  ],
+)
+def test_patterns_can_be_text(given, expected):
+  q, k, v = arrays(40)
+  np.testing.assert_array_equal(
+    attend(q, k, v, given), attend(q, k, v, expected)
+  )
 
 
 def test_huge_tile_is_that_of_the_whole_sequence():
   case = Case(2, 9, 2, 4, 6, "float32", "cpu", tile=2**40)
   assert registry.tiling("auto", case, Local(3)) == ("streamed", 9, 1)
   q = jnp.ones((1, 60, 2, 16))
-  for backend in laws.ANYWHERE:
-    huge, whole = (
-      jax.jit(
-        lambda q, tile=tile, backend=backend: attend(
-          q, q, q, TWO_PARTS, backend=backend, tile=tile
-        )
-      )
-      .lower(q)
-      .as_text()
-      for tile in (10**9, 64)
-    )
-    assert huge == whole
+  run = jax.jit(attend, static_argnames=("patterns", "tile"))
+  huge, whole = (
+    run.lower(q, q, q, patterns=TWO_PARTS, tile=tile).as_text()
+    for tile in (10**9, 64)
+  )
+  assert huge == whole
+
+
+def test_caches_can_be_cleared():
+  found = attend(*arrays(40), TWO_PARTS)
+  clear_caches()
+  np.testing.assert_array_equal(attend(*arrays(40), TWO_PARTS), found)
+  assert streamed.plan.cache_info().currsize == 0  # JAX has its program
+  assert Local(8).pairs(40) > 0
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic", "hopper"])

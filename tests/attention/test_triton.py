@@ -10,9 +10,9 @@ import pytest
 
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
-from sparse_transformer.attention.distributed import spread
 from sparse_transformer.attention.executors import triton
 from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.sequence_parallel import slice_part
 from sparse_transformer.patterns import Causal, Local, Strided
 
 
@@ -21,7 +21,7 @@ def test_devices_may_have_more_keys_than_queries(part):
   n, tile, executor = 104, 32, Triton(interpret=True)
   *arrays, dout, dlse = laws.random_inputs(n, 1, 16, 16, batch=1)
   expected = laws.reference(*arrays, dout, dlse, (part,))[0]
-  shares = spread.share(part, n, tile, 2, "slices")
+  shares = slice_part(part, n, tile, 2)
   case = Case(1, n, 1, 16, 16, "float32")
   works = executor.shares(part, shares.layouts, case)
   sides = shares.queries, shares.keys, shares.keys

@@ -60,12 +60,6 @@ def test_reach_of_known_networks(factors, is_complete):
   assert (found == Causal().matrix(96)).all() == is_complete
 
 
-def test_reach_keeps_what_a_position_has():
-  np.testing.assert_array_equal(patterns.reach((), 5), np.eye(5, dtype=bool))
-  none = (Causal() - Causal(),)
-  np.testing.assert_array_equal(patterns.reach((none,), 5), np.eye(5))
-
-
 @hypothesis.settings(deadline=None, max_examples=50)
 @hypothesis.given(NETWORKS, st.integers(1, 100))
 def test_measured_reach_agrees_with_the_product_of_matrices(network, n):

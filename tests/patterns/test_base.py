@@ -2,6 +2,7 @@
 
 import operator
 
+import numpy as np
 import pytest
 
 from sparse_transformer.patterns import (
@@ -28,6 +29,7 @@ def test_patterns_are_values():
   assert Local(4) | Strided(4) != Local(4) & Strided(4)
   assert Strided(4, 0) == Strided(4) != Strided(4, 1)
   assert str(Strided(4, 0)) == "Strided(4)"
+  assert repr(Strided(np.int64(4))) == repr(Strided(4))
 
 
 @pytest.mark.parametrize(
@@ -44,10 +46,8 @@ def test_logical_operators_are_rejected(combine):
   [
     (lambda: Local("3" * 5000), ["'333", "...", "integer"]),
     (lambda: Summary(8, 3, 2), ["shift=2", "(shift + 1) * width"]),
-    (lambda: Strided(8, 8), ["Strided(8, offset=8)", "less than stride"]),
     (lambda: Strided(8, -1), ["offset=-1", "at least 0"]),
     (lambda: Strided(8, False), ["offset", "integer, not False"]),
-    (lambda: Summary(8, 2, 0.5), ["shift=0.5", "integer"]),
     (lambda: BigBird(num_random=33), ["num", "at most 32"]),
     (lambda: BigBird(2**30, num_global=9), ["size", "32 bits"]),
     (lambda: Causal().layout(0, 4), ["n=0", "at least 1"]),

@@ -141,14 +141,6 @@ def test_column_of_the_target_holds_the_bytes_above_it(stride):
     assert not held & {int(k) - 1 for k in Strided(stride).keys(q, n)}
 
 
-def test_orders_of_a_column_fill_tiles_whatever_its_offset():
-  counts = {
-    offset: len(Strided(96, offset).layout(96 * 32, 32).rows)
-    for offset in (0, 1, 50)
-  }
-  assert counts == dict.fromkeys(counts, 96)
-
-
 @pytest.mark.parametrize("count", [1, 100, 2**14, 2**16, 2**20])
 def test_draws_cover_all_eligible_blocks(count):
   chances = np.arange(catalogue._LEVELS, dtype=np.int32)
@@ -184,17 +176,6 @@ def test_random_blocks_depend_on_their_seed():
   ]
   assert max(shared) < 0.2  # rows near the start have no choice
   np.testing.assert_array_equal(matrices[0], RandomBlocks(1, 3, 0).matrix(300))
-
-
-def test_bigbird_is_its_three_kinds_of_blocks():
-  pattern = BigBird(4, window=3, num_global=2, num_random=3)
-  blocks = pattern.matrix(200)[::4, ::4]
-  i = np.arange(50)
-  near = (i[:, None] - i >= 0) & (i[:, None] - i <= 1)
-  always = near | ((i < 2) & (i <= i[:, None]))
-  assert (blocks & always == always).all()
-  rest = np.clip(i - 2 - 2 + 1, 0, 3)  # blocks 2 to row - 2, at most 3 drawn
-  np.testing.assert_array_equal((blocks & ~always).sum(1), rest)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 90])

@@ -116,7 +116,6 @@ def test_masks_that_overflow_32_bits_are_rejected(mask, n):
 
 def test_products_that_fit_in_32_bits_are_accepted():
   Masked(lambda q, k: q * q * q * k % 7 == 0).check(216)  # 215 ** 4 < 2 ** 31
-  Masked(lambda q, k: q * k % 5 == 0).check(46_341)
   Masked(lambda q, k: (q % 999) * (k % 999) % 5 == 0).check(10**6)
 
 
@@ -142,35 +141,27 @@ def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
   [
     lambda q, k: abs(q - k) < 3,
     lambda q, k: q >> 2 == k >> 2,
-    lambda q, k: 1 << k <= q,
     lambda q, k: (k <= q) ^ (k == 0),
     lambda q, k: ~q < k,
     lambda q, k: q / 2 < k,
     lambda q, k: q < 2.5,
     lambda q, k: q // k < 2,
     lambda q, k: q % -3 == 0,
-    lambda q, k: divmod(q, 3)[1] == 0,
     lambda q, k: max(q, k) < 3,
-    lambda q, k: np.minimum(q, k) < 3,
     lambda q, k: np.where(q < k, 1, 0) == 1,
     lambda q, k: np.logical_and(k <= q, q < 5),
     lambda q, k: q[0] < k,
-    lambda q, k: q.astype(int) < k,
     lambda q, k: (k <= q) + (q < 5),
     lambda q, k: (k <= q) & 1,
     lambda q, k: (k <= q) == 1,
+    lambda q, k: q - k,
+    lambda q, k: None,
   ],
 )
 def test_other_operators_are_rejected_with_a_list_of_those_allowed(mask):
   message = error_of(Masked(mask), 9)
   assert "may use + - * // % < <= > >= == != & | ~ only" in message
-
-
-@pytest.mark.parametrize(
-  "mask", [lambda q, k: q - k, lambda q, k: (k <= q) * 1, lambda q, k: None]
-)
-def test_masks_that_are_not_boolean_are_rejected(mask):
-  assert "must return booleans" in error_of(Masked(mask), 9)
+  assert "must return booleans" in message
 
 
 @pytest.mark.parametrize("compare", [operator.eq, operator.ne])
@@ -239,29 +230,11 @@ class Plain(Pattern):
     self.window = window
 
 
-class Equal(Plain):
-  def __eq__(self, other):
-    return type(other) is Equal and other.window == self.window
-
-  def __hash__(self):
-    return hash(self.window)
-
-
 @dataclasses.dataclass(frozen=True)
 class Ignoring(Pattern):
   window: int = dataclasses.field(compare=False)
 
   mask = window_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Derived(Pattern):
-  given: int
-
-  mask = window_of
-
-  def __post_init__(self):
-    object.__setattr__(self, "window", self.given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,9 +271,8 @@ def test_patterns_that_are_no_values_are_rejected(make, words):
       assert word in message
 
 
-@pytest.mark.parametrize("cls", [Equal, Derived, Caching])
-def test_patterns_with_their_own_equality_or_derived_values_are_accepted(cls):
-  assert [cls(w).pairs(9) for w in (2, 2, 3)] == [17, 17, 24]
+def test_patterns_with_cached_values_are_accepted():
+  assert [Caching(w).pairs(9) for w in (2, 2, 3)] == [17, 17, 24]
 
 
 @pytest.mark.parametrize(
@@ -326,18 +298,6 @@ def test_parts_are_checked():
   overflowing = Masked(lambda q, k: q * q * q * k % 7 == 0)
   pattern = Parted(lambda p: (p & overflowing, p - overflowing))
   assert "32 bits" in error_of(pattern, 400)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
-)
-@pytest.mark.parametrize("name", patterns.CATALOGUE)
-def test_catalogue_is_well_defined_for_long_sequences(name, n, causal):
-  pattern = patterns.CATALOGUE[name].examples().large
-  if not causal and hasattr(pattern, "causal"):
-    pattern = dataclasses.replace(pattern, causal=False)
-  pattern.check(n)
 
 
 @pytest.mark.parametrize("field", [10**6, 2**31 - 1])

@@ -113,10 +113,13 @@ def check_class(cls):
     assert analysis.is_causal(pattern, 90)
   for pattern in examples.bidirectional:
     assert not analysis.is_causal(pattern, 90)
-  check_32_bits(examples.large)
+  forms = [examples.large]
   if hasattr(examples.large, "causal"):
     assert examples.bidirectional
-    check_32_bits(dataclasses.replace(examples.large, causal=False))
+    forms.append(dataclasses.replace(examples.large, causal=False))
+  for pattern in forms:
+    check_32_bits(pattern)
+    pattern.check(2**17)
 
 
 def check_value(pattern):
@@ -173,17 +176,6 @@ def test_names_of_registered_classes_are_unique():
   assert patterns.register(Local) is Local
 
 
-def test_a_class_that_breaks_a_law_is_found():
-  class Broken(catalogue.Comb):
-    """A pattern whose keys lack the last one."""
-
-    def keys(self, i, n):
-      return super().keys(i, n)[:-1]
-
-  with pytest.raises(AssertionError):
-    check_pattern(Broken(20, 3), 90, 16)
-
-
 def compositions():
   """Random patterns: small ones, combined with | & -."""
   combine = [Pattern.__or__, Pattern.__and__, Pattern.__sub__]
@@ -205,8 +197,7 @@ def test_compositions_obey_the_laws_of_patterns(examples):
   hypothesis.settings(deadline=None, max_examples=examples)(check)()
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("n", [1, 2, 17])
+@pytest.mark.parametrize("size, n", [(1, 1), (2, 17), (5, 2)])
 def test_smallest_settings_obey_the_laws_of_patterns(size, n):
   for pattern in (Local(size), Strided(size), Block(size), Summary(size, 1)):
     check_pattern(pattern, n, 4)

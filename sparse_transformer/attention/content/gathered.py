@@ -35,7 +35,7 @@ CPU_SCORES, SCORES = 75_000, 2**25
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tables:
+class TileTables:
   """The tables of one set."""
 
   queries: jax.Array  # int32 [B, H, V, T], positions, -1 for none
@@ -63,7 +63,7 @@ jax.tree_util.register_dataclass(
 jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 
-def lay_out(pairs: Near | Chosen, tile: int) -> Tables:
+def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
   """The tables of a set; `tile` positions on a side, 0 for the default."""
   if isinstance(pairs, Near):
     return _lay_out_near(pairs, min(tile or TILE, pairs.order.shape[2]))
@@ -80,7 +80,7 @@ def _lay_out_near(pairs, tile):
     lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
   )
   queries = keys[..., behind:].reshape(b, h, -1, tile)
-  return Tables(queries, keys, None, places[..., None], span)
+  return TileTables(queries, keys, None, places[..., None], span)
 
 
 def _lay_out_chosen(pairs, tile):
@@ -91,7 +91,7 @@ def _lay_out_chosen(pairs, tile):
   groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
   entries = groups.entries.reshape(b, h, -1, tile)
   at = jnp.arange(num_blocks * size, dtype=jnp.int32)
-  return Tables(
+  return TileTables(
     jnp.where(entries < 0, -1, entries // num),
     jnp.broadcast_to(jnp.where(at < n, at, -1), (b, h, len(at))),
     groups.labels.reshape(b, h, -1),
@@ -100,7 +100,9 @@ def _lay_out_chosen(pairs, tile):
   )
 
 
-def make_plan(part: Pattern, known: Mapping[Pattern, Tables]) -> contract.Plan:
+def plan_part(
+  part: Pattern, known: Mapping[Pattern, TileTables]
+) -> contract.Plan:
   """The plan of a bound part, on the `known` tables of the set it has."""
 
   def find(part):

@@ -23,12 +23,13 @@ from jax.ad_checkpoint import checkpoint_name
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import gathered, spans as spans_lib
 from sparse_transformer.attention.heads import group_heads, index_of, key_heads
-from sparse_transformer.patterns import AdaptiveSpan, Pattern, shorten
-from sparse_transformer.patterns.content import Content, Segments
+from sparse_transformer.patterns import Pattern, shorten
+from sparse_transformer.patterns.content import Content
 
 LABELS_NAME = contract.SAVED_NAMES[-1]
 
 Directions = Mapping[Pattern, jax.Array]
+SegmentPair = tuple[jax.Array, jax.Array] | None  # of queries and keys
 
 
 def labelled(pattern: Pattern) -> tuple[Content, ...]:
@@ -52,7 +53,7 @@ def bind(
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   directions: Directions,
-  segments: Segments = None,
+  segments: SegmentPair = None,
 ) -> tuple[Any, ...]:
   """The sets that make up the `contents` of each pattern of `with_content`."""
 
@@ -82,7 +83,7 @@ def labels(
   k_BMGK: jax.Array,
   given: jax.Array | None,
   start: jax.Array | int = 0,
-  segments: Segments = None,
+  segments: SegmentPair = None,
 ) -> jax.Array:
   """`Content.labels` of raw queries and keys, without gradients.
 
@@ -112,17 +113,18 @@ def check_directions(
     )
   contents = dict.fromkeys(c for p in patterns for c in p.contents())
   for pattern in directions:
+    if not isinstance(pattern, Pattern):
+      raise ValueError(
+        f"a key of directions must be a pattern, not {shorten(repr(pattern))};"
+        " make one by patterns.parse"
+      )
     if pattern not in contents:
       raise ValueError(
         f"directions of {shorten(pattern)}, which no head's pattern contains;"
         f" they contain {', '.join(map(shorten, contents)) or 'none'}"
       )
   for content in contents:
-    # What a pattern takes; no name if it takes nothing.
-    shape: tuple[int, ...] = len(patterns), content.num_directions, width
-    what = "directions" if content.num_directions else ""
-    if isinstance(content, AdaptiveSpan):
-      shape, what = shape[:1], "spans in positions, one per head"
+    shape, what = content.given(len(patterns), width)
     given = directions.get(content)
     if given is not None and not what:
       raise ValueError(f"{shorten(content)} takes no directions; leave it out")
@@ -139,25 +141,39 @@ def check_directions(
       )
 
 
-def lay_out(bound: tuple[Any, ...], tile: int) -> list[gathered.Tables]:
-  """The tables of all sets."""
-  return [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
-
-
-def plans(
+def prepare(
   patterns: tuple[Pattern, ...],
-  bound: tuple[Any, ...],
-  tables: list[gathered.Tables],
+  queries: contract.Queries,
+  keys: contract.Keys,
+  directions: Directions,
+  tile: int,
+) -> tuple[jax.Array | None, tuple[Any, ...]]:
+  """(the spans of heads, or None; what `plan_found` makes plans of)."""
+  segments = contract.segments_of(queries, keys)
+  bound = bind(patterns, queries.q, keys.k, directions, segments)
+  dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
+  tables = [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
+  return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
+
+
+def plan_found(
+  patterns: tuple[Pattern, ...],
+  found: tuple[Any, ...],
+  spans_H: jax.Array | None,
+  n: int,
+  tile: int,
 ) -> contract.Plans:
-  """The plans of the disjoint parts that follow from labels, on `lay_out`."""
+  """The plans of the disjoint parts that are not static, see `prepare`."""
+  bound, tables = found
   table_of = dict(zip(_sets(bound), tables, strict=True))
   items = zip(with_content(patterns).items(), bound, strict=True)
-  return [
-    (gathered.make_plan(found, table_of), heads)
+  plans = [
+    (gathered.plan_part(own, table_of), heads)
     for (pattern, heads), sets in items
     for part in pattern.split()[1]
-    for found in part.bind(unions(pattern, sets)).parts()
+    for own in part.bind(unions(pattern, sets)).parts()
   ]
+  return [*plans, *spans_lib.span_plans(patterns, spans_H, n, tile)]
 
 
 def count_scores(
@@ -169,26 +185,24 @@ def count_scores(
   count for the longest ones is an upper bound.
   """
   found = []
+  directions: Directions = {
+    content: jnp.zeros(shape)
+    for content in pattern.contents()
+    for shape, name in [content.given(1, case.qk_width)]
+    if name
+  }
 
   def count(q_BLHK):
-    directions: Directions = {
-      content: jnp.zeros((1, content.num_directions, case.qk_width))
-      for content in labelled(pattern)
-      if content.num_directions
-    }
-    bound = bind((pattern,), q_BLHK, q_BLHK, directions)
-    tables, heads = lay_out(bound, case.tile), (pattern,) * case.num_heads
-    has_spans = spans_lib.any_span(heads)
-    spans_H = jnp.zeros(case.num_heads) if has_spans else None
-    for plan, _ in (
-      *plans((pattern,), bound, tables),
-      *spans_lib.plans(heads, spans_H, case.length, case.tile),
+    queries, keys = contract.Queries(q_BLHK), contract.Keys(q_BLHK, q_BLHK)
+    prepared = prepare((pattern,), queries, keys, directions, case.tile)
+    spans_H, tables = prepared
+    for plan, _ in plan_found(
+      (pattern,), tables, spans_H, case.length, case.tile
     ):
       shape = case.batch, case.length, case.num_heads
       num_key_heads = case.num_heads // case.group
-      steps = plan.tables.steps(
-        plan, case.platform == "cpu", shape, num_key_heads
-      )
+      is_cpu = case.platform == "cpu"
+      steps = plan.tables.steps(plan, is_cpu, shape, num_key_heads)
       found.append((steps.name, plan.tile, steps.scores))
 
   shape = 1, case.length, 1, case.qk_width
@@ -213,7 +227,7 @@ def realize(
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   directions: Directions,
-  segments: Segments = None,
+  segments: SegmentPair = None,
 ) -> jax.Array | np.ndarray:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
   # In the mask of a bound pattern, positions have axes of batch and heads.

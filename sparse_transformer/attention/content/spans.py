@@ -25,17 +25,17 @@ from jax import lax
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import gathered
 from sparse_transformer.attention.heads import group_heads, index_of
-from sparse_transformer.patterns import AdaptiveSpan, Pattern
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.content import Spanned
 
 TILE = 128  # positions
 # Scores of a step, over all sequences: on CPUs, they should stay in cache.
 CPU_SCORES = 131_072
 
 
-def span_of(pattern: Pattern) -> AdaptiveSpan | None:
-  """The `AdaptiveSpan` that a head's pattern contains; it has one at most."""
-  found = (c for c in pattern.contents() if isinstance(c, AdaptiveSpan))
-  return next(found, None)
+def span_of(pattern: Pattern) -> Spanned | None:
+  """The `Spanned` pattern that a head's contains; there is one at most."""
+  return next((c for c in pattern.contents() if isinstance(c, Spanned)), None)
 
 
 def any_span(patterns: Sequence[Pattern]) -> bool:
@@ -61,16 +61,6 @@ def of_heads(
   return jnp.stack(spans)
 
 
-def weights_of(
-  pattern: AdaptiveSpan, spans: jax.Array, distance: jax.Array | np.ndarray
-) -> jax.Array:
-  """The weights of pairs within the support; `distance` is their q - k."""
-  # At the ends of the ramp, the derivative with respect to the span is 0.
-  room = spans + pattern.ramp - distance
-  first, last = (jnp.asarray(end, room.dtype) for end in (0, pattern.ramp))
-  return lax.clamp(first, room, last) / pattern.ramp
-
-
 def weights(
   patterns: Sequence[Pattern],
   directions: Mapping[Pattern, jax.Array],
@@ -90,7 +80,7 @@ def weights(
   for head, pattern in enumerate(patterns):
     row = jnp.ones((q - k).shape, spans_H.dtype)
     if (span := span_of(pattern)) is not None:
-      ramp = weights_of(span, spans_H[head], q - k)
+      ramp = span.weights(spans_H[head], q - k)
       for part in pattern.split()[1]:
         row = jnp.where(part.support().mask(q, k), ramp, row)
     rows.append(row)
@@ -99,18 +89,18 @@ def weights(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tables:
+class SpanTables:
   """The spans [H] of a plan's heads, and the pattern that gets its weights."""
 
   spans: jax.Array
-  pattern: AdaptiveSpan = dataclasses.field(metadata=contract.STATIC)
+  pattern: Spanned = dataclasses.field(metadata=contract.STATIC)
 
   def steps(self, *args: Any) -> "_Walk":
-    """See `gathered.Tables`."""
+    """See `gathered.TileTables`."""
     return _Walk(*args)
 
 
-def plans(
+def span_plans(
   patterns: Sequence[Pattern], spans_H: jax.Array | None, n: int, tile: int
 ) -> contract.Plans:
   """The plans of the parts with spans; a tile of 0 is the default."""
@@ -121,7 +111,7 @@ def plans(
   for part, heads in group_heads(parts).items():
     (span,) = part.contents()
     condition = None if part == span else part.support()
-    tables = Tables(spans_H[index_of(heads)], span)
+    tables = SpanTables(spans_H[index_of(heads)], span)
     plan = contract.Plan(condition, min(tile or TILE, n), tables)
     found.append((plan, heads))
   return found
@@ -157,7 +147,7 @@ class _Walk(online_softmax.Steps):
 
   def bounds(self, i):
     spans = self._of_group(self.spans, i)
-    reach = jnp.ceil(spans.max() + self.pattern.ramp).astype(jnp.int32) - 1
+    reach = jnp.ceil(self.pattern.end(spans.max())).astype(jnp.int32) - 1
     last = jnp.minimum(self.most, self._first(i) + self.size - 1)
     return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
 
@@ -181,7 +171,7 @@ class _Walk(online_softmax.Steps):
     places = np.arange(self.tile)
     distance = ago * self.tile + (places[:, None] - places)[None, None, None]
     spans = self._of_group(spans_H, i).reshape(1, -1, 1, 1, 1)
-    weights = weights_of(self.pattern, spans, distance)
+    weights = self.pattern.weights(spans, distance)
     return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
   def of_queries(self, *arrays, before=0):

@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
-from sparse_transformer.attention import decoding, registry
+from sparse_transformer.attention import cache_plan, cached_group, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
@@ -130,10 +130,10 @@ def _work(pairs: int, computed: int) -> Report:
 def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> Report:
   """The costs of one head with a pattern, in tiles of `tile` unless it is 0.
 
-  If it is content-based, `pairs` is expected, and `keys_min` unknown.
+  If it is content-based, `pairs` is the most, and `keys_min` unknown.
   """
   n, follows = case.length, bool(pattern.contents())
-  pairs, kept = analysis.count_pairs(pattern, n), decoding.kept_pairs(pattern)
+  pairs, kept = analysis.count_pairs(pattern, n), cache_plan.kept_pairs(pattern)
   causal = analysis.is_causal(pattern, n)
   tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
@@ -248,7 +248,7 @@ def _cache(model, attention):
   keys = sum(r["cache"] * len(r["layers"]) * len(r["heads"]) for r in attention)
   every = model.length * model.num_layers * model.num_heads
   labels = sum(
-    sum(decoding.num_labels(pattern, model.length, width))
+    sum(cached_group.num_labels(pattern, model.length, width))
     for pattern in itertools.chain(*model.patterns)
   )
   total = keys * size + 4 * labels * model.length  # int32
@@ -280,8 +280,7 @@ NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
 1 is the best possible."""
 EXPECTED = """
-~: expected numbers, for labels (such as the buckets of LSH) that are
-drawn uniformly at random; uneven ones give more keys, up to the max.
+~: with as many keys as queries may have; the content may leave fewer.
 What is computed, and its time and memory, do not depend on the content. Learned
 spans count as the longest: what is computed shrinks with them."""
 # What the parts of a step and of its memory are.

@@ -1,7 +1,6 @@
 """Laws of positions that are split over devices."""
 
 import functools
-import types
 
 import catalogue
 import executor_laws as laws
@@ -19,10 +18,13 @@ from jax.sharding import (
 
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.distributed import spread
-from sparse_transformer.attention.distributed.exchange import Exchange
+from sparse_transformer.attention.exchange import Exchange, OverHeads
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.sequence_parallel import (
+  plan_device,
+  slice_part,
+)
 from sparse_transformer.patterns import (
   LSH,
   Block,
@@ -33,11 +35,9 @@ from sparse_transformer.patterns import (
   TopBlocks,
 )
 from sparse_transformer.targets import hlo
-from sparse_transformer.training.analysis import exchanged
 
 DEVICES = 2, 4, 8
 EXACT = Local(16), Block(32), Strided(16)
-MIXED = *EXACT, Summary(16, 4)
 AT_RUN_TIME = Local(5) | LSH(8, 4, 2) | TopBlocks(8, 2)
 SPLIT = P(None, "x")
 
@@ -77,25 +77,24 @@ def pairs_of_device(part, layout):
   return q[found], k[found]
 
 
-@pytest.mark.parametrize("dealing", ["slices", "zigzag"])
 @pytest.mark.parametrize("num_devices", DEVICES)
 @pytest.mark.parametrize(
   "n, tile", [(96, 8), pytest.param(80, 4, marks=pytest.mark.soak)]
 )
 def test_each_pair_is_computed_once_from_what_devices_have(
-  n, tile, num_devices, dealing
+  n, tile, num_devices
 ):
   for pattern in catalogue.ALL:
     count = np.zeros((n, n), int)
     for part in pattern.parts():
-      shares = spread.share(part, n, tile, num_devices, dealing)
-      for route in (shares.queries, shares.keys):
+      slices = slice_part(part, n, tile, num_devices)
+      for route in (slices.queries, slices.keys):
         is_place = route.positions >= 0
         found = brought(route)[is_place]
         assert (found == route.positions[is_place]).all(), pattern
-      queries = shares.queries.positions
+      queries = slices.queries.positions
       assert sorted(queries[queries >= 0]) == list(range(n)), pattern
-      for layout in shares.layouts:
+      for layout in slices.layouts:
         np.add.at(count, pairs_of_device(part, layout), 1)
     np.testing.assert_array_equal(count, pattern.matrix(n), str(pattern))
 
@@ -116,52 +115,51 @@ def received_by(program: jax.stages.Compiled, num_devices: int) -> int:
   return round(sum(factors[kind] * size for kind, (_, size) in found.items()))
 
 
-def received(pattern, n, num_devices, num_heads=1):
-  """The traffic of a pattern of one part."""
-  case = Case(1, n, num_heads, 16, 16, "float32", tile=64)
-  executor = registry.EXECUTORS["streamed"]
-  heads = (pattern,) * num_heads
-  (found,) = exchanged.traffic(executor, heads, case, num_devices)
-  return types.SimpleNamespace(**found)
-
-
 @pytest.mark.parametrize("num_devices", [4, 8, 32])
 @pytest.mark.parametrize("n, size, width", [(4096, 64, 16), (12_288, 128, 32)])
 def test_devices_receive_no_more_than_a_pattern_needs(
   n, size, width, num_devices
 ):
-  block = received(Block(size), n, num_devices)
-  assert (block.queries, block.keys) == ("none", "none")
-  assert block.forward == block.backward == 0
+  slices = functools.partial(slice_part, n=n, tile=64, num_devices=num_devices)
+  block = slices(Block(size))
+  assert (block.queries.kind, block.keys.kind) == ("none", "none")
+  assert block.received == 0
 
-  local = received(Local(size), n, num_devices)
-  assert (local.queries, local.keys) == ("none", "permute")
-  assert local.positions_of_keys == size - 1
+  local = slices(Local(size))
+  assert (local.queries.kind, local.keys.kind) == ("none", "permute")
+  assert local.received == size - 1
+  assert slices(Strided(size)).received <= 2 * n / num_devices
 
-  strided = received(Strided(size), n, num_devices)
-  assert strided.positions <= 4 * n / num_devices
-  assert strided.imbalance < 1.01
-
-  summary = received(Summary(size, width), n, num_devices)
-  assert summary.keys == "all-to-all"
-  assert summary.positions_of_keys <= n * width / size + 64 * num_devices
+  summary = slices(Summary(size, width))
+  assert (summary.queries.kind, summary.keys.kind) == ("none", "all-to-all")
+  assert summary.received <= n * width / size + 64 * num_devices
 
 
-def test_uneven_work_is_dealt_from_both_ends():
-  # Queries move, and every device has the same work.
-  found = received(Causal(), 4096, 8)
-  assert found.dealing == "zigzag"
-  assert found.imbalance == 1
-  assert found.positions_of_queries == 4096 / 8 / 2
+@pytest.mark.parametrize(
+  "part, num_heads, arrangement",
+  [
+    (Causal(), 8, OverHeads),  # slices would need nearly all keys
+    (Causal(), 4, Exchange),  # these heads do not divide
+    (Local(64), 8, Exchange),
+  ],
+)
+def test_devices_exchange_heads_for_positions_where_slices_need_more(
+  part, num_heads, arrangement
+):
+  mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+  case = Case(1, 4096, num_heads, 16, 16, "float32", tile=64)
+  executor, found = registry.EXECUTORS["streamed"], []
 
+  def plan(x):
+    found.extend(plan_device(executor, (part,) * num_heads, case, ("x",)))
+    return x
 
-def test_devices_exchange_heads_for_positions_where_that_is_cheaper():
-  # A block for each device would be more than a share of all heads.
-  n, heads = 4096, 8
-  found = received(Causal(), n, 8, heads)
-  assert found.dealing == "heads"
-  assert found.positions_of_keys == n * 7 / 64
-  assert received(Local(64), n, 8, heads).dealing == "slices"
+  split = functools.partial(jax.shard_map, in_specs=P("x"), out_specs=P("x"))
+  with jax.sharding.use_abstract_mesh(mesh):
+    jax.eval_shape(split(plan), jnp.zeros(8))
+  ((plan, heads),) = found
+  assert heads is None
+  assert {type(plan.queries), type(plan.keys)} == {arrangement}
 
 
 # Errors.
@@ -258,14 +256,9 @@ def check_exchanges():
   """`restore` is the transpose of `arrange`, of each kind of exchange."""
   n, devices = 64, 8
   mesh, found = mesh_of(devices), {}
-  for part, dealing in (
-    (Local(12), "slices"),
-    (Strided(8), "slices"),
-    (Summary(16, 4), "slices"),
-    (Causal(), "zigzag"),
-  ):
-    shares = spread.share(part, n, 4, devices, dealing)
-    for route in (shares.queries, shares.keys):
+  for part in (Local(12), Strided(8), Summary(16, 4), Causal()):
+    slices = slice_part(part, n, 4, devices)
+    for route in (slices.queries, slices.keys):
       is_alike = (route.read == route.read[:1]).all()
       found[route.kind, is_alike] = route
   kinds = {kind for kind, _ in found}
@@ -299,23 +292,19 @@ def check_transpose(mesh, exchange, n):
 
 
 def check_program(backend="streamed", num_devices=4):
-  """Results are those of the definition, bytes those of `traffic`."""
-  n, tile = 128, 16
-  arrays = laws.random_inputs(n, len(MIXED), 8, 8, batch=1)
-  program, sharded = compiled(MIXED, backend, tile, num_devices, arrays)
-  laws.assert_close(program(*sharded), laws.reference(*arrays, MIXED), 1e-5)
-  case = Case(1, n, len(MIXED), 8, 8, "float32", tile=tile)
-  executor = registry.EXECUTORS[backend]
-  said = exchanged.traffic(executor, MIXED, case, num_devices)
-  # The compiler brings keys and values once for both passes. Collectives in
-  # loops would be counted as often as these run.
-  total = sum(x["forward"] + x["backward"] for x in said)
-  again = sum(x["positions_of_keys"] * (8 + 8) * 4 for x in said)
-  assert received_by(program, num_devices) == total - again
+  """Results are those of the definition, bytes those of the routes."""
+  n, tile, item = 128, 16, 4
+  arrays = laws.random_inputs(n, len(EXACT), 8, 8, batch=1)
+  program, sharded = compiled(EXACT, backend, tile, num_devices, arrays)
+  laws.assert_close(program(*sharded), laws.reference(*arrays, EXACT), 1e-5)
+  slices = [slice_part(part, n, tile, num_devices) for part in EXACT]
+  queries = sum(x.queries.received for x in slices)
+  keys = sum(x.keys.received for x in slices)
   (forward, _) = compiled(
-    MIXED, backend, tile, num_devices, arrays[:3], gradients=False
+    EXACT, backend, tile, num_devices, arrays[:3], gradients=False
   )
-  assert received_by(forward, num_devices) == sum(x["forward"] for x in said)
+  expected = (queries * (8 + 8 + 1) + keys * (8 + 8)) * item
+  assert received_by(forward, num_devices) == expected
 
 
 def check_exact(*devices):

@@ -2,8 +2,8 @@
 
 A sequence is split over S devices in order, each of which holds `own`
 positions. A `Route` is known before a program is traced, as NumPy arrays.
-`Exchange` and `OverHeads` are orders of positions, as `contract.Order` is on
-one device, and run within `jax.shard_map`. Their `axes` are the mesh axes that
+`Exchange` and `OverHeads` are orders of positions, as `orders.Order` is on one
+device, and run within `jax.shard_map`. Their `axes` are the mesh axes that
 positions are split over.
 """
 

@@ -31,6 +31,11 @@ class Split(NamedTuple):
   within: Axes = ()
 
   @property
+  def over_positions(self) -> Axes:
+    """The axes that divide positions."""
+    return self.within or self.positions
+
+  @property
   def spec(self) -> PartitionSpec:
     """The spec of arrays [B, L, H, ...]."""
     return PartitionSpec(*(axes or None for axes in self[:3]))

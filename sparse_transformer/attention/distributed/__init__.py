@@ -1,1 +1,0 @@
-"""Attention on several devices."""

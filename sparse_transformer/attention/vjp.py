@@ -1,0 +1,238 @@
+"""One backward pass for all plans: the custom derivatives of attention.
+
+An executor plans which tiles it processes: those of one part of a pattern, in
+the part's own orders of positions, in which its pairs fill whole tiles, or all
+of them. The results of plans are merged by log-sum-exp. In the backward pass
+each plan recomputes its weights against the merged log-sum-exp, so nothing of
+size n x keys is stored.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparse_transformer.attention import (
+  contract,
+  online_softmax,
+  registry,
+  sequence_parallel,
+)
+from sparse_transformer.attention.content import gathered, selection
+from sparse_transformer.attention.executors import streamed
+from sparse_transformer.attention.heads import (
+  add_heads,
+  index_of,
+  key_heads,
+  put_heads,
+)
+from sparse_transformer.attention.orders import apply
+from sparse_transformer.attention.shard_map import Split
+from sparse_transformer.patterns import Pattern
+
+# A plan, with what runs it and for which heads.
+Planned = tuple[contract.Executor, contract.Plan, contract.Heads]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """What is known of a call before it is traced."""
+
+  patterns: tuple[Pattern, ...]  # one for each head of a device
+  scores: contract.Scores
+  tile: int  # that is asked for, 0 for none
+  choices: tuple[registry.Choice, ...]  # what runs on which platform
+  split: Split  # over devices
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run_plans(
+  call: Call,
+  queries: contract.Queries,
+  keys: contract.Keys,
+  spans_H: jax.Array | None,
+  given: tuple,
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) of a device.
+
+  Args:
+    call: the rest of the call.
+    queries, keys: with their segments.
+    spans_H: see `selection.prepare`.
+    given: what that found, and the position of the first query, or None for
+      queries at all positions. Patterns are static if it is not.
+  """
+  return _attend(call, queries, keys, spans_H, given)[0]
+
+
+def _attend(call, queries, keys, spans_H, given):
+  arrays = queries, keys, spans_H
+  out_BLHE, lse_BLH = _on_platform(forward, call, given, *arrays)
+  results = contract.name_saved(out_BLHE.astype(keys.v.dtype), lse_BLH)
+  return results, (*arrays, given, *results)
+
+
+def _backward(call, saved, cotangents):
+  queries, keys, spans_H, given, *results = saved
+  arrays = queries, keys, spans_H, *results, *cotangents
+  dq, dk, dv, dspans_H = jax.tree.map(
+    lambda g, x: g.astype(x.dtype),
+    _on_platform(backward, call, given, *arrays),
+    (queries.q, keys.k, keys.v, spans_H),
+  )
+  # Segments and the tables of plans are integers.
+  return contract.Queries(dq), contract.Keys(dk, dv), dspans_H, None
+
+
+run_plans.defvjp(_attend, _backward)
+
+
+def _on_platform(
+  function: Callable, call: Call, given: tuple, *arrays: Any
+) -> Any:
+  """function(plans, *arrays), with the plans for the platform.
+
+  The platform is known only when the program is lowered, after tracing.
+  """
+
+  def run(choice, given, *arrays):
+    return function(_plan(call, choice, given, *arrays), *arrays)
+
+  if len(call.choices) > 1:
+    branches = {x.platform: functools.partial(run, x) for x in call.choices}
+    return lax.platform_dependent(given, *arrays, **branches)
+  (choice,), (queries, keys, *others) = call.choices, arrays
+  case = contract.make_case(queries.q, keys.v, call.tile)
+  q = registry.require(queries.q, choice.name, case)
+  return run(choice, given, queries._replace(q=q), keys, *others)
+
+
+def _plan(call, choice, given, queries, keys, spans_H, *_):
+  """All plans.
+
+  Their tables are constants, except for content-based parts: those were found
+  at run time.
+  """
+  (found, first), executor = given, choice.executor
+  static = selection.static_parts(call.patterns)
+  case = contract.make_case(queries.q, keys.v, call.tile)
+  plans: contract.Plans = ()
+  if first is not None:
+    executor, num = streamed, queries.q.shape[1]
+    plans = streamed.slice_plans(static, num, case.length, first)
+  elif axes := call.split.over_positions:
+    length = case.length * lax.axis_size(axes)
+    whole = dataclasses.replace(case, length=length)
+    plans = sequence_parallel.plan_device(executor, static, whole, axes)
+  elif static:
+    plans = executor.plans(static, case)
+  later = selection.plan_found(
+    call.patterns, found, spans_H, case.length, call.tile
+  )
+  at_run_time = gathered.Gathered(choice.platform == "cpu")
+  return [
+    (executor, dataclasses.replace(plan, scores=call.scores), heads)
+    for executor, plans in ((executor, plans), (at_run_time, later))
+    for plan, heads in plans
+  ]
+
+
+def forward(
+  plans: Sequence[Planned],
+  queries: contract.Queries,
+  keys: contract.Keys,
+  spans_H: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
+  del spans_H  # the plans have them
+  dtype, shape = (
+    jnp.promote_types(queries.q.dtype, jnp.float32),
+    queries.q.shape,
+  )
+  out_BLHE = jnp.zeros((*shape[:3], keys.v.shape[3]), dtype)
+  lse_BLH = jnp.full(shape[:3], -jnp.inf, dtype)
+  for i, (executor, plan, heads) in enumerate(plans):
+    if i:
+      # In turn: parts that run at the same time evict each other's tiles from
+      # the cache.
+      queries, out_BLHE, lse_BLH = lax.optimization_barrier(
+        (queries, out_BLHE, lse_BLH)
+      )
+    inputs = _arranged(plan, heads, queries, keys)
+    out, lse = plan.queries.restore(*executor.forward(plan, *inputs))
+    if i:
+      at = index_of(heads)
+      old = out_BLHE[:, :, at], lse_BLH[:, :, at]
+      out, lse = online_softmax.merge(old, (out, lse))
+    out_BLHE = put_heads(out_BLHE, heads, out)
+    lse_BLH = put_heads(lse_BLH, heads, lse)
+  return out_BLHE, lse_BLH
+
+
+def backward(
+  plans: Sequence[Planned],
+  queries: contract.Queries,
+  keys: contract.Keys,
+  spans_H: jax.Array | None,
+  out_BLHE: jax.Array,
+  lse_BLH: jax.Array,
+  dout_BLHE: jax.Array,
+  dlse_BLH: jax.Array,
+) -> tuple[Any, ...]:
+  """(dq, dk, dv, dspans_H), from the results over all plans."""
+  # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
+  delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
+  # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
+  lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
+  queries = queries._replace(
+    dout=dout_BLHE, lse=lse_BLH, delta=delta_BLH - dlse_BLH
+  )
+  arrays = queries.q, keys.k, keys.v
+  grads = [jnp.zeros(x.shape, lse_BLH.dtype) for x in arrays]
+  dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
+  for i, (executor, plan, heads) in enumerate(plans):
+    if i:
+      queries, grads = lax.optimization_barrier((queries, grads))
+    inputs = _arranged(plan, heads, queries, keys)
+    dq, dk, dv, *rest = executor.backward(plan, *inputs)
+    new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
+    of_keys = key_heads(heads, _group(queries, keys))
+    grads = [
+      add_heads(total, at, x)
+      for total, at, x in zip(
+        grads, (heads, of_keys, of_keys), new, strict=True
+      )
+    ]
+    for dspans in rest:
+      dspans_H = dspans_H.at[index_of(heads)].add(dspans)
+  return *grads, dspans_H
+
+
+def _group(queries, keys):
+  """The number of query heads of a key head."""
+  return queries.q.shape[2] // keys.k.shape[2]
+
+
+def _arranged(plan, heads, queries, keys):
+  """The queries of heads, and their keys, in the orders of a plan."""
+  of_keys = key_heads(heads, _group(queries, keys))
+  return tuple(
+    apply(order.arrange, arrays._replace(**_take_heads(at, arrays)))
+    for order, at, arrays in (
+      (plan.queries, heads, queries),
+      (plan.keys, of_keys, keys),
+    )
+  )
+
+
+def _take_heads(heads, arrays):
+  """The arrays of heads, by field; segments are those of all."""
+  return {
+    name: x_BLH[:, :, index_of(heads)]
+    for name, x_BLH in arrays._asdict().items()
+    if name != "segments" and x_BLH is not None
+  }

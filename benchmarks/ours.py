@@ -8,14 +8,14 @@ import numpy as np
 
 from benchmarks import worker
 from benchmarks.accelerator import executors
-from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
 
 
 def ours(entry):
   """Our attention, with the backend that `auto` chooses."""
   pattern, n = worker.pattern_of(entry), entry.n
-  widths, platform = (entry.width, entry.width), registry.current_platform()
+  widths, platform = (entry.width, entry.width), platforms.current_platform()
   case = Case(entry.batch, n, entry.heads, *widths, entry.dtype, platform)
   parts = [part for part in pattern.parts() if part.pairs(n)]
   found = [registry.tiling("auto", case, part) for part in parts]

@@ -38,6 +38,8 @@ LIMITS: dict[type[Exception], str] = {
 HELP = r"--?(help|helpshort|helpfull|helpxml|\?|only_check_flags)"
 OVERRIDE, FIELD = r"--?(no)?config\.", r"\w+(\.\w+)*"
 PATHS = r"--?(config|data_dir|out|prompt|workdir)"
+# What XLA's compilers say of memory that belongs to a core, not to the device.
+KERNEL_LIMIT = "(?i)shared memory|memory space [sv]mem"
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_LINE = 1500  # characters of an error that are shown
 
@@ -283,6 +285,12 @@ def describe(error: Exception) -> str | None:
     return _describe_start(error)
   # The status of XLA's errors, whose class only JAX knows.
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+    if re.search(KERNEL_LIMIT, str(error)):
+      return (
+        "a kernel does not compile for this device, whatever the batch;"
+        " --config.attention.backend=batched runs none"
+        f" ({str(error).splitlines()[0]})"
+      )
     return (
       "the device is out of memory; shorter sequences and smaller batches need"
       " less, and python -m sparse_transformer.explain --compile says how much"

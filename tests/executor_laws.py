@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import attend, contract, registry, vjp
+from sparse_transformer.attention import (
+  attend,
+  contract,
+  platforms,
+  registry,
+  vjp,
+)
 from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import (
   Causal,
@@ -81,7 +87,7 @@ def settings_for(backend):
 
   Other backends run them as on this platform.
   """
-  return registry.targeting("tpu" if backend == "batched" else "")
+  return platforms.targeting("tpu" if backend == "batched" else "")
 
 
 def reference(q, k, v, dout, dlse, heads, options=PLAIN):

@@ -89,6 +89,10 @@ def test_help_is_shown_whatever_else_is_on_the_command_line(tmp_path, capfd):
       RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n7 bytes"),
       r"smaller batches.*explain .*\(RESOURCE_EXHAUSTED: [^7]*\)$",
     ),
+    (
+      RuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded"),
+      "^tool: a kernel does not compile .*backend=batched.*limit exceeded",
+    ),
     (ValueError(f"{9999 * 'a'} is {9999 * 'b '}"), r"a{9} \.\.\. .*b b$"),
   ],
 )

@@ -12,7 +12,7 @@ from PIL import Image
 
 from configs import digits, stdlib
 from sparse_transformer import patterns
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import platforms, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns import analysis
 from sparse_transformer.patterns.content import Content
@@ -187,7 +187,7 @@ def test_a_pattern_of_a_user_is_decoded_with_a_cache():
 def test_heads_of_a_layer_on_a_tpu_share_a_tile():
   config = runs.tiny(**{"data.name": "stdlib", "data.length": 2048})
   layer = (patterns.Block(128) | patterns.Summary(128, 32),) * 2
-  with registry.targeting("tpu"):
+  with platforms.targeting("tpu"):
     (row,) = report(config, layer)["attention"]
   case = Case(1, 2048, 2, 8, 8, "float32", "tpu")
   ((plan, _),) = registry.EXECUTORS["mosaic"].plans(layer, case)

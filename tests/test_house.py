@@ -43,7 +43,7 @@ MAY_IMPORT = {
 WITHIN = {
   "attention/content": {"contract", "heads", "orders", "online_softmax"},
   "attention/executors": {
-    *("contract", "heads", "orders", "online_softmax", "content"),
+    *("contract", "heads", "orders", "online_softmax", "platforms", "content"),
   },
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "loss_scale", "step"},

@@ -15,7 +15,7 @@ from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.report import FLOPS
 from sparse_transformer import patterns
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import platforms
 
 HEADS, WIDTH = 8, 64
 # (n, batch, pattern), those that say most first.
@@ -55,7 +55,7 @@ def entries(settings: Settings) -> dict:
 
 
 def measure(names: list[str], n: int, batch: int, text: str) -> dict:
-  platform = registry.current_platform()
+  platform = platforms.current_platform()
   dtype = "float32" if platform == "cpu" else "bfloat16"
   ((pattern,),) = patterns.parse(text)
   found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)

@@ -107,13 +107,13 @@ def describe() -> dict[str, Any]:
   import jax
 
   from sparse_transformer import machine, version
-  from sparse_transformer.attention import registry
+  from sparse_transformer.attention import platforms
 
   first = jax.local_devices()[0]
   return {
     "name": machine.device_name(),
     "number": jax.local_device_count(),
-    "platform": registry.current_platform(),
+    "platform": platforms.current_platform(),
     "platform_version": first.client.platform_version,
     "driver": driver(),
     "memory": machine.device_memory(),

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import dense
 
@@ -13,7 +13,7 @@ LAST = REFERENCE, "streamed"  # slow on accelerators
 
 def usual(dtype: str) -> Case:
   """The case by which executors are chosen: 8 heads of 64."""
-  return Case(1, 3072, 8, 64, 64, dtype, registry.current_platform())
+  return Case(1, 3072, 8, 64, 64, dtype, platforms.current_platform())
 
 
 def describe(dtype: str) -> dict:
@@ -45,7 +45,7 @@ def unsupported(
   name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
-  platform = registry.current_platform()
+  platform = platforms.current_platform()
   case = Case(batch, n, heads, *widths, dtype, platform)
   executor = dense if name == REFERENCE else registry.EXECUTORS[name]
   return executor.unsupported(case)

@@ -6,9 +6,7 @@ benchmarks for its tiles.
 """
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +18,12 @@ from sparse_transformer.attention.executors import batched, dense, streamed
 from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.platforms import (
+  PLATFORMS,
+  current_platform,
+  target_platform,
+)
 from sparse_transformer.patterns import Pattern, analysis
-
-PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 
 class Choice(NamedTuple):
@@ -34,7 +35,6 @@ class Choice(NamedTuple):
 
 
 EXECUTORS: dict[str, Executor] = {}
-_TARGET = contextvars.ContextVar("target", default="")
 _PREFERRED: dict[str, tuple[str, ...]] = {}  # on which "auto" prefers each
 
 
@@ -66,27 +66,6 @@ def unregister(name: str) -> None:
 def backends() -> tuple[str, ...]:
   """All values that `attention.backend` may have."""
   return "auto", "dense", *EXECUTORS
-
-
-@contextlib.contextmanager
-def targeting(platform: str) -> Iterator[None]:
-  """Traces programs for absent devices, of one of `PLATFORMS`."""
-  token = _TARGET.set(platform)
-  try:
-    yield
-  finally:
-    _TARGET.reset(token)
-
-
-def current_platform() -> str:
-  """The platform of the default device: "cpu", "cuda", "rocm" or "tpu"."""
-  if target := _TARGET.get():
-    return target
-  backend = jax.default_backend()
-  if backend == "gpu":
-    version = jax.devices()[0].client.platform_version
-    return "rocm" if "rocm" in version.lower() else "cuda"
-  return backend
 
 
 def resolve(backend: str, case: Case) -> str:
@@ -157,7 +136,7 @@ def choose(backend: str, case: Case) -> tuple[Choice, ...]:
     for platform in PLATFORMS:
       with contextlib.suppress(Unsupported):
         return (on(here, platform),)
-  if backend != "auto" or _TARGET.get():
+  if backend != "auto" or target_platform():
     return (on(here, here),)
   default = on("default", "")
   others = (on(platform, platform) for platform in dict.fromkeys(("cpu", here)))

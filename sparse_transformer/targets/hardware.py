@@ -45,6 +45,7 @@ KINDS = {
   "a100": _gpu("NVIDIA A100 SXM, 80 GB"),
   "h100": _gpu("NVIDIA H100 SXM, 80 GB"),
   "h200": _gpu("NVIDIA H200 SXM, 141 GB"),
+  "rtx4090": _gpu("NVIDIA GeForce RTX 4090, 24 GB"),
   "v5e": _tpu("Cloud TPU v5e, 16 GB", gib=15.75),
   "v5p": _tpu("Cloud TPU v5p, 95 GB", sizes=("2x2x1", "2x2x2"), gib=95.73),
   "v6e": _tpu("Cloud TPU v6e, 32 GB", gib=31.24),
@@ -73,6 +74,16 @@ class Target:
   def gpu_config(self) -> str:
     """The description of a GPU for its compiler, as a text proto."""
     return (HERE / f"{self.kind}.txtpb").read_text()
+
+  @property
+  def capability(self) -> float:
+    """The compute capability of a GPU, 8.9; 0 for a TPU."""
+    if self.compiler != "cuda":
+      return 0.0
+    words = r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?"
+    found = re.search(words, self.gpu_config)
+    assert found, f"{self.kind}.txtpb has no cuda_compute_capability"
+    return float(f"{found[1]}.{found[2] or 0}")
 
   @property
   def memory(self) -> int:

@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import platforms, registry
 from sparse_transformer.targets import hardware, hlo, kernels
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
@@ -150,12 +150,16 @@ def _report(program, experiment, target, request, tell):
   (name, function, arguments), began = program, time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
-  executor = registry.explain_choice(model.backend, case)
+  absent = functools.partial(
+    platforms.targeting, target.compiler, target.capability
+  )
+  with absent():
+    executor = registry.explain_choice(model.backend, case)
   report = dict(name=name, executor=executor)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
-  with registry.targeting(target.compiler), use_abstract_mesh(devices):
+  with absent(), use_abstract_mesh(devices):
     tell(f"{name}: tracing")
     traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=(target.compiler,))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case, Unsupported
 from sparse_transformer.attention.executors import (
   hopper,
@@ -147,7 +147,7 @@ def test_values_of_another_dtype_are_rejected(monkeypatch):
   v = jax.ShapeDtypeStruct(q.shape, jnp.float32)
   attention = functools.partial(attend, patterns=Causal(), backend="hopper")
   with (
-    registry.targeting("cuda"),
+    platforms.targeting("cuda"),
     pytest.raises(Unsupported, match="dtype of queries, bfloat16, got float32"),
   ):
     jax.eval_shape(attention, q, q, v)
@@ -160,8 +160,7 @@ def test_auto_chooses_what_was_measured():
 
 @pytest.mark.parametrize("capability", [8.0, 10.0])
 def test_other_gpus_are_rejected(monkeypatch, capability):
-  name = "sparse_transformer.attention.executors.triton.compute_capability"
-  monkeypatch.setattr(name, lambda _: capability)
   monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
   case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
-  assert f"9.0, got {capability}" in Hopper().unsupported(case)
+  with platforms.targeting("cuda", capability):
+    assert f"9.0, got {capability}" in Hopper().unsupported(case)

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import platforms, registry
 from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
-from sparse_transformer.attention.executors import triton
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
 from sparse_transformer.patterns import Causal, Local, Strided
@@ -70,11 +69,32 @@ def test_items_are_enough_to_keep_a_gpu_busy():
 # What is supported.
 
 
-def test_older_gpus_run_another_executor(monkeypatch):
-  monkeypatch.setattr(triton, "compute_capability", lambda _: 7.0)
+def test_older_gpus_run_another_executor():
   case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
-  assert "capability 8.0 or later, got 7.0" in Triton().unsupported(case)
-  assert registry.resolve("auto", case) == "batched"
+  with platforms.targeting("cuda", 7.5):
+    assert "capability 8.0 or later, got 7.5" in Triton().unsupported(case)
+    assert registry.resolve("auto", case) == "batched"
+
+
+@pytest.mark.parametrize(
+  "capability, widths, tile",
+  [
+    (8.9, (128, 128), 32),
+    (8.6, (128, 128), 32),
+    (12.0, (128, 128), 32),
+    (8.9, (64, 128), 64),
+    (8.0, (128, 128), 64),
+    (9.0, (128, 128), 64),
+  ],
+)
+def test_tiles_fit_in_the_shared_memory_of_a_gpu(capability, widths, tile):
+  case = Case(1, 999, 4, *widths, "bfloat16", "cuda")
+  with platforms.targeting("cuda", capability):
+    assert Triton().tile_size(Causal(), case) == tile
+    ((plan, _),) = Triton().plans((Causal(),) * 4, case)
+    assert plan.tile == tile
+    words = Triton().unsupported(dataclasses.replace(case, tile=64))
+  assert words is None if tile == 64 else "among (32,), got tile=64" in words
 
 
 @pytest.mark.parametrize("tile, name", [(32, "triton"), (48, "batched")])

@@ -37,6 +37,7 @@ LIMITS = {
 WIDTHS = (64, 64), (64, 128), (128, 128)
 LENGTHS = 3_072, 12_288
 SHARED_LIMIT = 232_448  # bytes of shared memory that a block can have
+GPUS = [name for name, x in hardware.KINDS.items() if x.compiler == "cuda"]
 FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
 
 
@@ -194,6 +195,17 @@ def test_key_heads_segments_and_soft_cap(target, tile, segments, softcap):
     assert all(kernel["copies_in_flight"] for kernel in program["kernels"])
     launched = [x["most_launched"]["pallas_call"] for x in (program, plain)]
     assert launched[0] == launched[1]
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(
+  "widths", [(32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+)
+def test_gpu_kernels_fit_in_shared_memory(target, widths):
+  config = attention_of(3_072, *widths)
+  (program,) = compile_for(target, config, "attention")["programs"]
+  assert program["compiles"], program["reason"]
+  assert program["executor"].startswith(("triton", "batched; not triton:"))
 
 
 @pytest.mark.parametrize("target", ["h200", "a100", "v5p", "v6e"])

@@ -10,6 +10,7 @@ from sparse_transformer.targets import hardware
   [
     ("h100", "h100:1x1x1", "cuda", 1),
     ("a100:2x1x8", "a100:2x1x8", "cuda", 16),
+    ("rtx4090", "rtx4090:1x1x1", "cuda", 1),
     ("v5e", "v5e:1x1", "tpu", 1),
     ("v5e:2x2", "v5e:2x2", "tpu", 4),
     ("v6e:16x16", "v6e:16x16", "tpu", 256),
@@ -18,6 +19,8 @@ from sparse_transformer.targets import hardware
 def test_names(name, full, compiler, devices):
   target = hardware.parse(name)
   assert str(target) == full and hardware.parse(full) == target
+  capability = dict(a100=8.0, h100=9.0, rtx4090=8.9).get(target.kind, 0.0)
+  assert target.capability == capability
   assert (target.compiler, target.num_devices) == (compiler, devices)
   assert 15 * 2**30 < target.memory < 150 * 2**30
 

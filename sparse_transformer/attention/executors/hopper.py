@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from sparse_transformer.attention import contract
-from sparse_transformer.attention.executors import arranged, triton
+from sparse_transformer.attention import contract, platforms
+from sparse_transformer.attention.executors import arranged
 
 MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
 WIDTHS = 64, 128
@@ -36,8 +36,8 @@ class Hopper(arranged.Arranged):
       return reason
     if self.interpret:
       return None
-    if (capability := triton.compute_capability(CAPABILITY)) != CAPABILITY:
-      return f"it needs compute capability {CAPABILITY}, got {capability}"
+    if others := platforms.compute_capabilities() - {CAPABILITY}:
+      return f"it needs compute capability {CAPABILITY}, got {min(others)}"
     if case.dtype not in DTYPES:
       return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
     widths = case.qk_width, case.value_width

@@ -6,12 +6,10 @@ different slots, in two; see `triton_kernels`.
 """
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Case, Plan, Plans, number
 from sparse_transformer.attention.executors import worklists
 from sparse_transformer.patterns import Layout, Pattern
@@ -27,6 +25,9 @@ TALL, MAX_SHARE = 128, 0.6
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
+# Of queries and of values together, where a block of threads has 99 KiB of
+# shared memory and tiles have 64 positions.
+MAX_WIDTHS = 192
 # Programs that a GPU of 132 multiprocessors runs at a time, and the length of
 # the pieces into which lists are cut that would keep it waiting.
 PROGRAMS, PIECE = 3 * 132, 64
@@ -42,9 +43,9 @@ class Triton(worklists.Fused):
     widths = case.qk_width, case.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
-    tiles: tuple[int, ...] = (32,) if case.dtype == "float32" else (32, 64)
+    tiles = tuple(t for t in (32, 64) if t <= self._largest_tile(case))
     if self._has_tall(case):
-      tiles = (32, 64, TALL)
+      tiles = (*tiles, TALL)
     if case.tile and case.tile not in tiles:
       return (
         f"in {case.dtype} with widths {widths}, the positions of a tile must be"
@@ -52,10 +53,11 @@ class Triton(worklists.Fused):
       )
     if self.interpret:
       return None
-    if (capability := compute_capability(MIN_CAPABILITY)) < MIN_CAPABILITY:
+    capabilities = platforms.compute_capabilities()
+    if min(capabilities, default=MIN_CAPABILITY) < MIN_CAPABILITY:
       return (
         f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
-        f" {capability}"
+        f" {min(capabilities)}"
       )
     if case.dtype not in TILES:
       return f"its dtypes are {', '.join(TILES)}, got {case.dtype}"
@@ -69,7 +71,7 @@ class Triton(worklists.Fused):
   def tile_size(self, part: Pattern, case: Case) -> int:
     """Items of two tiles have tiles of 64, as do the shares of devices."""
     del part
-    tile = min(case.tile or TILES[case.dtype], TALL // 2)
+    tile = min(case.tile or self._largest_tile(case), TALL // 2)
     return worklists.check_tile(tile, case.length)
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
@@ -84,6 +86,13 @@ class Triton(worklists.Fused):
       if case.tile or (is_enough and is_less):
         work = tall
     return [(Plan(None, tile, work), None)]
+
+  def _largest_tile(self, case):
+    """The positions of the largest tile that fits in shared memory."""
+    if case.qk_width + case.value_width > MAX_WIDTHS and not self.interpret:
+      if any(map(_has_little_memory, platforms.compute_capabilities())):
+        return 32
+    return TILES.get(case.dtype, 64)
 
   def _has_tall(self, case):
     """Whether items may have two tiles: no registers spill."""
@@ -127,8 +136,10 @@ def _num_steps(work):
   return sum((x.items[:, 4] - x.items[:, 2]).sum() for x in lists)
 
 
-def compute_capability(without: float) -> float:
-  """Lowest of the local GPUs; `without` if there are none."""
-  names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
-  known = [float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)]
-  return min(known, default=without)
+def _has_little_memory(capability: float) -> bool:
+  """Whether blocks have 99 KiB of shared memory, not 163 or 227.
+
+  RTX 30, 40 and 50, A10, A6000, L4 and L40 do. Source: CUDA C++ Programming
+  Guide, "Technical Specifications per Compute Capability".
+  """
+  return capability in (8.6, 8.9) or int(capability) == 12

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
@@ -64,7 +64,7 @@ def attention_case(
   config: ConfigDict, model: model_lib.Config, platform: str = ""
 ) -> Case:
   """The attention of one micro-batch; by default, on this machine's devices."""
-  platform = platform or registry.current_platform()
+  platform = platform or platforms.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *widths(model)
   return Case(*sizes, model.dtype, platform, model.tile, model.num_key_heads)

@@ -155,7 +155,7 @@ def _compile(args):
   from sparse_transformer.training.experiment import Experiment
 
   target = hardware.parse(args.target)
-  _ = Experiment(args.config).model  # checks the config
+  Experiment(args.config)  # checks the config
   sizes = mesh.sizes(args.config, target.num_devices)
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)

@@ -37,7 +37,7 @@ MAY_IMPORT = {
   "model": {"patterns", "attention"},
   "training": LEAVES
   | {"config", "patterns", "data", "figures", "attention", "model"},
-  "targets": {"config", "tables", "attention", "training"},
+  "targets": {"config", "tables", "patterns", "attention", "training"},
 }
 # And those within a package, which know no other file than these.
 WITHIN = {

@@ -10,12 +10,10 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer.targets import kernels
 from sparse_transformer.targets.hardware import Target
 
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
@@ -34,8 +32,8 @@ SETTINGS = dict(
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
 XLA_FLAGS = {
-  "cuda": ["--xla_gpu_experimental_cost_model_gemm_tiling_default=true"],
-  "tpu": [],
+  "cuda": "--xla_gpu_experimental_cost_model_gemm_tiling_default=true",
+  "tpu": "",
 }
 
 
@@ -59,7 +57,6 @@ def compile_for(
   target: Target,
   config: ConfigDict,
   part: str = "step",
-  known: Sequence[str] = (),
   **options: Any,
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
@@ -69,7 +66,6 @@ def compile_for(
     config: the experiment's config.
     part: "step", the training step, or "attention", each distinct pattern of a
       layer by itself.
-    known: digests of programs whose reports may end there, without compiling.
     **options: of "attention": `key_heads`, if there are fewer than query heads;
       `segments`, whether there are any; and options of `attend`.
 
@@ -80,14 +76,10 @@ def compile_for(
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
     request = dict(target=str(target), config=config.to_dict(), part=part)
-    request |= dict(known=known, folder=folder, options=options)
-    flags = [*XLA_FLAGS[target.compiler]]
-    if target.compiler == "cuda":
-      flags += kernels.flags(path)
+    request |= dict(folder=folder, options=options)
     # The user's own flags come last, so that they win.
-    flags.append(os.environ.get("XLA_FLAGS", ""))
-    environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags))
-    environment |= kernels.environment(path)
+    flags = f"{XLA_FLAGS[target.compiler]} {os.environ.get('XLA_FLAGS', '')}"
+    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags)
     environment.pop("PYTHONPATH", None)
     print(f"{target}: starting", file=sys.stderr, flush=True)
     with tempfile.TemporaryFile("w+") as log:

@@ -1,19 +1,22 @@
 """The devices to compile for, and their names, such as "h100:1x1x8".
 
-A GPU is described by a file beside this one, from which its compiler takes all
-it knows; a TPU is known to its compiler by name.
+A TPU is known to its compiler by name. What the compiler for GPUs has to know
+of one is a row of gpus.csv, which fills gpu.txtpb.
 """
 
+import csv
 import dataclasses
-import functools
 import math
 import pathlib
 import re
+import string
 
 from sparse_transformer import tables
 
 GIB = 2**30
 HERE = pathlib.Path(__file__).parent
+with (HERE / "gpus.csv").open() as _file:
+  GPUS = {row["target"]: row for row in csv.DictReader(_file)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +24,11 @@ class Kind:
   """A kind of device."""
 
   description: str  # what it is
-  compiler: str  # "cuda" or "tpu", also the platform that executors know
+  memory: int  # bytes of one device
   # Usual topologies of one host, the smallest first; a name without a topology
   # means that one.
   sizes: tuple[str, ...]
-  # Memory of one device in GiB; None for a GPU, whose file states it.
-  gib: float | None = None
+  compiler: str = "tpu"  # or "cuda", also the platform that executors know
 
   @property
   def axes(self) -> str:
@@ -36,19 +38,14 @@ class Kind:
     return " x ".join("XYZ"[: len(self.sizes[0].split("x"))])
 
 
-_gpu = functools.partial(
-  Kind, compiler="cuda", sizes=("1x1x1", "1x1x2", "1x1x4", "1x1x8")
-)
-_tpu = functools.partial(Kind, compiler="tpu", sizes=("1x1", "2x2", "2x4"))
-# The memory of TPUs is what their compiler says is available.
+_SIZES = "1x1x1", "1x1x2", "1x1x4", "1x1x8"
 KINDS = {
-  "a100": _gpu("NVIDIA A100 SXM, 80 GB"),
-  "h100": _gpu("NVIDIA H100 SXM, 80 GB"),
-  "h200": _gpu("NVIDIA H200 SXM, 141 GB"),
-  "rtx4090": _gpu("NVIDIA GeForce RTX 4090, 24 GB"),
-  "v5e": _tpu("Cloud TPU v5e, 16 GB", gib=15.75),
-  "v5p": _tpu("Cloud TPU v5p, 95 GB", sizes=("2x2x1", "2x2x2"), gib=95.73),
-  "v6e": _tpu("Cloud TPU v6e, 32 GB", gib=31.24),
+  name: Kind(row["description"], int(row["memory"]), _SIZES, "cuda")
+  for name, row in GPUS.items()
+} | {  # the memory of TPUs is what their compiler says is available
+  "v5e": Kind("Cloud TPU v5e, 16 GB", int(15.75 * GIB), ("1x1", "2x2", "2x4")),
+  "v5p": Kind("Cloud TPU v5p, 95 GB", int(95.73 * GIB), ("2x2x1", "2x2x2")),
+  "v6e": Kind("Cloud TPU v6e, 32 GB", int(31.24 * GIB), ("1x1", "2x2", "2x4")),
 }
 
 
@@ -67,32 +64,25 @@ class Target:
     return KINDS[self.kind].compiler
 
   @property
+  def memory(self) -> int:
+    """Bytes of memory of one device."""
+    return KINDS[self.kind].memory
+
+  @property
   def num_devices(self) -> int:
     return math.prod(map(int, self.topology.split("x")))
 
-  @functools.cached_property
+  @property
   def gpu_config(self) -> str:
     """The description of a GPU for its compiler, as a text proto."""
-    return (HERE / f"{self.kind}.txtpb").read_text()
+    template = string.Template((HERE / "gpu.txtpb").read_text())
+    return template.substitute(GPUS[self.kind])
 
   @property
   def capability(self) -> float:
     """The compute capability of a GPU, 8.9; 0 for a TPU."""
-    if self.compiler != "cuda":
-      return 0.0
-    words = r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?"
-    found = re.search(words, self.gpu_config)
-    assert found, f"{self.kind}.txtpb has no cuda_compute_capability"
-    return float(f"{found[1]}.{found[2] or 0}")
-
-  @property
-  def memory(self) -> int:
-    """Bytes of memory of one device."""
-    if gib := KINDS[self.kind].gib:
-      return int(gib * GIB)
-    found = re.search(r"device_memory_size: (\d+)", self.gpu_config)
-    assert found, f"{self.kind}.txtpb has no device_memory_size"
-    return int(found[1])
+    row = GPUS.get(self.kind, dict(major="0", minor="0"))
+    return float(f"{row['major']}.{row['minor']}")
 
 
 def parse(name: str) -> Target:
@@ -122,7 +112,7 @@ def describe() -> str:
   """A table of the known targets."""
   rows = [("target", "device", "memory", "topology", "default, others")]
   for name, kind in KINDS.items():
-    size = f"{parse(name).memory / GIB:.2f} GiB"
+    size = f"{kind.memory / GIB:.2f} GiB"
     topologies = ", ".join(f"{name}:{topology}" for topology in kind.sizes)
     rows.append((name, kind.description, size, kind.axes, topologies))
   return tables.align(rows)

@@ -1,4 +1,4 @@
-"""Reads a compiled program: its launches, collectives and bytes moved.
+"""Reads a compiled program: its launches and collectives.
 
 One execution of the entry computation of an optimized HLO module launches each
 of its instructions once, those of a loop's body as often as the loop runs. Of
@@ -22,16 +22,8 @@ FREE = set(
 )
 FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
 
-# What JAX itself adds to the path of an operation, and to its names.
-TRACED = re.compile(
-  r"body|branch_\d+_fun|checkpoint|closed_call|cond|eval_jaxpr"
-  r"|rematted_computation|shard_map|while"
-)
-DERIVED = re.compile(r"^((jvp|transpose|vmap)\()+")
-
 BRANCHES = "branch_computations", "true_computation", "false_computation"
 CALLS = {"call": "to_apply", "async-start": "calls"}
-SLICED = "dynamic-slice", "dynamic-update-slice"
 
 COMPUTATION = re.compile(
   r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\n([\s\S]*?)\n\}", re.MULTILINE
@@ -57,14 +49,6 @@ class Instruction(NamedTuple):
     found = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
     return re.findall(r"[\w.\-]+", found[1]) if found else []
 
-  @property
-  def operands(self) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
-
-
-Computation = dict[str, Instruction]  # by name, in the order of the text
-Module = dict[str, Computation]
-
 
 @dataclasses.dataclass
 class Profile:
@@ -72,9 +56,6 @@ class Profile:
 
   # Kernels by the name of the instruction, up to its first dot.
   launches: Counts = dataclasses.field(default_factory=collections.Counter)
-  # Bytes that these kernels read and write, by the innermost `jax.named_scope`
-  # of the instruction that names a kernel; without any, by the same names.
-  moved: Counts = dataclasses.field(default_factory=collections.Counter)
   copies: int = 0  # copies from memory to memory, which need no kernel
   # {kind: (how many, bytes of their results on one device)}.
   collectives: dict[str, tuple[int, int]] = dataclasses.field(
@@ -86,7 +67,7 @@ class Profile:
 
 def profile(text: str) -> Profile:
   """The cost of one execution of an optimized HLO module."""
-  module: Module = {}
+  module: dict[str, dict[str, Instruction]] = {}
   entry = None
   for is_entry, name, lines in COMPUTATION.findall(text):
     found = (Instruction(*x) for x in INSTRUCTION.findall(lines))
@@ -95,7 +76,7 @@ def profile(text: str) -> Profile:
   if entry is None:
     raise ValueError("the text of the program has no entry computation")
   result = Profile()
-  for x, computation, times in _executed(module, entry):
+  for x, times in _executed(module, entry):
     if x.opcode == "while":
       result.unknown_loops += _trips(module, x) is None
     elif _is_copy(x):
@@ -105,9 +86,6 @@ def profile(text: str) -> Profile:
         # Names end in numbers, and in what the compiler did: ".remat".
         name = x.name.partition(".")[0]
         result.launches[name] += times
-        result.moved[_scope(x) or name] += times * _moved(
-          module, computation, x
-        )
       for part in _fused(module, x).values() or [x]:
         # The end of a collective has the shape of its result.
         kind = part.opcode.removesuffix("-done")
@@ -119,10 +97,10 @@ def profile(text: str) -> Profile:
 
 
 def _executed(module, name, times=1):
-  """(instruction, its computation, how often it is executed)."""
+  """(instruction, how often it is executed)."""
   for x in module[name].values():
     if x.opcode == "while":
-      yield x, module[name], times
+      yield x, times
       (body,), trips = x.computations("body"), _trips(module, x)
       trips = 1 if trips is None else trips
       yield from _executed(module, body, times * trips)
@@ -137,13 +115,13 @@ def _executed(module, name, times=1):
       for called in x.computations(CALLS[x.opcode]):
         yield from _executed(module, called, times)
     else:
-      yield x, module[name], times
+      yield x, times
 
 
 def _count_launches(executed):
   return sum(
     times
-    for x, _, times in executed
+    for x, times in executed
     if not (x.opcode == "while" or _is_copy(x) or _is_free(x))
   )
 
@@ -154,25 +132,6 @@ def _fused(module, instruction):
     return {}
   (name,) = instruction.computations("calls")
   return module[name]
-
-
-def _scope(instruction):
-  """The innermost scope in the path of an operation; None without any."""
-  path = re.search(r'op_name="([^"]*)"', instruction.rest)
-  scopes = path[1].split("/")[:-1] if path else []
-  names = (DERIVED.sub("", scope).rstrip(")") for scope in scopes)
-  named = [x for x in names if x.isidentifier() and not TRACED.fullmatch(x)]
-  return named[-1] if named else None
-
-
-def _moved(module, computation, instruction):
-  """Bytes that a kernel reads and writes."""
-  names, users = instruction.operands, [instruction]
-  if fused := _fused(module, instruction):
-    computation, users = fused, [*fused.values()]
-    names = [x.name for x in users if x.opcode == "parameter"]
-  read = sum(_read(module, x, computation, users) for x in dict.fromkeys(names))
-  return read + _written(module, users[-1], computation)
 
 
 def _trips(module, loop):
@@ -191,41 +150,6 @@ def _trips(module, loop):
   if opcodes == {"constant", "compare"} and len(limits) == 1 and is_below:
     return limits[0]
   return None
-
-
-def _read(module, name, instructions, users):
-  """Bytes that users read of an array: all of it, unless they slice it."""
-  if name not in instructions:
-    return 0
-  users = [x for x in users if name in x.operands]
-  if len(users) == 1:
-    (user,) = users
-    if user.opcode == "bitcast":
-      return _read(module, user.name, instructions, instructions.values())
-    if fused := _fused(module, user):  # TPUs have fusions within fusions
-      starts = [f"{i})" for i, x in enumerate(user.operands) if x == name]
-      names = [
-        x.name
-        for x in fused.values()
-        if x.opcode == "parameter" and x.rest.startswith(tuple(starts))
-      ]
-      return max(_read(module, x, fused, fused.values()) for x in names)
-  if users and all(x.opcode in SLICED and x.operands[0] == name for x in users):
-    reads = (x for x in users if x.opcode == "dynamic-slice")
-    return sum(num_bytes(x.shape) for x in reads)
-  return num_bytes(instructions[name].shape)
-
-
-def _written(module, instruction, instructions):
-  """Bytes that an instruction writes: of an update in place, the update."""
-  if fused := _fused(module, instruction):
-    return _written(module, [*fused.values()][-1], fused)
-  source = [instructions[x] for x in instruction.operands if x in instructions]
-  if instruction.opcode == "dynamic-update-slice" and len(source) > 1:
-    return num_bytes(source[1].shape)
-  if instruction.opcode in ("bitcast", "tuple") and source:
-    return sum(_written(module, x, instructions) for x in source)
-  return num_bytes(instruction.shape)
 
 
 def _is_free(instruction):

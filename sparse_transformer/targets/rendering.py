@@ -21,8 +21,6 @@ def render(report: Report) -> str:
   parts = [title]
   for program in report["programs"]:
     parts.append(f"{program['name']}\n{tables.align(_rows(program, report))}")
-    if program.get("kernels"):
-      parts[-1] += "\n" + tables.align(_kernels(program["kernels"]), 1)
   return "\n\n".join(parts)
 
 
@@ -49,31 +47,11 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   text = f"{program['launches']:,} and {program['copies']:,} copies"
   if program["unknown_loops"]:
     text += f"; at least, {program['unknown_loops']} loops counted once"
-  most = _most(program["most_launched"], "{:,}".format)
+  first = [*program["most_launched"].items()][:3]  # the largest
+  most = ", ".join(f"{name} {count:,}" for name, count in first)
   yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
   collectives = (
     f"{kind} {moved['count']:,} ({tables.size(moved['bytes'])})"
     for kind, moved in program["collectives"].items()
   )
   yield "  collectives", ", ".join(collectives) or "none"
-  if "moved" in program:
-    most = _most(program["most_moved"], tables.size)
-    yield "  moves", f"{tables.size(program['moved'])}; {most}"
-
-
-def _most(counts, number):
-  """The first three of counts by name, which are the largest."""
-  first = list(counts.items())[:3]
-  return ", ".join(f"{name} {number(count)}" for name, count in first)
-
-
-def _kernels(kernels):
-  """A row for each hand-written kernel."""
-  yield "  kernel", "registers", "spilled", "shared memory", "threads"
-  for kernel in kernels:
-    sizes = (
-      tables.size(kernel["spilled_bytes"]),
-      tables.size(kernel["shared_bytes"]),
-    )
-    name, registers = f"  {kernel['kernel']}", str(kernel["registers"])
-    yield name, registers, *sizes, kernel["threads"]

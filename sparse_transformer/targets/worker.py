@@ -6,7 +6,6 @@ folder that it names: {"result": ...} or, if the request is invalid, {"error":
 """
 
 import functools
-import hashlib
 import json
 import pathlib
 import re
@@ -22,17 +21,14 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
-from sparse_transformer.targets import hardware, hlo, kernels
+from sparse_transformer.patterns import shorten
+from sparse_transformer.targets import hardware, hlo
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
 Report = dict[str, Any]
 Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments
-NOTED = 20  # names of kernels that a report lists
-# The TPU compiler's message about a program that does not fit.
-NEEDED = re.compile(r"(?:\(|Used )(\d+\.?\d*)([KMG])(?:\) exceeds| of)")
-UNITS = dict(K=2**10, M=2**20, G=2**30)
 
 
 def main() -> None:
@@ -72,8 +68,7 @@ def _answer(request, tell):
     remat=config.model.remat,
     jax=jax.__version__,
     programs=[
-      _report(program, experiment, target, request, tell)
-      for program in programs
+      _report(program, experiment, target, tell) for program in programs
     ],
   )
 
@@ -129,7 +124,8 @@ def _attention(
       **options,
     )
     run = jax.jit(functools.partial(_with_gradients, attend))
-    yield f"attention: {_name(heads)}", run, (q, k, v, dout, segments_BL)
+    name = shorten(", ".join(dict.fromkeys(map(str, heads))))
+    yield f"attention: {name}", run, (q, k, v, dout, segments_BL)
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
@@ -138,15 +134,8 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
   return out, backward(dout_BLHE)
 
 
-def _name(heads):
-  """The patterns of a layer, each once."""
-  distinct = list(map(str, dict.fromkeys(heads)))
-  more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
-  return ", ".join(distinct[:2]) + more
-
-
-def _report(program, experiment, target, request, tell):
-  """Compiles a program that the request does not know; reports the result."""
+def _report(program, experiment, target, tell):
+  """Compiles a program, and reports the result."""
   (name, function, arguments), began = program, time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
@@ -164,9 +153,6 @@ def _report(program, experiment, target, request, tell):
     traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=(target.compiler,))
     report["trace_seconds"] = round(time.time() - began, 1)
-    report["digest"] = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-    if report["digest"] in request["known"]:
-      return report
     tell(f"{name}: compiling")
     began = time.time()
     try:
@@ -176,16 +162,13 @@ def _report(program, experiment, target, request, tell):
   report["compile_seconds"] = round(time.time() - began, 1)
   tell(f"{name}: reading the program")
   text, memory = compiled.as_text(), compiled.memory_analysis()
-  profile, folder = hlo.profile(text), pathlib.Path(request["folder"])
+  profile = hlo.profile(text)
   report |= dict(
     compiles=True,
     memory=dict(  # bytes on one device
       peak=memory.peak_memory_in_bytes,
       arguments=memory.argument_size_in_bytes,
-      outputs=memory.output_size_in_bytes,
-      aliased=memory.alias_size_in_bytes,
       temporaries=memory.temp_size_in_bytes,
-      code=memory.generated_code_size_in_bytes,
     ),
     # The compiler for TPUs rejects what does not fit.
     fits=target.compiler == "tpu"
@@ -193,29 +176,20 @@ def _report(program, experiment, target, request, tell):
     launches=profile.launches.total(),
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
-    most_launched=dict(profile.launches.most_common(NOTED)),
-    moved=profile.moved.total(),
-    most_moved=dict(profile.moved.most_common(NOTED)),
+    most_launched=dict(profile.launches.most_common(3)),
     collectives={
       kind: dict(count=count, bytes=size)
       for kind, (count, size) in sorted(profile.collectives.items())
     },
-    kernels=kernels.read(folder, text) if target.compiler == "cuda" else [],
   )
-  for path in folder.iterdir():
-    path.unlink()
   return report
 
 
 def _failure(error: Exception) -> Report:
   """Reports why a program does not compile."""
   text = str(error)
-  report: Report = dict(compiles=False, fits=None, reason=_first_line(error))
-  if "HbmOom" in text or "hbm" in text:
-    report["fits"] = False
-    if found := NEEDED.search(text):
-      report["needed"] = int(float(found[1]) * UNITS[found[2]])
-  return report
+  fits = False if "HbmOom" in text or "hbm" in text else None
+  return dict(compiles=False, fits=fits, reason=_first_line(error))
 
 
 def _first_line(error: Exception) -> str:

@@ -43,7 +43,7 @@ class Case:
   qk_width: int  # width of a head's queries and keys, K
   value_width: int  # width of a head's values, E
   dtype: str  # dtype of queries and keys
-  platform: str = ""  # of `registry.PLATFORMS`, or "" for any other
+  platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
   tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
   num_key_heads: int = 0  # heads of keys and values, G; 0 for as many
 

@@ -79,7 +79,7 @@ def compile_for(
     request |= dict(folder=folder, options=options)
     # The user's own flags come last, so that they win.
     flags = f"{XLA_FLAGS[target.compiler]} {os.environ.get('XLA_FLAGS', '')}"
-    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags)
+    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags.strip())
     environment.pop("PYTHONPATH", None)
     print(f"{target}: starting", file=sys.stderr, flush=True)
     with tempfile.TemporaryFile("w+") as log:

@@ -6,11 +6,10 @@ Any field of the config can be overridden: --config.attention.pattern=fixed.
 Restarted with the same workdir, it resumes from the last checkpoint; with
 --allow_changes, also for more steps, or with another pattern or optimizer.
 SIGTERM, SIGINT and SIGHUP make it save a checkpoint and exit with status 130;
-a second SIGTERM or SIGINT ends it. --replay=STEP recomputes the batch of a
-step, from the last checkpoint before it, and writes nothing.
---profile=FIRST:LAST traces steps into the folder `profile` of the workdir.
-With --limit=processor_seconds:600 or --limit=seconds:600, that much time of
-training ends the run, and the learning rate follows the clock.
+a second SIGTERM or SIGINT ends it. --profile=FIRST:LAST traces steps into the
+folder `profile` of the workdir. With --limit=processor_seconds:600 or
+--limit=seconds:600, that much time of training ends the run, and the learning
+rate follows the clock.
 
 A config file may define on_metrics(step, split, values) beside get_config: it
 is called for each line of metrics.jsonl, to send it elsewhere.
@@ -21,7 +20,6 @@ the cluster says these, with --distributed=auto. See docs/scaling.md.
 """
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -52,35 +50,23 @@ def main(argv: Sequence[str]) -> None:
     )
   settings = dict(
     config_file=config_file,
+    limit=_limit(args.limit),
     allow_changes=args.allow_changes,
     on_metrics=_hook(config_file),
     profile=_profiled(args.profile, args.config.train.steps),
-    limit=_limit(args.limit),
   )
   if args.limit and not is_alone:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
-  if not is_alone:
-    # One line says why the runtime aborts, without its reports. This is read
-    # when JAX is imported.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
   from sparse_transformer.training.distributed import processes
-  from sparse_transformer.training.loop import replay, train
+  from sparse_transformer.training.loop import train
 
-  if args.replay is not None:
-    if not is_alone:
-      raise ValueError("--replay runs in one process: omit --coordinator etc.")
-    if args.profile:
-      raise ValueError("--replay does not train: omit --profile")
-    replay(args.config, args.workdir, args.replay)
-  elif is_alone:
-    train(args.config, args.workdir, **settings)
-  else:
-    with processes.joined(
+  if not is_alone:
+    processes.join(
       *given,
       connect_seconds=args.connect_seconds,
       heartbeat_seconds=args.heartbeat_seconds,
-    ):
-      train(args.config, args.workdir, **settings)
+    )
+  train(args.config, args.workdir, **settings)
 
 
 def _hook(config_file: str) -> Callable[..., Any] | None:
@@ -128,10 +114,8 @@ if __name__ == "__main__":
     "allow_changes",
     False,
     "Whether a run may resume with other attention.*, eval.sequences,"
-    " train.steps, train.batch_size and optimizer.* than it had.",
-  )
-  flags.DEFINE_integer(
-    "replay", None, "Step whose batch to recompute.", lower_bound=1
+    " train.steps, train.batch_size, train.accumulation and optimizer.* (except"
+    " name) than it had.",
   )
   flags.DEFINE_string(
     "profile", None, "FIRST:LAST, the steps to trace into WORKDIR/profile."

@@ -37,9 +37,14 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file atomically: if killed, leaves the old text or the new."""
-  with writing(path) as new, new.open("w") as file:
-    file.write(text)
+  """`write_bytes` of a text."""
+  write_bytes(path, text.encode())
+
+
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+  """Replaces a file atomically: if killed, leaves the old one or the new."""
+  with writing(path) as new, new.open("wb") as file:
+    file.write(content)
     file.flush()
     os.fsync(file.fileno())  # before the file gets its name
 

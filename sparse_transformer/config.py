@@ -15,7 +15,7 @@ from sparse_transformer import atomic, rules
 FREE_FIELDS = (
   *("attention.backend", "attention.tile", "checkpoint.", "data.path"),
   *("eval.batch_size", "eval.every", "eval.samples", "mesh.", "model.remat"),
-  *("train.log_every", "train.nonfinite", "train.max_skipped", "train.spike"),
+  *("train.log_every", "train.nonfinite", "train.max_skipped"),
 )
 # Those that --allow_changes also lets change: they apply from now on.
 CHANGEABLE = (
@@ -73,16 +73,19 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
 def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
   """A config that was read as JSON: with tuples, and defaults of new fields.
 
+  Fields of older code that no longer exist are ignored.
+
   Raises:
     ValueError: it is not a config; the message begins with `place`.
   """
   found = get_config().to_dict()
   try:
     settings = {"loss": {}, "mesh": {}} | settings  # newer groups
-    for group in (*found, *settings):
-      found[group] = found.get(group, {}) | {
+    for group, fields in found.items():
+      fields |= {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in settings[group].items()
+        if name in fields
       }
     return ConfigDict(found)
   except (TypeError, KeyError, AttributeError) as error:
@@ -121,16 +124,6 @@ def write_config(
         line += ", and examples of this epoch may come again or be left out"
       print(line, file=sys.stderr)
   atomic.write_json(path, config.to_dict(), indent=2)
-
-
-def last_change(workdir: str | os.PathLike) -> int:
-  """The last step at which a run changed how it computes a step, else 0."""
-  path = pathlib.Path(workdir) / CHANGES
-  lines = path.read_text().splitlines() if path.exists() else []
-  fields = {*CHANGEABLE, *(f"attention.{x}" for x in rules.GROUPS["attention"])}
-  changes = [json.loads(line) for line in lines]
-  steps = [x["step"] for x in changes if fields & {*x["changes"]}]
-  return max(steps, default=0)
 
 
 def _in_result(changes: Changes) -> list[str]:

@@ -1,12 +1,11 @@
 """Writes the weights of a run to one file, which other programs can read.
 
-python -m sparse_transformer.export --workdir=runs/digits --out=digits.npz
+python -m sparse_transformer.export --workdir=RUN --out=NAME.safetensors
 
-The suffix of --out is the format: .safetensors, or .npz of NumPy. Layers have
-separate arrays, such as layers.0.attention.query.kernel; docs/usage.md lists
-all names. The metadata has the config, the vocabulary, the unit of losses and
-the step, so the file suffices: `checkpoints.exported.load` reads it, and a run
-with --config.train.init_from=FILE starts from it.
+Layers have separate arrays, such as layers.0.attention.query.kernel;
+docs/usage.md lists all names. The metadata has the config, the vocabulary, the
+unit of losses and the step, so the file suffices: `checkpoints.exported.load`
+reads it, and a run with --config.train.init_from=FILE starts from it.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", None, "The file: NAME.safetensors or NAME.npz.")
+  flags.DEFINE_string("out", None, "The file, NAME.safetensors.")
   flags.DEFINE_string(
     "step",
     None,

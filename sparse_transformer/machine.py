@@ -1,14 +1,10 @@
 """The machine that this process runs on: its name, and its memory."""
 
-import functools
 import os
 import pathlib
 import re
 import resource
 import sys
-from collections.abc import Iterator
-
-PROC, CGROUPS = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
 
 
 def device_name() -> str:
@@ -34,15 +30,9 @@ def machine() -> str:
   return f"{jax.local_device_count()} x {device_name()}"
 
 
-@functools.cache
 def memory() -> int:
-  """Bytes of the host's memory that this process can use.
-
-  Less in a container or a batch job that limits it; swap space counts.
-  """
-  size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  swap = re.search(r"SwapTotal:\s*(\d+) kB", _read("meminfo"))
-  return min([size, *_cgroup_limits()]) + (int(swap[1]) * 1024 if swap else 0)
+  """Bytes of the host's memory."""
+  return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_memory() -> int | None:
@@ -55,6 +45,33 @@ def device_memory() -> int | None:
   return (device.memory_stats() or {}).get("bytes_limit")
 
 
+def free_memory() -> int | None:
+  """Bytes that a program may take on each local device; None if unknown."""
+  import jax
+
+  devices = jax.local_devices()
+  if devices[0].platform == "cpu":  # they share the host's
+    found = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
+    return int(found[1]) * 1024 // len(devices) if found else None
+  stats = devices[0].memory_stats() or {}
+  if "bytes_limit" not in stats:
+    return None
+  return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def check_free(what: str, needed: int) -> None:
+  """Raises ValueError if something needs more memory than a device has free."""
+  free = free_memory()
+  if free is not None and needed > free:
+    sizes = " of memory on a device, but ".join(
+      f"{size / 2**30:,.1f} GiB" for size in (needed, free)
+    )
+    raise ValueError(
+      f"{what} needs {sizes} is free; use a smaller network or batch, more"
+      " train.accumulation, or model.remat=block"
+    )
+
+
 def peak_memory() -> int:
   """Bytes used at the most: of the device if known, else by this process."""
   import jax
@@ -65,22 +82,7 @@ def peak_memory() -> int:
   return stats.get("peak_bytes_in_use", size * unit)
 
 
-def _cgroup_limits() -> Iterator[int]:
-  """Limits of the control groups of this process, in both versions of Linux."""
-  for line in _read("self/cgroup").splitlines():
-    _, controllers, group = line.split(":", 2)
-    if controllers not in ("", "memory"):
-      continue
-    name = "memory.limit_in_bytes" if controllers else "memory.max"
-    folder = CGROUPS / controllers / group.lstrip("/")
-    # In a container, the root may stand for the container's own group.
-    for parent in (folder, *folder.parents):
-      path = parent / name
-      if path.is_file() and (text := path.read_text().strip()).isdigit():
-        yield int(text)
-
-
 def _read(name: str) -> str:
   """The text of a file of /proc; empty where there is none."""
-  path = PROC / name
+  path = pathlib.Path("/proc") / name
   return path.read_text() if path.exists() else ""

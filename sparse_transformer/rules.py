@@ -283,11 +283,6 @@ GROUPS: dict[str, dict[str, Field]] = dict(
       "a step whose loss or gradients are not finite, which changes no weights",
     ),
     max_skipped=Field(10, COUNT, "batches skipped in a row before stopping"),
-    spike=Field(
-      1.5,
-      or_infinite(NOT_NEGATIVE),
-      "log steps with a loss above this many times the last logged; 0: never",
-    ),
   ),
   eval=dict(
     every=Field(2000, COUNT, "steps between validations; 0: after the last"),
@@ -299,7 +294,6 @@ GROUPS: dict[str, dict[str, Field]] = dict(
     every=Field(2000, COUNT, "steps between checkpoints; 0: after the last"),
     keep=Field(2, SIZE, "latest checkpoints to keep"),
     keep_best=Field(1, COUNT, "best checkpoints to keep, by validation loss"),
-    on_error=Field("stop", name("stop", "continue"), "if one cannot be saved"),
   ),
   mesh=dict(
     data=Field(-1, DEVICES, "devices that split the batch"),

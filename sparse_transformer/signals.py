@@ -63,10 +63,9 @@ class Signals:
 def _leave_terminal() -> None:
   """Drops what is printed from now on where a closed terminal would fail."""
   nowhere = os.open(os.devnull, os.O_WRONLY)
-  for file in sys.__stdout__, sys.__stderr__:
+  for file in filter(None, (sys.__stdout__, sys.__stderr__)):
     try:
-      if file:
-        os.write(file.fileno(), b"")
+      os.write(file.fileno(), b"")
     except OSError:
       os.dup2(nowhere, file.fileno())
   os.close(nowhere)

@@ -8,9 +8,6 @@ import pathlib
 import runpy
 import sys
 
-# As train.py does, before JAX is imported.
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "4"
-
 REPO = pathlib.Path(__file__).parents[1]
 
 

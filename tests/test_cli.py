@@ -23,14 +23,15 @@ from sparse_transformer.training.loop import train
 FLAGS = {
   "train.py": (
     "[no]allow_changes config connect_seconds coordinator distributed"
-    " heartbeat_seconds num_processes process_id profile replay workdir"
+    " heartbeat_seconds limit num_processes process_id profile workdir"
   ),
   "eval.py": "min_context split step weights workdir",
   "-m sparse_transformer.sample": (
     "[no]cache given num prompt seed step temperature top_k top_p workdir"
   ),
   "-m sparse_transformer.explain": (
-    "config example [no]json out part step target temperature workdir"
+    "[no]compile config example [no]json out part step target temperature"
+    " workdir"
   ),
   "-m sparse_transformer.compare": (
     "budget config equal first_seed jobs seeds target task tune tune_budget"
@@ -154,7 +155,7 @@ SPACED = {
   "sparse_transformer/compare.py": (
     "--workdir new --config FILE --config.model.width 9 --vary train.steps=1,2"
   ),
-  "sparse_transformer/export.py": "--workdir RUN --out a.npz --step 77",
+  "sparse_transformer/export.py": "--workdir RUN --out a.safetensors --step 77",
   "sparse_transformer/report.py": "--workdir nowhere --config.model.width 32",
   "sparse_transformer/data/__main__.py": "prepare mnist --data_dir new",
 }

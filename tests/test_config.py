@@ -27,7 +27,7 @@ def test_what_an_old_config_lacks_has_its_default(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
   path = tmp_path / "config.json"
   settings = json.loads(path.read_text())
-  del settings["train"]["spike"], settings["loss"]
+  del settings["train"]["max_skipped"], settings["loss"]
   path.write_text(json.dumps(settings))
   assert config_lib.read_config(tmp_path).to_dict() == runs.tiny().to_dict()
 

@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
 from sparse_transformer.data import codecs, files
-from sparse_transformer.training.analysis import memory_limits
 from sparse_transformer.training.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -216,7 +215,6 @@ def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
       try:
         experiment = Experiment(ConfigDict(changed))
         _ = experiment.source, experiment.model, experiment.optimizer
-        memory_limits.check_training(experiment.config, experiment.source)
       except (ValueError, OSError) as error:
         assert name in str(error) or group == "attention", (name, value, error)
         assert len(str(error)) < 2000

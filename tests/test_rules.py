@@ -73,7 +73,6 @@ def test_value_that_makes_no_sense_is_rejected(field, value, message):
     ("model.num_layers", 10_000),
     ("train.seed", 2**32 - 1),
     ("train.steps", 0),
-    ("train.spike", math.inf),
     ("optimizer.clip_norm", math.inf),  # does not clip
     ("attention.cycle", (1, 0)),
     ("attention.pattern", "Local(8)"),  # its names are checked elsewhere

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from sparse_transformer import data, model as model_lib, rules
+from sparse_transformer import data, machine, model as model_lib, rules
 from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
@@ -141,7 +141,7 @@ class Experiment:
 
   @functools.cached_property
   def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
-    """`train_step`: (state, tokens_BL) -> (the new state, metrics)."""
+    """`train_step`: (state, tokens_BL, due) -> (the new state, metrics)."""
     return functools.partial(
       step_lib.train_step,
       predict=model_lib.make_predict(self.model),
@@ -154,6 +154,33 @@ class Experiment:
     """Jitted `step`, which reuses the memory of the state that it is given."""
     shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
+
+  @functools.cached_property
+  def program(self) -> Callable[..., Any]:
+    """`update`, compiled.
+
+    Raises:
+      ValueError: it needs more memory than is free.
+    """
+    batch, due = self.batch_shape, jax.ShapeDtypeStruct((), np.int32)
+    with jax.set_mesh(self.mesh):
+      program = self.update.lower(self.like, batch, due).compile()
+    if memory := program.memory_analysis():
+      inputs, outputs, temporary = (
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+      )
+      machine.check_free("a training step", inputs + outputs + temporary)
+    return program
+
+  @property
+  def batch_shape(self) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and sharding of `batch`; reads one example."""
+    example = self.examples[0]
+    shape = self.config.train.batch_size, *example.shape
+    split = self.batch_sharding
+    return jax.ShapeDtypeStruct(shape, example.dtype, sharding=split)
 
   @functools.cached_property
   def examples(self) -> Sequence[np.ndarray]:

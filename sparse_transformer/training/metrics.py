@@ -1,31 +1,26 @@
-"""Metrics of a run: JSON lines, TensorBoard and a progress bar."""
+"""Metrics of a run: JSON lines, TensorBoard and lines on the terminal."""
 
 import contextlib
 import json
 import os
 import pathlib
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import numpy as np
 import tqdm
 from PIL import Image
-from tensorboardX import summary as summaries
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX import SummaryWriter
 
 from sparse_transformer import atomic
+from sparse_transformer.training.stopwatch import TIMES
 
 # Numbers that readers of `metrics.jsonl` use, by the split of a line, and those
 # that it may lack.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-TIMES = ("seconds", "processor_seconds")  # of training steps, so far
 TABLES = {"expert_load", "spans"}  # a row for each layer
 OPTIONAL = {"accuracy", "tokens_per_second", "mfu", *TIMES}
-FLUSH_SECONDS = 30  # between flushes of a TensorBoard file, which take long
 # Names on the terminal, which shows these first, and as many others as fit.
 SHORT = dict(
   bits_per_dim="bits",
@@ -48,62 +43,53 @@ class Writer:
   Args:
     workdir: the folder of `metrics.jsonl`.
     step: number of steps done so far.
-    steps: total number of steps; None if it is unknown.
-    on_error: "stop" raises OSError when a line cannot be written; "continue"
-      reports it on standard error.
     silent: whether to write nothing, because another process does.
     on_metrics: is called with (step, split, values) for each line of
       `metrics.jsonl`; an exception in it is reported on standard error.
 
   Attributes:
     workdir: the folder.
+
+  Raises:
+    OSError: a file cannot be written; so do all methods.
   """
 
   def __init__(
     self,
     workdir: str | os.PathLike,
-    *,
     step: int,
-    steps: int | None,
-    on_error: str = "stop",
     silent: bool = False,
     on_metrics: OnMetrics | None = None,
   ):
-    self.workdir = pathlib.Path(workdir)
-    self._on_error, self._on_metrics = on_error, on_metrics
+    self.workdir, self._on_metrics = pathlib.Path(workdir), on_metrics
     self._file: TextIO | None = None
-    self._boards: dict[str, Any] = {}
-    if not silent:
-      path = self.workdir / "metrics.jsonl"
-      self.attempt(_truncate, path, step)
-      self._file = path.open("a")
-      self._boards = {
-        split: self.attempt(_Board, self.workdir / "events" / split, step)
-        for split in NEEDED
-      }
-    self._bar = tqdm.tqdm(
-      initial=step,
-      total=steps,
-      unit="step",
-      disable=silent or not sys.stderr.isatty(),
-      dynamic_ncols=True,
-    )
+    # The splits have the same tags in different folders, so that TensorBoard
+    # draws them in the same charts.
+    self._boards: dict[str, SummaryWriter] = {}
+    if silent:
+      return
+    path = self.workdir / "metrics.jsonl"
+    _truncate(path, step)
+    self._file = path.open("a")
+    for split in NEEDED:
+      # No limit of the queue: a full one would wait for ever for a thread that
+      # a full disk has ended.
+      self._boards[split] = SummaryWriter(
+        str(self.workdir / "events" / split),
+        purge_step=step + 1,
+        max_queue=0,
+        filename_suffix=f".{os.getpid()}.{step}",  # not that of a run before
+        flush_secs=30,
+      )
 
   def __enter__(self) -> "Writer":
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
-    self._bar.close()
+    ignored = [OSError] if kind else []  # the first error is the one to raise
     for file in filter(None, (*self._boards.values(), self._file)):
-      if kind:  # the first error is the one to raise
-        with contextlib.suppress(OSError):
-          file.close()
-      else:
-        self.attempt(file.close)
-
-  def advance(self) -> None:
-    """Moves the progress bar by one step."""
-    self._bar.update()
+      with contextlib.suppress(*ignored):
+        file.close()
 
   def say(self, line: str) -> None:
     """Prints a line above the progress bar, in the process that writes."""
@@ -114,12 +100,16 @@ class Writer:
     """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`."""
     if not self._file:
       return
-    line = json.dumps({"step": step, "split": split, **values})
-    self.attempt(print, line, file=self._file, flush=True)
+    try:
+      line = json.dumps({"step": step, "split": split, **values})
+      print(line, file=self._file, flush=True)
+    except OSError as error:  # it does not name the file
+      error.filename = error.filename or self._file.name
+      raise
     if self._on_metrics:
       try:
         self._on_metrics(step, split, values)
-      except Exception as error:
+      except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         _print(f"on_metrics failed at step {step}: {reason}", sys.stderr)
 
@@ -131,26 +121,24 @@ class Writer:
     if not self._file:
       return
     self.note(step, split, **values)
-    if board := self._boards[split]:
-      self.attempt(board.write, step, values)
+    for name, numbers in values.items():
+      for i, x in np.ndenumerate(numbers):
+        tag = "/".join([name, *map(str, i)])
+        self._boards[split].add_scalar(tag, x, step)
     self.say(_line(step, split, values))
 
   def show(
     self, step: int, split: str, tag: str, content: str | pathlib.Path
   ) -> None:
     """Adds a text in Markdown, or the PNG file at a path, to TensorBoard."""
-    if board := self._boards.get(split):
-      self.attempt(board.show, step, tag, content)
-
-  def attempt(self, write: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function that writes to the workdir, as `on_error` says."""
-    try:
-      return write(*args, **kwargs)
-    except OSError as error:
-      line = f"metrics could not be written to {self.workdir}: {error}"
-      if self._on_error == "stop":
-        raise OSError(line) from error
-      _print(f"continuing without them: {line}", sys.stderr)
+    if not self._file:
+      return
+    if isinstance(content, str):
+      self._boards[split].add_text(tag, content, step)
+      return
+    with Image.open(content) as image:
+      pixels = np.asarray(image)
+    self._boards[split].add_image(tag, pixels, step, dataformats="HWC")
 
 
 def _print(line: str, file: TextIO | None = None) -> None:
@@ -175,108 +163,6 @@ def _extremes(value: Any) -> str:
   if isinstance(value, list):
     return f"{np.min(value):.3g} to {np.max(value):.3g}"
   return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
-
-
-class _Board(EventsWriter):
-  """A TensorBoard file, without tensorboardX's thread, which errors end.
-
-  The splits of a run have the same tags in different folders, so that
-  TensorBoard draws them in the same charts.
-  """
-
-  def __init__(self, folder: pathlib.Path, step: int):
-    folder.mkdir(parents=True, exist_ok=True)
-    super().__init__(str(folder / "events"), f".{os.getpid()}.{step}")
-    self._flush_time = 0.0
-    if step:  # hides what a run before this one wrote about later steps
-      start = SessionLog(status=SessionLog.START)
-      self._append(step=step + 1, session_log=start)
-
-  def write(self, step: int, values: Mapping[str, Any]) -> None:
-    scalars = [
-      Summary.Value(tag="/".join([name, *map(str, i)]), simple_value=x)
-      for name, numbers in values.items()
-      for i, x in np.ndenumerate(numbers)
-    ]
-    self._append(step=step, summary=Summary(value=scalars))
-    if time.monotonic() > self._flush_time:
-      self.flush()
-      self._flush_time = time.monotonic() + FLUSH_SECONDS
-
-  def show(self, step: int, tag: str, content: str | pathlib.Path) -> None:
-    if isinstance(content, str):
-      summary = summaries.text(tag, content)
-    else:
-      with Image.open(content) as image:
-        pixels = np.asarray(image)
-      summary = summaries.image(tag, pixels, dataformats="HWC")
-    self._append(step=step, summary=summary)
-    self.flush()
-
-  def close(self) -> None:
-    self._py_recordio_writer.close()  # even if the disk is full
-
-  def _append(self, **fields: Any) -> None:
-    self.write_event(Event(wall_time=time.time(), **fields))
-
-
-class Stopwatch:
-  """Time spent on training steps, after those in the lines so far, and speed.
-
-  Call `stop` before, and `restart` after, anything other than training steps:
-  validation, saving.
-
-  Attributes:
-    seconds: seconds up to the last `stop`.
-    processor_seconds: the same, of processor time of all threads, which does
-      not depend on what else the machine does.
-  """
-
-  def __init__(self, lines: Sequence[Mapping[str, Any]] = ()):
-    timed = [line for line in lines if {*TIMES} <= line.keys()]
-    self.seconds, self.processor_seconds = (
-      timed[-1][name] if timed else 0.0 for name in TIMES
-    )
-    self._tokens, self._since = 0, self.seconds
-    self._start: tuple[float, float] | None = None  # on both clocks; None: off
-
-  @property
-  def is_off(self) -> bool:
-    return self._start is None
-
-  def restart(self) -> None:
-    """Runs from now on."""
-    self._start = time.perf_counter(), time.process_time()
-
-  def count(self, tokens: int) -> None:
-    """Adds the tokens of a step, if it runs."""
-    self._tokens += tokens if self._start else 0
-
-  def stop(self) -> None:
-    """Adds the time since `restart`, if it runs."""
-    if self._start:
-      start, processor_start = self._start
-      self.seconds += time.perf_counter() - start
-      self.processor_seconds += time.process_time() - processor_start
-      self._start = None
-
-  def passed(self, clock: str) -> float:
-    """Time on a clock, of `TIMES`, up to now."""
-    if self._start:
-      self.stop()
-      self.restart()
-    return getattr(self, clock)
-
-  def rate(self) -> float:
-    """Tokens per second since the last call; 0 if there was no time."""
-    seconds = self.seconds - self._since
-    rate = self._tokens / seconds if seconds else 0.0
-    self._tokens, self._since = 0, self.seconds
-    return rate
-
-  def times(self) -> dict[str, float]:
-    """The time fields of a line of metrics."""
-    return {name: round(getattr(self, name), 3) for name in TIMES}
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""Judges the metrics of training steps: non-finite values and spikes."""
+"""Judges the metrics of training steps: which are non-finite."""
 
 import math
-import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -19,10 +17,10 @@ class Monitor:
   loss scale does not count against its batch: the next scale is smaller.
 
   Args:
-    settings: group `train` of the experiment's config; uses `nonfinite`,
-      `max_skipped` and `spike`.
+    settings: group `train` of the experiment's config; uses `nonfinite` and
+      `max_skipped`.
     numbers: the training examples of the batch of each step.
-    note: `Writer.note`, called for each spike and each skipped step.
+    note: `Writer.note`, called for each skipped step, and the end.
     lines: the lines of `metrics.jsonl` so far.
   """
 
@@ -35,17 +33,7 @@ class Monitor:
   ):
     self._settings, self._numbers, self._note = settings, numbers, note
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
-    self._baseline = math.inf  # nats of the last training line
-    self._skipped: list[int] = []  # steps
-    for line in lines:
-      if line["split"] == "train":
-        self.logged(line["nats"])
-      elif line["split"] == "skipped":
-        self._skipped.append(line["step"])
-
-  def logged(self, nats: float) -> None:
-    """Sets the loss that `train.spike` compares the next ones to."""
-    self._baseline = nats
+    self._skipped = [x["step"] for x in lines if x["split"] == "skipped"]
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
     """`flush`, which keeps the metrics of this step, from 1, for later."""
@@ -61,28 +49,19 @@ class Monitor:
     if self._pending is None:
       return
     (step, measured), self._pending = self._pending, None
-    values = {
-      name: float(value)
-      for name, value in measured.items()
-      if np.ndim(value) == 0
-    }
-    nats, factor = values["nats"], self._settings.spike
+    values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
     # Gradients may overflow because of a large scale; the next one is smaller.
     is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
-    may_overflow = is_scaled and math.isfinite(nats)
+    if is_scaled and math.isfinite(values["nats"]):
+      return
     for name in ("nats", *values):  # the loss first
-      if not (math.isfinite(values[name]) or may_overflow):
+      if not math.isfinite(values[name]):
         self._nonfinite(step, name, values[name])
         return
-    if factor and nats > factor * self._baseline:
-      self._note(step, "spike", nats=nats, examples=self._examples(step))
-
-  def _examples(self, step: int) -> list[int]:
-    return self._numbers[step - 1].tolist()
 
   def _nonfinite(self, step: int, name: str, value: float) -> None:
     """Notes a step that was skipped, or ends the run."""
-    reason, examples = f"{name} is {value} at step {step}", self._examples(step)
+    examples, reason = self._numbers[step - 1].tolist(), ""
     if self._settings.nonfinite == "skip":
       bad = dict(metric=name, value=str(value))
       self._note(step, "skipped", **bad, examples=examples)
@@ -90,13 +69,12 @@ class Monitor:
       most = self._settings.max_skipped
       if self._skipped[-most - 1 :] != list(range(step - most, step + 1)):
         return
-      reason += (
+      reason = (
         f", after {most} batches in a row were skipped"
         f" (train.max_skipped={most})"
       )
     self._note(step, "diverged", metric=name, value=str(value))
-    command = shlex.join(["python", *sys.argv, f"--replay={step}"])
     raise FloatingPointError(
-      f"{reason}; the weights are as before it; its batch has the training"
-      f" examples {', '.join(map(str, examples))}; to recompute it: {command}"
+      f"{name} is {value} at step {step}{reason}; the weights are as before it;"
+      f" its batch has the training examples {', '.join(map(str, examples))}"
     )

@@ -96,32 +96,40 @@ def _of_schedule(path, _):
   return path[-1].tuple_name == "ScaleByScheduleState"
 
 
-def timed_step(config: ConfigDict, step: int, share: float) -> int:
-  """The step of the schedule in a run of which a share of its time has passed.
+def due(config: ConfigDict, step: int, share: float | None) -> np.int32:
+  """The step of the schedule that the next update has, for `at_step`.
 
-  The decay follows the clock; warm-up takes at most a tenth of the time.
+  In a run of which a share of its time has passed, the decay follows the clock,
+  and warm-up takes at most a tenth of the time. Without a share, -1: the number
+  of updates so far.
   """
+  if share is None:
+    return np.int32(-1)
   warmup = config.optimizer.warmup_steps
   warmed = max(step, int(10 * share * warmup))
   if warmed < warmup:
-    return warmed
-  return max(warmup, int(share * config.train.steps))
+    return np.int32(warmed)
+  return np.int32(max(warmup, int(share * config.train.steps)))
 
 
-def at_step(opt_state: optax.OptState, step: int) -> optax.OptState:
-  """The state with the learning rate of a step of the schedule."""
-  # Not an array of JAX: Muon has two counts, and a buffer is donated once.
-  return optax.tree.set(opt_state, _of_schedule, count=np.int32(step))
+def at_step(opt_state: optax.OptState, step: jax.Array | int) -> optax.OptState:
+  """The state with the learning rate of a step from `due`."""
+  count = jnp.where(step < 0, _updates(opt_state), step)
+  return optax.tree.set(opt_state, _of_schedule, count=count)
 
 
 def learning_rate(
   config: ConfigDict, opt_state: optax.OptState
 ) -> jax.Array | float:
   """The learning rate of the next update, by the number of updates so far."""
+  return make_schedule(config)(_updates(opt_state))
+
+
+def _updates(opt_state):
   counts = optax.tree.get_all_with_path(
     opt_state, "count", filtering=_of_schedule
   )
-  return make_schedule(config)(counts[0][1])  # Muon's and Adam's are equal
+  return counts[0][1]  # Muon's and Adam's are equal
 
 
 def decays(params: dict) -> dict:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
 from sparse_transformer.training import loss_scale as loss_scale_lib
-from sparse_transformer.training.optimizer import learning_rate
+from sparse_transformer.training.optimizer import at_step, learning_rate
 
 
 @jax.tree_util.register_dataclass
@@ -77,6 +77,7 @@ def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
 def train_step(
   state: State,
   tokens_BL: jax.Array,
+  due: jax.Array | int = -1,
   *,
   predict: Callable[..., tuple[jax.Array, model_lib.Measured]],
   optimizer: optax.GradientTransformation,
@@ -90,8 +91,8 @@ def train_step(
 
   Args:
     state: the state before the step.
-    tokens_BL: of any integer dtype; `config.train.accumulation` divides B. Of a
-      classifier, labelled rows.
+    tokens_BL: integers, B divided by `train.accumulation`; or labelled rows.
+    due: which step's learning rate to use, from `optimizer.due`.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     optimizer: from `make_optimizer`.
@@ -101,11 +102,11 @@ def train_step(
     The new state, and scalars: `nats`, the mean loss per position or label; a
     classifier's `accuracy`; `gradient_norm` before clipping, and
     `learning_rate`; with loss scaling also the `loss_scale` of this step, and
-    `skipped_steps` so far; auxiliary losses, and arrays of what blocks measure,
-    such as `expert_load`.
+    `skipped_steps` so far; auxiliary losses, and what else blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  before = at_step(state.opt_state, due)
+  updates, opt_state = optimizer.update(grads, before, state.params)
   params = optax.apply_updates(state.params, updates)
   params = model_lib.clip_spans(params)
   # At first the average follows closely, so that the initial weights do not
@@ -117,7 +118,7 @@ def train_step(
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
-    learning_rate=learning_rate(config, state.opt_state),
+    learning_rate=learning_rate(config, before),
     **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.
@@ -125,7 +126,7 @@ def train_step(
   params, opt_state, ema = jax.tree.map(
     lambda new, old: jnp.where(is_finite, new, old),
     (params, opt_state, ema),
-    (state.params, state.opt_state, state.ema),
+    (state.params, before, state.ema),
   )
   scaling = state.loss_scale
   if scaling:

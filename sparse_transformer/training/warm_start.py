@@ -48,7 +48,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   state, text = experiment.first_state(), experiment.config.train.init_from
   if not text:
     return state, None
-  if text.endswith(exported.SUFFIXES):
+  if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     weights = processes.together(lambda: exported.load(path))
     found = saved_arrays.by_name(weights.params)

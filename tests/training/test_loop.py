@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import signals
+from sparse_transformer import machine, signals
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_schedule
+from sparse_transformer.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("shared_experiments")
 
@@ -38,8 +39,7 @@ def test_run_writes_everything_it_promises(tmp_path):
   speed = {"tokens_per_second", "model_flops_per_second"}
   flops = costs.model_flops(config, Experiment(config).model) / (8 * 64)
   for line in training:
-    # The first step compiles: its speed is meaningless.
-    assert set(line) == names | (speed if line["step"] > 1 else set())
+    assert set(line) == names | speed
     assert line["split"] == "train"
     assert line["bits_per_dim"] == pytest.approx(line["nats"] / math.log(2))
   assert line["model_flops_per_second"] == pytest.approx(
@@ -118,11 +118,20 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
     assert json.loads(path.read_text())["validation"] == expected
 
 
+def test_run_that_does_not_fit_is_refused(tmp_path, monkeypatch):
+  needed = r"a training step needs 0.0 GiB .* but 0.0 GiB is free"
+  monkeypatch.setattr(machine, "free_memory", lambda: 2**17)
+  monkeypatch.setattr(loop, "Experiment", lambda config: Experiment(config))
+  with pytest.raises(ValueError, match=needed):
+    loop.train(runs.tiny(), tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
   tmp_path, monkeypatch
 ):
   config = runs.tiny(**{"train.log_every": 4})
-  count = metrics.Stopwatch.count
+  count = Stopwatch.count
   counted = []
 
   def stop_after_two(watch, tokens):
@@ -132,7 +141,7 @@ def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
     if len(counted) == 2:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(metrics.Stopwatch, "count", stop_after_two)
+  monkeypatch.setattr(Stopwatch, "count", stop_after_two)
   with pytest.raises(signals.Stopped, match="SIGTERM at step 2"):
     loop.train(config, tmp_path)
   (stopped,) = metrics.read(tmp_path)
@@ -149,11 +158,8 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
 ):
   changes = {"train.steps": 1000, "optimizer.warmup_steps": 2}
   config = runs.tiny(**changes, **{"optimizer.name": "muon"})  # has two counts
-  # Before the first step, which compiles and does not count, and after each.
-  seconds = iter([0, 0, 1, 3, 6, 8, 8, 8])
-  monkeypatch.setattr(
-    metrics.Stopwatch, "passed", lambda watch, clock: next(seconds)
-  )
+  seconds = iter([0, 0, 0, 0, 1, 1, 3, 3, 6, 6, 8, 8, 8])
+  monkeypatch.setattr(Stopwatch, "share", lambda watch: next(seconds) / 8)
   for _ in range(2):  # and is not continued when its time is over
     state = loop.train(config, tmp_path, limit=("processor_seconds", 8))
     assert int(state.step) == 5

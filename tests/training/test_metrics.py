@@ -1,12 +1,9 @@
 """Tests of training/metrics.py."""
 
-import contextlib
 import io
 import json
 import os
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,13 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import (
   EventAccumulator,
 )
 
-from sparse_transformer.training import metrics
+from sparse_transformer.training import hooks, metrics, stopwatch
 
 
 def write(workdir, first, last, value=0.5):
-  with metrics.Writer(workdir, step=first, steps=last) as writer:
+  with metrics.Writer(workdir, step=first) as writer:
     for step in range(first + 1, last + 1):
-      writer.advance()
       writer.write(step, "train", nats=value, bits_per_dim=step / 10)
 
 
@@ -75,31 +71,13 @@ def test_lines_that_are_not_metrics_are_dropped(tmp_path):
   assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
-@pytest.mark.parametrize("name", ["metrics.jsonl", "events"])
-def test_file_that_cannot_be_written_to_ends_a_run_or_not(
-  name, on_error, tmp_path, capsys
-):
-  threads = threading.active_count()
-  with contextlib.ExitStack() as stack:
-    if on_error == "stop":
-      match = f"^metrics could not be written to {tmp_path}: .*No space left"
-      stack.enter_context(pytest.raises(OSError, match=match))
-    writer = metrics.Writer(tmp_path, step=0, steps=9, on_error=on_error)
-    stack.enter_context(writer)
-    board = writer._boards["train"]._py_recordio_writer._writer
-    file = writer._file if name == "metrics.jsonl" else board
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, file.fileno())
-    os.close(full)
-    writer.write(1, "train", nats=0.5)
-  lines = capsys.readouterr().err.splitlines()
-  assert threading.active_count() == threads
-  if on_error == "continue":
-    assert all("continuing without them: metrics" in line for line in lines)
-    assert len(lines) >= 1
-  else:
-    assert not lines
+def test_file_that_cannot_be_written_to_ends_a_run(tmp_path):
+  with pytest.raises(OSError, match=r"No space left .*metrics.jsonl"):
+    with metrics.Writer(tmp_path, step=0) as writer:
+      full = os.open("/dev/full", os.O_WRONLY)
+      os.dup2(full, writer._file.fileno())
+      os.close(full)
+      writer.write(1, "train", nats=0.5)
 
 
 def board(folder):
@@ -110,7 +88,7 @@ def board(folder):
 def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
   picture = tmp_path / "a.png"
   Image.fromarray(np.zeros((4, 9, 3), np.uint8)).save(picture)
-  with metrics.Writer(tmp_path, step=0, steps=9) as writer:
+  with metrics.Writer(tmp_path, step=0) as writer:
     writer.show(0, "train", "config", "| a |")
     writer.show(0, "validation", "samples", picture)
     writer.write(3, "train", bits_per_dim=0.5, spans=[[1, 2], [3, 4]])
@@ -163,9 +141,12 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stdout", terminal)
   monkeypatch.setattr(sys, "stderr", terminal)
   fail = lambda *_: 1 / 0
-  with metrics.Writer(tmp_path, step=0, steps=9, on_metrics=fail) as writer:
+  with (
+    metrics.Writer(tmp_path, step=0, on_metrics=fail) as writer,
+    hooks.closing(hooks.Progress(0, 9)) as (progress,),
+  ):
     writer.say("compiling")
-    writer.advance()
+    progress(1, None, False)
     writer.write(1, "train", bits_per_dim=0.5)
   # A carriage return goes back over what was written before it.
   seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]
@@ -185,7 +166,7 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
     if step == 2:
       raise KeyError("run")
 
-  given = dict(step=0, steps=3, on_metrics=on_metrics)
+  given = dict(step=0, on_metrics=on_metrics)
   with metrics.Writer(tmp_path, **given) as writer:
     writer.note(1, "network", parameters=5)
     for step in (1, 2, 3):
@@ -200,36 +181,36 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
 
 
 def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
-  now = dict(perf_counter=100.0, process_time=7.0)
-  for name in now:
-    monkeypatch.setattr(time, name, lambda name=name: now[name])
+  now = dict(seconds=100.0, processor_seconds=7.0)
+  clocks = {name: lambda name=name: now[name] for name in now}
+  monkeypatch.setattr(stopwatch, "TIMES", clocks)
 
   def wait(seconds):
-    now["perf_counter"] += seconds
-    now["process_time"] += 1.5 * seconds
+    now["seconds"] += seconds
+    now["processor_seconds"] += 1.5 * seconds
 
-  watch = metrics.Stopwatch([dict(seconds=1000.0, processor_seconds=2000.0)])
-  watch.count(999)
-  wait(5)
-  watch.stop()  # it was not running
-  watch.restart()
+  lines = [dict(seconds=1000.0, processor_seconds=2000.0), dict(step=1)]
+  watch = stopwatch.Stopwatch(lines, ("processor_seconds", 2012))
   watch.count(30)
   watch.count(10)
   wait(4)
-  watch.stop()
-  assert watch.rate() == 10
-  assert watch.times() == dict(seconds=1004, processor_seconds=2006)
-  wait(50)
-  watch.stop()
-  watch.restart()  # validation
+  assert watch.share() == 2006 / 2012
+  with watch.paused():
+    wait(50)
+    assert watch.rate() == 10
+    assert watch.times() == dict(seconds=1004, processor_seconds=2006)
   watch.count(6)
   wait(1)
-  watch.stop()
-  wait(50)
-  watch.restart()
+  with pytest.raises(KeyError), watch.paused():  # as of a signal
+    wait(50)
+    raise KeyError
   watch.count(6)
   wait(1)
-  watch.stop()
-  assert watch.rate() == 6
-  assert watch.times() == dict(seconds=1006, processor_seconds=2009)
-  assert watch.rate() == 0
+  assert not watch.is_over()
+  with watch.paused():
+    assert watch.rate() == 6
+    assert watch.times() == dict(seconds=1006, processor_seconds=2009)
+    assert watch.rate() == 0
+  wait(2)
+  assert watch.is_over()
+  assert stopwatch.Stopwatch().share() is None

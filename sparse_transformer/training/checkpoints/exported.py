@@ -1,4 +1,4 @@
-"""Weights in one file that other programs can read: .safetensors or .npz.
+"""Weights in one file that other programs can read: .safetensors.
 
 Layers have separate arrays, such as layers.0.attention.query.kernel;
 docs/usage.md lists all names. The metadata has the config, the vocabulary, the
@@ -29,8 +29,7 @@ from sparse_transformer import (
 )
 from sparse_transformer.data import files
 
-SUFFIXES = ".safetensors", ".npz"
-METADATA = "metadata"  # the array of an .npz file that holds it
+SUFFIX = ".safetensors"
 # The parts of a block: their names in the network, and in a file.
 PARTS = {"attention_norm": "attention.norm"}
 PARTS |= {x: f"attention.{x}" for x in ("query", "key", "value", "out")}
@@ -44,7 +43,7 @@ def save(
   """Writes weights to a file, completely or not at all.
 
   Args:
-    path: its suffix is the format, one of `SUFFIXES`.
+    path: ends in `SUFFIX`.
     config: the experiment's.
     params: the parameters of its network, nested dicts of float32 arrays.
     about: further entries of the metadata, such as the step.
@@ -71,11 +70,7 @@ def save(
   )
   metadata["crc32"] = _crc32(arrays, metadata)
   with atomic.writing(path) as new, new.open("wb") as file:
-    if path.suffix == ".npz":
-      entries: dict[str, Any] = {METADATA: json.dumps(metadata)}
-      np.savez(file, **entries, **arrays)
-    else:
-      file.write(safetensors.numpy.save(arrays, metadata))
+    file.write(safetensors.numpy.save(arrays, metadata))
     file.flush()
     os.fsync(file.fileno())  # before the file gets its name
 
@@ -133,10 +128,10 @@ def load(path: str | os.PathLike) -> Exported:
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:
-  """The path, whose suffix must be a format, and whose folder must exist."""
+  """The path, which must end in `SUFFIX`, and whose folder must exist."""
   path = pathlib.Path(path)
-  if path.suffix not in SUFFIXES:
-    raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
+  if path.suffix != SUFFIX:
+    raise ValueError(f"{path} must end in {SUFFIX}")
   if path.is_dir():
     raise ValueError(f"{path} is a folder; name a file")
   if not path.parent.is_dir():
@@ -168,16 +163,12 @@ def _places(config, source):
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   """(arrays, metadata) of a file."""
-  if path.suffix == ".npz":
-    with files.blame(path), path.open("rb") as opened, np.load(opened) as file:
-      arrays = {name: file[name] for name in file.files}
-      return arrays, json.loads(str(arrays.pop(METADATA, "{}")))
   with files.blame(path), safetensors.safe_open(path, "numpy") as file:
     return {x: file.get_tensor(x) for x in file.keys()}, file.metadata() or {}
 
 
 def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
-  """Of all that is in a file: the formats do not notice flipped bits."""
+  """Of all that is in a file: the format does not notice flipped bits."""
   crc = zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
   for name in sorted(arrays):
     crc = zlib.crc32(name.encode(), crc)

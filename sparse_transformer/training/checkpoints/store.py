@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import tqdm
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -62,8 +61,6 @@ class Checkpoints:
     keep: how many of the latest checkpoints to keep; None for read-only.
     keep_best: how many of those with the lowest validation loss to also keep.
     about: the description of the run, from `about`.
-    on_error: "stop" raises OSError when a checkpoint cannot be written;
-      "continue" reports it on standard error.
     free: beginnings of the fields in which `about` may differ from the
       checkpoint to resume from.
   """
@@ -75,14 +72,13 @@ class Checkpoints:
     keep: int | None = None,
     keep_best: int = 0,
     about: dict[str, Any] | None = None,
-    on_error: str = "stop",
     free: tuple[str, ...] = config_lib.FREE_FIELDS,
   ):
     self._free = free
     self.workdir = pathlib.Path(workdir).absolute()
     self._folder = self.workdir / "checkpoints"
     self._keep, self._keep_best = keep or 0, keep_best
-    self._about, self._on_error = about or {}, on_error
+    self._about = about or {}
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
     if keep is not None:
@@ -142,7 +138,7 @@ class Checkpoints:
     With it, its bits per dim on validation data, if known.
 
     Raises:
-      OSError: this save or the previous one failed, with on_error="stop".
+      OSError: this save or the previous one failed.
     """
     self.finish()
     step = int(state.step)
@@ -151,14 +147,14 @@ class Checkpoints:
       about = self._about | dict(
         validation=validation, arrays=saved_arrays.digests(tree)
       )
-      if self._attempt(lambda: _make_empty(self._new(step))):
-        self._attempt(lambda: self._start(step, tree, about))
+      self._attempt(lambda: _make_empty(self._new(step)))
+      self._attempt(lambda: self._start(step, tree, about))
 
   def finish(self) -> None:
     """Waits until the last save is complete.
 
     Raises:
-      OSError: it failed, with on_error="stop".
+      OSError: it failed.
     """
     saving, self._saving = self._saving, None
     if saving:
@@ -334,8 +330,8 @@ class Checkpoints:
       )
     return changes
 
-  def _attempt(self, function: Callable[[], Any]) -> bool:
-    """Calls a function in all processes; reports the first problem, if any."""
+  def _attempt(self, function: Callable[[], Any]) -> None:
+    """Calls a function in all processes; raises the first problem, if any."""
     problem = ""
     try:
       function()
@@ -344,16 +340,13 @@ class Checkpoints:
     problem = next(filter(None, processes.gather(problem)), "")
     if problem:
       processes.decide(lambda: self._fail(problem))
-    return not problem
 
   def _fail(self, problem: str) -> None:
     steps = self.steps()
     last = f"the last is of step {steps[-1]}" if steps else "there is no other"
-    line = f"a checkpoint could not be written to {self._folder}: {problem}"
-    line += f"; {last}"
-    if self._on_error == "stop":
-      raise OSError(line)
-    tqdm.tqdm.write(f"continuing without it: {line}", file=sys.stderr)
+    raise OSError(
+      f"a checkpoint could not be written to {self._folder}: {problem}; {last}"
+    )
 
 
 def _make_empty(folder: pathlib.Path) -> None:

@@ -2,19 +2,14 @@
 
 All run the same program. Whatever steers it is decided once: by the first
 process (`decide`), or by all (`together`), so that no process waits for others
-that went another way. The first process writes files and reports errors.
+that went another way. The first process writes files and reports errors. If one
+is lost, JAX's coordination service says so and ends the others.
 """
 
-import atexit
-import contextlib
-import ctypes
 import functools
 import json
-import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -23,27 +18,20 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from sparse_transformer.signals import STOPPED, Signals, Stopped
+from sparse_transformer.signals import Signals, Stopped
 
 T = TypeVar("T")
 
-# One of these appears in the error of a collective whose other side is gone.
-LOST = (
-  *("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
-  *("Gloo", "NCCL", "onnection"),
-)
 
-
-@contextlib.contextmanager
-def joined(
+def join(
   coordinator: str | None,
   num_processes: int | None,
   process_id: int | None,
   *,
   connect_seconds: int,
   heartbeat_seconds: int,
-) -> Iterator[None]:
-  """Runs with other processes; a context manager.
+) -> None:
+  """Joins other processes.
 
   Args:
     coordinator: host:port on which the first process listens; None if the
@@ -55,47 +43,26 @@ def joined(
 
   Raises:
     ValueError: the others cannot be reached, or an argument is wrong.
-    SystemExit: all processes stop or fail together, and this is not the first.
-
-  If the connection to the others is lost, this process prints one line and
-  exits with status 1, without an exception.
   """
   _check(coordinator, num_processes, process_id)
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells
-  # other processes of no other signal: `Stops` agrees on SIGINT also.
+  # other processes of no other signal: `Stops` agrees on all of them.
   jax.config.update("jax_enable_preemption_service", False)
-  ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
-  with _within(coordinator, connect_seconds):
-    try:
-      jax.distributed.initialize(
-        coordinator,
-        num_processes,
-        process_id,
-        # Otherwise, within Slurm, a process would get a single device.
-        cluster_detection_method="deactivate" if coordinator else None,
-        initialization_timeout=connect_seconds + 60,  # `_within` ends it before
-        heartbeat_timeout_seconds=heartbeat_seconds,
-      )
-    except (ValueError, RuntimeError) as error:
-      raise ValueError(
-        f"the processes cannot be connected: {error}; see docs/scaling.md"
-      ) from error
-  atexit.register(_leave)
   try:
-    check_same({"--num_processes": num_processes})
-    yield
-    atexit.unregister(_leave)  # all processes know that the program ends now
-  except (Stopped, FloatingPointError) as error:
-    # All processes raise it, as they have the same numbers.
-    atexit.unregister(_leave)
-    if is_first():
-      raise
-    status = STOPPED if isinstance(error, Stopped) else 1
-    raise SystemExit(status) from error
-  except jax.errors.JaxRuntimeError as error:
-    if not any(word in str(error) for word in LOST):
-      raise
-    _lost(str(error).splitlines()[0][-200:])
+    jax.distributed.initialize(
+      coordinator,
+      num_processes,
+      process_id,
+      # Otherwise, within Slurm, a process would get a single device.
+      cluster_detection_method="deactivate" if coordinator else None,
+      initialization_timeout=connect_seconds,
+      heartbeat_timeout_seconds=heartbeat_seconds,
+    )
+  except (ValueError, RuntimeError) as error:
+    raise ValueError(
+      f"the processes cannot be connected: {error}; see docs/scaling.md"
+    ) from error
+  check_same({"--num_processes": num_processes})
 
 
 def _check(coordinator, num_processes, process_id):
@@ -114,56 +81,6 @@ def _check(coordinator, num_processes, process_id):
       f"--process_id={process_id} must be from 0 to {num_processes - 1}, as"
       f" there are --num_processes={num_processes}"
     )
-
-
-@contextlib.contextmanager
-def _within(coordinator, seconds):
-  """Ends the process with one line if it takes longer to connect."""
-  place = f" at --coordinator={coordinator}" if coordinator else ""
-  line = (
-    f"no connection to all processes{place} within {seconds} s; check that all"
-    " of them run, with the same address and number of processes, and each with"
-    " a different --process_id"
-  )
-  timer = threading.Timer(seconds, _end, [line])
-  timer.start()
-  try:
-    yield
-  finally:
-    timer.cancel()
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _aborted(number):
-  """Handles SIGABRT in C, since a handler in Python would run too late.
-
-  JAX's coordination service aborts processes. The callback that its client
-  takes instead cannot be used: its argument has no conversion to Python.
-  """
-  _lost(
-    "or two have the same --process_id, or --num_processes differs;"
-    " TF_CPP_MIN_LOG_LEVEL=3 shows the report of JAX's runtime"
-  )
-
-
-def _lost(reason):
-  _end(
-    f"the connection to another process was lost ({reason}); see what it"
-    " printed. The last checkpoint stays: start all processes again to resume"
-  )
-
-
-def _end(line):
-  name = os.path.basename(sys.argv[0])
-  print(f"{name}: {line}", file=sys.stderr, flush=True)
-  _leave()
-
-
-def _leave():
-  """Ends at once. JAX would first wait for others, which may wait for this."""
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(1)
 
 
 def are_several() -> bool:
@@ -198,7 +115,6 @@ def together(function: Callable[[], T]) -> T:
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   number = next((i for i, text in enumerate(errors) if text), None)
   if number is not None:
-    atexit.unregister(_leave)
     if not is_first():
       raise SystemExit(1)
     raise error or ValueError(f"in process {number}: {errors[number]}")

@@ -1,0 +1,77 @@
+"""The time that a run spends on training steps, on two clocks."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+# Of training steps so far: on the wall, and of all threads on processors,
+# which does not depend on what else the machine does.
+TIMES = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
+Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
+
+
+class Stopwatch:
+  """Time spent on training steps, after those of the lines so far.
+
+  It runs from its construction, except in the context `paused`.
+
+  Args:
+    lines: of `metrics.jsonl`.
+    limit: the time that the run may take; None if its steps end it.
+  """
+
+  def __init__(
+    self, lines: Sequence[Mapping[str, Any]] = (), limit: Limit | None = None
+  ):
+    timed = [line for line in lines if TIMES.keys() <= line.keys()]
+    self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
+    self._limit = limit
+    self._tokens, self._since = 0, self._spent["seconds"]
+    self._start = self._now()
+
+  def _now(self) -> dict[str, float]:
+    return {name: clock() for name, clock in TIMES.items()}
+
+  def _add(self) -> None:
+    """Adds the time since it was added last."""
+    now = self._now()
+    for name in TIMES:
+      self._spent[name] += now[name] - self._start[name]
+    self._start = now
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """For anything other than training steps: validation, saving."""
+    self._add()
+    try:
+      yield
+    finally:
+      self._start = self._now()
+
+  def share(self) -> float | None:
+    """The share of the limit that has passed; None without a limit."""
+    if self._limit is None:
+      return None
+    self._add()
+    clock, seconds = self._limit
+    return self._spent[clock] / seconds
+
+  def is_over(self) -> bool:
+    """Whether the limit has passed."""
+    return (self.share() or 0) >= 1
+
+  def count(self, tokens: int) -> None:
+    """Adds the tokens of a step."""
+    self._tokens += tokens
+
+  def rate(self) -> float:
+    """Tokens per second since the last call, up to the last pause."""
+    seconds = self._spent["seconds"] - self._since
+    rate = self._tokens / seconds if seconds else 0.0
+    self._tokens, self._since = 0, self._spent["seconds"]
+    return rate
+
+  def times(self) -> dict[str, float]:
+    """The time fields of a line of metrics, up to the last pause."""
+    return {name: round(spent, 3) for name, spent in self._spent.items()}

@@ -101,7 +101,8 @@ def _limit(text: str | None) -> tuple[str, float] | None:
     return None
   clock, _, number = text.partition(":")
   found = re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", number)
-  if clock not in ("seconds", "processor_seconds") or not found:
+  is_clock = clock in ("seconds", "processor_seconds")
+  if not (is_clock and found and float(number)):
     raise ValueError(
       f"--limit={text} must be seconds:N or processor_seconds:N, N above 0"
     )

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from ml_collections import ConfigDict
 
 from benchmarks import record
-from sparse_transformer import tables, version
-from sparse_transformer.comparison import plan as comparison
+from sparse_transformer import config as config_lib, tables, version
 from sparse_transformer.targets import compilers, hardware
 from sparse_transformer.training.distributed import mesh
 
@@ -43,7 +42,7 @@ def config_of(preset: str) -> ConfigDict:
   """The config of a preset: its name and fields to change, "a x.y=1"."""
   file, *fields = preset.split()
   config = importlib.import_module(f"configs.{file}").get_config()
-  return comparison.with_values(config, **dict(x.split("=") for x in fields))
+  return config_lib.with_values(config, **dict(x.split("=") for x in fields))
 
 
 def compile_preset(preset: str, name: str) -> dict:

@@ -45,11 +45,14 @@ set other fields too: "dense with data.length=512 train.batch_size=8".
 """
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from sparse_transformer import cli, version
 from sparse_transformer.cli import config_flags, flags
@@ -60,74 +63,83 @@ COMMAND = "python -m sparse_transformer.compare"
 def main(argv: Sequence[str]) -> None:
   """Runs those that are missing, and writes the results of all."""
   from sparse_transformer.comparison import (
-    budget,
-    execution,
     jobs,
     plan as plan_lib,
+    preflight,
     record,
     results,
+    trials,
   )
 
   cli.check_arguments(argv)
   args = flags.FLAGS
-  cli.require("config", "vary", "workdir")
-  seeds = range(args.first_seed, args.first_seed + args.seeds)
-  if not (seeds and 0 <= seeds.start and seeds.stop < 2**32):
-    raise ValueError(
-      f"--first_seed={args.first_seed} --seeds={args.seeds} must be at least 0"
-      " and 1, their sum below 2**32"
-    )
-  for name in config_flags.get_override_values(args["config"]):
-    plan_lib.check_free(f"--config.{name}", name)
-  limit = budget.parse_budget(args.budget)
-  field, values = plan_lib.parse_vary(args.vary, args.config)
-  root = pathlib.Path(args.workdir)
-  what = args.config, root, field, values, limit, seeds
-  plan = plan_lib.Plan(*what, equal=args.equal)
-  if args.tune:
-    tuned, grid = plan_lib.parse_vary(args.tune, args.config, "tune")
-    varied = {x for y in values for x in plan_lib.assignments(field, y)}
-    if tuned in varied or len(grid) < 2:
-      raise ValueError(
-        f"--tune={args.tune} must give at least 2 values of another field than"
-        " --vary"
-      )
-    plan = dataclasses.replace(plan, tuned=tuned, candidates=grid)
-    if args.tune_budget:
-      shorter = budget.parse_budget(args.tune_budget, "tune_budget")
-      plan = dataclasses.replace(plan, tune_budget=shorter)
-  elif args.tune_budget:
-    raise ValueError("--tune_budget needs --tune")
-  if args.target is not None and not 0 < args.target < math.inf:
-    raise ValueError(f"--target={args.target} must be bits above 0")
-  if args.task is not None and not 0 <= args.task < len(values):
-    raise ValueError(
-      f"--task={args.task} must be from 0 to {len(values) - 1}: one for each"
-      " value of --vary"
-    )
-  budgets = {plan.budget_of(seed)[0] for seed in (None, seeds.start)}
+  plan = _plan(args)
+  budgets = {plan.budget[0], (plan.tune_budget or plan.budget)[0]}
   among = jobs.shares(args.jobs, budgets)
-  about = plan_lib.begin(plan, jobs.devices(among[0]))
+  about, tuning = preflight.begin(plan, among), None
   if args.task is not None:
-    plan = dataclasses.replace(plan, choices=[values[args.task]])
-  best, tuning = dict.fromkeys(values, ""), None
+    plan = dataclasses.replace(plan, choices=[plan.choices[args.task]])
+  best = dict.fromkeys(plan.choices, "")
   if plan.tuned:
-    tuning = record.tuning(execution.tune(plan, among))
+    trials.train(plan.tuning, among)
+    trials.score(plan.tuning, "validation", among)
+    tuning = record.tuning(plan.tuning, map(trials.bits, plan.tuning))
     best = tuning["best"]
+  # Seed by seed: a stopped comparison is about as far with every choice.
+  pairs = itertools.product(plan.seeds, plan.choices)
+  final = [plan_lib.Trial(plan, x, best[x], seed) for seed, x in pairs]
+  trials.train(final, among)
+  trials.score(final, "validation", among)
   if args.task is not None:
-    execution.train(plan, best, among)
-    print(f"done with {field}={values[args.task]}, task {args.task}")
+    print(f"done with {plan.field}={plan.choices[0]}, task {args.task}")
     return
-  found = execution.run_all(plan, best, among)
+
+  def bits(choice):
+    found = [trials.bits(x) or 0 for x in final if x.choice == choice]
+    return statistics.fmean(found)
+
+  first = min(plan.choices, key=bits)
+  trials.score([x for x in final if x.choice == first], "test", among)
+  runs = [trials.collected(trial) for trial in final]
   about |= dict(
     target=args.target,
-    unit=found[0]["unit"],
+    unit=runs[0]["unit"],
     commit=version.commit(),
     versions=version.packages(),
     command=shlex.join([*COMMAND.split(), *sys.argv[1:]]),
   )
-  print(results.write(root, record.make(about, found, tuning)))
-  print(f"comparison in {root / 'comparison.html'}")
+  print(results.write(plan.root, record.make(about, runs, tuning)))
+  print(f"comparison in {plan.root / 'comparison.html'}")
+
+
+def _plan(args: Any) -> Any:
+  """The plan that the flags describe."""
+  from sparse_transformer.comparison import plan as plan_lib
+
+  cli.require("config", "vary", "workdir")
+  config, file = args.config, config_flags.get_config_filename(args["config"])
+  for name in config_flags.get_override_values(args["config"]):
+    plan_lib.check_free(f"--config.{name}", name)
+  budget = plan_lib.parse_budget(args.budget)
+  field, choices = plan_lib.parse_vary(args.vary, config)
+  if args.target is not None and not 0 < args.target < math.inf:
+    raise ValueError(f"--target={args.target} must be bits above 0")
+  if args.task is not None and not 0 <= args.task < len(choices):
+    raise ValueError(
+      f"--task={args.task} must be from 0 to {len(choices) - 1}: one for each"
+      " value of --vary"
+    )
+  more: dict[str, Any] = dict(equal=args.equal)
+  if args.tune:
+    tuned, grid = plan_lib.parse_vary(args.tune, config, "tune")
+    more |= dict(tuned=tuned, candidates=grid)
+  if args.tune_budget:
+    shorter = plan_lib.parse_budget(args.tune_budget, "tune_budget")
+    more |= dict(tune_budget=shorter)
+  preset = sys.modules["config_config"].get_config()  # of the config file
+  seeds = range(args.first_seed, args.first_seed + args.seeds)
+  what = file, preset, config, pathlib.Path(args.workdir)
+  return plan_lib.Plan(*what, field, choices, budget, seeds, **more)
 
 
 if __name__ == "__main__":
@@ -138,7 +150,7 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "budget",
     "steps:500",
-    "steps:N, seconds:N, processor_seconds:N or flops:N.",
+    "steps:N, seconds:N or processor_seconds:N.",
   )
   flags.DEFINE_string("tune_budget", None, "The budget of a run of tuning.")
   flags.DEFINE_float("target", None, "Bits whose time is reported.")

@@ -1,5 +1,6 @@
-"""The config of an experiment: defaults, reading, writing, comparing."""
+"""The config of an experiment: defaults, changes, reading, writing."""
 
+import ast
 import json
 import os
 import pathlib
@@ -42,6 +43,34 @@ def get_config() -> ConfigDict:
       for group, fields in rules.GROUPS.items()
     }
   )
+
+
+def with_values(config: ConfigDict, **values: object) -> ConfigDict:
+  """A copy of a config in which fields, "group.field", have other values.
+
+  A string is converted to the type of the field.
+
+  Raises:
+    ValueError: a value is not of that type.
+  """
+  changed = ConfigDict(config.to_dict()).lock()
+  for field, text in values.items():
+    group, name = field.split(".")
+    old, value = config[group][name], text
+    try:
+      if isinstance(text, str) and not isinstance(old, str):
+        value = ast.literal_eval(text)
+      changed.update_from_flattened_dict({field: value})
+    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+      kind = type(old).__name__
+      raise ValueError(f"{field}={text} must be of type {kind}") from None
+  return changed
+
+
+def overrides(preset: ConfigDict, config: ConfigDict) -> list[str]:
+  """The flags that turn one config into another."""
+  before, after = rules.flatten(preset), rules.flatten(config)
+  return [f"--config.{x}={y}" for x, y in after.items() if y != before[x]]
 
 
 def in_float32(config: ConfigDict) -> ConfigDict:

@@ -38,12 +38,12 @@ def _make(workdir, experiment):
 
 def _summary(name, experiment, lines):
   from sparse_transformer import model as model_lib
-  from sparse_transformer.comparison import budget
+  from sparse_transformer.comparison.plan import LIMIT
   from sparse_transformer.training.analysis import costs
 
   config, source = experiment.config, experiment.source
   network, steps = experiment.model, config.train.steps
-  of_all = f" of {steps:,}" if steps < budget.LIMIT - 1 else ""  # no time limit
+  of_all = f" of {steps:,}" if steps < LIMIT - 1 else ""  # no time limit
   last = max((line["step"] for line in lines), default=0)
   used = "; ".join(
     f"{pattern} after {step:,} steps" if step else pattern

@@ -1,35 +1,37 @@
-"""The processes of runs: one after the other, or several at the same time.
+"""Commands in processes: one after the other, or several at the same time.
 
 Each of several has an equal share of the machine: of the cores of a CPU, or of
-the GPUs. Their output goes to OUTPUT in the folder of each run.
+the GPUs. However this process ends, so do they.
 """
 
-import multiprocessing
+import contextlib
 import os
 import pathlib
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from sparse_transformer import cli
-from sparse_transformer.signals import STOPPED, Signals, Stopped
+from sparse_transformer.comparison import child
+from sparse_transformer.signals import Signals, Stopped
 from sparse_transformer.training import metrics
 
-OUTPUT = "output.txt"
 GPUS = "CUDA_VISIBLE_DEVICES"
+POLL_SECONDS = 0.05
 
 
-class Task(NamedTuple):
-  """A call of a function, which is found by its name; inputs are pickled."""
+class Job(NamedTuple):
+  """A command that runs in a process of its own."""
 
   label: str  # printed when it starts
-  workdir: pathlib.Path  # of the run; names it in messages
-  function: Callable[..., None]
-  inputs: tuple[Any, ...]
+  workdir: pathlib.Path  # names it in messages
+  command: Sequence[str]
+  output: pathlib.Path | None = None  # to which what it prints is added
+  is_failure: Callable[[], bool] = lambda: True  # if its status is not 0
 
 
 class Share(NamedTuple):
@@ -43,10 +45,10 @@ ALONE = (Share(),)
 
 
 def shares(number: int, budgets: Collection[str]) -> Sequence[Share]:
-  """Divides the machine among processes.
+  """Divides the machine among processes that run at the same time.
 
   Args:
-    number: how many there are at the same time, from --jobs.
+    number: how many there are, from --jobs.
     budgets: the kinds of the budgets of runs.
 
   Raises:
@@ -55,89 +57,73 @@ def shares(number: int, budgets: Collection[str]) -> Sequence[Share]:
   if number == 1:
     return ALONE
   platform = jax.default_backend()
-  if platform not in ("cpu", "gpu"):
-    raise ValueError(
-      f"--jobs={number}: processes cannot share a {platform.upper()}; leave it"
-      " out"
-    )
-  gpus = [*map(str, range(jax.local_device_count()))]
-  if GPUS in os.environ:
-    gpus = os.environ[GPUS].split(",")
-  cores = [*range(os.cpu_count() or 1)]
-  if hasattr(os, "sched_getaffinity"):  # Linux
-    cores = sorted(os.sched_getaffinity(0))
-  found = gpus if platform == "gpu" else cores
-  if number > len(found):
-    kind = "GPUs" if platform == "gpu" else "cores"
-    raise ValueError(
-      f"--jobs={number} must be at most {len(found)}, the {kind}"
-    )
-  size = len(found) // number
-  starts = range(0, number * size, size)
   if platform == "gpu":
-    return [Share((), {GPUS: ",".join(gpus[i : i + size])}) for i in starts]
+    indices = ",".join(map(str, range(jax.local_device_count())))
+    units = os.environ.get(GPUS, indices).split(",")
+  elif sys.platform == "linux":
+    units = [*map(str, sorted(os.sched_getaffinity(0)))]
+  else:
+    units = [*map(str, range(os.cpu_count() or 1))]
+  size, flag = len(units) // number, f"--jobs={number}"
+  if platform not in ("cpu", "gpu"):
+    raise ValueError(f"{flag}: processes cannot share a {platform.upper()}")
+  if not size:
+    kind = "GPUs" if platform == "gpu" else "cores"
+    raise ValueError(f"{flag} must be at most {len(units)}, the {kind}")
+  parts = [units[i * size :][:size] for i in range(number)]
+  if platform == "gpu":
+    return [Share(variables={GPUS: ",".join(part)}) for part in parts]
   if "seconds" in budgets:
     raise ValueError(
-      f"--jobs={number}: runs that share a CPU slow each other down, so seconds"
-      " are not a fair budget; use processor_seconds, steps or flops"
+      f"{flag}: runs that share a CPU slow each other down, so seconds are not"
+      " a fair budget; use processor_seconds or steps"
     )
   # XLA's threads divide sums among them. As many threads as without --jobs give
   # the same bits; where a clock ends runs, there are none to keep.
   exact = not {*budgets} & {*metrics.TIMES}
-  variables = {"NPROC": os.environ.get("NPROC", str(len(cores)))}
-  return [
-    Share(cores[i : i + size], variables if exact else {}) for i in starts
-  ]
+  variables = {"NPROC": os.environ.get("NPROC", str(len(units)))}
+  return [Share([*map(int, x)], variables if exact else {}) for x in parts]
 
 
-def devices(share: Share) -> tuple[jax.Device, ...] | None:
-  """As many devices as a share has; None for all."""
-  if GPUS not in share.variables:
-    return None
-  return tuple(jax.local_devices()[: share.variables[GPUS].count(",") + 1])
-
-
-class _Job(NamedTuple):
-  task: Task
+class _Running(NamedTuple):
+  job: Job
   share: Share
-  process: Any
-  output: pathlib.Path | None  # where its output goes
-  receiver: Any  # of the reason if it fails
+  process: subprocess.Popen
 
 
-def call(tasks: Sequence[Task], among: Sequence[Share] = ALONE) -> None:
-  """Calls functions in new processes, whose memory is freed when they end.
+def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
+  """Runs commands, as many at a time as there are shares.
 
-  As many at a time as there are shares. Signals are forwarded to all. After a
-  failure, the others that are running go on to their end.
+  A signal is forwarded to those that are running. After a failure they go on to
+  their end, and no other starts.
 
   Raises:
     Stopped: after a signal.
-    OSError: a function failed.
+    OSError: a command failed.
   """
-  waiting, free = [*tasks], [*among]
-  running: list[_Job] = []
+  waiting, free = [*jobs], [*among]
+  running: list[_Running] = []
   failures: list[str] = []
+  # Where it is ignored, as under some supervisors, no process has a status.
+  signal.signal(signal.SIGCHLD, signal.SIG_DFL)
   with Signals() as signals:
     try:
-      while running or (waiting and not failures):
-        while waiting and free and not failures and not signals.name:
-          share = free.pop(0)
-          running.append(_start(waiting.pop(0), share, len(among) > 1))
-        connection.wait([job.process.sentinel for job in running], 0.1)
-        if signals.name:
-          break
-        for job in [x for x in running if not x.process.is_alive()]:
-          running.remove(job)
-          free.append(job.share)
-          failures += _failure(job)
+      while (running or (waiting and not failures)) and not signals.name:
+        while waiting and free and not failures:
+          running.append(_start(waiting.pop(0), free.pop(0)))
+        time.sleep(POLL_SECONDS)
+        for one in [x for x in running if x.process.poll() is not None]:
+          running.remove(one)
+          free.append(one.share)
+          if one.process.returncode and one.job.is_failure():
+            failures.append(_reason(one.job, one.process.returncode))
     finally:
-      for job in running:
-        job.process.terminate()
-      for job in running:
-        job.process.join()
+      for one in running:
+        one.process.terminate()
+      for one in running:
+        one.process.wait()
   if signals.name:
-    places = " and ".join(f"the run in {job.task.workdir}" for job in running)
+    places = " and ".join(f"the run in {x.job.workdir}" for x in running)
     raise Stopped(
       f"{signals.name} in {places or 'no run'}; what it has saved is kept; run"
       " the same command to resume"
@@ -149,50 +135,32 @@ def call(tasks: Sequence[Task], among: Sequence[Share] = ALONE) -> None:
     )
 
 
-def _start(task, share, to_file):
-  context = multiprocessing.get_context("spawn")
-  receiver, sender = context.Pipe(duplex=False)
-  output = task.workdir / OUTPUT if to_file else None
-  inputs = sender, share, output, task.function, *task.inputs
-  process = context.Process(target=_call_and_exit, args=inputs)
-  print(task.label, flush=True)
-  # Until the process handles signals itself, Ctrl-C is for this one alone.
-  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-  process.start()
-  sender.close()  # the other end is the only one, and ends with the process
-  signal.signal(signal.SIGINT, handler)
-  return _Job(task, share, process, output, receiver)
+def _start(job, share):
+  """Starts a job; Ctrl-C is for this process alone, which forwards it."""
+  print(job.label, flush=True)
+  cores = ",".join(map(str, share.cores))
+  start = sys.executable, "-IS", child.__file__, str(os.getpid()), cores
+  if job.output:
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+  with job.output.open("a") if job.output else contextlib.nullcontext() as file:
+    process = subprocess.Popen(
+      [*start, *job.command],
+      stdin=subprocess.DEVNULL,
+      stdout=file,
+      stderr=file,
+      env=os.environ | share.variables,
+      process_group=0,
+    )
+  return _Running(job, share, process)
 
 
-def _failure(job):
-  """A phrase about a process that failed; none if it did not."""
-  if job.process.exitcode:
-    reason = f"it ended with status {job.process.exitcode}"
-    try:
-      reason = job.receiver.recv()
-    except EOFError:  # it was killed, or has a bug
-      reason += f", see {job.output}" if job.output else ""
-    yield f"the run in {job.task.workdir} failed: {reason}"
-
-
-def _call_and_exit(sender, share, output, function, *inputs):
-  # In a separate group, so that Ctrl-C cannot act as a second signal.
-  os.setpgrp()
-  # JAX has not yet looked for its devices.
-  os.environ.update(share.variables)
-  if share.cores and hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, share.cores)
-  try:
-    if output:
-      output.parent.mkdir(parents=True, exist_ok=True)
-      with output.open("a") as file:
-        for stream in sys.stdout, sys.stderr:
-          os.dup2(file.fileno(), stream.fileno())
-    function(*inputs)
-  except Stopped:
-    sys.exit(STOPPED)
-  except Exception as error:
-    if (reason := cli.describe(error)) is None:
-      raise
-    sender.send(reason)
-    sys.exit(1)
+def _reason(job, status):
+  """A phrase about a command that failed, with the last line that it wrote."""
+  reason = f"it ended with status {status}"
+  if status < 0:
+    reason = f"{signal.Signals(-status).name} ended it"
+  if job.output:
+    lines = job.output.read_text(errors="replace").split("\n")
+    last = next(filter(None, reversed(lines)), "it printed nothing")
+    reason += f", see {job.output}: {last}"
+  return f"the run in {job.workdir} failed: {reason}"

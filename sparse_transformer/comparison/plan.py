@@ -1,90 +1,77 @@
-"""The plan of a comparison: its runs, their configs, and checks of them."""
+"""The plan of a comparison: its runs, and the config of each."""
 
-import ast
 import dataclasses
+import functools
 import itertools
 import json
-import os
 import pathlib
 import re
-import socket
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, data, machine, rules
-from sparse_transformer.comparison import budget as budget_lib, record
-from sparse_transformer.training import loop, metrics, workdir
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer import config as config_lib, machine
+from sparse_transformer.training import metrics
 
+# The optimizer counts steps in 32 bits; as seconds, these are 68 years.
+LIMIT = 2**31
+MAX_RUNS = 10_000
 # Fields that a comparison sets itself, and the flag that says how.
 SET_BY = {"train.seed": "seeds", "train.steps": "budget"}
-MAX_RATIO = 1.1  # of numbers of keys that count as equal
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
-Devices = tuple[jax.Device, ...] | None
-NOT_OF_TYPE = TypeError, ValueError, SyntaxError, MemoryError, RecursionError
+
+Budget = tuple[str, float]  # what is limited, and to how much
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The runs of a comparison: each choice with each seed."""
+  """The runs of a comparison: each choice with each seed.
 
-  config: ConfigDict  # config of the experiment
+  Raises:
+    ValueError: its parts do not fit each other.
+  """
+
+  file: str  # the config file
+  preset: ConfigDict  # what it says
+  config: ConfigDict  # the same with the changes of the command line
   root: pathlib.Path  # the comparison's folder
   field: str  # the field that varies, "group.name"
-  choices: list[str]  # its values
-  budget: budget_lib.Budget  # the budget of each run
+  choices: Sequence[str]  # its values
+  budget: Budget  # the budget of each run
   seeds: range  # of the runs with each value; tuning uses the next one
   tuned: str = ""  # the field that is tuned for each choice, if there is one
-  candidates: Sequence[str] = ("",)  # its values
+  candidates: Sequence[str] = ()  # its values
+  tune_budget: Budget | None = None  # of a run of tuning, if not the same
   equal: str | None = None  # "keys": runs must have about as many per query
-  tune_budget: budget_lib.Budget | None = None  # of a run of tuning, if shorter
 
-  def budget_of(self, seed: int | None) -> budget_lib.Budget:
-    """The budget of a run, of tuning if it has no seed."""
-    return (self.tune_budget if seed is None else None) or self.budget
-
-  def limit(self, seed: int | None) -> budget_lib.Budget | None:
-    """The time that ends a run; None if its steps are known."""
-    budget = self.budget_of(seed)
-    return budget if budget[0] in metrics.TIMES else None
-
-  def workdir(
-    self, choice: str, candidate: str = "", seed: int | None = None
-  ) -> pathlib.Path:
-    """The folder of a run, of tuning if it has no seed."""
-    tuning = f"tune/{folder_name(candidate)}"
-    name = tuning if seed is None else f"seed{seed}"
-    return self.root / folder_name(choice) / name
-
-  def label(self, choice: str, candidate: str) -> str:
-    """The values of a run."""
-    more = f", {self.tuned}={candidate}" if self.tuned else ""
-    return f"{self.field}={choice}{more}"
-
-  def config_of(
-    self, choice: str, candidate: str = "", seed: int | None = None
-  ) -> ConfigDict:
-    """The config of a run, of tuning if it has no seed.
-
-    At most a tenth of its steps warm up, unless that is what varies.
-    """
-    budget = self.budget_of(seed)
-    seed = self.seeds.stop if seed is None else seed
-    values = assignments(self.field, choice) | {"train.seed": seed}
-    values |= {self.tuned: candidate} if self.tuned else {}
-    most = {"train.steps": budget_lib.LIMIT - 1}
-    config = with_values(self.config, **values | most)
-    config.train.steps = budget_lib.count_steps(config, budget)
-    if "optimizer.warmup_steps" not in values:
-      warmup_steps = min(
-        config.optimizer.warmup_steps, config.train.steps // 10
+  def __post_init__(self) -> None:
+    first, number = self.seeds.start, len(self.seeds)
+    if not (number and 0 <= first and self.seeds.stop < 2**32):
+      raise ValueError(
+        f"--first_seed={first} --seeds={number} must be at least 0 and 1, their"
+        " sum below 2**32"
       )
-      config.optimizer.warmup_steps = warmup_steps
-    return config
+    runs = len(self.choices) * (number + len(self.candidates))
+    if runs > MAX_RUNS:
+      raise ValueError(
+        f"--seeds={number} makes {runs:,} runs; use at most {MAX_RUNS:,}"
+      )
+    varied = {x for y in self.choices for x in assignments(self.field, y)}
+    if self.tuned in varied or len(self.candidates) == 1:
+      raise ValueError(
+        f"--tune={self.tuned} must have at least 2 values, and be another field"
+        " than --vary"
+      )
+    if self.tune_budget and not self.tuned:
+      raise ValueError("--tune_budget needs --tune")
+
+  @property
+  def tuning(self) -> list["Trial"]:
+    """The runs with the next seed that find the best candidate of a choice."""
+    pairs = itertools.product(self.candidates, self.choices)
+    return [Trial(self, choice, candidate) for candidate, choice in pairs]
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""
@@ -102,6 +89,76 @@ class Plan:
     return json.loads(json.dumps(about))
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A run of a comparison: its folder, and what it is trained with."""
+
+  plan: Plan
+  choice: str
+  candidate: str = ""  # of the tuned field
+  seed: int | None = None  # None for a run of tuning
+
+  def __str__(self) -> str:
+    """The values of the fields that vary."""
+    text = f"{self.plan.field}={self.choice}"
+    return text + f", {self.plan.tuned}={self.candidate}" * bool(self.candidate)
+
+  @property
+  def workdir(self) -> pathlib.Path:
+    tuning = f"tune/{folder_name(self.candidate)}"
+    name = tuning if self.seed is None else f"seed{self.seed}"
+    return self.plan.root / folder_name(self.choice) / name
+
+  @property
+  def budget(self) -> Budget:
+    tuning = self.plan.tune_budget if self.seed is None else None
+    return tuning or self.plan.budget
+
+  @functools.cached_property
+  def config(self) -> ConfigDict:
+    """The config; at most a tenth of its steps warm up, unless that varies.
+
+    Raises:
+      ValueError: a value is not of the type of its field.
+    """
+    values = assignments(self.plan.field, self.choice)
+    values |= {self.plan.tuned: self.candidate} if self.candidate else {}
+    config = config_lib.with_values(self.plan.config, **values)
+    kind, amount = self.budget
+    if kind != "steps" and config.attention.schedule:
+      raise ValueError(
+        f"--budget={kind}:{amount:g} leaves open whether a run reaches the"
+        " steps of attention.schedule; use steps:N"
+      )
+    steps = int(amount) if kind == "steps" else LIMIT - 1
+    seed = self.plan.seeds.stop if self.seed is None else self.seed
+    config.train.update(steps=steps, seed=seed)
+    if "optimizer.warmup_steps" not in values:
+      most = min(config.optimizer.warmup_steps, steps // 10)
+      config.optimizer.warmup_steps = most
+    return config
+
+
+def parse_budget(text: str, flag: str = "budget") -> Budget:
+  """Parses what is limited, and to how much; raises ValueError.
+
+  >>> parse_budget("steps:500")
+  ('steps', 500.0)
+  """
+  kind, _, number = text.partition(":")
+  try:
+    amount = float(number)
+  except ValueError:
+    amount = 0
+  whole = kind in metrics.TIMES or (kind == "steps" and amount % 1 == 0)
+  if not (whole and 0 < amount < LIMIT):
+    raise ValueError(
+      f"--{flag}={text} must be steps:N, seconds:N or processor_seconds:N with"
+      f" N above 0 and below {LIMIT:,}; steps are whole"
+    )
+  return kind, amount
+
+
 def parse_vary(
   text: str, config: ConfigDict, flag: str = "vary"
 ) -> tuple[str, list[str]]:
@@ -115,8 +172,8 @@ def parse_vary(
   ('attention.pattern', ['dense', 'BigBird(8, 3)'])
 
   Raises:
-    ValueError: if the config has no such field, the comparison sets the field
-      itself, or the values are not distinct.
+    ValueError: the config has no such field, the comparison sets it itself, or
+      the values are not distinct.
   """
   field, _, values = text.partition("=")
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
@@ -134,42 +191,22 @@ def parse_vary(
 
 
 def assignments(field: str, choice: str) -> dict[str, str]:
-  """The fields that a choice sets, and their values.
+  """The fields that a choice sets, each once, and their values.
 
   >>> assignments("attention.pattern", "dense with data.length=512")
   {'attention.pattern': 'dense', 'data.length': '512'}
   """
   value, _, others = choice.partition(" with ")
-  pairs = (pair.partition("=")[::2] for pair in others.split())
-  return {field: value} | dict(pairs)
+  pairs = [(field, value), *(x.partition("=")[::2] for x in others.split())]
+  if len(found := dict(pairs)) < len(pairs):
+    raise ValueError(f"{field}={choice} sets a field twice; leave one out")
+  return found
 
 
 def check_free(word: str, field: str) -> None:
   """Raises ValueError if a comparison sets the field that a word names."""
   if flag := SET_BY.get(field):
     raise ValueError(f"{word}: a comparison sets {field} itself; use --{flag}")
-
-
-def with_values(config: ConfigDict, **values: object) -> ConfigDict:
-  """A copy of the config in which fields, "group.field", have other values.
-
-  A string is converted to the type of the field.
-
-  Raises:
-    ValueError: if a value is not of that type.
-  """
-  changed = ConfigDict(config.to_dict()).lock()
-  for field, text in values.items():
-    group, name = field.split(".")
-    old, value = config[group][name], text
-    try:
-      if isinstance(text, str) and not isinstance(old, str):
-        value = ast.literal_eval(text)
-      changed.update_from_flattened_dict({field: value})
-    except NOT_OF_TYPE:
-      kind = type(old).__name__
-      raise ValueError(f"{field}={text} must be of type {kind}") from None
-  return changed
 
 
 def folder_name(choice: str) -> str:
@@ -183,101 +220,3 @@ def folder_name(choice: str) -> str:
     return name
   name = name.encode()[:MAX_NAME].decode(errors="ignore")
   return f"{name}-{zlib.crc32(choice.encode()):08x}"
-
-
-def experiments(
-  configs: Iterable[ConfigDict], devices: Devices = None
-) -> Iterator[Experiment]:
-  """The experiments of configs on devices; equal data are read once."""
-  sources: dict[str, data.Source] = {}
-  for config in configs:
-    settings = config.data.to_json(sort_keys=True) + config.model.task
-    experiment = Experiment(config, devices, sources.get(settings))
-    sources[settings] = experiment.source
-    yield experiment
-
-
-def check(plan: Plan, devices: Devices = None) -> dict[str, Any]:
-  """Checks the runs of a comparison as far as possible without training.
-
-  Computes nothing on a device: JAX would then allocate most of a GPU's memory
-  for this process, and the processes of the runs need it. Returns the digest of
-  each choice's data. Each run will have as many devices as given; None for all.
-
-  Raises:
-    ValueError: a run is impossible, two choices stand for the same run or have
-      different units, or keys differ and must not.
-    OSError: the data of a run cannot be read.
-  """
-  fields = {x for y in plan.choices for x in assignments(plan.field, y)}
-  fields |= {plan.tuned} - {""}
-  seen: dict[tuple, str] = {}
-  keys, digests = {}, {}
-  units: dict[str, str] = {}
-  cases = [*itertools.product(plan.choices, plan.candidates)]
-  made = experiments([plan.config_of(*case) for case in cases], devices)
-  for (choice, candidate), experiment in zip(cases, made, strict=True):
-    loop.check(experiment)
-    for split in "validation", "test":
-      _ = experiment.source.windows(split)[0]
-    # Different texts and settings may give the same patterns.
-    values = rules.flatten(experiment.config)
-    kind = (
-      *((step, x.model) for step, x in experiment.phases.items()),
-      *(values[x] for x in fields if not x.startswith("attention.")),
-    )
-    label = plan.label(choice, candidate)
-    if (other := seen.setdefault(kind, label)) != label:
-      raise ValueError(
-        f"--vary: {other} and {label} are the same; leave one out"
-      )
-    keys[label] = budget_lib.keys(experiment)
-    digests[choice] = experiment.source.digest()
-    units.setdefault(experiment.source.unit, label)
-  if len(units) > 1:
-    found = ", ".join(f"{unit} with {x}" for unit, x in units.items())
-    raise ValueError(f"--vary: losses have different units: {found}")
-  if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
-    found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())
-    raise ValueError(
-      f"--equal=keys: keys per query differ by more than 10 %: {found}"
-    )
-  return digests
-
-
-def begin(plan: Plan, devices: Devices = None) -> dict[str, Any]:
-  """Checks a comparison, its folder first, and creates the folder.
-
-  Returns `plan.about()`, which the folder records.
-
-  Raises:
-    ValueError: the folder holds a run or another comparison; see also `check`.
-    OSError: it is a file, or the data of a run cannot be read.
-  """
-  root, about = plan.root, plan.about()
-  workdir.check_name(root)
-  if root.exists() and not root.is_dir():
-    raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
-  if (root / "config.json").exists():
-    raise ValueError(f"{root} holds a run of train.py; use another --workdir")
-  old = None
-  if (root / workdir.COMPARISON).exists():
-    old = record.read_json(root / workdir.COMPARISON, "data", *about)
-    if differing := [name for name in about if old[name] != about[name]]:
-      raise ValueError(
-        f"{root} holds another comparison: {', '.join(differing)} differ; use"
-        " another --workdir"
-      )
-  digests = check(plan, devices)
-  if old and old["data"] != digests:
-    raise ValueError(
-      f"{root} holds a comparison on other data; use the same data, or another"
-      " --workdir"
-    )
-  about["data"] = digests
-  root.mkdir(parents=True, exist_ok=True)
-  # Tasks of an array, which start together, must not write to the same file.
-  own = f"{workdir.COMPARISON}.{socket.gethostname()}-{os.getpid()}"
-  atomic.write_json(root / own, about)
-  (root / own).replace(root / workdir.COMPARISON)
-  return about

@@ -63,22 +63,6 @@ def test_values_are_separated_outside_of_brackets(text, expected):
   assert plan_lib.parse_vary(text, runs.tiny()) == (field, expected)
 
 
-@pytest.mark.parametrize(
-  "field, text, value",
-  [
-    ("model.width", "32", 32),
-    ("model.dropout", "0.1", 0.1),
-    ("model.half_size", "True", True),
-    ("attention.cycle", "(1, 0)", (1, 0)),
-    ("attention.pattern", "fixed", "fixed"),
-  ],
-)
-def test_one_field_is_changed_and_no_other(field, text, value):
-  config = runs.tiny()
-  changed = config_lib.with_values(config, **{field: text})
-  assert config_lib.overrides(config, changed) == [f"--config.{field}={value}"]
-
-
 def test_each_value_has_its_own_folder_within_the_comparison(tmp_path):
   long = "Local(4)" + " | Local(4)" * 100
   names = [".", "..", "x" * 300, "x" * 301, "ä" * 300, long, f"{long} | dense"]
@@ -197,19 +181,6 @@ def test_means_gaps_and_their_errors_are_over_the_seeds():
   assert best["peak_bytes"] == 2**20 + 2 and best["processor_seconds"] == 40
   (single,) = comparisons.record(TWO[0])["rows"]
   assert single["validation"] == dict(mean=3, error=None)
-
-
-@pytest.mark.parametrize("number", [2, 9])
-def test_errors_hold_in_95_of_100_comparisons(number):
-  rng, held = np.random.default_rng(number), []
-  for _ in range(2000):
-    first, second = rng.normal(2, 0.1, number), rng.normal(3, 0.2, number)
-    one, gap = record.mean([*first]), record.mean([*second], [*first])
-    held.append([abs(one["mean"] - 2) <= one["error"]])
-    held[-1].append(abs(gap["mean"] - 1) <= gap["error"])
-  one, difference = np.mean(held, 0)
-  assert 0.935 < one < 0.965
-  assert difference > 0.935  # Welch's t is conservative for few seeds
 
 
 def test_bits_at_equal_amounts_are_read_off_the_curves():
@@ -375,9 +346,9 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   show = "print(*os.sched_getaffinity(0), os.environ['NPROC'])"
   tasks = [
     job(tmp_path, "excused", "sys.exit(1)", is_failure=lambda: False),
-    job(tmp_path, "fails", "sys.exit('why')"),
+    job(tmp_path, "fails", "time.sleep(2); sys.exit('why')"),
     job(tmp_path, "dies", "os.abort()"),
-    job(tmp_path, "runs", f"time.sleep(1); {show}"),
+    job(tmp_path, "runs", f"time.sleep(4); {show}"),
     job(tmp_path, "later", show),
   ]
   # Under a supervisor that ignores it, a process would have no status.

@@ -47,8 +47,8 @@ class Plan:
   equal: str | None = None  # "keys": runs must have about as many per query
 
   def __post_init__(self) -> None:
-    first, number = self.seeds.start, len(self.seeds)
-    if not (number and 0 <= first and self.seeds.stop < 2**32):
+    first, number = self.seeds.start, self.seeds.stop - self.seeds.start
+    if not (number > 0 <= first and self.seeds.stop < 2**32):
       raise ValueError(
         f"--first_seed={first} --seeds={number} must be at least 0 and 1, their"
         " sum below 2**32"

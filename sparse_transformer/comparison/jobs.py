@@ -18,7 +18,7 @@ import jax
 
 from sparse_transformer.comparison import child
 from sparse_transformer.signals import Signals, Stopped
-from sparse_transformer.training import metrics
+from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS = 0.05
@@ -80,7 +80,7 @@ def shares(number: int, budgets: Collection[str]) -> Sequence[Share]:
     )
   # XLA's threads divide sums among them. As many threads as without --jobs give
   # the same bits; where a clock ends runs, there are none to keep.
-  exact = not {*budgets} & {*metrics.TIMES}
+  exact = not {*budgets} & {*TIMES}
   variables = {"NPROC": os.environ.get("NPROC", str(len(units)))}
   return [Share([*map(int, x)], variables if exact else {}) for x in parts]
 

@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, machine
-from sparse_transformer.training import metrics
+from sparse_transformer.training.stopwatch import TIMES
 
 # The optimizer counts steps in 32 bits; as seconds, these are 68 years.
 LIMIT = 2**31
@@ -150,7 +150,7 @@ def parse_budget(text: str, flag: str = "budget") -> Budget:
     amount = float(number)
   except ValueError:
     amount = 0
-  whole = kind in metrics.TIMES or (kind == "steps" and amount % 1 == 0)
+  whole = kind in TIMES or (kind == "steps" and amount % 1 == 0)
   if not (whole and 0 < amount < LIMIT):
     raise ValueError(
       f"--{flag}={text} must be steps:N, seconds:N or processor_seconds:N with"

@@ -37,13 +37,13 @@ from scipy import special
 
 from sparse_transformer import atomic
 from sparse_transformer.comparison.plan import Trial
-from sparse_transformer.training import metrics
+from sparse_transformer.training.stopwatch import TIMES
 
 Record = dict[str, Any]
 Run = dict[str, Any]
 
 # The columns of a curve, and the fields of the lines of metrics.
-COLUMNS = {"steps": "step"} | {x: x for x in (*metrics.TIMES, "bits_per_dim")}
+COLUMNS = {"steps": "step"} | {x: x for x in (*TIMES, "bits_per_dim")}
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
@@ -116,7 +116,7 @@ def _row(about, runs, equal, choice):
   right = [run["validation"].get("accuracy") for run in runs]
   tokens = [run["steps"] * run["tokens_per_step"] for run in runs]
   times = [run["processor_seconds"] for run in runs]
-  names = "keys", "steps", *metrics.TIMES, "flops"
+  names = "keys", "steps", *TIMES, "flops"
   return dict(
     choice=choice,
     seeds=len(runs),

@@ -20,6 +20,7 @@ from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
 from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.stopwatch import TIMES
 
 SCRIPTS = pathlib.Path(__file__).parents[2]  # where train.py and eval.py are
 OUTPUT = "output.txt"  # in the folder of a run: what its processes print
@@ -38,7 +39,7 @@ def train(trials: Iterable[Trial], among: Shares) -> None:
     is_done = lambda x=trial, also=may_diverge: last(x) in (ENDED, *also)
     if not is_done():
       words = train_words(trial.plan, trial.config, trial.workdir)
-      if trial.budget[0] in metrics.TIMES:
+      if trial.budget[0] in TIMES:
         words.append("--limit={}:{}".format(*trial.budget))
       task = _job(trial, "", among, words)
       tasks.append(task._replace(is_failure=lambda x=is_done: not x()))
@@ -133,7 +134,7 @@ def collected(trial: Trial) -> record.Run:
     keys=keys(experiment, steps),
     parameters=count_parameters(experiment.model),
     peak_bytes=lines[-1]["peak_bytes"],
-    **{x: curve[x][-1] for x in metrics.TIMES},  # the last step is validated
+    **{x: curve[x][-1] for x in TIMES},  # the last step is validated
     best_step=validation["step"],
     validation={x: validation[x] for x in SCORE if x in validation},
     test={x: test[x] for x in SCORE if x in test} if test else None,

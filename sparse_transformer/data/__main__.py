@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from sparse_transformer import cli
 from sparse_transformer.cli import flags
-from sparse_transformer.data import download, sources
+from sparse_transformer.data import download, registered
 
 
 def main(argv: Sequence[str]) -> None:
   if len(argv) != 3 or argv[1] != "prepare":
-    names = "|".join(sources.BUILDERS)
-    raise ValueError(f"usage: {sources.PREPARE} {names} [--data_dir=DIR]")
+    names = "|".join(registered.BUILDERS)
+    raise ValueError(f"usage: {registered.PREPARE} {names} [--data_dir=DIR]")
   builder = download.prepare(argv[2], flags.FLAGS.data_dir)
   splits = builder.info.splits
   sizes = ", ".join(f"{splits[k].num_examples} {k}" for k in splits)

@@ -4,16 +4,14 @@ They must be in the array_record format: any other needs TensorFlow or, like
 parquet in tensorflow-datasets 4.9.10, silently loses records.
 """
 
-import contextlib
 import io
 import os
 import pathlib
 
 import numpy as np
 
-from sparse_transformer.data import files, sources
-
-BLOCK = 1024  # records read at once
+from sparse_transformer.data import files, registered
+from sparse_transformer.data.batches import Lazy
 
 
 def root(data_dir: str) -> pathlib.Path:
@@ -22,7 +20,7 @@ def root(data_dir: str) -> pathlib.Path:
   return files.from_config(data_dir or default)
 
 
-def find(config: sources.ConfigDict, *names: str) -> pathlib.Path:
+def find(config: registered.ConfigDict, *names: str) -> pathlib.Path:
   """Finds the newest version of the first of these data sets in `config.path`.
 
   Raises:
@@ -38,36 +36,21 @@ def find(config: sources.ConfigDict, *names: str) -> pathlib.Path:
     versions = set(filter(tfds.core.Version.is_valid, versions))
     if versions:
       return folder / name / max(versions, key=tfds.core.Version)
-  if config.name in sources.BUILDERS:
-    remedy = f"run `{sources.PREPARE} {config.name} --data_dir={folder}`"
-  else:
-    remedy = "prepare it where TensorFlow is installed"
+  remedy = "prepare it where TensorFlow is installed"
+  if config.name in registered.BUILDERS:
+    remedy = f"run `{registered.PREPARE} {config.name} --data_dir={folder}`"
   raise FileNotFoundError(
     f"{folder} has no {names[0]} in the array_record format; {remedy}, or set"
     " data.path to the folder that contains it"
   )
 
 
-def verified_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of all records, whose checksums it verifies.
-
-  Raises ValueError if one is damaged.
-  """
-  from array_record.python import array_record_module
-
-  paths = sorted(folder.glob("*.array_record-*"))
-  open_file = array_record_module.ArrayRecordReader
-  for path in paths:
-    with files.blame(path), contextlib.closing(open_file(str(path))) as reader:
-      num = reader.num_records()
-      for first in range(0, num, BLOCK):
-        reader.read(first, min(first + BLOCK, num))
-  return paths
+def paths(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The files of all records in a folder from `find`."""
+  return sorted(folder.glob("*.array_record-*"))
 
 
-def read(
-  folder: pathlib.Path, split: str, feature: str
-) -> sources.Lazy[np.ndarray]:
+def read(folder: pathlib.Path, split: str, feature: str) -> Lazy[np.ndarray]:
   """Opens one feature of all records of a split, as uint8 arrays, or integers.
 
   The folder is from `find`. Encoded images are decoded.
@@ -81,14 +64,9 @@ def read(
 
   with files.blame(folder):
     builder = tfds.builder_from_directory(folder, file_format="array_record")
-    features = builder.info.features
-  if feature not in features:
-    found = ", ".join(sorted(features))
-    raise ValueError(
-      f"the records in {folder} have no {feature}, only {found}; prepare the"
-      " data set again"
-    )
-  with files.blame(folder):
+    if feature not in (features := builder.info.features):
+      found = ", ".join(sorted(features))
+      raise KeyError(f"the records have no {feature}, only {found}")
     decoders = {
       name: tfds.decode.SkipDecoding()  # theirs needs OpenCV
       for name, kind in features.items()
@@ -108,4 +86,4 @@ def read(
   # few records is noticed now, not in the middle of a run.
   for end in np.cumsum(ends):
     item(end - 1)
-  return sources.Lazy(number, item)
+  return Lazy(number, item)

@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 
-def _describe(builder, name, shape, others=None, **settings):
+def _describe(builder, name, shape, others, **settings):
   """The info of records of one array of bytes, and other features."""
   array = tfds.features.Tensor(
     shape=shape,
@@ -23,7 +23,7 @@ def _describe(builder, name, shape, others=None, **settings):
     encoding=tfds.features.Encoding.BYTES,
   )
   return builder.dataset_info_from_configs(
-    features=tfds.features.FeaturesDict({name: array} | (others or {})),
+    features=tfds.features.FeaturesDict({name: array} | others),
     **settings,
   )
 
@@ -54,16 +54,11 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
     Raises:
       ValueError: the file is not enwik8.
     """
-    if len(data) != cls.SIZE:
-      raise ValueError(
-        f"{path} has {len(data):,} bytes, but enwik8 has {cls.SIZE:,}; for"
-        " other text, set data.name to bytes"
-      )
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if md5 != cls.MD5:
-      (url,) = cls.url_infos
       raise ValueError(
-        f"{path} has md5 {md5}, but enwik8 has {cls.MD5}; get it from {url}"
+        f"{path} has {len(data):,} bytes with md5 {md5}, but enwik8 has"
+        f" {cls.SIZE:,} with {cls.MD5}; for other text, set data.name to bytes"
       )
     array = np.frombuffer(data, np.uint8)
     parts = np.split(array, [cls.SIZE * 18 // 20, cls.SIZE * 19 // 20])
@@ -71,7 +66,7 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
 
   def _info(self):
     # The records of a text have an order.
-    return _describe(self, "bytes", (self.RECORD,), disable_shuffling=True)
+    return _describe(self, "bytes", (self.RECORD,), {}, disable_shuffling=True)
 
   def _split_generators(self, dl_manager):
     archive = dl_manager.download(*self.url_infos)
@@ -116,24 +111,12 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
     return {k: self._generate_examples(archive, v) for k, v in parts.items()}
 
   def _generate_examples(self, archive, names):
-    missing = set(names)
     with tarfile.open(archive, "r:gz") as tar:
       for member in tar:
         name = member.name.rpartition("/")[2]
-        if name in missing and (file := tar.extractfile(member)):
-          missing.remove(name)
+        if name in names and (file := tar.extractfile(member)):
+          data = np.frombuffer(file.read(), np.uint8)
           first = names.index(name) * self.IMAGES_PER_FILE
-          examples = zip(*self._read(name, file.read()), strict=True)
-          for i, (image, label) in enumerate(examples):
-            yield first + i, {"image": image, "label": label}
-    if missing:
-      raise ValueError(f"{archive} is not CIFAR-10: has no {sorted(missing)}")
-
-  def _read(self, name, data):
-    """Images [10000, 32, 32, 3] and labels of (label, 3 x 32 x 32) records."""
-    expected = self.IMAGES_PER_FILE * 3073
-    if len(data) != expected:
-      raise ValueError(f"{name} has {len(data)} bytes, expected {expected}")
-    records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
-    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return images.copy(), records[:, 0].tolist()
+          for i, record in enumerate(data.reshape(-1, 3073), start=first):
+            image = record[1:].reshape(3, 32, 32).transpose(1, 2, 0).copy()
+            yield i, {"image": image, "label": int(record[0])}

@@ -1,7 +1,4 @@
-"""Files of data, compressed or not.
-
-Their contents may fill half of the memory: joining them takes the other half.
-"""
+"""Files of data: which there are, and their contents, compressed or not."""
 
 import bz2
 import contextlib
@@ -12,24 +9,21 @@ import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sparse_transformer import atomic, machine
+from sparse_transformer import atomic
 
 OPENERS: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BLOCK = 2**24  # bytes read at once
-
-
-class TooLarge(ValueError):
-  """Data that do not fit into memory."""
+LARGEST = 2**36  # bytes of a file that is read as a whole, not mapped
 
 
 @contextlib.contextmanager
 def blame(what: pathlib.Path | str) -> Iterator[None]:
-  """Raises any error of the block as a ValueError: `what` is damaged.
+  """Raises an error of a library as a ValueError that begins with `what`.
 
   Errors of the system pass, but EINVAL comes from a position in the file.
   """
@@ -37,7 +31,7 @@ def blame(what: pathlib.Path | str) -> Iterator[None]:
     yield
   except Exception as error:
     of_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
-    if of_system or isinstance(error, MemoryError | TooLarge):
+    if of_system or isinstance(error, MemoryError):
       raise
     raise damaged(what, error) from error
 
@@ -46,7 +40,7 @@ def damaged(what: pathlib.Path | str, error: Exception) -> ValueError:
   """The exception to raise from an `error` while reading a file or folder."""
   reason = " ".join(str(error).split())  # on one line
   return ValueError(
-    f"{what} is damaged or truncated; delete it and get it again:"
+    f"{what} is damaged or truncated, or of a kind that is not read:"
     f" {reason or type(error).__name__}"
   )
 
@@ -68,26 +62,9 @@ def check_path(path: str) -> pathlib.Path:
   return found
 
 
-def check_memory(path: pathlib.Path | str, number: int) -> None:
-  """Raises `TooLarge` if the data up to this file take too many bytes."""
-  if number > (room := machine.memory() // 2):
-    raise TooLarge(
-      f"the data up to {path} take at least {number:,} bytes, but half of this"
-      f" machine's memory is {room:,}; use less data"
-    )
-
-
-def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """All files below a folder, without following links to folders.
-
-  Raises OSError if a folder cannot be read.
-  """
-
-  def fail(error: OSError) -> None:
-    raise error
-
-  for parent, _, names in os.walk(folder, onerror=fail):
-    yield from (pathlib.Path(parent, name) for name in names)
+def is_hidden(name: str) -> bool:
+  """Whether a file or folder is none of the data: .git, .DS_Store, ._a.txt."""
+  return name.startswith(".") or name == "__MACOSX"
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
@@ -105,14 +82,17 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
 
 
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
-  """The file, or all files below a folder that have a suffix, if any is given.
+  """The file, or all files below a folder that have a suffix, in order.
 
-  Raises FileNotFoundError if a folder has none.
+  Hidden ones are skipped. Links are followed, to each folder once.
+
+  Raises:
+    FileNotFoundError: a folder has none.
+    OSError: a folder cannot be read.
   """
   if not path.is_dir():
     return [path]
-  suffixes = suffixes or ("",)
-  found = [file for file in below(path) if has_suffix(file, *suffixes)]
+  found = sorted(x for x in _below(path) if has_suffix(x, *suffixes))
   if not found:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
     raise FileNotFoundError(
@@ -121,60 +101,55 @@ def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   return found
 
 
+def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  def fail(error: OSError) -> None:
+    raise error
+
+  seen = set()
+  for parent, folders, names in os.walk(folder, True, fail, followlinks=True):
+    is_new = (place := os.path.realpath(parent)) not in seen
+    seen.add(place)
+    folders[:] = sorted(x for x in folders if is_new and not is_hidden(x))
+    shown = (x for x in names if is_new and not is_hidden(x))
+    yield from (pathlib.Path(parent, x) for x in shown)
+
+
 def map_array(path: pathlib.Path) -> np.ndarray:
-  """Maps the array in a .npy file into memory; ValueError if it is damaged."""
+  """Maps the array in a .npy file, or the uint16 in any other, into memory.
+
+  Raises ValueError if the file is damaged.
+  """
   atomic.size(path)
   with blame(path):
+    if path.suffix != ".npy":
+      return np.asarray(np.memmap(path, "<u2", mode="r"))
     return np.asarray(np.lib.format.open_memmap(path, mode="r"))
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Reads one file, see `read_all`."""
-  ((_, data),) = read_all([path])
-  return data
+  """The contents of a file; one in .gz, .bz2, .xz or .zip is decompressed.
 
-
-def read_all(
-  paths: Iterable[pathlib.Path],
-) -> Iterator[tuple[pathlib.Path, bytes]]:
-  """Yields the path and the contents of files, in the order of their paths.
-
-  Those that end in .gz, .bz2, .xz or .zip are decompressed. The files in a zip
-  archive are joined in the order of their names.
+  The files in a zip archive are joined in the order of their names.
 
   Raises:
-    ValueError: a file is not regular or is damaged, or the files do not fit
-      into memory.
+    ValueError: the file is not regular, is damaged or is too large.
+    OSError: it cannot be read.
   """
-  paths, total = list(paths), 0
-  for path in paths:  # before any is read
-    total += atomic.size(path)
-    check_memory(path, total)
-  total = 0
-  for path in sorted(paths):
-    data = _read(path, total)
-    total += len(data)
-    yield path, data
-
-
-def _read(path: pathlib.Path, before: int) -> bytes:
-  """The contents of a file; `before` bytes are in memory already."""
+  if (size := atomic.size(path)) > LARGEST:
+    raise ValueError(
+      f"{path} has {size:,} bytes, more than {LARGEST:,}; set data.name to"
+      " tokens, which maps a .npy file of uint8 into memory"
+    )
   suffix = path.suffix.lower()
   with path.open("rb") as raw, blame(path):
     if suffix == ".zip":
       archive = zipfile.ZipFile(raw)
-      members = sorted(archive.infolist(), key=lambda info: info.filename)
-      check_memory(path, before + sum(info.file_size for info in members))
-      return b"".join(map(archive.read, members))  # b"" for a folder
-    if suffix not in OPENERS:
-      return raw.read()
-    blocks = []
-    with OPENERS[suffix](raw) as file:
-      while block := file.read(BLOCK):
-        before += len(block)
-        check_memory(path, before)
-        blocks.append(block)
-    return b"".join(blocks)
+      is_shown = lambda name: not any(map(is_hidden, name.split("/")))
+      names = sorted(filter(is_shown, archive.namelist()))
+      return b"".join(map(archive.read, names))  # b"" for a folder
+    if suffix in OPENERS:
+      return OPENERS[suffix](raw).read()
+    return raw.read()
 
 
 def crc32(*paths: pathlib.Path) -> int:

@@ -1,23 +1,19 @@
 """Sources of images."""
 
+import contextlib
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from sparse_transformer import atomic
 from sparse_transformer.data import array_records, files as files_lib
-from sparse_transformer.data.sources import (
-  ConfigDict,
-  Images,
-  Items,
-  Lazy,
-  check_no_path,
-  register,
-)
+from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.registered import ConfigDict, register
+from sparse_transformer.data.sources import Images
 from sparse_transformer.data.splits import SPLITS, divide, named
 
 # Training images held out for validation: as in Child et al. 2019, and in the
@@ -28,13 +24,12 @@ T = TypeVar("T")
 CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
 
 
-@register("digits")
+@register("digits", reads_path=False)
 def digits(config: ConfigDict) -> Images:
   """Gray 8x8 digits with 17 levels, bundled with scikit-learn."""
 
   @functools.cache
   def load():
-    check_no_path(config)
     import sklearn.datasets
 
     images = sklearn.datasets.load_digits().images.astype(np.uint8)
@@ -47,27 +42,28 @@ def digits(config: ConfigDict) -> Images:
 @register("cifar10", builder="sparse_transformer.data.builders:Cifar10Bytes")
 def cifar10(config: ConfigDict) -> Images:
   """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
-
-  def folder():
-    return array_records.find(config, "cifar10", "cifar10_bytes")
-
-  @functools.cache
-  def load():
-    return cifar10_splits(lambda x: array_records.read(folder(), x, "image"))
-
-  files = lambda: array_records.verified_files(folder())
-  return Images((32, 32, 3), 256, load, files)
+  folder = lambda: cifar10_folder(config)
+  read = lambda split: array_records.read(folder(), split, "image")
+  load = functools.cache(lambda: cifar10_splits(read))
+  return Images((32, 32, 3), 256, load, lambda: array_records.paths(folder()))
 
 
-def cifar10_splits(read: Callable[[str], Sequence[T]]) -> dict[str, Lazy[T]]:
+def cifar10_folder(config: ConfigDict) -> pathlib.Path:
+  """The folder of CIFAR-10; FileNotFoundError if it is not prepared."""
+  return array_records.find(config, "cifar10", "cifar10_bytes")
+
+
+def cifar10_splits(
+  read: Callable[[str], Sequence[T]],
+) -> dict[str, Sequence[T]]:
   """The splits of CIFAR-10, from those that are published."""
   train, test = read("train"), read("test")
   order = _permutation(len(train))
-  return {
-    "train": _subset(train, np.sort(order[CIFAR10_HELD_OUT:])),
-    "validation": _subset(train, np.sort(order[:CIFAR10_HELD_OUT])),
-    "test": _subset(test, range(len(test))),
-  }
+  held_out, rest = np.split(order, [CIFAR10_HELD_OUT])
+  parts = dict(train=rest, validation=held_out)
+  return {k: _subset(train, np.sort(x)) for k, x in parts.items()} | dict(
+    test=test
+  )
 
 
 @register("imagenet64")
@@ -76,41 +72,27 @@ def imagenet64(config: ConfigDict) -> Images:
 
   The published validation set is the test split.
   """
-  shape = (64, 64, 3)
   path = files_lib.from_config(config.path)
   arrays = [path / f"{split}_64x64.npy" for split in ("train", "valid")]
-
-  def in_arrays():
-    return config.path and arrays[0].exists()
-
-  def folder():
-    return array_records.find(config, "downsampled_imagenet/64x64")
-
-  def read(split: str) -> Items:
-    return array_records.read(folder(), split, "image")
+  in_arrays = lambda: config.path and arrays[0].exists()
+  folder = lambda: array_records.find(config, "downsampled_imagenet/64x64")
+  read = lambda split: array_records.read(folder(), split, "image")
 
   @functools.cache
   def load():
-    if in_arrays():
-      train, test = (_open_array(path, shape) for path in arrays)
-    else:
-      train, test = read("train"), read("validation")
+    names = "train", "validation"
+    train, test = map(_open_array, arrays) if in_arrays() else map(read, names)
     first = len(train) - IMAGENET64_HELD_OUT
     if first < 1:
       raise ValueError(
         f"{len(train)} training images must be more than the"
         f" {IMAGENET64_HELD_OUT:,} that are held out for validation"
       )
-    return {
-      "train": _subset(train, range(first)),
-      "validation": _subset(train, range(first, len(train))),
-      "test": test,
-    }
+    parts = dict(train=range(first), validation=range(first, len(train)))
+    return {k: _subset(train, x) for k, x in parts.items()} | dict(test=test)
 
-  def files():
-    return arrays if in_arrays() else array_records.verified_files(folder())
-
-  return Images(shape, 256, load, files)
+  files = lambda: arrays if in_arrays() else array_records.paths(folder())
+  return Images((64, 64, 3), 256, load, files)
 
 
 @register("images")
@@ -121,23 +103,15 @@ def any_images(config: ConfigDict) -> Images:
   """
   path = files_lib.check_path(config.path)
   if path.suffix == ".npy":
-    array = files_lib.map_array(path)
-    shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
-    is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size
-    if array.dtype != np.uint8 or not is_sound:
-      raise ValueError(
-        f"{path} holds {array.dtype} {array.shape}; images must be uint8"
-        " (number, rows, columns) or (number, rows, columns, 1 or 3 channels)"
-      )
-    parts = divide(array.reshape(shape), config.fractions, "images")
-    return Images(shape[1:], 256, lambda: parts, lambda: [path])
+    array = _open_array(path)
+    parts = divide(array, config.fractions, "images")
+    return Images(array.shape[1:], 256, lambda: parts, lambda: [path])
 
-  find = lambda path: sorted(files_lib.find(path, ".png", ".jpg", ".jpeg"))
+  find = lambda path: files_lib.find(path, ".png", ".jpg", ".jpeg")
   parts = {k: find(folder) for k, (folder,) in named(path).items()}
   parts = parts or divide(find(path), config.fractions, "images")
   every = [*dict.fromkeys(itertools.chain(*parts.values()))]
   shape = _geometry(first := parts["train"][0])
-  read = functools.partial(_decode, channels=shape[2])
 
   @functools.cache
   def load():
@@ -149,23 +123,28 @@ def any_images(config: ConfigDict) -> Images:
           f"{file} has (rows, columns, channels) = {found}, but {first} has"
           f" {shape}; all images must have one size: convert or remove it"
         )
+    read = functools.partial(_decode, channels=shape[2])
     make = lambda paths: Lazy(len(paths), lambda i: read(paths[i]))
     return {split: make(paths) for split, paths in parts.items()}
 
-  def files():
-    for file in every:
-      read(file)  # raises if it is damaged
-    return every
+  return Images(shape, 256, load, lambda: every)
 
-  return Images(shape, 256, load, files)
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+  """A picture, turned as the camera that took it was held."""
+  import PIL.Image
+  import PIL.ImageOps
+
+  atomic.size(path)
+  with files_lib.blame(path), PIL.Image.open(path) as image:
+    is_photo = image.format == "JPEG"
+    yield PIL.ImageOps.exif_transpose(image) if is_photo else image
 
 
 def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
   """The shape of a picture, of which only the header is read."""
-  import PIL.Image
-
-  atomic.size(path)
-  with files_lib.blame(path), PIL.Image.open(path) as image:
+  with _opened(path) as image:
     mode, (columns, rows) = image.mode, image.size
   if mode not in CHANNELS:
     raise ValueError(
@@ -176,25 +155,21 @@ def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
 
 def _decode(path: pathlib.Path, channels: int) -> np.ndarray:
   """The pixels of a picture, uint8."""
-  import PIL.Image
-
-  with files_lib.blame(path), PIL.Image.open(path) as image:
+  with _opened(path) as image:
     return np.asarray(image.convert("L" if channels == 1 else "RGB"))
 
 
-def _open_array(path: pathlib.Path, shape: tuple[int, int, int]) -> Items:
-  """Maps the images in a .npy file, uint8 [number, *shape], into memory."""
-  if not path.exists():
-    raise FileNotFoundError(
-      f"no file {path}; set data.path to the folder that contains it"
-    )
-  images = files_lib.map_array(path)
-  if images.shape[1:] != shape or images.dtype != np.uint8:
+def _open_array(path: pathlib.Path) -> np.ndarray:
+  """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
+  array = files_lib.map_array(path)
+  shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
+  is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size
+  if array.dtype != np.uint8 or not is_sound:
     raise ValueError(
-      f"{path} holds {images.dtype} {images.shape}; images must be uint8"
-      f" (number, {', '.join(map(str, shape))})"
+      f"{path} holds {array.dtype} {array.shape}; images must be uint8 (number,"
+      " rows, columns) or (number, rows, columns, 1 or 3 channels)"
     )
-  return images
+  return array.reshape(shape)
 
 
 def _subset(items: Any, indices: Sequence[int] | np.ndarray) -> Lazy:

@@ -6,14 +6,11 @@ import pathlib
 import numpy as np
 
 from sparse_transformer.data import array_records, files as files_lib
-from sparse_transformer.data.images import cifar10_splits
-from sparse_transformer.data.sources import (
-  ConfigDict,
-  Lazy,
-  Sequences,
-  register,
-)
-from sparse_transformer.data.splits import divide, named
+from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.images import cifar10_folder, cifar10_splits
+from sparse_transformer.data.registered import ConfigDict, register
+from sparse_transformer.data.sources import Sequences
+from sparse_transformer.data.splits import SPLITS, divide, named
 
 CIFAR10 = (
   *("airplane", "automobile", "bird", "cat", "deer"),
@@ -26,8 +23,7 @@ LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
 def cifar10_gray(config: ConfigDict) -> Sequences:
   """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena."""
 
-  def folder():
-    return array_records.find(config, "cifar10", "cifar10_bytes")
+  folder = lambda: cifar10_folder(config)
 
   def read(split: str) -> Lazy[tuple[np.ndarray, int]]:
     images, labels = (
@@ -36,7 +32,7 @@ def cifar10_gray(config: ConfigDict) -> Sequences:
     return Lazy(len(images), lambda i: (gray(images[i]), int(labels[i])))
 
   load = functools.cache(lambda: cifar10_splits(read))
-  files = lambda: array_records.verified_files(folder())
+  files = lambda: array_records.paths(folder())
   return Sequences(
     1024, (32, 32, 1), 256, CIFAR10, load, files, "levels", "bits/dim"
   )
@@ -62,19 +58,16 @@ def labelled(config: ConfigDict) -> Sequences:
 
   @functools.cache
   def load():
-    splits: dict[str, list] = {"train": [], "validation": [], "test": []}
+    splits: dict[str, list] = {split: [] for split in SPLITS}
     for label, name in enumerate(classes):
+      find = lambda folder, name=name: files_lib.find(folder / name, "")
       if folders:
-        parts = {k: _files(x / name) for k, x in folders.items()}
+        parts = {split: find(folder) for split, folder in folders.items()}
       else:
-        files = _files(path / name)
-        parts = divide(files, config.fractions, f"files in {path / name}")
+        noun = f"files in {path / name}"
+        parts = divide(find(path), config.fractions, noun)
       for split, files in parts.items():
-        for file, data in files_lib.read_all(files):
-          if not data:
-            raise ValueError(f"{file} is empty; remove it, or write text to it")
-          symbols = np.frombuffer(data[: config.length], np.uint8)
-          splits[split].append((symbols, label))
+        splits[split] += [(_read(file, config.length), label) for file in files]
     # Validation during training may cover the first examples only.
     order = lambda x: np.random.RandomState(0).permutation(len(x))
     return {k: [x[i] for i in order(x)] for k, x in splits.items()}
@@ -85,10 +78,11 @@ def labelled(config: ConfigDict) -> Sequences:
   )
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files below a folder, without hidden ones."""
-  found = files_lib.find(folder)
-  return sorted(x for x in found if not x.name.startswith("."))
+def _read(file: pathlib.Path, length: int) -> np.ndarray:
+  """The first bytes of a file, uint8; ValueError if there are none."""
+  if not (data := files_lib.read(file)[:length]):
+    raise ValueError(f"{file} is empty; remove it, or write text to it")
+  return np.frombuffer(data, np.uint8)
 
 
 def _classes(folder: pathlib.Path) -> tuple[str, ...]:

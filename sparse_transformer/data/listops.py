@@ -12,13 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse_transformer.data.sources import (
-  ConfigDict,
-  Lazy,
-  Sequences,
-  check_no_path,
-  register,
-)
+from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.registered import ConfigDict, register
+from sparse_transformer.data.sources import Sequences
 from sparse_transformer.data.splits import SPLITS
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -37,10 +33,9 @@ NESTED = 0.25  # the probability that an argument is an operation
 DRAWS = 20_000
 
 
-@register("listops")
+@register("listops", reads_path=False)
 def listops(config: ConfigDict) -> Sequences:
   """Expressions of `data.length / 4` to `data.length` symbols."""
-  check_no_path(config)
   n = config.length
   find = functools.partial(example, n // 4, n)
   find("train", 0, draws=DRAWS)

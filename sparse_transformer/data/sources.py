@@ -1,4 +1,4 @@
-"""The kinds of sources, images, streams, sequences; their names, and batches.
+"""The kinds of sources: images, streams, sequences with labels.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -7,51 +7,50 @@ when a split is first used.
 import dataclasses
 import itertools
 import math
-import operator
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from sparse_transformer.data import codecs, files as files_lib
+from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.splits import SPLITS
 
-if TYPE_CHECKING:
-  from ml_collections import ConfigDict
-else:
-  ConfigDict = Any  # so that the command can say that it is missing
-
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Lazy(Sequence[T]):
-  """A sequence of `size` items that calls `item(i)` for item i.
-
-  >>> squares = Lazy(4, lambda i: i * i)
-  >>> squares[-1], list(squares)
-  (9, [0, 1, 4, 9])
-  """
-
-  size: int
-  item: Callable[[int], T]
-
-  def __len__(self) -> int:
-    return self.size
-
-  # One item at a time: slices are not needed.
-  def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
-    return self.item(range(self.size)[operator.index(i)])
-
-
-Items = np.ndarray | Lazy[np.ndarray]
 Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 
+class _Apart:
+  """What sources share whose examples are scored one by one."""
+
+  separator: ClassVar[None] = None  # an example is one document
+
+  def digest(self: Any) -> dict[str, int | str]:
+    """Number of training examples; CRC-32 of classes, and files or examples."""
+    crc = zlib.crc32("\n".join(self.classes).encode())
+    if self.files:
+      crc ^= files_lib.crc32(*self.files())
+    else:
+      for row in itertools.chain(*map(self.examples, SPLITS)):
+        crc = zlib.crc32(row.data, crc)
+    return {self.noun: len(self.examples("train")), "crc32": f"{crc:08x}"}
+
+  def windows(self: Any, split: str, min_context: int = 0) -> Lazy[Window]:
+    """The examples of a split as (row, scored): one label, or all symbols."""
+    if min_context:
+      what = "labels" if self.classes else self.noun
+      raise ValueError(
+        f"{min_context=} must be 0 for {what}: each is scored separately"
+      )
+    rows = self.examples(split)
+    scored = lambda row: np.ones(1, bool) if self.classes else row >= 0
+    return Lazy(len(rows), lambda i: (row := rows[i], scored(row)))
+
+
 @dataclasses.dataclass(frozen=True)
-class Images:
+class Images(_Apart):
   """Images as sequences: row by row, the channels of a pixel innermost.
 
   Attributes:
@@ -61,18 +60,19 @@ class Images:
     files: returns the files of the images, and raises ValueError if one is
       damaged; None without files.
     unit: of losses.
+    symbols: what they stand for, in order.
     optimum: expected loss of the best predictor, if it is known.
   """
 
   shape: tuple[int, int, int]
   vocab_size: int
-  load: Callable[[], Mapping[str, Items]]
+  load: Callable[[], Mapping[str, np.ndarray | Sequence[np.ndarray]]]
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   unit: str = "bits/dim"
-  symbols: str = "levels"  # what they stand for, in order
+  symbols: str = "levels"
   optimum: float | None = None
-  separator: int | None = None  # an image is one document
   classes: ClassVar[tuple[str, ...]] = ()
+  noun: ClassVar[str] = "images"  # in digests of checkpoints
 
   @property
   def length(self) -> int:
@@ -81,8 +81,6 @@ class Images:
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
     images = _split(self.load, split)
-    if not len(images):
-      raise ValueError(f"the {split} split has no images; prepare it again")
 
     def example(i: int) -> np.ndarray:
       image = images[i]
@@ -94,26 +92,6 @@ class Images:
       return image.reshape(self.length)
 
     return Lazy(len(images), example)
-
-  def digest(self) -> dict[str, int | str]:
-    """Number of training images, and CRC-32 of the files or of all images."""
-    number = len(self.examples("train"))
-    if self.files:
-      crc = files_lib.crc32(*self.files())
-    else:
-      images = np.concatenate([self.load()[split] for split in SPLITS])
-      crc = zlib.crc32(images.data)
-    return dict(images=number, crc32=f"{crc:08x}")
-
-  def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """The images of a split as (tokens, scored), with all positions scored."""
-    if min_context:
-      raise ValueError(
-        f"{min_context=} must be 0 for images: each is scored separately"
-      )
-    examples = self.examples(split)
-    scored = np.ones(self.length, bool)
-    return Lazy(len(examples), lambda i: (examples[i], scored))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,23 +113,10 @@ class Stream:
   codec: codecs.Codec = codecs.Text()
   classes: ClassVar[tuple[str, ...]] = ()
 
-  @property
-  def vocab_size(self) -> int:
-    return self.codec.vocab_size
-
-  @property
-  def unit(self) -> str:
-    return self.codec.unit
-
-  @property
-  def symbols(self) -> str:
-    """What the symbols stand for, in order."""
-    return self.codec.symbols
-
-  @property
-  def separator(self) -> int | None:
-    """The symbol after each document, None if they are not told apart."""
-    return self.codec.separator
+  vocab_size = property(lambda self: self.codec.vocab_size)
+  unit = property(lambda self: self.codec.unit)
+  symbols = property(lambda self: self.codec.symbols)
+  separator = property(lambda self: self.codec.separator)
 
   @property
   def shape(self) -> tuple[int, int]:
@@ -214,7 +179,7 @@ class Stream:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequences:
+class Sequences(_Apart):
   """Sequences of up to `length` symbols, each with a label.
 
   Attributes:
@@ -237,7 +202,7 @@ class Sequences:
   files: Callable[[], Sequence[pathlib.Path]] | None = None
   symbols: str = "symbols"
   unit_of_symbols: str = "bits/symbol"
-  separator: ClassVar[None] = None
+  noun: ClassVar[str] = "examples"
 
   @property
   def unit(self) -> str:
@@ -251,12 +216,8 @@ class Sequences:
     the length. Raises ValueError if an example does not fit the source.
     """
     examples = _split(self.load, split)
-    if not len(examples):
-      raise ValueError(f"the {split} split has no examples")
-    dtype = np.min_scalar_type(-self.vocab_size)
-    if self.classes:
-      largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
-      dtype = np.min_scalar_type(largest)
+    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
+    dtype = np.min_scalar_type(largest if self.classes else -self.vocab_size)
 
     def example(i: int) -> np.ndarray:
       symbols, label = examples[i]
@@ -279,116 +240,15 @@ class Sequences:
 
     return Lazy(len(examples), example)
 
-  def digest(self) -> dict[str, int | str]:
-    """Number of training examples; CRC-32 of classes, and files or examples."""
-    crc = zlib.crc32("\n".join(self.classes).encode())
-    if self.files:
-      crc ^= files_lib.crc32(*self.files())
-    else:
-      for row in itertools.chain(*map(self.examples, SPLITS)):
-        crc = zlib.crc32(row.data, crc)
-    return dict(examples=len(self.examples("train")), crc32=f"{crc:08x}")
-
-  def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """The examples of a split as (row, scored): one label, or all symbols."""
-    if min_context:
-      what = "labels" if self.classes else "examples"
-      raise ValueError(
-        f"{min_context=} must be 0 for {what}: each is scored separately"
-      )
-    examples = self.examples(split)
-
-    def window(i: int) -> Window:
-      row = examples[i]
-      return row, np.ones(1, bool) if self.classes else row >= 0
-
-    return Lazy(len(examples), window)
-
 
 Source = Images | Stream | Sequences
 
 
-Factory = TypeVar("Factory", bound=Callable[..., Source])
-
-SOURCES: dict[str, Callable[..., Source]] = {}
-BUILDERS: dict[str, str] = {}  # "module:class": it imports tensorflow-datasets
-PREPARE = "python -m sparse_transformer.data prepare"
-
-
-def register(
-  name: str, builder: str | None = None
-) -> Callable[[Factory], Factory]:
-  """Decorates a function that maps the `data` group of a config to a source.
-
-  Args:
-    name: the `data.name` that selects the source.
-    builder: "module:class", in a package, of the tensorflow-datasets builder
-      that `python -m sparse_transformer.data prepare NAME` runs, if any.
-
-  Raises:
-    ValueError: the name is already registered.
-  """
-  if name in SOURCES:
-    raise ValueError(f"source {name!r} is already registered")
-
-  def add(factory: Factory) -> Factory:
-    SOURCES[name] = factory
-    if builder:
-      BUILDERS[name] = builder
-    return factory
-
-  return add
-
-
-def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
-  """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
-
-  A batch depends only on (seed, step), so a run can resume at any step. Each
-  epoch has its own order; a batch may extend into the next one. The examples
-  are arrays of one shape and dtype, in any object with `len` and `[]`.
-  """
-  import grain
-
-  shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
-  return shuffled.repeat().batch(batch_size)
-
-
-def source(config: ConfigDict, labels: bool = True) -> Source:
-  """Makes the source that the `data` group of a config selects.
-
-  Args:
-    config: the group `data`.
-    labels: whether labels are used, if there are any.
-
-  Raises:
-    ValueError: its name is unknown or one of its fields is invalid.
-  """
-  if config.name not in SOURCES:
-    raise ValueError(
-      f"unknown data.name={config.name!r}; known: {', '.join(SOURCES)}; for a"
-      " run whose config file registers it, add --config=FILE"
-    )
-  found = SOURCES[config.name](config)
-  if config.documents and found.separator is None:
-    raise ValueError(
-      f"data.documents=True, but data.name={config.name} has no documents; set"
-      " it to bytes, jsonl or fasta, or leave documents False"
-    )
-  if not labels and isinstance(found, Sequences):
-    return dataclasses.replace(found, classes=())
-  return found
-
-
-def check_no_path(config: ConfigDict) -> None:
-  """Raises ValueError if the `data` group has a path that is not read."""
-  if config.path:
-    raise ValueError(
-      f"data.path={config.path} is not read with data.name={config.name}; leave"
-      " it empty, or set data.name to bytes"
-    )
-
-
 def _split(load: Callable[[], Mapping[str, T]], split: str) -> T:
+  """The data of a split; ValueError if they are none, or it is unknown."""
   if split not in SPLITS:
     raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
-  return load()[split]
+  found: Any = load()[split]
+  if not len(found):
+    raise ValueError(f"the {split} split is empty; add data to it")
+  return found

@@ -18,9 +18,10 @@ NAMES = {
   **dict(val="validation", valid="validation", validation="validation"),
   **dict(test="test"),
 }
+NAME = f"(?i:({'|'.join(NAMES)}))"
+FOLDER = re.compile(rf"{NAME}()")
 FILE = re.compile(
-  rf"(?:.*[._-])?({'|'.join(NAMES)})([._-]\d+(?:[._-]of[._-]\d+)?)?(?:\..*)?",
-  re.IGNORECASE,
+  rf"(?:.*[._-])?{NAME}([._-]\d+(?:[._-](?i:of)[._-]\d+)?)?(?:\..*)?"
 )
 Paths = tuple[pathlib.Path, ...]
 
@@ -44,13 +45,11 @@ def named(folder: pathlib.Path, *suffixes: str) -> dict[str, Paths]:
   """
   found: dict[str, list[re.Match[str]]] = {}
   for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-    if path.is_dir():
-      match = re.fullmatch(rf"({'|'.join(NAMES)})()", path.name, re.IGNORECASE)
-    else:
-      match = FILE.fullmatch(path.name)
-      if not suffixes or not files.has_suffix(path, *suffixes):
-        continue
-    if match and not path.name.startswith("."):
+    if files.is_hidden(path.name):
+      continue
+    is_data = path.is_dir() or files.has_suffix(path, *suffixes)
+    match = (FOLDER if path.is_dir() else FILE).fullmatch(path.name)
+    if is_data and match:
       found.setdefault(NAMES[match[1].lower()], []).append(match)
   for matches in found.values():
     if len(matches) > 1 and not all(match[2] for match in matches):
@@ -68,7 +67,7 @@ def named(folder: pathlib.Path, *suffixes: str) -> dict[str, Paths]:
   if found and "test" not in found:
     found["test"] = found["validation"]
     there = found["test"][0]
-    warn(
+    _warn(
       f"{folder} has no {_renamed(there, 'test')}: the test split is"
       f" {there[0]}, the same data as validation"
     )
@@ -100,6 +99,6 @@ def divide(
 
 
 @functools.cache
-def warn(line: str) -> None:
+def _warn(line: str) -> None:
   """Prints a warning on standard error, once in a process."""
   print(f"warning: {line}", file=sys.stderr)

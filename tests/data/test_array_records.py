@@ -88,54 +88,34 @@ def test_truncated_file_is_found_when_it_is_opened(root, folder, size):
     source(root).examples("test")
 
 
-def test_missing_records_are_found_when_the_file_is_opened(root, folder):
-  shutil.copy(shard(folder, "validation"), shard(folder, "train"))
-  with pytest.raises(ValueError, match="8 out of bound 4"):
-    source(root).examples("train")
-
-
-def test_damaged_record_is_found_before_the_first_step_and_when_read(
-  root, folder
-):
+def test_damaged_record_is_found_when_read(root, folder):
   path = shard(folder, "validation")
   content = bytearray(path.read_bytes())
   digest = source(root).digest()
   assert digest == source(root).digest()
   content[len(content) // 4] ^= 1
   path.write_bytes(content)
-  with pytest.raises(ValueError, match=f"{path.name} is damaged"):
-    source(root).digest()
+  assert source(root).digest() != digest
   examples = source(root).examples("test")
   assert len(examples[3]) == 12_288
   with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
     list(examples)
 
 
-def test_image_that_would_fill_the_memory_is_an_error(root, monkeypatch):
-  monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1000)
-  with pytest.raises(ValueError, match="damaged .* decompression bomb"):
-    source(root).examples("test")
-
-
 @pytest.mark.parametrize(
-  "old, new", [('"train"', '"trein"'), ('"9"', '"-1"'), ('"9"', '"99"')]
+  "content", [None, "{", '{"splits": 5}', '"-1"', '"99"']
 )
-def test_description_that_does_not_fit_the_files_is_an_error(
-  root, folder, old, new
-):
-  path = folder / "dataset_info.json"
-  path.write_text(path.read_text().replace(old, new))
-  with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
-    source(root).examples("train")
-
-
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"splits": 5}'])
-def test_broken_description_of_a_data_set_is_an_error(
+def test_description_that_is_broken_or_does_not_fit_is_an_error(
   root, folder, name, content
 ):
-  (folder / name).unlink()
-  if content:
-    (folder / name).write_bytes(content)
+  path = folder / name
+  if content is None:
+    path.unlink()
+  elif content.startswith("{"):
+    path.write_text(content)
+  else:
+    path = folder / "dataset_info.json"
+    path.write_text(path.read_text().replace('"9"', content))
   with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
-    source(root).examples("test")
+    source(root).examples("train")

@@ -1,10 +1,9 @@
 """Tests of download.py and its command: small archives, no network."""
 
-import os
+import io
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import small_data
@@ -47,21 +46,6 @@ def test_enwik8_is_prepared_from_a_manually_placed_archive(
   assert expected in command("prepare", "enwik8").stdout
 
 
-def test_archive_in_the_download_cache_needs_no_network(tmp_path, enwik8):
-  from tensorflow_datasets.core.download import resource
-
-  from sparse_transformer.data.builders import Enwik8
-
-  ((url, info),) = Enwik8.url_infos.items()
-  cache = tmp_path / "downloads" / "enwik8"
-  cache.mkdir()
-  archive = cache / resource.get_dl_fname(url, info.checksum)
-  (tmp_path / "downloads" / "manual" / "enwik8.zip").rename(archive)
-  archive.with_name(archive.name + ".INFO").write_text("{}")
-  download.prepare("enwik8", str(tmp_path))
-  assert contents(data.source(config("enwik8", tmp_path))) == enwik8
-
-
 def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
   archive = tmp_path / "downloads" / "manual" / "enwik8.zip"
   small_data.write_zip(archive, {"enwik8": enwik8[::-1]})
@@ -71,41 +55,36 @@ def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, enwik8):
     data.source(config("enwik8", tmp_path)).examples("train")
 
 
-@pytest.mark.parametrize("change", [-1, 1])
-def test_archive_of_another_size_is_rejected_at_once(tmp_path, enwik8, change):
-  archive = tmp_path / "downloads" / "manual" / "enwik8.zip"
+def test_archive_is_downloaded_once_and_completely(
+  tmp_path, enwik8, monkeypatch
+):
+  manual = tmp_path / "downloads" / "manual" / "enwik8.zip"
+  archive = manual.rename(tmp_path / "enwik8.zip")
   size = archive.stat().st_size
-  os.truncate(archive, size + change)
-  message = f"it has {size + change:,} bytes, not {size:,}"
-  with pytest.raises(ValueError, match=message):
-    download.prepare("enwik8", str(tmp_path))
-  assert not (tmp_path / "enwik8").exists()
+  for content in archive.read_bytes()[:-1], archive.read_bytes():
+    answer = lambda url, timeout, content=content: io.BytesIO(content)
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    if len(content) < size:
+      message = f"the answer has {size - 1:,} bytes.; put the file at {manual}"
+      with pytest.raises(ConnectionError, match=message):
+        download.prepare("enwik8", str(tmp_path))
+    else:
+      download.prepare("enwik8", str(tmp_path))
+  assert contents(data.source(config("enwik8", tmp_path))) == enwik8
+  monkeypatch.delattr("urllib.request.urlopen")
+  download.prepare("enwik8", str(tmp_path))
 
 
 def test_prepare_without_network_says_where_to_put_the_archive(
   tmp_path, enwik8
 ):
-  start = time.monotonic()
   root = tmp_path / "root"
   place = root / "downloads" / "manual" / "enwik8.zip"
   with pytest.raises(
     ConnectionError, match=f"nowhere.invalid/.*put the file at {place}"
   ):
     download.prepare("enwik8", str(root))
-  assert time.monotonic() - start < 10
-  assert not root.exists()
-
-
-def test_host_that_does_not_answer_is_an_error(tmp_path, enwik8, monkeypatch):
-  monkeypatch.setattr(download, "PATIENCE", 0.1)
-
-  def urlopen(*args, **kwargs):
-    time.sleep(0.5)
-    raise TimeoutError
-
-  monkeypatch.setattr("urllib.request.urlopen", urlopen)
-  with pytest.raises(ConnectionError, match="no answer in 0.1 seconds"):
-    download.prepare("enwik8", str(tmp_path / "root"))
+  assert not place.exists()
 
 
 # The builder of CIFAR-10.
@@ -137,23 +116,3 @@ def test_cifar10_is_prepared_and_read_back(tmp_path, cifar10):
 
   assert sorted(test) == expected(builder.TEST_FILES)
   assert sorted(train + validation) == expected(builder.TRAIN_FILES)
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    ({"IMAGES_PER_FILE": 7}, f"has {8 * 3073} bytes, expected {7 * 3073}"),
-    ({"IMAGES_PER_FILE": 9}, f"has {8 * 3073} bytes, expected {9 * 3073}"),
-    ({"TEST_FILES": ("test_2.bin",)}, r"has no \['test_2.bin'\]"),
-  ],
-)
-def test_archive_that_is_not_cifar10_is_an_error(
-  tmp_path, cifar10, monkeypatch, changes, message
-):
-  from sparse_transformer.data.builders import Cifar10Bytes
-
-  for name, value in changes.items():
-    monkeypatch.setattr(Cifar10Bytes, name, value)
-  with pytest.raises(ValueError, match=message):
-    download.prepare("cifar10", str(tmp_path))
-  assert not (tmp_path / "cifar10_bytes" / "1.1.0").exists()

@@ -1,4 +1,4 @@
-"""Tests of files.py: compressed, damaged, special and large files."""
+"""Tests of files.py: which there are; compressed, damaged, special ones."""
 
 import bz2
 import gzip
@@ -10,45 +10,46 @@ import pytest
 import small_data
 from small_data import TEXT
 
-from sparse_transformer import machine
 from sparse_transformer.data import files
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
-@pytest.mark.parametrize("suffix", ["", ".txt", ".GZ", *COMPRESS])
+def write_archive(path):
+  if path.suffix == ".zip":
+    members = {
+      "b/2": TEXT[500:900],
+      "b/": b"",
+      "a": TEXT[:500],
+      "c": TEXT[900:],
+    }
+    hidden = dict.fromkeys(("__MACOSX/._a", ".DS_Store", "b/.x/y"), b"hidden")
+    small_data.write_zip(path, members | hidden)
+  else:
+    path.write_bytes(COMPRESS.get(path.suffix.lower(), bytes)(TEXT))
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".GZ", ".zip", *COMPRESS])
 def test_file_is_decompressed_by_its_suffix(tmp_path, suffix):
-  file = tmp_path / f"text{suffix}"
-  file.write_bytes(COMPRESS.get(suffix.lower(), bytes)(TEXT))
-  assert files.read(file) == TEXT
-
-
-def test_zip_is_read_in_the_order_of_names(tmp_path):
-  members = {"b/2": TEXT[500:900], "b/": b"", "a": TEXT[:500], "c": TEXT[900:]}
-  small_data.write_zip(tmp_path / "text.zip", members)
-  assert files.read(tmp_path / "text.zip") == TEXT
+  write_archive(path := tmp_path / f"text{suffix}")
+  assert files.read(path) == TEXT
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ".zip"])
 def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
-  file = tmp_path / f"text{suffix}"
-  if suffix == ".zip":
-    small_data.write_zip(file, {"text": TEXT})
-  else:
-    file.write_bytes(COMPRESS[suffix](TEXT))
+  write_archive(file := tmp_path / f"text{suffix}")
   good = file.read_bytes()
   middle = len(good) // 2
   flipped = bytes(255 - byte for byte in good[middle : middle + 9])
   for bad in (
     good[:middle],
-    good[:-1],
     good[:2],
     good[9:],
     good[:middle] + flipped + good[middle + 9 :],
     b"this is not an archive",
   ):
     file.write_bytes(bad)
-    with pytest.raises(ValueError, match=f"{file} is damaged .*get it again"):
+    with pytest.raises(ValueError, match=f"{file} is damaged .* or of a kind"):
       files.read(file)
 
 
@@ -58,67 +59,38 @@ def test_system_error_is_not_mistaken_for_damage(tmp_path):
       files.read(tmp_path / name)
 
 
-@pytest.fixture
-def small_machine(monkeypatch):
-  """Half of its memory is 2 MiB."""
-  monkeypatch.setattr(machine, "memory", lambda: 2**22)
-
-
-def test_file_that_is_not_regular_is_rejected(tmp_path):
+def test_file_that_is_not_regular_or_too_large_is_rejected(tmp_path):
   os.mkfifo(tmp_path / "pipe")  # reading it would never end
   (tmp_path / "text.gz").symlink_to(tmp_path / "pipe")
   for path in (tmp_path, tmp_path / "pipe", tmp_path / "text.gz"):
     with pytest.raises(ValueError, match=f"{path} is not a regular file"):
       files.read(path)
+  (tmp_path / "large").touch()
+  os.truncate(tmp_path / "large", 2**36 + 1)  # without a byte on disk
+  with pytest.raises(ValueError, match="large has 68,719,476,737 bytes, more"):
+    files.read(tmp_path / "large")
 
 
-def test_file_larger_than_memory_is_an_error(tmp_path):
-  path = tmp_path / "text"
-  path.touch()
-  os.truncate(path, 2**42)  # without a byte on disk
-  with pytest.raises(ValueError, match="half of this machine's memory is"):
-    files.read(path)
-
-
-def test_files_that_are_larger_than_memory_together_are_an_error(
-  tmp_path, small_machine
-):
-  paths = [tmp_path / name for name in "abc"]
-  for path in paths:
-    path.write_bytes(bytes(2**20))
-  assert len(list(files.read_all(paths[:2]))) == 2
-  with pytest.raises(ValueError, match="up to .*c take at least 3,145,728 "):
-    next(files.read_all(paths))  # before any is read
-
-
-def archive(path, content):
-  if path.suffix == ".zip":
-    small_data.write_zip(path, {"a": content[:500], "b": content[500:]})
-  else:
-    path.write_bytes(COMPRESS[path.suffix](content))
-  return path
-
-
-@pytest.mark.parametrize("suffix", [*COMPRESS, ".zip"])
-def test_archive_that_expands_beyond_memory_is_an_error(
-  suffix, tmp_path, small_machine
-):
-  first = archive(tmp_path / f"a{suffix}", bytes(2**20))
-  second = archive(tmp_path / f"b{suffix}", bytes(2**20 + 1))
-  contents = files.read_all([second, first])
-  assert next(contents) == (first, bytes(2**20))
-  with pytest.raises(ValueError, match=f"b{suffix} take at least 2,"):
-    next(contents)
-
-
-def test_links_to_folders_are_not_followed(tmp_path):
-  (tmp_path / "b" / "c").mkdir(parents=True)
-  for name in ("a", "b/2", "b/c/3", "d"):
-    (tmp_path / name).touch()
-  (tmp_path / "b" / "loop").symlink_to(tmp_path)
-  (tmp_path / "e").symlink_to(tmp_path / "d")
-  found = [str(p.relative_to(tmp_path)) for p in files.below(tmp_path)]
-  assert sorted(found) == ["a", "b/2", "b/c/3", "d", "e"]
+def test_files_of_a_folder(tmp_path):
+  """Links are followed, in no circle; hidden files and side files are none."""
+  inside, outside = tmp_path / "inside", tmp_path / "outside"
+  for name in (
+    *("d.fa", "b/2.FA", "b/c/3.fa.gz", ".x.fa", ".git/y.fa", "__MACOSX/z.fa"),
+    *("d.fa.fai", "d.fa.gz.fai", "d.txt", "fa"),
+  ):
+    (inside / name).parent.mkdir(parents=True, exist_ok=True)
+    (inside / name).touch()
+  outside.mkdir()
+  (outside / "4.fa").touch()
+  (inside / "b" / "loop").symlink_to(inside)
+  (inside / "b" / "a").symlink_to(outside)
+  (inside / "more").symlink_to(outside)  # again
+  (inside / "e.fa").symlink_to(inside / "d.fa")
+  found = [str(p.relative_to(inside)) for p in files.find(inside, ".fa")]
+  assert found == ["b/2.FA", "b/a/4.fa", "b/c/3.fa.gz", "d.fa", "e.fa"]
+  assert len(files.find(inside, "")) == 9
+  with pytest.raises(FileNotFoundError, match="no file that ends in .x, .y;"):
+    files.find(inside, ".x", ".y")
 
 
 def test_checksum_covers_all_files_in_turn(tmp_path):

@@ -121,6 +121,6 @@ def test_cifar10_without_labels_is_rejected_in_one_line(tmp_path, monkeypatch):
   small_data.write("cifar10", tmp_path, monkeypatch)
   read = array_records.read
   with pytest.raises(
-    ValueError, match="have no hue, only image, label; prepare"
+    ValueError, match="the records have no hue, only image, label"
   ):
     read(next((tmp_path / "cifar10_bytes").iterdir()), "train", "hue")

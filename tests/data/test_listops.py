@@ -98,15 +98,6 @@ def test_examples_are_a_function_of_seed_split_and_index():
   assert len(texts) == len(keys)
 
 
-def test_root_tells_part_of_the_value():
-  examples = [example(20, 60, "train", i) for i in range(1000)]
-  labels = np.array([label for _, label in examples])
-  roots = np.array([symbols[0] for symbols, _ in examples])
-  majority = np.bincount(labels).max() / 1000
-  by_root = sum(np.bincount(labels[roots == x]).max() for x in {*roots}) / 1000
-  assert 0.12 < majority < 0.25 and majority + 0.1 < by_root < 0.5
-
-
 def test_source_has_rows_with_labels():
   source = data.source(small_data.config("listops"))
   assert source.vocab_size == len(SYMBOLS) and len(source.classes) == 10

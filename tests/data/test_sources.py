@@ -10,7 +10,7 @@ import small_data
 from hypothesis import strategies
 
 from sparse_transformer import data
-from sparse_transformer.data import __main__ as command, download, sources
+from sparse_transformer.data import __main__ as command, download, registered
 
 TOYS = ("toy_stream", "toy_images")
 LABELLED = {"cifar10_gray", "labelled", "listops"}  # have other tests
@@ -21,8 +21,8 @@ UNLABELLED = [name for name in data.SOURCES if name not in LABELLED]
 def toys():
   """Registers two sources, for this file only."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sources, "SOURCES", dict(sources.SOURCES))
-    patch.setattr(sources, "BUILDERS", dict(sources.BUILDERS))
+    patch.setattr(registered, "SOURCES", dict(registered.SOURCES))
+    patch.setattr(registered, "BUILDERS", dict(registered.BUILDERS))
     small_data.register_toys()
     yield
 
@@ -76,7 +76,8 @@ def symbols(source, split):
 
 def test_geometry_and_vocabulary_fit_the_data(source, config):
   # Images of any size are the exception: the first one has to be there.
-  path = config.path if config.name == "images" else "/nowhere"
+  path = config.path and "/nowhere"
+  path = config.path if config.name == "images" else path
   without_data = data.source(small_data.config(config.name, path))
   for name in ("shape", "length", "vocab_size", "unit"):
     assert getattr(without_data, name) == getattr(source, name)
@@ -206,6 +207,14 @@ def test_unknown_source_is_an_error_that_lists_the_known_ones():
   known = ", ".join([*data.SOURCES, *TOYS])
   with pytest.raises(ValueError, match=f"data.name='cifar'; known: {known}"):
     data.source(small_data.config("cifar"))
+
+
+@pytest.mark.parametrize(
+  "name", ["digits", "stdlib", "repeat", "recall", "listops"]
+)
+def test_path_of_a_source_that_reads_none_is_an_error(name):
+  with pytest.raises(ValueError, match=f"path=x is not read .*name={name};"):
+    data.source(small_data.config(name, "x"))
 
 
 def test_registration_is_all_that_a_source_needs():

@@ -18,7 +18,7 @@ from sparse_transformer.data import (
   array_records,
   download,
   images,
-  sources,
+  registered,
   streams,
 )
 
@@ -166,6 +166,6 @@ def write(name, folder, patch):
     from small_data import toy
 
     put_archive(folder, "toy.bin", toy.ARCHIVE)
-  if name in sources.BUILDERS:
+  if name in registered.BUILDERS:
     download.prepare(name, str(folder))
-  return config(name, "" if name in ("digits", "stdlib") else path)
+  return config(name, "" if name in registered.WITHOUT_PATH else path)

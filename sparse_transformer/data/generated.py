@@ -8,13 +8,14 @@ import math
 
 import numpy as np
 
-from sparse_transformer.data.sources import ConfigDict, Images, register
+from sparse_transformer.data.registered import ConfigDict, register
+from sparse_transformer.data.sources import Images
 
 # Symbols of the splits, at least: 64 sequences of 4,096 are validated.
 SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}
 
 
-@register("repeat")
+@register("repeat", reads_path=False)
 def repeat(config: ConfigDict) -> Images:
   """A block of random symbols, and copies of it to the end of the sequence.
 
@@ -40,7 +41,7 @@ def repeat(config: ConfigDict) -> Images:
   return _make(config, symbols, bits, generate)
 
 
-@register("recall")
+@register("recall", reads_path=False)
 def recall(config: ConfigDict) -> Images:
   """Pairs of key and value; blanks; each key again, answered by its value.
 

@@ -1,4 +1,4 @@
-"""Tests of tasks.py: what the sequences are, and that reach decides."""
+"""Tests of generated.py: what the sequences are, and that reach decides."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,43 @@
+"""Lazy sequences of examples, and batches as a function of (seed, step)."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy(Sequence[T]):
+  """A sequence of `size` items that calls `item(i)` for item i.
+
+  >>> squares = Lazy(4, lambda i: i * i)
+  >>> squares[-1], list(squares)
+  (9, [0, 1, 4, 9])
+  """
+
+  size: int
+  item: Callable[[int], T]
+
+  def __len__(self) -> int:
+    return self.size
+
+  # One item at a time: slices are not needed.
+  def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
+    return self.item(range(self.size)[operator.index(i)])
+
+
+def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
+  """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
+
+  A batch depends only on (seed, step), so a run can resume at any step. Each
+  epoch has its own order; a batch may extend into the next one. The examples
+  are arrays of one shape and dtype, in any object with `len` and `[]`.
+  """
+  import grain
+
+  shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
+  return shuffled.repeat().batch(batch_size)

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from benchmarks import record
-from sparse_transformer import atomic, cli, config as config_lib, model
+from sparse_transformer import atomic, cli, config as config_lib, model, schema
 from sparse_transformer.comparison import record as comparison
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -45,17 +45,17 @@ def main(argv: Sequence[str]) -> None:
   record.write(out, content)
 
 
-def overrides(preset: ConfigDict, config: ConfigDict) -> Iterator[str]:
+def overrides(preset: ConfigDict, config: schema.Config) -> Iterator[str]:
   """The flags that turn the preset's config into another one."""
-  for group, fields in config.items():
-    for name, value in fields.items():
-      if value != preset[group][name]:
-        if isinstance(value, tuple):
-          value = ",".join(map(str, value))
-        yield f"--config.{group}.{name}={value}"
+  before = schema.flatten(preset)
+  for name, value in schema.flatten(config).items():
+    if value != before[name]:
+      if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+      yield f"--config.{name}={value}"
 
 
-def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
+def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
   paths = sorted((workdir / "evaluations").glob("*.json"))
   results = [x for x in map(atomic.read_json, paths) if not x.get("overrides")]
   if not results:
@@ -66,11 +66,11 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
     name: max((x[name] for x in lines if name in x), default=None)
     for name in ("step", *metrics.TIMES)
   }
-  config = config.to_dict()
-  config["data"]["path"] = record.without_folders(config["data"]["path"])
+  path = record.without_folders(config.data.path)
+  config = config.replace(**{"data.path": path})
   return dict(
-    seed=config["train"]["seed"],
-    parameters=model.count_parameters(Experiment(ConfigDict(config)).model),
+    seed=config.train.seed,
+    parameters=model.count_parameters(Experiment(config).model),
     steps=most.pop("step") or 0,
     **most,
     evaluations=[*map(_without_lists, results)],
@@ -79,7 +79,7 @@ def describe(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
       for line in lines
       if line["split"] == "validation"
     ],
-    config=config,
+    config=config.to_dict(),
   )
 
 

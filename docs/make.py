@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from sparse_transformer import attention, patterns, rules, tables
+from sparse_transformer import attention, patterns, schema, tables
 from sparse_transformer.attention import contract, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.figures import style
@@ -259,7 +259,7 @@ def _of_patterns():
 
 def _of_config():
   titles = "field", "default", "meaning", "values"
-  rows = [(f"`{x}`", f"`{y}`", *more) for x, y, *more in rules.table()]
+  rows = [(f"`{x}`", f"`{y}`", *more) for x, y, *more in schema.table()]
   return dict(fields=[tables.markdown([titles, *rows])])
 
 

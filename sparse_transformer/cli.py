@@ -21,7 +21,7 @@ try:
   from absl import app, flags, logging
   from ml_collections import ConfigDict, config_flags
 
-  from sparse_transformer import config as config_lib, rules
+  from sparse_transformer import config as config_lib, schema
 except ModuleNotFoundError as error:
   if (line := version.missing(error)) is None:
     raise
@@ -76,7 +76,7 @@ def on_config(argv: Sequence[str]) -> Sequence[str]:
     "File with the experiment's config. Its fields can be overridden:"
     " --config.attention.pattern=fixed. The fields and their defaults:\n"
     + "\n".join(
-      f"{name}={default}: {about}" for name, default, about, _ in rules.table()
+      f"{name}={default}: {about}" for name, default, about, _ in schema.table()
     ),
     lock_config=True,
   )
@@ -101,8 +101,7 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
   argv = _register(argv)
   flags.FLAGS(argv, known_only=True)
   _check_flags("workdir")
-  config = config_lib.read_config(flags.FLAGS.workdir)
-  rules.check(config)
+  config = ConfigDict(config_lib.read_config(flags.FLAGS.workdir).to_dict())
   config_flags.DEFINE_config_dict(
     "config", config, "Config of the run.", lock_config=True
   )
@@ -130,11 +129,11 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
   return on_config(argv)
 
 
-def exact_config() -> ConfigDict:
+def exact_config() -> schema.Config:
   """The run's config, its activations in float32 unless a flag sets them."""
   flag = flags.FLAGS["config"]
   if "model.dtype" in config_flags.get_override_values(flag):
-    return flag.value
+    return schema.typed(flag.value)
   return config_lib.in_float32(flag.value)
 
 
@@ -167,9 +166,7 @@ def require(*names: str) -> None:
     OSError: the config file cannot be read.
   """
   _check_flags(*names)
-  config = flags.FLAGS.config
-  hasattr(config, "lock")  # raises the error of a file that cannot be read
-  rules.check(config)
+  schema.typed(flags.FLAGS.config)
 
 
 def _check_flags(*required):

@@ -9,7 +9,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, rules
+from sparse_transformer import atomic, schema
+from sparse_transformer.schema import Config
 
 # Fields that a result does not depend on: how a run computes and what it logs
 # and keeps. They may change when it resumes.
@@ -20,9 +21,9 @@ FREE_FIELDS = (
 )
 # Those that --allow_changes also lets change: they apply from now on.
 CHANGEABLE = (
-  *(f"attention.{x}" for x in rules.GROUPS["attention"]),
+  *(f"attention.{x}" for x in schema.Attention().keys()),
   *("eval.sequences", "train.steps", "train.batch_size", "train.accumulation"),
-  *(f"optimizer.{x}" for x in rules.GROUPS["optimizer"] if x != "name"),
+  *(f"optimizer.{x}" for x in schema.Optimizer().keys() if x != "name"),
 )
 # Those that change no score, and all that an evaluation may change.
 UNSCORED_FIELDS = (
@@ -31,18 +32,24 @@ UNSCORED_FIELDS = (
   *("optimizer.", "train."),
 )
 FREE_IN_EVALUATION = (*UNSCORED_FIELDS, "attention.", "model.dtype")
+# Fields of earlier versions, each with the value that is now fixed, or None if
+# it affected no result.
+RETIRED = {
+  **{"data.field": "text", "data.min_length": 500, "model.init": "code"},
+  **{"model.pool": "mean", "model.experts_per_token": 2},
+  **{"model.experts_every": 2, "attention.tile": 0, "loss.load_balance": 0.01},
+  **{"loss.router_z": 0.001, "loss.codebook": 0.01, "loss.span": 1e-6},
+  **{"optimizer.epsilon": 1e-8, "optimizer.clip_norm": 1.0},
+  **{"train.max_skipped": None, "train.spike": None},
+  **{"checkpoint.keep_best": None, "checkpoint.on_error": None},
+}
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
 
 
 def get_config() -> ConfigDict:
-  """Returns the defaults of all fields, see `rules.GROUPS`."""
-  return ConfigDict(
-    {
-      group: {name: field.default for name, field in fields.items()}
-      for group, fields in rules.GROUPS.items()
-    }
-  )
+  """Returns the defaults of all fields, see `schema.Config`."""
+  return ConfigDict(schema.Config().to_dict())
 
 
 def with_values(config: ConfigDict, **values: object) -> ConfigDict:
@@ -69,22 +76,20 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
 
 def overrides(preset: ConfigDict, config: ConfigDict) -> list[str]:
   """The flags that turn one config into another."""
-  before, after = rules.flatten(preset), rules.flatten(config)
+  before, after = schema.flatten(preset), schema.flatten(config)
   return [f"--config.{x}={y}" for x, y in after.items() if y != before[x]]
 
 
-def in_float32(config: ConfigDict) -> ConfigDict:
+def in_float32(config: Config | ConfigDict) -> Config:
   """A copy of a config whose activations are float32, as for final scores.
 
   Rounding to bfloat16 may shift bits by as much as published results differ.
   """
-  groups = config.to_dict()
-  groups["model"]["dtype"] = "float32"
-  return ConfigDict(groups).lock()
+  return schema.typed(config).replace(**{"model.dtype": "float32"})
 
 
-def read_config(workdir: str | os.PathLike) -> ConfigDict:
-  """Returns the locked config of a run; newer fields have their defaults.
+def read_config(workdir: str | os.PathLike) -> Config:
+  """Returns the config of a run; newer fields have their defaults.
 
   Raises:
     FileNotFoundError: the workdir holds no run.
@@ -96,36 +101,31 @@ def read_config(workdir: str | os.PathLike) -> ConfigDict:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       " folder that train.py wrote"
     )
-  return from_json(atomic.read_json(path), path).lock()
+  return from_json(atomic.read_json(path), path)
 
 
-def from_json(settings: dict[str, Any], place: object) -> ConfigDict:
-  """A config that was read as JSON: with tuples, and defaults of new fields.
-
-  Fields of older code that no longer exist are ignored.
+def from_json(settings: dict[str, Any], place: object) -> Config:
+  """The config that a run has written, of this or an earlier version.
 
   Raises:
-    ValueError: it is not a config; the message begins with `place`.
+    ValueError: it is none, or cannot be continued by this version; the message
+      begins with `place`.
   """
-  found = get_config().to_dict()
   try:
-    settings = {"loss": {}, "mesh": {}} | settings  # newer groups
-    for group, fields in found.items():
-      fields |= {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in settings[group].items()
-        if name in fields
-      }
-    return ConfigDict(found)
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ValueError(
-      f"{place} cannot be read: it must have groups of fields, as a run writes"
-    ) from error
+    values = schema.flatten(settings)
+    if values.get("model.task") == "generate":
+      values.pop("model.pool", None)  # of classifiers
+    for name, value in RETIRED.items():
+      if name not in schema.FIELDS and value in (None, values.get(name)):
+        values.pop(name, None)
+    return Config().replace(**values)
+  except (TypeError, ValueError, AttributeError) as error:
+    raise ValueError(f"{place} cannot be read: {error}") from None
 
 
 def write_config(
   workdir: str | os.PathLike,
-  config: ConfigDict,
+  config: Config,
   step: int = 0,
   free: tuple[str, ...] = FREE_FIELDS,
 ) -> None:
@@ -171,7 +171,7 @@ def check_finished(workdir: str | os.PathLike, changes: Changes) -> None:
 
 def check_config(
   workdir: str | os.PathLike,
-  config: ConfigDict,
+  config: Config,
   free: tuple[str, ...] = FREE_FIELDS,
 ) -> Changes:
   """Checks that the run in a workdir, if there is one, can resume.
@@ -188,12 +188,12 @@ def check_config(
 
 def check_changes(
   place: object,
-  before: ConfigDict,
-  after: ConfigDict,
+  before: Config,
+  after: Config,
   free: tuple[str, ...] = FREE_FIELDS,
 ) -> Changes:
   """`check_config` with the config of a place, and other free fields."""
-  old, new = rules.flatten(before), rules.flatten(after)
+  old, new = schema.flatten(before), schema.flatten(after)
   changes = {
     name: (old.get(name), new.get(name))
     for name in sorted(old.keys() | new.keys())

@@ -76,8 +76,8 @@ def shared_experiments():
   def experiment(config):
     if config.data.path:  # whose contents may change
       return plain(config)
-    new = plain(config.copy_and_resolve_references())
-    return made.setdefault(config.to_json(), new)
+    new = plain(config)
+    return made.setdefault(new.config, new)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop, "Experiment", experiment)

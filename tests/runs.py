@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from configs import digits
-from sparse_transformer import config as config_lib, rules
+from sparse_transformer import config as config_lib, schema
 from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
@@ -61,8 +61,8 @@ def text(path: pathlib.Path, **changes: Any) -> ConfigDict:
 
 def flags_of(**changes: Any) -> list[str]:
   """The flags that make `tiny(**changes)` of the digits."""
-  before = rules.flatten(digits.get_config())
-  after = rules.flatten(tiny(**changes))
+  before = schema.flatten(digits.get_config())
+  after = schema.flatten(tiny(**changes))
   return [
     f"--config.{name}={value}"
     for name, value in after.items()

@@ -1,11 +1,12 @@
 """Tests of config.py: defaults, reading, writing, comparing configs."""
 
 import json
+import re
 
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, schema
 
 
 def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
@@ -15,28 +16,36 @@ def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
   found = config_lib.read_config(tmp_path / "a" / "b")
   assert found.to_dict() == config.to_dict()
   assert found.attention.cycle == (1, 0)
-  assert found.is_locked
   with pytest.raises(AttributeError):
-    found.attention.patern = "fixed"
-  for group, fields in config.items():
-    for name, value in fields.items():
-      assert type(found[group][name]) is type(value), name
+    found.attention.pattern = "fixed"
+  values = schema.flatten(found)
+  for name, value in schema.flatten(config).items():
+    assert type(values[name]) is type(value), name
 
 
-def test_what_an_old_config_lacks_has_its_default(tmp_path):
+def test_config_of_an_earlier_version_is_read_if_it_means_the_same(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
   path = tmp_path / "config.json"
   settings = json.loads(path.read_text())
-  del settings["train"]["max_skipped"], settings["loss"]
+  del settings["mesh"]["tensor"], settings["loss"]
+  settings["data"]["field"] = "text"
   path.write_text(json.dumps(settings))
   assert config_lib.read_config(tmp_path).to_dict() == runs.tiny().to_dict()
+  settings["data"]["field"] = "body"
+  path.write_text(json.dumps(settings))
+  with pytest.raises(ValueError, match="config.json .* no field data.field"):
+    config_lib.read_config(tmp_path)
 
 
-def another(value):
-  """Another value of the same type."""
+def another(name, value):
+  """Another value that a field may have, too."""
+  rule = schema.FIELDS[name].metadata["rule"]
+  known = re.findall(r"\w+", rule.text.removeprefix("one of "))
+  if rule.accepts(known[-1]):
+    return known[known[0] == value]
   if isinstance(value, bool):
     return not value
-  return {str: "x", tuple: (1, 1, 1)}.get(type(value)) or value + 1
+  return {str: "x", tuple: (1, 1, 1)}.get(type(value)) or max(value, 0) + 1
 
 
 def test_exactly_the_free_fields_may_change(tmp_path):
@@ -45,7 +54,7 @@ def test_exactly_the_free_fields_may_change(tmp_path):
   for group, fields in runs.tiny().items():
     for field, value in fields.items():
       name = f"{group}.{field}"
-      changed = runs.tiny(**{name: another(value)})
+      changed = runs.tiny(**{name: another(name, value)})
       if name.startswith(config_lib.FREE_FIELDS):
         config_lib.write_config(tmp_path, changed)
         found = config_lib.read_config(tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib, model, patterns, rules
+from sparse_transformer import config as config_lib, model, patterns, schema
 from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
 
@@ -80,7 +80,7 @@ def test_preset_sets_only_known_fields_to_values_of_their_types(name):
   cycle, items = found["attention.cycle"]
   assert cycle is tuple and items <= {int}
   assert found | {"attention.cycle": known["attention.cycle"]} == known
-  rules.check(load(name))
+  schema.typed(load(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,10 +26,10 @@ PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
 NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 
 # What each package may import, besides itself. Commands may import everything.
-LEAVES = {"atomic", "tables", "machine", "rules", "signals", "version"}
+LEAVES = {"atomic", "tables", "machine", "schema", "signals", "version"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
-  "config": {"atomic", "rules"},
+  "config": {"atomic", "schema"},
   "patterns": set(),
   "data": {"atomic", "machine"},
   "figures": {"atomic", "patterns"},

@@ -7,7 +7,7 @@ import socket
 import tempfile
 from typing import Any
 
-from sparse_transformer import atomic, data, rules
+from sparse_transformer import atomic, data, schema
 from sparse_transformer.comparison import jobs, trials
 from sparse_transformer.comparison.plan import Plan, Trial
 from sparse_transformer.training import loop, workdir
@@ -103,7 +103,7 @@ def _distinct(plan: Plan) -> list[Trial]:
 
 
 def _fields(config):
-  return rules.flatten(config).items()
+  return schema.flatten(config).items()
 
 
 def _check_starts(plan, among):

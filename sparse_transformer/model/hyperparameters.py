@@ -16,7 +16,7 @@ class Config:
   """Everything that defines a network.
 
   The fields without a comment are the group `model` of a config, see
-  `rules.GROUPS`; `backend` and `tile` are as in `attention.attend`.
+  `schema.Model`; `backend` and `tile` are as in `attention.attend`.
 
   Raises:
     ValueError: the heads do not divide the widths, no block has the experts, or

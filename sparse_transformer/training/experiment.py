@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
-from sparse_transformer import data, machine, model as model_lib, rules
+from sparse_transformer import data, machine, model as model_lib, schema
 from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
@@ -26,20 +25,20 @@ class Experiment:
   """The pieces of a run. Construction reads no data and computes nothing.
 
   Attributes:
-    config: the settings.
+    config: the settings; given as these, or as a ConfigDict.
     devices: of the mesh; None for all there are.
     shared: the data source, if another experiment has the same.
 
   Raises:
-    ValueError: the config breaks one of the `rules`.
+    ValueError: the config breaks a rule of `schema`.
   """
 
-  config: ConfigDict
+  config: schema.Config
   devices: tuple[jax.Device, ...] | None = None
   shared: data.Source | None = None
 
   def __post_init__(self) -> None:
-    rules.check(self.config)
+    object.__setattr__(self, "config", schema.typed(self.config))
 
   @functools.cached_property
   def source(self) -> data.Source:
@@ -63,9 +62,8 @@ class Experiment:
       return {0: self}
     found = {}
     for step, pattern in patterns.items():
-      config = self.config.copy_and_resolve_references()
-      with config.unlocked():
-        config.attention.update(pattern=pattern, schedule="")
+      values = {"attention.pattern": pattern, "attention.schedule": ""}
+      config = self.config.replace(**values)
       found[step] = Experiment(config, self.devices, self.source)
       pair = found[step], self
       shapes, learned = (

@@ -20,7 +20,7 @@ from sparse_transformer import (
   data,
   machine,
   model as model_lib,
-  rules,
+  schema,
   signals,
   tables,
 )
@@ -109,6 +109,7 @@ def train(
   with processes.Stops() as stops:
     # -- What is trained. Errors leave no workdir.
     experiment = processes.together(lambda: Experiment(config))
+    config = experiment.config
     processes.together(lambda: check(experiment))
     free = _free_fields(workdir, options)
     changes = processes.decide(
@@ -275,7 +276,7 @@ def _checkpoints(experiment, workdir, free) -> store.Checkpoints:
   """The checkpoints of a run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
-  fields = rules.flatten(config)
+  fields = schema.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
   processes.check_same(fields | data | about["versions"])
@@ -335,7 +336,7 @@ def _note(run: _Run, step: int, start: Mapping | None, lines) -> None:
       active_parameters=model_lib.count_active_parameters(model),
       flops_per_token=costs.flops_per_token(config, model),
     )
-  fields = [(name, str(x)) for name, x in rules.flatten(config).items()]
+  fields = [(name, str(x)) for name, x in schema.flatten(config).items()]
   table = tables.markdown([("field", "value"), *fields])
   writer.show(step, "train", "config", table)
   writer.show(step, "train", "patterns", writer.workdir / "patterns.png")

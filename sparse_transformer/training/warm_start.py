@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from sparse_transformer import config as config_lib, rules
+from sparse_transformer import config as config_lib, schema
 from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import (
   exported,
@@ -94,7 +94,7 @@ def _meaning(config: ConfigDict) -> dict[str, Any]:
   """The settings that say what the weights of a network mean."""
   model = {
     name: config.model[name]
-    for name in rules.GROUPS["model"]
+    for name in schema.Model().keys()
     if name not in MEANINGLESS
   }
   if model["key_heads"] == model["num_heads"]:

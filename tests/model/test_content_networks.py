@@ -8,7 +8,7 @@ import networks
 import numpy as np
 import pytest
 
-from sparse_transformer import model, rules
+from sparse_transformer import model, schema
 from sparse_transformer.model import pattern_params, transformer
 from sparse_transformer.patterns import (
   LSH,
@@ -199,7 +199,7 @@ def test_rematerialization_changes_no_value_and_no_gradient(dtype, patterns):
     return jax.jit(function)(params)
 
   values, gradients = run("none")
-  for remat in rules.REMATS:
+  for remat in schema.REMATS:
     found, of_parameters = run(remat)
     if dtype == "float32":
       jax.tree.map(np.testing.assert_array_equal, found, values)

@@ -10,7 +10,7 @@ import networks
 import numpy as np
 import pytest
 
-from sparse_transformer import model, rules
+from sparse_transformer import model, schema
 from sparse_transformer.patterns import Block
 from sparse_transformer.training.experiment import Experiment
 
@@ -51,7 +51,7 @@ def compiled_gradient(remat):
 @pytest.mark.soak
 def test_rematerialization_saves_memory_and_changes_no_gradient():
   loss, grads, _ = compiled_gradient("none")
-  for remat in rules.REMATS[1:]:
+  for remat in schema.REMATS[1:]:
     found_loss, found, _ = compiled_gradient(remat)
     np.testing.assert_allclose(found_loss, loss, rtol=1e-6)
     jax.tree.map(
@@ -60,7 +60,7 @@ def test_rematerialization_saves_memory_and_changes_no_gradient():
       grads,
     )
   none, attention, outside, block = (
-    compiled_gradient(remat)[2] for remat in rules.REMATS
+    compiled_gradient(remat)[2] for remat in schema.REMATS
   )
   assert block < outside < attention < none
   assert outside < 0.6 * none  # 0.55 with jax 0.12

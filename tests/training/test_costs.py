@@ -9,7 +9,7 @@ import pytest
 import runs
 from jax.extend import core
 
-from sparse_transformer import model as model_lib, rules
+from sparse_transformer import model as model_lib, schema
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.analysis import costs, peaks
 from sparse_transformer.training.experiment import Experiment
@@ -74,7 +74,7 @@ def traced(model, batch):
   )
 
 
-@pytest.mark.parametrize("remat", rules.REMATS)
+@pytest.mark.parametrize("remat", schema.REMATS)
 @pytest.mark.parametrize(
   "half_size, dtype", [(False, "float32"), (True, "bfloat16")]
 )
@@ -143,7 +143,7 @@ def test_model_flops_count_what_is_needed_and_no_more():
   assert costs.model_flops(config, model) == expected
   tokens = config.train.batch_size * model.length
   assert costs.flops_per_token(config, model) == expected / tokens
-  for remat in rules.REMATS:
+  for remat in schema.REMATS:
     way = dataclasses.replace(model, remat=remat)
     assert costs.model_flops(config, way) == expected
 
@@ -179,7 +179,7 @@ def test_rematerialization_recomputes_more():
     costs.step(config, dataclasses.replace(model, remat=x), pairs)["flops"][
       "recomputed"
     ]
-    for x in rules.REMATS
+    for x in schema.REMATS
   ]
   assert repeated == sorted(repeated)
   assert repeated[0] == 2 * 8 * 64 * 4 * 16 * 16  # the product after attention

@@ -18,14 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from ml_collections import ConfigDict
 
 from sparse_transformer import (
   atomic,
   config as config_lib,
   data,
   model as model_lib,
-  rules,
+  schema,
 )
 from sparse_transformer.data import files
 
@@ -38,7 +37,7 @@ PARTS |= {x: f"mlp.{x}" for x in ("router", "experts_in", "experts_out")}
 
 
 def save(
-  path: str | os.PathLike, config: ConfigDict, params: dict, **about: object
+  path: str | os.PathLike, config: schema.Config, params: dict, **about: object
 ) -> None:
   """Writes weights to a file, completely or not at all.
 
@@ -78,7 +77,7 @@ def save(
 class Exported(NamedTuple):
   """What a file holds."""
 
-  config: ConfigDict
+  config: schema.Config
   params: dict  # of its network: nested dicts of float32 arrays
   symbols: str  # what they stand for, see `data.Source`
 
@@ -97,8 +96,7 @@ def load(path: str | os.PathLike) -> Exported:
     raise ValueError(f"{path} is not a file of sparse_transformer.export")
   if metadata.pop("crc32") != _crc32(arrays, metadata):
     raise files.damaged(path, ValueError("its CRC-32 differs"))
-  config = config_lib.from_json(json.loads(metadata["config"]), path).lock()
-  rules.check(config)
+  config = config_lib.from_json(json.loads(metadata["config"]), path)
   vocabulary, geometry = (
     json.loads(metadata[name]) for name in ("vocabulary", "geometry")
   )

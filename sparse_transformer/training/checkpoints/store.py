@@ -28,9 +28,8 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from sparse_transformer import atomic, config as config_lib, version
+from sparse_transformer import atomic, config as config_lib, schema, version
 from sparse_transformer.data import Source, files
 from sparse_transformer.training.checkpoints import saved_arrays
 from sparse_transformer.training.distributed import processes
@@ -40,7 +39,7 @@ FILES = "files.json"
 TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-def about(config: ConfigDict, source: Source) -> dict[str, Any]:
+def about(config: schema.Config, source: Source) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, versions, data digest."""
   return dict(
     config=config.to_dict(),
@@ -222,7 +221,7 @@ class Checkpoints:
       path = self._path(step)
       if not (damage := _damage(path)):
         if self._about:
-          config = ConfigDict(self._about["config"])
+          config = schema.typed(self._about["config"])
           self.check(step, config, self._about["data"], self._free)
         return step
       _set_aside(path, "damaged", f"checkpoint {path} cannot be used: {damage}")
@@ -301,7 +300,7 @@ class Checkpoints:
   def check(
     self,
     step: int,
-    config: ConfigDict,
+    config: schema.Config,
     data: Mapping[str, int | str] | None,
     free: tuple[str, ...] = config_lib.FREE_FIELDS,
   ) -> config_lib.Changes:

@@ -14,6 +14,8 @@ from benchmarks.accelerator.child import PARTS, Part, Settings
 FAULTY = """
 import os, time
 
+pytestmark = pytest.mark.tools
+
 def fail():
   raise ValueError("no")
 

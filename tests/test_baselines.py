@@ -12,6 +12,8 @@ import runs
 from benchmarks import baselines, linear, markov
 from sparse_transformer import data as data_lib
 
+pytestmark = pytest.mark.tools
+
 
 def chain(length, seed=0):
   """Random symbols below 4, in which 0 is followed by 1 most often."""

@@ -15,6 +15,8 @@ from benchmarks import (
 )
 from sparse_transformer import attention, patterns
 
+pytestmark = pytest.mark.tools
+
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 
 

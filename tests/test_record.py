@@ -9,6 +9,8 @@ import runs
 from benchmarks import record
 from sparse_transformer import config as config_lib
 
+pytestmark = pytest.mark.tools
+
 
 @pytest.fixture
 def workdir(tmp_path):

@@ -9,6 +9,8 @@ import runs
 from benchmarks import record
 from benchmarks.readme import __main__ as pages
 
+pytestmark = pytest.mark.tools
+
 SCRIPT = "benchmarks/readme/__main__.py"
 
 

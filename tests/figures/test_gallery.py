@@ -12,6 +12,8 @@ from docs import make as gallery
 from sparse_transformer import patterns
 from sparse_transformer.figures import style
 
+pytestmark = pytest.mark.tools
+
 DOCS = runs.REPO / "docs"
 HINT = "what the page shows has changed: make docs"
 

@@ -14,34 +14,60 @@ a run in bfloat16 or float16, unless --config.model.dtype names another dtype.
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sparse_transformer import cli, tables
 from sparse_transformer.cli import flags
 from sparse_transformer.data import SPLITS
 
+if TYPE_CHECKING:  # takes seconds
+  from sparse_transformer.training.checkpoints.store import Checkpoints
+
 
 def main(argv: Sequence[str]) -> None:
   cli.check_arguments(argv)
-  args = flags.FLAGS
-  steps: Sequence[int | None] | Literal["best"]
-  match args.step:
-    case ["all"]:
-      steps = []
-    case ["best"]:
-      steps = "best"
-    case words:
-      steps = integers("step", words) or [None]
+  args, found = flags.FLAGS, []
   contexts = integers("min_context", args.min_context)
-  from sparse_transformer.training.evaluation.trained_run import open_run
+  from sparse_transformer.signals import Signals
+  from sparse_transformer.training.evaluation import evaluations, trained_run
 
-  found = []
-  with open_run(args.workdir, cli.exact_config()) as run:
-    for result in run.evaluations(args.split, steps, contexts, args.weights):
-      print(json.dumps(result), flush=True)
-      found.append(result)
+  run = trained_run.open_run(args.workdir, cli.exact_config())
+  experiment, checkpoints = run
+  requests = [
+    evaluations.Request(args.split, x, args.weights) for x in contexts
+  ]
+  for request in requests:  # finds errors before the work starts
+    experiment.source.windows(request.split, request.min_context)
+  with Signals() as signals:
+    for step in _steps(checkpoints, args.step):
+      try:
+        state = trained_run.restore(*run, step, with_data=True)
+      except (ValueError, FileNotFoundError):
+        if args.step != ["all"] or step in checkpoints.steps():
+          raise
+        print(f"skipping step {step}, deleted meanwhile", file=sys.stderr)
+        continue
+      for request in requests:
+        result = evaluations.evaluate(*run, state, request, signals.check)
+        print(json.dumps(result), flush=True)
+        signals.check()
+        found.append(result)
+  if not found:
+    raise FileNotFoundError("all checkpoints were deleted meanwhile")
   if len(found) > 1:
     print(_table(found), file=sys.stderr)
+
+
+def _steps(checkpoints: "Checkpoints", words: Sequence[str]) -> list[int]:
+  """The steps that --step names, all of which are saved."""
+  last = checkpoints.check_step(None)  # there must be one
+  match words:
+    case ["all"]:
+      return checkpoints.steps()
+    case ["best"]:
+      return [checkpoints.best_step()]
+  steps = integers("step", words)
+  return [checkpoints.check_step(step) for step in steps] or [last]
 
 
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -81,8 +107,8 @@ if __name__ == "__main__":
   flags.DEFINE_list(
     "step",
     [],
-    "Steps of checkpoints; all; or best: the one that scores best on the whole"
-    " validation split; default: last.",
+    "Steps of checkpoints; all; or best, by validation in training; default:"
+    " last.",
   )
   flags.DEFINE_list(
     "min_context",

@@ -33,8 +33,8 @@ from sparse_transformer.figures.masks import (
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
-from sparse_transformer.training.analysis import costs, explanation
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 DOCS = pathlib.Path(__file__).resolve().parent
 # The picture of the README, of an image small enough to see its cells.
@@ -292,11 +292,9 @@ def _training(name, row, pattern):
       for label in ("neg", "pos"):  # the names are all that is read
         (pathlib.Path(folder) / label).mkdir()
     model = Experiment(config).model
-  total = explanation.add_up(
-    explanation.explain_attention(config, model), model
-  )
-  step = costs.step(config, model, total["pairs"])
-  return total["keys_mean"], step["flops"]["total"] * config.train.steps
+  step = costs.step(config, model, costs.count_pairs(model))
+  flops = step["flops"]["total"] * config.train.steps
+  return costs.keys_per_query(model), flops
 
 
 def _of_api():

@@ -24,6 +24,7 @@ test split, into the folder attention of the workdir, and prints the pairs and
 the entropy of each head.
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -73,58 +74,53 @@ def _check_together(args):
 
 def _draw_heads(args):
   """Prints what heads attend to on an example, and draws it."""
-  from sparse_transformer.training.analysis import head_statistics
-  from sparse_transformer.training.evaluation.trained_run import open_run
+  from sparse_transformer.training.evaluation import trained_run
+  from sparse_transformer.training.explanation import head_statistics
 
   if not 1e-6 <= args.temperature <= 1e6:
     raise ValueError(
       f"--temperature={args.temperature} must be between 1e-6 and 1e6"
     )
-  step, config = cli.parse_step(args.step), cli.exact_config()
-  with open_run(args.workdir, config) as run:
-    source = run.experiment.source
-    examples = source.examples("test")
-    if args.example >= len(examples):
-      raise ValueError(
-        f"--example={args.example} must be less than {len(examples)}, the"
-        " number of examples in the test split"
-      )
-    state = run.state(step, with_data=True)
-    run.signals.check()
+  step = cli.parse_step(args.step)
+  run = trained_run.open_run(args.workdir, cli.exact_config())
+  model, examples = run[0].model, run[0].source.examples("test")
+  if args.example >= len(examples):
+    raise ValueError(
+      f"--example={args.example} must be less than {len(examples)}, the number"
+      " of examples in the test split"
+    )
+  state = trained_run.restore(*run, step, with_data=True)
   tokens = examples[args.example]
-  if run.experiment.model.classifies:
+  if model.classifies:
     tokens = tokens[: tokens[-1]]  # without padding, label and size
   tokens = tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  report = head_statistics.explain(
-    run.experiment.model,
-    state.ema,
-    tokens,
-    args.temperature,
-    folder,
-    int(state.step),
-    args.example,
-  )
-  _print(args, report, head_statistics.render, folder)
+  about = dict(step=int(state.step), example=args.example)
+  about["temperature"] = args.temperature
+  report = head_statistics.draw(model, state.ema, tokens, folder, about)
+  _print(args, report, head_statistics.render(report), folder)
 
 
 def _explain(args):
   """Prints the tables, and draws the patterns."""
   from sparse_transformer.training import cautions
-  from sparse_transformer.training.analysis import explanation
   from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.training.explanation import network_report
 
   experiment = Experiment(args.config)
   model = experiment.model
   cautions.report(args.config, model)
-  report = explanation.explain(args.config, model)
-  if args.compile:
-    report["compiled"] = _compiled(experiment)
+  report = network_report.describe(args.config, model)
   path = args.workdir or config_flags.get_config_filename(args["config"])
   name = pathlib.Path(path).resolve()
   folder = args.out or f"explain/{name.name if args.workdir else name.stem}"
-  report["pictures"] = explanation.draw(folder, model)
-  _print(args, report, explanation.render, folder)
+  report = dataclasses.replace(
+    report,
+    compiled=_compiled(experiment) if args.compile else None,
+    pictures=network_report.draw(folder, model),
+  )
+  text = network_report.render(report)
+  _print(args, dataclasses.asdict(report), text, folder)
 
 
 def _compiled(experiment):
@@ -141,11 +137,8 @@ def _compiled(experiment):
   )
 
 
-def _print(args, report, render, folder):
-  if args.json:
-    print(json.dumps(report))
-  else:
-    print(f"{render(report)}\n\npictures in {folder}")
+def _print(args, report, text, folder):
+  print(json.dumps(report) if args.json else f"{text}\n\npictures in {folder}")
 
 
 def _compile(args):

@@ -21,11 +21,11 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--out is missing; see --help")
   step = cli.parse_step(args.step)
   from sparse_transformer.training.checkpoints import exported
-  from sparse_transformer.training.evaluation.trained_run import open_run
+  from sparse_transformer.training.evaluation import trained_run
 
   path = exported.check_path(args.out)
-  with open_run(args.workdir, args.config) as run:
-    state = run.state(step, weights=args.weights)
+  run = trained_run.open_run(args.workdir, args.config)
+  state = trained_run.restore(*run, step)
   about = dict(step=int(state.step), weights=args.weights)
   exported.save(path, args.config, getattr(state, args.weights), **about)
   print(f"weights of step {about['step']} in {path}")

@@ -39,7 +39,7 @@ def _make(workdir, experiment):
 def _summary(name, experiment, lines):
   from sparse_transformer import model as model_lib
   from sparse_transformer.comparison.plan import LIMIT
-  from sparse_transformer.training.analysis import costs
+  from sparse_transformer.training.explanation import costs
 
   config, source = experiment.config, experiment.source
   network, steps = experiment.model, config.train.steps
@@ -175,7 +175,7 @@ def _pictures(workdir):
 
 
 def _samples(workdir):
-  from sparse_transformer.training.evaluation import drawing
+  from sparse_transformer.training.evaluation import samples
 
   path = workdir / "samples.png"
   if path.exists():
@@ -183,7 +183,7 @@ def _samples(workdir):
     return html.section("Samples", html.picture(path, "samples"), sides)
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
-      text = drawing.read_text(path)  # HTML allows no control characters
+      text = samples.read_text(path)  # HTML allows no control characters
       return html.section("Samples", html.preformatted(text))
   return html.section(
     "Samples", html.note("None: run python -m sparse_transformer.sample.")
@@ -196,10 +196,10 @@ def main(argv: Sequence[str]) -> None:
 
   cli.check_arguments(argv)
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  with open_run(workdir, flags.FLAGS.config) as run:
-    run.checkpoints.check_step(None)  # there must be one
+  experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
+  checkpoints.check_step(None)  # there must be one
   path = workdir / "report.html"
-  path.write_text(_make(workdir, run.experiment))
+  path.write_text(_make(workdir, experiment))
   print(f"report in {path}")
 
 

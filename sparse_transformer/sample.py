@@ -42,16 +42,16 @@ def make_prompts(
   if path:
     prompt = _read_prompt(source, pathlib.Path(path))
     return np.broadcast_to(prompt, (num, len(prompt)))
-  from sparse_transformer.training.evaluation import drawing
+  from sparse_transformer.training.evaluation import samples
 
   if not given:
-    return drawing.no_prompts(source, num)
+    return samples.no_prompts(source, num)
   if not 0 < given <= source.length:
     raise ValueError(
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
-  return drawing.real_examples(source, num)[:, :given]
+  return samples.real_examples(source, num)[:, :given]
 
 
 def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
@@ -79,30 +79,33 @@ def main(argv: Sequence[str]) -> None:
   import jax
 
   from sparse_transformer.model import sampling
+  from sparse_transformer.signals import Signals
   from sparse_transformer.training.distributed import mesh
-  from sparse_transformer.training.evaluation import drawing
-  from sparse_transformer.training.evaluation.trained_run import open_run
+  from sparse_transformer.training.evaluation import samples
+  from sparse_transformer.training.evaluation.trained_run import (
+    open_run,
+    restore,
+  )
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  with open_run(args.workdir, args.config) as run:
-    experiment, source = run.experiment, run.experiment.source
-    decoder = drawing.decoder(experiment, args.num, "--num", args.cache)
-    prompts = make_prompts(source, args.num, args.given, args.prompt)
-    mesh.check_network(experiment.model, experiment.mesh.shape)
-    state = run.state(step, with_data=args.given > 0)
-    with jax.set_mesh(experiment.mesh):
-      tokens, seconds = sampling.sample(
-        decoder,
-        state.ema,
-        sampler,
-        num=args.num,
-        length=source.length,
-        prompts=prompts,
-        seed=args.seed,
-        name="sampling",
-        check_stop=run.signals.check,
-      )
-  paths = drawing.save(args.workdir, source, tokens)
+  experiment, checkpoints = open_run(args.workdir, args.config)
+  source, decoder = experiment.source, samples.decoder(experiment, args.cache)
+  prompts = make_prompts(source, args.num, args.given, args.prompt)
+  mesh.check_network(experiment.model, experiment.mesh.shape)
+  state = restore(experiment, checkpoints, step, with_data=args.given > 0)
+  with Signals() as signals, jax.set_mesh(experiment.mesh):
+    tokens, seconds = sampling.sample(
+      decoder,
+      state.ema,
+      sampler,
+      num=args.num,
+      length=source.length,
+      prompts=prompts,
+      seed=args.seed,
+      name="sampling",
+      check_stop=signals.check,
+    )
+  paths = samples.save(args.workdir, source, tokens)
   drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""
   print(

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 import runs
 
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 TINY = {
   "model.num_layers": 2,

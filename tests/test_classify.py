@@ -20,7 +20,7 @@ from sparse_transformer import model, patterns
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import store
-from sparse_transformer.training.evaluation.trained_run import open_run
+from sparse_transformer.training.evaluation import evaluations, trained_run
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.loop import train
 from sparse_transformer.training.step import hits, mean_loss, position_losses
@@ -210,9 +210,10 @@ def test_separable_classes_are_learned(run, capsys):
 def test_accuracy_is_the_share_of_labels_predicted(run):
   workdir, config = run
   source = Experiment(config).source
-  with open_run(workdir) as opened:
-    (result,) = opened.evaluations("validation")
-    params = opened.state().ema
+  opened = trained_run.open_run(workdir)
+  request = evaluations.Request("validation")
+  state = trained_run.restore(*opened)
+  result, params = evaluations.evaluate(*opened, state, request), state.ema
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))
   right = logits_BC.argmax(1) == examples[:, -2]

@@ -16,7 +16,11 @@ from absl import flags
 
 from sparse_transformer import cli, config as config_lib, signals
 from sparse_transformer.model import kv_cache, sampling
-from sparse_transformer.training.evaluation import drawing, trained_run
+from sparse_transformer.training.evaluation import (
+  evaluations,
+  samples,
+  trained_run,
+)
 from sparse_transformer.training.loop import train
 
 # The flags of each command. A stored config is that of --workdir.
@@ -247,13 +251,13 @@ def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
   async def cell():  # runs within the kernel's event loop
     config = config_lib.read_config(workdir)
     train(config, workdir)  # resumes
-    with trained_run.open_run(workdir) as opened:
-      (result,) = opened.evaluations("test")
-      experiment, params = opened.experiment, opened.state().ema
+    run = experiment, _ = trained_run.open_run(workdir)
+    state = trained_run.restore(*run)
+    result, params = evaluations.evaluate(*run, state), state.ema
     decoder = kv_cache.Decoder(experiment.model)
     sampler = sampling.Sampler()
     tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)
-    return result, drawing.save(workdir, experiment.source, tokens)
+    return result, samples.save(workdir, experiment.source, tokens)
 
   result, (path,) = asyncio.run(cell())
   assert result["step"] == 2 and path.exists()

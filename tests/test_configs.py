@@ -13,8 +13,8 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib, model, patterns, schema
-from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import network_report
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES.remove("default")
@@ -183,9 +183,9 @@ def test_every_position_sees_its_entire_past(name):
   few = "repeat", "recall", "cifar10_keys", "cifar10_medium", "text_medium"
   if name in (*few, "video"):  # keys
     return
-  found = explanation.explain_reach(Experiment(load(name)).model)
+  found, may_see = network_report.find_reach(Experiment(load(name)).model)
   # Whether patterns that follow the content do so depends on the content.
-  assert found["layers"] or found["may_see"]
+  assert found.layers or may_see
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,11 +15,11 @@ import runs
 
 from sparse_transformer import data
 from sparse_transformer.data import SPLITS
-from sparse_transformer.figures import curves
 from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import scoring
-from sparse_transformer.training.evaluation.trained_run import open_run
+from sparse_transformer.training.evaluation.evaluations import Request, evaluate
+from sparse_transformer.training.evaluation.trained_run import open_run, restore
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -60,6 +58,9 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
     line for line in found if line["min_context"] == 7
   ]
   assert lines(capfd, workdir) == [found[3]]  # the last step, no context
+  (raw,) = lines(capfd, workdir, "--weights=params")
+  assert (raw["weights"], found[3]["weights"]) == ("params", "ema")
+  assert raw["bits_per_dim"] != found[3]["bits_per_dim"]
 
 
 def test_contexts_share_one_compilation_and_a_table(
@@ -107,12 +108,13 @@ def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
     seen.append(jax.default_matmul_precision.value)
     return np.ones(tokens_BL.shape)
 
-  with open_run(workdir) as run:
-    monkeypatch.setitem(vars(run.experiment), "losses", losses)
-    list(run.evaluations("test"))
-    assert {*seen} == {"highest"}
-    with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
-      list(run.evaluations("test"))
+  run = open_run(workdir)
+  monkeypatch.setitem(vars(run[0]), "losses", losses)
+  state = restore(*run)
+  evaluate(*run, state)
+  assert {*seen} == {"highest"}
+  with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
+    evaluate(*run, state)
   assert seen[-1] == "tensorfloat32"
 
 
@@ -138,81 +140,22 @@ def test_step_that_its_run_deletes_meanwhile_is_skipped(
   assert "no checkpoint of step 2" in capfd.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def overfitted(tmp_path_factory):
-  """A run whose validation loss falls, then rises: coins learned by heart."""
-  folder = tmp_path_factory.mktemp("overfitted")
-  coins = np.random.RandomState(0).randint(0, 2, 800).astype(np.uint8)
-  (folder / "coins").write_bytes(coins)
-  settings = {
-    "data.fractions": (0.1, 0.45, 0.45),
-    "optimizer.learning_rate": 0.01,
-    "optimizer.ema_decay": 0.5,
-    "train.steps": 60,
-    "eval.every": 15,
-    "eval.sequences": 1,  # of 12
-    "checkpoint.every": 15,
-    "checkpoint.keep": 4,
-  }
-  config = runs.text(folder / "coins", **settings)
-  loop.train(config, folder / "run")
-  return folder / "run"
-
-
-def test_best_step_of_a_run_that_overfits(overfitted, capfd, monkeypatch):
-  every = lines(capfd, overfitted, "--split=validation", "--step=all")
-  bits = {line["step"]: line["bits_per_dim"] for line in every}
-  best = min(bits, key=bits.get)
-  assert best < 60 and bits[best] < bits[60]
-  tests = lines(capfd, overfitted, "--step=all")
-  # What is saved is not computed again: only the test split is.
-  scored = []
-  monkeypatch.setattr(
-    scoring,
-    "bits_per_dim",
-    lambda *args, _original=scoring.bits_per_dim, **settings: (
-      scored.append(settings["name"]) or _original(*args, **settings)
-    ),
-  )
-  (found,) = lines(capfd, overfitted, "--step=best")
-  assert scored == ["test"]
-  assert found.pop("validation_bits_per_dim") == bits[best]
-  assert [found] == [line for line in tests if line["step"] == best]
-  (last,) = lines(capfd, overfitted)
-  assert found["bits_per_dim"] < last["bits_per_dim"]
-
-  # What is not of the same checkpoint and settings is.
-  folder = overfitted / "evaluations"
-  for path, change in (
-    (folder / "validation-step15-context0-ema.json", lambda _: "{"),
-    (
-      folder / "validation-step30-context0-ema.json",
-      lambda text: text.replace('"backend": "auto"', '"backend": "dense"'),
-    ),
-    (
-      folder / "validation-step45-context0-ema.json",
-      lambda text: text.replace('"examples": 12', '"examples": 1'),
-    ),
-    (overfitted / "checkpoints" / "60" / "files.json", lambda text: f" {text}"),
-  ):
-    path.write_text(change(path.read_text()))
-  (again,) = lines(capfd, overfitted, "--step=best")
-  assert again == found | dict(validation_bits_per_dim=bits[best])
-  assert scored[-5:] == ["validation"] * 4 + ["test"]
-
-
-def test_samples_are_of_the_best_step(overfitted, capfd):
-  (found,) = lines(capfd, overfitted, "--step=best")
+def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
+  folder = shutil.copytree(workdir, tmp_path / "run")
+  for step, bits in ((2, 3.5), (4, 4.5)):
+    about = folder / "checkpoints" / str(step) / "about" / "metadata"
+    about.write_text(
+      json.dumps(json.loads(about.read_text()) | {"validation": bits})
+    )
+    files = about.parents[1] / "files.json"
+    crc = {"about/metadata": store.files.crc32(about)}
+    files.write_text(json.dumps(json.loads(files.read_text()) | crc))
+  (found,) = lines(capfd, folder, "--step=best")
+  assert found["step"] == 2
   script = "sparse_transformer/sample.py"
-  words = f"--workdir={overfitted}", "--num=1", "--step=best"
+  words = f"--workdir={folder}", "--num=1", "--step=best"
   assert runs.command(script, *words) == 0
-  assert f"of step {found['step']} in" in capfd.readouterr().out
-
-
-def test_no_context_is_rejected(workdir):
-  with open_run(workdir) as run:
-    with pytest.raises(ValueError, match="contexts is empty"):
-      next(run.evaluations("test", contexts=[]))
+  assert "of step 2 in" in capfd.readouterr().out
 
 
 def test_score_under_overrides_is_apart_from_that_of_the_run(
@@ -246,20 +189,13 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   assert {*ends[1:]} == {f"{k}={v}" for k, v in settings.items()}
 
 
-def test_weights_are_averaged_or_raw(workdir, capfd):
-  (averaged,) = lines(capfd, workdir)
-  (raw,) = lines(capfd, workdir, "--weights=params")
-  assert (averaged["weights"], raw["weights"]) == ("ema", "params")
-  assert averaged["bits_per_dim"] != raw["bits_per_dim"]
-
-
 def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   (result,) = lines(capfd, workdir, "--split=validation", "--min_context=9")
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
   saved = json.loads(stem.with_suffix(".json").read_text())
-  bits, inputs = saved.pop("by_position"), saved.pop("inputs")
-  assert inputs["config"]["data"]["length"] == 32
-  assert saved == result and len(bits) == 32
+  bits = saved["by_position"]
+  assert saved["config"]["data"]["length"] == 32
+  assert saved == saved | result and len(bits) == 32
   # Windows start at 0, 23, ...: how often each position counts.
   size = result["tokens"]
   counts = [
@@ -271,28 +207,12 @@ def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   assert stem.with_suffix(".png").stat().st_size > 1000
 
 
-def test_bits_by_position_of_images_are_drawn_as_an_image(
-  tmp_path, monkeypatch
-):
-  drawn = []
-
-  def draw(bits_L, *inputs):
-    drawn.append((len(bits_L), *inputs))
-    return plain(bits_L, *inputs)
-
-  plain = curves.bits_by_pixel
-  monkeypatch.setattr(curves, "bits_by_pixel", draw)
-  runs.untrained(tmp_path, runs.tiny())
-  assert runs.command("eval.py", f"--workdir={tmp_path}") == 0
-  ((length, shape, result),) = drawn
-  assert (length, shape, result["split"]) == (64, (8, 8, 1), "test")
-  assert (tmp_path / "evaluations" / "test-step0-context0-ema.png").exists()
-
-
 def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
   runs.untrained(tmp_path / "digits", runs.tiny())
   (result,) = lines(capfd, tmp_path / "digits")
   assert result["bits_per_dim"] == pytest.approx(math.log2(17), abs=1e-6)
+  name = "digits/evaluations/test-step0-context0-ema.png"
+  assert (tmp_path / name).stat().st_size > 1000
   assert (result["step"], result["examples"]) == (0, 200)
   assert not result.keys() & {"by_channel", "optimum"}  # digits are gray
   path = tmp_path / "text"
@@ -315,8 +235,8 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   monkeypatch.setattr(Experiment, "source", source)
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
   runs.untrained(tmp_path, config, with_random_params)
-  with open_run(tmp_path) as run:
-    (result,) = run.evaluations("test", weights="params")
+  run = open_run(tmp_path)
+  result = evaluate(*run, restore(*run), Request(weights="params"))
   assert len(set(result["by_channel"])) == 3
   mean = np.mean(result["by_channel"])
   assert result["bits_per_dim"] == pytest.approx(mean, rel=1e-6)
@@ -367,7 +287,6 @@ def test_other_data_than_in_training_are_rejected(changed, capfd):
   )
   for script, words in (
     ("eval.py", ()),
-    ("eval.py", ("--step=best",)),
     (sample, ("--num=1", "--given=4")),
     (explain, ("--example=0",)),
   ):
@@ -379,39 +298,3 @@ def test_other_data_than_in_training_are_rejected(changed, capfd):
   splits = "--config.data.fractions=(0.25, 0.5, 0.25)"
   line = rejected(capfd, "eval.py", changed, splits)
   assert "other data" in line or "data.fractions" in line
-
-
-REGISTERING = """
-import dataclasses
-import runs
-from sparse_transformer import patterns
-
-@patterns.register
-@dataclasses.dataclass(frozen=True)
-class Mine(patterns.Local):
-  pass
-
-def get_config():
-  return runs.tiny(**{"attention.pattern": "Mine(8)"})
-"""
-
-
-@pytest.mark.soak  # three processes
-def test_what_a_config_file_registers_is_known_with_the_file(tmp_path):
-  (tmp_path / "mine.py").write_text(REGISTERING)
-  file, workdir = f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path}/a"
-
-  def run(script, *words):
-    return subprocess.run(
-      [sys.executable, runs.REPO / script, workdir, *words],
-      env=runs.environment(1, runs.REPO / "tests"),
-      capture_output=True,
-      text=True,
-    )
-
-  assert run("train.py", file).returncode == 0
-  alone = run("eval.py")
-  assert alone.returncode == 1 and "--config=FILE" in alone.stderr
-  copy = f"--config={tmp_path}/a/config.py"
-  known = run("eval.py", copy, "--config.attention.backend=dense")
-  assert known.returncode == 0 and "bits_per_dim" in known.stdout

@@ -4,20 +4,16 @@ import dataclasses
 import json
 
 import catalogue
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
 from PIL import Image
 
-from configs import digits, stdlib
+from configs import digits
 from sparse_transformer import patterns
-from sparse_transformer.attention import platforms, registry
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.patterns import analysis
-from sparse_transformer.patterns.content import Content
-from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import network_report
 
 SCRIPT = "sparse_transformer/explain.py"
 TWO_LAYERS = runs.tiny(**{"model.num_layers": 2})
@@ -28,45 +24,30 @@ def report(config, *layers):
   network = Experiment(config).model
   if layers:
     network = dataclasses.replace(network, patterns=layers)
-  result = explanation.explain(config, network)
-  assert json.loads(json.dumps(result)) == result
-  lines = explanation.render(result).splitlines()
+  found = network_report.describe(config, network)
+  lines = network_report.render(found).splitlines()
   assert max(map(len, lines)) < 160
-  return result
+  return json.loads(json.dumps(dataclasses.asdict(found))) | dict(text=lines)
 
 
 def test_digits():
   result = report(digits.get_config())
-  assert result["parameters"] == 1_196_416
+  parameters = result["network"]["parameters"]
+  assert parameters == 1_196_416
   local, strided = result["attention"]
   assert (local["layers"], strided["layers"]) == ([0, 2, 4], [1, 3, 5])
   assert local["pairs"] == 64 * 8 - 28 and local["keys_max"] == 8
   assert (local["cache"], strided["cache"]) == (8, 64 - 7)
-  assert (local["tile"], local["fill"]) == ([64], 484 / 64**2)
+  assert (local["tile"], local["computed"]) == ([64], 64**2)
   assert strided["keys_mean"] == 4.5 and strided["keys_min"] == 1
   # 14 FLOPs for each pair and for each of 32 channels.
   assert local["flops"] == 484 * 14 * 32 * 4 * 3 * 16
   assert result["total"]["pairs"] == 4 * 3 * (484 + 288)
   assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
   assert result["cache"]["bytes"] == 4 * 3 * (8 + 57) * 64 * 4
-  assert result["memory"]["parameters"] == 4 * result["parameters"]
+  assert result["memory"]["parameters"] == 4 * parameters
   # The product after attention: a multiply-add for each weight and position.
   assert result["step"]["flops"]["recomputed"] == 6 * 2 * 128**2 * 64 * 16
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("pattern", ["strided", "fixed", "dense"])
-def test_a_million_positions(pattern):
-  config = stdlib.get_config()
-  changes = {"data.length": 2**20, "data.columns": 1024}
-  changes |= {"attention.stride": 1024, "attention.window": 1024}
-  changes |= {"attention.pattern": pattern, "attention.width": 32}
-  changes |= {"attention.num_summaries": 4, "model.num_layers": 2}
-  changes |= {"train.batch_size": 1}
-  config.update_from_flattened_dict(changes)
-  result = report(config)
-  assert result["reach"]["layers"] <= 2
-  assert 0.8 < result["total"]["fill"] <= 1
 
 
 def test_pattern_of_a_user():
@@ -97,27 +78,26 @@ def test_bytes_that_keys_hold_are_those_of_the_mask(shape, target):
   network = dataclasses.replace(
     config, length=n, shape=shape, patterns=(wide, chosen, wide, none)
   )
-  held = explanation.explain_held(network)
-  assert held["target"] == target
-  assert [group["layers"] for group in held["groups"]] == [[0, 2], [1], [3]]
+  held = network_report.find_held(network)
+  assert held.target == target
+  assert [group.layers for group in held.groups] == [[0, 2], [1], [3]]
   found = [
-    [d for a, b in group["runs"] for d in range(a, b + 1)]
-    for group in held["groups"]
+    [d for a, b in group.runs for d in range(a, b + 1)] for group in held.groups
   ]
   union = np.any([pattern.matrix(n)[target] for pattern in wide], axis=0)
   expected = [target - (k - 1) for k in np.flatnonzero(union) if k]
   assert found == [expected[::-1], [1, 2, 3], []]
-  follow = [group["follows_content"] for group in held["groups"]]
+  follow = [group.follows_content for group in held.groups]
   assert follow == [False, True, False]
-  (titles, *rows) = explanation._held_rows(held)
+  (titles, *rows) = network_report._held_rows(held)
   assert [what for _, what, *_ in rows[1:]] == [
     "t-1 to t-3, others by content",
     "none",
   ]
   if len(shape) == 2:
-    assert held["row"] is None and len(titles) == 2
+    assert held.row is None and len(titles) == 2
   else:
-    above = [group["above"] for group in held["groups"]]
+    above = [group.above for group in held.groups]
     assert above == [15 in expected, None, False]
     assert [row[-1] for row in rows] == ["no", "by content", "no"]
 
@@ -125,7 +105,7 @@ def test_bytes_that_keys_hold_are_those_of_the_mask(shape, target):
 def test_network_that_is_not_causal_has_no_cache():
   result = report(TWO_LAYERS, *((catalogue.Around(),) * 2,) * 2)
   assert result["cache"] is None and result["reach"]["layers"] is None
-  assert "never reaches" in explanation.render(result)
+  assert any("never reaches" in line for line in result["text"])
 
 
 CONTENT = (
@@ -151,52 +131,11 @@ def test_patterns_that_follow_the_content():
   assert cache["bytes"] == cache["full_bytes"] + 4 * states
   # Static pairs connect what is in a block; with any of the past, all is.
   assert result["reach"]["missing"] == [8, 0]
-  assert result["reach"]["may_see"] == 1
-  text = explanation.render(result)
+  assert result["may_see"] == 1
+  text = "\n".join(result["text"])
   assert "~" in text and "the content may leave fewer" in text
-  lines = [line.split()[:5] for line in text.splitlines()]
+  lines = [line.split()[:5] for line in result["text"]]
   assert ["may", "see", "everything", "after", "1"] in lines
-
-
-@dataclasses.dataclass(frozen=True)
-class OneCluster(Content):
-  """A pattern of a user: the last 16 keys, by way of a single cluster."""
-
-  def labels(self, q_BLHK, k_BMHK, directions_HDK, start=0):
-    return jnp.zeros((*q_BLHK.shape[:3], 1), jnp.int32).swapaxes(1, 2)
-
-  def sets(self, labels_BHLC):
-    return patterns.Routing(1, 16).sets(labels_BHLC)
-
-
-def test_two_patterns_with_directions_in_a_head():
-  pattern = "Local(64) | Routing(8, 32) | Routing(4, 32)"
-  config = runs.tiny(**{"attention.pattern": pattern})
-  (row,) = report(config)["attention"]
-  assert patterns.parse(row["pattern"]) == patterns.parse(pattern)
-
-
-def test_a_pattern_of_a_user_is_decoded_with_a_cache():
-  result = report(TWO_LAYERS, *[(OneCluster(), patterns.Local(4))] * 2)
-  assert all(row["causal"] for row in result["attention"])
-  keys = 2 * (64 + 4)
-  assert result["cache"]["keys"] == keys
-  assert result["cache"]["bytes"] == keys * (8 + 8) * 4 + 2 * 64 * 4
-
-
-def test_heads_of_a_layer_on_a_tpu_share_a_tile():
-  config = runs.tiny(**{"data.name": "stdlib", "data.length": 2048})
-  layer = (patterns.Block(128) | patterns.Summary(128, 32),) * 2
-  with platforms.targeting("tpu"):
-    (row,) = report(config, layer)["attention"]
-  case = Case(1, 2048, 2, 8, 8, "float32", "tpu")
-  ((plan, _),) = registry.EXECUTORS["mosaic"].plans(layer, case)
-  assert row["tile"] == [plan.tile]
-
-
-def test_dense_backend_computes_the_full_square():
-  config = runs.tiny(**{"attention.backend": "dense"})
-  assert report(config)["attention"][0]["computed"] == 64**2
 
 
 def test_command_says_which_bytes_keys_hold(tmp_path, capsys):
@@ -210,10 +149,12 @@ def test_command_says_which_bytes_keys_hold(tmp_path, capsys):
   assert runs.command(SCRIPT, *words, pattern) == 0
   assert "byte above the target, t-8" in capsys.readouterr().err
   target = "--config.attention.pattern=strided_target"
-  assert runs.command(SCRIPT, *words, target, "--json") == 0
+  assert runs.command(SCRIPT, *words, target, "--json", "--compile") == 0
   output = capsys.readouterr()
   assert not output.err
-  held = json.loads(output.out)["held"]
+  result = json.loads(output.out)
+  held, compiled = result["held"], result["compiled"]
+  assert compiled["arguments"] > 3 * 4 * result["network"]["parameters"]
   assert (held["target"], held["row"]) == (36, 8)
   assert held["groups"][1]["runs"] == [[d, d] for d in (8, 16, 24, 32)]
   assert held["groups"][1]["above"] is True
@@ -223,7 +164,7 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   assert runs.command(SCRIPT, runs.DIGITS, f"--out={tmp_path}") == 0
   out = capsys.readouterr().out
   columns = next(row for row in out.splitlines() if row.startswith("pattern"))
-  assert all(name in columns for name in explanation.COLUMNS)
+  assert all(name in columns for name in network_report.COLUMNS)
   for words in str(patterns.Local(8)), "everything after 2 layers", "1,196,416":
     assert words in out
   pictures = sorted(path.name for path in tmp_path.iterdir())
@@ -233,18 +174,6 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
     with Image.open(tmp_path / picture) as image:
       widths.append(image.width)
   assert widths[0] == widths[1] < widths[2]  # one pattern, and both
-
-
-def test_command_prints_json(tmp_path, capsys, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  words = "--config.attention.pattern=fixed", "--json"
-  assert runs.command(SCRIPT, runs.DIGITS, *words) == 0
-  output = capsys.readouterr()
-  assert output.err.startswith("warning: with attention.num_summaries=1,")
-  result = json.loads(output.out)
-  assert result["attention"][0]["pattern"] == str(patterns.Block(8))
-  assert result["pictures"][0] == "explain/digits/patterns.png"
-  assert all((tmp_path / path).is_file() for path in result["pictures"])
 
 
 # Heads of a run.
@@ -290,11 +219,3 @@ def test_heads_of_a_run_are_drawn_on_an_example(run, capsys):
   assert runs.command("sparse_transformer/report.py", word) == 0
   page = (run / "report.html").read_text()
   assert "heads, layer_0" in page and "heads, layer_1" in page
-
-
-def test_config_of_a_run_is_explained(trained, capsys, tmp_path):
-  words = f"--workdir={trained}", "--json", f"--out={tmp_path}"
-  assert runs.command(SCRIPT, *words) == 0
-  result = json.loads(capsys.readouterr().out)
-  assert result["attention"][0]["layers"] == [0]
-  assert (tmp_path / "patterns.png").is_file()

@@ -47,9 +47,9 @@ WITHIN = {
   },
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "loss_scale", "step"},
-  "training/analysis": {"distributed", "optimizer", "step"},
+  "training/explanation": {"distributed", "optimizer", "step"},
   "training/evaluation": {
-    *("checkpoints", "distributed", "experiment", "metrics", "step"),
+    *("checkpoints", "distributed", "experiment", "step"),
   },
 }
 COMMANDS = "sample", "explain", "compare", "report", "export"

@@ -51,7 +51,3 @@ def test_samples_complete_real_images_and_are_next_to_them(images):
   for row in (0, 9):
     np.testing.assert_array_equal(drawn[row : row + 5], real[row : row + 5])
     assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
-
-
-def test_largest_seed_is_accepted(text):
-  assert command(text, "--num=1", f"--seed={2**32 - 1}") == 0

@@ -14,9 +14,9 @@ from benchmarks import timing
 from benchmarks.accelerator.child import Settings
 from benchmarks.compiled import PRESETS
 from sparse_transformer import machine
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 # The paper's networks come first, and with other rematerialization last.
 PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"

@@ -18,8 +18,8 @@ from sparse_transformer.comparison import jobs, record
 from sparse_transformer.comparison.plan import Plan, Trial
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import TIMES
 
 SCRIPTS = pathlib.Path(__file__).parents[2]  # where train.py and eval.py are

@@ -22,26 +22,22 @@ Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 def bits_by_step(lines: Lines, unit: str) -> "style.Figure":
   """A figure with the curves of a run: training and validation."""
-  figure, axis = _axis()
+  figure, axis = _axis(xlabel="step", ylabel=unit)
   for split, look in (
     ("train", dict(color=style.LIGHT, lw=0.8)),
     ("validation", dict(color=style.DARK, lw=2, marker=".")),
   ):
-    of_split = [line for line in lines if line["split"] == split]
-    if of_split:
+    if of_split := [line for line in lines if line["split"] == split]:
       _plot(axis, *_columns(of_split, "bits_per_dim"), label=split, **look)
-  axis.set(xlabel="step", ylabel=unit)
-  if axis.lines:
-    axis.legend(frameon=False)
+      axis.legend(frameon=False)
   return figure
 
 
 def speed_by_step(lines: Lines, field: str) -> "style.Figure":
   """A figure of a field of `SPEEDS` by step."""
-  figure, axis = _axis()
+  figure, axis = _axis(xlabel="step", ylabel=SPEEDS[field])
   steps, values = _columns(lines, field)
   _plot(axis, steps, values, color=style.DARK, lw=1)
-  axis.set(xlabel="step", ylabel=SPEEDS[field])
   # Above the highest point, however little the others differ from it.
   axis.set_ylim(0, 1.1 * np.nanmax(values, initial=0) or 1)
   return figure
@@ -49,14 +45,12 @@ def speed_by_step(lines: Lines, field: str) -> "style.Figure":
 
 def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "style.Figure":
   """A figure of {layer: spans of its heads}, with a point for each head."""
-  figure, axis = _axis()
+  figure, axis = _axis(xlabel="layer", ylabel="span in positions")
   layers, spans_LH = list(spans), np.array(list(spans.values()))
   axis.plot(layers, spans_LH, "o", ms=4, alpha=0.6, color=style.LIGHT)
-  axis.plot(
-    layers, spans_LH.mean(1), "_", ms=14, color=style.DARK, label="mean"
-  )
-  axis.set(xlabel="layer", ylabel="span in positions", xticks=layers)
-  axis.set_ylim(bottom=0)
+  means = dict(color=style.DARK, label="mean")
+  axis.plot(layers, spans_LH.mean(1), "_", ms=14, **means)
+  axis.set(xticks=layers, ylim=(0, None))
   axis.legend(frameon=False)
   return figure
 
@@ -71,7 +65,10 @@ def bits_by_position(
   """
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first
-  figure, axis = _axis()
+  label = "position in window"
+  if first > 1:
+    label += f", with at least {first - 1:,} before it"
+  figure, axis = _axis(xlabel=label, ylabel=result["unit"])
   axis.set_title(_title(result), fontsize="medium")
   axis.plot(np.arange(first, last + 1), shown, ".", ms=2, color=style.LIGHT)
   # Positions are averaged over blocks that look equally wide.
@@ -85,10 +82,6 @@ def bits_by_position(
   )
   if (bits := result["bits_per_dim"]) is not None:
     axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
-  label = "position in window"
-  if first > 1:
-    label += f", with at least {first - 1:,} before it"
-  axis.set(xlabel=label, ylabel=result["unit"])
   if scaled:
     axis.set_xscale("log", subs=[])  # no minor ticks
     # Powers of ten, and values between them if those are few.
@@ -109,7 +102,6 @@ def bits_by_pixel(
   ratio = np.clip(rows / columns, 0.5, 2)  # of a panel; others are stretched
   width, height = max(WIDTH, PANEL * channels + 1), PANEL * ratio + 1
   figure, axes = style.subplots(1, channels, width, height)
-  figure.set_layout_engine("constrained")
   figure.suptitle(_title(result), fontsize="medium")
   # A few extremes, such as the first pixel, would take most of the colors.
   known = bits_L[np.isfinite(bits_L)]
@@ -134,11 +126,11 @@ def _title(result):
   return "\n".join([title, *(f"{k}={v}" for k, v in overrides.items())])
 
 
-def _axis():
+def _axis(**labels):
   """A figure, and its only axes, with whole numbers below them."""
   figure, axes = style.subplots(1, 1, WIDTH, HEIGHT)
-  figure.set_layout_engine("constrained")
   axis = axes[0, 0]
+  axis.set(**labels)
   axis.spines[["top", "right"]].set_visible(False)
   axis.set_axisbelow(True)
   axis.grid(color=style.GRID, lw=0.6)

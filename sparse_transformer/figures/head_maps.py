@@ -40,17 +40,13 @@ def panels(
   n = len(heads[0][0])
   query, size = masks.shown_query(n), masks.cell_size(n)
   legend = "white: no pair; the darker, the larger,\nrelative to its row"
-  labels = (
-    f"weights of query {query:,},\nin the data",
-    "of all queries,\none per row",
-  )
+  labels = f"weights of query {query:,},\nin the data", masks.ALL_QUERIES
   figure, axes = masks.columns(titles, labels, f"{title}\n{legend}")
   for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):
     _show_query(top, of_query[first:], query - first, math.prod(shape[1:]))
     masks.show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
     if size > 1:
       bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")
-  figure.tight_layout()
   return figure
 
 

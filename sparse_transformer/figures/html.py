@@ -28,23 +28,22 @@ tr :first-child { position: sticky; left: 0; background: #fff;
   max-width: min(50vw, 24rem); }
 tr :nth-child(2):last-child { overflow-wrap: anywhere; }
 td + td:not(:last-child), td + td + td { white-space: nowrap; }
-pre { background: #f4f6f9; padding: .75rem; font-size: 14px;
-  white-space: pre-wrap; }
-.note { color: #566475; font-size: 14px; }
+pre { background: #f4f6f9; padding: .75rem; white-space: pre-wrap; }
+pre, .note { font-size: 14px; } .note { color: #566475; }
 """
 
 
 def page(title: str, *sections: str) -> str:
   """An HTML document; the functions below create its sections."""
   title, body = html.escape(title), "\n".join(sections)
-  return (
-    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f"<title>{title}</title>\n"
-    '<link rel="icon" href="data:,">\n'
-    f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n"
-    "</body>\n</html>\n"
-  )
+  return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><style>{STYLE}</style></head>
+<body><h1>{title}</h1>
+{body}
+</body></html>
+"""
 
 
 def section(title: str, *parts: str) -> str:
@@ -76,8 +75,7 @@ def _row(tag, cells):
 
 def figure(figure: "style.Figure", text: str) -> str:
   """`picture` of a matplotlib figure."""
-  file = io.BytesIO()
-  figure.savefig(file, format="png")
+  figure.savefig(file := io.BytesIO(), format="png")
   return picture(file, text)
 
 
@@ -91,14 +89,13 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   """
   from PIL import Image
 
-  if isinstance(file, io.BytesIO):
-    data = file.getvalue()
-  elif pathlib.Path(file).is_file():
-    data = pathlib.Path(file).read_bytes()
+  if not isinstance(file, io.BytesIO):
+    path = pathlib.Path(file)  # which may be a pipe that never ends
+    data = io.BytesIO(path.read_bytes() if path.is_file() else b"")
   else:
-    data = b""
+    data = file
   try:
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(data) as image:
       width, resolution = image.width, image.info.get("dpi")
   except OSError:
     raise OSError(f"{file} is not a picture; delete it") from None
@@ -106,7 +103,7 @@ def picture(file: str | os.PathLike | io.BytesIO, text: str) -> str:
   if resolution:
     inches = width / resolution[0]
     size = f'style="width: {inches:.2f}in; min-width: {SHRINK * inches:.2f}in" '
-  encoded = base64.b64encode(data).decode()
+  encoded = base64.b64encode(data.getvalue()).decode()
   return (
     f'<div class="picture"><img alt="{html.escape(text)}" {size}'
     f'src="data:image/png;base64,{encoded}"></div>'

@@ -26,8 +26,8 @@ def save_images(
   gap = np.full((sheets[0].shape[0], shape[1] // 2, 3), 255, np.uint8)
   sheet = np.concatenate([sheets[0], gap, sheets[1]], axis=1)
   scale = max(1, 960 // sheet.shape[1])
+  large = sheet.repeat(scale, 0).repeat(scale, 1)
   with atomic.writing(pathlib.Path(path)) as new:
-    large = sheet.repeat(scale, 0).repeat(scale, 1)
     Image.fromarray(large).save(new, format="PNG")
 
 

@@ -1,14 +1,13 @@
 """Pictures of attention patterns, like Figure 3 of Child et al. 2019."""
 
+import functools
 import os
-import pathlib
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from sparse_transformer import atomic
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
 
@@ -16,6 +15,7 @@ MAX_LENGTH = 4096  # positions of a matrix that are drawn
 MAX_CELLS = 256  # cells on a side of an image: more would not be visible
 MAX_OUTLINED = 32  # cells on a side that are separated by lines
 MAX_PANELS = 12  # patterns in one picture
+ALL_QUERIES = "of all queries,\none per row"
 PANEL = 2.4  # side of a panel in inches
 LINE = 28  # characters of a title that fit on a line above a panel
 MAX_LINES = 8  # of them for one pattern
@@ -34,28 +34,23 @@ def save_patterns(
   chosen: Iterable[Pattern] | None = None,
   first: int = 0,
 ) -> None:
-  """Draws the first 12 patterns of a network, or of the chosen, as PNG.
-
-  The `shape` is that of the data, rows first, which begin at position `first`.
-  """
+  """Draws the first 12 patterns of a network, or of the chosen, as `panels`."""
   found = places(layers)
   chosen = list(found if chosen is None else chosen)
   drawn = chosen[:MAX_PANELS]
   titles = [f"{p}\n{describe_places(*found[p])}" for p in drawn]
   more = len(chosen) - len(drawn)
   note = f"and {more:,} more" if more else ""
-  with atomic.writing(pathlib.Path(path)) as new:
-    panels(titles, drawn, shape, length, note, first).savefig(new, format="png")
+  style.save(panels(titles, drawn, shape, length, note, first), path)
 
 
 def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
   """The layers and the heads in which each distinct pattern occurs."""
-  found: dict[Pattern, tuple[set[int], set[int]]] = {}
+  found: dict[Pattern, tuple[dict, dict]] = {}  # whose keys are in order
   for layer, heads in enumerate(layers):
     for head, pattern in enumerate(heads):
-      at = found.setdefault(pattern, (set(), set()))
-      at[0].add(layer)
-      at[1].add(head)
+      at = found.setdefault(pattern, ({}, {}))
+      at[0][layer] = at[1][head] = None
   return {p: (sorted(at[0]), sorted(at[1])) for p, at in found.items()}
 
 
@@ -83,24 +78,19 @@ def panels(
 ) -> "style.Figure":
   """A figure with a column for each pattern.
 
-  Above are the keys of one query, in the shape of the data, which begin at the
-  `first` position; below is the pattern as a matrix of queries (rows) and keys,
-  up to position 4,096.
+  Above are the keys of one query, in the `shape` of the data, rows first, which
+  begin at the `first` position; below is the pattern as a matrix of queries
+  (rows) and keys, up to position 4,096.
   """
-  labels = (
-    "keys of one query,\nin the data",
-    "keys of all queries,\none per row",
-  )
+  labels = "keys of one query,\nin the data", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
-    of_query = image_of_query(pattern, length, shape[0], first)
-    show(top, of_query, aspect="auto")
+    show(top, image_of_query(pattern, length, shape[0], first), aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
       notes.append(f"the first {MAX_LENGTH:,} of {length:,}")
     bottom.set_xlabel("\n".join(notes))
-  figure.tight_layout()
   return figure
 
 
@@ -108,11 +98,9 @@ def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
 ) -> "tuple[style.Figure, np.ndarray]":
   """A figure with two panels below each title, and its axes [2, titles]."""
+  fill = functools.partial(textwrap.fill, width=LINE, max_lines=MAX_LINES)
   wrapped = [
-    "\n".join(
-      textwrap.fill(line, LINE, max_lines=MAX_LINES, placeholder=" ...")
-      for line in title.splitlines()
-    )
+    "\n".join(fill(line, placeholder=" ...") for line in title.splitlines())
     for title in titles
   ]
   lines = 1 + max(title.count("\n") for title in wrapped)
@@ -153,10 +141,7 @@ def cell_size(n: int) -> int:
 def image_of_query(
   pattern: Pattern, length: int, rows: int, first: int = 0
 ) -> np.ndarray:
-  """RGB image of what a query in the lower half sees, in `rows` rows.
-
-  Positions before the first are left out.
-  """
+  """RGB image of what a query sees from the `first` position on, in rows."""
   query, size = shown_query(length), length - first
   cells = np.zeros(rows * -(-size // rows), np.uint8)
   cells[:size] = _cells(pattern, query, np.arange(first, length))

@@ -1,8 +1,12 @@
 """Colors and empty axes, shared by all pictures."""
 
+import os
+import pathlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sparse_transformer import atomic
 
 if TYPE_CHECKING:  # slow to import, and needed only to draw
   from matplotlib.figure import Figure
@@ -25,8 +29,14 @@ def subplots(
   # One that pyplot does not manage needs no display and need not be closed.
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(width, height), dpi=DPI)
+  figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
   return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save(figure: "Figure", path: str | os.PathLike) -> None:
+  """Writes a figure as a PNG file, completely or not at all."""
+  with atomic.writing(pathlib.Path(path)) as new:
+    figure.savefig(new, format="png")
 
 
 def rgb(color: str) -> np.ndarray:

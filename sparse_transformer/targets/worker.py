@@ -23,9 +23,9 @@ from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 Report = dict[str, Any]
 Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments

@@ -6,7 +6,7 @@ import sys
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, patterns
-from sparse_transformer.training.analysis import explanation
+from sparse_transformer.training.explanation import network_report
 
 
 def report(config: ConfigDict, model: model_lib.Config) -> None:
@@ -48,8 +48,8 @@ def _unread(model: model_lib.Config) -> str:
   # Content-based patterns have no other form, and may reach what others miss.
   static = [p for p in distinct if not p.contents()]
   causal = [p for p in static if patterns.analysis.is_causal(p, n)]
-  reach = explanation.explain_reach(model)
-  missing = reach["missing"] if reach["may_see"] is None else None
+  reach, may_see = network_report.find_reach(model)
+  missing = reach.missing if may_see is None else None
   problems = []
   if causal:
     problems.append(
@@ -66,11 +66,11 @@ def _unread(model: model_lib.Config) -> str:
 
 def _skipped_byte(model: model_lib.Config) -> str:
   """The caution if keys one row back hold no byte above the target."""
-  held = explanation.explain_held(model)
-  row, groups = held["row"], held["groups"]
-  if row is None or any(group["above"] is not False for group in groups):
+  held = network_report.find_held(model)
+  row = held.row
+  if row is None or any(group.above is not False for group in held.groups):
     return ""
-  runs = [run for group in groups for run in group["runs"]]
+  runs = [run for group in held.groups for run in group.runs]
   if not any(first <= row + 1 <= last for first, last in runs):
     return ""
   return (

@@ -14,9 +14,9 @@ from sparse_transformer import data, machine, model as model_lib, schema
 from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.optimizer import make_optimizer
 
 

@@ -13,7 +13,7 @@ import tqdm
 from sparse_transformer.signals import Stopped
 from sparse_transformer.training import metrics
 from sparse_transformer.training.distributed import processes
-from sparse_transformer.training.evaluation import drawing
+from sparse_transformer.training.evaluation import samples
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Stopwatch
@@ -154,7 +154,7 @@ class Samples:
     if not (settings.samples and is_due(step, settings.every, is_last)):
       return
     with self._watch.paused(), contextlib.suppress(Stopped):
-      shown = drawing.draw_in_training(
+      shown = samples.draw_in_training(
         self._experiment, state.ema, self._writer.workdir, self._stops.check
       )
       self._writer.show(step, "validation", "samples", shown)

@@ -34,11 +34,11 @@ from sparse_transformer.training import (
   warm_start,
   workdir as workdir_lib,
 )
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
-from sparse_transformer.training.evaluation import drawing, scoring
+from sparse_transformer.training.evaluation import samples, scoring
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.hooks import (
   Profile,
   Progress,
@@ -238,7 +238,7 @@ def check(experiment: Experiment) -> None:
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
   if config.eval.samples:
-    drawing.decoder_in_training(experiment)
+    samples.decoder(experiment)
   mesh.check_network(experiment.model, sizes)
   state = costs.bytes_on_device(experiment.like, sizes)
   machine.check_free("the training state", state)

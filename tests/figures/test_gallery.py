@@ -10,7 +10,6 @@ from PIL import Image
 
 from docs import make as gallery
 from sparse_transformer import patterns
-from sparse_transformer.figures import style
 
 pytestmark = pytest.mark.tools
 
@@ -33,48 +32,6 @@ def test_each_pattern_has_a_picture_and_there_are_no_others():
     with Image.open(DOCS / gallery.PICTURES / name) as image:
       pixels = np.asarray(image.convert("RGB"))
     np.testing.assert_array_equal(pixels, gallery.picture(pattern), HINT)
-
-
-@pytest.mark.parametrize(
-  "pattern", [patterns.Strided(5, causal=False), patterns.BigBird(4)], ids=str
-)
-def test_cells_of_a_picture_are_pairs(pattern):
-  n = gallery.POSITIONS
-  matrix = gallery.picture(pattern)[-1 - n * gallery.CELL : -1, 1:-1]
-  cells = matrix[:: gallery.CELL, :: gallery.CELL]
-  is_drawn = (cells != 255).any(-1)
-  expected = pattern.matrix(n) | np.eye(n, dtype=bool)
-  np.testing.assert_array_equal(is_drawn, expected)
-
-
-def test_picture_of_held_bytes_marks_the_byte_above():
-  picture = gallery.picture_of_held()
-  with Image.open(DOCS / gallery.HELD) as image:
-    drawn = np.asarray(image.convert("RGB"))
-  np.testing.assert_array_equal(drawn, picture, HINT)
-  assert picture.shape[1] <= 400
-  size, rows, columns = gallery.HELD_CELL, gallery.ROWS, gallery.COLUMNS
-  width = columns * size + 2 + gallery.GAP
-  target = gallery.shown_query(gallery.POSITIONS)
-  distances = range(1, 6), range(1, target + 1, 12), range(12, target + 1, 12)
-  for i, back in enumerate(distances):
-    panel = picture[1:-1, i * width + 1 :][: rows * size, : columns * size]
-    corners, centers = (
-      panel[at::size, at::size].reshape(-1, 3) for at in (2, size // 2)
-    )
-    shown = np.flatnonzero((corners != 255).any(-1))
-    assert set(shown) == {target, *(target - d for d in back)}
-    dark = np.flatnonzero((centers == style.rgb(style.DARK)).all(-1))
-    assert set(dark) == {target, target - columns}
-
-
-def test_costs_on_the_page_are_those_of_the_patterns():
-  n = min(gallery.LENGTHS)
-  page = (DOCS / "patterns.md").read_text()
-  for examples in patterns.examples().values():
-    mean = examples.large.pairs(n) / n
-    text = str(examples.large).replace("|", "\\|")
-    assert f"| `{text}` | {mean:,.1f} |" in page
 
 
 def test_readme_names_patterns_as_configs_do():

@@ -84,27 +84,6 @@ def test_pairs_that_follow_the_content_have_a_color_of_their_own():
   np.testing.assert_array_equal(row, expected[int(n * 0.71)])
 
 
-@pytest.mark.parametrize("mode", patterns.MODES)
-def test_picture_of_a_network_has_each_pattern_once_with_its_places(mode):
-  layers = patterns.assign(
-    "fixed",
-    mode,
-    num_layers=3,
-    num_heads=4,
-    stride=8,
-    window=8,
-    width=2,
-    num_summaries=2,
-  )
-  found = pictures.places(layers)
-  assert set(found) == {pattern for heads in layers for pattern in heads}
-  for pattern, (in_layers, in_heads) in found.items():
-    for layer in in_layers:
-      assert any(layers[layer][head] == pattern for head in in_heads)
-    for head in in_heads:
-      assert any(layers[layer][head] == pattern for layer in in_layers)
-
-
 def test_million_positions_are_drawn(tmp_path):
   drawn = patterns.Local(1024) | patterns.Strided(1024)
   layers = ((drawn, catalogue.Around()),)

@@ -8,8 +8,8 @@ import runs
 from sparse_transformer import report
 from sparse_transformer.model import count_active_parameters, count_parameters
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.analysis import costs, explanation
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs, network_report
 
 EXPERTS = {"model.experts": 4, "model.num_layers": 4}
 
@@ -44,11 +44,12 @@ def test_run_logs_losses_and_the_load_of_each_expert(tmp_path, capsys):
 def test_explain_reports_all_and_active_parameters():
   config = runs.tiny(**EXPERTS)
   network = Experiment(config).model
-  result = explanation.explain(config, network)
-  assert result["experts"] == dict(blocks=[1, 3], number=4, per_token=2)
+  report = network_report.describe(config, network)
+  result = report.network
+  assert result["expert_blocks"] == [1, 3]
   idle = 2 * 2 * (2 * 16 * 64 + 64 + 16)  # experts in blocks
   assert result["parameters"] - result["active_parameters"] == idle
-  text = explanation.render(result)
+  text = network_report.render(report)
   assert f"{result['active_parameters']:,} for each token: blocks 1, 3" in text
 
 

@@ -19,7 +19,7 @@ from sparse_transformer.patterns import (
   Strided,
   TopBlocks,
 )
-from sparse_transformer.training.analysis import head_statistics
+from sparse_transformer.training.explanation import head_statistics
 
 
 def test_queries_and_keys_are_those_of_each_layer():

@@ -12,9 +12,9 @@ import runs
 
 from sparse_transformer import machine, signals
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.analysis import costs
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.optimizer import make_schedule
 from sparse_transformer.training.stopwatch import Stopwatch
 
@@ -99,7 +99,7 @@ def test_samples_of_documents_are_shown_as_text(tmp_path):
 
 def test_samples_during_training_need_a_single_process(monkeypatch):
   monkeypatch.setattr(processes, "are_several", lambda: True)
-  with pytest.raises(ValueError, match="eval.samples=2 must be 0 with several"):
+  with pytest.raises(ValueError, match="eval.samples must be 0 with several"):
     loop.check(Experiment(runs.tiny(**{"eval.samples": 2})))
 
 

@@ -12,9 +12,9 @@ import runs
 from jax.sharding import PartitionSpec
 
 from sparse_transformer.model import sharding
-from sparse_transformer.training.analysis import explanation
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import network_report
 
 ONE = dict.fromkeys(sharding.AXES, 1)
 
@@ -149,9 +149,10 @@ def test_explain_divides_memory_by_the_axes_that_split_it():
   for axis in ("data", *sharding.AXES):
     settings = changes | {f"mesh.{axis}": 4 if memory else 1}
     experiment = Experiment(runs.tiny(**settings))
-    report = explanation.explain(experiment.config, experiment.model)
-    memory["one" if not memory else axis] = report["memory"]
-    assert (f"({axis}=4)" in explanation.render(report)) == (len(memory) > 1)
+    report = network_report.describe(experiment.config, experiment.model)
+    memory["one" if not memory else axis] = report.memory
+    text = network_report.render(report)
+    assert (f"({axis}=4)" in text) == (len(memory) > 1)
   one = memory["one"]
   for axis in ("data", "sequence"):
     assert memory[axis]["parameters"] == one["parameters"]

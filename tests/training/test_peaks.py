@@ -1,11 +1,11 @@
-"""Tests of training/analysis/peaks.py."""
+"""Tests of training/explanation/peaks.py."""
 
 import jax
 import pytest
 
 from sparse_transformer.attention.arguments import DTYPES
-from sparse_transformer.training.analysis import peaks
-from sparse_transformer.training.analysis.peaks import peak_flops
+from sparse_transformer.training.explanation import peaks
+from sparse_transformer.training.explanation.peaks import peak_flops
 
 H100, V5E = "NVIDIA H100 80GB HBM3", "TPU v5 lite"
 

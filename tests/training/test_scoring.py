@@ -72,20 +72,6 @@ def test_padding_never_counts():
   assert (result["examples"], result["tokens"]) == (2, 21)
 
 
-def test_standard_error_is_that_of_the_mean_over_equal_windows():
-  nats = np.random.RandomState(0).rand(50) * 100
-  nats_BL = np.repeat(nats[:, None] / 64, 64, axis=1)
-  tally = scoring.Tally(64)
-  for part in np.split(nats_BL, [7, 30]):
-    tally.add(part, np.ones(part.shape, bool))
-  result = tally.summary()
-  bits = nats / 64 / math.log(2)
-  assert result["bits_per_dim"] == pytest.approx(bits.mean())
-  assert result["standard_error"] == pytest.approx(
-    bits.std(ddof=1) / math.sqrt(50)
-  )
-
-
 def autoregressive(n, phi):
   """Losses that forget at the rate `phi`, and the deviation of their mean."""
   noise = np.random.RandomState(0).normal(size=n)
@@ -128,13 +114,6 @@ def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
     assert result["standard_error"] * math.log(2) < 0.7 * expected
 
 
-def test_standard_error_needs_two_blocks():
-  for tokens, some in ((199, False), (200, True)):
-    nats = np.random.RandomState(0).rand(tokens)
-    result = tally_windows(nats, 16, 5, block=100)
-    assert (result["standard_error"] is not None) == some
-
-
 def test_nothing_scored_has_no_bits():
   assert scoring.Tally(64).summary()["bits_per_dim"] is None
 
@@ -147,13 +126,13 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   for part in range(4):
     tally.add(nats[part::4], scored[part::4])
   bits = np.where(scored, nats / math.log(2), 0)
-  found = tally.by_position()
+  found = tally.means()
   assert np.isnan(found[4])
   known = np.arange(12) != 4
   expected = bits.sum(0)[known] / scored.sum(0)[known]
   np.testing.assert_allclose(found[known], expected)
   expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
-  np.testing.assert_allclose(tally.by_channel(3), expected)
+  np.testing.assert_allclose(tally.means(3), expected)
 
 
 def test_memory_does_not_grow_with_the_split():

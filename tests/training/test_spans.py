@@ -12,8 +12,11 @@ from sparse_transformer.figures import curves
 from sparse_transformer.model import pattern_params
 from sparse_transformer.patterns import AdaptiveSpan, Local
 from sparse_transformer.training import loop, optimizer
-from sparse_transformer.training.analysis import explanation, head_statistics
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import (
+  head_statistics,
+  network_report,
+)
 
 SPAN = AdaptiveSpan(10, 4)
 # Of three layers; the second has no spans, the last one in its first head only.
@@ -120,9 +123,9 @@ def test_drawn_weights_have_ramps():
 def test_explain_counts_the_longest_spans():
   settings = {"attention.pattern": "Local(3) | AdaptiveSpan(40, 8)"}
   config = runs.tiny(**settings)
-  result = explanation.explain(config, Experiment(config).model)
-  (row,) = result["attention"]
+  result = network_report.describe(config, Experiment(config).model)
+  (row,) = result.attention
   n, keys = 64, 48
-  assert row["pairs"] == sum(min(i + 1, keys) for i in range(n))
-  assert row["keys_max"] <= keys + 3
-  assert "shrinks with them" in explanation.render(result)
+  assert row.pairs == sum(min(i + 1, keys) for i in range(n))
+  assert row.keys_max <= keys + 3
+  assert "shrinks with them" in network_report.render(result)

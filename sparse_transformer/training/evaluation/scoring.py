@@ -101,19 +101,19 @@ class Tally:
       of labels, the `accuracy` and its `accuracy_error`, a standard error.
     """
     total, error = int(self.counts_L.sum()), None
+    accuracy: dict[str, Any] = {}
     blocks, means, squares = self._moments
     if blocks > 1:
       # Rounding may take the variance of equal means below 0.
       variance = max(0, squares - means**2 / blocks) / (blocks - 1)
       error = math.sqrt(variance * self._block / total)
-    accuracy = {}
     if self._hits:
       hits = np.concatenate(self._hits)
-      spread = hits.std(ddof=1) if len(hits) > 1 else None
-      accuracy = dict(
-        accuracy=float(hits.mean()),
-        accuracy_error=spread and float(spread) / math.sqrt(len(hits)),
+      accuracy["accuracy"] = float(hits.mean())
+      spread = (
+        hits.std(ddof=1) / math.sqrt(len(hits)) if len(hits) > 1 else None
       )
+      accuracy["accuracy_error"] = spread and float(spread)
     return accuracy | dict(
       bits_per_dim=float(self.bits_L.sum()) / total if total else None,
       standard_error=error,
@@ -121,14 +121,11 @@ class Tally:
       tokens=total,
     )
 
-  def by_position(self) -> np.ndarray:
-    """Mean bits at each position in the window [L]; nan where not scored."""
-    return self.by_channel(len(self.bits_L))
-
-  def by_channel(self, channels: int) -> np.ndarray:
-    """Mean bits of each channel of an image, whose bytes alternate."""
+  def means(self, channels: int | None = None) -> np.ndarray:
+    """Mean bits at each position [L], or of each channel; nan: not scored."""
     bits, counts = (
-      x.reshape(-1, channels).sum(0) for x in (self.bits_L, self.counts_L)
+      x.reshape(-1, channels or len(x)).sum(0)
+      for x in (self.bits_L, self.counts_L)
     )
     return np.where(counts, bits / np.maximum(counts, 1), np.nan)
 
@@ -158,9 +155,9 @@ def bits_per_dim(
     check_stop: called before each batch; may raise an exception.
   """
   tally = Tally(len(windows[0][1])) if tally is None else tally
-  starts = range(0, len(windows), batch_size)
-  bar = tqdm.tqdm(
-    starts, desc=name, leave=False, disable=not (name and sys.stderr.isatty())
+  is_shown = bool(name) and sys.stderr.isatty()
+  bar = tqdm.trange(
+    0, len(windows), batch_size, desc=name, leave=False, disable=not is_shown
   )
   for start in bar:
     check_stop()
@@ -171,7 +168,7 @@ def bits_per_dim(
       nats_BL, *hits_B = jax.tree.leaves(losses(params, tokens_BL))
     found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
     tally.add(*(x[:num] for x in found))
-    if name:
+    if is_shown:
       bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
 
@@ -185,9 +182,8 @@ def _place(windows, start, batch_size, sharding):
       return windows[start + i]
     return [np.zeros_like(x) for x in windows[0]]
 
-  of_each = (lambda i: read(i)[0]), (lambda i: read(i)[1])
-  shapes = [(batch_size, len(x)) for x in windows[0]]
+  tokens, scored = windows[0]
   return [
-    processes.place(x, shape, sharding)
-    for x, shape in zip(of_each, shapes, strict=True)
+    processes.place(lambda i: read(i)[0], (batch_size, len(tokens)), sharding),
+    processes.place(lambda i: read(i)[1], (batch_size, len(scored)), sharding),
   ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.figures import head_maps as pictures, masks
+from sparse_transformer.figures import head_maps as pictures, masks, style
 from sparse_transformer.model import pattern_params, transformer
 
 MAX_LAYERS = 8  # that are drawn
@@ -117,23 +117,26 @@ def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
   return measured, (of_query, pictures.join(weights_LM, mask_LM))
 
 
-def explain(
+def draw(
   model: model_lib.Config,
   params: Any,
   tokens_L: np.ndarray,
-  temperature: float,
   folder: str | os.PathLike,
-  step: int,
-  example: int,
+  about: Report,
 ) -> Report:
   """Draws the heads of a network on an example, see `weigh`.
 
-  Into the folder go the pictures, one for each layer, and attention.json. The
-  step of the parameters and the number of the example are only reported.
+  Into the folder go the pictures, one for each layer, and attention.json.
+
+  Args:
+    model, params: the network.
+    tokens_L: the example, integers.
+    folder: for the files.
+    about: `step`, `example` and `temperature`; the first two are only reported.
 
   Returns:
-    What is in attention.json: the number of `positions` that were used, what
-    was measured of each of the `heads`, the `pictures`, and arguments.
+    What is in attention.json: `about`, the number of `positions` that were
+    used, what was measured of each of the `heads`, and the `pictures`.
   """
   if model.separator is not None:
     raise ValueError(
@@ -143,43 +146,39 @@ def explain(
   folder.mkdir(parents=True, exist_ok=True)
   total = len(tokens_L) + model.prepends
   n = min(total, masks.MAX_LENGTH)
-  report: Report = dict(step=step, example=example)
-  title = f"{_about(report)},\ntemperature {temperature:g}"
-  if n < total:
-    title = f"{title}\nthe first {n:,} of {total:,} positions"
-  rows, paths = [], []
   # A classifier's keys depend on later symbols.
   used_L = tokens_L if model.classifies else tokens_L[:n]
   collected = {
     layer: (q_BLHK[:, :n], k_BLHK[:, :n])
     for layer, (q_BLHK, k_BLHK) in collect(model, params, used_L).items()
   }
-  for layer, heads in weigh(model, params, collected, temperature):
-    paths.append(folder / f"layer_{layer}.png")
+  report = about | dict(positions=n, length=total, num_layers=model.num_layers)
+  report |= dict(heads=[], pictures=[])
+  for layer, heads in weigh(model, params, collected, about["temperature"]):
+    path = folder / f"layer_{layer}.png"
     figure = pictures.panels(
-      f"layer {layer} of {model.num_layers}, {title}",
+      f"layer {layer} of {model.num_layers}, {_about(report)}",
       [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
       [weights for _, weights in heads],
       model.shape,
       model.prepends,
     )
-    with atomic.writing(paths[-1]) as new:
-      figure.savefig(new, format="png")
-    rows += [dict(layer=layer, head=i) | x for i, (x, _) in enumerate(heads)]
-  report |= dict(
-    positions=n,
-    length=total,
-    num_layers=model.num_layers,
-    temperature=temperature,
-    heads=rows,
-    pictures=[str(path) for path in paths],
-  )
+    style.save(figure, path)
+    report["pictures"].append(str(path))
+    report["heads"] += [
+      dict(layer=layer, head=i) | x for i, (x, _) in enumerate(heads)
+    ]
   atomic.write_json(folder / "attention.json", report)
   return report
 
 
 def _about(report):
-  return f"step {report['step']:,}, test example {report['example']}"
+  step, n, total = (report[x] for x in ("step", "positions", "length"))
+  text = f"step {step:,}, test example {report['example']},\n"
+  text += f"temperature {report['temperature']:g}"
+  if n < total:
+    text += f"\nthe first {n:,} of {total:,} positions"
+  return text
 
 
 COLUMNS = {
@@ -195,22 +194,12 @@ COLUMNS = {
 
 def render(report: Report) -> str:
   """The report as text."""
-  cells = COLUMNS.values()
-  lines = [[cell.format(**row) for cell in cells] for row in report["heads"]]
-  drawn = len(report["pictures"])
-  notes = [
-    "entropy: of a query's weights, in bits, at temperature"
-    f" {report['temperature']:g}; the mean over queries"
-  ]
-  heads = 1 + max(row["head"] for row in report["heads"])
-  if heads > masks.MAX_PANELS:
-    notes.append(f"the first {masks.MAX_PANELS} of {heads} heads are drawn")
-  if drawn < report["num_layers"]:
-    notes.append(f"{drawn} of {report['num_layers']} layers are drawn")
-  if report["positions"] < report["length"]:
-    notes.append(
-      f"the first {report['positions']:,} of {report['length']:,} positions"
-      " are drawn"
-    )
-  table = tables.align([list(COLUMNS), *lines], right_from=3)
-  return "\n".join([_about(report), "", table, *notes])
+  cells, heads = COLUMNS.values(), report["heads"]
+  rows = [[cell.format(**head) for cell in cells] for head in heads]
+  table = tables.align([list(COLUMNS), *rows], right_from=3)
+  drawn = f"{len(report['pictures'])} of {report['num_layers']} layers"
+  return (
+    f"{_about(report)}\n\n{table}\n{drawn} are drawn, at most"
+    f" {masks.MAX_PANELS} heads of each\nentropy: of a query's weights, in"
+    " bits, at this temperature; the mean over queries"
+  )

@@ -17,36 +17,25 @@ from sparse_transformer.training.experiment import Experiment
 MAX_TEXT = 4000  # bytes of sampled text that are shown
 
 
-def decoder(
-  experiment: Experiment, num: int, name: str, cached: bool = True
-) -> sampling.Decoder:
-  """The decoder of `num` sequences, which `name` sets, with a cache or without.
+def decoder(experiment: Experiment, cached: bool = True) -> sampling.Decoder:
+  """The decoder of sequences; a cache can hold one document only.
 
   Raises:
     ValueError: there are several processes, or the data have labels.
   """
   if isinstance(experiment.source, data.Sequences):
     raise ValueError(
-      f"{name}={num}: data.name={experiment.config.data.name} has labelled"
-      " examples, and only images and streams are sampled; eval.py scores it"
+      f"data.name={experiment.config.data.name} has labelled examples, and only"
+      " images and streams are sampled; eval.py scores it"
     )
   if processes.are_several():
     raise ValueError(
-      f"{name}={num} must be 0 with several processes; sample after training"
+      "eval.samples must be 0 with several processes; sample after training"
     )
   model = experiment.model
-  if cached:
+  if cached and model.separator is None:
     return kv_cache.Decoder(model)
   return sampling.Recompute(experiment.apply, model.length)
-
-
-def decoder_in_training(experiment: Experiment) -> sampling.Decoder:
-  """The `decoder` of `eval.samples` sequences; the cache holds one document."""
-  cached, num = (
-    experiment.model.separator is None,
-    experiment.config.eval.samples,
-  )
-  return decoder(experiment, num, "eval.samples", cached)
 
 
 def draw_in_training(
@@ -57,12 +46,11 @@ def draw_in_training(
 ) -> str | pathlib.Path:
   """Writes `eval.samples` sequences; returns a text, or the path of a picture.
 
-  The random numbers are the same at all steps. `check_stop` is called about
-  once a second, and may raise an exception.
+  The random numbers are the same at all steps; `check_stop` may raise.
   """
   config, source = experiment.config, experiment.source
   tokens, _ = sampling.sample(
-    decoder_in_training(experiment),
+    decoder(experiment),
     params,
     sampling.Sampler(),
     num=config.eval.samples,

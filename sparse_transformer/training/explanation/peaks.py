@@ -28,22 +28,15 @@ _VOLTA = Rates(float16=125e12, float32=15.7e12, highest=15.7e12)
 # TPU (cloud.google.com/tpu/docs). How JAX multiplies float32 by default: its
 # page on matmul precision (docs.jax.dev/en/latest/201/precision.html).
 PEAKS: dict[str, Rates] = {
-  "NVIDIA H100 80GB HBM3": _HOPPER_SXM,
   "NVIDIA H100 PCIe": _HOPPER_PCIE,
-  "NVIDIA H200": _HOPPER_SXM,
-  "NVIDIA A100-SXM4-40GB": _AMPERE,
-  "NVIDIA A100-SXM4-80GB": _AMPERE,
-  "NVIDIA A100-PCIE-40GB": _AMPERE,
-  "NVIDIA A100 80GB PCIe": _AMPERE,
-  "Tesla V100-SXM2-16GB": _VOLTA,
-  "Tesla V100-SXM2-32GB": _VOLTA,
+  **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), _HOPPER_SXM),
+  **{f"NVIDIA A100-{x}": _AMPERE for x in ("SXM4-40GB", "SXM4-80GB")},
+  **{f"NVIDIA A100{x}": _AMPERE for x in ("-PCIE-40GB", " 80GB PCIe")},
+  **{f"Tesla V100-SXM2-{x}GB": _VOLTA for x in (16, 32)},
   "TPU v4": _tpu(275e12),
-  "TPU v5 lite": _tpu(197e12),
-  "TPU v5e": _tpu(197e12),
-  "TPU v5": _tpu(459e12),
-  "TPU v5p": _tpu(459e12),
-  "TPU v6 lite": _tpu(918e12),
-  "TPU v6e": _tpu(918e12),
+  **dict.fromkeys(("TPU v5 lite", "TPU v5e"), _tpu(197e12)),
+  **dict.fromkeys(("TPU v5", "TPU v5p"), _tpu(459e12)),
+  **dict.fromkeys(("TPU v6 lite", "TPU v6e"), _tpu(918e12)),
 }
 # Values of `jax_default_matmul_precision` that `Rates` covers.
 _BY_DEFAULT, _HIGHEST = (None, "default"), ("highest", "float32")

@@ -21,8 +21,8 @@ from sparse_transformer.attention.contract import Case
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import step as step_lib
-from sparse_transformer.training.analysis.peaks import peak_flops
 from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.explanation.peaks import peak_flops
 from sparse_transformer.training.optimizer import make_optimizer
 
 # The products that the backward pass of a block recomputes, by `model.remat`:
@@ -205,12 +205,6 @@ def _weight_flops(model: model_lib.Config) -> int:
   if model.classifies:
     return of_blocks  # the output layer runs once for a sequence
   return of_blocks + Matmul(model.width, model.vocab_size).flops
-
-
-def num_sequences(config: ConfigDict, sizes: mesh.Sizes) -> int:
-  """Sequences of a micro-batch on one device; it may have a part of each."""
-  micro = config.train.batch_size // config.train.accumulation
-  return micro // mesh.num_shards(sizes)
 
 
 def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:

@@ -1,0 +1,148 @@
+"""Evaluations of a run in bits per dim, and their files in its workdir.
+
+Each is `evaluations/NAME.json`: what is scored, the scores, and the bits at
+each position; beside it is a picture of these.
+"""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from sparse_transformer import atomic, config as config_lib, data
+from sparse_transformer.figures import curves, style
+from sparse_transformer.signals import Stopped
+from sparse_transformer.training.checkpoints.store import Checkpoints
+from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import State
+
+Result = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to score."""
+
+  split: str = "test"  # one of `data.SPLITS`
+  min_context: int = 0  # the least number of positions before a scored one
+  weights: str = "ema"  # or "params", see `State`
+
+
+LAST = Request()
+
+
+def evaluate(
+  experiment: Experiment,
+  checkpoints: Checkpoints,
+  state: State,
+  request: Request = LAST,
+  check_stop: Callable[[], None] = lambda: None,
+) -> Result:
+  """Scores a state of a run, and saves the result.
+
+  Activations have the dtype of the config; if that is float32, so is the
+  precision of products, on all devices.
+
+  Returns:
+    What is scored, with `Tally.summary`, as JSON values. If `check_stop` raises
+    `Stopped`, it covers the windows scored until then, has `complete` false,
+    and is not saved.
+
+  Raises:
+    ValueError: the split or the context does not exist.
+  """
+  config, source = experiment.config, experiment.source
+  sizes, model = experiment.mesh.shape, experiment.model
+  mesh.check_batch(config, sizes, "eval")
+  mesh.check_network(model, sizes)
+  windows = source.windows(request.split, request.min_context)
+  # The error is over images or labels, or over blocks of symbols.
+  block = scoring.BLOCK if isinstance(source, data.Stream) else None
+  tally = scoring.Tally(len(windows[0][1]), block)
+  about: Result = dict(
+    split=request.split,
+    step=int(state.step),
+    min_context=request.min_context,
+    weights=request.weights,
+    overrides=_overrides(config, checkpoints, int(state.step)),
+    dtype=config.model.dtype,
+    unit=source.unit,
+  )
+  # By default, GPUs and TPUs round the operands of products in float32.
+  precision = jax.default_matmul_precision.value
+  if config.model.dtype == "float32":
+    precision = precision or "highest"
+  shards = mesh.num_shards(sizes)
+  most = -(-len(windows) // shards) * shards  # a larger batch would be padding
+  try:
+    with jax.default_matmul_precision(precision):
+      summary = scoring.bits_per_dim(
+        experiment.losses,
+        getattr(state, request.weights),
+        windows,
+        batch_size=min(config.eval.batch_size, most),
+        sharding=experiment.batch_sharding,
+        name=request.split,
+        tally=tally,
+        check_stop=check_stop,
+      )
+  except Stopped:
+    return about | tally.summary() | dict(complete=False)
+  result = about | summary | _details(source, request.split, tally)
+  _save(experiment, checkpoints, result, tally.means())
+  return result
+
+
+def _details(source, split, tally):
+  """What the data make known besides: of channels, of bytes, of an optimum."""
+  found = {}
+  if isinstance(source, data.Images):
+    if source.optimum is not None:
+      found["optimum"] = source.optimum
+    if (channels := source.shape[2]) > 1:
+      found["by_channel"] = tally.means(channels).tolist()
+  elif isinstance(source, data.Stream):
+    if num := source.num_bytes(split):  # each token is scored once
+      found["bits_per_byte"] = float(tally.bits_L.sum()) / num
+  return found
+
+
+def _overrides(config, checkpoints, step):
+  """The settings that make a score another one than the checkpoint's own."""
+  free = config_lib.FREE_IN_EVALUATION
+  changes = checkpoints.check(step, config, None, free)
+  found = {name: new for name, (_, new) in changes.items()}
+  found["model.dtype"] = config.model.dtype
+  if config.model.dtype == "float32":  # which scores are in by default
+    del found["model.dtype"]
+  unscored = config_lib.UNSCORED_FIELDS
+  return {k: v for k, v in found.items() if not k.startswith(unscored)}
+
+
+def _save(experiment, checkpoints, result, bits_L):
+  """Writes a result, with the bits at each position, and a picture of it."""
+  config, source = experiment.config.to_dict(), experiment.source
+  more = dict(
+    checkpoint=checkpoints.fingerprint(result["step"]),
+    config={name: config[name] for name in ("data", "model", "attention")},
+    by_position=[None if np.isnan(x) else round(float(x), 6) for x in bits_L],
+  )
+  name = "{split}-step{step}-context{min_context}-{weights}".format(**result)
+  if overrides := result["overrides"]:  # the run's own result stays
+    name += f"-overrides{zlib.crc32(json.dumps(overrides).encode()):08x}"
+  path = checkpoints.workdir / "evaluations" / f"{name}.json"
+  path.parent.mkdir(exist_ok=True)
+  atomic.write_json(path, result | more)
+  if experiment.model.classifies:
+    return  # labels have no positions
+  if isinstance(source, data.Images):
+    figure = curves.bits_by_pixel(bits_L, source.shape, result)
+  else:
+    figure = curves.bits_by_position(bits_L, result)
+  style.save(figure, path.with_suffix(".png"))

@@ -57,6 +57,7 @@ def compile_for(tmp_path, monkeypatch):
         raise
       pytest.skip(str(error))
     folder = tmp_path / str(len(calls))
+    folder.mkdir()  # Mosaic GPU writes into it before XLA would make it
     calls.append(name)
     for key, value in assembly.variables(folder, *flags).items():
       if target.compiler == "cuda":

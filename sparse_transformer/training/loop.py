@@ -376,12 +376,10 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
   result = scoring.bits_per_dim(
-    experiment.losses,
-    state.ema,
+    functools.partial(experiment.losses, state.ema),
     data.Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
-    name="validation",
     check_stop=run.stops.check,
   )
   bits = result["bits_per_dim"]

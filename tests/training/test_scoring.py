@@ -1,5 +1,6 @@
 """Tests of bits per dim, against sums written out in float64."""
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -35,8 +36,9 @@ def markov(params, tokens_BL):
 
 def score(source, params, batch_size, min_context=0, apply=markov, tally=None):
   return scoring.bits_per_dim(
-    scoring.make_losses(apply),
-    jnp.asarray(params, jnp.float32),
+    functools.partial(
+      scoring.make_losses(apply), jnp.asarray(params, jnp.float32)
+    ),
     source.windows("test", min_context),
     batch_size=batch_size,
     sharding=SHARDING,
@@ -151,8 +153,7 @@ def test_memory_does_not_grow_with_the_split():
     return np.zeros(16, np.uint8).view(Window), np.ones(16, bool)
 
   scoring.bits_per_dim(
-    lambda params, tokens: np.ones(tokens.shape),
-    None,
+    lambda tokens: np.ones(tokens.shape),
     data.Lazy(100, window),
     batch_size=5,
     sharding=SHARDING,

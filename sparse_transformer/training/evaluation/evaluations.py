@@ -5,6 +5,7 @@ each position; beside it is a picture of these.
 """
 
 import dataclasses
+import functools
 import json
 import zlib
 from collections.abc import Callable
@@ -83,12 +84,10 @@ def evaluate(
   try:
     with jax.default_matmul_precision(precision):
       summary = scoring.bits_per_dim(
-        experiment.losses,
-        getattr(state, request.weights),
+        functools.partial(experiment.losses, getattr(state, request.weights)),
         windows,
         batch_size=min(config.eval.batch_size, most),
         sharding=experiment.batch_sharding,
-        name=request.split,
         tally=tally,
         check_stop=check_stop,
       )

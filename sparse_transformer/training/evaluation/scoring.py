@@ -26,7 +26,7 @@ BLOCK = 16_384
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Losses:
-  """Jitted (params, tokens_BL) -> nats of each position, by `make_apply`.
+  """Jitted (params, tokens_BL) -> nats of each position [B, L].
 
   Of a classifier, (nats of each label [B, 1], whether it is right [B]).
   """
@@ -131,41 +131,35 @@ class Tally:
 
 
 def bits_per_dim(
-  losses: Losses,
-  params: Any,
+  losses: Callable[[Any], Any],
   windows: Sequence,
   *,
   batch_size: int,
   sharding: NamedSharding,
-  name: str | None = None,
   tally: Tally | None = None,
   check_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
   """Scores windows of a split; returns their `Tally.summary`.
 
   Args:
-    losses: from `make_losses`.
-    params: parameters of the network.
+    losses: those of `make_losses`, of the parameters of a network.
     windows: pairs (tokens, scored), as the sources of `data` return them; read
       one batch at a time, by each process only those of its devices.
     batch_size: windows per batch.
     sharding: of the batches.
-    name: label of a progress bar on a terminal; None shows none.
     tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.
   """
   tally = Tally(len(windows[0][1])) if tally is None else tally
-  is_shown = bool(name) and sys.stderr.isatty()
-  bar = tqdm.trange(
-    0, len(windows), batch_size, desc=name, leave=False, disable=not is_shown
-  )
+  starts, is_shown = range(0, len(windows), batch_size), sys.stderr.isatty()
+  bar = tqdm.tqdm(starts, desc="scoring", leave=False, disable=not is_shown)
   for start in bar:
     check_stop()
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
     # Kernels need the mesh in context.
     with jax.set_mesh(cast(Mesh, sharding.mesh)):
-      nats_BL, *hits_B = jax.tree.leaves(losses(params, tokens_BL))
+      nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
     found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
     tally.add(*(x[:num] for x in found))
     if is_shown:

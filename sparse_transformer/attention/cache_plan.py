@@ -16,9 +16,6 @@ from sparse_transformer.attention.content.selection import labelled
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
-TABLE = 2**22  # the most numbers in a table of slots
-ROWS = 256  # queries whose mask is made at once
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
@@ -31,23 +28,6 @@ class CachePlan:
   last: np.ndarray
   size: int  # number of slots
   width: int  # the largest number of keys of a query
-
-  @functools.cached_property
-  def table(self) -> np.ndarray | None:
-    """int32 [n, width], the slots of each query's keys; None if too large.
-
-    The last slot, `size`, follows those of a query with fewer keys.
-    """
-    n = len(self.slots)
-    if self.pattern.contents() or n * self.width > TABLE:
-      return None
-    table = np.full((n, self.width), self.size, np.int32)
-    for start in range(0, n, ROWS):
-      at = np.arange(min(n, start + ROWS), dtype=np.int32)
-      query, key = np.nonzero(self.pattern.mask(at[start:, None], at))
-      place = np.arange(len(query)) - np.searchsorted(query, query)
-      table[start + query, place] = self.slots[key]
-    return table
 
   def held(self, stop: int) -> np.ndarray:
     """The key in each slot before step `stop`, -1 for none, [size + 1]."""

@@ -1,11 +1,10 @@
 """One group of a cache: its labels, and attention of a query on its slots.
 
 A step finds the keys of its query among the positions that the slots hold by
-the pattern's `mask`. If they are few, it gathers their slots, which a static
-pattern of moderate length has in a table; otherwise it reads all slots. For
-content-based pairs, all keys and labels are kept: a step adds the labels of its
-position, and the mask is that of the pattern bound to them. With learned spans,
-a key is kept as long as the longest span reaches.
+the pattern's `mask`. If they are few, it gathers their slots; otherwise it
+reads all slots. For content-based pairs, all keys and labels are kept: a step
+adds the labels of its position, and the mask is that of the pattern bound to
+them. With learned spans, a key is kept as long as the longest span reaches.
 
 Axes: C key heads of a group, each with R of its query heads, or C R heads each
 with one; S slots and one more, which takes the keys without a reader.
@@ -88,15 +87,11 @@ def _bias(plan, kept, layer, t, num_heads, directions, dtype):
   return lax.optimization_barrier(bias)  # else it is computed for each use
 
 
-def _keys_and_bias(plan, kept, layer, t, shape, bias):
+def _keys_and_bias(plan, kept, layer, shape, bias):
   """Keys, values and bias, of few slots if few have keys of the query."""
   if 2 * plan.width > plan.size:
     return kept.k[layer], kept.v[layer], bias
-  if plan.table is None:
-    bias, slots = lax.top_k(bias, plan.width)
-  else:
-    slots = jnp.asarray(plan.table)[t][None, None]
-    bias = bias[:, :, slots[0, 0]]
+  bias, slots = lax.top_k(bias, plan.width)
   if bias.shape[:2] == (1, 1):
     at = slots[0, 0]
     k, v = (jnp.moveaxis(x[layer, :, :, at], 0, 2) for x in kept[:2])
@@ -125,7 +120,7 @@ def attend_group(
   *lanes, width = b, c, r, _ = q_BCRK.shape
   dtype = jnp.promote_types(q_BCRK.dtype, jnp.float32)
   bias = _bias(plan, kept, *place, c * r, directions, dtype)
-  k, v, bias = _keys_and_bias(plan, kept, *place, lanes, bias)
+  k, v, bias = _keys_and_bias(plan, kept, place[0], lanes, bias)
   shape = k.shape[1], c * r // k.shape[1]  # C and R, or C R and 1
   of_bias = shape if bias.shape[1] > 1 else (1, 1)
   bias = bias.reshape(len(bias), *of_bias, -1)

@@ -148,14 +148,6 @@ def test_query_heads_share_key_heads(num):
   check_steps((narrow, wide, wide, wide), num, (3,))
 
 
-def test_slots_without_a_table_are_searched(monkeypatch):
-  cache_plan.plan_cache.cache_clear()
-  monkeypatch.setattr(cache_plan, "TABLE", 0)
-  check_steps((Strided(9),) * 3 + (Strided(12) | Strided(9),), 2, (5,))
-  assert cache_plan.plan_cache(Strided(9), LENGTH).table is None
-  cache_plan.plan_cache.cache_clear()
-
-
 def test_a_group_keeps_each_key_head_once():
   local, strided = Local(5), Strided(5)
   heads = local, local, strided, strided, local, local, local, strided

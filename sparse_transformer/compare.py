@@ -49,7 +49,6 @@ import itertools
 import math
 import pathlib
 import shlex
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +82,8 @@ def main(argv: Sequence[str]) -> None:
   if plan.tuned:
     trials.train(plan.tuning, among)
     trials.score(plan.tuning, "validation", among)
-    tuning = record.tuning(plan.tuning, map(trials.bits, plan.tuning))
+    found = [trials.scored(x, "validation") for x in plan.tuning]
+    tuning = record.tuning(plan.tuning, found)
     best = tuning["best"]
   # Seed by seed: a stopped comparison is about as far with every choice.
   pairs = itertools.product(plan.seeds, plan.choices)
@@ -94,12 +94,6 @@ def main(argv: Sequence[str]) -> None:
     print(f"done with {plan.field}={plan.choices[0]}, task {args.task}")
     return
 
-  def bits(choice):
-    found = [trials.bits(x) or 0 for x in final if x.choice == choice]
-    return statistics.fmean(found)
-
-  first = min(plan.choices, key=bits)
-  trials.score([x for x in final if x.choice == first], "test", among)
   runs = [trials.collected(trial) for trial in final]
   about |= dict(
     target=args.target,
@@ -108,6 +102,10 @@ def main(argv: Sequence[str]) -> None:
     versions=version.packages(),
     command=shlex.join([*COMMAND.split(), *sys.argv[1:]]),
   )
+  first = record.make(about, runs)["rows"][0]["choice"]
+  trials.score([x for x in final if x.choice == first], "test", among)
+  for trial, run in zip(final, runs, strict=True):
+    run["test"] = trials.scored(trial, "test")
   print(results.write(plan.root, record.make(about, runs, tuning)))
   print(f"comparison in {plan.root / 'comparison.html'}")
 

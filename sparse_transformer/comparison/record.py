@@ -52,15 +52,16 @@ def curve(lines: Iterable[Mapping]) -> Run:
   return {x: [round(line[y], 5) for line in lines] for x, y in COLUMNS.items()}
 
 
-def tuning(trials: Iterable[Trial], bits: Iterable[float | None]) -> dict:
-  """The part of a record about a grid, from the bits of its runs.
+def tuning(trials: Iterable[Trial], found: Iterable[dict | None]) -> dict:
+  """The part of a record about a grid, from the scores of its runs.
 
   Raises:
     ValueError: training diverged with every candidate of a choice.
   """
   scores: dict[str, dict[str, float | None]] = {}
-  for trial, of_trial in zip(trials, bits, strict=True):
-    scores.setdefault(trial.choice, {})[trial.candidate] = of_trial
+  for trial, score in zip(trials, found, strict=True):
+    bits = score["bits_per_dim"] if score else None
+    scores.setdefault(trial.choice, {})[trial.candidate] = bits
   best = {}
   for choice, of_choice in scores.items():
     known = [(x, c) for c, x in of_choice.items() if x is not None]

@@ -108,17 +108,17 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
   return min(found, key=order, default=None)
 
 
-def bits(trial: Trial) -> float | None:
-  """The bits of a run on the validation split; None if it diverged."""
-  found = evaluation(trial, "validation")
-  return found["bits_per_dim"] if found else None
+def scored(trial: Trial, split: str) -> dict[str, Any] | None:
+  """What a record has of an evaluation; None if there is none."""
+  found = evaluation(trial, split)
+  return {x: found[x] for x in SCORE if x in found} if found else None
 
 
 def collected(trial: Trial) -> record.Run:
-  """A run of the record, from the folder of one that is scored."""
+  """A run of the record, without its test, from its folder."""
   lines, experiment = metrics.read(trial.workdir), Experiment(trial.config)
   steps, curve = lines[-1]["step"], record.curve(lines)
-  validation, test = (evaluation(trial, x) for x in ("validation", "test"))
+  validation = evaluation(trial, "validation")
   if not (validation and curve["steps"]):
     raise ValueError(
       f"{trial.workdir} has no validation; delete it and run the same command"
@@ -136,8 +136,8 @@ def collected(trial: Trial) -> record.Run:
     peak_bytes=lines[-1]["peak_bytes"],
     **{x: curve[x][-1] for x in TIMES},  # the last step is validated
     best_step=validation["step"],
-    validation={x: validation[x] for x in SCORE if x in validation},
-    test={x: test[x] for x in SCORE if x in test} if test else None,
+    validation=scored(trial, "validation"),
+    test=None,
     curve=curve,
   )
 

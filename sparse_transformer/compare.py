@@ -4,9 +4,9 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --vary=attention.pattern=dense,local,strided,fixed \\
   --budget=steps:500 --seeds=3 --workdir=runs/patterns
 
-The budget of each run is a number of steps, seconds, processor seconds (of all
-threads) or FLOPs of training. A run on a time ends when its clock has reached
-it, and the decay of its learning rate follows that clock; compilation and
+The budget of each run is a number of steps, seconds or processor seconds (of
+all threads) of training. A run on a time ends when its clock has reached it,
+and the decay of its learning rate follows that clock; compilation and
 evaluation do not count, and nothing else should use the machine meanwhile. On a
 CPU with other work, processor_seconds are fairer. A comparison sets train.steps
 itself, and train.seed to 0, 1, ..., or from --first_seed on, so that a repeated
@@ -23,17 +23,18 @@ run's checkpoints. When all runs have ended, the best value is scored on the
 test split. An error is half of the 95 % confidence interval of a mean over
 seeds. --equal=keys rejects values that differ in keys per query by over 10 %.
 
-Each run has its own process and its own workdir, VALUE/seedN in --workdir, or
-VALUE/tune/CANDIDATE; the same command resumes a comparison that was stopped.
-Writes comparison.md, .png, .html, and .json, from which the others can be made
-again, to --workdir. --target=BITS adds the processor seconds after which each
-run's validation first had at most so many bits.
+A run is train.py and then eval.py, in processes that end with this one and in a
+workdir of its own, VALUE/seedN in --workdir, or VALUE/tune/CANDIDATE. All are
+checked before the first one trains; the same command resumes a comparison that
+was stopped. Writes comparison.md, .png, .html, and .json, from which the others
+can be made again, to --workdir. --target=BITS adds the processor seconds after
+which each run's validation first had at most so many bits.
 
 With --jobs=N, N runs take place at the same time, each on its share of the
 cores of a CPU, or of the GPUs. Runs then compete for memory and caches, so of
 the times only processor_seconds are fair on a CPU; seconds are rejected there.
-Scores with a budget of steps or flops are the same bit for bit on CPUs. The
-output of each run is in its workdir, in output.txt.
+Scores with a budget of steps are the same bit for bit on CPUs. The output of
+each run is in its workdir, in output.txt.
 
 With --task=I, only the runs with value I of --vary, from 0, take place: its
 tuning and its seeds, but neither the test split nor a table, for which the same

@@ -30,11 +30,11 @@ def main(argv: Sequence[str]) -> None:
   workdir = pathlib.Path(args.workdir or "")
   out = pathlib.Path(args.out or record.FOLDER / f"{workdir.name}.json")
   if (workdir / "comparison.json").exists():
-    found = comparison.read(workdir / "comparison.json")
+    found = comparison.read_record(workdir / "comparison.json")
     about, data = found["about"], found["about"]["config"]["data"]
     about["command"] = record.without_folders(about["command"])
     data["path"] = record.without_folders(data["path"])
-    comparison.write(out, found)
+    comparison.write_record(out, found)
     return
   cli.require("config", "workdir")
   config = config_lib.read_config(workdir)

@@ -75,22 +75,22 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   plan = _plan(args)
   budgets = {plan.budget[0], (plan.tune_budget or plan.budget)[0]}
-  among = jobs.shares(args.jobs, budgets)
+  among = jobs.share_machine(args.jobs, budgets)
   about, tuning = preflight.begin(plan, among), None
   if args.task is not None:
     plan = dataclasses.replace(plan, choices=[plan.choices[args.task]])
   best = dict.fromkeys(plan.choices, "")
   if plan.tuned:
-    trials.train(plan.tuning, among)
-    trials.score(plan.tuning, "validation", among)
+    trials.train_all(plan.tuning, among)
+    trials.score_all(plan.tuning, "validation", among)
     found = [trials.scored(x, "validation") for x in plan.tuning]
     tuning = record.tuning(plan.tuning, found)
     best = tuning["best"]
   # Seed by seed: a stopped comparison is about as far with every choice.
   pairs = itertools.product(plan.seeds, plan.choices)
   final = [plan_lib.Trial(plan, x, best[x], seed) for seed, x in pairs]
-  trials.train(final, among)
-  trials.score(final, "validation", among)
+  trials.train_all(final, among)
+  trials.score_all(final, "validation", among)
   if args.task is not None:
     print(f"done with {plan.field}={plan.choices[0]}, task {args.task}")
     return
@@ -103,11 +103,13 @@ def main(argv: Sequence[str]) -> None:
     versions=version.packages(),
     command=shlex.join([*COMMAND.split(), *sys.argv[1:]]),
   )
-  first = record.make(about, runs)["rows"][0]["choice"]
-  trials.score([x for x in final if x.choice == first], "test", among)
+  first = record.make_record(about, runs)["rows"][0]["choice"]
+  trials.score_all([x for x in final if x.choice == first], "test", among)
   for trial, run in zip(final, runs, strict=True):
     run["test"] = trials.scored(trial, "test")
-  print(results.write(plan.root, record.make(about, runs, tuning)))
+  print(
+    results.write_results(plan.root, record.make_record(about, runs, tuning))
+  )
   print(f"comparison in {plan.root / 'comparison.html'}")
 
 
@@ -118,7 +120,7 @@ def _plan(args: Any) -> Any:
   cli.require("config", "vary", "workdir")
   config, file = args.config, config_flags.get_config_filename(args["config"])
   for name in config_flags.get_override_values(args["config"]):
-    plan_lib.check_free(f"--config.{name}", name)
+    plan_lib.check_may_vary(f"--config.{name}", name)
   budget = plan_lib.parse_budget(args.budget)
   field, choices = plan_lib.parse_vary(args.vary, config)
   if args.target is not None and not 0 < args.target < math.inf:
@@ -138,7 +140,7 @@ def _plan(args: Any) -> Any:
   preset = sys.modules["config_config"].get_config()  # of the config file
   seeds = range(args.first_seed, args.first_seed + args.seeds)
   what = file, preset, config, pathlib.Path(args.workdir)
-  return plan_lib.Plan(*what, field, choices, budget, seeds, **more)
+  return plan_lib.Comparison(*what, field, choices, budget, seeds, **more)
 
 
 if __name__ == "__main__":

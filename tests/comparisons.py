@@ -55,4 +55,4 @@ def record(
     versions={},
     command="python",
   )
-  return record_lib.make(about | changes, runs)
+  return record_lib.make_record(about | changes, runs)

@@ -42,7 +42,7 @@ def of(field, values, budget=STEPS, seeds=1, root="unused", **changes):
   config = runs.tiny(**{"attention.pattern": "dense"} | changes)
   what = runs.DIGITS.partition("=")[2], digits.get_config(), config
   what += pathlib.Path(root), field, values.split(";"), budget, range(seeds)
-  return plan_lib.Plan(*what, **more)
+  return plan_lib.Comparison(*what, **more)
 
 
 # Plans.
@@ -110,23 +110,23 @@ def test_config_of_a_run_follows_from_its_choice_seed_and_budget():
 def test_checks_include_candidates_and_both_budgets():
   grid = dict(tuned="model.dropout", candidates=["0.1", "1e-1"])
   with pytest.raises(ValueError, match="dropout=0.1 and .*=1e-1 are the same"):
-    preflight.check(of("attention.pattern", "dense", **grid))
+    preflight.check_runs(of("attention.pattern", "dense", **grid))
   grid = dict(tuned="optimizer.warmup_steps", candidates=["1", "9"])
   grid["tune_budget"] = ("steps", 5)
   with pytest.raises(ValueError, match="warmup_steps=9 must be .*steps=5"):
-    preflight.check(of("attention.pattern", "dense", **grid))
+    preflight.check_runs(of("attention.pattern", "dense", **grid))
 
 
 def test_possible_runs_pass_without_computing_on_a_device():
   """On a GPU, JAX would take most of the memory that the runs need."""
   arrays = {*map(id, jax.live_arrays())}
   with jax.transfer_guard("disallow_explicit"):
-    preflight.check(of("model.width", "16;32"))
+    preflight.check_runs(of("model.width", "16;32"))
     # Also more than the steps of the config, which are unused.
     timed = of("optimizer.warmup_steps", "1;1000", ("seconds", 1.0))
-    preflight.check(timed)
+    preflight.check_runs(timed)
     # 23.2 and 24.3 keys of 64.
-    preflight.check(
+    preflight.check_runs(
       of("attention.pattern", "Local(30);Local(32)", equal="keys")
     )
     assert {*map(id, jax.live_arrays())} <= arrays
@@ -137,7 +137,7 @@ def test_possible_runs_pass_without_computing_on_a_device():
 def test_schedule_makes_another_run_whose_flops_follow_it():
   later = "dense with attention.schedule=9:strided"
   plan = of("attention.pattern", f"dense;strided;{later}")
-  preflight.check(plan)
+  preflight.check_runs(plan)
   experiments = [
     Experiment(plan_lib.Trial(plan, x, seed=0).config) for x in plan.choices
   ]
@@ -146,7 +146,7 @@ def test_schedule_makes_another_run_whose_flops_follow_it():
   dense, _, both = (trials.keys(x, 9) for x in experiments)
   assert dense == both == 32.5
   with pytest.raises(ValueError, match="seconds:9 leaves open whether"):
-    preflight.check(dataclasses.replace(plan, budget=("seconds", 9)))
+    preflight.check_runs(dataclasses.replace(plan, budget=("seconds", 9)))
 
 
 # The record, and what is made from it.
@@ -230,16 +230,18 @@ def test_tables_rank_and_show_seeds_tests_targets_and_tuning(
   found = [x and dict(bits_per_dim=x) for x in bits]
   grid = record.tuning(plan.tuning, found)
   assert grid["best"] == {"dense": best, "local": "0.1"}
-  made = record.make(about, TWO[:3] + tested, grid)
-  text = results.write(tmp_path, made)
+  made = record.make_record(about, TWO[:3] + tested, grid)
+  text = results.write_results(tmp_path, made)
   # From what the file contains, also that of an older version.
   old = json.loads((tmp_path / "comparison.json").read_text())
   assert old == json.loads(json.dumps(made))
   del old["about"]["first_seed"], old["about"]["tune_budget"]
   old |= dict(rows=[], equal={})
-  record.write(tmp_path / "old.json", old)
-  assert record.read(tmp_path / "old.json") == json.loads(json.dumps(made))
-  titles, *rows = results.table(made)
+  record.write_record(tmp_path / "old.json", old)
+  assert record.read_record(tmp_path / "old.json") == json.loads(
+    json.dumps(made)
+  )
+  titles, *rows = results.ranking(made)
   cells = [dict(zip(titles, row, strict=True)) for row in rows]
   assert [row["attention.pattern"] for row in cells] == ["local", "dense"]
   assert [row["test"] for row in cells] == ["9.0000 ± 0.0000", "-"]
@@ -269,7 +271,7 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside(number):
   made = comparisons.record(
     *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
-  figure = results.draw(made)
+  figure = results.draw_curves(made)
   figure.draw_without_rendering()
   time, steps = figure.axes
   assert time.get_xlabel() == "processor seconds of training"
@@ -305,33 +307,35 @@ def cpu(monkeypatch):
 
 
 def test_machine_is_divided_into_equal_shares(cpu, monkeypatch):
-  assert jobs.shares(1, {"seconds"}) == jobs.ALONE
+  assert jobs.share_machine(1, {"seconds"}) == jobs.ALONE
   half, number = len(cpu) // 2, {"NPROC": str(len(cpu))}
-  first, second = jobs.shares(2, {"steps"})
+  first, second = jobs.share_machine(2, {"steps"})
   assert (first.cores, second.cores) == (cpu[:half], cpu[half : 2 * half])
   assert first.variables == second.variables == number
   # A clock ends these runs: no bits are to keep.
-  assert jobs.shares(2, {"steps", "processor_seconds"})[0].variables == {}
+  assert (
+    jobs.share_machine(2, {"steps", "processor_seconds"})[0].variables == {}
+  )
   with pytest.raises(ValueError, match="--jobs=2: .* seconds are not a fair"):
-    jobs.shares(2, {"seconds", "steps"})
+    jobs.share_machine(2, {"seconds", "steps"})
   with pytest.raises(ValueError, match=f"at most {len(cpu)}, the cores"):
-    jobs.shares(len(cpu) + 1, {"steps"})
+    jobs.share_machine(len(cpu) + 1, {"steps"})
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(jax, "local_device_count", lambda: 5)
   monkeypatch.delenv(jobs.GPUS, raising=False)
-  found = jobs.shares(2, {"seconds"})
+  found = jobs.share_machine(2, {"seconds"})
   assert [x.variables for x in found] == [
     {jobs.GPUS: "0,1"},
     {jobs.GPUS: "2,3"},
   ]
   monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
-  found = jobs.shares(3, {"steps"})
+  found = jobs.share_machine(3, {"steps"})
   assert [x.variables[jobs.GPUS] for x in found] == ["7", "GPU-8", "9"]
   with pytest.raises(ValueError, match="--jobs=4 must be at most 3, the GPUs"):
-    jobs.shares(4, {"steps"})
+    jobs.share_machine(4, {"steps"})
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
   with pytest.raises(ValueError, match="cannot share a TPU"):
-    jobs.shares(2, {"steps"})
+    jobs.share_machine(2, {"steps"})
 
 
 def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
@@ -453,7 +457,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   for _ in range(2):  # what is scored is not scored again
     assert runs.command(SCRIPT, *line) == 0
     assert called == [f"{chosen[1]}, seed {x}: test" for x in (0, 1)]
-  made = record.read(tmp_path / "c" / "comparison.json")
+  made = record.read_record(tmp_path / "c" / "comparison.json")
   assert [row["choice"] for row in made["rows"]] == ["Strided(8)", "local"]
   assert made["tuning"]["scores"]["Strided(8)"] == {"0.01": 1.5, "0.1": None}
   # The folder of one comparison is not used for another.
@@ -535,7 +539,7 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   assert runs.command(SCRIPT, *line) == 0
   text = (root / "comparison.md").read_text()
   assert text in capfd.readouterr().out
-  made = record.read(root / "comparison.json")
+  made = record.read_record(root / "comparison.json")
   run = record.of_choice(made["runs"], "Rake(4)")[0]
   assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
   assert 3 < run["validation"]["bits_per_dim"] < 6
@@ -574,7 +578,9 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
   alone, shared = (
     {
       (run["choice"], run["best_step"], *run["validation"].values())
-      for run in record.read(tmp_path / x / "c" / "comparison.json")["runs"]
+      for run in record.read_record(tmp_path / x / "c" / "comparison.json")[
+        "runs"
+      ]
     }
     for x in ("alone", "shared")
   )
@@ -583,7 +589,7 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
   line += "--config.checkpoint.every=0", "--config.eval.every=10"
   line += "--tune=optimizer.learning_rate=1e-9,0.01", "--tune_budget=steps:10"
   assert runs.command(SCRIPT, *line) == 0
-  made = record.read(tmp_path / "timed" / "c" / "comparison.json")
+  made = record.read_record(tmp_path / "timed" / "c" / "comparison.json")
   assert {*made["equal"]} == {"steps"}
   assert {*made["tuning"]["best"].values()} == {"0.01"}
   for run in made["runs"]:

@@ -44,7 +44,7 @@ class Share(NamedTuple):
 ALONE = (Share(),)
 
 
-def shares(number: int, budgets: Collection[str]) -> Sequence[Share]:
+def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
   """Divides the machine among processes that run at the same time.
 
   Args:

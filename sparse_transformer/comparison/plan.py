@@ -26,7 +26,7 @@ Budget = tuple[str, float]  # what is limited, and to how much
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Comparison:
   """The runs of a comparison: each choice with each seed.
 
   Raises:
@@ -93,7 +93,7 @@ class Plan:
 class Trial:
   """A run of a comparison: its folder, and what it is trained with."""
 
-  plan: Plan
+  plan: Comparison
   choice: str
   candidate: str = ""  # of the tuned field
   seed: int | None = None  # None for a run of tuning
@@ -186,7 +186,7 @@ def parse_vary(
     group, _, rest = name.partition(".")
     if group not in config or rest not in config[group]:
       raise ValueError(f"--{flag}={text}: --config has no field {name!r}")
-    check_free(f"--{flag}={text}", name)
+    check_may_vary(f"--{flag}={text}", name)
   return field, choices
 
 
@@ -203,7 +203,7 @@ def assignments(field: str, choice: str) -> dict[str, str]:
   return found
 
 
-def check_free(word: str, field: str) -> None:
+def check_may_vary(word: str, field: str) -> None:
   """Raises ValueError if a comparison sets the field that a word names."""
   if flag := SET_BY.get(field):
     raise ValueError(f"{word}: a comparison sets {field} itself; use --{flag}")

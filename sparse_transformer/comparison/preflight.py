@@ -9,20 +9,21 @@ from typing import Any
 
 from sparse_transformer import atomic, data, schema
 from sparse_transformer.comparison import jobs, trials
-from sparse_transformer.comparison.plan import Plan, Trial
+from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.training import loop, workdir
 from sparse_transformer.training.experiment import Experiment
 
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 
 
-def begin(plan: Plan, among: trials.Shares) -> dict[str, Any]:
+def begin(plan: Comparison, among: trials.Shares) -> dict[str, Any]:
   """Checks a comparison, and creates its folder, which says what it compares.
 
   Returns `plan.about()` and the digest of each choice's data.
 
   Raises:
-    ValueError: the folder holds a run or another comparison; see also `check`.
+    ValueError: the folder holds a run or another comparison, or a run cannot
+      take place, see `check_runs`.
     OSError: it is a file, or the data of a run cannot be read.
   """
   root = plan.root
@@ -34,7 +35,7 @@ def begin(plan: Plan, among: trials.Shares) -> dict[str, Any]:
   path, old = root / workdir.COMPARISON, None
   if path.exists() and not isinstance(old := atomic.read_json(path), dict):
     raise ValueError(f"{path} is damaged; delete it")
-  about = plan.about() | dict(data=check(plan))
+  about = plan.about() | dict(data=check_runs(plan))
   if old is not None:
     if differing := [name for name in about if old.get(name) != about[name]]:
       raise ValueError(
@@ -50,7 +51,7 @@ def begin(plan: Plan, among: trials.Shares) -> dict[str, Any]:
   return about
 
 
-def check(plan: Plan) -> dict[str, Any]:
+def check_runs(plan: Comparison) -> dict[str, Any]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a device: JAX would then allocate most of a GPU's memory
@@ -95,7 +96,7 @@ def check(plan: Plan) -> dict[str, Any]:
   return digests
 
 
-def _distinct(plan: Plan) -> list[Trial]:
+def _distinct(plan: Comparison) -> list[Trial]:
   """Runs that differ in more than their seed."""
   pairs = itertools.product(plan.choices, plan.candidates or [""])
   final = [Trial(plan, *pair, plan.seeds.start) for pair in pairs]
@@ -120,6 +121,6 @@ def _check_starts(plan, among):
     tasks = []
     for number, (label, config) in enumerate(cases.values()):
       place = pathlib.Path(folder, str(number))
-      command = trials.python(trials.train_words(plan, config, place))
+      command = trials.script_command(trials.train_words(plan, config, place))
       tasks.append(jobs.Job(label, place, command, place / trials.OUTPUT))
     jobs.call(tasks, among)

@@ -74,7 +74,7 @@ def tuning(trials: Iterable[Trial], found: Iterable[dict | None]) -> dict:
   return dict(scores=scores, best=best)
 
 
-def make(
+def make_record(
   about: Mapping[str, Any], runs: Sequence[Run], grid: dict | None = None
 ) -> Record:
   """The record of finished runs; `about`, `runs`, `tuning` as described."""
@@ -163,17 +163,17 @@ def mean(
   return dict(mean=center, error=error)
 
 
-def read(path: pathlib.Path) -> Record:
+def read_record(path: pathlib.Path) -> Record:
   """Reads a record, also of an older version; raises ValueError or OSError."""
   found = atomic.read_json(path)
   try:
     about = dict(target=None, first_seed=0, tune_budget=None) | found["about"]
-    return make(about, found["runs"], found.get("tuning"))
+    return make_record(about, found["runs"], found.get("tuning"))
   except (TypeError, KeyError, AttributeError) as error:
     raise ValueError(f"{path} is not the record of a comparison") from error
 
 
-def write(path: pathlib.Path, record: Record) -> None:
+def write_record(path: pathlib.Path, record: Record) -> None:
   """Writes a record, its lists of numbers on one line each."""
   text = json.dumps(record, indent=1)
   text = re.sub(r"\[\n[^\[\]{}]*\]", lambda x: " ".join(x[0].split()), text)

@@ -20,7 +20,7 @@ LABELS = {
 Table = list[tuple[str, ...]]
 
 
-def table(record: Record) -> Table:
+def ranking(record: Record) -> Table:
   """The rows of a record as cells of text; the first has the titles.
 
   Without columns of which nothing is known.
@@ -124,7 +124,7 @@ def grid(record: Record) -> tuple[Table, str]:
   return cells, note
 
 
-def draw(record: Record) -> "style.Figure":
+def draw_curves(record: Record) -> "style.Figure":
   """Validation bits by time and by steps, a line for each choice."""
   about, runs = record["about"], record["runs"]
   names = [_shorten(choice) for choice in about["choices"]]
@@ -159,10 +159,10 @@ def _shorten(name):
   return name if len(name) <= MAX_LABEL else f"{name[:half]} … {name[-half:]}"
 
 
-def write(root: pathlib.Path, record: Record) -> str:
+def write_results(root: pathlib.Path, record: Record) -> str:
   """Writes comparison.json, .md, .png and .html; returns the Markdown."""
   about = record["about"]
-  parts = {"": (table(record), notes(record))}
+  parts = {"": (ranking(record), notes(record))}
   if about["seeds"] > 1 or about["target"]:
     parts["By seed"] = by_seed(record), f"Validation, {about['unit']}."
   if record["tuning"]:
@@ -173,10 +173,10 @@ def write(root: pathlib.Path, record: Record) -> str:
     text += f"{tables.markdown(cells)}\n{note}\n"
     body = html.table(cells), html.note(note)
     sections.append(html.section(title, *body) if title else "\n".join(body))
-  record_lib.write(root / "comparison.json", record)
+  record_lib.write_record(root / "comparison.json", record)
   atomic.write_text(root / "comparison.md", text)
   with atomic.writing(root / "comparison.png") as new:
-    draw(record).savefig(new, format="png")
+    draw_curves(record).savefig(new, format="png")
   (kind, amount), versions = about["budget"], about["versions"]
   made = [f"on {about['machine']}", f"commit {about['commit']}"]
   made += [f"{name} {number}" for name, number in versions.items()]

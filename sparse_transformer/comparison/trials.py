@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, config as config_lib
 from sparse_transformer.comparison import jobs, record
-from sparse_transformer.comparison.plan import Plan, Trial
+from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -31,7 +31,7 @@ SCORE += "accuracy", "accuracy_error"  # type: ignore[assignment]
 Shares = Sequence[jobs.Share]
 
 
-def train(trials: Iterable[Trial], among: Shares) -> None:
+def train_all(trials: Iterable[Trial], among: Shares) -> None:
   """Trains those that have not ended; of tuning, one may diverge."""
   tasks = []
   for trial in trials:
@@ -46,7 +46,7 @@ def train(trials: Iterable[Trial], among: Shares) -> None:
   jobs.call(tasks, among)
 
 
-def score(trials: Iterable[Trial], split: str, among: Shares) -> None:
+def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:
   """Scores the best checkpoints on a split, where that was not done yet."""
   tasks = []
   for trial in trials:
@@ -59,14 +59,14 @@ def score(trials: Iterable[Trial], split: str, among: Shares) -> None:
 
 
 def train_words(
-  plan: Plan, config: ConfigDict, workdir: pathlib.Path
+  plan: Comparison, config: ConfigDict, workdir: pathlib.Path
 ) -> list[str]:
   """The words of a command that trains with a config, its script first."""
   words = config_lib.overrides(plan.preset, config)
   return ["train.py", f"--config={plan.file}", f"--workdir={workdir}", *words]
 
 
-def python(words: Sequence[str]) -> list[str]:
+def script_command(words: Sequence[str]) -> list[str]:
   """The command that runs a script with some words."""
   path = SCRIPTS / words[0]
   if not path.exists():  # the library was installed without it
@@ -77,7 +77,7 @@ def python(words: Sequence[str]) -> list[str]:
 def _job(trial, remark, among, words):
   label = f"{trial}, seed {trial.config.train.seed}{remark}"
   output = trial.workdir / OUTPUT if len(among) > 1 else None
-  return jobs.Job(label, trial.workdir, python(words), output)
+  return jobs.Job(label, trial.workdir, script_command(words), output)
 
 
 def last(trial: Trial) -> str | None:

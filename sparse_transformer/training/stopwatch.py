@@ -50,12 +50,12 @@ class Stopwatch:
       self._start = self._now()
 
   def share(self) -> float | None:
-    """The share of the limit that has passed; None without a limit."""
+    """The share of the limit that has passed, at most 1; None without one."""
     if self._limit is None:
       return None
     self._add()
     clock, seconds = self._limit
-    return self._spent[clock] / seconds
+    return min(1.0, self._spent[clock] / seconds)
 
   def is_over(self) -> bool:
     """Whether the limit has passed."""

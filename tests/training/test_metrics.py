@@ -211,6 +211,6 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
     assert watch.rate() == 6
     assert watch.times() == dict(seconds=1006, processor_seconds=2009)
     assert watch.rate() == 0
-  wait(2)
-  assert watch.is_over()
+  wait(9)
+  assert watch.is_over() and watch.share() == 1
   assert stopwatch.Stopwatch().share() is None

@@ -112,7 +112,7 @@ def from_json(settings: dict[str, Any], place: object) -> Config:
       begins with `place`.
   """
   try:
-    values = schema.flatten(settings)
+    values = schema.flatten(ConfigDict(settings))
     if values.get("model.task") == "generate":
       values.pop("model.pool", None)  # of classifiers
     for name, value in RETIRED.items():

@@ -391,10 +391,10 @@ def typed(config: Any) -> Config:
     return config
   try:
     values = flatten(config)
-  except AttributeError:
+  except AttributeError as error:
     raise ValueError(
-      f"the config is {reprlib.repr(config)}, but must be a ConfigDict with the"
-      " groups and fields of docs/config.md"
+      "the config must be a ConfigDict with the groups and fields of"
+      f" docs/config.md: {error}"
     ) from None
   return Config().replace(**values)
 
@@ -411,11 +411,10 @@ def check_value(name: str, value: object) -> None:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-  """{"group.name": value} of a `Config`, a ConfigDict or a dict of dicts."""
-  groups = config if isinstance(config, dict) else config.to_dict()
+  """{"group.name": value} of a `Config` or a ConfigDict."""
   return {
     f"{group}.{name}": value
-    for group, fields in groups.items()
+    for group, fields in config.to_dict().items()
     for name, value in fields.items()
   }
 

@@ -146,8 +146,6 @@ CONFIGS = dict(
   typo=_config("config.model.widht = 64"),
   text_number=_config("config.model.width = 'wide'"),
   long_number=_config("config.model.width = 10**5000"),
-  lacks=_config("del config.train.steps"),
-  lacks_group=_config("del config.optimizer"),
   more=_config("config.train.wandb = True"),
   more_group=_config("config.logging = {'every': 3}"),
   none_field=_config("config.model.width = None"),

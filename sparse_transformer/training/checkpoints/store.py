@@ -221,7 +221,7 @@ class Checkpoints:
       path = self._path(step)
       if not (damage := _damage(path)):
         if self._about:
-          config = schema.typed(self._about["config"])
+          config = config_lib.from_json(self._about["config"], path)
           self.check(step, config, self._about["data"], self._free)
         return step
       _set_aside(path, "damaged", f"checkpoint {path} cannot be used: {damage}")

@@ -113,6 +113,8 @@ def from_json(settings: dict[str, Any], place: object) -> Config:
   """
   try:
     values = schema.flatten(ConfigDict(settings))
+    if not values:
+      raise ValueError("it has no groups of fields, as a run writes")
     if values.get("model.task") == "generate":
       values.pop("model.pool", None)  # of classifiers
     for name, value in RETIRED.items():

@@ -59,17 +59,17 @@ LIMITS = {
   "README.md": 177,
   "attention": 7_190,
   "benchmarks": 2_999,
-  "commands": 2_324,
+  "commands": 2_348,
   "comparison": 1_098,
   "data": 1_939,
-  "figures": 657,
-  "library": 23_453,
+  "figures": 637,
+  "library": 23_285,
   "model": 1_929,
   "patterns": 3_018,
   "targets": 675,
-  "tests": 19_574,
-  "training": 4_623,
-  "words of docs": 28_354,
+  "tests": 19_155,
+  "training": 4_451,
+  "words of docs": 28_339,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {
@@ -92,7 +92,7 @@ TWICE = {
   "tables of different kernels": "attention.Tables attention.Steps"
   " attention.make_shares attention.check_tile",
   "said with their module": "commands.write data.find data.read"
-  " figures.panels figures.paint model.measure training.explain"
+  " figures.panels figures.paint model.measure training.explain training.draw"
   " training.render training.trace training.save training.read",
   "a protocol and its class": "model.Decoder",
 }

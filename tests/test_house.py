@@ -57,19 +57,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 177,
-  "attention": 7_190,
+  "attention": 7_165,
   "benchmarks": 2_999,
   "commands": 2_348,
   "comparison": 1_098,
   "data": 1_939,
   "figures": 637,
-  "library": 23_285,
+  "library": 23_251,
   "model": 1_929,
   "patterns": 3_018,
   "targets": 675,
-  "tests": 19_155,
-  "training": 4_451,
-  "words of docs": 28_339,
+  "tests": 19_148,
+  "training": 4_442,
+  "words of docs": 28_349,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -132,7 +132,6 @@ def _config(line):
 
 
 CONFIGS = dict(
-  empty="",
   syntax="def get_config(:",
   raises=_config("1 / 0"),
   imports="import no_such_module",
@@ -140,7 +139,6 @@ CONFIGS = dict(
   dict="def get_config(): return dict(model={})",
   module="from configs import digits\nget_config = lambda: type",
   argument="def get_config(size): return size",
-  string_config="def get_config(): return 'digits'",
   not_callable="get_config = 3",
   hook=_config("") + "on_metrics = 'wandb'",
   typo=_config("config.model.widht = 64"),
@@ -153,7 +151,6 @@ CONFIGS = dict(
   reference="from ml_collections import ConfigDict, config_dict\n"
   "def get_config():\n"
   "  return ConfigDict(dict(model=config_dict.required_placeholder(int)))",
-  latin1=b"# \xe9\n",
   nul="\0",
   recursion="def get_config(): return get_config()",
   nan=_config("config.optimizer.learning_rate = float('nan')"),
@@ -276,7 +273,6 @@ RUNS: dict[str, tuple[str, Content]] = dict(
   labels=("", None),
   dna=("config.json", {"data.name": "fasta", "data.path": "files/text"}),
   comparison=("comparison-of.json", "{}"),
-  comparison_part=("comparison-of.json", '{"seeds": 2}'),
   comparison_other=("comparison-of.json", json.dumps(OTHER)),
   config_group_null=("config.json", {"model": None}),
   config_group_text=("config.json", {"model": "small"}),
@@ -288,7 +284,6 @@ RUNS: dict[str, tuple[str, Content]] = dict(
   config_wider=("config.json", {"model.width": 32}),
   config_seed=("config.json", {"data.name": "stdlib", "data.length": 64}),
   step_renamed=("", lambda run: (run / LAST).rename(run / "checkpoints/3")),
-  evaluation_part=("evaluations/a.json", '{"split": "test", "step": 2}'),
   evaluation_words=("evaluations/a.json", '{"step": "two"}'),
 )
 PATHS = dict(
@@ -335,6 +330,6 @@ OTHERS = (
   ((*GIVEN, PATTERN + UNION), "pattern"),
   ((*GIVEN, PATTERN + "Local(\uff13)\udcff"), "pattern"),
   ((runs.DIGITS, f"--workdir={'x' * 5000}"), "long"),
-  ((runs.DIGITS, "--workdir=new\udcff"), "is not UTF-8"),
+  ((runs.DIGITS, "--workdir=new\udcff"), "must be UTF-8"),
   (("--config=~/nowhere.py", "--workdir=new"), os.path.expanduser("~")),
 )

@@ -1,8 +1,8 @@
-"""Lines that a run prints: what begins, where a trace is, how it ended."""
+"""Lines that a run prints: what begins, from what, and how it ended."""
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sparse_transformer import data, model as model_lib
@@ -41,24 +41,6 @@ def origin(start: Mapping[str, Any]) -> str:
     if start[name]:
       line += f"; {name}: {', '.join(start[name])}"
   return line
-
-
-def no_trace(steps: Sequence[int], step: int) -> str:
-  """A line about steps that were done before a run could trace them."""
-  return (
-    f"not profiled: steps {steps[0]} to {steps[-1]}, as the run resumes from"
-    f" step {step}"
-  )
-
-
-def trace(steps: Sequence[int], folder: str | os.PathLike) -> str:
-  """Two lines about a trace of consecutive steps: its place, how to open it."""
-  command = shlex.join(["xprof", f"--logdir={folder}"])
-  return (
-    f"profiled steps {steps[0]} to {steps[-1]} into {folder}\n"
-    "to see it: perfetto_trace.json.gz below it at https://ui.perfetto.dev, or"
-    f" pip install xprof and {command}"
-  )
 
 
 def end(experiment: Experiment, workdir: str | os.PathLike) -> str:

@@ -148,7 +148,7 @@ class Experiment:
     )
 
   @functools.cached_property
-  def update(self) -> Callable[..., Any]:
+  def update(self) -> Any:
     """Jitted `step`, which reuses the memory of the state that it is given."""
     shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)

@@ -1,11 +1,11 @@
-"""What a run calls after each step, besides training: `hook(step, state)`."""
+"""What a run calls after each step: hook(steps done, state, is_last)."""
 
 import contextlib
 import pathlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 import jax
 import tqdm
@@ -19,17 +19,8 @@ from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Stopwatch
 
 
-class Hook(Protocol):
-  """Is called with the number of steps done, and whether it is the last."""
-
-  def __call__(self, step: int, state: State, is_last: bool) -> None: ...
-
-  def close(self) -> None:
-    """Is called once when the run ends, however it ends."""
-
-
 @contextlib.contextmanager
-def closing(*hooks: Hook) -> Iterator[Sequence[Hook]]:
+def closing(*hooks: Any) -> Iterator[Sequence[Any]]:
   """Gives the hooks, and closes them in the end."""
   try:
     yield hooks

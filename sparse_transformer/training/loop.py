@@ -247,7 +247,7 @@ def check(experiment: Experiment) -> None:
     jax.eval_shape(experiment.losses, params, experiment.batch_shape)
 
 
-def _introduce(experiment: Experiment, workdir, limit) -> None:
+def _introduce(experiment, workdir, limit):
   """Prints what to know about a run before it is compiled."""
   print(announcements.start(experiment, workdir, limit), flush=True)
   for phase in experiment.phases.values():
@@ -267,12 +267,12 @@ def _compile(experiment: Experiment, step: int) -> None:
   later = [phase for first, phase in phases if first > step]
   processes.decide(lambda: print("compiling", flush=True))
   for phase in (experiment.at(step), *later):
-    processes.together(lambda phase=phase: phase.program and None)
+    processes.together(functools.partial(getattr, phase, "program"))
   took = time.perf_counter() - began
   processes.decide(lambda: print(f"compiled in {took:.1f} s", flush=True))
 
 
-def _checkpoints(experiment, workdir, free) -> store.Checkpoints:
+def _checkpoints(experiment, workdir, free):
   """The checkpoints of a run; raises if processes have different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
@@ -289,7 +289,7 @@ def _checkpoints(experiment, workdir, free) -> store.Checkpoints:
   )
 
 
-def _check_step(config, workdir, step, changes) -> None:
+def _check_step(config, workdir, step, changes):
   """Raises ValueError if the run in a workdir cannot go on as it should."""
   if config.train.steps < step:
     raise ValueError(
@@ -300,7 +300,7 @@ def _check_step(config, workdir, step, changes) -> None:
     config_lib.check_finished(workdir, changes)
 
 
-def _write(experiment, workdir, step, free, options) -> None:
+def _write(experiment, workdir, step, free, options):
   """Writes the config and a picture of the patterns."""
   model = experiment.model
   if step:
@@ -318,13 +318,10 @@ def _write(experiment, workdir, step, free, options) -> None:
   )
 
 
-def _note(run: _Run, step: int, start: Mapping | None, lines) -> None:
+def _note(run, step, start, lines):
   """Writes what a run is, and what it starts from, if that is another one."""
-  writer, config, model = (
-    run.writer,
-    run.experiment.config,
-    run.experiment.model,
-  )
+  writer, experiment = run.writer, run.experiment
+  config, model = experiment.config, experiment.model
   if start:
     writer.note(step, "start", **start)
     writer.say(announcements.origin(start))
@@ -342,14 +339,14 @@ def _note(run: _Run, step: int, start: Mapping | None, lines) -> None:
   writer.show(step, "train", "patterns", writer.workdir / "patterns.png")
 
 
-def _note_pattern(writer: metrics.Writer, step: int, phase: Experiment) -> None:
+def _note_pattern(writer, step, phase):
   """Writes that a schedule changes the pattern after this step."""
   pattern = phase.config.attention.pattern
   writer.note(step + 1, "pattern", pattern=pattern)
   writer.say(f"after {step:,} steps: attention.pattern={pattern}")
 
 
-def _log(writer, step, measured, phase, watch) -> None:
+def _log(writer, step, measured, phase, watch):
   """Writes the metrics of a step; nothing if one is non-finite."""
   if (values := _finite(measured)) is None:
     return  # it is noted as skipped, or the loss scale is too large

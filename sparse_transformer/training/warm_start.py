@@ -60,7 +60,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     step = processes.decide(lambda: _find(run, asked, text))
     found = run.weights(step, experiment.mesh)
     other = processes.decide(lambda: run.describe(step))
-    config = config_lib.from_json(other["config"], f"the config in {text}")
+    config = config_lib.from_json(
+      other.get("config", {}), f"the config in {text}"
+    )
     changed = _changed(experiment, config, other.get("symbols"))
     fingerprint = processes.decide(lambda: run.fingerprint(step))
     about = dict(run=str(run.workdir), run_step=step, crc32=fingerprint)

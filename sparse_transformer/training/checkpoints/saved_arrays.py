@@ -10,8 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax import lax
-from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from sparse_transformer.model import sharding
@@ -153,42 +151,3 @@ def _orbax(
 logging.getLogger("absl").addFilter(
   lambda record: "/orbax/checkpoint/" not in record.pathname
 )
-
-
-def digests(tree: Any) -> dict[str, str]:
-  """{path: 8 hexadecimal digits} of all arrays of a pytree.
-
-  They are equal however an array is split: each device sums over its own part,
-  and only the sums leave it.
-  """
-  arrays = by_name(tree)
-  sums = process_allgather(_sums([*arrays.values()]), tiled=True)
-  return {name: f"{x:08x}" for name, x in zip(arrays, sums, strict=True)}
-
-
-@jax.jit
-def _sums(arrays):
-  return jnp.stack([_sum(x) for x in arrays])
-
-
-def _sum(x):
-  """The uint32 sum, in any order, of an array's bits mixed with places."""
-  if x.dtype == bool:
-    x = x.astype(jnp.uint8)
-  kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-  bits = lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-  place = jnp.zeros(bits.shape, jnp.uint32)
-  for axis, size in enumerate(bits.shape):  # one more for types of 64 bits
-    place = place * jnp.uint32(size)
-    place += lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-  return _mix(bits ^ _mix(place)).sum(dtype=jnp.uint32)
-
-
-def _mix(x):
-  """A permutation of 32-bit integers that spreads each bit over all others.
-
-  Source: Wellons 2018, nullprogram.com/blog/2018/07/31, "lowbias32".
-  """
-  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-  return x ^ (x >> 16)

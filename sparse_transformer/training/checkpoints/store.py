@@ -3,8 +3,7 @@
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
   state/      the arrays of the training state, see saved_arrays.py
-  about/      the config, versions, data digest, validation loss and digests of
-              the arrays, as JSON
+  about/      the config, versions, data digest and validation loss, as JSON
   files.json  {file name: CRC-32} of all files in the two
 
 A checkpoint has this name only while it is complete: it is written under
@@ -12,8 +11,7 @@ another, and is renamed back to that before it is deleted.
 
 Orbax restores flipped bytes without an error. Therefore the files are checked
 against the list before anything reads them, and nothing else decides that a
-checkpoint is damaged. An error while arrays are restored is not damage, nor are
-arrays with other digests than those saved: the devices may be at fault.
+checkpoint is damaged: an error while arrays are restored is not damage.
 """
 
 import concurrent.futures
@@ -143,9 +141,7 @@ class Checkpoints:
     step = int(state.step)
     if not processes.decide(lambda: step in self.steps()):
       tree = saved_arrays.as_tree(state)
-      about = self._about | dict(
-        validation=validation, arrays=saved_arrays.digests(tree)
-      )
+      about = self._about | dict(validation=validation)
       self._attempt(lambda: _make_empty(self._new(step)))
       self._attempt(lambda: self._start(step, tree, about))
 
@@ -200,7 +196,6 @@ class Checkpoints:
         raise FileNotFoundError(f"checkpoint {path} has just been deleted")
       raise ValueError(f"checkpoint {path} is damaged: {damage}")
     found = saved_arrays.read_weights(path, mesh)
-    _check_digests(path, found)
     return saved_arrays.by_name(found["ema"])
 
   def restore_last(self, like: State) -> State | None:
@@ -357,23 +352,9 @@ def _make_empty(folder: pathlib.Path) -> None:
 def _load(path: pathlib.Path, like: State) -> State:
   """The state in a checkpoint whose files are intact."""
   found = saved_arrays.read(path, like)
-  _check_digests(path, found)
   if (step := int(found["step"])) != int(path.name):
     raise ValueError(f"checkpoint {path} is of step {step}; rename it")
   return State(**found)
-
-
-def _check_digests(path: pathlib.Path, found: dict[str, Any]) -> None:
-  """Raises ValueError if arrays have other bits than those saved."""
-  digests = saved_arrays.digests(found)
-  saved = _read_about(path).get("arrays", {})
-  if other := [name for name, x in digests.items() if saved.get(name) != x]:
-    raise ValueError(
-      f"checkpoint {path} has intact files, but some arrays, restored on"
-      f" {jax.device_count()} devices, have other bits than were saved:"
-      f" {', '.join(other[:3])}; the checkpoint is unchanged: restore it on"
-      " other devices"
-    )
 
 
 def _damage(path: pathlib.Path) -> str | None:

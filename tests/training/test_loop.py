@@ -85,6 +85,13 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   assert "not profiled: steps 4 to 4" in capsys.readouterr().out
 
 
+def test_profile_that_cannot_be_written_ends_a_run_before_its_steps(tmp_path):
+  (tmp_path / "profile").touch()
+  with pytest.raises(OSError, match="profile"):
+    loop.train(runs.tiny(), tmp_path, profile=[2])
+  assert not list((tmp_path / "checkpoints").iterdir())
+
+
 def test_samples_of_documents_are_shown_as_text(tmp_path):
   (tmp_path / "texts").mkdir()
   for name in "abc":

@@ -163,8 +163,8 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
 
   def on_metrics(step, split, values):
     got.append(dict(step=step, split=split) | values)
-    if step == 2:
-      raise KeyError("run")
+    if step > 1:
+      raise {2: KeyError("run"), 3: SystemExit(0)}[step]
 
   given = dict(step=0, on_metrics=on_metrics)
   with metrics.Writer(tmp_path, **given) as writer:
@@ -172,8 +172,10 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
     for step in (1, 2, 3):
       writer.write(step, "train", nats=0.5, bits_per_dim=0.7)
   assert got == metrics.read(tmp_path) and len(got) == 4
-  error = "on_metrics failed at step 2: KeyError: 'run'\n"
-  assert capsys.readouterr().err == error
+  assert capsys.readouterr().err == (
+    "on_metrics failed at step 2: KeyError: 'run'\n"
+    "on_metrics failed at step 3: SystemExit: 0\n"
+  )
   with metrics.Writer(tmp_path, silent=True, **given) as writer:
     writer.write(4, "train", nats=0.5, bits_per_dim=0.7)
     writer.say("another process says this")

@@ -92,9 +92,8 @@ def train(
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
-  Writes config.json, patterns.png, metrics.jsonl, TensorBoard events and
-  checkpoints/<step>/ into the workdir. Settings are those of `Options`. Returns
-  the final state.
+  Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
+  the workdir; settings are those of `Options`. Returns the final state.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more

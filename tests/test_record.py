@@ -14,10 +14,10 @@ pytestmark = pytest.mark.tools
 
 @pytest.fixture
 def workdir(tmp_path):
-  """The files of a run of digits with two fields changed."""
-  from configs import digits
+  """The files of a run on text with two fields changed."""
+  from configs import text_small
 
-  config = digits.get_config()
+  config = text_small.get_config()
   config.attention.cycle = (1, 0, 0)
   config.data.path = "/some/folder/file.txt"
   folder = tmp_path / "mine"
@@ -38,7 +38,8 @@ def workdir(tmp_path):
 
 
 def command(workdir, *words):
-  words = runs.DIGITS, f"--workdir={workdir}", *words
+  config = f"--config={runs.REPO}/configs/text_small.py"
+  words = config, f"--workdir={workdir}", *words
   return runs.command("benchmarks/run.py", *words)
 
 
@@ -47,10 +48,10 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert command(workdir, f"--out={out}") == 0
   found = json.loads(out.read_text())
   assert found["command"] == (
-    "python train.py --config=digits.py --workdir=runs/mine"
-    " --config.attention.cycle=1,0,0 --config.data.path=file.txt"
+    "python train.py --config=text_small.py --workdir=runs/mine"
+    " --config.data.path=file.txt --config.attention.cycle=1,0,0"
   )
-  assert found["parameters"] == 1_196_416
+  assert found["parameters"] == 867_712
   assert found["steps"] == 2 and found["seconds"] == 4.5
   assert found["processor_seconds"] is None
   (evaluation,) = found["evaluations"]

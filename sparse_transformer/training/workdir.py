@@ -26,6 +26,11 @@ def check_name(workdir: str | os.PathLike) -> None:
     raise ValueError(
       f"--workdir={name} must be UTF-8 without * ? and [; rename it"
     )
+  path = pathlib.Path(workdir)
+  for found in filter(os.path.lexists, (path, *path.parents)):
+    if not found.is_dir():
+      raise ValueError(f"--workdir={name}: {found} is not a folder")
+    break
 
 
 @contextlib.contextmanager

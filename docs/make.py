@@ -68,9 +68,6 @@ ARENA = {
 ARENA_PATTERNS = {
   "Transformer": ("dense",),
   "Local attention": ("local", "Block({row}, causal=False)"),
-  "Sparse Transformer, as it ran": (
-    "Prefixed(Block({row}) | Summary({row}, 10))",
-  ),
   "Sparse Transformer, bidirectional": ("fixed", "strided"),
   "Longformer": ("Longformer(513, causal=False)",),
   "BigBird": ("BigBird(64, causal=False)",),

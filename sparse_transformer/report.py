@@ -76,14 +76,15 @@ def _accuracy(values):
 def _experts(network, lines):
   """Rows on the experts of a network, if it has any."""
   from sparse_transformer import model as model_lib
+  from sparse_transformer.model.options.mixture import PER_TOKEN
 
   if not network.experts:
     return
   active = model_lib.count_active_parameters(network)
-  number = f"{network.experts_per_token} of {network.experts}"
+  number = f"{PER_TOKEN} of {network.experts}"
   yield "experts", f"{number} for each token, {active:,} active parameters"
   loads = [line["expert_load"] for line in lines if "expert_load" in line]
-  blocks = [i for i, has in enumerate(network.has_experts) if has]
+  blocks = model_lib.layers_of(network, "expert_blocks")
   for block, load in zip(blocks, loads[-1] if loads else (), strict=False):
     shares = " ".join(f"{x:.2f}" for x in load)
     yield f"last load, block {block}", f"{shares} of the mean"

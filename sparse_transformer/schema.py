@@ -164,11 +164,6 @@ class Model(Group):
     " whose positions may all see each other",
     one_of("generate", "classify"),
   )
-  pool: str = field(
-    "first",
-    "what classify predicts from: the first position, or the mean of all",
-    one_of("first", "mean"),
-  )
   num_layers: int = field(8, "residual blocks", AMOUNT)
   num_heads: int = field(4, "heads of a block; they share the width", AMOUNT)
   key_heads: int = field(
@@ -179,9 +174,8 @@ class Model(Group):
   )
   positions: str = field(
     "learned",
-    "embedded, or by rotating queries and keys; rotary_local: not in layers"
-    " with dense attention",
-    one_of("learned", "rotary", "rotary_local"),
+    "embedded, or by rotating queries and keys",
+    one_of("learned", "rotary"),
   )
   rotary_base: float = field(10_000.0, "of rotary positions", POSITIVE)
   width: int = field(256, "of the residual stream", SIZE)
@@ -189,15 +183,9 @@ class Model(Group):
     False, "MLP of 2 * width, not 4; queries and keys of width / 2"
   )
   dropout: float = field(0.0, "at the end of both residual branches", FRACTION)
-  init: str = field(
-    "code",
-    "weights as in the released code, or as printed: 2.83 times smaller",
-    one_of("code", "paper"),
-  )
   token_std: float = field(
     0.013,
-    "standard deviation of token embeddings with init=code; released for"
-    " images: 0.01",
+    "standard deviation of token embeddings; released for images: 0.01",
   )
   position_std: float = field(0.007, "the same, of position embeddings")
   dtype: str = field(
@@ -210,10 +198,11 @@ class Model(Group):
     "block", "what the backward pass recomputes", one_of(*REMATS)
   )
   experts: int = field(
-    0, "MLPs of a mixture; 0: no mixtures", integer(0, 10_001)
+    0,
+    "MLPs of a mixture in every second block, of which each position passes"
+    " through two; 0: no mixtures",
+    integer(0, 10_001),
   )
-  experts_per_token: int = field(2, "experts that a position passes", AMOUNT)
-  experts_every: int = field(2, "every n-th block has a mixture", AMOUNT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,6 @@ def config(**changes):
     width=8,
     half_size=False,
     dropout=0.0,
-    init="code",
     token_std=0.013,
     position_std=0.007,
     dtype="float32",

@@ -6,11 +6,13 @@ are named; it shares no code with the library, only the names of its parameters
 and settings.
 """
 
+import re
+
 import numpy as np
 
 # How much better a choice must be than the next: far more than what float32
 # rounds. A tie would be decided by rounding.
-MARGIN = 1e-4
+MARGIN = 1e-5
 
 
 def mask(attention, layer, head, n, causal=True):
@@ -39,6 +41,7 @@ def mask(attention, layer, head, n, causal=True):
   factors = {
     "dense": [np.ones((n, n), bool)],
     "local": [window],
+    "gpt_oss": [i - j < 128, np.ones((n, n), bool)],
     "strided": [window, (i - j) % stride == 0],
     "fixed": [
       i // stride == j // stride,
@@ -57,14 +60,7 @@ def mask(attention, layer, head, n, causal=True):
   return chosen & ((j <= i) | (not causal))
 
 
-def prefixed(inner, size=1):
-  """The mask of positions after `size` that see all, and are seen by all."""
-  allowed = np.ones_like(inner)
-  allowed[size:, size:] = inner[:-size, :-size]
-  return allowed
-
-
-def logits(config, shape, params, tokens):
+def logits(config, shape, params, tokens, separator=None):
   """Logits [n, V] of one sequence, those of position t from tokens before t.
 
   Of a classifier: [1, C], from all tokens, without padding.
@@ -74,32 +70,34 @@ def logits(config, shape, params, tokens):
     shape: sizes of the axes of positions, the last of which varies fastest.
     params: nested dicts of arrays.
     tokens: integers [n].
+    separator: the symbol that ends a document.
   """
   x = embed(params, shape, tokens, config.model.task == "classify")
   of_kind = {"blocks": 0, "expert_blocks": 0}  # blocks so far
   for layer in range(config.model.num_layers):
     kind = "blocks"
-    if config.model.experts and (layer + 1) % config.model.experts_every == 0:
+    if config.model.experts and layer % 2:
       kind = "expert_blocks"
     p = {
       part: {name: np.float64(w[of_kind[kind]]) for name, w in weights.items()}
       for part, weights in params[kind].items()
     }
     of_kind[kind] += 1
-    centroids = {
-      int(num): np.float64(c[layer])
-      for num, c in params.get("centroids", {}).items()
-    }
-    a = attend(p, norm(x, p["attention_norm"], 1e-5), config, layer, centroids)
+    options = {"spans": params.get("spans"), "sinks": params.get("sinks")}
+    options |= params.get("centroids", {})
+    options = {x: c[layer] for x, c in options.items() if c is not None}
+    own = {name: np.float64(x) for name, x in options.items()}
+    y = norm(x, p["attention_norm"], 1e-5)
+    a = attend(p, y, config, layer, own, documents(tokens, separator))
     y = norm(x + a, p["mlp_norm"], 1e-5)
     if kind == "blocks":
       b = feed_forward(y, p["mlp_in"], p["mlp_out"])
     else:
-      b = mixture(p, y, config.model.experts_per_token)
+      b = mixture(p, y, num=2)
     x = x + (a + b)
   x = norm(x, params["norm"], 1e-6)
   if config.model.task == "classify":
-    x = x[:1] if config.model.pool == "first" else x.mean(0, keepdims=True)
+    x = x.mean(0, keepdims=True)
   return x @ np.float64(params["logits"]["kernel"])
 
 
@@ -113,13 +111,13 @@ def bits(logits, tokens):
 def embed(params, shape, tokens, is_classifier=False):
   """The start vector, then every symbol but the last with its own position.
 
-  A classifier has every symbol, and no start vector if it pools all positions.
+  A classifier has every symbol, and no start vector.
   """
   rows = [np.float64(params["start"])] if "start" in params else []
   for t, token in enumerate(tokens if is_classifier else tokens[:-1]):
     row = np.float64(params["token"]["embedding"][token])
     step = 1  # positions until a coordinate on this axis changes
-    for axis in reversed(range(len(shape))):
+    for axis in reversed(range(len(params.get("position", ())))):
       table = params["position"][axis]["embedding"]
       row = row + np.float64(table[t // step % shape[axis]])
       step *= shape[axis]
@@ -138,45 +136,68 @@ def linear(x, p):
   return x @ p["kernel"] + p["bias"]
 
 
-def attend(p, x, config, layer, centroids):
+def documents(tokens, separator):
+  """The number of the document that each position is in."""
+  ends = np.array([token == separator for token in tokens[:-1]])
+  return np.append(0, np.cumsum(ends))
+
+
+def rotate(x, base):
+  """Su et al. 2021, with pairs as in gpt-oss."""
+  half = x.shape[1] // 2
+  turns = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half)
+  pairs = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * turns)
+  return np.concatenate([pairs.real, pairs.imag], axis=1)
+
+
+def attend(p, x, config, layer, own, document):
   """Section 4.2: heads side by side, then one output matrix."""
-  num_heads, settings = config.model.num_heads, config.attention
+  network, settings = config.model, config.attention
+  num_heads = network.num_heads
+  group = num_heads // (network.key_heads or num_heads)
   q, k, v = (
-    np.split(linear(x, p[name]), num_heads, axis=1)
-    for name in ("query", "key", "value")
+    np.split(linear(x, p[name]), num, axis=1)
+    for name, num in (
+      ("query", num_heads),
+      ("key", num_heads // group),
+      ("value", num_heads // group),
+    )
   )
+  k, v = ([each[h // group] for h in range(num_heads)] for each in (k, v))
+  if network.positions == "rotary":
+    q, k = ([rotate(x, network.rotary_base) for x in xs] for xs in (q, k))
   out = [np.zeros_like(values) for values in v]
   for head in range(num_heads):
-    if "(" in settings.pattern:  # an expression
-      if "LSH" in settings.pattern or "Routing" in settings.pattern:
+    if "(" in settings.pattern:  # an expression, or factors, in turn
+      factors = re.split(r",\s*(?![^(]*\))", settings.pattern)
+      pattern = factors[layer % len(factors)]
+      if "LSH" in pattern or "Routing" in pattern:
         k[head] = unit(q[head])
-      of_head = {num: c[head] for num, c in centroids.items()}
+      of_head = {name: x[head] for name, x in own.items()}
       names = content(q[head], k[head], layer, of_head)
-      allowed = eval(settings.pattern.replace(" - ", " & ~"), names)
-      if isinstance(allowed, tuple):  # factors, in turn
-        allowed = allowed[layer % len(allowed)]
-    elif config.model.task == "classify":
-      allowed = mask(settings, layer, head, len(x), causal=False)
-      if config.model.pool == "first":
-        allowed = prefixed(allowed)
+      allowed = eval(pattern.replace(" - ", " & ~"), names)
     else:
-      allowed = mask(settings, layer, head, len(x))
+      causal = network.task != "classify"
+      allowed = mask(settings, layer, head, len(x), causal)
+    if network.task != "classify":
+      allowed = allowed * (document[:, None] == document)
     for i in range(len(x)):
       keys = np.flatnonzero(allowed[i])
       if len(keys):  # else: nothing
         scores = k[head][keys] @ q[head][i] / np.sqrt(q[head].shape[1])
-        weights = np.exp(scores - scores.max())
-        out[head][i] = weights @ v[head][keys] / weights.sum()
+        weights = np.exp(scores) * allowed[i, keys]
+        sink = np.exp(own["sinks"][head]) if network.sinks else 0
+        out[head][i] = weights @ v[head][keys] / (weights.sum() + sink)
   return linear(np.concatenate(out, axis=1), p["out"])
 
 
-def content(q, k, layer, centroids):
+def content(q, k, layer, own):
   """Functions that give the masks [n, n] of the patterns in expressions.
 
   Args:
     q, k: queries and keys [n, K] of a head.
     layer: numbered from 0.
-    centroids: those of the head, by number of clusters.
+    own: the head's span, and centroids by number of clusters.
   """
   i, j = np.arange(len(q))[:, None], np.arange(len(q))[None, :]
 
@@ -197,7 +218,7 @@ def content(q, k, layer, centroids):
 
   def routing(clusters, window):
     """Roy et al. 2020, where a query sees its past only."""
-    cosines = unit(q) @ unit(centroids[clusters]).T
+    cosines = unit(q) @ unit(own[str(clusters)]).T
     return last(best(cosines, 1), window, j <= i)
 
   def top_blocks(size, num):
@@ -210,7 +231,13 @@ def content(q, k, layer, centroids):
         found[t, block * size : (block + 1) * size] = True
     return found
 
+  def span(most, ramp):
+    """Sukhbaatar et al. 2019, section 2: weights, not booleans."""
+    room = ramp + most * own["spans"] - (i - j)
+    return np.clip(room / ramp, 0, 1) * (j <= i)
+
   return dict(
+    AdaptiveSpan=span,
     Local=lambda window, causal=True: (
       (i - j < window) & (j <= i) if causal else abs(i - j) <= window // 2
     ),
@@ -218,7 +245,6 @@ def content(q, k, layer, centroids):
     Strided=lambda size, offset=0, causal=True: (
       ((i + offset - j) % size == 0) & ((j <= i) | (not causal))
     ),
-    Prefixed=prefixed,
     Global=lambda size, causal=True: (
       (j < size) & (j <= i) if causal else (j < size) | (i < size)
     ),

@@ -35,7 +35,7 @@ MAY_IMPORT = {
   "data": {"atomic", "machine"},
   "figures": {"atomic", "patterns"},
   "attention": {"patterns"},
-  "model": {"patterns", "attention"},
+  "model": {"patterns", "attention", "schema"},
   "training": LEAVES
   | {"config", "patterns", "data", "figures", "attention", "model"},
   "targets": {"config", "tables", "patterns", "attention", "training"},
@@ -80,8 +80,7 @@ UNSET = {
   " checkpoint.keep_best",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes",
-  "of options that were compared": "attention.schedule model.init"
-  " model.experts_per_token model.experts_every loss.load_balance"
+  "of options that were compared": "attention.schedule loss.load_balance"
   " loss.router_z loss.codebook loss.span optimizer.adam_learning_rate"
   " optimizer.beta1 optimizer.epsilon optimizer.clip_norm",
 }

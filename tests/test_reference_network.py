@@ -1,5 +1,6 @@
-"""Tests of the network of every preset against the one in NumPy."""
+"""Tests of networks, with all options, against the one in NumPy."""
 
+import functools
 import importlib
 import math
 import re
@@ -13,16 +14,52 @@ import reference_network as reference
 import runs
 
 from sparse_transformer import model, patterns
+from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import position_losses
 
-NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
-NAMES.remove("default")
-# Classifiers: see test_classify.py.
-NAMES = [name for name in NAMES if not name.startswith("lra_")]
+NAMES = {path.stem for path in (runs.REPO / "configs").glob("*.py")}
+# These need data, and differ from others in size alone.
+NAMES = sorted(NAMES - {"default", "video", "lra_text", "lra_listops"})
+SOURCE = types.SimpleNamespace(
+  vocab_size=11, length=30, shape=(6, 5), separator=None, classes=()
+)
+# What is built on `digits`, in networks of one size.
+SIZE = {
+  **{"model.num_layers": 3, "model.num_heads": 4, "model.width": 16},
+  **{"model.dropout": 0.0, "attention.mode": "interleaved"},
+  **{"attention.stride": 5, "attention.window": 4, "attention.width": 2},
+}
+GLOBAL = "Global(1, causal=False) | "
+OPTIONS = {
+  "sinks": {"model.sinks": True},
+  "rotary": {"model.positions": "rotary", "model.rotary_base": 50.0},
+  "key heads": {"model.key_heads": 2},
+  "gpt-oss": {
+    **{"model.key_heads": 1, "model.sinks": True, "model.half_size": True},
+    **{"model.positions": "rotary", "attention.pattern": "gpt_oss"},
+  },
+  "spans": {"attention.pattern": "AdaptiveSpan(9, 4), Local(3)"},
+  "content": {"attention.pattern": "LSH(4, 4, 2), Block(5) | TopBlocks(5, 2)"},
+  "experts": {
+    **{"model.experts": 4, "model.num_layers": 5},
+    "attention.pattern": "Routing(3, 7) | Local(3), Local(2)",
+  },
+  "documents": {"separator": 0, "attention.pattern": "fixed"},
+  **{
+    f"classify {pattern}": {"model.task": "classify"}
+    | {"attention.pattern": pattern}
+    for pattern in (
+      *("dense", "strided", "fixed", GLOBAL + "Local(3, causal=False)"),
+      *(GLOBAL + "LSH(2, 4, 1)", GLOBAL + "Routing(2, 3)"),
+    )
+  },
+}
+CLASSES = "a", "b", "c"
 
 
-def shrink(name):
+@functools.cache
+def preset(name):
   """(config, source) of the structure of a preset, in a small size.
 
   Everything that counts positions is divided by the same power of two.
@@ -44,7 +81,8 @@ def shrink(name):
   heads = min(network.num_heads, 2 * attention.num_summaries)
   config.model.update(
     num_heads=heads,
-    num_layers=network.period + 1,
+    key_heads=min(heads, network.key_heads),
+    num_layers=model.period(network) + 1,
     width=max(16, 4 * heads),
     dropout=0.0,
     dtype="float32",
@@ -52,13 +90,21 @@ def shrink(name):
   )
   columns, *channels = source.shape[1:]
   shape = 6, max(2, columns // scale), *channels
-  return config, types.SimpleNamespace(
-    vocab_size=11,
-    length=math.prod(shape),
-    shape=shape,
-    separator=None,
-    classes=(),
-  )
+  return config, source_of(shape=shape, length=math.prod(shape), config=config)
+
+
+def source_of(config, **changes):
+  classes = CLASSES if config.model.task == "classify" else ()
+  return types.SimpleNamespace(**vars(SOURCE) | dict(classes=classes) | changes)
+
+
+def option(name):
+  """(config, source) of a small network with an option."""
+  config = importlib.import_module("configs.digits").get_config()
+  changes = SIZE | OPTIONS[name]
+  separator = changes.pop("separator", None)
+  config.update_from_flattened_dict(changes)
+  return config, source_of(config, separator=separator)
 
 
 def random_params(config):
@@ -69,34 +115,61 @@ def random_params(config):
     return 0.02 * x if ends & {key.key for key in path[:2]} else x
 
   params = networks.random_params(config)
-  return jax.tree_util.tree_map_with_path(shrink, params)
+  params = jax.tree_util.tree_map_with_path(shrink, params)
+  if "spans" in params:
+    params["spans"] = abs(params["spans"])
+  return params
 
 
 # Of presets that differ in size or data alone, one is quick enough.
 @pytest.mark.parametrize(
-  "name",
+  "make, name",
   [
-    pytest.param(
-      name,
-      marks=[pytest.mark.soak]
-      * bool(re.search(r"_\d+m$|_small|^long|genome|^stdlib", name)),
-    )
-    for name in NAMES
+    *((option, name) for name in OPTIONS),
+    *(
+      pytest.param(
+        preset,
+        name,
+        marks=[pytest.mark.soak]
+        * bool(re.search(r"_\d+m$|_small|^long|genome|^stdlib", name)),
+      )
+      for name in NAMES
+    ),
   ],
 )
-def test_network_of_a_preset_is_that_of_the_papers(name):
-  config, source = shrink(name)
+def test_network_is_that_of_the_papers(make, name):
+  config, source = make(name)
   network = model.configure(config, source)
   params = random_params(network)
-  tokens = networks.tokens(network, batch=1)
-  found = networks.apply(network)(params, tokens)
-  loss = position_losses(found, tokens).mean() / np.log(2)
+  tokens, axes = networks.tokens(network), [x for x in source.shape if x > 1]
+  sizes, rows = (source.length,) * 2, tokens
+  if network.classifies:  # the second sequence is padded
+    sizes = source.length, source.length // 2
+    rows = np.c_[tokens, [0, 1], sizes]
+  found = networks.apply(network)(params, rows)
+  for row, size, logits in zip(tokens, sizes, found, strict=True):
+    expected = reference.logits(
+      config, axes, params, row[:size], source.separator
+    )
+    assert np.abs(expected).max() > 0.1
+    logits = np.reshape(logits, expected.shape)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    if not network.classifies:
+      loss = position_losses(logits[None], row[None]).mean() / np.log(2)
+      assert abs(loss - reference.bits(expected, row)) < 1e-5
 
-  axes = [size for size in source.shape if size > 1]
-  expected = reference.logits(config, axes, params, tokens[0])
-  assert np.abs(expected).max() > 1
-  np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5)
-  assert abs(loss - reference.bits(expected, tokens[0])) < 1e-5
+
+@pytest.mark.parametrize("name", ["gpt-oss", "spans", "content", "experts"])
+def test_decoding_equals_the_whole(name):
+  network = model.configure(*option(name))
+  params, tokens = random_params(network), networks.tokens(network)
+  expected = np.asarray(networks.apply(network)(params, tokens))
+  decoder = kv_cache.Decoder(network)
+  caches = jax.jit(decoder.prefill)(params, tokens[:, :3])
+  step = jax.jit(decoder.step)
+  for t in range(3, 30):
+    found, caches = step(params, caches, tokens[:, t - 1], np.int32(t))
+    np.testing.assert_allclose(found, expected[:, t], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", patterns.MODES)

@@ -29,12 +29,11 @@ def panels(
   titles: Sequence[str],
   heads: Sequence[Weights],
   shape: Sequence[int],
-  first: int = 0,
 ) -> "style.Figure":
   """A figure with a column for each head of a layer, at most the first 12.
 
-  Above are the weights of one query, in the `shape` of the data, rows first,
-  which begin at position `first`; below, those of all queries, one per row.
+  Above are the weights of one query, in the `shape` of the data, rows first;
+  below, those of all queries, one per row.
   """
   titles, heads = titles[: masks.MAX_PANELS], heads[: masks.MAX_PANELS]
   n = len(heads[0][0])
@@ -43,7 +42,7 @@ def panels(
   labels = f"weights of query {query:,},\nin the data", masks.ALL_QUERIES
   figure, axes = masks.columns(titles, labels, f"{title}\n{legend}")
   for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):
-    _show_query(top, of_query[first:], query - first, math.prod(shape[1:]))
+    _show_query(top, of_query, query, math.prod(shape[1:]))
     masks.show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
     if size > 1:
       bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")

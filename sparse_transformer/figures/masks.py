@@ -32,7 +32,6 @@ def save_patterns(
   shape: Sequence[int],
   length: int,
   chosen: Iterable[Pattern] | None = None,
-  first: int = 0,
 ) -> None:
   """Draws the first 12 patterns of a network, or of the chosen, as `panels`."""
   found = places(layers)
@@ -41,7 +40,7 @@ def save_patterns(
   titles = [f"{p}\n{describe_places(*found[p])}" for p in drawn]
   more = len(chosen) - len(drawn)
   note = f"and {more:,} more" if more else ""
-  style.save(panels(titles, drawn, shape, length, note, first), path)
+  style.save(panels(titles, drawn, shape, length, note), path)
 
 
 def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
@@ -74,18 +73,16 @@ def panels(
   shape: Sequence[int],
   length: int,
   note: str = "",
-  first: int = 0,
 ) -> "style.Figure":
   """A figure with a column for each pattern.
 
-  Above are the keys of one query, in the `shape` of the data, rows first, which
-  begin at the `first` position; below is the pattern as a matrix of queries
-  (rows) and keys, up to position 4,096.
+  Above are the keys of one query, in the `shape` of the data, rows first; below
+  is the pattern as a matrix of queries (rows) and keys, up to position 4,096.
   """
   labels = "keys of one query,\nin the data", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
-    show(top, image_of_query(pattern, length, shape[0], first), aspect="auto")
+    show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
@@ -138,14 +135,12 @@ def cell_size(n: int) -> int:
   return -(-n // MAX_CELLS)
 
 
-def image_of_query(
-  pattern: Pattern, length: int, rows: int, first: int = 0
-) -> np.ndarray:
-  """RGB image of what a query sees from the `first` position on, in rows."""
-  query, size = shown_query(length), length - first
-  cells = np.zeros(rows * -(-size // rows), np.uint8)
-  cells[:size] = _cells(pattern, query, np.arange(first, length))
-  cells[query - first] = QUERY
+def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
+  """RGB image of what a query in the lower half sees, in `rows` rows."""
+  query = shown_query(length)
+  cells = np.zeros(rows * -(-length // rows), np.uint8)
+  cells[:length] = _cells(pattern, query, np.arange(length))
+  cells[query] = QUERY
   in_data = cells.reshape(rows, -1)
   return paint(in_data, *map(cell_size, in_data.shape))
 

@@ -3,19 +3,24 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from sparse_transformer.model import experts, pattern_params, sharding
+from sparse_transformer import attention
+from sparse_transformer.model import sharding
 from sparse_transformer.model.hyperparameters import Config
 
 # Marks a function that ends with a product. The backward pass needs the
 # operands, not the product: cheap to recompute, and large to keep.
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+# The name of arrays that rematerialization keeps: what was chosen by numbers
+# that may round differently when they are recomputed.
+NOT_RECOMPUTED = "choice"
+*_OUTPUTS, _LABELS = attention.SAVED_NAMES
 
 
 class ResidualBlock(nnx.Module):
@@ -28,29 +33,26 @@ class ResidualBlock(nnx.Module):
   Source: Child et al. 2019, sections 5.1 and 5.2.
   """
 
+  stack: ClassVar[str] = "blocks"  # the name of such blocks in the parameters
+
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    width = config.width
+    width, of_keys = config.width, config.num_key_heads
     norm = functools.partial(nnx.LayerNorm, width, epsilon=1e-5, rngs=rngs)
-    linear = functools.partial(nnx.Linear, rngs=rngs)
-    from_stream = _weight_init(config, width)
+    linear = functools.partial(
+      nnx.Linear, width, kernel_init=weight_init(width), rngs=rngs
+    )
     self.attention_norm = norm()
-    self.query = linear(width, config.qk_width, kernel_init=from_stream)
-    of_keys, of_values = (
-      x // config.num_heads * config.num_key_heads
-      for x in (config.qk_width, width)
-    )
-    self.key = linear(width, of_keys, kernel_init=from_stream)
-    self.value = linear(width, of_values, kernel_init=from_stream)
-    self.out = linear(
-      width, width, kernel_init=_weight_init(config, width, ends_branch=True)
-    )
+    self.query = linear(config.qk_width)
+    self.key = linear(config.head_width * of_keys)
+    self.value = linear(width // config.num_heads * of_keys)
+    self.out = linear(width, kernel_init=weight_init(width, config.num_layers))
     self.mlp_norm = norm()
     self._init_mlp(rngs)
     self.dropout = nnx.Dropout(config.dropout)
 
   def _init_mlp(self, rngs):
-    self.mlp_in, self.mlp_out = _make_mlp(self.config, rngs)
+    self.mlp_in, self.mlp_out = make_mlp(self.config, rngs)
 
   def __call__(
     self,
@@ -72,10 +74,7 @@ class ResidualBlock(nnx.Module):
     rng_a, rng_b = (None, None) if rngs is None else rngs
     attention: Callable = functools.partial(self._attention, attend, rng_a)
     if self.config.remat == "attention":
-      names = jax.checkpoint_policies.save_only_these_names
-      attention = jax.checkpoint(
-        attention, policy=names(*pattern_params.SAVED_NAMES)
-      )
+      attention = jax.checkpoint(attention, policy=_keeping())
     a_BLD, h_BLF, others = attention(x_BLD)
     b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
     return a_BLD + b_BLD, others, measured
@@ -112,7 +111,7 @@ class ResidualBlock(nnx.Module):
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
     """(b, measurements)."""
-    b_BLD = _linear(experts.activate(h_BLF), self.mlp_out)
+    b_BLD = _linear(activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, rng), {}
 
   @jax.named_scope("dropout")
@@ -121,52 +120,43 @@ class ResidualBlock(nnx.Module):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
 
 
-class ExpertBlock(ResidualBlock):
-  """A residual block with a mixture of experts in place of its MLP.
-
-  The experts are MLPs, stacked along a first axis. A router, a linear layer in
-  float32, chooses `experts_per_token` of them for each position.
-  """
-
-  def _init_mlp(self, rngs):
-    config = self.config
-    self.router = nnx.Linear(
-      config.width,
-      config.experts,
-      use_bias=False,
-      precision="highest",
-      kernel_init=_weight_init(config, config.width),
-      rngs=rngs,
-    )
-    split = nnx.split_rngs(splits=config.experts)
-    make = split(nnx.vmap(functools.partial(_make_mlp, config)))
-    self.experts_in, self.experts_out = make(rngs)
-
-  def _enter_mlp(self, y_BLD):
-    return y_BLD
-
-  def _leave_mlp(self, y_BLD, rng):
-    logits_BLE = self.router(y_BLD.astype(jnp.float32))
-    chosen_BLK, factors_BLK = experts.choose(
-      logits_BLE, self.config.experts_per_token
-    )
-    layers = self.experts_in, self.experts_out
-    weights = [x[...] for layer in layers for x in (layer.kernel, layer.bias)]
-    b_BLD = experts.mix(
-      y_BLD, chosen_BLK, factors_BLK, experts.Weights(*weights)
-    )
-    return self._drop(b_BLD, rng), experts.measure(logits_BLE, chosen_BLK)
+def rematerialized(
+  apply: Callable, remat: str, layer_argument: int
+) -> Callable:
+  """Makes the backward pass recompute a block, as far as `remat` says."""
+  if remat not in ("block", "block_but_attention"):
+    return apply
+  # With the outputs of attention saved, its backward pass needs only the
+  # queries, keys and values, which are cheap to recompute.
+  names = _OUTPUTS if remat == "block_but_attention" else ()
+  return jax.checkpoint(
+    apply,
+    prevent_cse=False,
+    static_argnums=layer_argument,
+    policy=_keeping(*names),
+  )
 
 
-def _make_mlp(config, rngs):
+def _keeping(*names):
+  """The policy that keeps arrays of some names, and what was chosen."""
+  keep = jax.checkpoint_policies.save_only_these_names
+  return keep(*names, _LABELS, NOT_RECOMPUTED)
+
+
+def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
   """The two layers of an MLP."""
   width, inner = config.width, config.mlp_width
-  into = _weight_init(config, width)
-  out = _weight_init(config, inner, ends_branch=True)
+  into, out = weight_init(width), weight_init(inner, config.num_layers)
   return (
     nnx.Linear(width, inner, kernel_init=into, rngs=rngs),
     nnx.Linear(inner, width, kernel_init=out, rngs=rngs),
   )
+
+
+@jax.named_scope("activation")
+def activate(h: jax.Array) -> jax.Array:
+  """The activation of all MLPs."""
+  return h * jax.nn.sigmoid(1.702 * h)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -205,19 +195,14 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
   return y_BLF.astype(x_BLD.dtype)
 
 
-def _weight_init(
-  config: Config, fan_in: int, ends_branch: bool = False
-) -> nnx.Initializer:
-  """Normal weights, scaled by 1/sqrt(2 N) at the end of a residual branch.
+def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
+  """Normal weights; those at the end of a residual branch have `num_layers`.
 
-  The paper's 0.125 / sqrt(d_in), read as a standard deviation ("paper"), is
-  2.83 times smaller than that of the released code ("code"):
-  github.com/openai/distribution_augmentation, which trained its models.
+  With the standard deviation of the released code,
+  github.com/openai/distribution_augmentation, which trained its models: 2.83
+  times that of the paper's 0.125 / sqrt(d_in), read as one.
   """
-  if config.init == "paper":
-    std = 0.125 / math.sqrt(fan_in)
-  else:
-    std = math.sqrt(0.125 / fan_in)
-  return nnx.initializers.normal(
-    std / math.sqrt(2 * config.num_layers) if ends_branch else std
-  )
+  std = math.sqrt(0.125 / fan_in)
+  if num_layers:
+    std /= math.sqrt(2 * num_layers)
+  return nnx.initializers.normal(std)

@@ -21,11 +21,7 @@ from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention.content.grouping import Groups, group
 from sparse_transformer.model import sharding
-
-# Rematerialization keeps these choices: recomputed probabilities may round
-# differently, and choose other experts.
-SAVED_NAMES = ("experts",)
-TILES = 8, 256  # the smallest and the largest tile, in places
+from sparse_transformer.model.block import NOT_RECOMPUTED, activate
 
 
 class Weights(NamedTuple):
@@ -37,12 +33,6 @@ class Weights(NamedTuple):
   bias_out: jax.Array  # [E, D]
 
 
-@jax.named_scope("activation")
-def activate(h: jax.Array) -> jax.Array:
-  """The activation of all MLPs."""
-  return h * jax.nn.sigmoid(1.702 * h)
-
-
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
   """The `num` experts of each position, and the factors of their outputs.
 
@@ -52,7 +42,7 @@ def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
   """
   p_BLE = jax.nn.softmax(logits_BLE)
   chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)[1]
-  chosen_BLK = checkpoint_name(chosen_BLK, *SAVED_NAMES)
+  chosen_BLK = checkpoint_name(chosen_BLK, NOT_RECOMPUTED)
   return chosen_BLK, jnp.take_along_axis(p_BLE, chosen_BLK, axis=-1)
 
 
@@ -117,23 +107,16 @@ def mix(
 
 def _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights):
   """`mix` on one device."""
-  num_choices, num_experts = chosen_BLK.size, len(weights.kernel_in)
-  tile = _tile(num_choices, num_experts)
+  num_experts = len(weights.kernel_in)
+  # A power of two, with four tiles for each expert: larger ones waste more
+  # places, smaller ones read weights more often.
+  mean = max(1, chosen_BLK.size // (4 * num_experts))
+  tile = min(max(8, 1 << (mean.bit_length() - 1)), 256)
   groups = group(chosen_BLK.reshape(1, -1), num_experts, tile)
   groups = jax.tree.map(lambda x: x[0], groups)
   x_SD = x_BLD.reshape(-1, x_BLD.shape[-1])
   factors_SK = factors_BLK.reshape(len(x_SD), -1)
   return _mix_groups(x_SD, factors_SK, groups, weights).reshape(x_BLD.shape)
-
-
-def _tile(num_choices: int, num_experts: int) -> int:
-  """Places of a tile: a power of two, with four tiles for each expert.
-
-  Larger ones waste more places; smaller ones read weights more often.
-  """
-  mean = max(1, num_choices // (4 * num_experts))
-  smallest, largest = TILES
-  return min(max(smallest, 1 << (mean.bit_length() - 1)), largest)
 
 
 @jax.custom_vjp
@@ -144,7 +127,7 @@ def _mix_groups(x_SD, factors_SK, groups, weights):
 
 def _forward(x_SD, factors_SK, groups, weights):
   tokens_VT, factors_VT = _fill(factors_SK, groups)
-  rounded = _rounded(weights, x_SD.dtype)
+  rounded, num = _prepare(weights, groups, x_SD.dtype)
 
   def compute(v, results):
     expert = take(rounded, groups.labels[v])
@@ -159,7 +142,7 @@ def _forward(x_SD, factors_SK, groups, weights):
     jnp.zeros((*tokens_VT.shape, d), jnp.float32),
     jnp.zeros((*tokens_VT.shape, f), x_SD.dtype),
   )
-  y_VTD, h_VTF = lax.fori_loop(0, _used(groups, weights), compute, results)
+  y_VTD, h_VTF = lax.fori_loop(0, num, compute, results)
   out_SD = _sum_choices(y_VTD, groups, factors_SK.shape)
   return out_SD, (x_SD, factors_SK, groups, weights, h_VTF)
 
@@ -168,7 +151,7 @@ def _backward(saved, dout_SD):
   x_SD, factors_SK, groups, weights, h_VTF = saved
   tokens_VT, factors_VT = _fill(factors_SK, groups)
   dtype = x_SD.dtype
-  rounded = _rounded(weights, dtype)
+  rounded, num = _prepare(weights, groups, dtype)
 
   def compute(v, carry):
     results, grads = carry
@@ -194,7 +177,7 @@ def _backward(saved, dout_SD):
   shapes = (*tokens_VT.shape, x_SD.shape[1]), tokens_VT.shape
   results = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
   carry = results, jax.tree.map(jnp.zeros_like, weights)
-  carry = lax.fori_loop(0, _used(groups, weights), compute, carry)
+  carry = lax.fori_loop(0, num, compute, carry)
   (dx_VTD, dfactors_VT), grads = carry
   dx_SD = _sum_choices(dx_VTD, groups, factors_SK.shape).astype(dtype)
   dfactors_SK = dfactors_VT.reshape(-1)[groups.slots].reshape(factors_SK.shape)
@@ -215,23 +198,18 @@ def _fill(factors_SK: jax.Array, groups: Groups) -> tuple[jax.Array, jax.Array]:
   return entries_VT // factors_SK.shape[1], factors_VT
 
 
-def _used(groups, weights):
-  """Number of tiles with entries, which are the first ones."""
-  return (groups.labels < len(weights.kernel_in)).sum(dtype=jnp.int32)
-
-
 def _sum_choices(y_VTD, groups, shape):
   """Sums the results of the choices of each position: [S, D]."""
   y_SKD = y_VTD.reshape(-1, y_VTD.shape[-1])[groups.slots.reshape(shape)]
   return y_SKD.sum(1)
 
 
-def _rounded(weights, dtype):
-  """Weights with kernels in the dtype of products; biases stay float32."""
-  return weights._replace(
-    kernel_in=weights.kernel_in.astype(dtype),
-    kernel_out=weights.kernel_out.astype(dtype),
-  )
+def _prepare(weights, groups, dtype):
+  """Weights with kernels in the dtype of products, tiles with entries."""
+  into, out = (x.astype(dtype) for x in (weights.kernel_in, weights.kernel_out))
+  # The tiles with entries are the first ones.
+  num = (groups.labels < len(into)).sum(dtype=jnp.int32)
+  return weights._replace(kernel_in=into, kernel_out=out), num
 
 
 def _product(x, y):

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 
 from sparse_transformer import attention
-from sparse_transformer.model import transformer
+from sparse_transformer.model import stacks, transformer
 from sparse_transformer.model.hyperparameters import Config
 
 Caches = dict[int, attention.Cache]  # of each stack, by its first layer
@@ -35,22 +35,22 @@ class Decoder:
         batch=batch,
         num_heads=config.num_heads,
         num_key_heads=config.num_key_heads,
-        qk_width=config.qk_width // config.num_heads,
+        qk_width=config.head_width,
         value_width=config.width // config.num_heads,
         dtype=config.dtype,
-        layers=count,
+        layers=len(stack),
       )
-      for layer, count in transformer.stacks(config).items()
+      for layer, stack in stacks.stacks(config).items()
     }
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Caches:
     """Computes the caches after a prompt, all its positions at once."""
 
-    def attend(caches, layer, index, directions, *inputs, **sinks):
-      given = dict(layer=index, directions=directions)
+    def attend(caches, layer, index, *inputs, **keywords):
+      given = dict(layer=index, directions=keywords.get("directions"))
       new = attention.fill_cache(caches[layer], *inputs, **given)
       caches = caches | {layer: new}
-      return model.attend(caches, layer, index, directions, *inputs, **sinks)
+      return model.attend(caches, layer, index, *inputs, **keywords)
 
     caches = self.init(len(tokens_BL))
     if not tokens_BL.shape[1]:
@@ -63,11 +63,11 @@ class Decoder:
   ) -> tuple[jax.Array, Caches]:
     """Predicts position t, see `sampling.Decoder`."""
 
-    def attend(caches, layer, index, directions, *inputs, **sinks):
-      q_BHK, k_BHK, v_BHE = (x[:, 0] for x in inputs)
-      given = dict(layer=index, directions=directions) | sinks
+    def attend(caches, layer, index, *inputs, **keywords):
+      q_BHK, k_BGK, v_BGE = (x[:, 0] for x in inputs)
+      keywords |= dict(layer=index)
       out_BHE, new = attention.attend_next(
-        caches[layer], q_BHK, k_BHK, v_BHE, t, **given
+        caches[layer], q_BHK, k_BGK, v_BGE, t, **keywords
       )
       return out_BHE[:, None], caches | {layer: new}
 

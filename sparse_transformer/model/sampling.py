@@ -19,8 +19,7 @@ import numpy as np
 import tqdm
 from jax import lax
 
-CHUNK = 256  # the most positions per call to the device
-SECONDS = 1.0  # target duration of a call, which delays progress and stopping
+CHUNK = 32  # positions per call to the device, which delays stopping
 # The least temperature and top_p; smaller ones overflow or vanish in float32.
 LEAST = 1e-6
 
@@ -69,8 +68,7 @@ class Sampler:
   """Draws symbols from logits.
 
   Args:
-    temperature: divides the logits, at least 1e-6; 0 takes the most probable
-      symbol.
+    temperature: divides the logits; 0 takes the most probable symbol.
     top_k: draws from the k most probable symbols only; 0 from all.
     top_p: draws from the smallest set of the most probable of these whose
       probabilities add up to top_p; from 1e-6 to 1.
@@ -143,7 +141,7 @@ def sample(
       that has all symbols; none by default, of uint8.
     seed: samples do not depend on the decoder or on chunks.
     name: label of a progress bar on a terminal; None shows none.
-    check_stop: called about once a second; may raise to end the work.
+    check_stop: called before each chunk; may raise to end the work.
 
   Returns:
     ([num, length] of the dtype of the prompts, seconds excluding compilation
@@ -161,7 +159,6 @@ def sample(
       f"a prompt of {prompts.shape[1]} positions does not fit in a sequence of"
       f" {length}; shorten it"
     )
-  check_stop()  # compilation may take minutes
   tokens, seconds = [prompts], 0.0
   with tqdm.tqdm(
     total=num * (length - prompts.shape[1]),
@@ -170,6 +167,7 @@ def sample(
     leave=False,
     disable=not (name and sys.stderr.isatty()),
   ) as bar:
+    check_stop()  # compilation may take minutes
     for new_BC, took in _chunks(
       decoder, sampler, params, prompts, length, seed
     ):
@@ -188,25 +186,20 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
     return
   state = _prefill(decoder)(params, jnp.asarray(prompts))
   last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
-  last_B = jnp.asarray(last)
   rngs = jax.random.split(jax.random.key(seed), length)
 
   leaves, structure = jax.tree.flatten(state)
-  shardings = tuple(x.sharding for x in leaves)
-  draw = _draw(decoder, sampler, CHUNK, structure, shardings)
+  draw = _draw(decoder, sampler, structure, tuple(x.sharding for x in leaves))
   # Compiles, if needed: draws nothing.
-  state, _ = draw(params, state, last_B, rngs, np.int32(first), np.int32(0))
-  count = 1
-  while first < length:
-    start = time.perf_counter()
-    places = np.int32(first), np.int32(count)
-    state, tokens_BC = draw(params, state, last_B, rngs, *places)
+  places = np.int32(first), np.int32(0)
+  state, _ = draw(params, state, jnp.asarray(last), rngs, *places)
+  for at in range(first, length, CHUNK):
+    count, start = min(CHUNK, length - at), time.perf_counter()
+    places = np.int32(at), np.int32(count)
+    state, tokens_BC = draw(params, state, jnp.asarray(last), rngs, *places)
     new_BC = np.asarray(tokens_BC)[:, :count]
-    last_B = jnp.asarray(new_BC[:, -1])
-    seconds = time.perf_counter() - start
-    yield new_BC, seconds
-    first += count
-    count = min(_next_count(count, seconds), length - first)
+    last = new_BC[:, -1]
+    yield new_BC, time.perf_counter() - start
 
 
 # A run samples again and again, after each validation.
@@ -216,39 +209,27 @@ def _prefill(decoder):
 
 
 @functools.lru_cache(maxsize=8)
-def _draw(decoder, sampler, size, structure, shardings):
-  """Jitted `_draw_chunk`; each chunk gets the state that the last one left."""
-  return jax.jit(
-    functools.partial(_draw_chunk, decoder, sampler, size),
-    donate_argnums=1,
-    out_shardings=(jax.tree.unflatten(structure, shardings), None),
-  )
-
-
-def _next_count(count: int, seconds: float) -> int:
-  """Positions of the next chunk, from those of the last and its duration."""
-  return max(1, int(min(count * SECONDS / seconds, 4 * count, CHUNK)))
-
-
-def _draw_chunk(
-  decoder, sampler, size, params, state, last_B, rngs, first, count
-):
+def _draw(decoder, sampler, structure, shardings):
   """Draws positions first to first + count - 1: (the new state, tokens_BC).
 
-  C is `size`, at least `count`.
+  C is `CHUNK`, at least `count`. Each chunk gets the state of the last one.
   """
 
-  def step(i, carry):
-    state, last_B, tokens_BC = carry
-    logits_BV, state = decoder.step(params, state, last_B, first + i)
-    if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
-      raise ValueError(
-        f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,} symbols;"
-        " use a larger dtype, also of prompts of 0 positions"
-      )
-    new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
-    return state, new_B, tokens_BC.at[:, i].set(new_B)
+  def draw(params, state, last_B, rngs, first, count):
+    def step(i, carry):
+      state, last_B, tokens_BC = carry
+      logits_BV, state = decoder.step(params, state, last_B, first + i)
+      if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
+        raise ValueError(
+          f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,}"
+          " symbols; use a larger dtype, also of prompts of 0 positions"
+        )
+      new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
+      return state, new_B, tokens_BC.at[:, i].set(new_B)
 
-  tokens_BC = jnp.zeros((len(last_B), size), last_B.dtype)
-  carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
-  return carry[0], carry[2]
+    tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
+    carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
+    return carry[0], carry[2]
+
+  out_shardings = jax.tree.unflatten(structure, shardings), None
+  return jax.jit(draw, donate_argnums=1, out_shardings=out_shardings)

@@ -244,22 +244,6 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   return Reach(depth, missing, positions, len(inputs))
 
 
-def pooled_reach(layers: Layers, n: int, queries: Sequence[int]) -> Reach:
-  """Finds the inputs that some positions together see through all layers.
-
-  Walks back from the last layer, for any n. `layers` is the number of last
-  layers that suffice.
-  """
-  seen = np.zeros((n, 1), bool)
-  seen[list(queries)] = True
-  for depth, heads in enumerate((*layers[::-1], ())):
-    if seen.all():
-      return Reach(depth, None, n, 0)
-    found = (_reduce(np.bitwise_or, p, seen, by_key=True) for p in set(heads))
-    seen = functools.reduce(np.bitwise_or, found, seen)
-  return Reach(None, (queries[0], int(np.argmin(seen))), n, 0)
-
-
 def _sampled_inputs(n: int) -> np.ndarray:
   """Both sides of the boundaries at powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())

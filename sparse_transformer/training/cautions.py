@@ -11,7 +11,7 @@ from sparse_transformer.training.explanation import network_report
 
 def report(config: ConfigDict, model: model_lib.Config) -> None:
   """Prints a line on standard error for each such setting."""
-  of_task = _unread(model) if model.classifies else _skipped_byte(model)
+  of_task = _causal(model) if model.classifies else _skipped_byte(model)
   for caution in _shared_summaries(config), of_task:
     if caution:
       print(f"warning: {caution}", file=sys.stderr)
@@ -41,27 +41,18 @@ def _shared_summaries(config: ConfigDict) -> str:
   return ""
 
 
-def _unread(model: model_lib.Config) -> str:
-  """The caution if a classifier has causal patterns, or overlooks inputs."""
-  n = model.length
-  distinct = dict.fromkeys(itertools.chain(*model.patterns))
-  # Content-based patterns have no other form, and may reach what others miss.
-  static = [p for p in distinct if not p.contents()]
-  causal = [p for p in static if patterns.analysis.is_causal(p, n)]
-  reach, may_see = network_report.find_reach(model)
-  missing = reach.missing if may_see is None else None
-  problems = []
-  if causal:
-    problems.append(
-      f"attention.pattern {patterns.shorten(causal[0])} hides later keys from"
-      " queries, which model.task=classify allows with causal=False"
-    )
-  if missing:
-    problems.append(
-      f"position {missing[0]}, from which the label is predicted, never reaches"
-      f" position {missing[1]}; use Prefixed(...) or model.pool=mean"
-    )
-  return "; ".join(problems)
+def _causal(model: model_lib.Config) -> str:
+  """The caution if a classifier has causal patterns."""
+  for pattern in dict.fromkeys(itertools.chain(*model.patterns)):
+    # Content-based patterns have no other form.
+    if not pattern.contents() and patterns.analysis.is_causal(
+      pattern, model.length
+    ):
+      return (
+        f"attention.pattern {patterns.shorten(pattern)} hides later keys from"
+        " queries, which model.task=classify allows with causal=False"
+      )
+  return ""
 
 
 def _skipped_byte(model: model_lib.Config) -> str:

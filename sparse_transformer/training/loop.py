@@ -313,7 +313,6 @@ def _write(experiment, workdir, step, free, options):
     model.patterns,
     model.shape,
     model.length,
-    first=model.prepends,
   )
 
 

@@ -108,7 +108,7 @@ def train_step(
   before = at_step(state.opt_state, due)
   updates, opt_state = optimizer.update(grads, before, state.params)
   params = optax.apply_updates(state.params, updates)
-  params = model_lib.clip_spans(params)
+  params = model_lib.project(params)
   # At first the average follows closely, so that the initial weights do not
   # hold back short runs (the schedule of tf.train.ExponentialMovingAverage).
   decay = jnp.minimum(

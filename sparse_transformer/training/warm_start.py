@@ -22,9 +22,7 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 
 # Fields of `model` on which the function of the weights does not depend.
-MEANINGLESS = (
-  *("dropout", "init", "token_std", "position_std", "dtype", "remat"),
-)
+MEANINGLESS = "dropout", "token_std", "position_std", "dtype", "remat"
 
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
@@ -101,14 +99,9 @@ def _meaning(config: ConfigDict) -> dict[str, Any]:
   }
   if model["key_heads"] == model["num_heads"]:
     model["key_heads"] = 0
-  unused = []
   if model["positions"] == "learned":
-    unused += ["rotary_base"]
-  if not model["experts"]:
-    unused += ["experts_per_token", "experts_every"]
-  if model["task"] == "generate":
-    unused += ["pool"]
-  return {f"model.{x}": model[x] for x in model if x not in unused}
+    del model["rotary_base"]
+  return {f"model.{name}": value for name, value in model.items()}
 
 
 def _parse(text: str) -> tuple[pathlib.Path, str]:

@@ -9,10 +9,10 @@ import pytest
 
 from sparse_transformer.model import experts
 
-BATCH, LENGTH, WIDTH, INNER, NUM = 2, 45, 6, 10, 5
+BATCH, LENGTH, WIDTH, INNER = 2, 45, 6, 10
 
 
-def inputs(num=NUM, dtype="float32", skew=0.0, seed=0):
+def inputs(num=5, dtype="float32", skew=0.0, seed=0):
   """(x_BLD, router, weights); with skew, most choose the first experts."""
   random = np.random.RandomState(seed)
   x_BLD = jnp.asarray(random.randn(BATCH, LENGTH, WIDTH), dtype)
@@ -47,16 +47,12 @@ def all_experts(x_BLD, weights):
   return y + weights.bias_out[None, None]
 
 
-def combined(x_BLD, weights, factors_BLE):
-  """All experts, dense, times factors that may be 0."""
-  return (all_experts(x_BLD, weights) * factors_BLE[..., None]).sum(2)
-
-
 def dense(x_BLD, router, weights, k):
   """Softmax over all experts, and the k largest of it."""
   p_BLE = jax.nn.softmax(logits_of(x_BLD, router))
   smallest = jnp.sort(p_BLE, axis=-1)[..., -k, None]
-  return combined(x_BLD, weights, jnp.where(p_BLE >= smallest, p_BLE, 0))
+  factors_BLE = jnp.where(p_BLE >= smallest, p_BLE, 0)
+  return (all_experts(x_BLD, weights) * factors_BLE[..., None]).sum(2)
 
 
 def with_gradients(function, k):
@@ -89,21 +85,6 @@ def test_result_in_bfloat16_is_that_in_float32_within_its_rounding():
   assert 0 < np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_one_expert_of_many_still_teaches_the_router():
-  x_BLD, router, weights = inputs()
-  total = lambda router: mixed(x_BLD, router, weights, 1).sum()
-  grads = jax.jit(jax.grad(total))(router)
-  assert all(np.abs(g).min() > 0 for g in grads)
-
-
-@pytest.mark.parametrize(
-  "choices, num, tile",
-  [(8192, 8, 256), (360, 5, 16), (2, 8, 8), (10**6, 4, 256)],
-)
-def test_experts_have_about_four_tiles_within_limits(choices, num, tile):
-  assert experts._tile(choices, num) == tile
-
-
 # Losses.
 
 
@@ -121,66 +102,15 @@ def test_losses_are_those_of_the_definitions():
   np.testing.assert_allclose(found["expert_load"], 4 * share, rtol=1e-6)
 
 
-def test_balance_is_1_if_even_and_grows_to_the_number_of_experts():
-  even = np.tile(20 * np.eye(4, dtype=np.float32), (2, 3, 1))  # in turn
-  alone = np.float32(20) * (np.arange(4) == 1) * np.ones((2, 12, 1))
-
-  @jax.jit
-  def balance(logits_BLE):
-    chosen_BLK, _ = experts.choose(logits_BLE, 1)
-    return experts.measure(logits_BLE, chosen_BLK)["load_balance"]
-
-  assert balance(even) == pytest.approx(1, rel=1e-5)
-  assert balance(alone) == pytest.approx(4, rel=1e-5)
-
-
-# What a position depends on: probes, and variants that they must catch.
-
-
-def with_capacity(x_BLD, router, weights):
-  """Experts that take only so many choices, the first ones in the batch."""
-  chosen, factors = experts.choose(logits_of(x_BLD, router), 2)
-  queue = jax.nn.one_hot(chosen, NUM).reshape(-1, NUM).cumsum(0)
-  is_kept = queue <= 2 * BATCH * LENGTH // NUM
-  kept = jax.nn.one_hot(chosen, NUM) * is_kept.reshape(*chosen.shape, NUM)
-  return combined(x_BLD, weights, (kept * factors[..., None]).sum(2))
-
-
-def by_experts(x_BLD, router, weights):
-  """Each expert chooses its positions."""
-  p_BLE = jax.nn.softmax(logits_of(x_BLD, router))
-  smallest = jnp.sort(p_BLE, axis=1)[:, -2 * LENGTH // NUM, None]
-  return combined(x_BLD, weights, jnp.where(p_BLE >= smallest, p_BLE, 0))
-
-
-VARIANTS = {
-  "ours": functools.partial(mixed, k=2),
-  "capacity": with_capacity,
-  "by experts": by_experts,
-}
-T = 31  # no multiple of a tile
-
-
-@pytest.mark.parametrize(
-  "name, by_future, by_others",
-  [
-    ("ours", False, False),
-    ("capacity", False, True),
-    ("by experts", True, False),
-  ],
-)
-def test_probes_find_what_depends_on_others(name, by_future, by_others):
+def test_nothing_depends_on_later_positions_or_other_sequences():
   x_BLD, router, weights = inputs(skew=0.5)
-  other_BLD = inputs(seed=1)[0]
-  run = jax.jit(lambda x: VARIANTS[name](x, router, weights))
+  other_BLD, t = inputs(seed=1)[0], 31  # no multiple of a tile
+  run = jax.jit(lambda x: mixed(x, router, weights, 2))
   out_BLD = run(x_BLD)
-  future = run(jnp.concatenate([x_BLD[:, :T], other_BLD[:, T:]], axis=1))
-  others = [run(x_BLD.at[i].set(other_BLD[i])) for i in range(BATCH)]
-  assert (future[:, :T] != out_BLD[:, :T]).any() == by_future
-  found = [
-    (others[i] != out_BLD)[np.arange(BATCH) != i].any() for i in range(BATCH)
-  ]
-  assert any(found) == by_others
-  # No gradient shows any of it.
-  gradient = jax.jit(jax.grad(lambda x: run(x)[:, :T].sum()))
-  assert (gradient(x_BLD)[:, T:] == 0).all()
+  future = run(jnp.concatenate([x_BLD[:, :t], other_BLD[:, t:]], axis=1))
+  np.testing.assert_array_equal(future[:, :t], out_BLD[:, :t])
+  assert (future[:, t:] != out_BLD[:, t:]).any()
+  for i in range(BATCH):
+    others = run(x_BLD.at[i].set(other_BLD[i]))
+    is_other = np.arange(BATCH) != i
+    np.testing.assert_array_equal(others[is_other], out_BLD[is_other])

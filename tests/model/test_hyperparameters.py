@@ -1,4 +1,4 @@
-"""Tests of model/hyperparameters.py."""
+"""Tests of model/configure.py and hyperparameters.py."""
 
 import types
 
@@ -31,4 +31,4 @@ def test_period_is_the_number_of_layers_after_which_patterns_repeat(
 ):
   assigned = networks.assign(num_layers=num_layers, cycle=cycle)
   config = networks.config(num_layers=num_layers, patterns=assigned)
-  assert config.period == period
+  assert model.period(config) == period

@@ -1,4 +1,4 @@
-"""Tests of model/kv_cache.py."""
+"""Tests of model/kv_cache.py; options: see tests/test_reference_network.py."""
 
 import functools
 
@@ -22,6 +22,14 @@ from sparse_transformer.patterns import (
 )
 
 LENGTH = 40
+STATIC = (
+  (Local(5), Strided(5), Local(5)),
+  (Block(8) | Summary(8, 2), BigBird(4), catalogue.Fifths()),
+)
+CONTENT = (
+  (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
+  (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
+)
 
 
 def network(layers, **changes):
@@ -47,59 +55,34 @@ def compiled(config):
   return jax.jit(decoder.prefill), jax.jit(decoder.step)
 
 
-def check_steps(config, start=0, batch=2, tol=2e-4):
-  """Steps from a prompt of `start` symbols give the logits of a full pass."""
+@pytest.mark.parametrize(
+  "layers, start, changes",
+  [
+    # Two periods and a layer after them, which has its own cache.
+    *((STATIC * 2 + STATIC[:1], start, {}) for start in (1, 17, LENGTH - 1)),
+    (CONTENT * 2, 0, {}),
+    pytest.param(CONTENT * 2, 18, {}, marks=pytest.mark.soak),
+    (STATIC, 17, dict(dtype="bfloat16")),
+    (STATIC, 7, dict(experts=4, backend="auto")),
+    (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
+    (((Local(3),),), 1, dict(length=2, shape=(2,), vocab_size=2, tile=0)),
+  ],
+)
+def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
+  layers, start, changes
+):
+  config = network(layers, **changes)
   prefill, step = compiled(config)
   params = networks.random_params(config, std=0.4)
-  tokens = networks.tokens(config, batch, seed=1)
+  tokens = networks.tokens(config, seed=1)
   expected = np.asarray(networks.apply(config)(params, tokens))
-  assert np.abs(expected).max() > 1
+  tolerance = 0.02 if config.dtype == "bfloat16" else 2e-4
   cache = prefill(params, tokens[:, :start])
   for t in range(start, config.length):
     found, cache = step(params, cache, tokens[:, t - 1], np.int32(t))
-    np.testing.assert_allclose(found, expected[:, t], atol=tol, rtol=tol)
-
-
-@pytest.mark.parametrize("start", [1, 17, LENGTH - 1])
-def test_steps_continue_a_prompt(start):
-  layers = (Local(5), Strided(5)), (Block(8) | Summary(8, 2), BigBird(4))
-  check_steps(network(layers), start)
-
-
-@pytest.mark.parametrize(
-  "name, mode",
-  [
-    ("strided", "interleaved"),
-    pytest.param("fixed", "heads", marks=pytest.mark.soak),
-    pytest.param("fixed", "interleaved", marks=pytest.mark.soak),
-    pytest.param("fixed", "merged", marks=pytest.mark.soak),
-    pytest.param("strided", "heads", marks=pytest.mark.soak),
-    pytest.param("strided", "merged", marks=pytest.mark.soak),
-  ],
-)
-def test_layers_after_the_last_period_have_their_own_caches(name, mode):
-  layers = networks.assign(name, mode, 5, num_heads=3, stride=8, window=8)
-  check_steps(network(layers, backend="auto"), 6)
-
-
-def test_steps_in_bfloat16_round_where_a_full_pass_does():
-  layers = (Local(5), Strided(5)), (Block(8), BigBird(4))
-  check_steps(network(layers, dtype="bfloat16"), 17, tol=0.02)
-
-
-def test_heads_with_different_patterns_keep_their_order():
-  heads = Local(3), Strided(4), Local(3), catalogue.Fifths()
-  check_steps(network((heads,) * 3), 5)
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_shortest_sequences_and_smallest_network(length):
-  config = network(
-    ((Local(3),),), length=length, shape=(length,), vocab_size=2, tile=0
-  )
-  check_steps(config, batch=1)
-  if length > 1:
-    check_steps(config, start=1, batch=1)
+    np.testing.assert_allclose(
+      found, expected[:, t], atol=tolerance, rtol=tolerance
+    )
 
 
 def test_cache_in_bfloat16_is_half_as_large():
@@ -108,27 +91,13 @@ def test_cache_in_bfloat16_is_half_as_large():
     kv_cache.Decoder(network(layers, dtype=dtype))
     for dtype in ("float32", "bfloat16")
   )
-  # 5 slots and one for keys without a reader; 2 layers, K = 4, E = 8.
-  positions, numbers = 4 * 6, 3 * 2 * 6 * 2 * (4 + 8)
+  # 5 slots and one for keys without a reader; 2 layers, K = 4, E = 8. Their
+  # positions, and the number of positions so far, are integers.
+  positions, numbers = 4 * (6 + 1), 3 * 2 * 6 * 2 * (4 + 8)
   assert wide.num_bytes(3) == 4 * numbers + positions
   assert narrow.num_bytes(3) == 2 * numbers + positions
 
 
-@pytest.mark.parametrize("start", [7, pytest.param(0, marks=pytest.mark.soak)])
-def test_steps_choose_the_experts_of_a_full_pass(start):
-  layers = (Local(5), Strided(5)), (Block(8), BigBird(4))
-  check_steps(network(layers, experts=4, experts_per_token=1), start)
-
-
-WITH_CONTENT = (
-  (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
-  (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
-)
-
-
-@pytest.mark.parametrize(
-  "start",
-  [0, 18, *(pytest.param(t, marks=pytest.mark.soak) for t in (1, LENGTH - 1))],
-)
-def test_steps_follow_the_content_as_a_full_pass(start):
-  check_steps(network(WITH_CONTENT * 2), start)
+def test_documents_have_no_cache():
+  with pytest.raises(ValueError, match="one document.*--nocache"):
+    kv_cache.Decoder(network(STATIC, separator=0)).init(1)

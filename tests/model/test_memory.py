@@ -175,19 +175,3 @@ def test_program_does_not_grow_with_depth():
     return len([*networks.equations(program)])
 
   assert size(8) == size(128)
-
-
-@pytest.mark.soak
-def test_step_of_128_layers_compiles():
-  traced_step("cifar10").lower().compile()
-
-
-def test_walk_finds_all_keys_of_a_tile_of_queries():
-  def row_by_row(q_LK):
-    def scores(_, q_TK):
-      return None, jnp.einsum("tk,mk->tm", q_TK, q_LK).sum()
-
-    return jax.lax.scan(scores, None, q_LK.reshape(-1, 64, 8))[1]
-
-  q_LK = jax.ShapeDtypeStruct((2560, 8), jnp.float32)
-  assert (64, 2560) in quadratic(jax.jit(row_by_row).trace(q_LK), 2560, 64)

@@ -102,7 +102,7 @@ def test_experts_cost_as_many_flops_as_tokens_pass_through():
     network(**{"model.experts": experts, "model.remat": "block"})
     for experts in (4, 0)
   )
-  assert model.has_experts == (False, True, False)
+  assert model_lib.layers_of(model, "expert_blocks") == [1]
   costs_of = lambda model: costs.step(config, model, 0)
   more = model_lib.count_active_parameters(model)
   more -= model_lib.count_parameters(dense) + 64 + 16  # biases of an MLP

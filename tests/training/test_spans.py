@@ -9,7 +9,6 @@ import runs
 
 from sparse_transformer import model, report
 from sparse_transformer.figures import curves
-from sparse_transformer.model import pattern_params
 from sparse_transformer.patterns import AdaptiveSpan, Local
 from sparse_transformer.training import loop, optimizer
 from sparse_transformer.training.experiment import Experiment
@@ -58,17 +57,14 @@ def test_heads_of_layers_have_spans_of_their_own():
 
 def test_parameters_only_where_a_pattern_needs_them():
   config = network()
-  np.testing.assert_array_equal(
-    pattern_params.init_spans(config), np.zeros((3, 2))
-  )
   params = model.param_shapes(config)
   assert params["spans"].shape == (3, 2)
   assert not optimizer.decays(params)["spans"]
   assert optimizer._block_matrices(params)["spans"] is None
   without = network(patterns=(PATTERNS[1],) * 3)
   assert "spans" not in model.param_shapes(without)
-  assert model.clip_spans({"start": 2}) == {"start": 2}
-  clipped = model.clip_spans({"spans": jnp.array([-0.1, 0.5, 1.2])})
+  assert model.project({"start": 2}) == {"start": 2}
+  clipped = model.project({"spans": jnp.array([-0.1, 0.5, 1.2])})
   np.testing.assert_array_equal(clipped["spans"], np.float32([0, 0.5, 1]))
 
 

@@ -147,12 +147,11 @@ def _places(config, source):
     if not model_lib.num_stacks(path):
       places[".".join([first, *rest])] = i, ...
       continue
-    layers = [*range(model.num_layers)]
-    if first.endswith("blocks"):
-      has_experts = first == "expert_blocks"
-      layers = [n for n in layers if model.has_experts[n] == has_experts]
+    layers = model_lib.layers_of(model, first)
+    if layers:
       rest[0] = PARTS[rest[0]]
     else:
+      layers = [*range(model.num_layers)]
       rest = ["attention", first, *rest]
     for place, layer in enumerate(layers):
       places[".".join(["layers", str(layer), *rest])] = i, place

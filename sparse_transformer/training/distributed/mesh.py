@@ -61,9 +61,8 @@ def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
 
 def check_network(model: model_lib.Config, sizes: Sizes) -> None:
   """Raises ValueError if a network cannot be split over a mesh."""
-  start = " with the start of model.pool=first" * model.prepends
   for name, value, axis in (
-    (f"the length of a sequence{start}", model.length, "sequence"),
+    ("the length of a sequence", model.length, "sequence"),
     ("model.width", model.width, "fsdp"),
     ("model.num_heads", model.num_heads, "tensor"),
     ("model.key_heads", model.num_key_heads, "tensor"),

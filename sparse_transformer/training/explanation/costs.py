@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib
 from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.model.options.mixture import PER_TOKEN
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import step as step_lib
@@ -187,8 +188,10 @@ def itemsize(model: model_lib.Config) -> int:
 def _matmuls(model: model_lib.Config) -> Iterator[tuple[str, Matmul]]:
   """(name, product) for each product with weights in each block."""
   width, inner = model.width, model.mlp_width
-  for has_experts in model.has_experts:
-    experts = (model.experts, model.experts_per_token) if has_experts else ()
+  with_experts = model_lib.layers_of(model, "expert_blocks")
+  for layer in range(model.num_layers):
+    has_experts = layer in with_experts
+    experts = (model.experts, PER_TOKEN) if has_experts else ()
     yield "qkv", Matmul(width, model.qk_width)
     for of_key_head in widths(model):
       yield "qkv", Matmul(width, of_key_head * model.num_key_heads)

@@ -17,7 +17,7 @@ import numpy as np
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.figures import head_maps as pictures, masks, style
-from sparse_transformer.model import pattern_params, transformer
+from sparse_transformer.model import options, transformer
 
 MAX_LAYERS = 8  # that are drawn
 
@@ -38,23 +38,19 @@ def collect(
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
   places = np.full(model.num_layers, drawn)  # that is dropped
   places[chosen] = np.arange(drawn)
-  n, width = len(tokens_L) + model.prepends, model.qk_width // model.num_heads
-  shape = 1, n, model.num_heads, width
+  shape = 1, len(tokens_L), model.num_heads, model.head_width
 
   @jax.jit
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(found, layer, index, directions, q_BLHK, k_BLGK, v, **options):
-      place = jnp.asarray(places)[layer + model.period * index]
+    def attend(found, layer, index, q_BLHK, k_BLGK, v, **keywords):
+      place = jnp.asarray(places)[layer + model_lib.period(model) * index]
       k_BLHK = jnp.repeat(k_BLGK, q_BLHK.shape[2] // k_BLGK.shape[2], 2)
       both = jnp.stack([q_BLHK, k_BLHK])
       found = found.at[place].set(both, mode="drop")
       inputs = q_BLHK, k_BLGK, v
-      out, _ = network.attend(
-        None, layer, index, directions, *inputs, **options
-      )
-      return out, found
+      return network.attend(found, layer, index, *inputs, **keywords)
 
     empty = jnp.zeros((drawn, 2, *shape), model.dtype)
     return network.run_blocks(network.embed(tokens_BL), attend, empty)[1]
@@ -73,16 +69,14 @@ def weigh(
 
   The temperature divides the scores before their softmax.
   """
-  network = transformer.bind(model, params)
+  own = options.own_params(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
-    directions = pattern_params.directions(
-      patterns,
-      [layer],
-      0,
-      jax.tree.map(lambda x, layer=layer: x[layer], network.learned),
-      q_BLHK.shape[-1],
-    )
+    own_of_layer = jax.tree.map(lambda x, layer=layer: x[layer], own)
+    where = options.Layer(patterns, range(layer, layer + 1), 0, 0, own_of_layer)
+    inputs = options.Inputs(q_BLHK, k_BLHK, k_BLHK, {})
+    inputs = options.prepare(model, where, inputs)
+    directions = inputs.keywords.get("directions", {})
     mask_BHLM = selection.realize(patterns, q_BLHK, k_BLHK, directions)
     i = np.arange(q_BLHK.shape[1])
     ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
@@ -144,7 +138,7 @@ def draw(
     )
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  total = len(tokens_L) + model.prepends
+  total = len(tokens_L)
   n = min(total, masks.MAX_LENGTH)
   # A classifier's keys depend on later symbols.
   used_L = tokens_L if model.classifies else tokens_L[:n]
@@ -161,7 +155,6 @@ def draw(
       [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
       [weights for _, weights in heads],
       model.shape,
-      model.prepends,
     )
     style.save(figure, path)
     report["pictures"].append(str(path))

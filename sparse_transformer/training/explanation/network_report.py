@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from sparse_transformer.attention import cache_plan, cached_group, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
+from sparse_transformer.model.options.mixture import PER_TOKEN
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.explanation import costs
@@ -107,9 +108,9 @@ def describe(config: ConfigDict, model: model_lib.Config) -> Report:
     | dict(
       parameters=model_lib.count_parameters(model),
       active_parameters=model_lib.count_active_parameters(model),
-      expert_blocks=np.flatnonzero(model.has_experts).tolist(),
+      expert_blocks=model_lib.layers_of(model, "expert_blocks"),
       experts=model.experts,
-      experts_per_token=model.experts_per_token,
+      experts_per_token=PER_TOKEN,
     ),
     attention=attention,
     total=dict(
@@ -227,17 +228,12 @@ def find_held(model: model_lib.Config) -> Held:
 def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
   """Finds after how many layers all positions see what they should, if ever.
 
-  Of a classifier, after how many the pooled positions have seen every input.
-
   Returns:
     The reach by static pairs; and the layers if content-based patterns had all
     pairs that they may have, None if there are no such patterns.
   """
   layers, n = model.patterns, model.length
-  measure: Callable[..., analysis.Reach] = analysis.measure_reach
-  if model.classifies:
-    pooled = range(n) if model.pool == "mean" else [0]
-    measure = functools.partial(analysis.pooled_reach, queries=pooled)
+  measure = analysis.measure_reach
   static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
   support = tuple(tuple(p.support() for p in heads) for heads in layers)
   may_see = None if support == layers else measure(support, n).layers
@@ -273,7 +269,7 @@ def draw(folder: str | os.PathLike, model: model_lib.Config) -> list[str]:
     pictures[folder / f"pattern_{i}.png"] = [pattern]
   about = model.patterns, model.shape, model.length
   for path, chosen in pictures.items():
-    save_patterns(path, *about, chosen, first=model.prepends)
+    save_patterns(path, *about, chosen)
   return [str(path) for path in pictures]
 
 
@@ -361,15 +357,10 @@ def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
     query, key = reach.missing
     seen = "not everything"
     checked = f"query {query:,} never reaches key {key:,}; {checked}"
-  who = "pooled " * (report.network["task"] == "classify")
-  yield (
-    who + ("sees" if report.may_see is None else "always sees"),
-    seen,
-    checked,
-  )
+  yield "sees" if report.may_see is None else "always sees", seen, checked
   if report.may_see is not None:
     what = "if content-based patterns had all pairs they may have"
-    yield f"{who}may see", _everything(report.may_see), what
+    yield "may see", _everything(report.may_see), what
 
 
 def _everything(layers):

@@ -1,0 +1,50 @@
+"""Spans of `AdaptiveSpan`: parameters, as shares of the longest span.
+
+They start at 0 and are clipped to [0, 1] after each update, as in the code of
+Sukhbaatar et al. 2019. The forward pass does not clip them: at a bound they
+still have a gradient.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sparse_transformer.attention.content import spans
+from sparse_transformer.model.options.option import Inputs, Layer, Option
+
+
+class LearnedSpans(Option):
+  """What attention patterns with a learned span need."""
+
+  stacked = ("spans",)
+
+  @property
+  def is_used(self) -> bool:
+    return any(map(spans.any_span, self.config.patterns))
+
+  def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
+    return dict(
+      spans=jnp.zeros((self.config.num_layers, self.config.num_heads))
+    )
+
+  def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    found, shares_H = map(spans.span_of, layer.patterns), layer.params["spans"]
+    of_heads = {x: x.longest * shares_H for x in found if x is not None}
+    return inputs.add_directions(of_heads)
+
+  def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
+    """`span`: the mean, in positions; `spans`: [heads], 0 for those without."""
+    directions = inputs.keywords["directions"]
+    spans_H = spans.of_heads(layer.patterns, directions)
+    if spans_H is None:
+      return {}
+    num = sum(spans.span_of(pattern) is not None for pattern in layer.patterns)
+    return dict(span=spans_H.sum() / num, spans=spans_H)
+
+  @staticmethod
+  def project(params: dict) -> dict:
+    if "spans" not in params:
+      return params
+    return params | dict(spans=jnp.clip(params["spans"], 0, 1))

@@ -1,0 +1,85 @@
+"""The protocol of options: the hooks that the network calls."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from flax import nnx
+
+from sparse_transformer.model.block import ResidualBlock
+from sparse_transformer.model.hyperparameters import Config
+from sparse_transformer.patterns import Pattern
+
+
+class Inputs(NamedTuple):
+  """What `attention.attend` is given in a layer."""
+
+  q_BLHK: jax.Array
+  k_BLGK: jax.Array
+  v_BLGE: jax.Array
+  keywords: dict[str, Any]
+
+  def add_directions(self, of_patterns: Mapping[Any, jax.Array]) -> "Inputs":
+    """With the directions of more patterns."""
+    both = self.keywords.get("directions", {}) | of_patterns
+    return self._replace(keywords=self.keywords | dict(directions=both))
+
+
+class Layer(NamedTuple):
+  """A layer, as its options see it."""
+
+  patterns: tuple[Pattern, ...]  # of its heads
+  stack: range  # the layers that run as one, see `stacks.stacks`
+  place: jax.Array | int  # which of them it is; may be traced
+  first: jax.Array | int  # the first position; may be traced
+  params: Mapping[str, Any]  # of all options, in this layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+  """A part that some networks have; a hook that it leaves out does nothing."""
+
+  config: Config
+  # The names of parameters, or of layers in blocks, that have a first axis of
+  # layers, or a further one, see `num_stacks`.
+  stacked: ClassVar[tuple[str, ...]] = ()
+
+  @property
+  def is_used(self) -> bool:
+    """Whether the config asks for it."""
+    raise NotImplementedError
+
+  def check(self) -> None:
+    """Raises a ValueError if it contradicts the rest of the config."""
+
+  def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
+    """Draws its parameters by name: arrays [layers, ...], or dicts of them."""
+    del rngs
+    return {}
+
+  def blocks(
+    self, kinds: list[type[ResidualBlock]]
+  ) -> list[type[ResidualBlock]]:
+    """The class of each layer's block, from that without the option."""
+    return kinds
+
+  def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    """What attention is given, from that without the option."""
+    del layer
+    return inputs
+
+  def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
+    """Measures what attention was given: scalars are auxiliary losses."""
+    del layer, inputs
+    return {}
+
+  @staticmethod
+  def project(params: dict) -> dict:
+    """Moves the parameters of a network into their bounds, after an update."""
+    return params
+
+  def num_active(self, path: tuple[Any, ...], size: int) -> int:
+    """How many numbers of a parameter are used by one position."""
+    del path
+    return size

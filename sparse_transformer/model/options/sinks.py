@@ -1,0 +1,27 @@
+"""Sinks: a learned logit for each head, which takes a share of the weights."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from sparse_transformer.model.options.option import Inputs, Layer, Option
+
+
+class Sinks(Option):
+  """`model.sinks`; at first, each sink counts as a key with a score of 0."""
+
+  stacked = ("sinks",)
+
+  @property
+  def is_used(self) -> bool:
+    return self.config.sinks
+
+  def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
+    return dict(
+      sinks=jnp.zeros((self.config.num_layers, self.config.num_heads))
+    )
+
+  def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    sinks = dict(sinks_H=layer.params["sinks"])
+    return inputs._replace(keywords=inputs.keywords | sinks)

@@ -62,5 +62,4 @@ from sparse_transformer.patterns.named import (
   bidirectional as bidirectional,
   factorize as factorize,
   parse as parse,
-  prefixed as prefixed,
 )

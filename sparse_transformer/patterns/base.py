@@ -287,37 +287,10 @@ class Difference(_Restriction):
     return static - self.right, content
 
 
-@dataclasses.dataclass(frozen=True)
-class Shifted(Pattern):
-  """A static pattern, moved by `size` positions.
-
-  Its pairs with the first `size` positions are arbitrary; the caller must cover
-  them.
-  """
-
-  pattern: Pattern
-  size: int
-
-  def mask(self, q: Integers, k: Integers) -> Booleans:
-    return self.pattern.mask(q - self.size, k - self.size)
-
-  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # The first positions are last, so that tiles are cut where they were.
-    first = np.arange(min(self.size, n))
-    queries, keys = self.pattern.orders(n - len(first))
-    join = lambda rest: np.concatenate([np.asarray(rest) + self.size, first])
-    return join(queries), join(keys)
-
-  def parts(self) -> tuple[Pattern, ...]:
-    return tuple(Shifted(part, self.size) for part in self.pattern.parts())
-
-
 def _is_natural(pattern: Pattern) -> bool:
   """Returns whether a pattern of one part runs in natural order."""
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
-  if isinstance(pattern, Shifted):
-    return _is_natural(pattern.pattern)
   return type(pattern).orders is Pattern.orders
 
 

@@ -18,10 +18,8 @@ from sparse_transformer.patterns.base import (
   Examples,
   Integers,
   Pattern,
-  Shifted,
   register,
 )
-from sparse_transformer.patterns.checks import shorten
 
 
 @register
@@ -488,44 +486,6 @@ class BigBird(_Shorthand):
       bidirectional=(cls(4, num_random=2, causal=False),),
       large=cls(64),
       num_keys=lambda i, n: i % 64 + 1 + np.minimum(i // 64, 5) * 64,
-    )
-
-
-@register
-@dataclasses.dataclass(frozen=True)
-class Prefixed(_Shorthand):
-  """The first `size` positions see all and are seen by all, beside a pattern.
-
-  The rest is numbered from 0, so that the rows of an image stay rows beside a
-  position that classifies it. A causal pattern remains causal on the rest.
-  """
-
-  pattern: Pattern
-  size: int = 1
-
-  def definition(self) -> Pattern:
-    if not isinstance(self.pattern, Pattern) or self.pattern.contents():
-      raise ValueError(
-        f"Prefixed({shorten(self.pattern)}) must have a static pattern; a"
-        " content-based one can be joined: Global(1, causal=False) | ..."
-      )
-    # The union runs the parts in natural order together.
-    return Global(self.size, causal=False) | Shifted(self.pattern, self.size)
-
-  def parts(self) -> tuple[Pattern, ...]:
-    return self.definition().parts()
-
-  @classmethod
-  def examples(cls) -> Examples:
-    def num_keys(i: np.ndarray, n: int) -> np.ndarray:
-      before, after = np.minimum(i - 1, 512), np.minimum(n - 1 - i, 512)
-      return np.where(i < 1, n, 2 + before + after)
-
-    rest = Block(20) | Summary(20, 4)
-    return Examples(
-      bidirectional=(cls(Strided(12, causal=False)), cls(rest, size=3)),
-      large=cls(Local(1024, causal=False)),
-      num_keys=num_keys,
     )
 
 

@@ -223,19 +223,6 @@ def bidirectional(pattern: Pattern) -> Pattern:
   return found
 
 
-def prefixed(pattern: Pattern, size: int) -> Pattern:
-  """A pattern after `size` positions that see all, and are seen by all.
-
-  >>> print(prefixed(catalogue.Local(5, causal=False), 1))
-  Prefixed(Local(5, causal=False))
-  """
-  if pattern == catalogue.Full():
-    return pattern
-  if pattern.contents():
-    return catalogue.Global(size, causal=False) | pattern
-  return catalogue.Prefixed(pattern, size)
-
-
 def _check_count(count: int, pattern: Pattern | str) -> None:
   if count > MAX_COMBINED:
     raise ValueError(

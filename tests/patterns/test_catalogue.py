@@ -2,12 +2,10 @@
 
 import itertools
 
-import catalogue as catalogue_of_tests
 import numpy as np
 import pytest
 
 from sparse_transformer.patterns import (
-  LSH,
   BigBird,
   Block,
   Causal,
@@ -19,7 +17,6 @@ from sparse_transformer.patterns import (
   LogSparse,
   Longformer,
   Neighborhood,
-  Prefixed,
   RandomBlocks,
   Row,
   Strided,
@@ -77,10 +74,6 @@ def grid(text):
     (Neighborhood(2, 1, 2, 1), "10000 01000 10100 01010 00101"),
     (Neighborhood(2, 3, 2, 1), "10000 11000 11100 11110 00111"),
     (Neighborhood(3, 1, 2, 1, causal=False), "10100 01010 10101 01010 00101"),
-    (Prefixed(Local(2)), "11111 11000 11100 10110 10011"),
-    (Prefixed(Strided(2), 2), "11111 11111 11100 11010 11101"),
-    (Prefixed(Local(1), size=9), "11111 11111 11111 11111 11111"),
-    (Prefixed(Prefixed(Local(1))), "11111 11111 11100 11010 11001"),
     # With seed 0: a pattern must stay what it was when a network was trained.
     (RandomBlocks(1, 1), "00000 10000 01000 01000 10000"),
     (BigBird(1, num_random=1), "10000 11000 11100 11110 11011"),
@@ -176,31 +169,3 @@ def test_random_blocks_depend_on_their_seed():
   ]
   assert max(shared) < 0.2  # rows near the start have no choice
   np.testing.assert_array_equal(matrices[0], RandomBlocks(1, 3, 0).matrix(300))
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 90])
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("pattern", catalogue_of_tests.ALL[::3], ids=str)
-def test_rest_beside_a_prefix_is_the_pattern_as_it_was(pattern, size, n):
-  expected = np.ones((n, n), bool)
-  if n > size:
-    expected[size:, size:] = pattern.matrix(n - size)
-  found = Prefixed(pattern, size)
-  np.testing.assert_array_equal(found.matrix(n), expected)
-  total = sum(part.matrix(n).astype(int) for part in found.parts())
-  np.testing.assert_array_equal(total, expected)
-
-
-def test_a_prefix_costs_no_more_tiles_than_a_union():
-  for pattern in Local(64), Strided(32), Local(64, causal=False):
-    found, union = (
-      sum(len(part.layout(1024, 64).rows) for part in either.parts())
-      for either in (Prefixed(pattern), pattern | Global(1, causal=False))
-    )
-    assert found <= union
-
-
-@pytest.mark.parametrize("inner", [5, LSH(8, 2), Local(3) | LSH(8, 2)], ids=str)
-def test_a_prefix_takes_static_patterns_only(inner):
-  with pytest.raises(ValueError, match=r"^Prefixed\(.*must have a static patt"):
-    Prefixed(inner)

@@ -223,10 +223,6 @@ Strided(1, offset=1)            => offset must be less than stride
 LSH(0, 4)                       => window must be at least 1
 Routing(4, 4, causal=False)     => expected Routing\(clusters, window\)
 TopBlocks(4, 1.5)               => num must be an integer
-Prefixed(5)                     => static pattern
-Prefixed(Local)                 => 'Local' is not a number
-Prefixed(Local(3), 0)           => size must be at least 1
-Prefixed(Local(3) | LSH(8, 4))  => Global\(1, causal=False\)
 Local(Local(3))                 => window must be an integer
 Local(9) - AdaptiveSpan(9)      => Local
 AdaptiveSpan(9) - AdaptiveSpan(9) => cannot be taken from
@@ -259,22 +255,9 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
 def test_bidirectional_patterns_see_both_ways():
   cases = {
     Local(4) | Strided(8): Local(4, causal=False) | Strided(8, causal=False),
-    patterns.Prefixed(Local(4), 2): patterns.Prefixed(
-      Local(4, causal=False), 2
-    ),
     Block(8) - Causal(): Block(8, causal=False) - patterns.Full(),
     Local(4) | Causal(): patterns.Full(),
     patterns.TopBlocks(2, 2): patterns.TopBlocks(2, 2),
   }
   for pattern, expected in cases.items():
     assert patterns.bidirectional(pattern) == expected
-
-
-def test_prefix_sees_all_and_is_seen():
-  prefixed = patterns.prefixed(Local(3, causal=False), 2)
-  mask = prefixed.mask(*np.indices((9, 9)))
-  assert mask[:2].all() and mask[:, :2].all()
-  inner = Local(3, causal=False).mask(*np.indices((7, 7)))
-  np.testing.assert_array_equal(mask[2:, 2:], inner)
-  assert patterns.prefixed(patterns.Full(), 1) == patterns.Full()
-  assert patterns.prefixed(patterns.TopBlocks(2, 2), 1).contents()

@@ -54,11 +54,6 @@ def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
   return {kind.stack: stack(kind) for kind in dict.fromkeys(kinds)}
 
 
-def names(config: Config) -> list[str]:
-  """The names of the stacks of blocks in the parameters."""
-  return [*dict.fromkeys(x.stack for x in options.block_kinds(config))]
-
-
 def pack(blocks: ResidualBlock) -> tuple[Any, Callable]:
   """(parameters of a stack of blocks, function from those of one to the block).
 
@@ -91,7 +86,7 @@ def layers_of(config: Config, stack: str) -> list[int]:
   return [layer for layer, kind in kinds if kind.stack == stack]
 
 
-def place(config: Config, name: str, layer: int) -> int:
+def index_in(config: Config, name: str, layer: int) -> int:
   """The place of a layer in what is stacked, by name: all layers, or a kind."""
   kinds = [kind.stack for kind in options.block_kinds(config)]
   return kinds[:layer].count(name) if name in kinds else layer
@@ -103,7 +98,7 @@ def by_period(config: Config, stacked: dict[str, Any]) -> dict[str, Any]:
   times = config.num_layers // every
 
   def split(name, tree):
-    count = place(config, name, every)
+    count = index_in(config, name, every)
     return jax.tree.map(
       lambda p: p[: times * count].reshape(times, count, *p.shape[1:]), tree
     )

@@ -102,11 +102,9 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Attention of one layer, over whole sequences: (out_BLHE, the cache).
 
-    Args:
-      cache: a pytree, passed from layer to layer with the same structure.
-      layer: the first layer of the stack, see `stacks.stacks`.
-      index: the place in the stack, all of which has the same patterns; traced.
-      q_BLHK, k_BLGK, v_BLGE, keywords: of this layer, see `attention.attend`.
+    The layer is the first of its stack, and `index` its place in it, see
+    `stacks.stacks`; the cache is a pytree that passes from layer to layer. The
+    others are as in `attention.attend`.
     """
     del index
     out_BLHE = attention.attend(
@@ -221,7 +219,7 @@ class Transformer(nnx.Module):
       rngs = jax.vmap(jax.random.split)(rngs)
     stacked: dict[str, Any] = dict(rngs=rngs, options=own)
     make_block = {}
-    for name in stacks.names(self.config):
+    for name in {x.stack for x in options.block_kinds(self.config)}:
       stacked[name], make_block[name] = stacks.pack(getattr(self, name))
     return stacked, make_block
 
@@ -233,7 +231,7 @@ class Transformer(nnx.Module):
     # inputs of the scan, which are not copied.
     config, kind = self.config, options.block_kinds(self.config)[layer].stack
     packed, params, rngs = (
-      take(stacked[name], stacks.place(config, name, layer))
+      take(stacked[name], stacks.index_in(config, name, layer))
       for name in (kind, "options", "rngs")
     )
     heads, stack = config.patterns[layer], stacks.stacks(config)[layer]

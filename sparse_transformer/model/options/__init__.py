@@ -10,14 +10,20 @@ from typing import Any
 import jax
 
 from sparse_transformer.attention.content.spans import span_of
-from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.model.options.directions import (
   Directions,
   has_centroids,
 )
-from sparse_transformer.model.options.learned_spans import LearnedSpans
-from sparse_transformer.model.options.mixture import Mixture
+from sparse_transformer.model.options.learned_spans import (
+  LearnedSpans,
+  project as project,
+)
+from sparse_transformer.model.options.mixture import (
+  Mixture,
+  block_kinds as block_kinds,
+  num_active as num_active,
+)
 from sparse_transformer.model.options.option import (
   Inputs as Inputs,
   Layer as Layer,
@@ -35,15 +41,6 @@ STACKED = {"blocks"}.union(*(option.stacked for option in ALL))
 def of(config: Config) -> tuple[Option, ...]:
   """The options that a network has."""
   return tuple(x for x in (option(config) for option in ALL) if x.is_used)
-
-
-@functools.lru_cache(maxsize=64)
-def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
-  """The class of each layer's block."""
-  kinds = [ResidualBlock] * config.num_layers
-  for option in of(config):
-    kinds = option.blocks(kinds)
-  return tuple(kinds)
 
 
 def learned_patterns(config: Config) -> list[list[set[Content]]]:
@@ -76,20 +73,6 @@ def measure(
   return {name: x for measured in found for name, x in measured.items()}
 
 
-def num_active(config: Config, path: tuple[Any, ...], size: int) -> int:
-  """How many numbers of the parameter at a path one position uses."""
-  for option in of(config):
-    size = option.num_active(path, size)
-  return size
-
-
 def num_stacks(path: tuple[Any, ...]) -> int:
   """Number of axes along which the parameter at a path is stacked."""
   return len(STACKED & {key.key for key in path})
-
-
-def project(params: dict) -> dict:
-  """The parameters of a network, moved into their bounds after an update."""
-  for option in ALL:
-    params = option.project(params)
-  return params

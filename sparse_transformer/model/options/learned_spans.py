@@ -43,8 +43,9 @@ class LearnedSpans(Option):
     num = sum(spans.span_of(pattern) is not None for pattern in layer.patterns)
     return dict(span=spans_H.sum() / num, spans=spans_H)
 
-  @staticmethod
-  def project(params: dict) -> dict:
-    if "spans" not in params:
-      return params
-    return params | dict(spans=jnp.clip(params["spans"], 0, 1))
+
+def project(params: dict) -> dict:
+  """The parameters of a network, moved into their bounds after an update."""
+  if "spans" not in params:
+    return params
+  return params | dict(spans=jnp.clip(params["spans"], 0, 1))

@@ -8,6 +8,7 @@ from flax import nnx
 
 from sparse_transformer.model import experts
 from sparse_transformer.model.block import ResidualBlock, make_mlp, weight_init
+from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.model.options.option import Option
 
 PER_TOKEN = 2  # experts that each position passes through
@@ -71,12 +72,18 @@ class Mixture(Option):
         f" model.num_layers={self.config.num_layers} must be at least 2"
       )
 
-  def blocks(
-    self, kinds: list[type[ResidualBlock]]
-  ) -> list[type[ResidualBlock]]:
-    return [ExpertBlock if i % 2 else kind for i, kind in enumerate(kinds)]
 
-  def num_active(self, path: tuple[Any, ...], size: int) -> int:
-    if {"experts_in", "experts_out"} & {key.key for key in path}:
-      return size // self.config.experts * PER_TOKEN
-    return size
+@functools.lru_cache(maxsize=64)
+def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
+  """The class of each layer's block."""
+  has_experts = lambda layer: config.experts and layer % 2
+  return tuple(
+    ExpertBlock if has_experts(layer) else ResidualBlock
+    for layer in range(config.num_layers)
+  )
+
+
+def num_active(config: Config, path: tuple[Any, ...], size: int) -> int:
+  """How many numbers of the parameter at a path one position uses."""
+  is_shared = not {"experts_in", "experts_out"} & {key.key for key in path}
+  return size if is_shared else size // config.experts * PER_TOKEN

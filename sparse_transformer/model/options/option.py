@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.model.hyperparameters import Config
 from sparse_transformer.patterns import Pattern
 
@@ -58,12 +57,6 @@ class Option:
     del rngs
     return {}
 
-  def blocks(
-    self, kinds: list[type[ResidualBlock]]
-  ) -> list[type[ResidualBlock]]:
-    """The class of each layer's block, from that without the option."""
-    return kinds
-
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     """What attention is given, from that without the option."""
     del layer
@@ -73,13 +66,3 @@ class Option:
     """Measures what attention was given: scalars are auxiliary losses."""
     del layer, inputs
     return {}
-
-  @staticmethod
-  def project(params: dict) -> dict:
-    """Moves the parameters of a network into their bounds, after an update."""
-    return params
-
-  def num_active(self, path: tuple[Any, ...], size: int) -> int:
-    """How many numbers of a parameter are used by one position."""
-    del path
-    return size

@@ -11,16 +11,13 @@ import networks
 import numpy as np
 import pytest
 import reference_network as reference
-import runs
+from test_configs import NAMES, load
 
 from sparse_transformer import model, patterns
 from sparse_transformer.model import kv_cache
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import position_losses
 
-NAMES = {path.stem for path in (runs.REPO / "configs").glob("*.py")}
-# These need data, and differ from others in size alone.
-NAMES = sorted(NAMES - {"default", "video", "lra_text", "lra_listops"})
 SOURCE = types.SimpleNamespace(
   vocab_size=11, length=30, shape=(6, 5), separator=None, classes=()
 )
@@ -64,8 +61,7 @@ def preset(name):
 
   Everything that counts positions is divided by the same power of two.
   """
-  config = importlib.import_module(f"configs.{name}").get_config()
-  config.data.path = "/no/such/place"
+  config = load(name)
   source, network = Experiment(config).source, Experiment(config).model
   attention = config.attention
   scale = 2 ** max(0, int(math.log2(attention.stride / 8)))

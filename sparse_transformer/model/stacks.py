@@ -32,10 +32,9 @@ def period(config: Config) -> int:
 
 
 def stacks(config: Config) -> dict[int, range]:
-  """The layers that run as one stack, by the first of them.
+  """The layers that run as one, by their first: those at a place of periods.
 
-  The layers at the same place of each period form a stack; those after the last
-  full period are stacks of one.
+  Each layer after the last full period is alone.
   """
   num, every = config.num_layers, period(config)
   end = num - num % every
@@ -57,8 +56,8 @@ def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
 def pack(blocks: ResidualBlock) -> tuple[Any, Callable]:
   """(parameters of a stack of blocks, function from those of one to the block).
 
-  A scan copies a layer out of each array, and its gradient into another: two
-  launches each on GPUs. Therefore all vectors become one array.
+  All vectors become one array: a scan copies a layer out of each, and its
+  gradient into another, with two launches on GPUs.
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)

@@ -65,8 +65,7 @@ class Transformer(nnx.Module):
 
     Args:
       tokens_BL: symbols, of any integer dtype; L is at most `config.length`.
-      sizes_B: of a classifier, how many symbols each sequence has, from 1 to L;
-        those after them change nothing. None for all.
+      sizes_B: how many of them a classifier reads, at least 1; None for all.
       rng: key for dropout; None applies no dropout.
 
     Returns:
@@ -172,8 +171,8 @@ class Transformer(nnx.Module):
 
     Args:
       x_BLD: embedded symbols, from `embed` or `embed_next`.
-      attend: attention of each layer, like `attend`; may change the cache.
-      cache: the cache that is passed to the first layer.
+      attend: attention of each layer, like `Transformer.attend`.
+      cache: what the first layer's `attend` gets.
       rng: key for dropout; None applies no dropout.
       first: the first position.
 
@@ -263,8 +262,8 @@ def bind(config: Config, params: dict) -> Transformer:
 def make_apply(config: Config) -> Callable[..., jax.Array]:
   """The network as apply(params, tokens_BL, rng=None) -> logits_BLV.
 
-  A classifier is apply(params, rows_BM, rng=None) -> logits_BC, with rows as
-  `data.Sequences` has them; their labels are not read.
+  A classifier takes rows of `data.Sequences`, without reading their labels, and
+  returns logits_BC.
   """
   predict = make_predict(config)
   return lambda *args, **rng: predict(*args, **rng)[0]

@@ -182,6 +182,19 @@ def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
   np.testing.assert_array_equal(run(params, changed)[0][0], logits[0])
 
 
+def test_document_changes_nothing_in_the_next():
+  network = config(separator=0, patterns=((CHOSEN,) * 2,) * 4)
+  params, end, random = params_of(network), 20, np.random.RandomState(0)
+  symbols = random.randint(1, 7, (2, LENGTH))
+  symbols[:, end] = 0
+  changed = symbols.copy()
+  changed[:, :end] = random.randint(1, 7, (2, end))
+  logits, after = (predict(network)(params, x)[0] for x in (symbols, changed))
+  difference = np.abs(after - logits)
+  assert difference[:, end + 1 :].max() < 1e-5
+  assert difference[:, 1 : end + 1].max() > 0.1
+
+
 # Rematerialization.
 
 

@@ -14,7 +14,7 @@ The data are those of Maas et al. 2011, folders `train` and `test` which have
 beside them, with reviews of both classes moved from `train`; remove
 `train/unsup`.
 
-Expected: not run, since the data are not part of this repository. 3,243,776
+Expected: not run, since the data are not part of this repository. 3,243,520
 parameters. Published: 64.27 % for dense attention, 63.58 % for a Sparse
 Transformer.
 """

@@ -58,17 +58,17 @@ WITHIN = {
 LIMITS = {
   "README.md": 177,
   "attention": 7_165,
-  "benchmarks": 2_999,
+  "benchmarks": 3_000,
   "commands": 2_339,
   "comparison": 1_100,
   "data": 1_939,
   "figures": 631,
-  "library": 23_100,
+  "library": 23_104,
   "model": 2_008,
   "patterns": 2_921,
   "targets": 675,
-  "tests": 18_555,
-  "training": 4_322,
+  "tests": 18_556,
+  "training": 4_326,
   "words of docs": 28_092,
 }
 # Fields that no config file sets, by the reason for which they exist.

@@ -115,12 +115,11 @@ def train(
       lambda: config_lib.check_config(workdir, config, free)
     )
     saved = processes.decide(lambda: store.Checkpoints(workdir).steps())
+    if config.train.init_from and not saved:
+      warm_start.first_state(experiment)  # raises before anything is compiled
     processes.decide(lambda: _introduce(experiment, workdir, options.limit))
     if max(saved, default=0) < config.train.steps:
       _compile(experiment, max(saved, default=0))
-    begin = functools.cache(lambda: warm_start.first_state(experiment))
-    if not saved:
-      begin()
 
     # -- Its state and its files, its steps, its end.
     with (
@@ -129,7 +128,7 @@ def train(
     ):
       state, start = checkpoints.restore_last(experiment.like), None
       if state is None:
-        state, start = begin()
+        state, start = warm_start.first_state(experiment)
       step = int(state.step)
       _check_step(config, workdir, step, changes)
       processes.decide(lambda: _write(experiment, workdir, step, free, options))

@@ -57,19 +57,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 177,
-  "attention": 7_165,
+  "attention": 6_796,
   "benchmarks": 3_000,
   "commands": 2_339,
   "comparison": 1_100,
   "data": 1_939,
   "figures": 631,
-  "library": 23_104,
+  "library": 22_734,
   "model": 2_008,
   "patterns": 2_921,
   "targets": 675,
-  "tests": 18_556,
-  "training": 4_326,
-  "words of docs": 28_092,
+  "tests": 18_460,
+  "training": 4_325,
+  "words of docs": 26_545,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {
@@ -88,8 +88,8 @@ UNSET = {
 TWICE = {
   "the interface of executors": "attention.forward attention.backward"
   " attention.plans attention.shares attention.tile_size attention.attend",
-  "tables of different kernels": "attention.Tables attention.Steps"
-  " attention.make_shares attention.check_tile",
+  "of kernels that copy blocks": "attention.launch",
+  "the positions on a side of a tile, checked": "attention.check_tile",
   "said with their module": "commands.write data.find data.read"
   " figures.panels figures.paint model.measure training.explain training.draw"
   " training.render training.trace training.save training.read",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.contract import Case, Heads
+from sparse_transformer.attention.contract import Heads
 from sparse_transformer.patterns import Pattern
 
 
@@ -38,18 +38,6 @@ def key_heads(heads: Heads, group: int) -> Heads:
       if (rows == rows[:, :1]).all():
         break
   return tuple(rows[:, 0].tolist())
-
-
-def patterns_of_units(
-  patterns: tuple[Pattern, ...], case: Case
-) -> tuple[Pattern, ...]:
-  """The pattern of each unit: query heads of a key head with equal patterns."""
-  for size in range(case.group, 0, -1):
-    if case.group % size == 0:
-      found = patterns[::size]
-      if all(patterns[i] == found[i // size] for i in range(len(patterns))):
-        break
-  return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,6 @@ so far [A, B, H, T, 1].
 
 import abc
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -155,7 +154,6 @@ def backward(
     dq_done, *others = done
     mine = apply(functools.partial(steps.queries, i), queries)
     q, dout = mine.q * scale(mine.q, scores), mine.dout
-    lse, delta = mine.lse[..., None], mine.delta[..., None]
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
@@ -165,14 +163,13 @@ def backward(
     def gradients(i, j, tile, pairs):
       """(dq, dk, dv, gradients of the spans) of a step."""
       mask, m = pairs
-      p, dp, slope = weights_and_gradients(
-        (q, dout), (tile.k, tile.v), lse, delta, mask, scores
-      )
+      scaled = mine._replace(q=q)
+      p, dp, slope = weights_and_gradients(scaled, tile, mask, scores)
       dspans: Any = ()
       if m is not None:  # p may be above 1 where m is below
         dspans = steps.spans_gradient(i, j, dp)
         p, dp = m * p, m * dp
-      ds = (dp * slope * scale_of_scores(q, scores)).astype(q.dtype)
+      ds = (dp * slope).astype(q.dtype)
       p = p.astype(q.dtype)
       new_dv = dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       new_dk = dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
@@ -305,34 +302,29 @@ def add_sinks(
 
 
 def weights_and_gradients(
-  mine: Sequence[jax.Array],
-  other: Sequence[jax.Array],
-  lse: jax.Array,
-  delta: jax.Array,
-  mask: jax.Array,
-  scores: Scores,
+  queries: Queries, keys: Keys, mask: jax.Array, scores: Scores
 ) -> tuple[jax.Array, jax.Array, jax.Array | float]:
-  """(weights relative to a given lse, gradients of the scores, their slope).
+  """(weights relative to the given lse, gradients of the scores, their slope).
 
-  The slope is that of the soft cap, by which the gradients are to be multiplied
-  in the end. All are in float32 or wider: round them for products. Products
-  with queries and keys take `scale_of_scores`. Tiles (q, dout), with q scaled,
-  and (k, v) are given in either order: the first has the rows of the results.
-  lse and delta have an axis of size 1 for keys.
+  The slope is that of the scores as a function of products of keys and queries,
+  which are scaled: the gradients are to be multiplied by it in the end. All are
+  in float32 or wider: round them for products.
   """
-  (x, dx), (y, dy) = mine, other
-  s, slope = _scores(x, y, mask, scores)
-  p = jnp.exp(s - lse)
-  return p, p * (dot("abhte,abhse->abhts", dx, dy) - delta), slope
+  s, slope = _scores(queries.q, keys.k, mask, scores)
+  p = jnp.exp(s - queries.lse[..., None])
+  dp = dot("abhte,abhse->abhts", queries.dout, keys.v)
+  return p, p * (dp - queries.delta[..., None]), slope
 
 
 def _scores(q, k, mask, scores):
-  """(The scores, -inf outside the mask, the slope of the soft cap)."""
-  s = dot("abhtk,abhsk->abhts", q, k) * scale_of_scores(q, scores)
-  slope: jax.Array | float = 1.0
+  """(The scores, -inf outside the mask, their slope); `scale` multiplied q."""
+  # What `scale` leaves.
+  factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
+  s = dot("abhtk,abhsk->abhts", q, k) * factor
+  slope: jax.Array | float = factor
   if scores.softcap:
     share = jnp.tanh(s / scores.softcap)
-    s, slope = scores.softcap * share, 1 - share**2
+    s, slope = scores.softcap * share, factor * (1 - share**2)
   return jnp.where(mask, s, -jnp.inf), slope
 
 
@@ -358,8 +350,3 @@ def scale(q: jax.Array, scores: Scores) -> np.ndarray:
   """
   is_narrow = q.dtype.itemsize == 2
   return np.asarray(1 if is_narrow else scores.factor(q.shape[-1]), q.dtype)
-
-
-def scale_of_scores(q: jax.Array, scores: Scores) -> float:
-  """The factor of the scores: what `scale` leaves."""
-  return scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0

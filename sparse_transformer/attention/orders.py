@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sparse_transformer.patterns import Layout
 
@@ -72,6 +73,44 @@ def make_order(order: np.ndarray, num_places: int) -> Order:
   places[kept] = np.arange(len(kept))
   is_natural = np.array_equal(positions, np.arange(n))
   return Order(positions, places, is_natural)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Orders(Arrangement):
+  """Several orders, one after another: a position has a place in each."""
+
+  orders: tuple[Order, ...]
+
+  @property
+  def positions(self) -> jax.Array:
+    return jnp.concatenate([jnp.asarray(x.positions) for x in self.orders])
+
+  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    # Rows of all heads at once are long, and few.
+    rows = [x.reshape(*x.shape[:2], -1) for x in arrays]
+    found = zip(*(x.arrange(*rows) for x in self.orders), strict=True)
+    joined = (jnp.concatenate(x, 1) if len(x) > 1 else x[0] for x in found)
+    return tuple(
+      x.reshape(*x.shape[:2], *like.shape[2:])
+      for x, like in zip(joined, arrays, strict=True)
+    )
+
+  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Undoes `arrange`, of gradients: those of all places are added."""
+    ends = np.cumsum([len(x.positions) for x in self.orders])[:-1]
+    found: list[jax.Array] = []
+    for x in arrays:
+      # In turn, so that only one of them needs memory at a time.
+      x, found = lax.optimization_barrier((x, found))
+      pieces = jnp.split(x.reshape(*x.shape[:2], -1), ends, 1)
+      restored = [
+        order.restore(piece)[0]
+        for order, piece in zip(self.orders, pieces, strict=True)
+      ]
+      total = functools.reduce(jnp.add, restored)
+      found.append(total.reshape(*total.shape[:2], *x.shape[2:]))
+    return tuple(found)
 
 
 def orders_of(layout: Layout) -> tuple[Order, Order]:

@@ -10,18 +10,12 @@ import re
 import executor_laws as laws
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case, Unsupported
-from sparse_transformer.attention.executors import (
-  hopper,
-  hopper_kernels,
-  mosaic_tables,
-)
+from sparse_transformer.attention.executors import hopper, hopper_kernels
 from sparse_transformer.attention.executors.hopper import Hopper
-from sparse_transformer.attention.executors.mosaic_tables import FULL, PARTIAL
 from sparse_transformer.patterns import Causal, Local, Strided
 
 # Longer than the stages of shared memory, so that buffers are used again.
@@ -91,26 +85,6 @@ def test_races_are_found(register, name):
   inputs = laws.random_inputs(N, len(HEADS), 16, 16, batch=1)
   with pytest.raises(Exception, match="RACE|phase"):
     laws.run(*inputs, HEADS, "tried", 64)
-
-
-def test_programs_run_each_step_once():
-  limits = mosaic_tables.Limits(10**6)
-  tables = mosaic_tables.make_tables(HEADS, N, 64, limits)
-  for launch in (tables.by_query, tables.by_key):
-    (steps,) = launch.steps
-    ranges = steps.ranges()
-    traced = jax.jit(lambda steps: steps.ranges())(steps)
-    mixed = dataclasses.replace(steps, codes=jnp.asarray(steps.codes))
-    np.testing.assert_array_equal(traced, ranges)
-    np.testing.assert_array_equal(mixed.ranges(), ranges)
-    np.testing.assert_array_equal(np.sort(ranges[:, 0]), range(len(ranges)))
-    sizes = ranges[:, 3] - ranges[:, 1]
-    assert (np.diff(sizes) <= 0).all()  # the longest first
-    for block, first, middle, last in ranges:
-      assert (steps.items[first:last] == block).all()
-      assert (steps.codes[first:middle] & PARTIAL).all()
-      assert (steps.codes[middle:last] & FULL).all()
-    assert sizes.sum() == (steps.codes & (PARTIAL | FULL) > 0).sum()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import hopper, mosaic, triton
+from sparse_transformer.attention.executors import hopper
 from sparse_transformer.attention.executors.hopper import Hopper
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
@@ -113,21 +113,6 @@ def test_lengths_around_tiles(backend, n, heads):
   agrees(backend, heads, n)
 
 
-@pytest.mark.parametrize(
-  "n, heads, options",
-  [
-    (129, TWO_SLOTS, laws.PLAIN),
-    (150, (*MIXED, *MIXED[:2]), laws.OPTIONS[3]),
-    slow(65, TWO_SLOTS, laws.PLAIN),
-    slow(300, SHARED_ORDER, laws.PLAIN),
-    slow(200, (*catalogue.ALL, *WITHOUT_KEYS), laws.PLAIN),
-    *(slow(150, (*MIXED, *MIXED[:2]), x) for x in laws.OPTIONS[1:3]),
-  ],
-)
-def test_items_of_two_tiles(n, heads, options):
-  agrees(GPU, heads, n, tile=triton.TALL, options=options)
-
-
 @everywhere
 @pytest.mark.parametrize("k, e", [slow(64, 64), (32, 128), (128, 128)])
 def test_tile_that_runs_on_the_device(backend, k, e):
@@ -146,12 +131,6 @@ def test_groups_segments_and_scores(backend, options):
 def test_scales_that_are_not_above_0(backend, scale, softcap):
   options = laws.Options(scale=scale, softcap=softcap)
   agrees(backend, MIXED, 70, batch=1, options=options)
-
-
-@pytest.mark.parametrize("tile", [32, triton.TALL])
-def test_split_lists(tile, monkeypatch):
-  monkeypatch.setattr(triton, "PIECE", 1)
-  agrees(GPU, (Causal(), Strided(5)), 140, tile=tile)
 
 
 @pytest.mark.parametrize(
@@ -181,19 +160,18 @@ def test_attention_can_be_mapped(backend):
   "backend, heads, tile",
   [
     (GPU, (*TWO_SLOTS, Causal()), 32),
-    (GPU, TWO_SLOTS, triton.TALL),
-    (TPU, SHARED_ORDER[:2], 32),
+    (TPU, SHARED_ORDER[2:] * 2, 32),
   ],
 )
 def test_tables_are_arguments_in_several_launches(
   backend, heads, tile, monkeypatch
 ):
-  monkeypatch.setattr(mosaic, "MOST_STEPS", 4)
+  monkeypatch.setattr(Mosaic, "MOST_STEPS", 4)
   n = 96
   inputs = laws.random_inputs(n, len(heads), 16, 16, batch=1)
   ((plan, _),) = laws.plans_of(backend, heads, n, tile)
-  lists = plan.tables.by_query
-  assert max(len(lists.written), len(getattr(lists, "steps", ""))) > 1
+  lists = plan.tables.by_query  # slots, or grids
+  assert len(getattr(lists, "written", lists)) > 1
 
   @jax.jit
   def planned(plan, *inputs):

@@ -18,78 +18,54 @@ import pytest
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import triton, triton_kernels
+from sparse_transformer.attention.executors import triton_kernels
 from sparse_transformer.attention.executors.triton import Triton
 
 pytestmark = pytest.mark.soak
 
-# Mixes of random mutations; the last two are "full tiles" with split lists, and
-# with items of two tiles.
+# Mixes of random mutations.
 TITLES = *(f"catalogue {i}" for i in (1, 2, 3, 4, 6)), "full tiles"
-TITLES += "split", "tall"
-NUM_RANDOM = 15  # for each mix and dtype: 240
+NUM_RANDOM = 20  # for each mix and dtype: 240
 UNWRITTEN = -100  # stands for memory that no item writes
 # What is wrong, and a text of triton_kernels.py with its change, marked as by
 # `git diff --word-diff`.
 TEXTS = r"""
 pairs are transposed
   reshape(tile, [-count * 32) != 0-]{+count * 32).T.reshape(tile, -1) != 0+}
-bits of a mask are reversed
-  shift_right_logical(words, [-bit-]{+31 - bit+})
 the last full tile is skipped
   (self.middle, self.[-last-]{+last - 1+}, False)
 the first partial tile is skipped
   (self.[-first-]{+first + 1+}, self.middle, True)
-rows of the tile before
-  self._listed[[-i-]{+jnp.maximum(i - 1, 0)+}, :]
-rows of another sequence
-  ref[[-self.batch-]{+0+}, at, head, :]
 rows of another head
   ref[self.batch, at, [-head-]{+0+}, :]
-lse and delta of another head
-  ref[self.batch, [-head-]{+0+}, at]
-padding is written
-  found >= [-0-]{+-1+}, jnp
 products accumulate in 16 bits
   preferred_element_type=[-jnp.float32-]{+a.dtype+}
 no maximum is subtracted
-  new = jnp.[-maximum(max_, s.max(1) * factor-]{+zeros_like(max_+})
+  raise_max([-max_, s.max(1) * factor-]{+0 * max_, 0 * max_+})
 a stale maximum
   return out, [-new-]{+max_+}, sum_
 the output is not rescaled
   out [-* decay[:, None] -]+ item
-the sum is not rescaled
-  sum_ [-* decay -]+ p
 the output is not divided
-  [-out / jnp.where(is_empty, 1.0, sum_)[:, None]-]{+out+}
+  out / total[-[:, None]-]{+[:, None] ** 0+}
 rows without keys are divided by zero
-  is_empty = sum_ [-==-]{+<+} 0
-lse in base 2
-  1.0, sum_)))[- / LOG2_E-]
+  out / [-total-]{+jnp.where(lse == -jnp.inf, 0.0, total)+}[:, None]
 lse without the sum
-  (max_ + [-jnp-]{+0 * jnp+}.log2(
+  item.store(lse_ref, [-lse-]{+max_ / LOG2_E+})
 weights of the backward pass without pairs
   p = [-p if pairs is None else jnp.where(pairs, p, 0.0)-]{+p+}
 dq without its scale
   item.earlier(0), [-dq * item.scale(q)-]{+dq+}
 dk without its scale
   item.earlier(0), [-dk * item.scale(k)-]{+dk+}
-dk of other slots for dv
-  sum(item.earlier([-1-]{+0+}), dv)
 dq without other slots
   dq_ref, [-sum(item.earlier(0), dq * item.scale(q)-]{+(dq * item.scale(q)+})
-lse of other slots without theirs where there is none
-  item.earlier(1, [--jnp.inf-]{+0.0+})
-outputs of other slots without their weight
-  more[- * weight[:, None]-]
 rows that other slots did not write
   mask = results[number], written[slot, self.head, self.at] [-!=-]{+>=+} 0
 dq with the delta of the row before
   item.dot(dout, v, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
 dk with the delta of the row before
   item.dot(v, dout, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
-dq without delta
-  (dout, v, (1, 1))[- - delta[:, None]-]
 dv from the gradients of scores
   [-p-]{+(p * p)+}.astype(dout.dtype), dout, (1, 0)
 one product in TensorFloat-32
@@ -135,14 +111,9 @@ def _registered(optimized):
 @functools.lru_cache(maxsize=4)
 def asked(title, dtype):
   """The questions of a mix, and the plan that answers them."""
-  named = "full tiles" if title in ("split", "tall") else title
-  mix = correctness.mixes(False, dtype)[named]
-  tile = triton.TALL if title == "tall" else 0
-  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda", tile)
-  with pytest.MonkeyPatch.context() as patch:
-    if title == "split":
-      patch.setattr(triton, "PIECE", 1)
-    ((plan, _),) = Mutant().plans(mix.heads, case)
+  mix = correctness.mixes(False, dtype)[title]
+  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda")
+  ((plan, _),) = Mutant().plans(mix.heads, case)
   return correctness.ask(mix, dtype), plan
 
 
@@ -162,7 +133,7 @@ def faults_of(questions, plan, run=run_tables):
 
 @pytest.mark.parametrize("dtype", correctness.TOLERANCES)
 def test_nothing_is_found_without_a_mutation(dtype):
-  for title in (*correctness.mixes(False, dtype), "split"):
+  for title in correctness.mixes(False, dtype):
     if not title.startswith("n ="):
       assert faults_of(*asked(title, dtype)) == [], title
   for mix in correctness.mixes(True, dtype).values():
@@ -193,7 +164,7 @@ class Tables:
   """The tables of one side's lists, to be changed in place.
 
   Attributes:
-    items, others, masks, written: see `worklists.Lists`; masks are unsigned.
+    items, others, masks, written: see `items.Lists`; masks are unsigned.
     mine, other: the positions in the items of this side and in the tiles of the
       other.
   """
@@ -207,7 +178,7 @@ class Tables:
     self.masks = lists.masks.view(np.uint32).copy()
     sides = work.queries.copy(), work.keys.copy()
     mine, self.other = sides if side == "by_query" else sides[::-1]
-    self.mine = mine.reshape(-1, self.masks.shape[1])
+    self.mine = mine
 
   def work(self):
     """The work with these tables."""
@@ -217,7 +188,7 @@ class Tables:
       masks=self.masks.view(np.int32),
       written=self.written,
     )
-    sides = self.mine.reshape(-1, self.other.shape[1]), self.other
+    sides = self.mine, self.other
     queries, keys = sides if self._side == "by_query" else sides[::-1]
     changes = {self._side: lists, "queries": queries, "keys": keys}
     return self._work._replace(**changes)

@@ -12,7 +12,7 @@ from sparse_transformer.attention import platforms, registry
 from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
-from sparse_transformer.patterns import Causal, Local, Strided
+from sparse_transformer.patterns import Causal, Strided
 
 
 @pytest.mark.parametrize("part", [Causal(), Strided(12)])
@@ -45,25 +45,6 @@ def test_devices_may_have_more_keys_than_queries(part):
     np.testing.assert_allclose(
       out[:, at >= 0], expected[:, at[at >= 0]], atol=2e-5
     )
-
-
-@pytest.mark.parametrize(
-  "pattern, tile, rows",
-  [(Causal(), 0, 128), (Causal(), 64, 64), (Local(64), 0, 64)]
-  + [(Local(64), 128, 128), (Causal(), 32, 32)],
-)
-def test_items_have_two_tiles_where_these_share_most_keys(pattern, tile, rows):
-  case = Case(16, 2048, 2, 64, 64, "bfloat16", "cuda", tile)
-  ((plan, _),) = Triton().plans((pattern, pattern), case)
-  assert plan.tile == min(rows, 64)
-  for lists in plan.tables.by_query, plan.tables.by_key:
-    assert lists.masks.shape[1] == rows
-
-
-def test_items_are_enough_to_keep_a_gpu_busy():
-  case = Case(1, 2048, 2, 64, 64, "bfloat16", "cuda")
-  ((plan, _),) = Triton().plans((Causal(), Causal()), case)
-  assert plan.tables.by_query.masks.shape[1] == 64
 
 
 # What is supported.

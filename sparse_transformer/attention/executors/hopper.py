@@ -1,8 +1,8 @@
 """The executor for NVIDIA's Hopper GPUs: three fused kernels.
 
 One launch computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns; see `hopper_kernels`. They have been
-compiled for an H100 and an H200, but never run on one: only Pallas'
+heads and all parts with the same order of queries; see `hopper_kernels`. They
+have been compiled for an H100 and an H200, but never run on one: only Pallas'
 interpreter has run them. "auto" does not choose them.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sparse_transformer.attention import contract, platforms
-from sparse_transformer.attention.executors import arranged
+from sparse_transformer.attention.executors.block_executor import BlockExecutor
 
 MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
 WIDTHS = 64, 128
@@ -20,12 +20,13 @@ CAPABILITY = 9.0  # later ones have no wgmma
 WIDE_TILE = 64  # with wider heads, tiles of 128 spill registers
 
 
-class Hopper(arranged.Arranged):
-  """Runs all heads and parts in one launch on GPUs of compute capability 9."""
+class Hopper(BlockExecutor):
+  """Runs fused kernels on GPUs of compute capability 9."""
 
   TILES = 64, 128
   SMALLEST = 64
   STEP, PAIR = 64**2, 1  # in pairs: a guess, not measured
+  ROWS = True
 
   def unsupported(self, case: contract.Case) -> str | None:
     if not self.interpret and case.platform != "cuda":
@@ -48,6 +49,16 @@ class Hopper(arranged.Arranged):
   def tiles(self, case: contract.Case) -> tuple[int, ...]:
     widest = max(case.qk_width, case.value_width)
     return self.TILES if widest <= WIDTHS[0] else (WIDE_TILE,)
+
+  def forward(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> tuple[jax.Array, jax.Array]:
+    if not self.interpret and keys.v.dtype != queries.q.dtype:
+      raise contract.Unsupported(
+        "backend=hopper needs values in the dtype of queries,"
+        f" {queries.q.dtype}, got {keys.v.dtype}"
+      )
+    return super().forward(plan, queries, keys)
 
   def kernels(self) -> Any:
     from sparse_transformer.attention.executors import hopper_kernels

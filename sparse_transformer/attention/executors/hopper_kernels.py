@@ -1,7 +1,7 @@
 """The fused kernels of the `hopper` executor, in Pallas for Mosaic GPU.
 
 They know nothing of patterns. Each program of the grid processes one item, the
-block of one tile of one head, see `mosaic_tables`. One of its warpgroups, the
+block of one tile of one head, see `block_tables`. One of its warpgroups, the
 producer, copies tiles of the other side to shared memory in advance, by the
 tensor memory accelerator (TMA). The others, the consumers, compute 64 rows of
 the item each. Barriers say when a buffer is full, and when it is free again.
@@ -11,7 +11,6 @@ scores are transposed where items are tiles of keys.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,15 +19,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from sparse_transformer.attention.contract import (
-  Keys,
-  Plan,
-  Queries,
-  Unsupported,
-)
-from sparse_transformer.attention.executors import mosaic_tables
+from sparse_transformer.attention.contract import Plan
+from sparse_transformer.attention.executors import block_tables, softmax_base_2
+from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
 
-LOG2_E = math.log2(math.e)
 ROWS = 64  # of a warpgroup: those of its matrix products
 STAGES = 3  # buffers for tiles of the other side
 # Registers of each thread of a producer, and of a consumer if there are two.
@@ -36,12 +30,12 @@ FEW, MANY = 40, 232
 
 
 class _Tables(NamedTuple):
-  """What items do, in global memory; see `mosaic_tables`."""
+  """What items do, in global memory; see `block_tables`."""
 
-  items: Any  # `Steps.ranges`
-  others: Any  # of `Steps`
+  items: Any  # `ranges` of `Grid`
+  others: Any  # of `Grid`
   codes: Any
-  masks: Any  # of `Tables`
+  masks: Any  # of `BlockTables`
 
 
 class _Buffers(NamedTuple):
@@ -56,7 +50,7 @@ class _Buffers(NamedTuple):
   free: Any
 
 
-class _Item:
+class _Program:
   """One item, within a kernel, as seen by one of its warpgroups."""
 
   def __init__(self, tables, blocks, buffers, is_by_key, scores, interpret):
@@ -91,7 +85,7 @@ class _Item:
     def step(i, stage, masked, carry):
       full, free = buffers.full.at[stage], buffers.free.at[stage]
       # Read now, not once the buffer is free.
-      block, number = tables.others[i], tables.codes[i] >> mosaic_tables.SHIFT
+      block, number = tables.others[i], tables.codes[i] >> block_tables.SHIFT
       is_reused = i - self._first >= STAGES
       pl.when(is_reused)(lambda: plgpu.barrier_wait(free))
       copy_other = functools.partial(copy, block, full)
@@ -213,18 +207,9 @@ class _Item:
     return self._scores.factor(x.shape[-1])
 
   def scores(self, a, b):
-    """(scores, what they are multiplied by, the slope of the soft cap or None).
-
-    The factor, to base 2, is above 0, so that -inf stays -inf.
-    """
-    s, scale, cap = self.dot(a, b.T), self.scale(a), self._scores.softcap
-    if cap:
-      # tanh, which the compiler would round to 11 bits.
-      share = 1 - 2 / (1 + jnp.exp2(s * (2 * LOG2_E * scale / cap)))
-      return share, LOG2_E * cap, 1 - share * share
-    if scale <= 0:
-      return s * (LOG2_E * scale), 1.0, None
-    return s, LOG2_E * scale, None
+    """Those of rows, see `softmax_base_2.scaled`."""
+    s = self.dot(a, b.T)
+    return softmax_base_2.scaled(s, self._scores, a.shape[-1], _tanh)
 
   def store(self, refs, *arrays):
     """Writes the rows of this warpgroup."""
@@ -236,6 +221,11 @@ class _Item:
       target = ref.at[self._batch, self._block, self._rows]
       plgpu.copy_smem_to_gmem(buffer, target)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _tanh(x):
+  """jnp.tanh, which the compiler would round to 11 bits."""
+  return 1 - 2 / (1 + jnp.exp2(x * (2 * LOG2_E)))
 
 
 def _load_rows(ref):
@@ -270,19 +260,15 @@ def _forward(item, refs):
     out, max_, sum_ = carry
     s, factor, _ = item.scores(queries.q, keys.k)
     s = mask(s, -jnp.inf)
-    new = jnp.maximum(max_, s.max(1) * factor)
-    # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
-    shift = jnp.where(new == -jnp.inf, 0.0, new)
-    p, decay = jnp.exp2(s * factor - _by_row(shift, s)), jnp.exp2(max_ - shift)
+    new, shift, decay = softmax_base_2.raise_max(max_, s.max(1) * factor)
+    p = jnp.exp2(s * factor - _by_row(shift, s))
     sum_ = sum_ * decay + p.sum(1)
     out = item.dot(p.astype(keys.v.dtype), keys.v, out * _by_row(decay, out))
     return out, new, sum_
 
   carry = _full(0.0, refs[0].shape[-1]), _full(-jnp.inf), _full(0.0)
   out, max_, sum_ = item.sweep(body, carry)
-  is_empty = sum_ == 0
-  total = jnp.where(is_empty, 1.0, sum_)
-  lse = jnp.where(is_empty, -jnp.inf, (max_ + jnp.log2(total)) / LOG2_E)
+  total, lse = softmax_base_2.total_and_lse(max_, sum_)
   item.store(refs, out / _by_row(total, out), lse)
 
 
@@ -323,74 +309,36 @@ def _backward_of_keys(item, refs):
   item.store(refs, dk * item.scale(keys.k), dv)
 
 
-def forward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-  """See `triton_kernels.forward`."""
-  if not interpret and keys.v.dtype != queries.q.dtype:
-    raise Unsupported(
-      f"backend=hopper needs values in the dtype of queries, {queries.q.dtype},"
-      f" got {keys.v.dtype}"
-    )
-  outs = [((keys.v.shape[-1],), keys.v.dtype), ((), jnp.float32)]
-  blocks = _blocks_of(plan, queries, keys)
-  out, lse = _launch(_forward, plan, False, blocks, outs, interpret)
-  return out, lse
+KERNELS = dict(
+  forward=_forward,
+  backward_of_queries=_backward_of_queries,
+  backward_of_keys=_backward_of_keys,
+)
 
 
-def backward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
-  blocks = _blocks_of(plan, queries._replace(lse=queries.lse * LOG2_E), keys)
-  of_dq, *of_dk_dv = (
-    (x.shape[3:], x.dtype) for x in (queries.q, keys.k, keys.v)
-  )
-  run = functools.partial(
-    _launch, plan=plan, blocks=blocks, interpret=interpret
-  )
-  (dq,) = run(_backward_of_queries, is_by_key=False, outs=[of_dq])
-  dk, dv = run(_backward_of_keys, is_by_key=True, outs=of_dk_dv)
-  return dq, dk, dv
-
-
-def _blocks_of(plan, queries, keys):
-  """The blocks [B, blocks, tile, K] of queries and keys.
-
-  Of arrays without a width, such as lse_BLH, [B, blocks, tile].
-  """
-  tables = plan.tables
-
-  def take(side, x):
-    return side.take(x, rows=True) if x.ndim == 4 else side.take(x).squeeze(2)
-
-  return (
-    jax.tree.map(functools.partial(take, tables.queries), queries),
-    jax.tree.map(functools.partial(take, tables.keys), keys),
-  )
-
-
-def _launch(kernel, plan, is_by_key, blocks, outs, interpret):
-  """[slots, B, L, H, ...] of a kernel, in float32 if there are several slots.
-
-  Its items are tiles of keys if `is_by_key`. `outs` has the shape of a row and
-  the dtype of each result.
-  """
-  tables, batch = plan.tables, len(blocks[0].q)
-  launch, side, (mine, others) = tables.by_query, tables.queries, blocks
+def launch(
+  name: str, plan: Plan, blocks: Any, outs: Any, interpret: bool
+) -> list[jax.Array]:
+  """See `block_executor.BlockExecutor.kernels`."""
+  kernel, tables, (mine, others) = KERNELS[name], plan.tables, blocks
+  if name != "forward":
+    mine = mine._replace(lse=mine.lse * LOG2_E)
+  batch, is_by_key = len(mine.q), name == "backward_of_keys"
   if is_by_key:
-    launch, side, mine, others = tables.by_key, tables.keys, others, mine
-  (steps,), consumers = launch.steps, side.tile // ROWS
+    mine, others = others, mine
+  (steps,) = tables.by_key if is_by_key else tables.by_query
+  consumers = plan.tile // ROWS
   shapes = [
     jax.ShapeDtypeStruct(
-      (batch, steps.num_blocks, side.tile, *row),
-      dtype if len(launch.groups) == 1 else jnp.float32,
+      (batch, steps.num_blocks, plan.tile, *[width] * (width > 0)), dtype
     )
-    for row, dtype in outs
+    for width, dtype in outs
   ]
 
   def run(of_tables, blocks, *results, buffers):
-    item = _Item(of_tables, blocks, buffers, is_by_key, plan.scores, interpret)
+    item = _Program(
+      of_tables, blocks, buffers, is_by_key, plan.scores, interpret
+    )
     is_producer = lax.axis_index("warpgroup") == consumers
 
     @pl.when(is_producer)
@@ -405,9 +353,9 @@ def _launch(kernel, plan, is_by_key, blocks, outs, interpret):
         plgpu.set_max_registers(MANY, action="increase")
       kernel(item, results)
 
-  run.__name__ = kernel.__name__.strip("_")
-  of_tables = steps.ranges(), steps.others, steps.codes, tables.masks
-  found = plgpu.kernel(
+  run.__name__ = name
+  of_tables = steps.ranges, steps.others, steps.codes, tables.masks
+  return plgpu.kernel(
     run,
     out_type=shapes,
     scratch_types=dict(buffers=_buffers(mine, others, tables.masks, shapes)),
@@ -420,16 +368,6 @@ def _launch(kernel, plan, is_by_key, blocks, outs, interpret):
     if interpret
     else None,
   )(_Tables(*map(jnp.asarray, of_tables)), (mine, others))
-  return [
-    jnp.stack([_restore(side, x, chosen) for chosen in launch.groups])
-    for x in found
-  ]
-
-
-def _restore(side, blocks, chosen):
-  if blocks.ndim == 4:
-    return side.restore(blocks, chosen, rows=True)
-  return side.restore(blocks[:, :, None], chosen).squeeze(3)
 
 
 def _buffers(mine, others, masks, results):

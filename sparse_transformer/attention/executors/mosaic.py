@@ -1,29 +1,31 @@
 """The executor for TPUs: three fused kernels.
 
 One launch computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns; see `mosaic_kernels`. They have been
-compiled for TPUs, but never run on one: only Pallas' interpreter has run them.
+heads and all parts with the same order of queries; see `mosaic_kernels`. They
+have been compiled for TPUs, but never run on one: only Pallas' interpreter has
+run them.
 """
 
 from typing import Any
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.executors import arranged, mosaic_tables
+from sparse_transformer.attention.executors.block_executor import BlockExecutor
 
 WIDEST = 256
 DTYPES = "bfloat16", "float32"
-# Three tables of integers take 768 KiB of 1 MiB of scalar memory.
-MOST_STEPS = 2**16
 
 
-class Mosaic(arranged.Arranged):
-  """Runs all heads and parts in one launch on TPUs."""
+class Mosaic(BlockExecutor):
+  """Runs fused kernels on TPUs."""
 
   TILES = 128, 256, 512  # with 1,024, VMEM may not suffice
   # In seconds, in all three kernels, as modelled: a step of a grid takes 0.35
   # microseconds, besides the instructions of the program compiled for a v5e, in
   # bfloat16.
   STEP, PAIR = 3 * 0.35e-6, 12e-12
+  # Three tables of integers take 768 KiB of 1 MiB of scalar memory.
+  MOST_STEPS = 2**16
+  ROWS = False
 
   def unsupported(self, case: contract.Case) -> str | None:
     if not self.interpret and case.platform != "tpu":
@@ -38,11 +40,6 @@ class Mosaic(arranged.Arranged):
     if max(widths) > WIDEST:
       return f"widths of heads must be at most {WIDEST}, got {widths}"
     return None
-
-  def limits(self, case: contract.Case) -> mosaic_tables.Limits:
-    """Two cores, if the chip has them, share a sequence that is left over."""
-    cores = 1 + contract.number(case.batch) % 2
-    return mosaic_tables.Limits(MOST_STEPS, cores)
 
   def kernels(self) -> Any:
     from sparse_transformer.attention.executors import mosaic_kernels

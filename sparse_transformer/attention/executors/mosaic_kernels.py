@@ -1,7 +1,7 @@
 """The fused kernels of the `mosaic` executor, in Pallas for TPUs.
 
 They know nothing of patterns. Each step of the grid processes one tile of
-pairs, see `mosaic_tables`: the block of an item stays in VMEM from its first
+pairs, see `block_tables`: the block of an item stays in VMEM from its first
 step to its last, which writes its results.
 
 A block holds a column for each position, so that widths below 128 waste no
@@ -10,7 +10,6 @@ are a row. Only blocks are transposed, never scores.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -19,12 +18,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sparse_transformer.attention.contract import Keys, Plan, Queries
-from sparse_transformer.attention.executors import mosaic_tables
-from sparse_transformer.attention.executors.mosaic_tables import Steps
+from sparse_transformer.attention.contract import Plan
+from sparse_transformer.attention.executors import block_tables, softmax_base_2
+from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
 
-LOG2_E = math.log2(math.e)
-ITEMS, OTHERS, CODES = range(3)  # tables of `mosaic_tables.Steps`
+ITEMS, OTHERS, CODES = range(3)  # tables of `block_tables.Grid`
 
 
 def _dot(a, b, contract):
@@ -68,19 +66,15 @@ def _step(code, masks, segments, start, body, finish):
     same = jnp.broadcast_to(k, (tile, tile)).T == q
     pl.when(meet)(lambda: body(same if pairs is None else pairs & same))
 
-  pl.when(code & mosaic_tables.FIRST != 0)(start)
-  pl.when(code & mosaic_tables.PARTIAL != 0)(lambda: run(_unpack(masks)))
-  pl.when(code & mosaic_tables.FULL != 0)(lambda: run(None))
-  pl.when(code & mosaic_tables.LAST != 0)(finish)
+  pl.when(code & block_tables.FIRST != 0)(start)
+  pl.when(code & block_tables.PARTIAL != 0)(lambda: run(_unpack(masks)))
+  pl.when(code & block_tables.FULL != 0)(lambda: run(None))
+  pl.when(code & block_tables.LAST != 0)(finish)
 
 
 def _scores(q, k, scores):
-  """(scores in base 2 [keys, queries], the slope of the soft cap)."""
-  s, factor = _dot(k[...], q[...], (0, 0)), scores.factor(len(q))
-  if not scores.softcap:
-    return s * (LOG2_E * factor), None
-  share = jnp.tanh(s * (factor / scores.softcap))
-  return share * (LOG2_E * scores.softcap), 1 - share * share
+  """Those of [keys, queries], see `softmax_base_2.scaled`."""
+  return softmax_base_2.scaled(_dot(k[...], q[...], (0, 0)), scores, len(q))
 
 
 def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
@@ -93,32 +87,27 @@ def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
     sum_1L[...] = jnp.zeros_like(sum_1L)
 
   def body(pairs):
-    s, _ = _scores(queries.q, keys.k, scores)
+    s, factor, _ = _scores(queries.q, keys.k, scores)
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
-    old, v = max_1L[...], keys.v
-    new = jnp.maximum(old, s.max(0, keepdims=True))
-    # A query may have no keys yet: exp2(-inf - 0) is 0, not NaN.
-    shift = jnp.where(new == -jnp.inf, 0.0, new)
-    p, decay = jnp.exp2(s - shift), jnp.exp2(old - shift)
+    v, found = keys.v, s.max(0, keepdims=True) * factor
+    new, shift, decay = softmax_base_2.raise_max(max_1L[...], found)
+    p = jnp.exp2(s * factor - shift)
     sum_1L[...] = sum_1L[...] * decay + p.sum(0, keepdims=True)
     out_EL[...] = out_EL[...] * decay + _dot(v[...], p.astype(v.dtype), (1, 0))
     max_1L[...] = new
 
   def finish():
-    is_empty = sum_1L[...] == 0
-    total = jnp.where(is_empty, 1.0, sum_1L[...])
+    total, lse[...] = softmax_base_2.total_and_lse(max_1L[...], sum_1L[...])
     out[...] = (out_EL[...] / total).astype(out.dtype)
-    found = (max_1L[...] + jnp.log2(total)) / LOG2_E
-    lse[...] = jnp.where(is_empty, -jnp.inf, found)
 
   _step(code, masks, (queries.segments, keys.segments), start, body, finish)
 
 
 def _gradients_of_scores(scores, queries, keys, pairs):
   """(weights, gradients of the scores before scaling): [keys, queries]."""
-  s, slope = _scores(queries.q, keys.k, scores)
-  p = jnp.exp2(s - queries.lse[...] * LOG2_E)
+  s, factor, slope = _scores(queries.q, keys.k, scores)
+  p = jnp.exp2(s * factor - queries.lse[...] * LOG2_E)
   if pairs is not None:
     p = jnp.where(pairs, p, 0.0)
   dp = _dot(keys.v[...], queries.dout[...], (0, 0)) - queries.delta[...]
@@ -164,101 +153,47 @@ def _backward_of_keys(scores, code, queries, keys, masks, dk, dv, dk_MK, dv_ME):
   _step(code, masks, (queries.segments, keys.segments), start, body, finish)
 
 
-def forward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-  """See `triton_kernels.forward`."""
-  tile, v = plan.tables.queries.tile, keys.v
-  out, lse = _launch(
-    _forward,
-    plan,
-    False,
-    _blocks_of(plan, queries, keys),
-    [(v.shape[-1], v.dtype), (1, jnp.float32)],
-    [(v.shape[-1], tile), (1, tile), (1, tile)],
-    interpret,
-  )
-  return out, lse[..., 0]
-
-
-def backward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_SBLHK, dk_SBMGK, dv_SBMGE) of each slot, see `forward`."""
-  tile, blocks = plan.tables.queries.tile, _blocks_of(plan, queries, keys)
-  of_dq, *of_dk_dv = (
-    (x.shape[-1], x.dtype) for x in (queries.q, keys.k, keys.v)
-  )
-  run = functools.partial(_launch, plan=plan, blocks=blocks)
-  (dq,) = run(
-    _backward_of_queries,
-    is_by_key=False,
-    outs=[of_dq],
-    scratch=[(of_dq[0], tile)],
-    interpret=interpret,
-  )
-  dk, dv = run(
-    _backward_of_keys,
-    is_by_key=True,
-    outs=of_dk_dv,
-    scratch=[(tile, width) for width, _ in of_dk_dv],
-    interpret=interpret,
-  )
-  return dq, dk, dv
-
-
-def _blocks_of(plan, queries, keys):
-  """The blocks [B, blocks, K, tile] of queries and keys."""
-  tables = plan.tables
-  return (
-    jax.tree.map(tables.queries.take, queries),
-    jax.tree.map(tables.keys.take, keys),
-  )
-
-
-def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
-  """[slots, B, L, H, K] of a kernel, in float32 if there are several slots.
-
-  Its items are tiles of keys if `is_by_key`. `outs` has the width and the dtype
-  of each result, `scratch` the shapes of accumulators.
-  """
-  tables = plan.tables
-  launch = tables.by_key if is_by_key else tables.by_query
-  side = tables.keys if is_by_key else tables.queries
-
-  masks, first = jnp.asarray(tables.masks), blocks[0].q
-  queries, keys = blocks
-  of_sides = (OTHERS, ITEMS) if is_by_key else (ITEMS, OTHERS)
+def launch(
+  name: str, plan: Plan, blocks: Any, outs: Any, interpret: bool
+) -> list[jax.Array]:
+  """See `block_executor.BlockExecutor.kernels`."""
+  (queries, keys), tables, tile = blocks, plan.tables, plan.tile
+  widths, row = [max(1, width) for width, _ in outs], (1, tile)
+  of_sides = (ITEMS, OTHERS)
+  if name == "forward":
+    kernel, scratch = _forward, [(widths[0], tile), row, row]
+  elif name == "backward_of_queries":
+    kernel, scratch = _backward_of_queries, [(widths[0], tile)]
+  else:
+    kernel, scratch = _backward_of_keys, [(tile, width) for width in widths]
+    of_sides = (OTHERS, ITEMS)
+  masks = jnp.asarray(tables.masks)
   pieces = []
-  for steps in launch.steps:
+  for steps in tables.by_query if of_sides[0] == ITEMS else tables.by_key:
     shapes = [
       jax.ShapeDtypeStruct(
-        (len(first), steps.num_blocks, width, side.tile),
-        dtype if len(launch.groups) == 1 else jnp.float32,
-        manual_axis_type=jax.typeof(first).manual_axis_type,
+        (len(queries.q), steps.num_blocks, width, tile),
+        dtype,
+        manual_axis_type=jax.typeof(queries.q).manual_axis_type,
       )
-      for width, dtype in outs
+      for width, (_, dtype) in zip(widths, outs, strict=True)
     ]
     run = pl.pallas_call(
       # The first two tables choose blocks.
-      lambda items, others, codes, *refs, steps=steps: kernel(
-        plan.scores,
-        codes[steps.place(pl.program_id(0), pl.program_id(1))],
-        *refs,
+      lambda items, others, codes, *refs: kernel(
+        plan.scores, codes[pl.program_id(1)], *refs
       ),
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(len(first) * steps.cores, steps.per_core),
+        grid=(len(queries.q), len(steps.items)),
         in_specs=[
           *(
-            jax.tree.map(
-              functools.partial(_blocks, steps=steps, table=table), x
-            )
+            jax.tree.map(functools.partial(_blocks, table=table), x)
             for x, table in zip(blocks, of_sides, strict=True)
           ),
-          _masks(masks, steps),
+          _masks(masks),
         ],
-        out_specs=[_blocks(x, steps, ITEMS, steps.first) for x in shapes],
+        out_specs=[_blocks(x, ITEMS, steps.first) for x in shapes],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
       ),
       out_shape=shapes,
@@ -266,33 +201,26 @@ def _launch(kernel, plan, is_by_key, blocks, outs, scratch, interpret):
         dimension_semantics=("parallel", "arbitrary")
       ),
       interpret=interpret,
-      name=kernel.__name__.strip("_"),
+      name=name,
     )
     of_steps = map(jnp.asarray, (steps.items, steps.others, steps.codes))
     pieces.append(run(*of_steps, queries, keys, masks))
-  return [
-    jnp.stack(
-      [side.restore(jnp.concatenate(x, 1), chosen) for chosen in launch.groups]
-    )
-    for x in zip(*pieces, strict=True)
-  ]
+  return [jnp.concatenate(x, 1) for x in zip(*pieces, strict=True)]
 
 
-def _blocks(x: Any, steps: Steps, table: int, first: int = 0) -> pl.BlockSpec:
+def _blocks(x: Any, table: int, first: int = 0) -> pl.BlockSpec:
   """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
 
-  def index(program, step, *tables):
-    number = tables[table][steps.place(program, step)] - first
-    return program // steps.cores, number, 0, 0
+  def index(batch, step, *tables):
+    return batch, tables[table][step] - first, 0, 0
 
   return pl.BlockSpec((None, None, *x.shape[2:]), index)
 
 
-def _masks(masks: jax.Array, steps: Steps) -> pl.BlockSpec:
+def _masks(masks: jax.Array) -> pl.BlockSpec:
   """The mask of a step, of [masks, tile // 32, tile]."""
 
-  def index(program, step, *tables):
-    code = tables[CODES][steps.place(program, step)]
-    return code >> mosaic_tables.SHIFT, 0, 0
+  def index(batch, step, *tables):
+    return tables[CODES][step] >> block_tables.SHIFT, 0, 0
 
   return pl.BlockSpec((None, *masks.shape[1:]), index)

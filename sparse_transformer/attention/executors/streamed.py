@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.executors import tiles
 from sparse_transformer.attention.heads import group_heads, heads_of_parts
 from sparse_transformer.attention.orders import Slice, make_order, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
@@ -39,7 +40,7 @@ STEP_SCORES = 300_000
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
+class StepTables:
   """The steps of one part: tables, int32."""
 
   # [rows + 1], where the steps of each query tile begin.
@@ -89,7 +90,7 @@ def slice_plans(
   num_rows, num_cols = -(-num_queries // tile), -(-n // num_keys)
   cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)[:, None]
   starts = num_cols * np.arange(num_rows + 1, dtype=np.int32)
-  steps = Steps(starts, cols, False, num_keys)
+  steps = StepTables(starts, cols, False, num_keys)
   own = make_order(np.arange(num_queries), num_rows * tile)
   keys = make_order(np.arange(n), num_cols * num_keys)
   queries = Slice(own, first)
@@ -101,7 +102,7 @@ def slice_plans(
 
 def shares(
   part: Pattern, layouts: Sequence[Layout], case: contract.Case
-) -> list[Steps]:
+) -> list[StepTables]:
   """The tables with which devices share a part, all of the same shapes."""
   del part, case
   counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
@@ -109,7 +110,7 @@ def shares(
   return _steps_of(layouts, span)
 
 
-def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
+def _steps_of(layouts: Sequence[Layout], span: int) -> list[StepTables]:
   """The tables of layouts, of the same shapes, with `span` tiles in a step."""
   num_rows = -(-len(layouts[0].query_order) // layouts[0].tile)
   counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
@@ -126,7 +127,7 @@ def _steps_of(layouts: Sequence[Layout], span: int) -> list[Steps]:
     place = np.arange(len(start)) - start
     cols = np.full((most, span), -1, np.int32)
     cols[first[layout.rows] + place // span, place % span] = layout.cols
-    found.append(Steps(first, cols, bool(single)))
+    found.append(StepTables(first, cols, bool(single)))
   return found
 
 
@@ -216,38 +217,31 @@ class _Tiles(online_softmax.Steps):
     return first[i], first[i + 1]
 
   def queries(self, i, *arrays):
-    rows_A1 = self._rows(i)
-
-    def of_array(x_BLH):
-      x = _take(x_BLH, rows_A1, self.tile)
-      if x_BLH.shape[2] == 1 < self.rows:  # the same for all heads
-        x = jnp.tile(x, (1, 1, self.rows, *[1] * (x.ndim - 3)))
-      return x.reshape(*x.shape[:2], -1, self.rows * self.tile, *x.shape[4:])
-
-    return tuple(map(of_array, arrays))
+    at = self._rows(i)
+    return tuple(
+      tiles.take_rows(x_BLH, at, self.tile, self.rows) for x_BLH in arrays
+    )
 
   def keys(self, i, j, *arrays):
-    cols_AC = self._cols(j)
-    return tuple(_take(x_BLH, cols_AC, self.num_keys) for x_BLH in arrays)
+    at = self._cols(j)
+    return tuple(tiles.take(x_BLH, at, self.num_keys) for x_BLH in arrays)
 
   def pairs(self, i, j):
-    q_at = _positions(self.plan.queries.positions, self._rows(i), self.tile)
-    k_at = _positions(self.plan.keys.positions, self._cols(j), self.num_keys)
-    mask_ATS = online_softmax.pairs(self.plan.pattern, q_at, k_at)
-    return jnp.tile(mask_ATS, (1, self.rows, 1))[:, None, None], None
+    at = self._rows(i), self._cols(j)
+    return tiles.take_pairs(self.plan, *at, self.num_keys, self.rows), None
 
   def put(self, i, x_BLH, new):
-    new = new.reshape(*new.shape[:2], -1, self.tile, *new.shape[4:])
+    new = tiles.by_head(new, self.rows)
     for row, tile_BHT in zip(self._rows(i)[:, 0], new, strict=True):
-      x_BLH = _set_tile(x_BLH, row, tile_BHT.swapaxes(1, 2))
+      x_BLH = tiles.put(x_BLH, row, tile_BHT.swapaxes(1, 2))
     return x_BLH
 
   def add(self, i, j, x_BLH, new):
     for cols_C, new_BHS in zip(self._cols(j), new, strict=True):
       parts = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, parts, strict=True):
-        new_BTH = _tile(x_BLH, col, self.num_keys) + tile_BHT.swapaxes(1, 2)
-        x_BLH = _set_tile(x_BLH, col, new_BTH)
+        old_BTH = tiles.get(x_BLH, col, self.num_keys)
+        x_BLH = tiles.put(x_BLH, col, old_BTH + tile_BHT.swapaxes(1, 2))
     return x_BLH
 
   def _rows(self, i):
@@ -258,32 +252,3 @@ class _Tiles(online_softmax.Steps):
     """The key tiles of the j-th group of steps: [A, C]."""
     cols = jnp.asarray(self.plan.tables.cols)
     return lax.dynamic_slice_in_dim(cols, j * self.size, self.size)
-
-
-def _positions(positions, tiles_AC, tile):
-  """Positions [A, S], -1 where a tile is -1."""
-  positions_NT = jnp.asarray(positions).reshape(-1, tile)
-  is_tile = tiles_AC[..., None] >= 0
-  positions_ACT = jnp.where(is_tile, positions_NT[tiles_AC.clip(0)], -1)
-  return positions_ACT.reshape(len(tiles_AC), -1)
-
-
-def _take(x_BLH, tiles_AC, tile):
-  """Tiles of x, heads first: [A, B, H, S, ...]; an arbitrary tile for -1."""
-  # A gather: one operation, however many tiles. Concatenated slices are copied
-  # at a fifth of its rate by the CPU compiler of jax 0.10.2.
-  take = functools.partial(_tile, x_BLH, tile=tile)
-  x_ACBTH = jax.vmap(jax.vmap(take))(tiles_AC)
-  x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
-  return x_ABHCT.reshape(*x_ABHCT.shape[:3], -1, *x_ABHCT.shape[5:])
-
-
-def _tile(x_BLH, i, tile):
-  """The i-th tile of x: [B, T, H, ...]."""
-  return lax.dynamic_slice_in_dim(x_BLH, i * tile, tile, 1)
-
-
-def _set_tile(x_BLH, i, tile_BTH):
-  """x with its i-th tile replaced."""
-  first = i * tile_BTH.shape[1]
-  return lax.dynamic_update_slice_in_dim(x_BLH, tile_BTH, first, 1)

@@ -1,12 +1,11 @@
 """The fused kernels of the `triton` executor, in Pallas.
 
 They know nothing of patterns: work lists say which tiles each program of the
-grid processes, see `worklists`. Rows are read and written by position. Nothing
+grid processes, see `items`. Rows are read and written by position. Nothing
 is accumulated by atomic operations, so that results are deterministic.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,11 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from sparse_transformer.attention.contract import Keys, Plan, Queries
+from sparse_transformer.attention.executors import softmax_base_2
+from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
 
-LOG2_E = math.log2(math.e)
 # With fewer, loops wait for all copies: they would not overlap with products.
 NUM_STAGES = 5
-MIN_SCALE = 1e-30  # in place of 0, which would make NaN of -inf
 
 
 class _Item:
@@ -100,17 +99,9 @@ class _Item:
     return self._scores.factor(x.shape[-1])
 
   def scores(self, a, b):
-    """(scores, what they are multiplied by, the slope of the soft cap or None).
-
-    The factor, to base 2, is above 0, so that -inf stays -inf.
-    """
-    scale, cap = self.scale(a), self._scores.softcap
-    s = self.dot(-a if scale < 0 else a, b, (1, 1))
-    scale = max(abs(scale), MIN_SCALE)
-    if not cap:
-      return s, LOG2_E * scale, None
-    share = jnp.tanh(s * (scale / cap))
-    return share, LOG2_E * cap, 1 - share * share
+    """Those of rows, see `softmax_base_2.scaled`."""
+    s = self.dot(a, b, (1, 1))
+    return softmax_base_2.scaled(s, self._scores, a.shape[-1])
 
   def exp2(self, x, factor=1.0, minus=0.0):
     """2^(factor x - minus), of float32, as one FMA and one MUFU.
@@ -178,10 +169,8 @@ def _forward(item, queries, keys, out_ref, lse_ref):
     s, factor, _ = item.scores(q, rows(keys.k))
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
-    new = jnp.maximum(max_, s.max(1) * factor)
-    # A row may have no keys yet: exp2(-inf - 0) is 0, not NaN.
-    shift = new if pairs is None else jnp.where(new == -jnp.inf, 0.0, new)
-    p, decay = item.exp2(s, factor, shift[:, None]), item.exp2(max_ - shift)
+    new, shift, decay = softmax_base_2.raise_max(max_, s.max(1) * factor)
+    p = item.exp2(s, factor, shift[:, None])
     v = rows(keys.v)
     out = out * decay[:, None] + item.dot(p.astype(v.dtype), v, (1, 0))
     return out, new, sum_ * decay + p.sum(1)
@@ -193,16 +182,14 @@ def _forward(item, queries, keys, out_ref, lse_ref):
   slots = item.earlier(0), item.earlier(1, -jnp.inf)
   for more, lse in zip(*slots, strict=True):
     lse = lse * LOG2_E
-    new = jnp.maximum(max_, lse)
-    shift = jnp.where(new == -jnp.inf, 0.0, new)
-    decay, weight = item.exp2(max_ - shift), item.exp2(lse - shift)
+    max_, shift, decay = softmax_base_2.raise_max(max_, lse)
+    weight = jnp.exp2(lse - shift)
     out = out * decay[:, None] + more * weight[:, None]
-    max_, sum_ = new, sum_ * decay + weight
+    sum_ = sum_ * decay + weight
   out, max_, sum_ = item.sweep(body, (out, max_, sum_))
-  is_empty = sum_ == 0
-  item.store(out_ref, out / jnp.where(is_empty, 1.0, sum_)[:, None])
-  lse = (max_ + jnp.log2(jnp.where(is_empty, 1.0, sum_))) / LOG2_E
-  item.store(lse_ref, jnp.where(is_empty, -jnp.inf, lse))
+  total, lse = softmax_base_2.total_and_lse(max_, sum_)
+  item.store(out_ref, out / total[:, None])
+  item.store(lse_ref, lse)
 
 
 def _weights(item, a, b, lse, pairs):
@@ -257,23 +244,20 @@ def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
 def forward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_1BLHE, lse_1BLH): the slots are merged, and their axis has size 1.
-
-  With `interpret`, the kernel is interpreted instead of compiled.
-  """
+  """(out_BLHE, lse_BLH); `interpret` the kernels instead of compiling them."""
   # As many rows as queries, of which a device may have more or fewer than keys.
   rows, v = queries.q.shape[:3], keys.v
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
   lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)
   given = plan, queries, keys, interpret
-  out_SBLHE, lse_SBHL = _launch(_forward, *given, [out_BLHE, lse_BHL])
-  return out_SBLHE, lse_SBHL.swapaxes(2, 3)
+  out, lse = _launch(_forward, *given, [out_BLHE, lse_BHL])
+  return out, lse.swapaxes(1, 2)
 
 
 def backward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_1BLHK, dk_1BMGK, dv_1BMGE), merged as in `forward`."""
+  """(dq_BLHK, dk_BMGK, dv_BMGE), as in `forward`."""
   # [B, H, L], so that the values of a tile are next to each other.
   lse, delta = (x.swapaxes(1, 2) for x in (queries.lse, queries.delta))
   queries = queries._replace(lse=lse, delta=delta)
@@ -283,20 +267,14 @@ def backward(
   return dq, dk, dv
 
 
-def _num_warps(kernel, v, rows, has_more):
-  """Warps of a program: with fewer, registers would spill.
-
-  `has_more` is whether it needs segments, or what another slot has.
-  """
-  are_many = v.dtype == jnp.float32
-  if kernel is not _forward:
-    are_many |= v.shape[-1] > 64
-    are_many |= rows > 64 and (kernel is _backward_of_keys or has_more)
-  return 8 if are_many else 4
+def _num_warps(kernel, v):
+  """Warps of a program: with fewer, registers would spill."""
+  is_wide = kernel is not _forward and v.shape[-1] > 64
+  return 8 if is_wide or v.dtype == jnp.float32 else 4
 
 
 def _launch(kernel, plan, queries, keys, interpret, outs):
-  """The results of a kernel, each like one of `outs` after an axis of slots.
+  """The results of a kernel, each like one of `outs`.
 
   If there are several slots, their items are launched first, except those of
   the first slot, which holds all rows: these are launched last, and start from
@@ -307,8 +285,6 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
   mine, other = work.queries, work.keys
   if is_by_key:
     mine, other = other, mine
-  # An item may have several tiles.
-  mine = mine.reshape(-1, lists.masks.shape[1])
   # The positions of each entry of the lists, so that the address of a row
   # depends on one load: Triton loads in advance through no more than one. On
   # the host if both tables are.
@@ -320,7 +296,6 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
   run = _on_items(kernel, plan, is_by_key, queries, keys, interpret)
 
   def launch(items, num_slots, outs, earlier=None):
-    has_more = earlier is not None or keys.segments is not None
     shapes = [
       jax.ShapeDtypeStruct(
         (num_slots, *x.shape),
@@ -334,7 +309,7 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
       grid=(len(items), len(q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=_num_warps(kernel, keys.v, mine.shape[1], has_more),
+        num_warps=_num_warps(kernel, keys.v),
         num_stages=NUM_STAGES,
       ),
       interpret=interpret,
@@ -343,7 +318,7 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
 
   num_slots, n, num_heads = lists.written.shape
   if num_slots == 1:
-    return launch(lists.items, 1, outs)
+    return [x[0] for x in launch(lists.items, 1, outs)]
   # Sorted, since tables may be traced: the first slot has one item for each
   # tile of each head. Shares of devices, padded with more, have one slot.
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
@@ -351,7 +326,7 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
   sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   results = launch(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
-  return launch(items[:count], 1, outs, (written, results))
+  return [x[0] for x in launch(items[:count], 1, outs, (written, results))]
 
 
 def _on_items(kernel, plan, is_by_key, queries, keys, interpret):

@@ -1,0 +1,188 @@
+"""Tables of kernels that copy blocks, for TPUs and for Hopper GPUs.
+
+Pallas' Mosaic copies consecutive places only. So the arrays of a plan are
+arranged in the orders that its tiles are cut from. A block is one tile
+of one head; the blocks of a head follow each other.
+
+There is a step for each tile of an item, one item after another. On a TPU, it
+is one of the grid, and what it processes is in tables in scalar memory. On a
+GPU, each program runs the steps of one item.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.attention.executors.items import Lists, Work
+from sparse_transformer.attention.orders import STATIC, Table
+
+# Codes of a step: the first or last of its item; its tile is partial or full,
+# or there is none. The bits from `SHIFT` on are the number of its mask.
+FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+  """The steps of a grid: int32 [steps]."""
+
+  items: Table  # the block of the item; ascending
+  others: Table  # the block of the other side
+  codes: Table  # see `FIRST`
+  # int32 [num_blocks, 4], those of each item, the longest first: its block, its
+  # first step, its first one with a full tile, and the one after the last.
+  ranges: Table
+  # The blocks that items of these steps may have.
+  first: int = dataclasses.field(metadata=STATIC)
+  num_blocks: int = dataclasses.field(metadata=STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockTables:
+  """The work of all kernels."""
+
+  # int32 [masks, tile // 32, tile], the pairs of partial tiles: a column for
+  # each query, a bit for each key.
+  masks: Table
+  # The steps of one grid; of several, if there are too many for one.
+  by_query: tuple[Grid, ...]  # their items are blocks of queries
+  by_key: tuple[Grid, ...]  # their items are blocks of keys
+  # Whether there is no other plan, whose results are added.
+  is_whole: bool = dataclasses.field(default=False, metadata=STATIC)
+
+
+def to_blocks(
+  x_BLHK: jax.Array, tile: int, num_heads: int, rows: bool
+) -> jax.Array:
+  """Blocks [B, blocks, K, tile]; with `rows`, [B, blocks, tile, K].
+
+  x_BL1 is the same for all heads. Without K, as of x_BLH, blocks are [B,
+  blocks, 1, tile], or with `rows` [B, blocks, tile].
+  """
+  batch, _, given, *width = x_BLHK.shape
+  x = x_BLHK.reshape(batch, -1, tile, given, *width or (1,))
+  x = jnp.broadcast_to(x, (*x.shape[:3], num_heads, x.shape[4]))
+  x = x.transpose((0, 3, 1, 2, 4) if rows else (0, 3, 1, 4, 2))
+  blocks = x.reshape(batch, -1, *x.shape[3:])
+  return blocks if width or not rows else blocks[..., 0]
+
+
+def from_blocks(
+  blocks: jax.Array, num_heads: int, rows: bool, is_wide: bool
+) -> jax.Array:
+  """Undoes `to_blocks`: [B, n, H, K], or [B, n, H] if not `is_wide`."""
+  blocks = blocks if is_wide or not rows else blocks[..., None]
+  batch, _, *shape = blocks.shape
+  x = blocks.reshape(batch, num_heads, -1, *shape)
+  x = x.transpose((0, 2, 3, 1, 4) if rows else (0, 2, 4, 1, 3))
+  x = x.reshape(batch, -1, *x.shape[3:])
+  return x if is_wide else x[..., 0]
+
+
+def tables_of(
+  works: Sequence[Work], group: int, most_steps: int
+) -> list[BlockTables]:
+  """Tables of the same shapes, for the works of `items.work_by_place`.
+
+  No grid has more than `most_steps` steps, before all devices get equally many.
+  """
+  of_queries, of_keys = len(works[0].queries), len(works[0].keys)
+  by_query = [_steps_of(x.by_query, of_queries, of_keys, group) for x in works]
+  by_key = [_steps_of(x.by_key, of_keys, of_queries, group) for x in works]
+  # Bits over keys, for both.
+  masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
+  cut = (
+    _cut(steps, lists.written.shape[2] * num_tiles, most_steps)
+    for steps, lists, num_tiles in (
+      (by_query, works[0].by_query, of_queries),
+      (by_key, works[0].by_key, of_keys),
+    )
+  )
+  return [BlockTables(masks, *steps) for steps in zip(*cut, strict=True)]
+
+
+def _steps_of(
+  lists: Lists, num_mine: int, num_others: int, group: int
+) -> np.ndarray:
+  """The items, others and codes of all steps: int32 [3, steps].
+
+  `num_mine` and `num_others` are the tiles of a head on each side. An item
+  without tiles also has a step.
+  """
+  head, tile, first, middle, last, _ = np.asarray(lists.items).T
+  blocks = head * num_mine + tile
+  # Lists are longest first, for machines that run several items at a time.
+  order, size = np.argsort(blocks, kind="stable"), last - first
+  item = np.repeat(order, np.maximum(size, 1)[order])
+  changes = np.diff(item, prepend=-1, append=-1) != 0
+  starts = np.flatnonzero(changes[:-1])
+  sizes = np.diff(starts, append=len(item))
+  offset = np.arange(len(item)) - np.repeat(starts, sizes)
+  exists = offset < size[item]
+  at = np.where(exists, first[item] + offset, 0)
+  is_partial = exists & (at < middle[item])
+  other, mask, *member = np.asarray(lists.others)[at].T
+  heads = head[item] * group + member[0] if member else head[item] // group
+  codes = changes[:-1] * FIRST | changes[1:] * LAST
+  codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
+  codes |= _last_of(mask, is_partial) << SHIFT
+  others = _last_of(heads * num_others + other, exists)
+  return np.stack([blocks[item], others, codes]).astype(np.int32)
+
+
+def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
+  """x with invalid entries replaced by the valid one before, or 0."""
+  # A step that names the same block as the step before copies nothing.
+  at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
+  return np.where(at < 0, 0, x[at])
+
+
+def _cut(
+  of_devices: Sequence[np.ndarray], num_blocks: int, most_steps: int
+) -> list[tuple[Grid, ...]]:
+  """The grids, cut between items, for each device."""
+  blocks = np.arange(num_blocks + 1)
+  starts = np.stack([np.searchsorted(x[0], blocks) for x in of_devices])
+  firsts = [0]
+  while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
+    sizes = (starts - starts[:, firsts[-1], None]).max(0)
+    # The last item at which no device has too many.
+    first = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+    if first == firsts[-1]:
+      raise ValueError(f"an item has more than {most_steps} tiles")
+    firsts.append(first)
+  grids = []
+  for first, last in zip(firsts, [*firsts[1:], num_blocks], strict=True):
+    pieces = [
+      steps[:, of[first] : of[last]]
+      for steps, of in zip(of_devices, starts, strict=True)
+    ]
+    size = max(x.shape[1] for x in pieces)
+    grids.append([_grid(_pad(x, size), blocks[first:last]) for x in pieces])
+  return [*zip(*grids, strict=True)]
+
+
+def _pad(steps: np.ndarray, size: int) -> np.ndarray:
+  """As many steps: more of them repeat the last, but do nothing."""
+  padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
+  padded[2, steps.shape[1] :] &= -1 << SHIFT
+  return padded
+
+
+def _grid(steps: np.ndarray, blocks: np.ndarray) -> Grid:
+  """The steps of items with these blocks."""
+  items, others, codes = steps
+  first = np.searchsorted(items, blocks)
+  partial, full = (
+    np.bincount(items[codes & kind != 0] - blocks[0], minlength=len(blocks))
+    for kind in (PARTIAL, FULL)
+  )
+  middle = first + partial
+  ranges = np.stack([blocks, first, middle, middle + full], 1)
+  ranges = ranges[np.argsort(-(partial + full), kind="stable")]
+  tables = items, others, codes, ranges.astype(np.int32)
+  return Grid(*tables, int(blocks[0]), len(blocks))

@@ -67,11 +67,11 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
     "child.PARTS['faulty'] = child.Part('faulty_for_a_test', 1)\n"
     "child.main()\n"
   )
-  monkeypatch.setitem(PARTS, "faulty", Part("faulty_for_a_test", 1, 8))
+  monkeypatch.setitem(PARTS, "faulty", Part("faulty_for_a_test", 1, 30))
   monkeypatch.setattr(accelerator, "CHILD", (sys.executable, "-P", str(start)))
   monkeypatch.setenv("PYTHONPATH", str(runs.REPO))
   try:
-    *_, (_, found) = accelerator.run_part("faulty", Settings(seconds=120))
+    *_, (_, found) = accelerator.run_part("faulty", Settings(seconds=300))
   finally:
     path.unlink()
   reasons = {name: entry.get("failed", "") for name, entry in found.items()}

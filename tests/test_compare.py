@@ -20,7 +20,7 @@ import runs
 from scipy import stats
 
 from configs import digits
-from sparse_transformer import config as config_lib, signals
+from sparse_transformer import config as config_lib, patterns, signals
 from sparse_transformer.comparison import (
   jobs,
   plan as plan_lib,
@@ -508,9 +508,10 @@ def below(root):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
-  tmp_path, capfd
+  tmp_path, capfd, request
 ):
   """Of a pattern that its config file registers, as all of this takes long."""
+  request.addfinalizer(lambda: patterns.CATALOGUE.pop("Rake", None))
   root, hook, file = tmp_path / "c", tmp_path / "hook", tmp_path / "mine.py"
   file.write_text(CONFIG.format(hook=str(hook)))
   values = "local;Rake(4)" if len(os.sched_getaffinity(0)) > 1 else "Rake(4)"

@@ -56,7 +56,7 @@ WITHIN = {
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py
 # writes them.
 LIMITS = {
-  "README.md": 177,
+  "README.md": 174,
   "attention": 6_796,
   "benchmarks": 3_000,
   "commands": 2_339,
@@ -67,7 +67,7 @@ LIMITS = {
   "model": 2_008,
   "patterns": 2_921,
   "targets": 675,
-  "tests": 18_460,
+  "tests": 18_461,
   "training": 4_325,
   "words of docs": 26_545,
 }

@@ -79,7 +79,7 @@ def init_cache(
   >>> def step(cache, t):
   ...   out, cache = attend_next(cache, q[:, t], k[:, t], v[:, t], t)
   ...   return cache, out
-  >>> _, outs = lax.scan(step, cache, jnp.arange(5, 16))
+  >>> _, outs = jax.lax.scan(step, cache, jnp.arange(5, 16))
   >>> expected = attend(q, k, v, pattern)[:, 5:]
   >>> bool(jnp.allclose(outs.swapaxes(0, 1), expected, atol=1e-5))
   True

@@ -9,8 +9,9 @@ frames, so that no stretch is in two splits.
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy
 
-Expected after 400 steps: about 1.3 bits/dim of the validation split with the
-column of the target, 4.7 with Local(24). 108,992 parameters.
+Expected after 400 steps with --config.attention.pattern="Local(24)" and
+--config.optimizer.learning_rate=0.005: 4.56 bits/dim of the validation split.
+108,992 parameters.
 """
 
 from configs import cifar10_keys

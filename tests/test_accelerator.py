@@ -10,11 +10,11 @@ import runs
 from benchmarks.accelerator import __main__ as accelerator, child, summary
 from benchmarks.accelerator.child import PARTS, Part, Settings
 
+pytestmark = pytest.mark.tools
+
 # A part whose entries end well, raise, end the process, and hang.
 FAULTY = """
 import os, time
-
-pytestmark = pytest.mark.tools
 
 def fail():
   raise ValueError("no")

@@ -2,14 +2,11 @@
 
   python -m benchmarks.attention [--cases=3072,growth] [--rounds=N] [--quick]
 
-Prints tables and writes results/attention-<machine>.json. JAX and torch run in
-separate processes, new ones for each case, and only one of them computes at a
-time. The entries of a case are interleaved, one run per round; times are
-medians over the rounds. Torch and the other peers are in a separate
-environment, which `make bench` installs from requirements-peers.txt; without
-it, only ours and JAX's run. For GPUs and TPUs: `benchmarks.accelerator`.
-
-docs/speed.md explains the columns.
+Writes results/attention-<machine>.json. JAX and torch run in separate processes
+for each case, and only one of them computes at a time. The entries of a case
+are interleaved; times are medians over rounds. `make bench` installs torch and
+the other peers from requirements-peers.txt; without them, only ours and JAX's
+run. docs/speed.md explains the columns.
 """
 
 import dataclasses
@@ -31,20 +28,12 @@ STRIDED = "Local({l}) | Strided({l})".format
 FIXED = "Block(128) | Summary(128, 32)"
 BIGBIRD = "BigBird(block=64, window=3, num_global=1, num_random=3, seed=0)"
 MEASURED = (
-  "Causal()",
-  "Local(128)",
-  "Strided(128)",
-  "Block(128)",
-  "Summary(128, 32)",
-  STRIDED(l=128),
-  FIXED,
-  BIGBIRD,
+  *("Causal()", "Local(128)", "Strided(128)", "Block(128)", "Summary(128, 32)"),
+  *(STRIDED(l=128), FIXED, BIGBIRD),
 )
 ALGEBRA = (
-  "Local(23) | Strided(23)",
-  "Block(32) | Summary(32, 8)",
-  "Causal() - Block(64)",
-  "Strided(16) & Local(128)",
+  *("Local(23) | Strided(23)", "Block(32) | Summary(32, 8)"),
+  *("Causal() - Block(64)", "Strided(16) & Local(128)"),
 )
 
 
@@ -91,12 +80,11 @@ def cpu():
     for documents in (0, 8)
     for program in ("ours", "jax_nn", "flex")
   )
+  of_12288 = _entries(12_288, large) + _entries(12_288, peers)
   return {
     "oracle": Case("the catalogue, n = 512", _entries(512, checked)),
     "3072": Case("n = 3,072", _entries(3072, small), 7),
-    "12288": Case(
-      "n = 12,288", _entries(12_288, large) + _entries(12_288, peers), 5
-    ),
+    "12288": Case("n = 12,288", of_12288, 5),
     "growth": Case("growth with n, l = sqrt n", tuple(growth), 3),
     "million": Case("n = 1,048,576, one head", (million,), 1),
     "groups": Case("2 key heads for 8 heads, n = 4,096", tuple(groups), 7),

@@ -4,8 +4,7 @@
 
 Compiles those that benchmarks/results/compiled.json lacks, or with --only=TEXT
 those whose names contain the text again, and writes them there after each
-program. Each row names the commit that it was compiled from. Nothing is run:
-see docs/accelerators.md for what that means.
+program, with the commit. Nothing is run, see docs/accelerators.md.
 """
 
 import importlib

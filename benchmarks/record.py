@@ -73,9 +73,8 @@ def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def time_of(run: dict[str, Any]) -> str:
-  """Training time in minutes: processor time, which depends less on others."""
-  number = max(1, round(run["processor_seconds"] / 60))
-  return f"{number:,} minute{'s' * (number != 1)} of processor time"
+  """Training time in minutes of a CPU, which depends less on other programs."""
+  return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -3,11 +3,9 @@
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/cifar10_keys
 
-The record of a run has the command that trains it, its evaluations by eval.py,
-its validations and its config; commit and machine are this process's: write it
-right after the run. The record of a comparison is its comparison.json, without
-folders of this machine. It is benchmarks/results/NAME.json for a workdir with
-this name.
+The record of a run has its command, evaluations, validations and config, and
+the commit and machine of this process: write it right after the run. That of a
+comparison is its comparison.json. Both are benchmarks/results/<workdir>.json.
 """
 
 import pathlib

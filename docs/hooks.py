@@ -1,9 +1,18 @@
 """Adapts the pages, which are written for GitHub, to the site."""
 
 import json
+import pathlib
 import re
 
 from mkdocs.structure.files import File
+
+
+def on_config(config):
+  """Puts the version into the title."""
+  path = pathlib.Path(config.config_file_path).parent
+  text = (path / "sparse_transformer" / "__init__.py").read_text()
+  config.site_name += " " + re.search(r'__version__ = "(.*)"', text)[1]
+  return config
 
 
 def on_files(files, config):

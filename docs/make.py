@@ -9,13 +9,11 @@ same catalogue gives the same files wherever they are drawn.
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import itertools
 import pathlib
 import re
 import sys
-import tempfile
 import textwrap
 
 import numpy as np
@@ -23,7 +21,6 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import attention, patterns, schema, tables
-from sparse_transformer.attention import contract, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
@@ -33,8 +30,6 @@ from sparse_transformer.figures.masks import (
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
-from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 DOCS = pathlib.Path(__file__).resolve().parent
 # The picture of the README, of an image small enough to see its cells.
@@ -58,50 +53,27 @@ GAP = 12  # pixels between the two views
 SHOWN_HELD = "Local(5)", "Strided(12)", "Strided(12, offset=1)"
 HELD = "figures/held.png"
 HELD_CELL = 10  # pixels of a byte: three panels fit a screen of 400 pixels
-# Configs with the sizes of Long Range Arena, and the rows of their tables.
-ARENA = {
-  "ListOps": ("lra_listops", 50),
-  "Text": ("lra_text", 50),
-  "Image": ("lra_image", 32),
-}
-# {network: its patterns}
-ARENA_PATTERNS = {
-  "Transformer": ("dense",),
-  "Local attention": ("local", "Block({row}, causal=False)"),
-  "Sparse Transformer, bidirectional": ("fixed", "strided"),
-  "Longformer": ("Longformer(513, causal=False)",),
-  "BigBird": ("BigBird(64, causal=False)",),
-  "Reformer": ("Global(1, causal=False) | LSH(64, buckets=64)",),
-  "Routing Transformer (not in it)": (
-    "Global(1, causal=False) | Routing(32, 64)",
-  ),
-}
-LENGTHS = 2**12, 2**16, 2**20  # at which the keys of a query are counted
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
-# Examples of these patterns: two small ones, and one for long sequences.
+# Examples of these patterns.
 OF_CONTENT = {
   name: tuple(patterns.parse(text)[0][0] for text in texts)
   for name, texts in {
     "LSH": (
       "LSH(12, 8)",
       "Local(6) | LSH(6, 8, rounds=2)",
-      "LSH(64, 192, rounds=4)",
     ),
     "Routing": (
       "Routing(5, 12)",
       "Local(6) | Routing(5, 6)",
-      "Routing(64, 128)",
     ),
     "TopBlocks": (
       "TopBlocks(6, 3)",
       "Block(6) | TopBlocks(6, 3)",
-      "TopBlocks(64, 8)",
     ),
     "AdaptiveSpan": (
       "AdaptiveSpan(24, ramp=8)",
       "Strided(12) | AdaptiveSpan(12, ramp=4)",
-      "AdaptiveSpan(1024)",
     ),
   }.items()
 }
@@ -150,7 +122,7 @@ def fill(path: pathlib.Path) -> str:
 def drawn() -> list[Pattern]:
   """All patterns in the gallery, each once."""
   static = [p for e in patterns.examples().values() for p in e.small]
-  content = [p for shown in OF_CONTENT.values() for p in shown[:-1]]
+  content = [p for shown in OF_CONTENT.values() for p in shown]
   return list(dict.fromkeys([*static, *_unions(), *content]))
 
 
@@ -246,7 +218,6 @@ def _framed(cells, size, lines=False):
 def _of_patterns():
   return dict(
     contents=_contents(),
-    costs=_costs(),
     names=_names(),
     layouts=_layouts(),
     static=_sections("##", patterns.CATALOGUE),
@@ -256,81 +227,52 @@ def _of_patterns():
 
 def _of_config():
   titles = "field", "default", "meaning", "values"
-  rows = [(f"`{x}`", f"`{y}`", *more) for x, y, *more in schema.table()]
+  rows = [
+    (f"`{name}`", f"`{default}`", about, _shorter(values))
+    for name, default, about, values in schema.table()
+  ]
   return dict(fields=[tables.markdown([titles, *rows])])
 
 
-def _of_usage():
-  titles = (
-    "network of Long Range Arena",
-    "`--config.attention.pattern=`",
-    "keys of a query, ListOps",
-    *(f"PFLOP, {name}" for name in ARENA),
-  )
-  rows = []
-  for network, shown in ARENA_PATTERNS.items():
-    for pattern in shown:
-      found = [_training(*about, pattern) for about in ARENA.values()]
-      keys = f"{found[0][0]:,.0f}"
-      flops = (f"{total / 1e15:,.0f}" for _, total in found)
-      name = f'`"{pattern.format(row=ARENA["ListOps"][1])}"`'
-      rows.append((network, name, keys, *flops))
-      network = ""
-  return dict(arena=[tables.markdown([titles, *rows])])
-
-
-def _training(name, row, pattern):
-  """(mean keys of a query, FLOPs of training) with a pattern in a config."""
-  config = importlib.import_module(f"configs.{name}").get_config()
-  config.attention.pattern = pattern.format(row=row)
-  with tempfile.TemporaryDirectory() as folder:
-    if config.data.name == "labelled":
-      config.data.path = folder
-      for label in ("neg", "pos"):  # the names are all that is read
-        (pathlib.Path(folder) / label).mkdir()
-    model = Experiment(config).model
-  step = costs.step(config, model, costs.count_pairs(model))
-  flops = step["flops"]["total"] * config.train.steps
-  return costs.keys_per_query(model), flops
+def _shorter(values):
+  """The values of a field, without what the page says of all of them."""
+  if values in ("a string", "True or False"):
+    return ""
+  values = re.sub(r" and below (2,147,|4,294,|10,001)[\d,]*", "", values)
+  values = re.sub(r"^(one of|an? (integer|finite number)) ", "", values)
+  signs = {"at least ": "≥", "at most ": "≤", "below ": "<", "above ": ">"}
+  for words, sign in signs.items():
+    values = values.replace(words, sign)
+  return values.replace(" and ", ", ")
 
 
 def _of_api():
-  """What `attention` exports, then what defines patterns and executors."""
-  exported = filter(inspect.isfunction, vars(attention).values())
+  """What `attention` exports, then what defines patterns."""
+  exported = [x for x in vars(attention).values() if inspect.isfunction(x)]
+  exported.sort(key=lambda x: x is not attention.attend)
   named = patterns.parse, patterns.factorize, patterns.assign, patterns.register
-  executors = registry.register, contract.Executor
-  return {
-    name: [x for public in shown for x in _document(public)]
-    for name, shown in (
-      ("attention", exported),
-      ("names", named),
-      ("executors", executors),
-    )
-  }
+  parts = dict(attention=exported, names=named)
+  return {x: [*itertools.chain(*map(_document, parts[x]))] for x in parts}
 
 
-def _document(public, level="###"):
-  """The signature and docstring of a function, or of a class with methods."""
-  yield f"{level} {public.__name__}"
+def _document(public):
+  """The signature and docstring of a function."""
+  yield f"### {public.__name__}"
   source = textwrap.dedent(inspect.getsource(public))
-  head = re.search(r"(?ms)^((?:def|class) .*?):$", source)
+  head = re.search(r"(?ms)^(def .*?):$", source)
   yield f"```python\n{head[1]}\n```"
   yield from _paragraphs(public)
-  for name, member in vars(public).items():
-    if inspect.isclass(public) and name[0] != "_" and member.__doc__:
-      yield from _document(member, level + "#")
 
 
 PAGES = {
   "patterns.md": _of_patterns,
   "config.md": _of_config,
   "api.md": _of_api,
-  "usage.md": _of_usage,
 }
 
 
 def _contents():
-  names = ["Names in configs", "What keys hold", *patterns.CATALOGUE]
+  names = ["Names and expressions", "What keys hold", *patterns.CATALOGUE]
   names.append("Content-based patterns")
   links = (f"[{n}](#{n.lower().replace(' ', '-')})" for n in names)
   yield _fill(" · ".join(links))
@@ -342,24 +284,9 @@ def _sections(level, catalogue):
     yield f"{level} {name}"
     yield from _describe(cls)
     is_static = name not in OF_CONTENT
-    shown = cls.examples().small if is_static else OF_CONTENT[name][:-1]
+    shown = cls.examples().small if is_static else OF_CONTENT[name]
     shown = list(dict.fromkeys(shown))
     yield _table([f"`{pattern}`" for pattern in shown], shown)
-
-
-def _costs():
-  titles = ["pattern", *(f"{n:,} positions" for n in LENGTHS)]
-  rows = []
-  for examples in patterns.examples().values():
-    means = (
-      np.mean(np.broadcast_to(examples.num_keys(np.arange(n), n), n))
-      for n in LENGTHS
-    )
-    rows.append([f"`{examples.large}`", *(f"{mean:,.1f}" for mean in means)])
-  for *_, large in OF_CONTENT.values():
-    means = (patterns.analysis.count_pairs(large, n) / n for n in LENGTHS)
-    rows.append([f"`{large}`", *(f"at most {mean:,.0f}" for mean in means)])
-  yield tables.markdown([titles, *rows])
 
 
 def _unions():
@@ -429,14 +356,14 @@ def _fill(text, indent=""):
 
 def _table(titles, shown):
   """Patterns side by side: titles, pictures and numbers of keys."""
-  pictures = [f"![{p}]({PICTURES}/{file_name(p)})" for p in shown]
+  pictures = [f"![]({PICTURES}/{file_name(p)})" for p in shown]
   return tables.markdown([titles, pictures, [*map(_count, shown)]])
 
 
 def _count(pattern):
   i = np.arange(POSITIONS)
   counts = realize(pattern).mask(i[:, None], i).sum(1)
-  return f"{counts.min()} to {counts.max()}, mean {counts.mean():.1f}"
+  return f"{counts.min()}–{counts.max()}, mean {counts.mean():.1f}"
 
 
 if __name__ == "__main__":

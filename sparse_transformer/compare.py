@@ -38,8 +38,8 @@ each run is in its workdir, in output.txt.
 
 With --task=I, only the runs with value I of --vary, from 0, take place: its
 tuning and its seeds, but neither the test split nor a table, for which the same
-command without it is run when all tasks have ended. docs/usage.md has a script
-for Slurm.
+command without it is run when all tasks have ended. docs/compare.md has a
+script for Slurm.
 
 Values are separated by commas outside brackets, or by semicolons. A value may
 set other fields too: "dense with data.length=512 train.batch_size=8".

@@ -3,7 +3,7 @@
 python -m sparse_transformer.export --workdir=RUN --out=NAME.safetensors
 
 Layers have separate arrays, such as layers.0.attention.query.kernel;
-docs/usage.md lists all names. The metadata has the config, the vocabulary, the
+docs/export.md lists all names. The metadata has the config, the vocabulary, the
 unit of losses and the step, so the file suffices: `checkpoints.exported.load`
 reads it, and a run with --config.train.init_from=FILE starts from it.
 """

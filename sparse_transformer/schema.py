@@ -126,7 +126,7 @@ class Data(Group):
     " nothing attends across",
   )
   columns: int = field(
-    128, "of the table by whose rows and columns text is embedded", SIZE
+    128, "of text, whose positions are embedded as (row, column)", SIZE
   )
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
@@ -135,12 +135,12 @@ class Data(Group):
     " test",
     SHARES,
   )
-  vocab_size: int = field(256, "of tokens, which are all below it", integer(2))
+  vocab_size: int = field(256, "number of different tokens", integer(2))
   rate: int = field(
     12_000, "samples per second of audio", integer(1, below=1_000_001)
   )
   symbols: int = field(
-    16, "of repeat, all equally likely", integer(2, below=257)
+    16, "number of different symbols of repeat", integer(2, below=257)
   )
   period: int = field(
     256, "positions from a symbol to its copy, of repeat", SIZE
@@ -174,20 +174,20 @@ class Model(Group):
   )
   positions: str = field(
     "learned",
-    "embedded, or by rotating queries and keys",
+    "embeddings, or rotation of queries and keys",
     one_of("learned", "rotary"),
   )
-  rotary_base: float = field(10_000.0, "of rotary positions", POSITIVE)
-  width: int = field(256, "of the residual stream", SIZE)
+  rotary_base: float = field(10_000.0, "base of rotary positions", POSITIVE)
+  width: int = field(256, "width of the residual stream", SIZE)
   half_size: bool = field(
     False, "MLP of 2 * width, not 4; queries and keys of width / 2"
   )
-  dropout: float = field(0.0, "at the end of both residual branches", FRACTION)
+  dropout: float = field(0.0, "rate, where residual branches end", FRACTION)
   token_std: float = field(
     0.013,
     "standard deviation of token embeddings; released for images: 0.01",
   )
-  position_std: float = field(0.007, "the same, of position embeddings")
+  position_std: float = field(0.007, "the same of position embeddings")
   dtype: str = field(
     "float32",
     "of activations; parameters, updates, the residual stream, norms and the"
@@ -223,7 +223,7 @@ class Attention(Group):
   )
   mode: str = field("interleaved", "of factors: interleaved, merged, heads")
   cycle: tuple[int, ...] = field(
-    (), "factors of the layers; (): 0, 1, ...", items(COUNT)
+    (), "order of interleaved factors; (): 0, 1, ...", items(COUNT)
   )
   stride: int = field(128, "l, for strided; block size, for fixed", SIZE)
   window: int = field(
@@ -254,18 +254,18 @@ class Optimizer(Group):
     "muon: Muon for matrices of blocks, Adam for the rest",
     one_of("adamw", "muon"),
   )
-  learning_rate: float = field(0.00035, "peak")
-  adam_learning_rate: float = field(0.0, "Adam's, with Muon; 0: the same")
-  warmup_steps: int = field(5000, "linear from 0; then cosine to 0")
+  learning_rate: float = field(0.00035, "peak learning rate")
+  adam_learning_rate: float = field(0.0, "Adam's beside Muon; 0: the same")
+  warmup_steps: int = field(5000, "linear warm-up, before cosine decay to 0")
   beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
   beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
   # At 0, weights without gradients become nan.
   epsilon: float = field(1e-8, "added to the root of the mean square", POSITIVE)
-  weight_decay: float = field(0.01, "times learning_rate; on matrices")
+  weight_decay: float = field(0.01, "times the learning rate; of matrices only")
   # At 0, nothing is learned.
-  clip_norm: float = field(1.0, "global norm of the gradient", LIMIT)
+  clip_norm: float = field(1.0, "largest global norm of the gradient", LIMIT)
   ema_decay: float = field(
-    0.999, "decay of the weights that are evaluated", SHARE
+    0.999, "decay of the averaged weights, which are scored", SHARE
   )
 
 
@@ -274,7 +274,7 @@ class Train(Group):
   """Steps and batches."""
 
   # JAX ignores the upper bits of larger seeds.
-  seed: int = field(0, "of weights, data order and dropout", integer(0, 2**32))
+  seed: int = field(0, "for weights, data order, dropout", integer(0, 2**32))
   steps: int = field(100_000, "updates; 0: saves the initial weights")
   batch_size: int = field(16, "sequences of an update, over all devices", SIZE)
   init_from: str = field(
@@ -289,7 +289,7 @@ class Train(Group):
   log_every: int = field(50, "steps between lines of metrics")
   nonfinite: str = field(
     "stop",
-    "a step whose loss or gradients are not finite, which changes no weights",
+    "what follows a step with a non-finite loss or gradient: no weights change",
     one_of("stop", "skip"),
   )
   max_skipped: int = field(10, "batches skipped in a row before stopping")
@@ -300,7 +300,7 @@ class Eval(Group):
   """Scores in training, and the batches of `eval.py`."""
 
   every: int = field(2000, "steps between validations; 0: after the last")
-  batch_size: int = field(16, "sequences", SIZE)
+  batch_size: int = field(16, "sequences of a batch", SIZE)
   sequences: int = field(256, "validation sequences during training; 0: all")
   samples: int = field(0, "sequences to sample at each validation; 0: none")
 

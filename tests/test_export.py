@@ -1,6 +1,7 @@
 """Exported weights: names, formats, and the same logits when read back."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -60,6 +61,26 @@ def test_weights_read_back_give_the_same_logits(network, tmp_path):
   assert found.to_dict() == config.to_dict()
   assert symbols == experiment.source.symbols
   np.testing.assert_array_equal(apply(loaded, tokens_BL), expected_BLV)
+
+
+@pytest.mark.docs
+def test_function_on_the_page_gives_the_same_logits(tmp_path):
+  code = (runs.REPO / "docs" / "export.md").read_text()
+  (code,) = re.findall(r"(?ms)^```python\n(.*?)^```$", code)
+  exec(code, names := {})
+  config = runs.tiny(**NETWORKS["plain"])
+  experiment = Experiment(config)
+  params = networks.random_params(experiment.model, 0.3)
+  exported.save(tmp_path / "x.safetensors", config, params)
+  arrays = safetensors.numpy.load_file(tmp_path / "x.safetensors")
+  tokens_L = experiment.source.examples("test")[0]
+  masks = [
+    [pattern.matrix(len(tokens_L)) for pattern in heads]
+    for heads in experiment.model.patterns
+  ]
+  found_LV = names["logits"](arrays, tokens_L, masks)
+  expected_BLV = jax.jit(experiment.apply)(params, tokens_L[None])
+  np.testing.assert_allclose(found_LV, expected_BLV[0], rtol=1e-4, atol=1e-4)
 
 
 def test_layers_are_separate_and_in_order(network, tmp_path):

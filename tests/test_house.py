@@ -12,13 +12,7 @@ import sys
 
 import pytest
 
-from sparse_transformer import (
-  config as config_lib,
-  patterns,
-  schema,
-  tables,
-  version,
-)
+from sparse_transformer import config as config_lib, schema, version
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
@@ -399,14 +393,29 @@ def test_links_of_a_page_lead_somewhere(page):
   assert broken == []
 
 
-def test_pages_of_docs_link_up():
+def test_pages_have_one_order_in_index_and_navigation_and_links():
   index = DOCS / "README.md"
-  pages = {*PAGES[1:], *NOTEBOOKS} - {index}
-  assert pages <= {path for path, _ in links_of(index)}, f"{index} lacks a page"
-  for page in pages:
-    assert index in [path for path, _ in links_of(page)], f"{page} lacks a link"
-    name = page.with_suffix(".md").name  # notebooks are also pages of the site
-    assert f": {name}" in (REPO / "mkdocs.yml").read_text()
+  pages = [path for path, _ in links_of(index)][1:]  # after the README
+  assert sorted(pages) == sorted({*PAGES[1:], *NOTEBOOKS} - {index})
+  # Notebooks are also pages of the site.
+  names = [page.with_suffix(".md").name for page in (index, *pages)]
+  assert re.findall(r": (\w+\.md)", (REPO / "mkdocs.yml").read_text()) == names
+  for page, following in zip(pages, [*pages[1:], None], strict=True):
+    links = [path for path, _ in links_of(page)]
+    assert index in links[-2:], f"{page.name} lacks a link to the index"
+    assert not following or links[-1] == following, f"{page.name}: wrong next"
+
+
+RECORDED = "README", "docs/evidence", "docs/speed", "docs/accelerators"
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "docs/kernels"])
+def test_no_number_of_a_page_is_typed_by_hand(name):
+  """Results come from records, by make results."""
+  text = (REPO / f"{name}.md").read_text()
+  made = r"(?s)<!-- made by.*?<!-- end -->|```.*?```|`[^`]*`|\]\([^)]*\)"
+  made += r"|(?:Python|JAX) [\d.]+(?: to [\d.]+)?"
+  assert re.findall(r".*\d\.\d{2,}.*", re.sub(made, "", text)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -461,20 +470,13 @@ def test_page_names_only_tests_that_exist(page):
   assert [name for name in named if f"def {name}" not in tests] == []
 
 
-@pytest.mark.parametrize("catalogue", [patterns.CATALOGUE, patterns.CONTENT])
-def test_page_lists_the_catalogue_of_patterns(catalogue):
-  rows = [(f"`{form}`", keys) for form, keys in patterns.table(catalogue)]
-  expected = tables.markdown([("pattern", "keys of a query"), *rows])
-  assert expected in (DOCS / "usage.md").read_text()
-
-
 @pytest.mark.docs
 @pytest.mark.parametrize(
-  "page", ["README.md", "docs/attend.md", "docs/architecture.md"]
+  "name", ["README", "docs/tour", "docs/attend", "docs/architecture"]
 )
-def test_python_code_of_a_page_runs(page):
+def test_python_code_of_a_page_runs(name):
   code = r"(?ms)^```python\n(.*?)^```$"
-  blocks = re.findall(code, (REPO / page).read_text())
+  blocks = re.findall(code, (REPO / f"{name}.md").read_text())
   assert blocks
   done = run_python("\n".join(blocks))
   assert done.returncode == 0, done.stderr

@@ -2,11 +2,9 @@
 
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
-See docs/accelerators.md for the parts: setup, correctness, attention, presets,
-train and resume. Each is a process, which is started again for what is left if
-an entry hangs or ends it. What an entry finds is written to --out, or
-results/accelerator-<device>.json, as it comes; the parts of a later run replace
-those of an earlier one. On a CPU, or with --small, all sizes are small.
+docs/accelerators.md explains the parts. Each is a process, which is started
+again for what is left if an entry hangs or ends it. Results are written as they
+come; the parts of a later run replace those of an earlier one.
 """
 
 import dataclasses

@@ -3,9 +3,8 @@
 An entry runs a mix of patterns, one for each head, in one call; it requires the
 results of the definition of the pattern (see `tests/executor_laws.py`), or at
 long n those of the plainest executor in float32, and the same bits when it runs
-again. Three kinds of inputs make a batch: large scores, ordinary ones, and
-balanced ones, where all pairs of a row weigh about the same, so that one pair
-too many or too few exceeds the tolerance.
+again. A batch has large scores, ordinary ones, and balanced ones, where one
+pair too many or too few exceeds the tolerance.
 """
 
 import dataclasses

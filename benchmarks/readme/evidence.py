@@ -1,26 +1,24 @@
 """The generated parts of docs/evidence.md, and what the README repeats of them.
 
-Comparisons are the comparison.json of `sparse_transformer.compare`, as
-`benchmarks.run` stores it. Differences are of means over seeds; every error is
-half of a 95 % confidence interval, of Welch's for a difference.
+Differences are of means over seeds; every error is half of a 95 % confidence
+interval, of Welch's for a difference.
 """
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import scipy.stats
+from ml_collections import ConfigDict
 
 from benchmarks import record
-from sparse_transformer import patterns, tables
+from sparse_transformer import data, patterns, tables
 
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
 TRAINED = {
-  "digits": (
-    "8 x 8 digits",
-    "strided",
-    ("digits", "independent positions"),
-  ),
+  "digits": ("8 x 8 digits", "strided", ("digits", "independent positions")),
   "cifar10_medium": (
     "CIFAR-10",
     "32 nearby bytes",
@@ -35,12 +33,13 @@ TRAINED = {
 SPLITS = "test", "validation"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
+SHOWN = {ABOVE: "Local(16) | (Strided(96, 1) & Local(97))"}
 # By record: its setting, the column of the target, and the paper's.
 COLUMNS = {
-  "cifar10_keys": ("2 merged layers, 400 steps", COLUMN, PAPERS),
-  "cifar10_deep": ("4 merged layers, 300 steps", COLUMN, PAPERS),
+  "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS),
+  "cifar10_deep": ("4 layers, 300 steps", COLUMN, PAPERS),
   "cifar10_interleaved": (
-    "4 layers in turn, 110 processor seconds",
+    "4 layers, one factor in each, 110 CPU seconds",
     "Local(48), Strided(96, 1)",
     "Local(48), Strided(96)",
   ),
@@ -55,6 +54,7 @@ HOLDS = {
   "Local(36)": "36 bytes before",
   PAPERS: "16 bytes before, and the column beside the target's",
 }
+PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
 # Accuracy in % as published by Tay et al. 2021, Table 1.
 PUBLISHED = {
   "Transformer": 36.37,
@@ -103,14 +103,14 @@ def columns() -> Iterator[str]:
     found = values(name, ours), values(name, papers)
     rows.append((setting, *map(interval, found), interval(*found[::-1])))
   yield tables.markdown(rows)
-  yield from map(origin, COLUMNS)
+  yield records(*COLUMNS)
 
 
 def one_key() -> Iterator[str]:
   """The byte above the target in place of a key of a window, and more keys."""
   yield _scores("cifar10_above", ABOVE)
   yield _scores("cifar10_deep", ABOVE)
-  yield from map(origin, ("cifar10_above", "cifar10_deep"))
+  yield records("cifar10_above", "cifar10_deep")
 
 
 def _scores(name, than):
@@ -120,20 +120,24 @@ def _scores(name, than):
   base = values(name, than)
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
-    cells = f"`{choice}`", HOLDS[choice], keys(choice), interval(found)
-    rows.append((*cells, interval(found, base) if found != base else ""))
+    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice], keys(choice)
+    gap = interval(found, base) if found != base else ""
+    rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
 
 
 def copies() -> Iterator[str]:
   """Copies of a random block, plain and with noise."""
+  names = "repeat", "repeat_noise"
   rows = [("pattern", "keys", "copies", "noisy copies")]
   for row in record.read("repeat_noise")["rows"]:
     choice = row["choice"]
-    found = (interval(values(x, choice)) for x in ("repeat", "repeat_noise"))
+    found = (interval(values(x, choice)) for x in names)
     rows.append((f"`{choice}`", f"{row['keys']:.1f}", *found))
-  yield tables.markdown(rows)
-  yield from map(origin, ("repeat", "repeat_noise"))
+  configs = (ConfigDict(_about(x)["config"]["data"]) for x in names)
+  best = (f"{data.source(x).optimum:.3f}" for x in configs)
+  yield tables.markdown([*rows, ("the best possible", "", *best)])
+  yield records(*names)
 
 
 def rows_of(name: str) -> dict[str, dict[str, Any]]:
@@ -143,23 +147,22 @@ def rows_of(name: str) -> dict[str, dict[str, Any]]:
 
 def compressors() -> Iterator[str]:
   """Trained networks beside what is known without one, on both splits."""
-  rows = [("data", "model", "test", "validation")]
-  for name, (data, _, (baselines, *models)) in TRAINED.items():
-    run = record.read(name)
-    of_run = {
-      x["split"]: f"{x['bits_per_dim']:.3f}"
-      for x in run["evaluations"]
-      if not x["min_context"]
+  rows, names = [("data", "model", "test", "validation")], []
+  for name, (about, _, (baselines, *models)) in TRAINED.items():
+    found = record.read(name)["evaluations"]
+    found = {
+      x["split"]: x["bits_per_dim"] for x in found if not x["min_context"]
     }
-    rows.append((data, f"`{name}`", *(of_run.get(x, "") for x in SPLITS)))
-    known = rows_of(f"baselines_{baselines}")
+    bits = (f"{found[x]:.3f}" if x in found else "" for x in SPLITS)
+    rows.append((about, f"`{name}`", *bits))
+    names += name, f"baselines_{baselines}"
+    known = rows_of(names[-1])
     for model in models:
-      found = (f"{known[model][x]:.3f}" for x in SPLITS)
-      rows.append(("", model, *found))
+      rows.append(("", model, *(f"{known[model][x]:.3f}" for x in SPLITS)))
+    if name == "cifar10_medium":
+      rows.append(("", "Sparse Transformer, as published", PUBLISHED_BITS, ""))
   yield tables.markdown(rows)
-  for name, (*_, (baselines, *_)) in TRAINED.items():
-    yield origin(name)
-    yield origin(f"baselines_{baselines}")
+  yield records(*names)
 
 
 def listops() -> Iterator[str]:
@@ -172,7 +175,7 @@ def listops() -> Iterator[str]:
     cell = f"{100 * row['test']:.1f} ± {error:.1f}"
     rows.append((f"{row['model']}, which sees {row['sees']}", cell))
   yield tables.markdown(rows)
-  yield origin("baselines_listops")
+  yield records("baselines_listops")
 
 
 def texts() -> Iterator[str]:
@@ -183,30 +186,45 @@ def texts() -> Iterator[str]:
     keys = f"{row['keys']:.0f}"
     rows.append((f"`{row['choice']}`", keys, interval(row["values"])))
   yield tables.markdown(rows)
-  yield origin("gpt_oss")
+  yield records("gpt_oss")
 
 
 def trained() -> str:
   """Trained networks, what they cost, and what they score."""
   titles = "config", "data", "pattern", "parameters", "trained for"
   rows = [(*titles, "test", "for comparison")]
-  for name, (data, pattern, (baselines, *models)) in TRAINED.items():
+  for name, (about, pattern, (baselines, *models)) in TRAINED.items():
     run = record.read(name)
     (score, *_) = record.test_scores(run)
     known = rows_of(f"baselines_{baselines}")
     others = (f"{model} {known[model]['test']:.2f}" for model in models)
     bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
     size = f"{run['parameters'] / 1e6:.1f}M"
-    about = f"`{name}`", data, pattern, size, record.time_of(run)
-    rows.append((*about, bits, ", ".join(others)))
+    cells = f"`{name}`", about, pattern, size, record.time_of(run)
+    rows.append((*cells, bits, ", ".join(others)))
   return tables.markdown(rows)
 
 
-def origin(name: str) -> str:
-  """How a record was made: its command, seeds, machine and commit."""
-  found: dict[str, Any] = record.read(name)
-  about = found.get("about", found)
-  words = [f"{about['seeds']} seeds"] if "seeds" in about else []
-  words += [about["machine"], f"commit {about['commit']}"]
-  link = f"[Record](../benchmarks/results/{name}.json):"
-  return f"{link}\n{'; '.join(words)}.\n\n```\n{about['command']}\n```"
+def records(*names: str) -> str:
+  """Links to the records of a table, with their commits."""
+  link = "[`{0}`](../benchmarks/results/{0}.json) of {1}"
+  links = ", ".join(link.format(x, _about(x)["commit"]) for x in names)
+  text = f"Records: {links}; [commands](#commands)."
+  return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
+def commands() -> str:
+  """How the records that the page links to were made."""
+  text, lines = (record.REPO / "docs" / "evidence.md").read_text(), []
+  for name in dict.fromkeys(re.findall(r"/results/(\w+)\.json", text)):
+    about = _about(name)
+    seeds = f"; {about['seeds']} seeds" if "seeds" in about else ""
+    lines.append(f"# {name}: {about['machine']}; {about['commit']}{seeds}")
+    lines += about["command"], ""
+  return "\n".join(["```", *lines[:-1], "```"])
+
+
+def _about(name):
+  """The part of a record that says how it was made."""
+  found = record.read(name)
+  return found.get("about", found)

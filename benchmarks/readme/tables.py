@@ -156,7 +156,6 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "measured": lambda: measured(("attention", "presets", "train")),
     "trained": evidence.trained,
   },
-  "docs/usage.md": {"explained": explained},
   "docs/evidence.md": {
     "columns": evidence.columns,
     "one_key": evidence.one_key,
@@ -164,6 +163,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "compressors": evidence.compressors,
     "listops": evidence.listops,
     "texts": evidence.texts,
+    "commands": evidence.commands,
   },
   "docs/speed.md": {
     "efficiency": efficiency,
@@ -171,6 +171,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "groups": groups,
   },
   "docs/accelerators.md": {
+    "explained": explained,
     "compiled": lambda: compiled.table(record.read("compiled")),
     "measured": measured,
   },

@@ -41,7 +41,6 @@ from sparse_transformer.patterns.base import (
   examples as examples,
   register as register,
   signature as signature,
-  table as table,
 )
 from sparse_transformer.patterns.catalogue import *  # noqa: F403  see its __all__
 from sparse_transformer.patterns.checks import shorten as shorten

@@ -364,21 +364,6 @@ def examples() -> dict[str, Examples]:
   return {name: cls.examples() for name, cls in CATALOGUE.items()}
 
 
-def table(
-  catalogue: Mapping[str, type[Pattern]] = CATALOGUE,
-) -> list[tuple[str, str]]:
-  """(signature, first line of the docstring) of all registered classes.
-
-  >>> from sparse_transformer import patterns
-  >>> print(*patterns.table()[2], sep=": ")
-  Local(window, causal=True): The last `window` keys, the query itself included.
-  """
-  return [
-    (signature(cls), (inspect.getdoc(cls) or "").partition("\n")[0])
-    for cls in catalogue.values()
-  ]
-
-
 def signature(cls: type[Pattern]) -> str:
   """The expression of a class of patterns: its name and arguments."""
   parameters = inspect.signature(cls).parameters.values()

@@ -1,7 +1,5 @@
 """Docs show the catalogue of patterns and the config fields as they are."""
 
-import shutil
-
 import content
 import numpy as np
 import pytest
@@ -34,32 +32,13 @@ def test_each_pattern_has_a_picture_and_there_are_no_others():
     np.testing.assert_array_equal(pixels, gallery.picture(pattern), HINT)
 
 
-def test_readme_names_patterns_as_configs_do():
-  n = gallery.SIDE**2
-  settings = dict(stride=12, window=12, width=3, num_summaries=1)
-  for name in set(gallery.SHOWN) & set(patterns.FACTORIZATIONS):
-    factors = patterns.factorize(name, **settings)
-    ((shown,),) = patterns.parse(gallery.SHOWN[name])
-    expected = np.any([factor.matrix(n) for factor in factors], axis=0)
-    np.testing.assert_array_equal(shown.matrix(n), expected)
-
-
-def test_all_parts_are_made_at_once(tmp_path):
-  for name in gallery.PAGES:  # parts of which it makes
-    shutil.copy(DOCS / name, tmp_path)
-  gallery.write(tmp_path)
-  with Image.open(DOCS / "patterns.png") as old:
-    with Image.open(tmp_path / "patterns.png") as new:
-      assert new.size == old.size
-
-
 def test_patterns_that_follow_the_content_are_drawn_for_the_given_input():
   assert set(gallery.OF_CONTENT) == set(patterns.CONTENT)
   vectors, centers = gallery.given_input()
   q = vectors[None, :, None]
   i = np.arange(gallery.POSITIONS)
   for shown in gallery.OF_CONTENT.values():
-    for pattern in shown[:-1]:
+    for pattern in shown:
       found = gallery.realize(pattern).mask(i[:, None], i)
       expected = content.by_definition(pattern, q, q, centers[None])
       np.testing.assert_array_equal(found, expected[0, 0])

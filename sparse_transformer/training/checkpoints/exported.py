@@ -1,7 +1,7 @@
 """Weights in one file that other programs can read: .safetensors.
 
 Layers have separate arrays, such as layers.0.attention.query.kernel;
-docs/usage.md lists all names. The metadata has the config, the vocabulary, the
+docs/export.md lists all names. The metadata has the config, the vocabulary, the
 unit of losses and the step, so the file suffices.
 """
 

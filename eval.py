@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # takes seconds
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   args, found = flags.FLAGS, []
   contexts = integers("min_context", args.min_context)
   from sparse_transformer.signals import Signals

@@ -32,7 +32,6 @@ MAX_PROFILED = 100  # steps; each may take megabytes
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   cli.require("config", "workdir")
   args = flags.FLAGS
   config_file = config_flags.get_config_filename(args["config"])

@@ -85,7 +85,6 @@ SEES = {
 
 
 def main(argv):
-  cli.check_arguments(argv)
   cli.require("config")
   config = flags.FLAGS.config.data
   path = record.without_folders(config.path or "")

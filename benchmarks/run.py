@@ -23,12 +23,11 @@ from sparse_transformer.training.experiment import Experiment
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   args = flags.FLAGS
   workdir = pathlib.Path(args.workdir or "")
   out = pathlib.Path(args.out or record.FOLDER / f"{workdir.name}.json")
   if (workdir / "comparison.json").exists():
-    found = comparison.read_record(workdir / "comparison.json")
+    found = atomic.read_json(workdir / "comparison.json")
     about, data = found["about"], found["about"]["config"]["data"]
     about["command"] = record.without_folders(about["command"])
     data["path"] = record.without_folders(data["path"])

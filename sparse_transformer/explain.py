@@ -34,7 +34,6 @@ from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   args = flags.FLAGS
   _check_together(args)
   if args.example is not None:

@@ -15,7 +15,6 @@ from sparse_transformer.cli import flags
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")

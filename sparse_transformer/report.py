@@ -195,7 +195,6 @@ def main(argv: Sequence[str]) -> None:
   """Writes the page of the run in --workdir."""
   from sparse_transformer.training.evaluation.trained_run import open_run
 
-  cli.check_arguments(argv)
   workdir = pathlib.Path(flags.FLAGS.workdir)
   experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
   checkpoints.check_step(None)  # there must be one

@@ -73,7 +73,6 @@ def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   args = flags.FLAGS
   step = cli.parse_step(args.step)
   import jax

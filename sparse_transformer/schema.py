@@ -7,22 +7,20 @@ data sources, patterns, modes and backends, to which other code can add.
 """
 
 import dataclasses
-import math
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 # What the backward pass recomputes, from the least to the most.
 REMATS = ("none", "attention", "block_but_attention", "block")
 
 
-@dataclass(frozen=True)
-class Rule:
-  """The values that a field may have."""
+class Rule(NamedTuple):
+  """The values that a field may have: "... must be TEXT", and their check."""
 
-  text: str  # the end of the error message "... must be ..."
-  accepts: Callable[[Any], bool]  # whether a value is allowed
+  text: str
+  accepts: Callable[[Any], bool]
 
 
 def integer(at_least: int, below: int = 2**31) -> Rule:
@@ -47,33 +45,24 @@ def one_of(*known: str) -> Rule:
   return Rule(text, lambda x: type(x) is str and x in known)
 
 
-def items(rule: Rule) -> Rule:
-  """A tuple whose items follow a rule."""
-  return Rule(
-    f"a tuple, each item {rule.text}",
-    lambda x: type(x) is tuple and all(map(rule.accepts, x)),
-  )
+def items(text: str, rule: Rule, are: Callable = lambda x: True) -> Rule:
+  """A tuple whose items follow a rule, and together another one."""
+  each = lambda x: type(x) is tuple and all(map(rule.accepts, x))
+  return Rule(text, lambda x: each(x) and are(x))
 
 
 SIZE, COUNT = integer(1), integer(0)
 AMOUNT = integer(1, below=10_001)  # a network has an object for each of them
-NOT_NEGATIVE = number("at least 0", lambda x: x >= 0)
 POSITIVE = number("above 0", lambda x: x > 0)
 FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 SHARE = number("at least 0 and at most 1", lambda x: 0 <= x <= 1)
-SHARES = Rule(
+SHARES = items(
   "three numbers above 0 that sum to 1",
-  lambda x: (
-    items(POSITIVE).accepts(x) and len(x) == 3 and abs(sum(x) - 1) < 1e-6
-  ),
+  POSITIVE,
+  lambda x: len(x) == 3 and abs(sum(x) - 1) < 1e-6,
 )
-SIZES = Rule(
-  "three integers at least 1", lambda x: items(SIZE).accepts(x) and len(x) == 3
-)
-LIMIT = Rule(
-  "a finite number above 0, or infinite",
-  lambda x: x == math.inf or POSITIVE.accepts(x),
-)
+SIZES = items("three integers at least 1", SIZE, lambda x: len(x) == 3)
+CYCLE = items(f"a tuple, each item {COUNT.text}", COUNT)
 DEVICES = Rule(
   "an integer at least 1, or -1 for all remaining devices",
   lambda x: SIZE.accepts(x) or (type(x) is int and x == -1),
@@ -83,16 +72,14 @@ RULES = {
   bool: Rule("True or False", lambda x: type(x) is bool),
   str: Rule("a string", lambda x: type(x) is str),
   int: COUNT,
-  float: NOT_NEGATIVE,
+  float: number("at least 0", lambda x: x >= 0),
 }
 
 
 def field(default: Any, about: str, rule: Rule | None = None) -> Any:
   """A field: its default, its meaning with unit, and the values allowed."""
-  rule = rule or RULES[type(default)]
-  return dataclasses.field(
-    default=default, metadata=dict(about=about, rule=rule)
-  )
+  metadata = dict(about=about, rule=rule or RULES[type(default)])
+  return dataclasses.field(default=default, metadata=metadata)
 
 
 class Group:
@@ -110,47 +97,26 @@ class Group:
 class Data(Group):
   """What is modelled, and where it is read."""
 
-  name: str = field(
-    "digits",
-    "digits, cifar10, imagenet64, images, stdlib, bytes, jsonl, tokens,"
-    " enwik8, text8, fasta, audio, repeat, recall; with labels: cifar10_gray,"
-    " labelled, listops",
-  )
+  name: str = field("digits", "digits, cifar10, bytes: docs/data.md has all")
   path: str = field("", "file or folder; empty: the data set's default place")
-  length: int = field(
-    1024, "symbols of a sequence; images have their own", SIZE
-  )
-  documents: bool = field(
-    False,
-    "of bytes, jsonl and fasta: a separator ends each file or record, and"
-    " nothing attends across",
-  )
-  columns: int = field(
-    128, "of text, whose positions are embedded as (row, column)", SIZE
-  )
+  length: int = field(1024, "symbols of a sequence, unless images", SIZE)
+  documents: bool = field(False, "keeps files or records of text apart")
+  columns: int = field(128, "of text, embedded as (row, column)", SIZE)
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
-    "train, validation, test of stdlib, bytes, jsonl, tokens, fasta, audio,"
-    " images and labelled, unless files or folders are named train, val and"
-    " test",
+    "train, validation, test, unless files or folders are named so",
     SHARES,
   )
   vocab_size: int = field(256, "number of different tokens", integer(2))
   rate: int = field(
-    12_000, "samples per second of audio", integer(1, below=1_000_001)
+    12_000, "samples per second of audio", integer(1, 1_000_001)
   )
-  symbols: int = field(
-    16, "number of different symbols of repeat", integer(2, below=257)
-  )
-  period: int = field(
-    256, "positions from a symbol to its copy, of repeat", SIZE
-  )
+  symbols: int = field(16, "number of symbols of repeat", integer(2, 257))
+  period: int = field(256, "of repeat: positions from symbol to copy", SIZE)
   noise: float = field(0.0, "probability that repeat draws a copy anew", SHARE)
-  pairs: int = field(16, "keys with a value, of recall", integer(1, below=128))
+  pairs: int = field(16, "keys with a value, of recall", integer(1, 128))
   sizes: tuple[int, ...] = field(
-    (96_000, 2_000, 2_000),
-    "train, validation, test of listops, in examples",
-    SIZES,
+    (96_000, 2_000, 2_000), "train, validation, test of listops", SIZES
   )
 
 
@@ -159,49 +125,29 @@ class Model(Group):
   """The network."""
 
   task: str = field(
-    "generate",
-    "predicts each symbol from those before it, or the label of a sequence,"
-    " whose positions may all see each other",
-    one_of("generate", "classify"),
+    "generate", "predicts symbols, or a label", one_of("generate", "classify")
   )
   num_layers: int = field(8, "residual blocks", AMOUNT)
   num_heads: int = field(4, "heads of a block; they share the width", AMOUNT)
-  key_heads: int = field(
-    0, "heads of keys and values; 0: as many as of queries", integer(0, 10_001)
-  )
-  sinks: bool = field(
-    False, "a learned logit per head, which takes a share of weights"
-  )
+  key_heads: int = field(0, "of keys, values; 0: num_heads", integer(0, 10_001))
+  sinks: bool = field(False, "a learned logit per head, in each softmax")
   positions: str = field(
-    "learned",
-    "embeddings, or rotation of queries and keys",
-    one_of("learned", "rotary"),
+    "learned", "embedded, or rotating q and k", one_of("learned", "rotary")
   )
   rotary_base: float = field(10_000.0, "base of rotary positions", POSITIVE)
   width: int = field(256, "width of the residual stream", SIZE)
-  half_size: bool = field(
-    False, "MLP of 2 * width, not 4; queries and keys of width / 2"
-  )
+  half_size: bool = field(False, "halves MLPs, and widths of queries and keys")
   dropout: float = field(0.0, "rate, where residual branches end", FRACTION)
-  token_std: float = field(
-    0.013,
-    "standard deviation of token embeddings; released for images: 0.01",
-  )
+  token_std: float = field(0.013, "deviation of token embeddings; images: 0.01")
   position_std: float = field(0.007, "the same of position embeddings")
   dtype: str = field(
     "float32",
-    "of activations; parameters, updates, the residual stream, norms and the"
-    " loss are float32, and float16 scales the loss",
+    "of activations; weights, norms and the loss are in float32",
     one_of("float32", "bfloat16", "float16"),
   )
-  remat: str = field(
-    "block", "what the backward pass recomputes", one_of(*REMATS)
-  )
+  remat: str = field("block", "what is recomputed backward", one_of(*REMATS))
   experts: int = field(
-    0,
-    "MLPs of a mixture in every second block, of which each position passes"
-    " through two; 0: no mixtures",
-    integer(0, 10_001),
+    0, "MLPs of a mixture in every second block; 0: none", integer(0, 10_001)
   )
 
 
@@ -212,61 +158,32 @@ class Attention(Group):
   pattern: str = field(
     "strided",
     "dense, local, strided, fixed, strided_target, a layout such as gemma3, or"
-    ' an expression over the patterns of docs/patterns.md: "BigBird(64)",'
-    ' "Local(96) | Global(8)"; "Local(96), Strided(96)" are two factors for'
-    " mode to place",
+    " an expression over docs/patterns.md: Local(96) | Global(8)",
   )
-  schedule: str = field(
-    "",
-    'other patterns after some steps: "8000: strided", or several joined by'
-    ' "then"; evaluation uses the last',
-  )
+  schedule: str = field("", 'after steps: "8000: strided then 9000: dense"')
   mode: str = field("interleaved", "of factors: interleaved, merged, heads")
-  cycle: tuple[int, ...] = field(
-    (), "order of interleaved factors; (): 0, 1, ...", items(COUNT)
-  )
+  cycle: tuple[int, ...] = field((), "order of factors; (): 0, 1, ...", CYCLE)
   stride: int = field(128, "l, for strided; block size, for fixed", SIZE)
-  window: int = field(
-    128, "keys of local and gpt3, with the query itself", SIZE
-  )
+  window: int = field(128, "keys of local and gpt3, the query included", SIZE)
   width: int = field(32, "c, for fixed: summary columns of a block", SIZE)
   num_summaries: int = field(1, "distinct summary columns across heads", SIZE)
   backend: str = field("auto", "auto, dense, or the name of an executor")
-  tile: int = field(0, "positions in a tile; 0: by pattern and device")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loss(Group):
-  """Losses added to the nats per position, each a mean over its blocks."""
-
-  load_balance: float = field(0.01, "weight of uneven use of experts")
-  router_z: float = field(0.001, "weight of squared logits of routers")
-  codebook: float = field(0.01, "weight of distances, for Routing")
-  span: float = field(1e-6, "weight of the mean span, for AdaptiveSpan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Group):
-  """Updates: Child et al. 2019, section 6; betas and epsilon as released."""
+  """Updates: Child et al. 2019, section 6; betas as released."""
 
   name: str = field(
-    "adamw",
-    "muon: Muon for matrices of blocks, Adam for the rest",
-    one_of("adamw", "muon"),
+    "adamw", "muon: for matrices of blocks", one_of("adamw", "muon")
   )
   learning_rate: float = field(0.00035, "peak learning rate")
   adam_learning_rate: float = field(0.0, "Adam's beside Muon; 0: the same")
   warmup_steps: int = field(5000, "linear warm-up, before cosine decay to 0")
   beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
   beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
-  # At 0, weights without gradients become nan.
-  epsilon: float = field(1e-8, "added to the root of the mean square", POSITIVE)
   weight_decay: float = field(0.01, "times the learning rate; of matrices only")
-  # At 0, nothing is learned.
-  clip_norm: float = field(1.0, "largest global norm of the gradient", LIMIT)
-  ema_decay: float = field(
-    0.999, "decay of the averaged weights, which are scored", SHARE
-  )
+  ema_decay: float = field(0.999, "of the weights that are evaluated", SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,20 +196,17 @@ class Train(Group):
   batch_size: int = field(16, "sequences of an update, over all devices", SIZE)
   init_from: str = field(
     "",
-    "run whose averaged weights this one starts from: WORKDIR, WORKDIR:STEP"
-    " or WORKDIR:best, or a file of export; empty: random weights",
+    "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best or a"
+    " file of export; empty: random ones",
   )
   init_partial: bool = field(
-    False, "keep random weights where those of init_from do not fit"
+    False, "random weights where those there do not fit"
   )
   accumulation: int = field(1, "micro-batches per update", SIZE)
   log_every: int = field(50, "steps between lines of metrics")
   nonfinite: str = field(
-    "stop",
-    "what follows a step with a non-finite loss or gradient: no weights change",
-    one_of("stop", "skip"),
+    "stop", "at a step that is not finite", one_of("stop", "skip")
   )
-  max_skipped: int = field(10, "batches skipped in a row before stopping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +224,7 @@ class Checkpoint(Group):
   """What is saved."""
 
   every: int = field(2000, "steps between checkpoints; 0: after the last")
-  keep: int = field(2, "latest checkpoints to keep", SIZE)
-  keep_best: int = field(1, "best checkpoints to keep, by validation loss")
+  keep: int = field(2, "latest checkpoints to keep, besides the best", SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +244,6 @@ class Config(Group):
   data: Data = Data()
   model: Model = Model()
   attention: Attention = Attention()
-  loss: Loss = Loss()
   optimizer: Optimizer = Optimizer()
   train: Train = Train()
   eval: Eval = Eval()
@@ -345,8 +257,7 @@ class Config(Group):
   def replace(self, **values: Any) -> Self:
     """A copy in which some fields, "group.name", have other values.
 
-    Raises:
-      ValueError: a field is unknown, or cannot have its value.
+    Raises ValueError if a field is unknown, or cannot have its value.
     """
     groups = self.to_dict()
     for name, value in values.items():
@@ -372,9 +283,7 @@ FIELDS = {
 def typed(config: Any) -> Config:
   """The `Config` that a ConfigDict stands for; defaults of what it lacks.
 
-  Raises:
-    ValueError: a field is unknown or invalid; the message names it, its value
-      and its rule.
+  Raises ValueError, with its rule, if a field is unknown or invalid.
   """
   if isinstance(config, Config):
     return config
@@ -392,11 +301,7 @@ def check_value(name: str, value: object) -> None:
   """Raises ValueError unless a field, "group.name", may have this value."""
   rule = FIELDS[name].metadata["rule"]
   if not rule.accepts(value):
-    try:
-      shown = reprlib.repr(value)
-    except ValueError:  # Python prints no integers of more than 4,300 digits
-      shown = "(an integer too long to print)"
-    raise ValueError(f"{name}={shown} must be {rule.text}")
+    raise ValueError(f"{name}={reprlib.repr(value)} must be {rule.text}")
 
 
 def flatten(config: Any) -> dict[str, Any]:

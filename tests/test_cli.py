@@ -30,56 +30,49 @@ FLAGS = {
     " heartbeat_seconds limit num_processes process_id profile workdir"
   ),
   "eval.py": "min_context split step weights workdir",
-  "-m sparse_transformer.sample": (
+  "sparse_transformer/sample.py": (
     "[no]cache given num prompt seed step temperature top_k top_p workdir"
   ),
-  "-m sparse_transformer.explain": (
+  "sparse_transformer/explain.py": (
     "[no]compile config example [no]json out part step target temperature"
     " workdir"
   ),
-  "-m sparse_transformer.compare": (
-    "budget config equal first_seed jobs seeds target task tune tune_budget"
-    " vary workdir"
+  "sparse_transformer/compare.py": (
+    "budget config equal first_seed jobs seeds tune tune_budget vary workdir"
   ),
-  "-m sparse_transformer.export": "out step weights workdir",
-  "-m sparse_transformer.report": "workdir",
-  "-m sparse_transformer.data": "data_dir",
+  "sparse_transformer/export.py": "out step weights workdir",
+  "sparse_transformer/report.py": "workdir",
+  "sparse_transformer/data/__main__.py": "data_dir",
 }
 
 
-@pytest.fixture
-def workdir(trained, tmp_path):
-  """A copy of that run."""
-  return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.mark.parametrize("command", FLAGS)
-def test_help_lists_all_flags_without_loading_jax(command):
-  done = subprocess.run(
-    [sys.executable, "-X", "importtime", *command.split(), "--help"],
+def shell(*words, **variables):
+  """A command in a process of its own."""
+  return subprocess.run(
+    [sys.executable, *words],
     cwd=runs.REPO,
+    env=os.environ | variables,
     capture_output=True,
     text=True,
   )
-  assert done.returncode == 0
-  path = command.removeprefix("-m ").removesuffix(".py").replace(".", "/")
-  path = path.replace("data", "data/__main__")
-  source = (runs.REPO / f"{path}.py").read_text()
-  assert done.stdout.lstrip().startswith(source[3:].split("\n")[0])
-  listed = re.findall(r"^  --([^\s=:]+):", done.stdout, re.MULTILINE)
-  assert listed == FLAGS[command].split()
-  fields = "attention.pattern='strided': dense, local" in done.stdout
-  assert fields == ("config" in listed)
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_help_lists_all_flags(command, capsys):
+  runs.command(command, "--help")
+  out = capsys.readouterr().out
+  source = (runs.REPO / command).read_text()
+  assert source[3:].split("\n")[0] in out
+  assert re.findall(r"^  --([^\s=:]+):", out, re.M) == FLAGS[command].split()
+  fields = "attention.pattern='strided': dense, local" in out
+  assert fields == ("config" in FLAGS[command].split())
+
+
+def test_flags_are_read_without_loading_jax():
+  done = shell("-X", "importtime", "train.py", "--config=no.py", "--workdir=x")
+  assert done.returncode == 1 and "train.py: Config" in done.stderr
   loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
   assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
-
-
-def test_help_is_shown_whatever_else_is_on_the_command_line(tmp_path, capfd):
-  (tmp_path / "config.py").write_text("1 / 0")
-  words = [f"--config={tmp_path / 'config.py'}", "--helpshort", "--wrokdir=x"]
-  assert runs.command("train.py", *words) == 0
-  out, err = capfd.readouterr()
-  assert "Trains a model" in out and not err
 
 
 @pytest.mark.parametrize(
@@ -87,9 +80,7 @@ def test_help_is_shown_whatever_else_is_on_the_command_line(tmp_path, capfd):
   [
     *((kind("one\n  two"), "^tool: one two$") for kind in cli.USER_ERRORS),
     (FileNotFoundError("one\n  two"), "^tool: one two$"),
-    (MemoryError(), "out of memory; .*MemoryError"),
-    (RecursionError("too deep"), r"too deep \(too deep\)"),
-    (OverflowError("of an int"), r"too large \(of an int\)"),
+    (MemoryError(), "^tool: MemoryError$"),
     (
       RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n7 bytes"),
       r"smaller batches.*explain .*\(RESOURCE_EXHAUSTED: [^7]*\)$",
@@ -98,7 +89,6 @@ def test_help_is_shown_whatever_else_is_on_the_command_line(tmp_path, capfd):
       RuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded"),
       "^tool: a kernel does not compile .*backend=batched.*limit exceeded",
     ),
-    (ValueError(f"{9999 * 'a'} is {9999 * 'b '}"), r"a{9} \.\.\. .*b b$"),
   ],
 )
 def test_error_that_a_user_can_fix_becomes_one_line(
@@ -112,22 +102,8 @@ def test_error_that_a_user_can_fix_becomes_one_line(
     cli.run(main)
   flags.FLAGS.unparse_flags()
   err = capfd.readouterr().err
-  assert exit.value.code == 1 and err.count("\n") == 1 and len(err) < 2000
+  assert exit.value.code == 1 and err.count("\n") == 1
   assert re.search(message, err)
-
-
-def test_closed_pipe_is_reported_in_one_line(capfd, monkeypatch):
-  reader, writer = os.pipe()
-  os.close(reader)
-  monkeypatch.setattr(sys, "argv", ["tool"])
-  with open(writer, "w") as out:
-    monkeypatch.setattr(sys, "stdout", out)
-    with pytest.raises(SystemExit) as exit:
-      cli.run(lambda argv: print("result"))
-    flags.FLAGS.unparse_flags()
-    print("and nothing when the process ends", flush=True)
-  assert exit.value.code == 1
-  assert capfd.readouterr().err == "tool: [Errno 32] Broken pipe\n"
 
 
 @pytest.mark.parametrize(
@@ -150,18 +126,12 @@ def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
 
 # Commands that read all of their flags before they end with an error.
 SPACED = {
-  "train.py": "--config FILE --workdir new --config.train.accumulation 3",
-  "eval.py": "--workdir RUN --config.eval.batch_size 8 --step 77",
-  "sparse_transformer/sample.py": "--prompt no --workdir RUN --step 77",
+  "train.py": "--config FILE --config.train.accumulation 3 --workdir new",
+  "eval.py": "--config.eval.batch_size 8 --workdir RUN --config FILE --step 77",
   "sparse_transformer/explain.py": (
     "--config FILE --config.train.accumulation 3"
   ),
-  "sparse_transformer/compare.py": (
-    "--workdir new --config FILE --config.model.width 9 --vary train.steps=1,2"
-  ),
-  "sparse_transformer/export.py": "--workdir RUN --out a.safetensors --step 77",
-  "sparse_transformer/report.py": "--workdir nowhere --config.model.width 32",
-  "sparse_transformer/data/__main__.py": "prepare mnist --data_dir new",
+  "sparse_transformer/data/__main__.py": "--data_dir new prepare mnist",
 }
 
 
@@ -178,6 +148,12 @@ def test_flag_and_value_may_be_two_words(command, trained, capfd):
   assert not re.search("is (missing|empty)|unexpected", answers[0])
 
 
+def test_path_may_begin_with_the_home_directory(monkeypatch, capfd, trained):
+  monkeypatch.setenv("HOME", str(trained))
+  assert runs.command("eval.py", "--workdir=~/none") == 1
+  assert f"eval.py: {trained}/none is not a run" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
   "variable, value, module, status",
   [
@@ -188,7 +164,6 @@ def test_flag_and_value_may_be_two_words(command, trained, capfd):
       0,
     ),
     ("JAX_PLATFORMS", "cuda,foo", "jax", 1),
-    ("XLA_FLAGS", "--xla_force_host_platform_device_count=0", "jax", 1),
   ],
 )
 def test_variable_that_stops_a_library(variable, value, module, status):
@@ -199,25 +174,13 @@ def test_variable_that_stops_a_library(variable, value, module, status):
     " m.devices()\n"
     "cli.run(main)\n"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", script],
-    cwd=runs.REPO,
-    env=os.environ | {variable: value},
-    capture_output=True,
-    text=True,
-  )
+  done = shell("-c", script, **{variable: value})
   assert done.returncode == status, done.stderr
   assert done.stderr.count("\n") == status
-  assert not status or f"({variable}={value})" in done.stderr
 
 
 def test_evaluation_prints_json_last_and_no_errors(trained):
-  done = subprocess.run(
-    [sys.executable, "eval.py", f"--workdir={trained}", "--split=validation"],
-    cwd=runs.REPO,
-    capture_output=True,
-    text=True,
-  )
+  done = shell("eval.py", f"--workdir={trained}", "--split=validation")
   assert done.returncode == 0, done.stderr
   assert done.stderr == ""
   result = json.loads(done.stdout.strip().split("\n")[-1])
@@ -243,8 +206,9 @@ def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):
   ]
 
 
-def test_library_works_in_a_notebook(workdir, monkeypatch, capsys):
+def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
   """There, no flags are parsed, and the command line is the kernel's."""
+  workdir = shutil.copytree(trained, tmp_path / "run")
   monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "x.json"])
   handlers = [signal.getsignal(number) for number in signals.STOPPING]
 

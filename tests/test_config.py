@@ -1,12 +1,81 @@
-"""Tests of config.py: defaults, reading, writing, comparing configs."""
+"""Configs: the values of fields, reading, writing, comparing."""
 
 import json
+import math
 import re
 
+import numpy as np
 import pytest
 import runs
 
 from sparse_transformer import config as config_lib, schema
+
+# Wrong for every field whose default is of this type.
+WRONG = {
+  bool: (None, 0, 1, "True", (True,)),
+  str: (None, 5, True, b"x", ("x",)),
+  tuple: (None, 1, "1", (-1,), ("a", "b", "c"), (1, 0.5, True), {}),
+  int: (
+    *(None, "many", 0.5, 4.0, True, math.nan, (1,), np.int64(1)),
+    *(-2, 2**32, 2**70, 10**30),
+  ),
+  float: (
+    *(None, "1", True, (1.0,), np.float32(1), math.nan, math.inf, -math.inf),
+    *(-1.0, -1, -1e-9, 1e39, 10**40),
+  ),
+}
+
+
+def error(field, value):
+  """What a wrong value of a field is answered."""
+  with pytest.raises(ValueError) as caught:
+    schema.check_value(field, value)
+  message = str(caught.value)
+  assert "\n" not in message and len(message) < 300
+  return message
+
+
+def test_values_of_a_wrong_type_or_size_are_rejected():
+  for name, field in schema.FIELDS.items():
+    for value in WRONG[type(field.default)]:
+      message = error(name, value)
+      assert message.startswith(f"{name}="), value
+      text = field.metadata["rule"].text
+      assert message.endswith(f" must be {text}"), value
+  for name, value in (
+    ("optimizer.ema_decay", 1.5),
+    ("model.num_heads", 10_001),
+    ("attention.cycle", (0, 1.0)),
+    ("mesh.data", 0),
+  ):
+    assert error(name, value).startswith(f"{name}={value}")
+
+
+def test_values_at_the_edge_are_accepted():
+  for field, value in (
+    ("optimizer.learning_rate", 1),  # an integer for a number
+    ("optimizer.ema_decay", 1.0),
+    ("model.num_layers", 10_000),
+    ("train.seed", 2**32 - 1),
+    ("train.steps", 0),
+    ("mesh.data", -1),
+    ("attention.cycle", (1, 0)),
+    ("attention.pattern", "Local(8)"),  # its names are checked elsewhere
+    ("data.columns", 2000),  # more than there are positions
+    ("data.fractions", (0.5, 0.25, 0.25)),
+  ):
+    schema.check_value(field, value)
+
+
+def test_unknown_fields_are_rejected_and_missing_ones_have_their_defaults():
+  config = config_lib.get_config()
+  del config.train.steps
+  del config.checkpoint
+  assert schema.typed(config) == schema.Config()
+  config.train.stepps = 5
+  message = "the config has no field train.stepps; docs/config.md lists all"
+  with pytest.raises(ValueError, match=message):
+    schema.typed(config)
 
 
 def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
@@ -27,13 +96,14 @@ def test_config_of_an_earlier_version_is_read_if_it_means_the_same(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
   path = tmp_path / "config.json"
   settings = json.loads(path.read_text())
-  del settings["mesh"]["tensor"], settings["loss"]
-  settings["data"]["field"] = "text"
+  del settings["mesh"]["tensor"]
+  settings["data"]["field"], settings["loss"] = "text", {"span": 1e-6}
+  settings["attention"]["tile"], settings["model"]["pool"] = 16, "first"
   path.write_text(json.dumps(settings))
   assert config_lib.read_config(tmp_path).to_dict() == runs.tiny().to_dict()
-  settings["data"]["field"] = "body"
+  settings["loss"]["span"] = 1e-5
   path.write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match="config.json .* no field data.field"):
+  with pytest.raises(ValueError, match="config.json .* no field loss.span"):
     config_lib.read_config(tmp_path)
 
 
@@ -45,25 +115,27 @@ def another(name, value):
     return known[known[0] == value]
   if isinstance(value, bool):
     return not value
-  return {str: "x", tuple: (1, 1, 1)}.get(type(value)) or max(value, 0) + 1
+  if isinstance(value, tuple):
+    return value[::-1] or (1,)
+  if isinstance(value, float):
+    return value / 2 + 0.25
+  return "x" if isinstance(value, str) else max(value, 0) + 1
 
 
-def test_exactly_the_free_fields_may_change(tmp_path):
+def test_fields_may_change_by_what_they_affect(tmp_path):
   config_lib.write_config(tmp_path, runs.tiny())
-  written = (tmp_path / "config.json").read_bytes()
-  for group, fields in runs.tiny().items():
-    for field, value in fields.items():
-      name = f"{group}.{field}"
-      changed = runs.tiny(**{name: another(name, value)})
-      if name.startswith(config_lib.FREE_FIELDS):
-        config_lib.write_config(tmp_path, changed)
-        found = config_lib.read_config(tmp_path)
-        assert found.to_dict() == changed.to_dict()
-        config_lib.write_config(tmp_path, runs.tiny())
-      else:
-        with pytest.raises(ValueError, match=f"another config: {name} "):
-          config_lib.write_config(tmp_path, changed)
-      assert (tmp_path / "config.json").read_bytes() == written
+  for name, value in schema.flatten(runs.tiny()).items():
+    changed = schema.typed(runs.tiny(**{name: another(name, value)}))
+    of = config_lib.affects(name)
+    if of == "nothing":
+      assert [*config_lib.check_config(tmp_path, changed)] == [name]
+      continue
+    can = "--allow_changes, " if of in config_lib.CHANGEABLE else ""
+    hint = f"another config: {name} .*; use {can}another --workdir"
+    with pytest.raises(ValueError, match=hint):
+      config_lib.write_config(tmp_path, changed)
+  found = config_lib.read_config(tmp_path)
+  assert found.to_dict() == runs.tiny().to_dict()
 
 
 def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):

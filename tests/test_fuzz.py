@@ -1,4 +1,4 @@
-"""Mutated files, folders, flags and settings: a one-line error at worst.
+"""Mutated files, folders and settings: a one-line error at worst.
 
 `make soak` runs larger numbers of them.
 """
@@ -109,10 +109,6 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
     assert time.monotonic() - began < 5
 
 
-# The settings are checked, and then at the latest the command ends.
-ENDS = "--config.train.accumulation=3"
-
-
 def answer(capfd, script, *words):
   """Runs a command, which must succeed or print one line of error."""
   began = time.monotonic()
@@ -124,63 +120,6 @@ def answer(capfd, script, *words):
   assert len(err) < 5000, (words, len(err))
   assert time.monotonic() - began < 60, words
   return status
-
-
-def mutated_word(rng, word):
-  """A flag with another value or, in a fourth of the cases, another name."""
-  name, value = word.split("=", 1)
-  kept, rest = (f"{name}=", value) if rng.randrange(4) else ("", word)
-  # No command line can hold a zero.
-  return kept + mutate(rng, rest.encode()).decode("latin1").replace("\0", "")
-
-
-# The words of a command before the one that is mutated.
-GIVEN = {
-  "train.py": (runs.DIGITS, "--workdir=new", ENDS),
-  "sparse_transformer/compare.py": (
-    *(runs.DIGITS, "--workdir=new", ENDS),
-    "--vary=attention.pattern=dense,local",
-  ),
-  "eval.py": ("--workdir=run",),
-}
-# Words of commands that end after they are checked: training and comparing at
-# the latest because of the batches, an evaluation because it has no checkpoint.
-WORDS = {
-  "train.py": (
-    "--config.train.steps=4",
-    "--config.attention.cycle=1,0,0",
-    "--config.attention.pattern=(Local(4), Block(8)), Strided(2)",
-    "--config.optimizer.learning_rate=1e-3",
-    "--config.model.half_size=True",
-    "--config.data.fractions=0.8,0.1,0.1",
-  ),
-  "sparse_transformer/compare.py": (
-    "--vary=attention.pattern=Local(4), Strided(8);dense",
-    "--vary=model.width=32,64",
-    "--budget=steps:500",
-    "--budget=flops:1e15",
-    "--seeds=2",
-  ),
-  "eval.py": ("--step=all", "--step=1,2,30", "--min_context=0,8,16"),
-}
-
-
-@pytest.mark.parametrize(
-  "rounds", [20, pytest.param(500, marks=pytest.mark.soak)]
-)
-@pytest.mark.parametrize("command", WORDS)
-def test_mutated_word_is_a_one_line_error(
-  command, rounds, capfd, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  rng = random.Random(rounds)
-  pathlib.Path("text").write_bytes(b"some text " * 50)
-  config_lib.write_config("run", runs.text(pathlib.Path("text")))
-  before = runs.files(tmp_path)
-  for _ in range(rounds):
-    word = mutated_word(rng, rng.choice(WORDS[command]))
-    answer(capfd, command, *GIVEN[command], word)
-  assert runs.files(tmp_path) == before
 
 
 def other_value(rng, value):

@@ -67,16 +67,14 @@ LIMITS = {
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {
-  "of the machine": "attention.backend attention.tile train.accumulation"
+  "of the machine": "attention.backend train.accumulation"
   " mesh.data mesh.fsdp mesh.sequence mesh.tensor",
   "of one run": "train.seed train.init_from train.init_partial"
-  " train.nonfinite train.max_skipped eval.samples checkpoint.keep"
-  " checkpoint.keep_best",
+  " train.nonfinite eval.samples checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes",
-  "of options that were compared": "attention.schedule loss.load_balance"
-  " loss.router_z loss.codebook loss.span optimizer.adam_learning_rate"
-  " optimizer.beta1 optimizer.epsilon optimizer.clip_norm",
+  "of options that were compared": "attention.schedule"
+  " optimizer.adam_learning_rate optimizer.beta1",
 }
 # Names of several functions or classes of a package, by the reason.
 TWICE = {

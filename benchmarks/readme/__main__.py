@@ -24,7 +24,6 @@ PART = re.compile(
 
 
 def main(argv: Sequence[str]) -> None:
-  cli.check_arguments(argv)
   is_check, differ = flags.FLAGS.check, []
   for name in tables.PARTS:
     path = record.REPO / name

@@ -16,12 +16,25 @@ from typing import NamedTuple
 
 import jax
 
-from sparse_transformer.comparison import child
 from sparse_transformer.signals import Signals, Stopped
 from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+OUTPUT = "output.txt"  # in a workdir: what one of several processes prints
 POLL_SECONDS = 0.05
+# Becomes a command that uses some cores, and that Linux ends with its parent.
+CHILD = """
+import ctypes, os, signal, sys
+parent, cores, *command = sys.argv[1:]
+if sys.platform == "linux":
+  PR_SET_PDEATHSIG = 1
+  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != int(parent):  # it ended before that
+    sys.exit(1)
+  if cores:
+    os.sched_setaffinity(0, {*map(int, cores.split(","))})
+os.execv(command[0], command)
+"""
 
 
 class Job(NamedTuple):
@@ -30,14 +43,13 @@ class Job(NamedTuple):
   label: str  # printed when it starts
   workdir: pathlib.Path  # names it in messages
   command: Sequence[str]
-  output: pathlib.Path | None = None  # to which what it prints is added
   is_failure: Callable[[], bool] = lambda: True  # if its status is not 0
 
 
 class Share(NamedTuple):
   """The part of the machine that a process has; the default is all of it."""
 
-  cores: Collection[int] = ()
+  cores: Collection[str] = ()
   variables: Mapping[str, str] = {}  # of its environment
 
 
@@ -45,18 +57,15 @@ ALONE = (Share(),)
 
 
 def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
-  """Divides the machine among processes that run at the same time.
+  """Divides the machine among --jobs=number runs with these kinds of budgets.
 
-  Args:
-    number: how many there are, from --jobs.
-    budgets: the kinds of the budgets of runs.
-
-  Raises:
-    ValueError: the machine cannot be divided, or the budgets would not be fair.
+  Raises ValueError if it cannot be divided, or budgets would not be fair.
   """
   if number == 1:
     return ALONE
-  platform = jax.default_backend()
+  platform, flag = jax.default_backend(), f"--jobs={number}"
+  if platform not in ("cpu", "gpu"):
+    raise ValueError(f"{flag}: processes cannot share a {platform.upper()}")
   if platform == "gpu":
     indices = ",".join(map(str, range(jax.local_device_count())))
     units = os.environ.get(GPUS, indices).split(",")
@@ -64,12 +73,10 @@ def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
     units = [*map(str, sorted(os.sched_getaffinity(0)))]
   else:
     units = [*map(str, range(os.cpu_count() or 1))]
-  size, flag = len(units) // number, f"--jobs={number}"
-  if platform not in ("cpu", "gpu"):
-    raise ValueError(f"{flag}: processes cannot share a {platform.upper()}")
-  if not size:
+  if number > len(units):
     kind = "GPUs" if platform == "gpu" else "cores"
     raise ValueError(f"{flag} must be at most {len(units)}, the {kind}")
+  size = len(units) // number
   parts = [units[i * size :][:size] for i in range(number)]
   if platform == "gpu":
     return [Share(variables={GPUS: ",".join(part)}) for part in parts]
@@ -80,29 +87,19 @@ def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
     )
   # XLA's threads divide sums among them. As many threads as without --jobs give
   # the same bits; where a clock ends runs, there are none to keep.
-  exact = not {*budgets} & {*TIMES}
-  variables = {"NPROC": os.environ.get("NPROC", str(len(units)))}
-  return [Share([*map(int, x)], variables if exact else {}) for x in parts]
-
-
-class _Running(NamedTuple):
-  job: Job
-  share: Share
-  process: subprocess.Popen
+  threads = {"NPROC": os.environ.get("NPROC", str(len(units)))}
+  return [Share(x, {} if {*budgets} & {*TIMES} else threads) for x in parts]
 
 
 def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
   """Runs commands, as many at a time as there are shares.
 
-  A signal is forwarded to those that are running. After a failure they go on to
-  their end, and no other starts.
-
-  Raises:
-    Stopped: after a signal.
-    OSError: a command failed.
+  Several write what they print to `OUTPUT`. A signal is forwarded to those that
+  are running, and raises Stopped. After a failure, which raises an OSError,
+  they go on to their end, and no other starts.
   """
   waiting, free = [*jobs], [*among]
-  running: list[_Running] = []
+  running: dict[subprocess.Popen, tuple[Job, Share]] = {}
   failures: list[str] = []
   # Where it is ignored, as under some supervisors, no process has a status.
   signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -110,20 +107,23 @@ def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
     try:
       while (running or (waiting and not failures)) and not signals.name:
         while waiting and free and not failures:
-          running.append(_start(waiting.pop(0), free.pop(0)))
+          job, share = waiting.pop(0), free.pop(0)
+          running[_start(job, share, len(among) > 1)] = job, share
         time.sleep(POLL_SECONDS)
-        for one in [x for x in running if x.process.poll() is not None]:
-          running.remove(one)
-          free.append(one.share)
-          if one.process.returncode and one.job.is_failure():
-            failures.append(_reason(one.job, one.process.returncode))
+        for process in [x for x in running if x.poll() is not None]:
+          job, share = running.pop(process)
+          free.append(share)
+          if process.returncode and job.is_failure():
+            failures.append(_reason(job, process.returncode, len(among) > 1))
     finally:
-      for one in running:
-        one.process.terminate()
-      for one in running:
-        one.process.wait()
+      for process in running:
+        process.terminate()
+      for process in running:
+        process.wait()
   if signals.name:
-    places = " and ".join(f"the run in {x.job.workdir}" for x in running)
+    places = " and ".join(
+      f"the run in {x.workdir}" for x, _ in running.values()
+    )
     raise Stopped(
       f"{signals.name} in {places or 'no run'}; what it has saved is kept; run"
       " the same command to resume"
@@ -135,32 +135,32 @@ def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
     )
 
 
-def _start(job, share):
+def _start(job, share, writes):
   """Starts a job; Ctrl-C is for this process alone, which forwards it."""
   print(job.label, flush=True)
-  cores = ",".join(map(str, share.cores))
-  start = sys.executable, "-IS", child.__file__, str(os.getpid()), cores
-  if job.output:
-    job.output.parent.mkdir(parents=True, exist_ok=True)
-  with job.output.open("a") if job.output else contextlib.nullcontext() as file:
-    process = subprocess.Popen(
+  start = sys.executable, "-ISc", CHILD, str(os.getpid()), ",".join(share.cores)
+  with contextlib.ExitStack() as stack:
+    output = None
+    if writes:
+      job.workdir.mkdir(parents=True, exist_ok=True)
+      output = stack.enter_context((job.workdir / OUTPUT).open("a"))
+    return subprocess.Popen(
       [*start, *job.command],
       stdin=subprocess.DEVNULL,
-      stdout=file,
-      stderr=file,
+      stdout=output,
+      stderr=output,
       env=os.environ | share.variables,
       process_group=0,
     )
-  return _Running(job, share, process)
 
 
-def _reason(job, status):
+def _reason(job, status, writes):
   """A phrase about a command that failed, with the last line that it wrote."""
   reason = f"it ended with status {status}"
   if status < 0:
     reason = f"{signal.Signals(-status).name} ended it"
-  if job.output:
-    lines = job.output.read_text(errors="replace").split("\n")
-    last = next(filter(None, reversed(lines)), "it printed nothing")
-    reason += f", see {job.output}: {last}"
+  if writes:
+    path = job.workdir / OUTPUT
+    lines = path.read_text(errors="replace").splitlines()
+    reason += f", see {path}: {lines[-1] if lines else 'it is empty'}"
   return f"the run in {job.workdir} failed: {reason}"

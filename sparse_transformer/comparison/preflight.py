@@ -1,73 +1,48 @@
 """What is checked before the first run of a comparison trains."""
 
 import itertools
-import os
-import pathlib
-import socket
-import tempfile
-from typing import Any
+
+import jax
 
 from sparse_transformer import atomic, data, schema
-from sparse_transformer.comparison import jobs, trials
+from sparse_transformer.comparison import trials
 from sparse_transformer.comparison.plan import Comparison, Trial
-from sparse_transformer.training import loop, workdir
+from sparse_transformer.training import loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
 
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 
 
-def begin(plan: Comparison, among: trials.Shares) -> dict[str, Any]:
+def begin(plan: Comparison) -> None:
   """Checks a comparison, and creates its folder, which says what it compares.
 
-  Returns `plan.about()` and the digest of each choice's data.
-
-  Raises:
-    ValueError: the folder holds a run or another comparison, or a run cannot
-      take place, see `check_runs`.
-    OSError: it is a file, or the data of a run cannot be read.
+  Raises ValueError or OSError if that holds something else, or a run cannot
+  take place, see `check_runs`.
   """
   root = plan.root
   workdir.check_name(root)
-  if root.exists() and not root.is_dir():
-    raise NotADirectoryError(f"--workdir={root} is a file; name a folder")
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
-  path, old = root / workdir.COMPARISON, None
-  if path.exists() and not isinstance(old := atomic.read_json(path), dict):
-    raise ValueError(f"{path} is damaged; delete it")
-  about = plan.about() | dict(data=check_runs(plan))
-  if old is not None:
-    if differing := [name for name in about if old.get(name) != about[name]]:
-      raise ValueError(
-        f"{root} holds another comparison: in {path}, {', '.join(differing)}"
-        " differ; use another --workdir"
-      )
-  _check_starts(plan, among)
+  check_runs(plan)
+  path, about = root / workdir.COMPARISON, plan.about()
+  if path.exists() and atomic.read_json(path) != about:
+    raise ValueError(f"{path} is of another comparison; use another --workdir")
   root.mkdir(parents=True, exist_ok=True)
-  # Tasks of an array, which start together, must not write to the same file.
-  own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
-  atomic.write_json(own, about)
-  own.replace(path)
-  return about
+  atomic.write_json(path, about)
 
 
-def check_runs(plan: Comparison) -> dict[str, Any]:
+def check_runs(plan: Comparison) -> None:
   """Checks the runs of a comparison as far as possible without training.
 
-  Computes nothing on a device: JAX would then allocate most of a GPU's memory
-  for this process, and the processes of the runs need it. Returns the digest of
-  each choice's data.
-
-  Raises:
-    ValueError: a run is impossible, two choices stand for the same run or have
-      different units, or keys differ and must not.
-    OSError: the data of a run cannot be read.
+  Computes nothing on a GPU: JAX would then allocate most of its memory for this
+  process, and the processes of the runs need it. Raises ValueError or OSError
+  if a run is impossible, two choices stand for the same run or have different
+  units, or keys differ and must not.
   """
   seen: dict[tuple, str] = {}  # different texts may give the same network
   sources: dict[str, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
-  digests = {}
   for trial in _distinct(plan):
     label, config = str(trial), trial.config
     settings = config.data.to_json(sort_keys=True) + config.model.task
@@ -76,15 +51,16 @@ def check_runs(plan: Comparison) -> dict[str, Any]:
     loop.check(experiment)
     for split in "validation", "test":
       _ = source.windows(split)[0]
+    _check_start(experiment)
     networks = ((step, x.model) for step, x in experiment.phases.items())
-    others = (x for x in _fields(config) if not x[0].startswith("attention."))
+    fields = schema.flatten(config).items()
+    others = (x for x in fields if not x[0].startswith("attention."))
     if (other := seen.setdefault((*networks, *others), label)) != label:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
     keys[label] = trials.keys(experiment, config.train.steps)
     units[source.unit] = label
-    digests[trial.choice] = source.digest()
   if len(units) > 1:
     found = ", ".join(f"{unit} with {x}" for unit, x in units.items())
     raise ValueError(f"--vary: losses have different units: {found}")
@@ -93,7 +69,6 @@ def check_runs(plan: Comparison) -> dict[str, Any]:
     raise ValueError(
       f"--equal=keys: keys per query differ by more than 10 %: {found}"
     )
-  return digests
 
 
 def _distinct(plan: Comparison) -> list[Trial]:
@@ -103,24 +78,9 @@ def _distinct(plan: Comparison) -> list[Trial]:
   return final + plan.tuning * bool(plan.tune_budget)
 
 
-def _fields(config):
-  return schema.flatten(config).items()
-
-
-def _check_starts(plan, among):
-  """Checks `train.init_from`, by runs without a step: they load the weights."""
-  cases: dict[tuple, tuple] = {}
-  for trial in _distinct(plan):
-    config = trial.config.copy_and_resolve_references()
-    config.train.update(steps=0, seed=0)
-    config.attention.schedule = ""
-    kind = (x for x in _fields(config) if not x[0].startswith("optimizer."))
-    if config.train.init_from:
-      cases.setdefault((*kind,), (f"{trial}: its start", config))
-  with tempfile.TemporaryDirectory() as folder:
-    tasks = []
-    for number, (label, config) in enumerate(cases.values()):
-      place = pathlib.Path(folder, str(number))
-      command = trials.script_command(trials.train_words(plan, config, place))
-      tasks.append(jobs.Job(label, place, command, place / trials.OUTPUT))
-    jobs.call(tasks, among)
+def _check_start(experiment: Experiment) -> None:
+  """Loads the weights that a run starts from, if any, on a CPU."""
+  if experiment.config.train.init_from:
+    alone = {f"mesh.{axis}": 1 for axis in schema.Mesh().keys()}
+    config, cpu = experiment.config.replace(**alone), jax.devices("cpu")[:1]
+    warm_start.first_state(Experiment(config, (*cpu,), experiment.source))

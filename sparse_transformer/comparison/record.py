@@ -6,22 +6,17 @@ single seed.
 
 about     field and choices, what varies; seeds, their number, and first_seed;
           budget and tune_budget, [kind, amount]; tune, [field, candidates];
-          target of --target; unit of all bits; the config; machine, commit,
-          versions and command that wrote the record
-equal     {axis: the largest x that all runs have reached}, for the axis that
-          the budget does not limit; empty if a run had no validation by then
+          unit of all bits; the config; machine, commit, versions and command
 tuning    null, or scores, {choice: {candidate: bits on the validation split,
           null if training diverged}}, and best, {choice: candidate}
 rows      one for each choice, the best on validation first: validation, a mean;
           values, the bits of each seed; accuracy, of classifiers; gap, minus
-          the first choice, with the error of Welch's t; equal, {axis: bits
-          there}; test, of the first row; time_to_target, the processor seconds
-          of each seed at the first validation of at most `target` bits; means
-          of what follows, and maxima of peak_bytes and parameters
-runs      one for each choice and seed: steps, tokens_per_step, flops, keys of a
-          query, parameters, peak_bytes, seconds and processor_seconds of
-          training; best_step, and the scores of its weights on whole splits,
-          validation and test; curve, of validations during training, lists
+          the first choice, with the error of Welch's t; test, of the first row;
+          means of what follows, and maxima of peak_bytes and parameters
+runs      one for each choice and seed: steps, tokens_per_step, keys of a query,
+          parameters, peak_bytes, seconds and processor_seconds of training;
+          best_step, and the scores of its weights on whole splits, validation
+          and test; curve, of validations during training, lists
 """
 
 import json
@@ -53,11 +48,7 @@ def curve(lines: Iterable[Mapping]) -> Run:
 
 
 def tuning(trials: Iterable[Trial], found: Iterable[dict | None]) -> dict:
-  """The part of a record about a grid, from the scores of its runs.
-
-  Raises:
-    ValueError: training diverged with every candidate of a choice.
-  """
+  """The part of a record about a grid, from the scores of its runs."""
   scores: dict[str, dict[str, float | None]] = {}
   for trial, score in zip(trials, found, strict=True):
     bits = score["bits_per_dim"] if score else None
@@ -78,20 +69,15 @@ def make_record(
   about: Mapping[str, Any], runs: Sequence[Run], grid: dict | None = None
 ) -> Record:
   """The record of finished runs; `about`, `runs`, `tuning` as described."""
-  axis = next(x for x in axes(about) if x != about["budget"][0])
-  curves = [run["curve"][axis] for run in runs]
-  end = min(max(x, default=0) for x in curves)
-  equal = {axis: end} if all(x and x[0] <= end for x in curves) else {}
-  rows = [_row(about, runs, equal, choice) for choice in about["choices"]]
+  rows = [_row(about, runs, choice) for choice in about["choices"]]
   rows.sort(key=lambda row: row["validation"]["mean"])
-  parts = dict(about=dict(about), equal=equal, tuning=grid)
-  return parts | dict(rows=rows, runs=[*runs])
+  return dict(about={**about}, tuning=grid, rows=rows, runs=[*runs])
 
 
-def axes(about: Mapping[str, Any]) -> tuple[str, str]:
-  """What curves are drawn against: the time that matters, and steps."""
+def time_of(about: Mapping[str, Any]) -> str:
+  """The time that matters to a comparison."""
   is_timed = about["budget"][0] == "seconds"
-  return "seconds" if is_timed else "processor_seconds", "steps"
+  return "seconds" if is_timed else "processor_seconds"
 
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
@@ -100,41 +86,25 @@ def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
   return sorted(found, key=lambda run: run["seed"])
 
 
-def _row(about, runs, equal, choice):
+def _row(about, runs, choice):
   """The row of a choice."""
   first = about["choices"][0]
   runs, others = of_choice(runs, choice), of_choice(runs, first)
   bits, base = (
     [run["validation"]["bits_per_dim"] for run in x] for x in (runs, others)
   )
-
-  def over(values):
-    """The mean of the values of all seeds that are known; None if none is."""
-    known = [x for x in values if x is not None]
-    return statistics.fmean(known) if known else None
-
-  tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
   right = [run["validation"].get("accuracy") for run in runs]
-  tokens = [run["steps"] * run["tokens_per_step"] for run in runs]
-  times = [run["processor_seconds"] for run in runs]
-  names = "keys", "steps", *TIMES, "flops"
+  tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
+  means = "keys", "steps", *TIMES
   return dict(
     choice=choice,
     seeds=len(runs),
     validation=mean(bits),
     values=bits,
     accuracy=mean(right) if None not in right else None,
-    time_to_target=[time_to(run, about["target"]) for run in runs],
     gap=mean(bits, base) if choice != first else None,
-    equal={
-      axis: mean([float(np.interp(x, *_points(run, axis))) for run in runs])
-      for axis, x in equal.items()
-    },
     test=mean(tested) if tested else None,
-    **{name: over(run.get(name) for run in runs) for name in names},
-    tokens_per_processor_second=over(
-      x / y for x, y in zip(tokens, times, strict=True) if y
-    ),
+    **{x: statistics.fmean(run[x] for run in runs) for x in means},
     peak_bytes=max(run["peak_bytes"] for run in runs),
     parameters=max(run["parameters"] for run in runs),
   )
@@ -147,9 +117,6 @@ def mean(
 
   The error is half of the 95 % confidence interval, from Student's t with the
   degrees of freedom of Welch; None if there is a single value.
-
-  >>> mean([1.0, 2.0, 3.0])["error"]  # 4.303 standard errors
-  2.484...
   """
   groups = [x for x in (values, minus) if x]
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
@@ -163,16 +130,6 @@ def mean(
   return dict(mean=center, error=error)
 
 
-def read_record(path: pathlib.Path) -> Record:
-  """Reads a record, also of an older version; raises ValueError or OSError."""
-  found = atomic.read_json(path)
-  try:
-    about = dict(target=None, first_seed=0, tune_budget=None) | found["about"]
-    return make_record(about, found["runs"], found.get("tuning"))
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ValueError(f"{path} is not the record of a comparison") from error
-
-
 def write_record(path: pathlib.Path, record: Record) -> None:
   """Writes a record, its lists of numbers on one line each."""
   text = json.dumps(record, indent=1)
@@ -184,12 +141,6 @@ def _points(run, axis):
   """The curve of a run as (x, bits), x ascending; straight between points."""
   curve = run["curve"]
   return np.array(curve[axis], float), np.array(curve["bits_per_dim"], float)
-
-
-def time_to(run: Run, target: float | None) -> float | None:
-  """Processor seconds at the first validation of at most `target` bits."""
-  curve = zip(*_points(run, "processor_seconds"), strict=True)
-  return next((float(x) for x, y in curve if target and y <= target), None)
 
 
 def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:

@@ -24,4 +24,4 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "data_dir", "", "Folder of all data sets; default: ~/tensorflow_datasets."
   )
-  cli.run(main)
+  cli.run(main, takes_words=True)

@@ -6,6 +6,7 @@ from sparse_transformer.model.configure import (
 )
 from sparse_transformer.model.hyperparameters import Config as Config
 from sparse_transformer.model.options import (
+  LOSS_WEIGHTS as LOSS_WEIGHTS,
   learned_patterns as learned_patterns,
   num_stacks as num_stacks,
   project as project,

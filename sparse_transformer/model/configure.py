@@ -45,18 +45,13 @@ def configure(config: schema.Config, source: Any) -> Config:
 
   A classifier has named patterns in their bidirectional form.
 
-  Args:
-    config: the experiment's; its groups `model` and `attention` are used.
-    source: the data source, of which vocab_size, length, shape, separator and
-      classes are used.
-
   Raises:
     ValueError: if the settings contradict each other or the data, or if a
       pattern is not well defined (see `Pattern.check`), has no pairs, or lets a
       query see a later key, except in a classifier.
   """
   settings = dict(config.attention)
-  backend, tile = settings.pop("backend"), settings.pop("tile")
+  backend = settings.pop("backend")
   del settings["pattern"], settings["schedule"]
   name, mode = [*schedule(config).values()][-1], settings.pop("mode")
   length = source.length
@@ -84,7 +79,6 @@ def configure(config: schema.Config, source: Any) -> Config:
     shape=tuple(source.shape),
     patterns=patterns,
     backend=backend,
-    tile=tile,
     separator=source.separator,
     classes=len(source.classes),
     **config.model,

@@ -9,8 +9,6 @@ from sparse_transformer import patterns as patterns_lib, schema
 class Config(schema.Model):
   """Everything that defines a network: its settings, patterns and data.
 
-  `backend` and `tile` are as in `attention.attend`.
-
   Raises:
     ValueError: the heads do not divide the widths, or the task does not fit the
       data.

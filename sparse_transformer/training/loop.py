@@ -61,8 +61,9 @@ class Options:
     limit: (a clock of `stopwatch.TIMES`, seconds) that ends a run of a single
       process before its last step. The learning rate then follows the clock, so
       that a resumed run is not the same bit for bit.
-    allow_changes: whether the run may resume with other values of the fields of
-      `config.CHANGEABLE`. It is then not the run that they give from the start.
+    allow_changes: whether the run may resume with other values of fields that
+      affect what is in `config.CHANGEABLE`. It is then not the run that they
+      give from the start.
     on_metrics: the first process calls it with (step, split, values) for each
       line that it writes to metrics.jsonl; an exception in it is reported.
     profile: consecutive steps, from 1, that the first process traces into the
@@ -214,12 +215,12 @@ def _due(config: ConfigDict, step: int, is_last: bool) -> list[bool]:
   return [is_due(step, number, is_last) for number in every]
 
 
-def _free_fields(workdir: pathlib.Path, options: Options) -> tuple[str, ...]:
+def _free_fields(workdir: pathlib.Path, options: Options) -> set[str]:
   """The fields in which a config may differ from that in a workdir."""
   # Others are recorded beside config.json: without it, there are none.
   if options.allow_changes and (workdir / "config.json").exists():
-    return config_lib.FREE_FIELDS + config_lib.CHANGEABLE
-  return config_lib.FREE_FIELDS
+    return config_lib.CHANGEABLE
+  return config_lib.FREE
 
 
 def check(experiment: Experiment) -> None:
@@ -281,7 +282,7 @@ def _checkpoints(experiment, workdir, free):
   return store.Checkpoints(
     workdir,
     keep=config.checkpoint.keep,
-    keep_best=config.checkpoint.keep_best,
+    keep_best=1,
     about=about,
     free=free,
   )

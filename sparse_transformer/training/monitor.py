@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 
 from sparse_transformer.training.loss_scale import SMALLEST
 
+MAX_SKIPPED = 10  # batches in a row; one more ends the run
+
 
 class Monitor:
   """Judges the metrics of each step while the next one runs.
@@ -17,8 +19,7 @@ class Monitor:
   loss scale does not count against its batch: the next scale is smaller.
 
   Args:
-    settings: group `train` of the experiment's config; uses `nonfinite` and
-      `max_skipped`.
+    settings: group `train` of the experiment's config; uses `nonfinite`.
     numbers: the training examples of the batch of each step.
     note: `Writer.note`, called for each skipped step, and the end.
     lines: the lines of `metrics.jsonl` so far.
@@ -66,13 +67,10 @@ class Monitor:
       bad = dict(metric=name, value=str(value))
       self._note(step, "skipped", **bad, examples=examples)
       self._skipped.append(step)
-      most = self._settings.max_skipped
+      most = MAX_SKIPPED
       if self._skipped[-most - 1 :] != list(range(step - most, step + 1)):
         return
-      reason = (
-        f", after {most} batches in a row were skipped"
-        f" (train.max_skipped={most})"
-      )
+      reason = f", after {most} batches in a row were skipped"
     self._note(step, "diverged", metric=name, value=str(value))
     raise FloatingPointError(
       f"{name} is {value} at step {step}{reason}; the weights are as before it;"

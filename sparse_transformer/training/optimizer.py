@@ -8,6 +8,9 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
 
+CLIP_NORM = 1.0  # of all gradients together; Child et al. 2019
+EPSILON = 1e-8  # added to the root of the mean squared gradient; as released
+
 
 def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up to a peak, then cosine decay to 0.
@@ -43,7 +46,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
       f"optimizer.adam_learning_rate={rate} is for optimizer.name=muon, not"
       f" {name}; set optimizer.learning_rate"
     )
-  clip = optax.clip_by_global_norm(config.optimizer.clip_norm)
+  clip = optax.clip_by_global_norm(CLIP_NORM)
   return optax.chain(clip, (_muon if name == "muon" else _adamw)(config))
 
 
@@ -53,7 +56,7 @@ def _adamw(config):
     make_schedule(config),
     b1=optimizer.beta1,
     b2=optimizer.beta2,
-    eps=optimizer.epsilon,
+    eps=EPSILON,
     weight_decay=optimizer.weight_decay,
     mask=decays,
   )
@@ -72,7 +75,7 @@ def _muon(config):
     weight_decay=optimizer.weight_decay,
     adam_b1=optimizer.beta1,
     adam_b2=optimizer.beta2,
-    eps=optimizer.epsilon,
+    eps=EPSILON,
     adam_learning_rate=make_schedule(config, optimizer.adam_learning_rate),
     # By default it would take the embeddings and the stacked biases, which
     # have two axes, and leave out the stacked matrices, which have three.

@@ -154,7 +154,7 @@ def _accumulate(state, tokens_BL, predict, config):
   def loss(params, tokens_BL, rng, share):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = mean_loss(logits_BLV, tokens_BL) * share
-    total = nats + auxiliary_loss(measured, config.loss)
+    total = nats + auxiliary_loss(measured)
     if logits_BLV.ndim == 2:
       measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())
     return total * scale, (nats, measured)
@@ -181,15 +181,9 @@ def _accumulate(state, tokens_BL, predict, config):
   )
 
 
-def auxiliary_loss(
-  measured: model_lib.Measured, factors: ConfigDict
-) -> jax.Array | float:
-  """The sum of the auxiliary losses times their factors.
-
-  Args:
-    measured: what blocks measure; scalars of blocks are losses.
-    factors: group `loss` of the experiment's config.
-  """
+def auxiliary_loss(measured: model_lib.Measured) -> jax.Array | float:
+  """The weighted sum of the scalars that blocks measure, which are losses."""
+  weights = model_lib.LOSS_WEIGHTS
   return sum(
-    factors[name] * x.mean() for name, x in measured.items() if x.ndim == 1
+    weights[name] * x.mean() for name, x in measured.items() if x.ndim == 1
   )

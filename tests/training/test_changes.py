@@ -214,7 +214,6 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   state = loop.train(config, workdir, allow_changes=True)
   reported = capsys.readouterr().err
   assert "train.steps was 4, is 8" in reported
-  assert "examples of this epoch may come again" in reported
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 4
   # The steps that follow are those of the new settings, and no others.
@@ -255,7 +254,7 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   )
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 2
-  free = {"attention.backend": "dense", "attention.tile": 16, "mesh.data": 1}
+  free = {"attention.backend": "dense", "mesh.data": 1}
   loop.train(runs.tiny(**{"eval.every": 1} | PATTERN | free), workdir)
 
 

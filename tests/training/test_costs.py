@@ -86,9 +86,10 @@ def test_flops_and_traffic_match_the_traced_program(remat, half_size, dtype):
       "model.remat": remat,
       "attention.pattern": "dense",
       "attention.backend": "streamed",
-      "attention.tile": 64,  # one tile: all n x n pairs are computed
     }
   )
+  # One tile: all n x n pairs are computed.
+  model = dataclasses.replace(model, tile=64)
   pairs = 64**2 * model.num_layers * model.num_heads
   report = costs.step(config, model, pairs)
   (flops, moved), (attention, _) = traced(model, config.train.batch_size)

@@ -27,6 +27,7 @@ from sparse_transformer import config as config_lib, data
 from sparse_transformer.training import (
   loop,
   metrics,
+  monitor,
   step as step_lib,
   workdir as workdir_lib,
 )
@@ -402,8 +403,11 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert_resumes_exactly(tmp_path, whole)
 
 
-def test_bad_batches_are_skipped_until_too_many_in_a_row(tmp_path, spoil):
-  settings = {"train.nonfinite": "skip", "train.max_skipped": 2}
+def test_bad_batches_are_skipped_until_too_many_in_a_row(
+  tmp_path, spoil, monkeypatch
+):
+  monkeypatch.setattr(monitor, "MAX_SKIPPED", 2)
+  settings = {"train.nonfinite": "skip"}
   settings |= {"train.log_every": 1, "eval.every": 0, "checkpoint.every": 7}
   config = runs.tiny(**SETTINGS | settings)
   spoil(2, 4, 5, 7, 8, 9)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import runs
 
+from sparse_transformer.training import monitor as monitor_lib
 from sparse_transformer.training.monitor import Monitor
 
 
@@ -57,8 +58,9 @@ def test_nonfinite_loss_is_named_before_the_gradient():
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_too_many_skipped_batches_in_a_row_end_the_run(most):
-  monitor, noted = make(nonfinite="skip", max_skipped=most)
+def test_too_many_skipped_batches_in_a_row_end_the_run(most, monkeypatch):
+  monkeypatch.setattr(monitor_lib, "MAX_SKIPPED", most)
+  monitor, noted = make(nonfinite="skip")
   bad, last = [math.nan] * most, 2 * most + 2
   watch(monitor, [*bad, 1.0, *bad])
   match = f"at step {last}, after {most} batches in a row"
@@ -70,11 +72,12 @@ def test_too_many_skipped_batches_in_a_row_end_the_run(most):
   assert noted[-2] == (last, "skipped", expected)
 
 
-def test_batches_skipped_before_a_restart_count():
+def test_batches_skipped_before_a_restart_count(monkeypatch):
+  monkeypatch.setattr(monitor_lib, "MAX_SKIPPED", 2)
   lines = [dict(step=step, split="skipped") for step in (4, 5)]
-  monitor, _ = make(lines, nonfinite="skip", max_skipped=2)
+  monitor, _ = make(lines, nonfinite="skip")
   with pytest.raises(FloatingPointError, match="after 2 batches in a row"):
     watch(monitor, [math.nan], first=6)
-  monitor, noted = make(lines, nonfinite="skip", max_skipped=2)
+  monitor, noted = make(lines, nonfinite="skip")
   watch(monitor, [math.nan], first=7)
   assert len(noted) == 1

@@ -69,14 +69,14 @@ def test_parameters_only_where_a_pattern_needs_them():
 
 
 @pytest.mark.soak
-def test_penalty_shortens_spans_within_bounds():
+def test_penalty_shortens_spans_within_bounds(monkeypatch):
+  monkeypatch.setitem(model.LOSS_WEIGHTS, "span", 10.0)
   config = runs.tiny(
     **{
       "attention.pattern": "(Local(3) | AdaptiveSpan(40, 8), Local(9)),",
       "attention.backend": "dense",
       "model.num_layers": 2,
       "optimizer.learning_rate": 0.3,
-      "loss.span": 10.0,
     }
   )
   experiment, lines = Experiment(config), []

@@ -35,6 +35,8 @@ from sparse_transformer.patterns.content import Content
 
 ALL = Mixture, Directions, LearnedSpans, Sinks, Rotary
 STACKED = {"blocks"}.union(*(option.stacked for option in ALL))
+# Of the auxiliary losses that blocks measure, means over their blocks.
+LOSS_WEIGHTS = {x: w for option in ALL for x, w in option.losses.items()}
 
 
 @functools.lru_cache(maxsize=64)

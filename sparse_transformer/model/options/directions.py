@@ -27,6 +27,7 @@ class Directions(Option):
   """Random directions, centroids, and keys that are queries."""
 
   stacked = ("centroids",)
+  losses = dict(codebook=0.01)
 
   @property
   def _contents(self) -> set[Content]:

@@ -19,6 +19,7 @@ class LearnedSpans(Option):
   """What attention patterns with a learned span need."""
 
   stacked = ("spans",)
+  losses = dict(span=1e-6)  # shortens them
 
   @property
   def is_used(self) -> bool:

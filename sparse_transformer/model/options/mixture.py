@@ -55,6 +55,7 @@ class Mixture(Option):
   """`model.experts`."""
 
   stacked = "expert_blocks", "experts_in", "experts_out"
+  losses = dict(load_balance=0.01, router_z=0.001)
 
   @property
   def is_used(self) -> bool:

@@ -43,6 +43,8 @@ class Option:
   # The names of parameters, or of layers in blocks, that have a first axis of
   # layers, or a further one, see `num_stacks`.
   stacked: ClassVar[tuple[str, ...]] = ()
+  # The weights of its auxiliary losses, which are added to the nats.
+  losses: ClassVar[Mapping[str, float]] = {}
 
   @property
   def is_used(self) -> bool:

@@ -21,7 +21,7 @@ import pathlib
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -58,8 +58,8 @@ class Checkpoints:
     keep: how many of the latest checkpoints to keep; None for read-only.
     keep_best: how many of those with the lowest validation loss to also keep.
     about: the description of the run, from `about`.
-    free: beginnings of the fields in which `about` may differ from the
-      checkpoint to resume from.
+    free: what fields in which `about` may differ from the checkpoint to resume
+      from may affect, see `config.AFFECTS`.
   """
 
   def __init__(
@@ -69,7 +69,7 @@ class Checkpoints:
     keep: int | None = None,
     keep_best: int = 0,
     about: dict[str, Any] | None = None,
-    free: tuple[str, ...] = config_lib.FREE_FIELDS,
+    free: Collection[str] = config_lib.FREE,
   ):
     self._free = free
     self.workdir = pathlib.Path(workdir).absolute()
@@ -297,7 +297,7 @@ class Checkpoints:
     step: int,
     config: schema.Config,
     data: Mapping[str, int | str] | None,
-    free: tuple[str, ...] = config_lib.FREE_FIELDS,
+    free: Collection[str] = config_lib.FREE,
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 

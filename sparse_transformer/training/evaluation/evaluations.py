@@ -120,8 +120,10 @@ def _overrides(config, checkpoints, step):
   found["model.dtype"] = config.model.dtype
   if config.model.dtype == "float32":  # which scores are in by default
     del found["model.dtype"]
-  unscored = config_lib.UNSCORED_FIELDS
-  return {k: v for k, v in found.items() if not k.startswith(unscored)}
+  unscored = config_lib.UNSCORED
+  return {
+    k: v for k, v in found.items() if config_lib.affects(k) not in unscored
+  }
 
 
 def _save(experiment, checkpoints, result, bits_L):

@@ -135,7 +135,6 @@ def parse_step(word: str | None) -> int | Literal["best"] | None:
 
 
 def _list_in_help(name):
-  """Lists a flag that this module defines in the help of the command."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
@@ -158,7 +157,8 @@ def _parse(parse, takes_words, argv):
     if describe(error) is not None:
       raise
     reason = error.args[0] if len(error.args) == 1 else error
-    reason = reason.args[0] if isinstance(reason, KeyError) else reason
+    if isinstance(reason, KeyError):
+      reason = reason.args[0]
     raise ValueError(f"--config: {type(error).__name__}: {reason}") from error
   if not takes_words and len(arguments) > 1:
     raise ValueError(
@@ -204,7 +204,6 @@ def describe(error: Exception) -> str | None:
 
 
 def _on_one_line(text):
-  """A message without line breaks and tracebacks."""
   # ml_collections quotes the traceback of a config file's error.
   before, mark, after = text.partition("Traceback (most recent call last)")
   last = after.rpartition("\n  ")[2].partition("\n")[2] if mark else ""

@@ -86,19 +86,19 @@ def _plan(args: Any) -> "Comparison":
   from sparse_transformer.comparison import plan as plan_lib
 
   config, file = args.config, config_flags.get_config_filename(args["config"])
-  budget = plan_lib.parse_budget(args.budget)
   field, choices = plan_lib.parse_vary(args.vary, config)
-  more: dict[str, Any] = dict(equal=args.equal)
+  tuning: dict[str, Any] = {}
   if args.tune:
     tuned, grid = plan_lib.parse_vary(args.tune, config, "tune")
-    more |= dict(tuned=tuned, candidates=grid)
+    tuning |= dict(tuned=tuned, candidates=grid)
   if args.tune_budget:
-    shorter = plan_lib.parse_budget(args.tune_budget, "tune_budget")
-    more |= dict(tune_budget=shorter)
+    budget = plan_lib.parse_budget(args.tune_budget, "tune_budget")
+    tuning |= dict(tune_budget=budget)
   preset = sys.modules["config_config"].get_config()  # of the config file
+  what = file, preset, config, pathlib.Path(args.workdir), field, choices
+  budget = plan_lib.parse_budget(args.budget)
   seeds = range(args.first_seed, args.first_seed + args.seeds)
-  what = file, preset, config, pathlib.Path(args.workdir)
-  return plan_lib.Comparison(*what, field, choices, budget, seeds, **more)
+  return plan_lib.Comparison(*what, budget, seeds, equal=args.equal, **tuning)
 
 
 if __name__ == "__main__":

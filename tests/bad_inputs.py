@@ -99,9 +99,9 @@ def _write(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _npy(array, save=np.save):
+def _npy(array):
   file = io.BytesIO()
-  save(file, array)
+  np.save(file, array)
   return file.getvalue()
 
 
@@ -138,27 +138,18 @@ CONFIGS = dict(
   dict="def get_config(): return dict(model={})",
   module="from configs import digits\nget_config = lambda: type",
   argument="def get_config(size): return size",
-  not_callable="get_config = 3",
   hook=_config("") + "on_metrics = 'wandb'",
   typo=_config("config.model.widht = 64"),
   text_number=_config("config.model.width = 'wide'"),
   more=_config("config.train.wandb = True"),
-  more_group=_config("config.logging = {'every': 3}"),
   none_field=_config("config.model.width = None"),
-  function_field=_config("config.model = dict(width=print)"),
-  reference="from ml_collections import ConfigDict, config_dict\n"
-  "def get_config():\n"
-  "  return ConfigDict(dict(model=config_dict.required_placeholder(int)))",
   nul="\0",
-  recursion="def get_config(): return get_config()",
   nan=_config("config.optimizer.learning_rate = float('nan')"),
   newline="raise ValueError('a\\nb')",
   untyped_text=_config(
     "with config.ignore_type(): config.train.steps = 'many'"
   ),
-  untyped_flag=_config("with config.ignore_type(): config.model.half_size = 2"),
   no_group=_config("config.model = None"),
-  nested=_config("config = type(config)(dict(model=config))"),
 )
 # The files of a class by folder.
 LABELS = {
@@ -182,14 +173,9 @@ ARRAYS = dict(
   broken=b"\x93NUMPY junk",
   empty=b"",
   floats=_npy(IMAGES.astype(np.float32)),
-  objects=_npy(np.array([IMAGES, None], object)),
   small=_npy(IMAGES[:, :32, :32]),
   flat=_npy(IMAGES.reshape(2, -1)),
-  scalar=_npy(np.uint8(3)),
   few=_npy(IMAGES),
-  no_test=_npy(IMAGES),
-  archive=_npy(IMAGES, np.savez),
-  cut=_npy(IMAGES)[:1000],
 )
 FILES: dict[str, Content] = {
   **{f"c/{name}.py": content for name, content in CONFIGS.items()},
@@ -221,7 +207,6 @@ FILES: dict[str, Content] = {
   },
   **{f"l/none/{name}/{k}": "" for name in ("no", "yes") for k in range(40)},
   "p/floats.npy": _npy(np.zeros((9, 5, 4, 3))),
-  "p/flat.npy": _npy(np.zeros((9, 60), np.uint8)),
   "p/channels.npy": _npy(np.zeros((9, 5, 4, 2), np.uint8)),
   "zeros": "abc\0" * 1000,
   "hollow": pathlib.Path.mkdir,
@@ -236,24 +221,17 @@ FILES: dict[str, Content] = {
   "loop": _link("loop"),
   **{f"text.{suffix}": "text" * 100 for suffix in ("gz", "bz2", "xz", "zip")},
   "cut.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3KL",
-  "hollow.zip": b"PK\5\6" + bytes(18),
   "late.fasta": "ACGT\n>one\nACGT\n",
   "protein.fasta": ">one\nMEEPQSDPSV\n",
-  "headers.fasta": ">one\n>two\n",
   "gaps.fasta": ">one\nACGT--ACGT\n",
-  "reads.fastq": "@one\nACGT\n+\nIIII\n",
   "broken.fa.gz": ">one\nACGT\n",
-  "utf16.fasta": ">one\nACGT\n".encode("utf-16"),
   "stereo.wav": _wav(np.zeros((9000, 2))),
   "nan.wav": _wav([np.nan] * 9000),
   "cut.wav": _wav(np.zeros(9000))[:-99],
-  "silent.wav": _wav([]),
   "slow.wav": _wav(np.zeros(9000), rate=0),
   "short.wav": _wav(np.zeros(90)),
   "song.mp3": b"ID3\4" + bytes(99),
   "songs/song.mp3": b"ID3\4" + bytes(99),
-  "short_enwik8/downloads/manual/enwik8.zip": "PK",
-  "short_cifar10/downloads/manual/cifar-10-binary.tar.gz": "",
   "bad_info/enwik8/1.0.0/dataset_info.json": "{",
   "bad_records/enwik8/1.0.0/enwik8-train.array_record-00000-of-00001": "junk",
 }
@@ -285,7 +263,6 @@ PATHS = dict(
   files=f"{LAST}/files.json",
   about=f"{LAST}/about/metadata",
   state=f"{LAST}/state",
-  metadata=f"{LAST}/state/_METADATA",
   arrays=f"{LAST}/state/d",
   metrics="metrics.jsonl",
   lock="lock",
@@ -301,7 +278,6 @@ CONTENTS: dict[str, Content] = dict(
   null="null",
   list="[1]",
   number="7",
-  bare="{}",
   nul="\0",
   deep="[" * 100_000,
   latin1=b'{"data": "\xe9"}',

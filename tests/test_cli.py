@@ -1,7 +1,6 @@
 """Mistakes on the command line are reported in one line, with status 1."""
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import runs
 from absl import flags
@@ -78,7 +76,6 @@ def test_flags_are_read_without_loading_jax():
 @pytest.mark.parametrize(
   "error, message",
   [
-    *((kind("one\n  two"), "^tool: one two$") for kind in cli.USER_ERRORS),
     (FileNotFoundError("one\n  two"), "^tool: one two$"),
     (MemoryError(), "^tool: MemoryError$"),
     (
@@ -107,12 +104,7 @@ def test_error_that_a_user_can_fix_becomes_one_line(
 
 
 @pytest.mark.parametrize(
-  "words, error",
-  [
-    ([], RuntimeError),
-    ([], NotImplementedError),
-    (["--verbosity=1"], ValueError),
-  ],
+  "words, error", [([], RuntimeError), (["--verbosity=1"], ValueError)]
 )
 def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
   def main(argv):
@@ -155,39 +147,26 @@ def test_path_may_begin_with_the_home_directory(monkeypatch, capfd, trained):
 
 
 @pytest.mark.parametrize(
-  "variable, value, module, status",
+  "variable, value, program, status",
   [
     (
       "MPLBACKEND",
       "module://matplotlib_inline.backend_inline",
-      "matplotlib.figure",
+      "import matplotlib.figure as m; m.Figure()",
       0,
     ),
-    ("JAX_PLATFORMS", "cuda,foo", "jax", 1),
+    ("JAX_PLATFORMS", "cuda,foo", "import jax; jax.devices()", 1),
   ],
 )
-def test_variable_that_stops_a_library(variable, value, module, status):
+def test_variable_that_stops_a_library(variable, value, program, status):
   """Of those of a notebook or a cluster, on another machine."""
-  script = (
-    "from sparse_transformer import cli\n"
-    f"def main(argv): import {module} as m; m.Figure() if {not status} else"
-    " m.devices()\n"
-    "cli.run(main)\n"
-  )
+  script = f"""
+from sparse_transformer import cli
+def main(argv): {program}
+cli.run(main)
+"""
   done = shell("-c", script, **{variable: value})
-  assert done.returncode == status, done.stderr
-  assert done.stderr.count("\n") == status
-
-
-def test_evaluation_prints_json_last_and_no_errors(trained):
-  done = shell("eval.py", f"--workdir={trained}", "--split=validation")
-  assert done.returncode == 0, done.stderr
-  assert done.stderr == ""
-  result = json.loads(done.stdout.strip().split("\n")[-1])
-  assert (result["split"], result["step"]) == ("validation", 2)
-  assert (result["examples"], result["tokens"]) == (200, 200 * 64)
-  assert 0 < result["bits_per_dim"] < np.log2(17) + 0.1
-  assert 0 < result["standard_error"] < 0.1
+  assert (done.returncode, done.stderr.count("\n")) == (status, status)
 
 
 def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Mutated files, folders and settings: a one-line error at worst.
+"""Mutated files and settings: a one-line error at worst.
 
 `make soak` runs larger numbers of them.
 """
@@ -8,12 +8,9 @@ import gzip
 import io
 import json
 import lzma
-import pathlib
 import random
 import shutil
-import time
 import wave
-import zipfile
 
 import numpy as np
 import pytest
@@ -45,15 +42,13 @@ def mutate(rng, content):
   return bytes(content)
 
 
-def archives():
-  """A WAV and a zip file."""
-  sound, archive = io.BytesIO(), io.BytesIO()
-  with wave.open(sound, "wb") as file:
+def sound():
+  """A WAV file."""
+  content = io.BytesIO()
+  with wave.open(content, "wb") as file:
     file.setparams((1, 2, 8000, 0, "NONE", ""))
     file.writeframes(bytes(range(198)))
-  with zipfile.ZipFile(archive, "w") as file:
-    file.writestr("a", "text" * 20)
-  return sound.getvalue(), archive.getvalue()
+  return content.getvalue()
 
 
 def decode(codec):
@@ -71,13 +66,11 @@ def parse(path):
       pattern.check(100)
 
 
-WAV, ZIP = archives()
 # {name: (content, what reads it)}
 FILES = {
   "x.fasta": (b">one\nACGTNRYacgt\n>two\nTTTT\n", decode(codecs.Fasta())),
-  "x.wav": (WAV, decode(codecs.Audio(12_000))),
+  "x.wav": (sound(), decode(codecs.Audio(12_000))),
   "text8": (b"some letters of text", decode(codecs.Letters())),
-  "x.zip": (ZIP, files.read),
   "x.gz": (gzip.compress(b"text" * 20), files.read),
   "x.bz2": (bz2.compress(b"text" * 20), files.read),
   "x.xz": (lzma.compress(b"text" * 20), files.read),
@@ -101,25 +94,10 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
   read(path)
   for _ in range(rounds):
     path.write_bytes(mutate(rng, content))
-    began = time.monotonic()
     try:
       read(path)
     except (ValueError, OSError) as error:
       assert str(error)
-    assert time.monotonic() - began < 5
-
-
-def answer(capfd, script, *words):
-  """Runs a command, which must succeed or print one line of error."""
-  began = time.monotonic()
-  capfd.readouterr()
-  status = runs.command(script, *words)
-  out, err = capfd.readouterr()
-  assert "Traceback" not in out + err, (words, out, err)
-  assert status == 0 or (status == 1 and err.count("\n") == 1), (words, err)
-  assert len(err) < 5000, (words, len(err))
-  assert time.monotonic() - began < 60, words
-  return status
 
 
 def other_value(rng, value):
@@ -150,57 +128,9 @@ def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
     for name, old in list(fields.items()) * rounds:
       value = other_value(rng, old)
       changed = settings | {group: fields | {name: value}}
-      began = time.monotonic()
       try:
         experiment = Experiment(ConfigDict(changed))
         _ = experiment.source, experiment.model, experiment.optimizer
       except (ValueError, OSError) as error:
         assert name in str(error) or group == "attention", (name, value, error)
         assert len(str(error)) < 2000
-      assert time.monotonic() - began < 5, (group, name, value)
-
-
-def damage(rng, folder):
-  """Deletes, cuts, changes, adds or replaces a file or folder in a folder."""
-  paths = sorted(folder.rglob("*"))
-  path, other = rng.choice(paths), rng.choice(paths)
-  kind, parent = rng.randrange(7), path if path.is_dir() else path.parent
-  if kind < 2:
-    path.unlink() if path.is_file() else shutil.rmtree(path)
-    if kind:
-      path.mkdir()
-  elif kind == 2:
-    (parent / rng.choice(("7", "notes", ".DS_Store", "-1", "3.tmp"))).mkdir()
-  elif kind == 3:
-    name = rng.choice(("5", "0", "notes", "lost+found", "config.json"))
-    (parent / name).write_bytes(rng.randbytes(9))
-  elif kind == 4 and not {path, other} & {*path.parents, *other.parents}:
-    path.rename(path.with_name(other.name + "~"))
-  elif path.is_file():
-    path.write_bytes(mutate(rng, path.read_bytes()))
-
-
-@pytest.mark.parametrize(
-  "rounds", [4, pytest.param(150, marks=pytest.mark.soak)]
-)
-def test_damaged_folder_of_a_run_is_used_or_is_a_one_line_error(
-  rounds, trained, capfd, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  rng = random.Random(rounds)
-  pathlib.Path("config.py").write_text(
-    "from sparse_transformer import config\n"
-    f"def get_config(): return config.read_config({str(trained)!r})"
-  )
-  for number in range(rounds):
-    run = shutil.copytree(trained, f"run{number}")
-    for _ in range(rng.randrange(1, 4)):
-      damage(rng, pathlib.Path(run))
-    script, *words = (
-      ("eval.py",),
-      ("train.py", "--config=config.py"),
-      ("sparse_transformer/sample.py", "--num=1"),
-    )[number % 3]
-    answer(capfd, "sparse_transformer/report.py", f"--workdir={run}")
-    answer(capfd, script, f"--workdir={run}", *words)
-    shutil.rmtree(run)

@@ -60,15 +60,6 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert "/some" not in out.read_text()
 
 
-def test_command_of_a_record_has_no_folders_of_the_machine():
-  words = "--config=configs/a.py --path=/a/b/c.txt --runs=/d/e,f/g /h/"
-  words = [*words.split(), "--vary=a=Local(8)"]
-  assert record.about("python -m x", words)["command"] == (
-    "python -m x --config=configs/a.py --path=c.txt --runs=e,f/g "
-    " '--vary=a=Local(8)'"
-  )
-
-
 def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
   monkeypatch.setattr(record, "FOLDER", tmp_path)
   run = comparisons.run("dense", 0, 2.0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import pathlib
 import re
@@ -52,8 +51,7 @@ class Comparison:
   @property
   def tuning(self) -> list["Trial"]:
     """The runs with the next seed that find the best candidate of a choice."""
-    pairs = itertools.product(self.candidates, self.choices)
-    return [Trial(self, choice, candidate) for candidate, choice in pairs]
+    return [Trial(self, x, y) for y in self.candidates for x in self.choices]
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""

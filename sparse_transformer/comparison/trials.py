@@ -96,8 +96,7 @@ def collected(trial: Trial) -> record.Run:
   """A run of the record, without its test, from its folder."""
   lines, experiment = metrics.read(trial.workdir), Experiment(trial.config)
   steps, curve = lines[-1]["step"], record.curve(lines)
-  validation = evaluation(trial, "validation")
-  assert validation is not None
+  validation: Any = evaluation(trial, "validation")
   return dict(
     choice=trial.choice,
     seed=trial.seed,

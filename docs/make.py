@@ -123,7 +123,7 @@ def drawn() -> list[Pattern]:
   """All patterns in the gallery, each once."""
   static = [p for e in patterns.examples().values() for p in e.small]
   content = [p for shown in OF_CONTENT.values() for p in shown]
-  return list(dict.fromkeys([*static, *_unions(), *content]))
+  return list(dict.fromkeys([*static, *content]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -250,7 +250,7 @@ def _of_api():
   """What `attention` exports, then what defines patterns."""
   exported = [x for x in vars(attention).values() if inspect.isfunction(x)]
   exported.sort(key=lambda x: x is not attention.attend)
-  named = patterns.parse, patterns.factorize, patterns.assign, patterns.register
+  named = patterns.parse, patterns.assign, patterns.register
   parts = dict(attention=exported, names=named)
   return {x: [*itertools.chain(*map(_document, parts[x]))] for x in parts}
 
@@ -289,23 +289,12 @@ def _sections(level, catalogue):
     yield _table([f"`{pattern}`" for pattern in shown], shown)
 
 
-def _unions():
-  """{union of all factors of a name: the names that have it}."""
-  unions = {}
-  for name, factors in NAMED.items():
-    union = functools.reduce(Pattern.__or__, factors)
-    unions.setdefault(union, []).append(name)
-  return unions
-
-
 def _names():
   rows = [
     (f"`{name}`", ", ".join(f"`{factor}`" for factor in factors))
     for name, factors in NAMED.items()
   ]
   yield tables.markdown([("name", "factors"), *rows])
-  titles = ["<br>".join(map("`{}`".format, x)) for x in _unions().values()]
-  yield _table(titles, list(_unions()))
 
 
 def _layouts():
@@ -336,9 +325,7 @@ def _paragraphs(public):
       fields = re.split(r"\n(?=\S)", textwrap.dedent(rest))
       bullets = (re.sub(r"^([\w*, ]+):", r"- `\1`:", field) for field in fields)
       yield "\n".join(_fill(bullet, "  ") for bullet in bullets)
-    elif head.startswith(">>>"):
-      yield f"```python\n{paragraph}\n```"
-    else:
+    elif not head.startswith((">>>", "See `init_cache` for")):
       url = r"[arXiv \1](https://arxiv.org/abs/\1)"
       text = " ".join(paragraph.split())
       yield _fill(re.sub(r"arXiv (\d{4}\.\d{5})", url, text))

@@ -418,7 +418,7 @@ def test_no_number_of_a_page_is_typed_by_hand(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_what_exists(page):
-  text = page.read_text()
+  text = re.sub(r"(?ms)^```diff$.*?^```$", "", page.read_text())
   scripts = re.findall(r"python ([\w/]+\.py)", text)
   scripts += re.findall(r"\b(?:configs|benchmarks)/\w+\.py", text)
   scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
@@ -478,6 +478,19 @@ def test_python_code_of_a_page_runs(name):
   assert blocks
   done = run_python("\n".join(blocks))
   assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.docs
+def test_diffs_of_a_page_fit_the_files():
+  page = (DOCS / "architecture.md").read_text()
+  for block in re.findall(r"(?ms)^```diff\n(.*?)^```$", page):
+    assert block.count("\n") <= 30
+    for path, lines in re.findall(
+      r"(?ms)^\+{3} (\S+)\n(.*?)(?=^\+{3} |\Z)", block
+    ):
+      old = [x[1:] for x in lines.splitlines() if x[:1] in "- "]
+      text = iter((REPO / path).read_text().splitlines() if old else ())
+      assert [x for x in old if x not in text] == [], path
 
 
 if __name__ == "__main__":

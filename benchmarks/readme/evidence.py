@@ -206,9 +206,9 @@ def trained() -> str:
 
 
 def records(*names: str) -> str:
-  """Links to the records of a table, with their commits."""
-  link = "[`{0}`](../benchmarks/results/{0}.json) of {1}"
-  links = ", ".join(link.format(x, _about(x)["commit"]) for x in names)
+  """Links to the records of a table."""
+  link = "[`{0}`](../benchmarks/results/{0}.json)"
+  links = ", ".join(map(link.format, names))
   text = f"Records: {links}; [commands](#commands)."
   return textwrap.fill(text, 100, break_on_hyphens=False)
 

@@ -119,9 +119,8 @@ class Strided(Checked):
   """Every `stride`-th key, counted back from the query: its column.
 
   With an offset, counted back from as many positions after the query, which is
-  then not among its keys. Since inputs are shifted by one, offset 1 gives the
-  column of the target: keys that hold the bytes at multiples of `stride` before
-  the byte to predict.
+  then not among its keys. Offset 1 gives the column of the target: keys that
+  hold the bytes at multiples of `stride` before the byte to predict.
 
   Source: Child et al. 2019, section 4.3, with offset 0.
   """
@@ -318,17 +317,9 @@ class Global(Checked):
 class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
-  Bidirectional: two blocks attend to each other if the later one drew the
-  earlier one, so that a block has `num` before it and on average as many
-  after it.
-
-  Args:
-    size: positions in a block.
-    num: blocks to draw, at most `MAX_DRAWS`; all of them where there are fewer.
-    seed: seed of the draws.
-    first: the first block that may be drawn.
-    last: distance, in blocks, from the queries' own block back to the last one
-      that may be drawn.
+  Only blocks from `first` on may be drawn, and those at least `last` blocks
+  before the queries' own. Bidirectional: two blocks attend to each other if the
+  later one drew the earlier one.
   """
 
   size: int
@@ -439,18 +430,12 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  Source: Zaheer et al. 2020, arXiv 2007.14062. The paper's pattern is
-  bidirectional; there the last block is also global, and exactly `num_random`
-  blocks are drawn from both sides.
+  Of blocks of `block` positions: an odd `window`, centered on the queries' own,
+  of which a causal pattern has the first half; the first `num_global`; and
+  `num_random` others of the past.
 
-  Args:
-    block: positions in a block.
-    window: an odd number of blocks, centered on the queries' own; if causal,
-      that block and the `window // 2` before it.
-    num_global: number of first blocks, which all queries see.
-    num_random: number of distinct blocks for each block of queries, drawn from
-      those in the past that are neither in the window nor global.
-    seed: seed of the draws.
+  Source: Zaheer et al. 2020, arXiv 2007.14062, where the last block is also
+  global, and random blocks are drawn from both sides.
   """
 
   block: int = 64

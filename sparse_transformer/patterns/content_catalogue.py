@@ -89,15 +89,8 @@ class LSH(_Grouped):
   its products with `buckets // 2` random vectors and with their negatives. A
   query without earlier positions in its buckets attends to itself.
 
-  Source: Kitaev et al. 2020, arXiv 2001.04451. They attend within chunks of
-  the sorted sequence, whose boundaries depend on how many later positions the
-  preceding buckets hold. Here the keys of a query depend only on its past.
-
-  Attributes:
-    window: number of keys in a round.
-    buckets: number of buckets, even.
-    rounds: number of hashes.
-    seed: seed of the random vectors.
+  Source: Kitaev et al. 2020, arXiv 2001.04451, where the chunks of a sorted
+  sequence depend on later positions.
   """
 
   window: int
@@ -163,14 +156,10 @@ class Routing(_Grouped):
 
   A query is in the cluster whose centroid is nearest to it by angle.
 
-  Source: Roy et al. 2020, arXiv 2003.05997. They let a cluster take the
-  positions nearest to its centroid, earlier and later ones. Here the keys of
-  a query depend on its past only.
+  Centroids are parameters, the directions of `labels`.
 
-  Attributes:
-    clusters: number of clusters. Their centroids are parameters, the
-      directions of `labels`.
-    window: number of keys.
+  Source: Roy et al. 2020, arXiv 2003.05997, where a cluster takes the nearest
+  positions, earlier and later ones.
   """
 
   clusters: int
@@ -218,10 +207,6 @@ class TopBlocks(Content):
 
   Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are those of
   `Block(size) | TopBlocks(size, k - 1)`.
-
-  Attributes:
-    size: keys in a block.
-    num: number of blocks.
   """
 
   size: int

@@ -19,21 +19,14 @@ from sparse_transformer.patterns.content import Array, Spanned
 class AdaptiveSpan(Spanned):
   """The last keys, as far back as the learned span of the head.
 
-  With a span of z positions, the key d positions before its query has a weight
-  m = clip((ramp + z - d) / ramp, 0, 1), by which exp(score) is multiplied in
-  the softmax: 1 up to d = z, 0 from d = z + ramp on, and between these a ramp,
-  which gives the span its gradient.
+  With a span of z positions, at most `max`, the key d positions before its
+  query has a weight clip((ramp + z - d) / ramp, 0, 1), by which exp(score) is
+  multiplied in the softmax. The ramp gives the span its gradient. Pairs of
+  static patterns have weight 1: a union takes the larger weight, an
+  intersection the smaller.
 
-  It can be combined with static patterns, whose pairs all have weight 1: a
-  union takes the larger weight, an intersection the smaller.
-
-  Source: Sukhbaatar et al. 2019, arXiv 1905.07799. Their released code attends
-  to `max` keys at most, so that the ramp of the longest span is cut off. Here a
-  query attends to up to `max + ramp` keys.
-
-  Attributes:
-    max: the longest span, in positions.
-    ramp: positions over which the weight falls from 1 to 0.
+  Source: Sukhbaatar et al. 2019, arXiv 1905.07799, where the ramp of the
+  longest span is cut off.
   """
 
   max: int

@@ -1,4 +1,4 @@
-"""Inputs that commands must reject: bad_inputs.txt and a few more.
+"""Inputs that commands must reject: bad_inputs.txt.
 
 Each line of the text file is a command and, after `=>`, a phrase of its error,
 in which ` ... ` stands for anything. A case gets those of the files and runs
@@ -33,7 +33,7 @@ class Bad(NamedTuple):
 
 
 def cases() -> Iterator[Bad]:
-  """The lines of the text file, named by group and line; then the others."""
+  """The lines of the text file, named by group and line."""
   text = pathlib.Path(__file__).with_suffix(".txt").read_text("utf-8")
   for number, line in enumerate(text.splitlines(), start=1):
     if line.startswith("# "):
@@ -44,8 +44,6 @@ def cases() -> Iterator[Bad]:
       script, *words = shlex.split(given)
       phrase = ".*".join(map(re.escape, phrase.split(" ... ")))
       yield Bad(f"{group}-{number}", script, tuple(words), phrase)
-  for number, (words, phrase) in enumerate(OTHERS):
-    yield Bad(f"other-{number}", "train.py", words, re.escape(phrase))
 
 
 def prepare(words: tuple[str, ...], run: pathlib.Path) -> None:
@@ -284,16 +282,4 @@ CONTENTS: dict[str, Content] = dict(
   words="mine",
   fifo=os.mkfifo,
   folder=pathlib.Path.mkdir,
-)
-# Words of train.py and a phrase: long words, bytes that are not UTF-8, and a
-# phrase that depends on the machine.
-GIVEN = runs.DIGITS, "--workdir=new"
-PATTERN = "--config.attention.pattern="
-UNION = " | ".join(f"Strided({k})" for k in range(1, 301))
-OTHERS = (
-  ((*GIVEN, PATTERN + "(" * 5000), "pattern"),
-  ((*GIVEN, PATTERN + UNION), "pattern"),
-  ((*GIVEN, PATTERN + "Local(\uff13)\udcff"), "pattern"),
-  ((runs.DIGITS, "--workdir=new\udcff"), "must be UTF-8"),
-  (("--config=~/nowhere.py", "--workdir=new"), os.path.expanduser("~")),
 )

@@ -368,15 +368,3 @@ def mutant(module, change):
   found = types.ModuleType("mutant")
   exec(source.replace(old, new), found.__dict__)
   return found
-
-
-def all_laws(backend, heads):
-  """All laws, on small inputs, for an executor that was just registered."""
-  agrees_with_the_reference(backend, heads, 53, 16)
-  agrees_with_the_reference(backend, [Causal(), *heads[:2]], 37)
-  agrees_with_the_reference(backend, heads[:2], 24, 8, jnp.bfloat16, 0.02)
-  row_without_keys_gives_zero(backend)
-  pattern_without_pairs_gives_zeros(backend)
-  gradient_is_zero_outside_the_pattern(backend, tuple(heads))
-  tables_can_be_arguments_of_jit(backend)
-  tables_can_be_indexed_by_a_traced_number(backend)

@@ -81,7 +81,6 @@ TWICE = {
   "the interface of executors": "attention.forward attention.backward"
   " attention.plans attention.shares attention.tile_size attention.attend",
   "of kernels that copy blocks": "attention.launch",
-  "the positions on a side of a tile, checked": "attention.check_tile",
   "said with their module": "commands.write data.find data.read"
   " figures.panels figures.paint model.measure training.explain training.draw"
   " training.render training.trace training.save training.read",

@@ -1,9 +1,8 @@
 """Attention step by step: the loop of the executors in plain XLA.
 
-A group of query tiles meets its key tiles in one or more steps. The forward
-pass keeps a running softmax of each group; the backward pass recomputes the
-weights against the final log-sum-exp. Executors differ in which tiles meet and
-where they come from, which `Steps` says.
+A group of query tiles meets its key tiles in one or more steps, as `Steps`
+says. The forward pass keeps a running softmax of each group; the backward pass
+recomputes the weights against the final log-sum-exp.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
@@ -21,16 +20,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from sparse_transformer.attention.contract import Keys, Queries, Scores
 from sparse_transformer.attention.orders import apply
 from sparse_transformer.patterns import Pattern
 
-Running = tuple[jax.Array, jax.Array, jax.Array]
-Softmax = tuple[jax.Array, jax.Array]  # (out, lse)
-# The pairs, and their weights; None if all are 1.
-Pairs = tuple[jax.Array, jax.Array | None]
+Arrays = tuple[Array, ...]
+Running = tuple[Array, Array, Array]
+Softmax = tuple[Array, Array]  # (out, lse)
+Pairs = tuple[Array, Array | None]  # and their weights; None if all are 1
 
 
 class Steps(abc.ABC):
@@ -45,62 +44,57 @@ class Steps(abc.ABC):
   skips: bool = False  # whether to skip what has no pairs within segments
   spans: Any = ()  # the spans that determine the weights of pairs, if learned
 
-  def bounds(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def bounds(self, i: Array) -> tuple[Array, Array]:
     """The first step of a group, and the one after its last."""
     raise NotImplementedError("groups have a single step")
 
-  def of_queries(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def of_queries(self, *arrays: Array) -> Arrays:
     """Arrays of queries, in the form that `queries` reads."""
     return arrays
 
-  def of_keys(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def of_keys(self, *arrays: Array) -> Arrays:
     """Arrays of keys, in the form that `keys` reads and `add` changes."""
     return arrays
 
-  def from_queries(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def from_queries(self, *arrays: Array) -> Arrays:
     """[B, L, H, ...] from arrays that `put` filled with gradients."""
     return arrays
 
-  def from_keys(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def from_keys(self, *arrays: Array) -> Arrays:
     """Undoes `of_keys`, of gradients."""
     return arrays
 
-  def merge(self, out: jax.Array, lse: jax.Array) -> Softmax:
+  def merge(self, out: Array, lse: Array) -> Arrays:
     """(out_BLHE, lse_BLH) from arrays that `put` filled with results."""
-    out_BLHE, lse_BLH = self.from_queries(out, lse)
-    return out_BLHE, lse_BLH
+    return self.from_queries(out, lse)
 
   @abc.abstractmethod
-  def queries(self, i: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def queries(self, i: Array, *arrays: Array) -> Arrays:
     """The query tiles of a group, from arrays of queries."""
 
   @abc.abstractmethod
-  def keys(
-    self, i: jax.Array, j: jax.Array, *arrays: jax.Array
-  ) -> tuple[jax.Array, ...]:
+  def keys(self, i: Array, j: Array, *arrays: Array) -> Arrays:
     """The key tiles of a step, from arrays of keys."""
 
   @abc.abstractmethod
-  def pairs(self, i: jax.Array, j: jax.Array) -> Pairs:
+  def pairs(self, i: Array, j: Array) -> Pairs:
     """The pairs of a step; no weight in the mask is 0."""
 
-  def spans_gradient(self, i: jax.Array, j: jax.Array, dm: jax.Array) -> Any:
+  def spans_gradient(self, i: Array, j: Array, dm: Array) -> Any:
     """The gradients of `spans`, from those of a step's weights."""
     del i, j, dm
     return ()
 
-  def shape(self, q: jax.Array) -> tuple[int, ...]:
+  def shape(self, q: Array) -> tuple[int, ...]:
     """The shape of results, without their width, which `put` takes."""
     return q.shape[:-1]
 
   @abc.abstractmethod
-  def put(self, i: jax.Array, x: jax.Array, new: jax.Array) -> jax.Array:
+  def put(self, i: Array, x: Array, new: Array) -> Array:
     """x, an array of results, with those of a group."""
 
   @abc.abstractmethod
-  def add(
-    self, i: jax.Array, j: jax.Array, x: jax.Array, new: jax.Array
-  ) -> jax.Array:
+  def add(self, i: Array, j: Array, x: Array, new: Array) -> Array:
     """x, an array of keys, with the results of a step added to it."""
 
 
@@ -115,7 +109,7 @@ def forward(
 
   def of_group(i, done):
     mine = apply(functools.partial(steps.queries, i), queries)
-    tile = mine.q * scale(q, scores)
+    tile = mine.q * _scale(q, scores)
     out = jnp.zeros_like(tile, _wide(q), (*tile.shape[:-1], width))
     nothing = out, jnp.full_like(out[..., :1], -jnp.inf), out[..., :1]
 
@@ -125,27 +119,29 @@ def forward(
       new = _unless_empty(
         steps,
         pairs,
-        lambda: softmax_of_tile(tile, others, pairs, scores),
+        lambda: _softmax_of_tile(tile, others, pairs, scores),
         nothing,
       )
-      return new if state is None else combine(state, new)
+      return new if state is None else _combine(state, new)
 
     if steps.single:
       state = step(i)
     else:
       state = lax.fori_loop(*steps.bounds(i), step, nothing)
-    (out_done, lse_done), (out, lse) = done, finish(*state)
+    (out_done, lse_done), (out, lse) = done, _finish(*state)
     return steps.put(i, out_done, out), steps.put(i, lse_done, lse[..., 0])
 
   shape = steps.shape(queries.q)
   out = jnp.zeros_like(q, _wide(q), (*shape, width))
   nothing = out, jnp.full_like(q, -jnp.inf, _wide(q), shape)
-  return steps.merge(*lax.fori_loop(0, steps.num, of_group, nothing))
+  results = lax.fori_loop(0, steps.num, of_group, nothing)
+  out, lse = steps.merge(*results)
+  return out, lse
 
 
 def backward(
   steps: Steps, queries: Queries, keys: Keys, scores: Scores
-) -> tuple[jax.Array, ...]:
+) -> tuple[Array, ...]:
   """(dq, dk, dv, gradients of the spans), with weights relative to lse."""
   queries = apply(steps.of_queries, queries)
   keys = apply(steps.of_keys, keys)
@@ -153,7 +149,7 @@ def backward(
   def of_group(i, done):
     dq_done, *others = done
     mine = apply(functools.partial(steps.queries, i), queries)
-    q, dout = mine.q * scale(mine.q, scores), mine.dout
+    q, dout = mine.q * _scale(mine.q, scores), mine.dout
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
     q_T, dout_T = lax.optimization_barrier(
@@ -163,17 +159,19 @@ def backward(
     def gradients(i, j, tile, pairs):
       """(dq, dk, dv, gradients of the spans) of a step."""
       mask, m = pairs
-      scaled = mine._replace(q=q)
-      p, dp, slope = weights_and_gradients(scaled, tile, mask, scores)
+      s, slope = _scores(q, tile.k, mask, scores)
+      p = jnp.exp(s - mine.lse[..., None])
+      dp = _dot("abhte,abhse->abhts", dout, tile.v)
+      dp = p * (dp - mine.delta[..., None])
       dspans: Any = ()
       if m is not None:  # p may be above 1 where m is below
         dspans = steps.spans_gradient(i, j, dp)
         p, dp = m * p, m * dp
       ds = (dp * slope).astype(q.dtype)
       p = p.astype(q.dtype)
-      new_dv = dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
-      new_dk = dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-      return dot("abhts,abhsk->abhtk", ds, tile.k), new_dk, new_dv, dspans
+      new_dv = _dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
+      new_dk = _dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
+      return _dot("abhts,abhsk->abhtk", ds, tile.k), new_dk, new_dv, dspans
 
     def step(j, carry):
       dq, dk, dv, dspans = carry
@@ -194,7 +192,7 @@ def backward(
       dq, *others = step(i, carry)
     else:
       dq, *others = lax.fori_loop(*steps.bounds(i), step, carry)
-    return steps.put(i, dq_done, dq * scale(q, scores)), *others
+    return steps.put(i, dq_done, dq * _scale(q, scores)), *others
 
   q = queries.q
   nothing = (
@@ -207,19 +205,13 @@ def backward(
   return *grads, *jax.tree.leaves(dspans)
 
 
-def _within_segments(pairs: Pairs, queries: Queries, keys: Keys) -> Pairs:
+def _within_segments(pairs, queries, keys):
   """The pairs of a step whose query and key have the same segment."""
   mask, weights = pairs
-  return within_segments(mask, queries.segments, keys.segments), weights
-
-
-def within_segments(
-  mask: jax.Array, of_queries: jax.Array | None, of_keys: jax.Array | None
-) -> jax.Array:
-  """A mask [..., T, S] and what segments [..., T] and [..., S] leave of it."""
-  if of_queries is None or of_keys is None:
-    return mask
-  return mask & (of_queries[..., None] == of_keys[..., None, :])
+  if queries.segments is not None:
+    same = queries.segments[..., None] == keys.segments[..., None, :]
+    mask = mask & same
+  return mask, weights
 
 
 def _unless_empty(steps, pairs, compute, nothing):
@@ -229,15 +221,13 @@ def _unless_empty(steps, pairs, compute, nothing):
   return lax.cond(pairs[0].any(), compute, lambda: nothing)
 
 
-def pairs(pattern: Pattern, q_at: jax.Array, k_at: jax.Array) -> jax.Array:
+def pairs(pattern: Pattern, q_at: Array, k_at: Array) -> Array:
   """Pairs [..., T, S] at positions [..., T] and [..., S], -1 for padding."""
   q_at, k_at = q_at[..., None], k_at[..., None, :]
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
-def softmax_of_tile(
-  q: jax.Array, keys: Keys, pairs: Pairs, scores: Scores
-) -> Running:
+def _softmax_of_tile(q, keys, pairs, scores):
   """The running softmax over one tile of keys; q is scaled."""
   mask, weights = pairs
   s, _ = _scores(q, keys.k, mask, scores)
@@ -245,11 +235,11 @@ def softmax_of_tile(
     s = s + jnp.log(weights)
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
-  out = dot("abhts,abhse->abhte", p.astype(keys.v.dtype), keys.v)
+  out = _dot("abhts,abhse->abhte", p.astype(keys.v.dtype), keys.v)
   return out, max_, p.sum(-1, keepdims=True)
 
 
-def combine(first: Running, second: Running) -> Running:
+def _combine(first: Running, second: Running) -> Running:
   """The running softmax over the keys of both."""
   (out_1, max_1, sum_1), (out_2, max_2, sum_2) = first, second
   max_ = jnp.maximum(max_1, max_2)
@@ -258,7 +248,7 @@ def combine(first: Running, second: Running) -> Running:
   return out, max_, sum_1 * decay_1 + sum_2 * decay_2
 
 
-def finish(out: jax.Array, max_: jax.Array, sum_: jax.Array) -> Softmax:
+def _finish(out: Array, max_: Array, sum_: Array) -> Softmax:
   """(out, log-sum-exp) of a running softmax: 0 and -inf without any keys."""
   return out / jnp.where(sum_ == 0, 1, sum_), _log_sum(max_, sum_)
 
@@ -286,9 +276,7 @@ def merge(*results: Softmax) -> Softmax:
   return functools.reduce(jnp.add, parts), lse
 
 
-def add_sinks(
-  out_BLHE: jax.Array, lse_BLH: jax.Array, sinks_H: jax.Array
-) -> Softmax:
+def add_sinks(out_BLHE: Array, lse_BLH: Array, sinks_H: Array) -> Softmax:
   """The results with a sink, a key whose score is given and whose value is 0.
 
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
@@ -301,27 +289,12 @@ def add_sinks(
   return out, jnp.where(is_none, -jnp.inf, jnp.logaddexp(lse_BLH, sinks))
 
 
-def weights_and_gradients(
-  queries: Queries, keys: Keys, mask: jax.Array, scores: Scores
-) -> tuple[jax.Array, jax.Array, jax.Array | float]:
-  """(weights relative to the given lse, gradients of the scores, their slope).
-
-  The slope is that of the scores as a function of products of keys and queries,
-  which are scaled: the gradients are to be multiplied by it in the end. All are
-  in float32 or wider: round them for products.
-  """
-  s, slope = _scores(queries.q, keys.k, mask, scores)
-  p = jnp.exp(s - queries.lse[..., None])
-  dp = dot("abhte,abhse->abhts", queries.dout, keys.v)
-  return p, p * (dp - queries.delta[..., None]), slope
-
-
 def _scores(q, k, mask, scores):
-  """(The scores, -inf outside the mask, their slope); `scale` multiplied q."""
-  # What `scale` leaves.
+  """(The scores, -inf outside the mask; their slope as a function of q k^T)."""
+  # What `_scale` leaves.
   factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
-  s = dot("abhtk,abhsk->abhts", q, k) * factor
-  slope: jax.Array | float = factor
+  s = _dot("abhtk,abhsk->abhts", q, k) * factor
+  slope: Array | float = factor
   if scores.softcap:
     share = jnp.tanh(s / scores.softcap)
     s, slope = scores.softcap * share, factor * (1 - share**2)
@@ -337,12 +310,12 @@ def _wide(x):
   return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def _dot(spec, a, b):
   """An einsum that accumulates in float32 or wider."""
   return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 
-def scale(q: jax.Array, scores: Scores) -> np.ndarray:
+def _scale(q, scores):
   """The factor of the queries: that of the scores, or 1 if it would round them.
 
   In 16 bits, queries are scaled by powers of 2 exactly; by others, such as

@@ -1,9 +1,4 @@
-"""The executors, and the choice of one for a case on a platform.
-
-To add one, `register` an object with the methods of `contract.Executor`.
-Everything else asks this module: `attend` for what to run, `explain` and the
-benchmarks for its tiles.
-"""
+"""The executors by name, and the choice of one for a case on a platform."""
 
 import contextlib
 import dataclasses
@@ -14,9 +9,11 @@ import jax.extend
 from jax.interpreters import ad, batching, mlir
 
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
-from sparse_transformer.attention.executors import batched, dense, streamed
-from sparse_transformer.attention.executors.hopper import Hopper
-from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.executors import dense, xla
+from sparse_transformer.attention.executors.block_executor import (
+  Hopper,
+  Mosaic,
+)
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import (
   PLATFORMS,
@@ -43,11 +40,8 @@ def register(
 ) -> None:
   """Adds an executor, which `attend` and the config can name.
 
-  Args:
-    name: name of the backend.
-    executor: a module or an object with the methods of `contract.Executor`.
-    platforms: those of `PLATFORMS` on which "auto" tries it before all
-      registered earlier; on the others, after them.
+  "auto" tries it before all registered earlier on these of `PLATFORMS`, and
+  after them on the others.
   """
   if name in backends():
     raise ValueError(f"backend {name!r} is already registered")
@@ -71,9 +65,8 @@ def backends() -> tuple[str, ...]:
 def resolve(backend: str, case: Case) -> str:
   """Names what runs a case on its platform: "dense", or an executor.
 
-  Raises:
-    ValueError: the backend is unknown.
-    Unsupported: it cannot run this case; the message says why.
+  Raises a ValueError if the backend is unknown, and Unsupported, which says
+  why, if it cannot run this case.
   """
   return _search(backend, case)[0]
 
@@ -113,17 +106,11 @@ def _executor(name):
 
 
 def choose(backend: str, case: Case) -> tuple[Choice, ...]:
-  """What runs a case on each platform with devices.
+  """What runs a case on each platform with devices, or on that of `targeting`.
 
-  Kernels are traced for those only. With `targeting`, there is that platform
-  only.
-
-  Returns:
-    The first is for the platform "default", in plain JAX: all that are not
-    listed. For a named backend, which runs on all, it is the only one, and has
-    the current platform.
-
-  Raises the errors of `resolve`, for a named backend if no platform can run it.
+  The first is for the platform "default": all that are not listed. A named
+  backend runs on all, and is the only one. Raises the errors of `resolve`, for
+  a named backend if no platform can run it.
   """
 
   def on(platform, of_case):
@@ -144,11 +131,7 @@ def choose(backend: str, case: Case) -> tuple[Choice, ...]:
 
 
 def require(x: jax.Array, backend: str, case: Case) -> jax.Array:
-  """Returns x, of a program that only runs on platforms with an executor.
-
-  The platform is known only when the program is lowered: that raises
-  Unsupported if the executor cannot run the case on it.
-  """
+  """Returns x; lowering for a platform without the executor is Unsupported."""
   return _required.bind(x, backend=backend, case=case)
 
 
@@ -189,8 +172,8 @@ def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
   return choose(patterns, case) if choose and patterns else 0
 
 
-register("batched", batched)
-register("streamed", streamed, platforms=("cpu",))
+register("batched", xla.ON_ACCELERATORS)
+register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))
 register("mosaic", Mosaic(), platforms=("tpu",))
 register("hopper", Hopper())

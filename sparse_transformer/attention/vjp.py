@@ -23,7 +23,7 @@ from sparse_transformer.attention import (
   sequence_parallel,
 )
 from sparse_transformer.attention.content import gathered, selection
-from sparse_transformer.attention.executors import streamed
+from sparse_transformer.attention.executors import xla
 from sparse_transformer.attention.heads import (
   add_heads,
   index_of,
@@ -122,8 +122,8 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
   case = contract.make_case(queries.q, keys.v, call.tile)
   plans: contract.Plans = ()
   if first is not None:
-    executor, num = streamed, queries.q.shape[1]
-    plans = streamed.slice_plans(static, num, case.length, first)
+    executor, num = xla.ON_CPUS, queries.q.shape[1]
+    plans = xla.slice_plans(static, num, case.length, first)
   elif axes := call.split.over_positions:
     length = case.length * lax.axis_size(axes)
     whole = dataclasses.replace(case, length=length)

@@ -8,12 +8,12 @@ from executor_laws import TWO_SLOTS, WITHOUT_KEYS
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import block_tables
+from sparse_transformer.attention.executors.block_executor import Mosaic
 from sparse_transformer.attention.executors.block_tables import (
   FULL,
   PARTIAL,
   SHIFT,
 )
-from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.heads import index_of, key_heads
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 

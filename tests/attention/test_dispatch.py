@@ -19,7 +19,7 @@ from sparse_transformer.attention import (
   registry,
 )
 from sparse_transformer.attention.contract import Case, Unsupported
-from sparse_transformer.attention.executors import batched, streamed
+from sparse_transformer.attention.executors import xla
 from sparse_transformer.patterns import (
   Block,
   Causal,
@@ -196,7 +196,7 @@ def test_caches_can_be_cleared():
   found = attend(*arrays(40), TWO_PARTS)
   clear_caches()
   np.testing.assert_array_equal(attend(*arrays(40), TWO_PARTS), found)
-  assert streamed.plan.cache_info().currsize == 0  # JAX has its program
+  assert xla._plan.cache_info().currsize == 0  # JAX has its program
   assert Local(8).pairs(40) > 0
 
 
@@ -212,11 +212,8 @@ def test_kernels_of_another_platform_are_rejected(backend, transform):
 
 
 def test_named_executor_is_not_checked_against_the_host():
-  class OnlyTpu:
-    """Runs as `batched` does, on one platform."""
-
-    tile_size, plans = map(staticmethod, (batched.tile_size, batched.plans))
-    forward, backward = map(staticmethod, (batched.forward, batched.backward))
+  class OnlyTpu(xla.Xla):
+    """Runs on one platform."""
 
     def unsupported(self, case):
       return None if case.platform == "tpu" else "it needs a TPU"
@@ -236,7 +233,7 @@ def test_named_executor_is_not_checked_against_the_host():
 
 def test_executors_are_registered_once_and_for_known_platforms():
   with pytest.raises(ValueError, match="'streamed' is already registered"):
-    registry.register("streamed", batched)
+    registry.register("streamed", xla.ON_CPUS)
   with pytest.raises(ValueError, match="gpu.*known: cpu, cuda, rocm, tpu"):
-    registry.register("new", batched, platforms=("gpu",))
+    registry.register("new", xla.ON_CPUS, platforms=("gpu",))
   assert "new" not in registry.EXECUTORS

@@ -4,7 +4,6 @@ Its values and gradients are in test_kernels.py.
 """
 
 import dataclasses
-import functools
 import re
 
 import executor_laws as laws
@@ -12,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sparse_transformer.attention import attend, platforms, registry
-from sparse_transformer.attention.contract import Case, Unsupported
-from sparse_transformer.attention.executors import hopper, hopper_kernels
-from sparse_transformer.attention.executors.hopper import Hopper
+from sparse_transformer.attention import platforms, registry
+from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors import hopper_kernels
+from sparse_transformer.attention.executors.block_executor import Hopper
 from sparse_transformer.patterns import Causal, Local, Strided
 
 # Longer than the stages of shared memory, so that buffers are used again.
@@ -53,7 +52,7 @@ class Mutant(Hopper):
 @pytest.fixture
 def register():
   """register(executor) names it "tried"; what the interpreter keeps is lost."""
-  if jax.__version_info__ < hopper.MIN_JAX:
+  if jax.__version_info__ < Hopper.MIN_JAX:
     pytest.skip("needs a later jax")
   yield lambda executor: registry.register("tried", executor)
   from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
@@ -66,8 +65,13 @@ def register():
 @pytest.mark.parametrize(
   "heads, n, options",
   [
-    (HEADS[:1], 390, laws.PLAIN),
-    (HEADS * 2, 200, dataclasses.replace(laws.OPTIONS[3], group=2)),
+    (HEADS[:1], 200, laws.PLAIN),
+    pytest.param(
+      HEADS * 2,
+      200,
+      dataclasses.replace(laws.OPTIONS[3], group=2),
+      marks=pytest.mark.soak,
+    ),
   ],
 )
 def test_two_warpgroups_share_a_tile(register, heads, n, options):
@@ -98,11 +102,11 @@ def test_races_are_found(register, name):
     (dict(value_width=128, tile=128), "must have 64 positions, got tile=128"),
     (dict(platform="tpu"), "it needs an NVIDIA GPU"),
     (dict(dtype="float32"), "it needs bfloat16 or float16, got float32"),
-    (dict(qk_width=32), r"must be among \(64, 128\), got \(32, 64\)"),
+    (dict(qk_width=32), r"must be 64 or 128, got \(32, 64\)"),
   ],
 )
 def test_cases_that_cannot_run_are_named(change, words, monkeypatch):
-  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
+  monkeypatch.setattr(jax, "__version_info__", Hopper.MIN_JAX)
   settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
   case = dict(batch=1, length=999, num_heads=4, platform="cuda") | settings
   reason = Hopper().unsupported(Case(**case | change))
@@ -115,18 +119,6 @@ def test_older_versions_of_jax_are_rejected(monkeypatch):
   assert "it needs jax 0.11.2" in Hopper().unsupported(case)
 
 
-def test_values_of_another_dtype_are_rejected(monkeypatch):
-  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
-  q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
-  v = jax.ShapeDtypeStruct(q.shape, jnp.float32)
-  attention = functools.partial(attend, patterns=Causal(), backend="hopper")
-  with (
-    platforms.targeting("cuda"),
-    pytest.raises(Unsupported, match="dtype of queries, bfloat16, got float32"),
-  ):
-    jax.eval_shape(attention, q, q, v)
-
-
 def test_auto_chooses_what_was_measured():
   case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
   assert registry.resolve("auto", case) == "triton"
@@ -134,7 +126,7 @@ def test_auto_chooses_what_was_measured():
 
 @pytest.mark.parametrize("capability", [8.0, 10.0])
 def test_other_gpus_are_rejected(monkeypatch, capability):
-  monkeypatch.setattr(jax, "__version_info__", hopper.MIN_JAX)
+  monkeypatch.setattr(jax, "__version_info__", Hopper.MIN_JAX)
   case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
   with platforms.targeting("cuda", capability):
     assert f"9.0, got {capability}" in Hopper().unsupported(case)

@@ -45,7 +45,7 @@ def pairs_of(lists, mine, other, n, num_heads, group=1):
   ids=lambda x: str(x[0]) if isinstance(x, tuple) else str(x),
 )
 def test_lists_name_each_pair_once(patterns, group, n):
-  work = items.make_work(patterns, n, TILE, group)
+  work = items.work_by_position(patterns, n, TILE, group)
   num_heads, expected = len(patterns), [p.matrix(n) for p in patterns]
   found = pairs_of(work.by_query, work.queries, work.keys, n, num_heads)
   np.testing.assert_array_equal(found, expected)
@@ -55,12 +55,6 @@ def test_lists_name_each_pair_once(patterns, group, n):
   assert work.by_key.written.shape[2] == num_heads // group
 
 
-@pytest.mark.parametrize("tile", [16, 48, 96])
-def test_tile_that_a_kernel_cannot_run_is_rejected(tile):
-  with pytest.raises(ValueError, match=f"tile={tile} must be a power of two"):
-    items.check_tile(tile, 500)
-
-
 def test_tile_is_no_larger_than_needed():
-  tiles = [items.check_tile(128, n) for n in (1, 32, 33, 65, 500)]
+  tiles = [items.fit_tile(128, n) for n in (1, 32, 33, 65, 500)]
   assert tiles == [32, 32, 64, 128, 128]

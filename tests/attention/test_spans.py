@@ -125,13 +125,13 @@ def test_gradients_are_those_of_the_formula_in_float64(backend):
 def test_one_program_processes_fewer_tiles_as_spans_shrink(
   backend, monkeypatch
 ):
-  steps, softmax_of_tile = [], online_softmax.softmax_of_tile
+  steps, softmax_of_tile = [], online_softmax._softmax_of_tile
 
   def counted(*args):
     jax.debug.callback(lambda: steps.append(1))
     return softmax_of_tile(*args)
 
-  monkeypatch.setattr(online_softmax, "softmax_of_tile", counted)
+  monkeypatch.setattr(online_softmax, "_softmax_of_tile", counted)
   q, k, v, *_ = laws.random_inputs(128, 2, batch=1)
   heads = (patterns.AdaptiveSpan(128, 8),) * 2
 

@@ -13,8 +13,8 @@ import pytest
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.executors.block_executor import Mosaic
 from sparse_transformer.attention.executors.hopper_kernels import FEW, MANY
-from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.patterns import Causal
 from sparse_transformer.targets import compilers, hardware
 

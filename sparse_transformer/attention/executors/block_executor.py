@@ -1,21 +1,22 @@
-"""The base of executors whose kernels copy blocks, see `block_tables`.
+"""Executors whose kernels copy blocks: those for TPUs and for Hopper GPUs.
 
 There is a plan for each order of queries. It runs all parts that have this
 order, of all heads, in one launch of each kernel; keys follow each other in all
-the orders that these parts have.
+the orders that these parts have. See `block_tables`. The kernels have been
+compiled for their devices, but only Pallas' interpreter has run them.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import contract, platforms
 from sparse_transformer.attention.executors import block_tables, items
 from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.attention.orders import Orders, orders_of
@@ -28,10 +29,14 @@ class BlockExecutor(contract.Executor):
 
   interpret: bool = False  # whether to interpret the kernels, on any platform
 
-  TILES: ClassVar[
-    tuple[int, ...]
-  ]  # positions on a side to choose from, ascending
-  SMALLEST = 32  # that kernels can run
+  PLATFORM: ClassVar[str]
+  DEVICE: ClassVar[str]
+  DTYPES: ClassVar[tuple[str, ...]]
+  # The widths of heads that the device supports, and these in words.
+  WIDTHS: ClassVar[Container[int]]
+  WIDTHS_ARE: ClassVar[str]
+  TILES: ClassVar[tuple[int, ...]]  # positions to choose from, ascending
+  SMALLEST = 32  # positions in a tile that kernels can run
   # What each step and each pair of its tile costs, in units of one's own.
   STEP: ClassVar[float]
   PAIR: ClassVar[float]
@@ -52,18 +57,25 @@ class BlockExecutor(contract.Executor):
     del case
     return self.TILES
 
-  def unsupported_tile(
-    self, case: contract.Case, tiles: Sequence[int]
-  ) -> str | None:
-    """Why the tile that is asked for, if any, is none of the given ones."""
+  def unsupported(self, case: contract.Case) -> str | None:
+    if not self.interpret and case.platform != self.PLATFORM:
+      return f"it needs {self.DEVICE}"
     # `attend` reduces the tile of a short sequence.
     is_short = case.length <= case.tile < self.SMALLEST
-    if not case.tile or case.tile in tiles or is_short:
+    tiles = self.tiles(case)
+    if case.tile and case.tile not in tiles and not is_short:
+      return (
+        f"tiles must have {' or '.join(map(str, tiles))} positions, got"
+        f" tile={case.tile}; 0 chooses"
+      )
+    if self.interpret:
       return None
-    return (
-      f"tiles must have {' or '.join(map(str, tiles))} positions, got"
-      f" tile={case.tile}; 0 chooses"
-    )
+    if case.dtype not in self.DTYPES:
+      return f"it needs {' or '.join(self.DTYPES)}, got {case.dtype}"
+    widths = case.qk_width, case.value_width
+    if not all(width in self.WIDTHS for width in widths):
+      return f"widths of heads must be {self.WIDTHS_ARE}, got {widths}"
+    return None
 
   def tile_size(self, part: Pattern, case: contract.Case) -> int:
     return self._tile_of((part,), case)
@@ -74,6 +86,10 @@ class BlockExecutor(contract.Executor):
     """The tile that `plans` chooses for all heads."""
     tiles = self.tiles(case), self.STEP, self.PAIR
     return _choose_tile(patterns, case.length, *tiles)
+
+  def _tile_of(self, patterns, case):
+    tile = case.tile or self.common_tile(patterns, case)
+    return max(items.fit_tile(tile, case.length), self.SMALLEST)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case
@@ -86,11 +102,6 @@ class BlockExecutor(contract.Executor):
   ) -> list[block_tables.BlockTables]:
     works = items.make_shares(part, layouts, case.num_heads, case.group)
     return block_tables.tables_of(works, case.group, self.MOST_STEPS)
-
-  def _tile_of(self, patterns, case):
-    """The tile with which patterns run."""
-    tile = case.tile or self.common_tile(patterns, case)
-    return max(items.check_tile(tile, case.length), self.SMALLEST)
 
   def forward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
@@ -126,9 +137,66 @@ class BlockExecutor(contract.Executor):
     ]
 
 
+class Mosaic(BlockExecutor):
+  """Runs fused kernels on TPUs, see `mosaic_kernels`."""
+
+  PLATFORM, DEVICE, DTYPES = "tpu", "a TPU", ("bfloat16", "float32")
+  TILES = 128, 256, 512  # with 1,024, VMEM may not suffice
+  # In seconds, in all three kernels, as modelled: a step of a grid takes 0.35
+  # microseconds, besides the instructions of the program compiled for a v5e, in
+  # bfloat16.
+  STEP, PAIR = 3 * 0.35e-6, 12e-12
+  # Three tables of integers take 768 KiB of 1 MiB of scalar memory.
+  MOST_STEPS = 2**16
+  WIDTHS, WIDTHS_ARE = range(1, 257), "at most 256"
+  ROWS = False
+
+  def tiles(self, case: contract.Case) -> tuple[int, ...]:
+    return (32, 64, *self.TILES) if case.tile else self.TILES
+
+  def kernels(self) -> Any:
+    from sparse_transformer.attention.executors import mosaic_kernels
+
+    return mosaic_kernels
+
+
+class Hopper(BlockExecutor):
+  """Runs fused kernels on GPUs of compute capability 9, see `hopper_kernels`.
+
+  "auto" does not choose them.
+  """
+
+  PLATFORM, DEVICE, DTYPES = "cuda", "an NVIDIA GPU", ("bfloat16", "float16")
+  TILES = 64, 128
+  SMALLEST = 64
+  STEP, PAIR = 64**2, 1  # in pairs: a guess, not measured
+  WIDTHS, WIDTHS_ARE = (64, 128), "64 or 128"
+  ROWS = True
+  CAPABILITY = 9.0  # later ones have no wgmma
+  MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
+
+  def tiles(self, case: contract.Case) -> tuple[int, ...]:
+    # With wider heads, tiles of 128 spill registers.
+    is_wide = max(case.qk_width, case.value_width) > self.WIDTHS[0]
+    return self.TILES[:1] if is_wide else self.TILES
+
+  def unsupported(self, case: contract.Case) -> str | None:
+    if jax.__version_info__ < self.MIN_JAX:
+      return f"it needs jax {'.'.join(map(str, self.MIN_JAX))} or later"
+    others = platforms.compute_capabilities() - {self.CAPABILITY}
+    if others and not self.interpret and case.platform == self.PLATFORM:
+      return f"it needs compute capability {self.CAPABILITY}, got {min(others)}"
+    return super().unsupported(case)
+
+  def kernels(self) -> Any:
+    from sparse_transformer.attention.executors import hopper_kernels
+
+    return hopper_kernels
+
+
 @functools.lru_cache(maxsize=64)
 def _plans(patterns, n, tile, group, most_steps):
-  """The plans of heads, see `BlockExecutor`."""
+  """The plans of heads, one for each order of queries."""
   by_order: dict[bytes, list] = {}
   for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
@@ -136,43 +204,41 @@ def _plans(patterns, n, tile, group, most_steps):
     of_order = by_order.setdefault(layout.query_order.tobytes(), [])
     of_order.append((part, all_heads, layout))
   is_whole = len(by_order) == 1
-  return [
-    _plan(parts, (len(patterns), group), most_steps, is_whole)
-    for parts in by_order.values()
-  ]
+  found = []
+  for parts in by_order.values():
+    own = sorted(set().union(*(of_part for _, of_part, _ in parts)))
+    chosen = None if len(own) == len(patterns) else tuple(own)
+    of_keys = key_heads(chosen, group)
+    of_each = group if of_keys is None else len(own) // len(of_keys)
+    work, orders = _work(parts, own, of_each)
+    (tables,) = block_tables.tables_of([work], of_each, most_steps)
+    tables = dataclasses.replace(tables, is_whole=is_whole)
+    found.append((contract.Plan(None, tile, tables, *orders), chosen))
+  return found
 
 
-def _plan(parts, sizes_of_heads, most_steps, is_whole):
-  """(the plan of (part, heads, layout)s with an order of queries, heads)."""
-  num_heads, group = sizes_of_heads
-  heads = sorted(set().union(*(of_part for _, of_part, _ in parts)))
-  chosen = None if len(heads) == num_heads else tuple(heads)
-  of_keys = key_heads(chosen, group)
-  group = len(heads) // len(of_keys) if of_keys is not None else group
-  keys, firsts = _orders_of_keys([layout for *_, layout in parts])
-  queries = Orders(orders_of(parts[0][2])[:1])
-  by_place = [
-    (
-      part,
-      tuple(map(heads.index, of_part)),
-      [
-        dataclasses.replace(
-          layout,
-          key_order=np.concatenate([x.positions for x in keys.orders]),
-          cols=layout.cols + first,
-        )
-      ],
+def _work(parts, heads, group):
+  """(the work of (part, heads, layout)s with an order of queries, orders)."""
+  layouts = [layout for *_, layout in parts]
+  queries = Orders(orders_of(layouts[0])[:1])
+  keys, firsts = _orders_of_keys(layouts)
+  tile = layouts[0].tile
+  masks = items.Masks(tile)
+  tiles = [
+    items.Tiles(
+      [heads.index(x) for x in of_part],
+      layout.rows,
+      layout.cols + first,
+      masks.add(part, layout),
     )
     for (part, of_part, layout), first in zip(parts, firsts, strict=True)
   ]
-  sizes = len(queries.positions), len(by_place[0][2][0].key_order)
-  works = items.work_by_place(by_place, sizes, len(heads), group)
-  (tables,) = block_tables.tables_of(works, group, most_steps)
-  tables = dataclasses.replace(tables, is_whole=is_whole)
-  return contract.Plan(None, parts[0][2].tile, tables, queries, keys), chosen
+  orders = queries, keys
+  sides = [items.by_place(len(x.positions), tile) for x in orders]
+  return items.make_work(tiles, masks, sides, len(heads), group), orders
 
 
-def _orders_of_keys(layouts: Sequence[Layout]) -> tuple[Orders, list[int]]:
+def _orders_of_keys(layouts):
   """The distinct orders of keys, and the first tile of that of each layout."""
   by_order: dict[bytes, list[Layout]] = {}
   for layout in layouts:
@@ -189,13 +255,7 @@ def _orders_of_keys(layouts: Sequence[Layout]) -> tuple[Orders, list[int]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _choose_tile(
-  patterns: tuple[Pattern, ...],
-  n: int,
-  tiles: tuple[int, ...],
-  step: float,
-  pair: float,
-) -> int:
+def _choose_tile(patterns, n, tiles, step, pair):
   """The tile with which steps and their pairs cost least.
 
   Larger tiles take fewer steps, but cover more than the pairs.

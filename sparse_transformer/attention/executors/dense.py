@@ -5,22 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.attention.contract import (
-  Case,
-  Keys,
-  Queries,
-  Scores,
-  name_saved,
-  segments_of,
-)
+from sparse_transformer.attention import contract
+from sparse_transformer.attention.content import selection, spans
 from sparse_transformer.patterns import Pattern
 
 MAX_MASK_BYTES = 2**32
 
 
-def unsupported(case: Case) -> str | None:
-  """Why a case cannot run, as the end of an error message; None if it can."""
+def unsupported(case: contract.Case) -> str | None:
+  """See `contract.Executor`."""
   size = case.num_heads * case.length**2
   if size <= MAX_MASK_BYTES:
     return None
@@ -31,18 +24,18 @@ def unsupported(case: Case) -> str | None:
   )
 
 
-def tile_size(part: Pattern, case: Case) -> int:
+def tile_size(part: Pattern, case: contract.Case) -> int:
   """One tile holds all pairs."""
   del part
   return case.length
 
 
 def attend(
-  queries: Queries,
-  keys: Keys,
+  queries: contract.Queries,
+  keys: contract.Keys,
   patterns: tuple[Pattern, ...],
   directions: selection.Directions,
-  scores: Scores,
+  scores: contract.Scores,
   axes: tuple[str, ...] = (),
   first: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -61,19 +54,21 @@ def attend(
     out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
     return out, lse
   q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
-  segments = segments_of(queries, keys)
+  segments = contract.segments_of(queries, keys)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
-  b, n, _, width = q_BLHK.shape
+  _, n, num_heads, width = q_BLHK.shape
   mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions, segments)
   if first is not None:
     mask_BHLM = lax.dynamic_slice_in_dim(jnp.asarray(mask_BHLM), first, n, 2)
   if segments is not None:
     is_same_BLM = segments[0][..., None] == segments[1][:, None]
     mask_BHLM = mask_BHLM & is_same_BLM[:, None]
-  q_BLGRK = q_BLHK.astype(dtype).reshape(b, n, k_BMGK.shape[2], -1, width)
-  scores_BGRLM = jnp.einsum("blgrk,bmgk->bgrlm", q_BLGRK, k_BMGK.astype(dtype))
-  scores_BHLM = scores_BGRLM.reshape(b, -1, *scores_BGRLM.shape[3:])
-  scores_BHLM = scores_BHLM * scores.factor(width)
+  k_BMHK, v_BMHE = (
+    jnp.repeat(x.astype(dtype), num_heads // x.shape[2], 2)
+    for x in (k_BMGK, v_BMGE)
+  )
+  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK.astype(dtype), k_BMHK)
+  scores_BHLM *= scores.factor(width)
   if scores.softcap:
     scores_BHLM = scores.softcap * jnp.tanh(scores_BHLM / scores.softcap)
   scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
@@ -82,18 +77,14 @@ def attend(
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
   i = np.arange(k_BMGK.shape[1])
-  weights_HLM = spans_lib.weights(patterns, directions, i[:, None], i, dtype)
+  weights_HLM = spans.weights(patterns, directions, i[:, None], i, dtype)
   if weights_HLM is not None:
     weights_BHLM = weights_BHLM * weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   empty_BHL1 = sum_BHL1 == 0
   weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)
-  weights_BGRLM = weights_BHLM.reshape(scores_BGRLM.shape)
-  out_BLGRE = jnp.einsum(
-    "bgrlm,bmge->blgre", weights_BGRLM, v_BMGE.astype(dtype)
-  )
-  out_BLHE = out_BLGRE.reshape(*q_BLHK.shape[:3], -1)
+  out_BLHE = jnp.einsum("bhlm,bmhe->blhe", weights_BHLM, v_BMHE)
   log_BHL1 = jnp.log(jnp.where(empty_BHL1, 1, sum_BHL1))
   lse_BHL1 = jnp.where(empty_BHL1, -jnp.inf, max_BHL1 + log_BHL1)
   lse_BLH = lse_BHL1[..., 0].transpose(0, 2, 1)
-  return name_saved(out_BLHE.astype(v_BMGE.dtype), lse_BLH)
+  return contract.name_saved(out_BLHE.astype(v_BMGE.dtype), lse_BLH)

@@ -135,7 +135,6 @@ class _Program:
     return self._loop(step, carry)
 
   def _stage(self, i):
-    """The number of the buffers of a step."""
     return lax.rem(i - self._first, STAGES)
 
   def _loop(self, step, carry):
@@ -229,12 +228,10 @@ def _tanh(x):
 
 
 def _load_rows(ref):
-  """Values of rows, from shared memory."""
   return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
 
 
 def _load_columns(ref):
-  """Values of columns, from shared memory."""
   return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0))
 
 

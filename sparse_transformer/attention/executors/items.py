@@ -53,62 +53,112 @@ class Work(NamedTuple):
   by_key: Lists  # an item for each tile of keys
 
 
-# A part, its heads, and its tiles on each device.
-Part = tuple[Pattern, tuple[int, ...], Sequence[Layout]]
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tiles:
+  """The tiles of one part, seen from one side."""
+
+  heads: Sequence[int]  # the query heads that use the part
+  rows: np.ndarray  # int [tiles], the tiles of this side
+  cols: np.ndarray  # and of the other
+  masks: np.ndarray  # the number of each tile's mask, -1 for a full tile
+
+  def turned(self) -> "Tiles":
+    """The same, seen from the other side."""
+    return dataclasses.replace(self, rows=self.cols, cols=self.rows)
+
+
+class Masks:
+  """Distinct masks of tiles."""
+
+  def __init__(self, tile: int):
+    self.tile = tile
+    self._numbers: dict[bytes, int] = {}
+
+  def add(self, part: Pattern, layout: Layout) -> np.ndarray:
+    """The number of the mask of each tile, -1 for a full one: int [tiles]."""
+    numbers = np.full(len(layout.rows), -1)
+    # The layout calls tiles that the end of the sequence cuts full as well.
+    partial = np.flatnonzero(layout.pairs < self.tile**2)
+    places = layout.query_order, layout.key_order
+    rows, cols = layout.rows[partial], layout.cols[partial]
+    for here, pairs in pairs_of_tiles(part, places, self.tile, rows, cols):
+      numbers[partial[here]] = [
+        self._numbers.setdefault(bits.tobytes(), len(self._numbers))
+        for bits in np.packbits(pairs, axis=-1, bitorder="little")
+      ]
+    return numbers
+
+  def packed(self, turned: bool = False) -> np.ndarray:
+    """All masks, int32 [masks, tile, words]; `turned`: a row per key."""
+    num_bytes = -(-self.tile // 8)
+    content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
+    shape = -1, self.tile, num_bytes
+    bits = np.frombuffer(content, np.uint8).reshape(shape)
+    if turned:
+      pairs = np.unpackbits(bits, -1, self.tile, bitorder="little")
+      bits = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
+    words = np.pad(bits, ((0, 0), (0, 0), (0, -num_bytes % 4)))
+    return np.ascontiguousarray(words).view("<i4").astype(np.int32)
+
+
+class Side(NamedTuple):
+  """All queries, or all keys."""
+
+  positions: np.ndarray  # int32 [tiles, tile], see `Work`
+  n: int  # positions, all of which each order has
+
+  @property
+  def num_tiles(self) -> int:
+    """Tiles of one order."""
+    return -(-self.n // self.positions.shape[1])
+
+
+def by_place(size: int, tile: int) -> Side:
+  """A side of arrays that are in the order of its tiles, in whole tiles."""
+  return Side(np.arange(size, dtype=np.int32).reshape(-1, tile), size)
+
+
+def _by_position(orders, n, tile):
+  """A side of arrays in natural order, whose tiles are in several orders."""
+  positions = np.stack([*orders.values()] or [np.arange(n)])
+  padding = (0, 0), (0, -n % tile)
+  positions = np.pad(positions, padding, constant_values=-1)
+  return Side(positions.reshape(-1, tile).astype(np.int32), n)
+
+
+def _number(orders, order):
+  """The number of an order, which is added if it is new."""
+  orders.setdefault(order.tobytes(), order)
+  return [*orders].index(order.tobytes())
 
 
 @functools.lru_cache(maxsize=64)
-def make_work(
+def work_by_position(
   patterns: tuple[Pattern, ...], n: int, tile: int, group: int = 1
 ) -> Work:
-  """The work of heads, `group` of which share a key head, by position."""
-  queries, keys, masks = _Orders(n, tile), _Orders(n, tile), Masks(tile)
-  parts = []
+  """The work of heads, `group` of which share a key head."""
+  of_queries: dict[bytes, np.ndarray] = {}
+  of_keys: dict[bytes, np.ndarray] = {}
+  masks, parts, num_tiles = Masks(tile), [], -(-n // tile)
   for part, chosen in heads_of_parts(patterns, n):
-    heads = tuple(range(len(patterns))) if chosen is None else chosen
     layout = part.layout(n, tile)
-    rows = queries.place(layout.query_order) + layout.rows
-    cols = keys.place(layout.key_order) + layout.cols
-    parts.append(_Tiles(heads, rows, cols, masks.add(part, layout)))
-  sides = _Side(queries.tiles(), n), _Side(keys.tiles(), n)
-  return _work(parts, masks, sides, len(patterns), group)
-
-
-def work_by_place(
-  parts: Sequence[Part], sizes: tuple[int, int], num_heads: int, group: int = 1
-) -> list[Work]:
-  """The work of devices, on arrays that are in the orders of their layouts.
-
-  All parts have the same orders. The works have the same masks.
-
-  Args:
-    parts: at least one; their layouts are of the same devices.
-    sizes: the places of queries and of keys, in whole tiles.
-    num_heads: query heads, `group` of which share a key head.
-  """
-  tile = parts[0][2][0].tile
-  masks, of_devices = Masks(tile), zip(*(x for *_, x in parts), strict=True)
-  found = [
-    [
-      _Tiles(heads, layout.rows, layout.cols, masks.add(part, layout))
-      for (part, heads, _), layout in zip(parts, layouts, strict=True)
-      if len(layout.rows)
-    ]
-    for layouts in of_devices
-  ]
-  queries, keys = (
-    _Side(np.arange(x, dtype=np.int32).reshape(-1, tile), x) for x in sizes
-  )
-  return [_work(x, masks, (queries, keys), num_heads, group) for x in found]
+    rows = layout.rows + num_tiles * _number(of_queries, layout.query_order)
+    cols = layout.cols + num_tiles * _number(of_keys, layout.key_order)
+    heads = range(len(patterns)) if chosen is None else chosen
+    parts.append(Tiles(heads, rows, cols, masks.add(part, layout)))
+  sides = _by_position(of_queries, n, tile), _by_position(of_keys, n, tile)
+  return make_work(parts, masks, sides, len(patterns), group)
 
 
 def make_shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int = 1
+  part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int
 ) -> list[Work]:
-  """The work of devices, see `contract.Executor.shares`."""
-  sizes = len(layouts[0].query_order), len(layouts[0].key_order)
-  parts = [(part, tuple(range(num_heads)), layouts)]
-  return work_by_place(parts, sizes, num_heads, group)
+  """The work of devices, with the same masks; see `Executor.shares`."""
+  tile, heads = layouts[0].tile, range(num_heads)
+  orders, masks = (layouts[0].query_order, layouts[0].key_order), Masks(tile)
+  sides = [by_place(len(order), tile) for order in orders]
+  found = [Tiles(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
+  return [make_work([x], masks, sides, num_heads, group) for x in found]
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
@@ -126,91 +176,19 @@ def pad(works: Sequence[Work]) -> list[Work]:
   return [jax.tree.map(to_size, work, sizes) for work in works]
 
 
-class _Orders:
-  """Distinct orders of positions, cut into tiles."""
+def make_work(
+  parts: Sequence[Tiles],
+  masks: Masks,
+  sides: Sequence[Side],
+  num_heads: int,
+  group: int,
+) -> Work:
+  """The work of parts with these masks, on queries and keys.
 
-  def __init__(self, n: int, tile: int):
-    self._n, self._tile = n, tile
-    self._orders: list[np.ndarray] = []
-
-  def place(self, order: np.ndarray) -> int:
-    """The index of the first tile of an order, which is added if it is new."""
-    same = [np.array_equal(order, other) for other in self._orders]
-    if not any(same):
-      self._orders.append(order)
-      same.append(True)
-    return same.index(True) * -(-self._n // self._tile)
-
-  def tiles(self) -> np.ndarray:
-    """The positions in each tile, -1 for padding: int32 [tiles, tile]."""
-    orders = np.stack(self._orders or [np.arange(self._n)])
-    padding = (0, 0), (0, -self._n % self._tile)
-    padded = np.pad(orders, padding, constant_values=-1)
-    return padded.reshape(-1, self._tile).astype(np.int32)
-
-
-class Masks:
-  """Distinct masks of tiles."""
-
-  def __init__(self, tile: int):
-    self._tile = tile
-    self._numbers: dict[bytes, int] = {}
-
-  def add(self, part: Pattern, layout: Layout) -> np.ndarray:
-    """The number of the mask of each tile, -1 for a full one: int [tiles]."""
-    numbers = np.full(len(layout.rows), -1)
-    # The layout calls tiles that the end of the sequence cuts full as well.
-    partial = np.flatnonzero(layout.pairs < self._tile**2)
-    places = layout.query_order, layout.key_order
-    rows, cols = layout.rows[partial], layout.cols[partial]
-    for here, pairs in pairs_of_tiles(part, places, self._tile, rows, cols):
-      numbers[partial[here]] = [
-        self._numbers.setdefault(bits.tobytes(), len(self._numbers))
-        for bits in np.packbits(pairs, axis=-1, bitorder="little")
-      ]
-    return numbers
-
-  def packed(self, turned: bool = False) -> np.ndarray:
-    """All masks, int32 [masks, tile, words]; `turned`: a row per key."""
-    num_bytes = -(-self._tile // 8)
-    content = b"".join(self._numbers) or bytes(self._tile * num_bytes)
-    shape = -1, self._tile, num_bytes
-    bits = np.frombuffer(content, np.uint8).reshape(shape)
-    if turned:
-      pairs = np.unpackbits(bits, -1, self._tile, bitorder="little")
-      bits = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
-    words = np.pad(bits, ((0, 0), (0, 0), (0, -num_bytes % 4)))
-    return np.ascontiguousarray(words).view("<i4").astype(np.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Tiles:
-  """The tiles of one part, seen from one side."""
-
-  heads: tuple[int, ...]  # the query heads that use the part
-  rows: np.ndarray  # int [tiles], the tiles of this side
-  cols: np.ndarray  # and of the other
-  masks: np.ndarray  # the number of each tile's mask, -1 for a full tile
-
-  def turned(self) -> "_Tiles":
-    """The same, seen from the other side."""
-    return dataclasses.replace(self, rows=self.cols, cols=self.rows)
-
-
-class _Side(NamedTuple):
-  """All queries, or all keys."""
-
-  positions: np.ndarray  # int32 [tiles, tile], see `Work`
-  n: int  # positions, all of which each order has
-
-  @property
-  def num_tiles(self) -> int:
-    """Tiles of one order."""
-    return -(-self.n // self.positions.shape[1])
-
-
-def _work(parts, masks, sides, num_heads, group):
+  Of `num_heads` query heads, `group` share a key head.
+  """
   queries, keys = sides
+  parts = [x for x in parts if len(x.rows)]
   turned = [x.turned() for x in parts]
   return Work(
     queries.positions,
@@ -282,11 +260,6 @@ def _items(parts, num_tiles):
   return items, np.stack([cols, masks.clip(0), members[order]], axis=1)
 
 
-def check_tile(tile: int, n: int) -> int:
-  """The tile for n positions; a ValueError if kernels cannot run it."""
-  if tile % 32 or tile & (tile - 1):
-    raise ValueError(
-      f"tile={tile} must be a power of two of at least 32 for a fused"
-      " kernel, or 0 to choose one"
-    )
+def fit_tile(tile: int, n: int) -> int:
+  """The tile, or a smaller one, of at least 32, that n positions fit in."""
   return min(tile, max(32, 1 << (n - 1).bit_length()))

@@ -22,8 +22,7 @@ TILES = dict(bfloat16=64, float16=64, float32=32)
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
-# Of queries and of values together, where a block of threads has 99 KiB of
-# shared memory and tiles have 64 positions.
+# Of queries and of values together, with little shared memory and tiles of 64.
 MAX_WIDTHS = 192
 
 
@@ -64,19 +63,26 @@ class Triton(contract.Executor):
 
   def _largest_tile(self, case):
     """The positions of the largest tile that fits in shared memory."""
-    if case.qk_width + case.value_width > MAX_WIDTHS and not self.interpret:
-      if any(map(_has_little_memory, platforms.compute_capabilities())):
-        return 32
+    # RTX 30, 40 and 50, A10, A6000, L4 and L40 have 99 KiB for a block of
+    # threads, not 163 or 227. Source: CUDA C++ Programming Guide, "Technical
+    # Specifications per Compute Capability".
+    has_little = any(
+      capability in (8.6, 8.9) or int(capability) == 12
+      for capability in platforms.compute_capabilities()
+    )
+    is_wide = case.qk_width + case.value_width > MAX_WIDTHS
+    if is_wide and has_little and not self.interpret:
+      return 32
     return TILES.get(case.dtype, 64)
 
   def tile_size(self, part: Pattern, case: Case) -> int:
     del part
     tile = case.tile or self._largest_tile(case)
-    return items.check_tile(tile, case.length)
+    return items.fit_tile(tile, case.length)
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     tile = self.tile_size(patterns[0], case)
-    work = items.make_work(patterns, case.length, tile, case.group)
+    work = items.work_by_position(patterns, case.length, tile, case.group)
     return [(Plan(None, tile, work), None)]
 
   def shares(
@@ -100,12 +106,3 @@ class Triton(contract.Executor):
     from sparse_transformer.attention.executors import triton_kernels
 
     return triton_kernels
-
-
-def _has_little_memory(capability: float) -> bool:
-  """Whether blocks have 99 KiB of shared memory, not 163 or 227.
-
-  RTX 30, 40 and 50, A10, A6000, L4 and L40 do. Source: CUDA C++ Programming
-  Guide, "Technical Specifications per Compute Capability".
-  """
-  return capability in (8.6, 8.9) or int(capability) == 12

@@ -1,0 +1,273 @@
+"""The executors in plain XLA: tiles of queries meet tiles of keys in a loop.
+
+A tile of queries, or a group of several, meets its tiles of keys in one or more
+steps, with an online softmax. On CPUs, the scores of a step stay in cache; on
+accelerators, steps are large, so that there are few.
+
+Axes: A tiles of queries in a group; C tiles of keys of each in a step. The R
+query heads of a key head are further rows of its tiles, so that keys are read
+once for all of them: tiles of queries are [A, B, G, R T, ...].
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.heads import group_heads, heads_of_parts
+from sparse_transformer.attention.orders import Slice, make_order, orders_of
+from sparse_transformer.patterns import Layout, Pattern, analysis
+
+# Positions in tiles of the queries and the keys of a slice.
+SLICE_TILE, SLICE_KEYS = 64, 256
+MAX_LAID_OUT = 2**20  # tiles; sizes with more are not tried, except the largest
+# Tiles of keys in a step, for one tile of queries and for all of a group: each
+# adds lines to the program, whose size must not grow with n.
+MAX_SPAN, MAX_TILES = 8, 32
+# The overhead of a loop step, in units of one score of one head, and that of a
+# tile of keys outside a loop: fitted to steps of 64 x 64 to 256 x 512 on 2
+# cores, with jax 0.10.2 and 0.12.0.
+STEP_COST, TILE_COST = 10_000, 1_300
+MAX_WASTE = 1 / 8  # of the steps of groups, whose tiles have as many
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepTables:
+  """The steps of one part: tables, int32."""
+
+  first: contract.Table  # [groups + 1], where the steps of each group begin
+  cols: contract.Table  # [steps, A, C], their tiles of keys, padded with -1
+  # Whether every group has exactly one step.
+  single: bool = dataclasses.field(metadata=contract.STATIC)
+  # Keys in a tile, if they differ from the queries in one.
+  num_keys: int = dataclasses.field(default=0, metadata=contract.STATIC)
+
+
+@dataclasses.dataclass(frozen=True)
+class Xla(contract.Executor):
+  """Runs every case on every platform."""
+
+  tiles: tuple[int, ...] = 64, 96, 128, 192, 256  # in positions, to choose from
+  max_keys: int = 512  # of one tile of queries in a step
+  # The most scores, over all heads, of a step of several tiles of queries.
+  max_scores: int = 300_000
+
+  def unsupported(self, case: contract.Case) -> None:
+    del case
+
+  def tile_size(self, part: Pattern, case: contract.Case) -> int:
+    return _choose(self, part, case.length, case.tile)[0]
+
+  def plans(
+    self, patterns: tuple[Pattern, ...], case: contract.Case
+  ) -> contract.Plans:
+    n, batch = case.length, contract.number(case.batch)
+    return [
+      (_plan(self, part, n, case.tile, batch * len(heads or patterns)), heads)
+      for part, heads in heads_of_parts(patterns, n)
+    ]
+
+  def shares(
+    self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
+  ) -> list[StepTables]:
+    del part
+    counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
+    span = _best_span(self, np.concatenate(counts), layouts[0].tile)[1]
+    num_heads = contract.number(case.batch) * case.num_heads
+    return _tables(self, layouts, span, num_heads)
+
+  def forward(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> tuple[jax.Array, jax.Array]:
+    steps = _Tiles(plan, queries, keys)
+    return online_softmax.forward(steps, queries, keys, plan.scores)
+
+  def backward(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> tuple[jax.Array, ...]:
+    steps = _Tiles(plan, queries, keys)
+    return online_softmax.backward(steps, queries, keys, plan.scores)
+
+
+ON_CPUS = Xla()
+ON_ACCELERATORS = Xla(tiles=(128,), max_keys=1024, max_scores=2**62)
+
+
+def slice_plans(
+  patterns: tuple[Pattern, ...], num_queries: int, n: int, first: jax.Array
+) -> contract.Plans:
+  """The plans of some queries, from position `first` on, and n keys.
+
+  Which tiles have pairs is found at run time: the others are skipped.
+  """
+  tile, num_keys = min(num_queries, SLICE_TILE), min(n, SLICE_KEYS)
+  num_rows, num_cols = -(-num_queries // tile), -(-n // num_keys)
+  cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)
+  starts = num_cols * np.arange(num_rows + 1, dtype=np.int32)
+  steps = StepTables(starts, cols[:, None, None], False, num_keys)
+  own = make_order(np.arange(num_queries), num_rows * tile)
+  keys = make_order(np.arange(n), num_cols * num_keys)
+  queries = Slice(own, first)
+  return [
+    (contract.Plan(pattern, tile, steps, queries, keys), heads)
+    for pattern, heads in group_heads([(p,) for p in patterns]).items()
+  ]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(executor, part, n, tile, num_heads):
+  """The cheapest plan of a part, for the heads of all sequences."""
+  tile, span = _choose(executor, part, n, tile)
+  layout = part.layout(n, tile)
+  (tables,) = _tables(executor, [layout], span, num_heads)
+  return contract.Plan(part, tile, tables, *orders_of(layout))
+
+
+@functools.lru_cache(maxsize=256)
+def _choose(executor, part, n, tile):
+  """The (tile, span) of lowest cost, of the tile that is asked for, if any."""
+  asked = (tile,) if tile else executor.tiles
+  *smaller, largest = sorted({min(x, n) for x in asked})
+  found = []
+  for size in [*smaller, largest]:
+    few = (-(-n // size)) ** 2 <= MAX_LAID_OUT
+    if size < largest and not few:
+      if analysis.count_tiles(part, n, size) > MAX_LAID_OUT:
+        continue
+    _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
+    found.append((*_best_span(executor, counts, size), size))
+  _, span, size = min(found, key=lambda x: x[0])
+  return size, span
+
+
+def _best_span(executor, counts, size):
+  """The lowest cost of rows with `counts` tiles, and the span that has it."""
+  costs = []
+  most = min(executor.max_keys // size, MAX_SPAN)
+  for span in range(1, max(1, most) + 1):
+    num_steps = int((-(-counts // span)).sum())
+    is_single = num_steps == len(counts)
+    extra = TILE_COST * span if is_single else STEP_COST
+    costs.append((num_steps * (size**2 * span + extra), span))
+  return min(costs)
+
+
+def _tables(executor, layouts, span, num_heads):
+  """The tables of layouts, of the same shapes, with `span` tiles in a step."""
+  tile = layouts[0].tile
+  num_rows = -(-len(layouts[0].query_order) // tile)
+  counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
+  num_steps = -(-np.stack(counts) // span)
+  single = num_steps.max() <= 1
+  if single:  # including rows without tiles
+    num_steps = np.ones_like(num_steps)
+  most = executor.max_scores // (num_heads * tile**2 * span)
+  num_steps, size = _group(num_steps, min(most, MAX_TILES // span))
+  most = num_steps.sum(1).max()
+  found = []
+  for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
+    # The tiles of each row in order, `span` per step.
+    first = np.append(0, np.cumsum(steps)).astype(np.int32)
+    start = np.repeat(np.cumsum(count) - count, count)
+    step, place = np.divmod(np.arange(len(start)) - start, span)
+    cols = np.full((most, size, span), -1, np.int32)
+    group, row = np.divmod(layout.rows, size)
+    cols[first[group] + step, row, place] = layout.cols
+    found.append(StepTables(first, cols, bool(single)))
+  return found
+
+
+def _group(num_steps, most):
+  """(the steps of groups [devices, groups], tiles of queries in each)."""
+  for size in range(most, 1, -1):
+    if num_steps.shape[1] % size == 0:
+      groups = num_steps.reshape(len(num_steps), -1, size).max(2)
+      if size * groups.sum() <= (1 + MAX_WASTE) * num_steps.sum():
+        return groups, size
+  return num_steps, 1
+
+
+class _Tiles(online_softmax.Steps):
+  """The steps of a plan."""
+
+  def __init__(self, plan, queries, keys):
+    self.plan, self.tile, tables = plan, plan.tile, plan.tables
+    self.first, self.cols = jnp.asarray(tables.first), jnp.asarray(tables.cols)
+    self.num, self.size = len(tables.first) - 1, tables.cols.shape[1]
+    self.single, self.num_keys = tables.single, tables.num_keys or plan.tile
+    # Within a single step, few tiles have no pairs.
+    is_slice, has_segments = tables.num_keys > 0, queries.segments is not None
+    self.skips = is_slice or has_segments and not self.single
+    self.rows = queries.q.shape[2] // keys.k.shape[2]  # R
+
+  def bounds(self, i):
+    return self.first[i], self.first[i + 1]
+
+  def queries(self, i, *arrays):
+    return tuple(self._by_tile(self._of_group(i, x)) for x in arrays)
+
+  def keys(self, i, j, *arrays):
+    return tuple(self._take(self.cols[j], x) for x in arrays)
+
+  def pairs(self, i, j):
+    q_at = self._of_group(i, jnp.asarray(self.plan.queries.positions)[None])
+    keys = jnp.asarray(self.plan.keys.positions).reshape(-1, self.num_keys)
+    cols_AC1 = self.cols[j][..., None]
+    k_at = jnp.where(cols_AC1 < 0, -1, keys[self.cols[j].clip(0)])
+    mask_ATS = online_softmax.pairs(
+      self.plan.pattern,
+      q_at.reshape(self.size, self.tile),
+      k_at.reshape(self.size, -1),
+    )
+    return jnp.tile(mask_ATS, (1, self.rows, 1))[:, None, None], None
+
+  def put(self, i, x_BLH, new):
+    a, b, _, _, *width = new.shape
+    new_ABHT = new.reshape(a, b, -1, self.tile, *width)
+    new_BATH = jnp.moveaxis(new_ABHT, (0, 2), (1, 3))
+    new_BLH = new_BATH.reshape(b, a * self.tile, *new_BATH.shape[3:])
+    return lax.dynamic_update_slice_in_dim(x_BLH, new_BLH, i * a * self.tile, 1)
+
+  def add(self, i, j, x_BLH, new):
+    for cols_C, new_BHS in zip(self.cols[j], new, strict=True):
+      parts = jnp.split(new_BHS, len(cols_C), 2)
+      for col, tile_BHT in zip(cols_C, parts, strict=True):
+        new_BTH = self._key_tile(x_BLH, col) + tile_BHT.swapaxes(1, 2)
+        at = col * self.num_keys
+        x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, new_BTH, at, 1)
+    return x_BLH
+
+  def _of_group(self, i, x_BL):
+    """The queries of a group: [B, A T, ...]."""
+    size = self.size * self.tile
+    return lax.dynamic_slice_in_dim(x_BL, i * size, size, 1)
+
+  def _by_tile(self, x_BLH):
+    """[A, B, G, R T, ...] from [B, A T, H, ...], or 1 for all heads."""
+    b, _, heads, *width = x_BLH.shape
+    x_BATH = x_BLH.reshape(b, self.size, self.tile, heads, *width)
+    x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
+    if heads < self.rows:
+      x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
+    shape = self.size, b, -1, self.rows * self.tile
+    return x_ABHT.reshape(*shape, *width)
+
+  def _take(self, cols_AC, x_BLH):
+    """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""
+    # A gather: one operation, however many tiles. Concatenated slices are
+    # copied at a fifth of its rate by the CPU compiler of jax 0.10.2.
+    one = functools.partial(self._key_tile, x_BLH)
+    x_ABHCT = jnp.moveaxis(jax.vmap(jax.vmap(one))(cols_AC), (2, 4), (1, 2))
+    return x_ABHCT.reshape(*x_ABHCT.shape[:3], -1, *x_ABHCT.shape[5:])
+
+  def _key_tile(self, x_BLH, col):
+    """A tile of keys [B, T, G, ...]."""
+    return lax.dynamic_slice_in_dim(
+      x_BLH, col * self.num_keys, self.num_keys, 1
+    )

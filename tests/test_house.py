@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from sparse_transformer import config as config_lib, schema, version
+from sparse_transformer.data import registered
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
@@ -432,6 +433,15 @@ def test_page_names_only_what_exists(page):
     if not re.search(rf"^{target}:", makefile, re.MULTILINE):
       missing.append(f"make {target}")
   assert missing == []
+
+
+def test_every_flag_and_source_is_on_a_page():
+  text = "\n".join(page.read_text() for page in PAGES)
+  code = "\n".join(path.read_text() for path in sources())
+  flags = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code)
+  named = [rf"--(no)?{flag}\b" for flag in flags]
+  named += [f"`{source}`" for source in registered.SOURCES]
+  assert [x for x in named if not re.search(x, text)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

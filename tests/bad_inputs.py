@@ -5,7 +5,6 @@ in which ` ... ` stands for anything. A case gets those of the files and runs
 below that its words name.
 """
 
-import io
 import json
 import os
 import pathlib
@@ -15,10 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import runs
-import scipy.io.wavfile
-from PIL import Image
 
 Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
 
@@ -97,24 +93,6 @@ def _write(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _npy(array):
-  file = io.BytesIO()
-  np.save(file, array)
-  return file.getvalue()
-
-
-def _wav(samples, rate=12_000, dtype=np.float32):
-  file = io.BytesIO()
-  scipy.io.wavfile.write(file, rate, np.array(samples, dtype))
-  return file.getvalue()
-
-
-def _png(shape):
-  file = io.BytesIO()
-  Image.fromarray(np.zeros(shape, np.uint8)).save(file, "PNG")
-  return file.getvalue()
-
-
 def _link(target):
   return lambda path: path.symlink_to(target)
 
@@ -149,63 +127,17 @@ CONFIGS = dict(
   ),
   no_group=_config("config.model = None"),
 )
-# The files of a class by folder.
-LABELS = {
-  "one/only": 9,
-  **{f"few/{name}": 1 for name in ("no", "yes")},
-  **{f"good/{name}": 40 for name in ("no", "yes")},
-  **{f"half/train/{name}": 1 for name in ("no", "yes")},
-  **{f"differ/train/{name}": 1 for name in ("no", "yes", "maybe")},
-  **{f"differ/{x}/{y}": 1 for x in ("val", "test") for y in ("no", "yes")},
-}
-GOOD = [(str(k), _png((5, 4, 3))) for k in range(39)]
-PICTURES = dict(
-  sizes=[*GOOD, ("wide", _png((5, 8, 3)))],
-  alpha=[*GOOD, ("alpha", _png((5, 4, 4)))],
-  few=GOOD[:1],
-  words=[*GOOD, ("words", b"a picture")],
-  cut=[("0", _png((5, 4, 3))[:-30]), *GOOD[1:]],
-)
-IMAGES = np.zeros((2, 64, 64, 3), np.uint8)
-ARRAYS = dict(
-  broken=b"\x93NUMPY junk",
-  empty=b"",
-  floats=_npy(IMAGES.astype(np.float32)),
-  small=_npy(IMAGES[:, :32, :32]),
-  flat=_npy(IMAGES.reshape(2, -1)),
-  few=_npy(IMAGES),
-)
 FILES: dict[str, Content] = {
   **{f"c/{name}.py": content for name, content in CONFIGS.items()},
   "c/interrupted.json": '{"model"',
   "tiny.py": "import runs\n"
   "def get_config(): return runs.tiny(**{'train.steps': 2})",
-  **{f"i/{name}/train_64x64.npy": x for name, x in ARRAYS.items()},
-  "i/few/valid_64x64.npy": ARRAYS["few"],
   "empty": "",
   "text": "the quick brown fox.\n" * 1000,
   "letters": "abc" * 10_000,
   "tiny": "short",
-  "t/beyond.npy": _npy(np.array([3, 256, 7], np.uint16)),
-  "t/signed.npy": _npy(np.arange(2000) % 256),
-  "t/table.npy": _npy(np.zeros((9, 9), np.uint8)),
-  "t/none.npy": _npy(np.zeros(0, np.uint8)),
-  "t/broken.npy": b"\x93NUMPY junk",
-  "t/odd.bin": b"abc",
-  "t/none.bin": "",
   "t/tokens.bin": bytes(9000),
-  "half/train.bin": bytes(9000),
-  **{f"lengths/{split}.bin": bytes(9000) for split in ("train", "val")},
-  "lengths/token_bytes.npy": _npy(np.ones(9, int)),
-  "words.jsonl": '{"text": "a"}\nthe quick brown fox\n',
-  "body.jsonl": '{"text": "a"}\n{"body": "b"}\n',
-  **{f"p/{name}/{k}.png": x for name, of in PICTURES.items() for k, x in of},
-  **{
-    f"l/{x}/{k}": "text" for x, number in LABELS.items() for k in range(number)
-  },
-  **{f"l/none/{name}/{k}": "" for name in ("no", "yes") for k in range(40)},
-  "p/floats.npy": _npy(np.zeros((9, 5, 4, 3))),
-  "p/channels.npy": _npy(np.zeros((9, 5, 4, 2), np.uint8)),
+  **{f"l/good/{x}/{k}": "text" for x in ("no", "yes") for k in range(40)},
   "zeros": "abc\0" * 1000,
   "hollow": pathlib.Path.mkdir,
   "folder.safetensors": pathlib.Path.mkdir,
@@ -219,17 +151,6 @@ FILES: dict[str, Content] = {
   "loop": _link("loop"),
   **{f"text.{suffix}": "text" * 100 for suffix in ("gz", "bz2", "xz", "zip")},
   "cut.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3KL",
-  "late.fasta": "ACGT\n>one\nACGT\n",
-  "protein.fasta": ">one\nMEEPQSDPSV\n",
-  "gaps.fasta": ">one\nACGT--ACGT\n",
-  "broken.fa.gz": ">one\nACGT\n",
-  "stereo.wav": _wav(np.zeros((9000, 2))),
-  "nan.wav": _wav([np.nan] * 9000),
-  "cut.wav": _wav(np.zeros(9000))[:-99],
-  "slow.wav": _wav(np.zeros(9000), rate=0),
-  "short.wav": _wav(np.zeros(90)),
-  "song.mp3": b"ID3\4" + bytes(99),
-  "songs/song.mp3": b"ID3\4" + bytes(99),
   "bad_info/enwik8/1.0.0/dataset_info.json": "{",
   "bad_records/enwik8/1.0.0/enwik8-train.array_record-00000-of-00001": "junk",
 }

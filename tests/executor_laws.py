@@ -355,16 +355,22 @@ def values_or_none(functions, x):
   return [y for f in functions for y in values_or_none([f], x)]
 
 
-def mutant(module, change):
-  """A module with a text of its source replaced.
+def mutant(change, module, *used):
+  """A module with a text replaced in its source, or in that of others it uses.
 
   The text must be there once. What changes is marked as by `git diff
   --word-diff`.
   """
   old = re.sub(r"(?s)\{\+.*?\+\}|\[-|-\]", "", change)
   new = re.sub(r"(?s)\[-.*?-\]|\{\+|\+\}", "", change)
-  source = module.__loader__.get_source(module.__name__)
-  assert source.count(old) == 1, old
-  found = types.ModuleType("mutant")
-  exec(source.replace(old, new), found.__dict__)
-  return found
+  found, count = {}, 0
+  for each in (module, *used):
+    source = each.__loader__.get_source(each.__name__)
+    count += source.count(old)
+    name = each.__name__.rpartition(".")[2]
+    found[name] = types.ModuleType("mutant")
+    exec(source.replace(old, new), found[name].__dict__)
+  assert count == 1, old
+  first, *others = found.items()
+  first[1].__dict__.update(others)
+  return first[1]

@@ -46,7 +46,7 @@ class Mutant(Hopper):
   change: str = ""
 
   def kernels(self):
-    return laws.mutant(hopper_kernels, self.change)
+    return laws.mutant(self.change, hopper_kernels)
 
 
 @pytest.fixture

@@ -17,22 +17,25 @@ import pytest
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import triton_kernels
+from sparse_transformer.attention.executors import (
+  kernel_math,
+  triton_kernels,
+)
 from sparse_transformer.attention.executors.triton import Triton
 
 pytestmark = pytest.mark.soak
 
-# What is wrong, and a text of triton_kernels.py with its change, marked as by
-# `git diff --word-diff`.
+# What is wrong, and a text of triton_kernels.py or kernel_math.py with its
+# change, marked as by `git diff --word-diff`.
 TEXTS = r"""
 pairs are transposed
   reshape(tile, [-count * 32) != 0-]{+count * 32).T.reshape(tile, -1) != 0+}
 the last full tile is skipped
-  (self.middle, self.[-last-]{+last - 1+}, False)
+  (self._middle, self.[-_last-]{+_last - 1+}, False)
 the first partial tile is skipped
-  (self.[-first-]{+first + 1+}, self.middle, True)
+  (self.[-_first-]{+_first + 1+}, self._middle, True)
 rows of another head
-  ref[self.batch, at, [-head-]{+0+}, :]
+  ref[self._batch, at, [-head-]{+0+}, :]
 products accumulate in 16 bits
   preferred_element_type=[-jnp.float32-]{+a.dtype+}
 no maximum is subtracted
@@ -40,34 +43,33 @@ no maximum is subtracted
 a stale maximum
   return out, [-new-]{+max_+}, sum_
 the output is not rescaled
-  out [-* decay[:, None] -]+ item
+  p.astype(v.dtype), v, out[- * by_row(decay, out)-])
 the output is not divided
-  out / total[-[:, None]-]{+[:, None] ** 0+}
+  refs, out[- / by_row(total, out)-], lse
 rows without keys are divided by zero
-  out / [-total-]{+jnp.where(lse == -jnp.inf, 0.0, total)+}[:, None]
+  out / by_row([-total-]{+jnp.where(lse == -jnp.inf, 0.0, total)+}, out)
 lse without the sum
-  item.store(lse_ref, [-lse-]{+max_ / LOG2_E+})
+  by_row(total, out), [-lse-]{+max_ / LOG2_E+})
 weights of the backward pass without pairs
-  p = [-p if pairs is None else jnp.where(pairs, p, 0.0)-]{+p+}
+  p = [-mask(-]item.exp2(s, factor, by_row(lse, s))[-, 0.0)-]
 dq without its scale
-  item.earlier(0), [-dq * item.scale(q)-]{+dq+}
+  item.store(refs, dq[- * item.scale(q)-])
 dk without its scale
-  item.earlier(0), [-dk * item.scale(k)-]{+dk+}
-dq without other slots
-  dq_ref, [-sum(item.earlier(0), dq * item.scale(q)-]{+(dq * item.scale(q)+})
+  item.store(refs, dk[- * item.scale(k)-], dv)
+gradients without other slots
+  x = [-sum(self._of_slots(number), x)-]{+x+}
 rows that other slots did not write
-  mask = results[number], written[slot, self.head, self.at] [-!=-]{+>=+} 0
+  mask = results[number], written[slot, self._head, self._at] [-!=-]{+>=+} 0
 dq with the delta of the row before
-  item.dot(dout, v, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
+  item.dot(dout, v.T) - by_row([-delta-]{+jnp.roll(delta, 1)+}, s)
 dk with the delta of the row before
-  item.dot(v, dout, (1, 1)) - [-delta-]{+jnp.roll(delta, 1)+}
+  item.dot(v, dout.T) - by_column([-delta-]{+jnp.roll(delta, 1)+}, s)
 dv from the gradients of scores
-  [-p-]{+(p * p)+}.astype(dout.dtype), dout, (1, 0)
+  item.dot([-p-]{+(p * p)+}.astype(dout.dtype), dout, dv)
 one product in TensorFloat-32
-  [-a-]{+lax.reduce_precision(a, 8, 10)+},
-      [-b-]{+lax.reduce_precision(b, 8, 10)+},
+  [-a-]{+lax.reduce_precision(a, 8, 10)+}, b, precision=precision
 """
-SOURCE = dict(re.findall(r"(?m)^(\S.*)\n  (\S.*(?:\n {6}.*)?)", TEXTS))
+SOURCE = dict(re.findall(r"(?m)^(\S.*)\n  (\S.*)", TEXTS))
 FLOAT32 = {"one product in TensorFloat-32"}
 LONG = (
   *("the last full tile is skipped", "the first partial tile is skipped"),
@@ -91,7 +93,7 @@ class Mutant(Triton):
   def kernels(self):
     if not self.change:
       return triton_kernels
-    return laws.mutant(triton_kernels, self.change)
+    return laws.mutant(self.change, triton_kernels, kernel_math)
 
 
 @pytest.fixture(autouse=True)

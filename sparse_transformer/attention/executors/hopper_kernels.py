@@ -4,10 +4,8 @@ They know nothing of patterns. Each program of the grid processes one item, the
 block of one tile of one head, see `block_tables`. One of its warpgroups, the
 producer, copies tiles of the other side to shared memory in advance, by the
 tensor memory accelerator (TMA). The others, the consumers, compute 64 rows of
-the item each. Barriers say when a buffer is full, and when it is free again.
-
-A row of scores is a position of the item, a column one of the other side. So
-scores are transposed where items are tiles of keys.
+the item each, as in `kernel_math`. Barriers say when a buffer is full, and when
+it is free again.
 """
 
 import functools
@@ -20,8 +18,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from sparse_transformer.attention.contract import Plan
-from sparse_transformer.attention.executors import block_tables, softmax_base_2
-from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
+from sparse_transformer.attention.executors import block_tables, kernel_math
+from sparse_transformer.attention.executors.kernel_math import (
+  LOG2_E,
+  by_column,
+  by_row,
+)
 
 ROWS = 64  # of a warpgroup: those of its matrix products
 STAGES = 3  # buffers for tiles of the other side
@@ -50,13 +52,13 @@ class _Buffers(NamedTuple):
   free: Any
 
 
-class _Program:
+class _Program(kernel_math.Item):
   """One item, within a kernel, as seen by one of its warpgroups."""
 
   def __init__(self, tables, blocks, buffers, is_by_key, scores, interpret):
+    super().__init__(scores)
     self._tables, self._blocks, self._buffers = tables, blocks, buffers
-    self._is_by_key, self._scores = is_by_key, scores
-    self._interpret = interpret
+    self._is_by_key, self._interpret = is_by_key, interpret
     program, batch = lax.axis_index("program"), blocks[0][0].shape[0]
     # The longest items of all sequences come first.
     row, self._batch = lax.div(program, batch), lax.rem(program, batch)
@@ -109,10 +111,6 @@ class _Program:
     lax.fori_loop(unseen, self._last, wait, None)
 
   def sweep(self, body, carry):
-    """body(part, mask, carry) over blocks of the other side, or parts of them.
-
-    mask(x, fill) replaces what is not a pair.
-    """
     buffers = self._buffers
     tile = buffers.masks.shape[2]
     # With a soft cap, gradients of a larger tile would spill registers.
@@ -156,9 +154,7 @@ class _Program:
     mine = self._buffers.mine.segments
     if mine is not None:
       rows, columns = mine.at[self._rows], other.segments
-      same = _by_row(_load_rows(rows), x) == _by_column(
-        _load_columns(columns), x
-      )
+      same = by_row(self.rows(rows), x) == by_column(self.columns(columns), x)
       is_pair = same if is_pair is None else is_pair & same
     return x if is_pair is None else jnp.where(is_pair, x, fill)
 
@@ -174,9 +170,9 @@ class _Program:
     def words(number):
       if self._is_by_key:
         word = self._group * (ROWS // 32) + number
-        return _by_column(_load_columns(masks.at[word, columns]), key)
+        return by_column(self.columns(masks.at[word, columns]), key)
       word = columns.start // 32 + number
-      return _by_row(_load_rows(masks.at[word, self._rows]), key)
+      return by_row(self.rows(masks.at[word, self._rows]), key)
 
     bits = words(0)
     for number in range(1, shape[axis] // 32):
@@ -184,7 +180,7 @@ class _Program:
     return lax.shift_right_logical(bits, key & 31) & 1 != 0
 
   def dot(self, a, b, total=None):
-    """total + a b, accumulated in float32; b is in shared memory."""
+    # b is in shared memory.
     if self._interpret and isinstance(a, jax.Array):
       # The interpreter needs both operands in shared memory, so b is loaded.
       # Loads need a fence before b is overwritten; on a GPU, wgmma needs none.
@@ -201,17 +197,23 @@ class _Program:
     run = pl.run_state(lambda result: plgpu.wgmma(result, a, b))
     return run(plgpu.ACC.init(total))
 
-  def scale(self, x):
-    """The factor of products of queries and keys, one of which is x."""
-    return self._scores.factor(x.shape[-1])
+  def rows(self, x):
+    return plgpu.load(x, layout=plgpu.Layout.WGMMA.reduce(1))
 
-  def scores(self, a, b):
-    """Those of rows, see `softmax_base_2.scaled`."""
-    s = self.dot(a, b.T)
-    return softmax_base_2.scaled(s, self._scores, a.shape[-1], _tanh)
+  def columns(self, x):
+    return plgpu.load(x, layout=plgpu.Layout.WGMMA.reduce(0))
+
+  def full(self, value, *width):
+    layout = plgpu.Layout.WGMMA if width else plgpu.Layout.WGMMA.reduce(1)
+    x = jnp.full((ROWS, *width), value, jnp.float32)
+    return plgpu.layout_cast(x, layout)
+
+  @staticmethod
+  def tanh(x):
+    """jnp.tanh, which the compiler would round to 11 bits."""
+    return 1 - 2 / (1 + jnp.exp2(x * (2 * LOG2_E)))
 
   def store(self, refs, *arrays):
-    """Writes the rows of this warpgroup."""
     buffers = [x.at[self._rows] for x in self._buffers.results]
     for x, buffer in zip(arrays, buffers, strict=True):
       buffer[...] = x.astype(buffer.dtype)
@@ -222,102 +224,12 @@ class _Program:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _tanh(x):
-  """jnp.tanh, which the compiler would round to 11 bits."""
-  return 1 - 2 / (1 + jnp.exp2(x * (2 * LOG2_E)))
-
-
-def _load_rows(ref):
-  return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
-
-
-def _load_columns(ref):
-  return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0))
-
-
-def _by_row(x, like):
-  return lax.broadcast_in_dim(x, like.shape, [0])
-
-
-def _by_column(x, like):
-  return lax.broadcast_in_dim(x, like.shape, [1])
-
-
-def _full(value, *width):
-  """Values [ROWS, width], or [ROWS]."""
-  layout = plgpu.Layout.WGMMA if width else plgpu.Layout.WGMMA.reduce(1)
-  return plgpu.layout_cast(jnp.full((ROWS, *width), value, jnp.float32), layout)
-
-
-def _forward(item, refs):
-  """Output and log-sum-exp of the rows of an item, by an online softmax."""
-  queries = item.mine()
-
-  def body(keys, mask, carry):
-    out, max_, sum_ = carry
-    s, factor, _ = item.scores(queries.q, keys.k)
-    s = mask(s, -jnp.inf)
-    new, shift, decay = softmax_base_2.raise_max(max_, s.max(1) * factor)
-    p = jnp.exp2(s * factor - _by_row(shift, s))
-    sum_ = sum_ * decay + p.sum(1)
-    out = item.dot(p.astype(keys.v.dtype), keys.v, out * _by_row(decay, out))
-    return out, new, sum_
-
-  carry = _full(0.0, refs[0].shape[-1]), _full(-jnp.inf), _full(0.0)
-  out, max_, sum_ = item.sweep(body, carry)
-  total, lse = softmax_base_2.total_and_lse(max_, sum_)
-  item.store(refs, out / _by_row(total, out), lse)
-
-
-def _backward_of_queries(item, refs):
-  """dq of the rows of an item."""
-  queries = item.mine()
-  lse, delta = _load_rows(queries.lse), _load_rows(queries.delta)
-
-  def body(keys, mask, dq):
-    s, factor, slope = item.scores(queries.q, keys.k)
-    p = mask(jnp.exp2(s * factor - _by_row(lse, s)), 0.0)
-    p = p if slope is None else p * slope
-    ds = p * (item.dot(queries.dout, keys.v.T) - _by_row(delta, s))
-    return item.dot(ds.astype(keys.k.dtype), keys.k, dq)
-
-  dq = item.sweep(body, _full(0.0, queries.q.shape[-1]))
-  item.store(refs, dq * item.scale(queries.q))
-
-
-def _backward_of_keys(item, refs):
-  """dk and dv of the rows of an item."""
-  keys = item.mine()
-
-  def body(queries, mask, carry):
-    dk, dv = carry
-    q, dout = queries.q, queries.dout
-    s, factor, slope = item.scores(keys.k, q)
-    lse, delta = _load_columns(queries.lse), _load_columns(queries.delta)
-    p = mask(jnp.exp2(s * factor - _by_column(lse, s)), 0.0)
-    # dv before ds: both gradients at once would need more registers.
-    dv = item.dot(p.astype(dout.dtype), dout, dv)
-    p = p if slope is None else p * slope
-    ds = p * (item.dot(keys.v, dout.T) - _by_column(delta, s))
-    return item.dot(ds.astype(q.dtype), q, dk), dv
-
-  carry = _full(0.0, keys.k.shape[-1]), _full(0.0, keys.v.shape[-1])
-  dk, dv = item.sweep(body, carry)
-  item.store(refs, dk * item.scale(keys.k), dv)
-
-
-KERNELS = dict(
-  forward=_forward,
-  backward_of_queries=_backward_of_queries,
-  backward_of_keys=_backward_of_keys,
-)
-
-
 def launch(
   name: str, plan: Plan, blocks: Any, outs: Any, interpret: bool
 ) -> list[jax.Array]:
   """See `block_executor.BlockExecutor.kernels`."""
-  kernel, tables, (mine, others) = KERNELS[name], plan.tables, blocks
+  kernel, tables = kernel_math.KERNELS[name], plan.tables
+  mine, others = blocks
   if name != "forward":
     mine = mine._replace(lse=mine.lse * LOG2_E)
   batch, is_by_key = len(mine.q), name == "backward_of_keys"

@@ -19,8 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sparse_transformer.attention.contract import Plan
-from sparse_transformer.attention.executors import block_tables, softmax_base_2
-from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
+from sparse_transformer.attention.executors import block_tables, kernel_math
+from sparse_transformer.attention.executors.kernel_math import LOG2_E
 
 ITEMS, OTHERS, CODES = range(3)  # tables of `block_tables.Grid`
 
@@ -73,8 +73,8 @@ def _step(code, masks, segments, start, body, finish):
 
 
 def _scores(q, k, scores):
-  """Those of [keys, queries], see `softmax_base_2.scaled`."""
-  return softmax_base_2.scaled(_dot(k[...], q[...], (0, 0)), scores, len(q))
+  """Those of [keys, queries], see `kernel_math.scaled`."""
+  return kernel_math.scaled(_dot(k[...], q[...], (0, 0)), scores, len(q))
 
 
 def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
@@ -91,14 +91,14 @@ def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
     if pairs is not None:
       s = jnp.where(pairs, s, -jnp.inf)
     v, found = keys.v, s.max(0, keepdims=True) * factor
-    new, shift, decay = softmax_base_2.raise_max(max_1L[...], found)
+    new, shift, decay = kernel_math.raise_max(max_1L[...], found)
     p = jnp.exp2(s * factor - shift)
     sum_1L[...] = sum_1L[...] * decay + p.sum(0, keepdims=True)
     out_EL[...] = out_EL[...] * decay + _dot(v[...], p.astype(v.dtype), (1, 0))
     max_1L[...] = new
 
   def finish():
-    total, lse[...] = softmax_base_2.total_and_lse(max_1L[...], sum_1L[...])
+    total, lse[...] = kernel_math.total_and_lse(max_1L[...], sum_1L[...])
     out[...] = (out_EL[...] / total).astype(out.dtype)
 
   _step(code, masks, (queries.segments, keys.segments), start, body, finish)

@@ -15,72 +15,91 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from sparse_transformer.attention.contract import Keys, Plan, Queries
-from sparse_transformer.attention.executors import softmax_base_2
-from sparse_transformer.attention.executors.softmax_base_2 import LOG2_E
+from sparse_transformer.attention.executors import kernel_math
+from sparse_transformer.attention.executors.kernel_math import LOG2_E
 
 # With fewer, loops wait for all copies: they would not overlap with products.
 NUM_STAGES = 5
 
 
-class _Item:
-  """One item of a list, within a kernel."""
+class _Rows:
+  """Rows of the arrays of a side, each read when it is asked for."""
 
-  def __init__(
-    self, tables, segments, group, earlier, scores, interpret, precision
-  ):
+  def __init__(self, read, refs):
+    self._read, self._refs = read, refs
+
+  def __getattr__(self, name):
+    return self._read(getattr(self._refs, name))
+
+
+class _Item(kernel_math.Item):
+  """One item of a list; `earlier` are (rows, results) of earlier slots."""
+
+  def __init__(self, name, plan, tables, sides, earlier, interpret):
+    super().__init__(plan.scores)
+    self._is_forward, self._earlier = name == "forward", earlier
+    self._interpret = interpret
     items, self._others, self._listed, self._masks, mine = tables
-    self._segments, self._group, self._earlier = segments, group, earlier
-    self._scores, self._interpret = scores, interpret
-    self._precision = precision
+    self._queries, self._keys = sides
+    self._is_by_key = name == "backward_of_keys"
+    self._mine, self._other = sides[::-1] if self._is_by_key else sides
     row = pl.program_id(0)
-    self.batch = pl.program_id(1)
-    self.head, self.tile, self.first, self.middle, self.last, self.slot = (
+    self._batch = pl.program_id(1)
+    self._head, tile, self._first, self._middle, self._last, self._slot = (
       items[row, column] for column in range(6)
     )
-    found = mine[self.tile, :]
-    self.is_real, self.at = found >= 0, jnp.maximum(found, 0)
+    found = mine[tile, :]
+    self._is_real, self._at = found >= 0, jnp.maximum(found, 0)
 
-  def rows(self, ref):
-    """The rows of this item of an array [B, L, H, W] or [B, H, L]."""
-    return self._read(ref, self.at, self.head)
+  def mine(self):
+    return self._rows(self._mine, self._at, self._head)
 
-  def _read(self, ref, at, head):
-    if ref.ndim == 3:
-      return ref[self.batch, head, at]
-    return ref[self.batch, at, head, :]
+  def _rows(self, refs, at, head):
+    """Rows of arrays [B, L, H, W] or [B, H, L]."""
 
-  def dot(self, a, b, contract):
-    """Product over one axis of each, accumulated in float32."""
-    return lax.dot_general(
-      a,
-      b,
-      (((contract[0],), (contract[1],)), ((), ())),
-      precision=self._precision,
-      preferred_element_type=jnp.float32,
+    def read(ref):
+      if ref.ndim == 3:
+        return ref[self._batch, head, at]
+      return ref[self._batch, at, head, :]
+
+    return _Rows(read, refs)
+
+  def full(self, value, *width):
+    return jnp.full((len(self._at), *width), value, jnp.float32)
+
+  def dot(self, a, b, total=None):
+    # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
+    # products of such parts have the accuracy of float32, on tensor cores.
+    precision: Any = None
+    if a.dtype == jnp.float32:
+      three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+      precision = lax.Precision.HIGHEST if self._interpret else three
+    found = jnp.dot(
+      a, b, precision=precision, preferred_element_type=jnp.float32
     )
+    return found if total is None else total + found
 
   def sweep(self, body, carry):
-    """body(rows, pairs or None, carry) over tiles of the other side.
-
-    rows(ref) are the rows of a tile of an array, as in `rows`.
-    """
-
     def step(i, carry, masked):
       at = self._listed[i, :]
       pairs = self._pairs(self._others[i, 1]) if masked else None
-      mine, other = self._segments
+      mine, other = self._mine.segments, self._other.segments
       if mine is not None:
         # A branch around tiles whose segments cannot meet would keep Triton
         # from loading tiles in advance, and spill registers.
-        mine, other = mine[self.batch, self.at, 0], other[self.batch, at, 0]
+        mine = mine[self._batch, self._at, 0]
+        other = other[self._batch, at, 0]
         same = mine[:, None] == other[None, :]
         pairs = same if pairs is None else pairs & same
-      head = self._other_head(i)
-      return body(lambda ref: self._read(ref, at, head), pairs, carry)
+
+      def mask(x, fill):
+        return x if pairs is None else jnp.where(pairs, x, fill)
+
+      return body(self._rows(self._other, at, self._other_head(i)), mask, carry)
 
     for start, stop, masked in (
-      (self.first, self.middle, True),
-      (self.middle, self.last, False),
+      (self._first, self._middle, True),
+      (self._middle, self._last, False),
     ):
       of_kind = functools.partial(step, masked=masked)
       carry = lax.fori_loop(start, stop, of_kind, carry)
@@ -88,28 +107,18 @@ class _Item:
 
   def _other_head(self, i):
     """The head of the other side of a tile."""
-    if self._group == 1:
-      return self.head
-    if self._others.shape[1] == 2:
-      return self.head // self._group
-    return self.head * self._group + self._others[i, 2]
+    group = self._queries.q.shape[2] // self._keys.k.shape[2]
+    if group == 1:
+      return self._head
+    if self._is_by_key:
+      return self._head * group + self._others[i, 2]
+    return self._head // group
 
-  def scale(self, x):
-    """The factor of products of queries and keys, one of which is x."""
-    return self._scores.factor(x.shape[-1])
-
-  def scores(self, a, b):
-    """Those of rows, see `softmax_base_2.scaled`."""
-    s = self.dot(a, b, (1, 1))
-    return softmax_base_2.scaled(s, self._scores, a.shape[-1])
-
-  def exp2(self, x, factor=1.0, minus=0.0):
-    """2^(factor x - minus), of float32, as one FMA and one MUFU.
-
-    Denormal results are 0. Triton's own does more to keep them.
-    """
+  def exp2(self, x, factor, minus):
+    # As one FMA and one MUFU; denormal results are 0. Triton's own does more to
+    # keep them.
     if self._interpret:
-      return jnp.exp2(x * factor - minus)
+      return super().exp2(x, factor, minus)
     more = [jnp.full(x.shape, factor), jnp.broadcast_to(-minus, x.shape)]
     (result,) = plgpu.elementwise_inline_asm(
       "{ .reg .f32 t; fma.rn.f32 t, $1, $2, $3; ex2.approx.ftz.f32 $0, t; }",
@@ -130,115 +139,48 @@ class _Item:
     bits = lax.shift_right_logical(words, bit) & 1
     return bits.reshape(tile, count * 32) != 0
 
-  def earlier(self, number, fill=0.0):
+  def start(self, width):
+    out, max_, sum_ = super().start(width)
+    slots = self._of_slots(0), self._of_slots(1, -jnp.inf)
+    for more, lse in zip(*slots, strict=True):
+      lse = lse * LOG2_E
+      max_, shift, decay = kernel_math.raise_max(max_, lse)
+      weight = jnp.exp2(lse - shift)
+      out = out * decay[:, None] + more * weight[:, None]
+      sum_ = sum_ * decay + weight
+    return out, max_, sum_
+
+  def _of_slots(self, number, fill=0.0):
     """The rows of this item in result `number` of each earlier slot."""
     if self._earlier is None:
       return []
     (written, results), found = self._earlier, []
     for slot in range(len(written)):
-      ref, mask = results[number], written[slot, self.head, self.at] != 0
-      where, mask = self._index(ref, self.at, mask)
+      ref, mask = results[number], written[slot, self._head, self._at] != 0
+      where, mask = self._index(ref, self._at, mask)
       found.append(plgpu.load(ref.at[slot, *where], mask=mask, other=fill))
     return found
 
-  def store(self, ref, x):
-    """Writes rows [tile, W] or [tile] into this item's slot."""
-    # Out of bounds, since interpret mode writes back what it read where the
-    # mask is false: another row may have the same position.
-    at = jnp.where(self.is_real, self.at, ref.shape[2 if x.ndim > 1 else 3])
-    where, mask = self._index(ref, at, self.is_real)
-    slot = jnp.maximum(self.slot - 1, 0)
-    plgpu.store(ref.at[slot, *where], x.astype(ref.dtype), mask=mask)
+  def store(self, refs, *arrays):
+    for number, (ref, x) in enumerate(zip(refs, arrays, strict=True)):
+      if not self._is_forward:
+        x = sum(self._of_slots(number), x)
+      # Out of bounds, since interpret mode writes back what it read where the
+      # mask is false: another row may have the same position.
+      size = ref.shape[2 if x.ndim > 1 else 3]
+      at = jnp.where(self._is_real, self._at, size)
+      where, mask = self._index(ref, at, self._is_real)
+      slot = jnp.maximum(self._slot - 1, 0)
+      plgpu.store(ref.at[slot, *where], x.astype(ref.dtype), mask=mask)
 
   def _index(self, ref, at, mask):
     """(index of rows of one slot [B, L, H, W] or [B, H, L], their mask)."""
     if ref.ndim == 4:
-      return (self.batch, self.head, at), mask
+      return (self._batch, self._head, at), mask
     # Interpret mode takes either slices or index arrays, not both.
     columns = lax.broadcasted_iota(jnp.int32, (1, ref.shape[-1]), 1)
     mask = jnp.broadcast_to(mask[:, None], (len(mask), ref.shape[-1]))
-    return (self.batch, at[:, None], self.head, columns), mask
-
-
-def _forward(item, queries, keys, out_ref, lse_ref):
-  """Output and log-sum-exp of the rows of an item, by an online softmax."""
-  q = item.rows(queries.q)
-
-  def body(rows, pairs, carry):
-    out, max_, sum_ = carry
-    s, factor, _ = item.scores(q, rows(keys.k))
-    if pairs is not None:
-      s = jnp.where(pairs, s, -jnp.inf)
-    new, shift, decay = softmax_base_2.raise_max(max_, s.max(1) * factor)
-    p = item.exp2(s, factor, shift[:, None])
-    v = rows(keys.v)
-    out = out * decay[:, None] + item.dot(p.astype(v.dtype), v, (1, 0))
-    return out, new, sum_ * decay + p.sum(1)
-
-  tile = len(item.at)
-  out = jnp.zeros((tile, keys.v.shape[-1]), jnp.float32)
-  max_ = jnp.full((tile,), -jnp.inf, jnp.float32)
-  sum_ = jnp.zeros((tile,), jnp.float32)
-  slots = item.earlier(0), item.earlier(1, -jnp.inf)
-  for more, lse in zip(*slots, strict=True):
-    lse = lse * LOG2_E
-    max_, shift, decay = softmax_base_2.raise_max(max_, lse)
-    weight = jnp.exp2(lse - shift)
-    out = out * decay[:, None] + more * weight[:, None]
-    sum_ = sum_ * decay + weight
-  out, max_, sum_ = item.sweep(body, (out, max_, sum_))
-  total, lse = softmax_base_2.total_and_lse(max_, sum_)
-  item.store(out_ref, out / total[:, None])
-  item.store(lse_ref, lse)
-
-
-def _weights(item, a, b, lse, pairs):
-  """(weights, their product with the slope): [rows of a, rows of b].
-
-  Weights are exp(scores - lse), 0 outside the pairs. lse is in base 2: [tile,
-  1] or [1, tile].
-  """
-  s, factor, slope = item.scores(a, b)
-  p = item.exp2(s, factor, lse)
-  p = p if pairs is None else jnp.where(pairs, p, 0.0)
-  return p, p if slope is None else p * slope
-
-
-def _backward_of_queries(item, queries, keys, dq_ref):
-  """dq of the rows of an item."""
-  q, dout = item.rows(queries.q), item.rows(queries.dout)
-  lse, delta = item.rows(queries.lse), item.rows(queries.delta)
-  lse = lse * LOG2_E
-
-  def body(rows, pairs, dq):
-    k, v = rows(keys.k), rows(keys.v)
-    _, p = _weights(item, q, k, lse[:, None], pairs)
-    ds = p * (item.dot(dout, v, (1, 1)) - delta[:, None])
-    return dq + item.dot(ds.astype(k.dtype), k, (1, 0))
-
-  dq = item.sweep(body, jnp.zeros(q.shape, jnp.float32))
-  item.store(dq_ref, sum(item.earlier(0), dq * item.scale(q)))
-
-
-def _backward_of_keys(item, queries, keys, dk_ref, dv_ref):
-  """dk and dv of the rows of an item."""
-  k, v = item.rows(keys.k), item.rows(keys.v)
-
-  def body(rows, pairs, carry):
-    dk, dv = carry
-    q, dout = rows(queries.q), rows(queries.dout)
-    lse, delta = rows(queries.lse) * LOG2_E, rows(queries.delta)
-    # Transposed: a row for each key.
-    p, sloped = _weights(item, k, q, lse[None, :], pairs)
-    # dv before ds: both gradients at once would need more registers.
-    dv = dv + item.dot(p.astype(dout.dtype), dout, (1, 0))
-    ds = sloped * (item.dot(v, dout, (1, 1)) - delta[None, :])
-    return dk + item.dot(ds.astype(q.dtype), q, (1, 0)), dv
-
-  zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-  dk, dv = item.sweep(body, zeros)
-  item.store(dk_ref, sum(item.earlier(0), dk * item.scale(k)))
-  item.store(dv_ref, sum(item.earlier(1), dv))
+    return (self._batch, at[:, None], self._head, columns), mask
 
 
 def forward(
@@ -250,7 +192,7 @@ def forward(
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
   lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)
   given = plan, queries, keys, interpret
-  out, lse = _launch(_forward, *given, [out_BLHE, lse_BHL])
+  out, lse = _launch("forward", *given, [out_BLHE, lse_BHL])
   return out, lse.swapaxes(1, 2)
 
 
@@ -259,28 +201,28 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_BLHK, dk_BMGK, dv_BMGE), as in `forward`."""
   # [B, H, L], so that the values of a tile are next to each other.
-  lse, delta = (x.swapaxes(1, 2) for x in (queries.lse, queries.delta))
+  lse, delta = (x.swapaxes(1, 2) for x in (queries.lse * LOG2_E, queries.delta))
   queries = queries._replace(lse=lse, delta=delta)
   given = plan, queries, keys, interpret
-  (dq,) = _launch(_backward_of_queries, *given, [queries.q])
-  dk, dv = _launch(_backward_of_keys, *given, [keys.k, keys.v])
+  (dq,) = _launch("backward_of_queries", *given, [queries.q])
+  dk, dv = _launch("backward_of_keys", *given, [keys.k, keys.v])
   return dq, dk, dv
 
 
-def _num_warps(kernel, v):
+def _num_warps(name, v):
   """Warps of a program: with fewer, registers would spill."""
-  is_wide = kernel is not _forward and v.shape[-1] > 64
+  is_wide = name != "forward" and v.shape[-1] > 64
   return 8 if is_wide or v.dtype == jnp.float32 else 4
 
 
-def _launch(kernel, plan, queries, keys, interpret, outs):
+def _launch(name, plan, queries, keys, interpret, outs):
   """The results of a kernel, each like one of `outs`.
 
   If there are several slots, their items are launched first, except those of
   the first slot, which holds all rows: these are launched last, and start from
   the results of the others.
   """
-  work, q, is_by_key = plan.tables, queries.q, kernel is _backward_of_keys
+  work, q, is_by_key = plan.tables, queries.q, name == "backward_of_keys"
   lists = work.by_key if is_by_key else work.by_query
   mine, other = work.queries, work.keys
   if is_by_key:
@@ -293,7 +235,11 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
     other = jnp.asarray(other)
   listed = other[tiles].clip(0)
   tables = lists.others, listed, lists.masks, mine
-  run = _on_items(kernel, plan, is_by_key, queries, keys, interpret)
+
+  def run(tables, queries, keys, earlier, *refs):
+    sides = queries, keys
+    item = _Item(name, plan, tables, sides, earlier, interpret)
+    kernel_math.KERNELS[name](item, refs)
 
   def launch(items, num_slots, outs, earlier=None):
     shapes = [
@@ -309,11 +255,11 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
       grid=(len(items), len(q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=_num_warps(kernel, keys.v),
+        num_warps=_num_warps(name, keys.v),
         num_stages=NUM_STAGES,
       ),
       interpret=interpret,
-      name=kernel.__name__.strip("_"),
+      name=name,
     )(tuple(map(jnp.asarray, (items, *tables))), queries, keys, earlier)
 
   num_slots, n, num_heads = lists.written.shape
@@ -327,24 +273,3 @@ def _launch(kernel, plan, queries, keys, interpret, outs):
   results = launch(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
   return [x[0] for x in launch(items[:count], 1, outs, (written, results))]
-
-
-def _on_items(kernel, plan, is_by_key, queries, keys, interpret):
-  """A kernel as a function of tables, inputs and results."""
-  # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
-  # products of such parts have the accuracy of float32, on tensor cores.
-  precision: Any = None
-  if queries.q.dtype == jnp.float32:
-    three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-    precision = lax.Precision.HIGHEST if interpret else three
-  group = queries.q.shape[2] // keys.k.shape[2]
-
-  def run(tables, queries, keys, earlier, *refs):
-    sides = (keys, queries) if is_by_key else (queries, keys)
-    segments = [x.segments for x in sides]
-    item = _Item(
-      *(tables, segments, group, earlier, plan.scores, interpret, precision)
-    )
-    kernel(item, queries, keys, *refs)
-
-  return run

@@ -5,14 +5,14 @@ Paper row: Child et al. 2019, Tables 1 to 3, 0.99 bits/byte on the test split
 12,160), 0.55 s per iteration on 8 V100s. The paper states neither learning rate
 nor batch size.
 
-  python -m sparse_transformer.data prepare enwik8
-  python train.py --config=configs/enwik8.py --workdir=runs/enwik8
+  python train.py --config=configs/enwik8.py --workdir=runs/enwik8 \\
+    --config.data.path=enwik8.zip
   python eval.py --workdir=runs/enwik8 --step=best \\
     --min_context=6144,9216,10752,11904,12096,12160
 
 In the paper: 0.99 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters. About 5e18 floating-point operations without attention, or 5 hours
-at a sustained 300 TFLOP/s.
+at a sustained 300 TFLOP/s. The data: http://mattmahoney.net/dc/enwik8.zip
 """
 
 from configs import default

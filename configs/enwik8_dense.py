@@ -3,7 +3,8 @@
 Paper row: Child et al. 2019, Table 2, 1.00 bits/byte, 1.31 s per iteration on 8
 V100s, where fixed attention takes 0.55 s.
 
-  python train.py --config=configs/enwik8_dense.py --workdir=runs/enwik8_dense
+  python train.py --config=configs/enwik8_dense.py \\
+    --workdir=runs/enwik8_dense --config.data.path=enwik8.zip
 
 In the paper: 1.00 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters.

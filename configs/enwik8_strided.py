@@ -4,7 +4,7 @@ Paper row: Child et al. 2019, Table 2, 1.13 bits/byte, 0.35 s per iteration on 8
 V100s. The paper does not say how its heads combine local and strided attention.
 
   python train.py --config=configs/enwik8_strided.py \\
-    --workdir=runs/enwik8_strided
+    --workdir=runs/enwik8_strided --config.data.path=enwik8.zip
 
 In the paper: 1.13 bits/byte after 80 epochs. Not run here yet; 94,949,888
 parameters.

@@ -6,12 +6,12 @@ paper states neither learning rate nor batch size. That validation set is the
 test split here, and 50,000 training images are the validation split, as in the
 released code of the follow-up (Jun et al. 2020).
 
-  python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64
+  python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64 \\
+    --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64 --step=best
 
 In the paper: 3.44 bits/dim after 70 epochs. Not run here yet; 151,645,184
-parameters. tensorflow-datasets prepares the data where TensorFlow is installed:
-downsampled_imagenet/64x64, file_format="array_record".
+parameters. The folder has train_64x64.npy and valid_64x64.npy: uint8 images.
 """
 
 from configs import default

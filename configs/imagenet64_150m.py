@@ -4,7 +4,7 @@ Paper row: none in Child et al. 2019; its network as preset i64_150m of the
 follow-up's released code (Jun et al. 2020) trains it.
 
   python train.py --config=configs/imagenet64_150m.py \\
-    --workdir=runs/imagenet64_150m
+    --workdir=runs/imagenet64_150m --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64_150m --step=best
 
 Expected: not known. Not run here yet; 151,645,184 parameters. The learning rate

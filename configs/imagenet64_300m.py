@@ -5,7 +5,7 @@ score. This is preset i64_300m of the follow-up's released code (Jun et al.
 2020).
 
   python train.py --config=configs/imagenet64_300m.py \\
-    --workdir=runs/imagenet64_300m
+    --workdir=runs/imagenet64_300m --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64_300m --step=best
 
 Expected: not known. Not run here yet; 302,959,616 parameters. The learning rate

@@ -151,8 +151,8 @@ FILES: dict[str, Content] = {
   "loop": _link("loop"),
   **{f"text.{suffix}": "text" * 100 for suffix in ("gz", "bz2", "xz", "zip")},
   "cut.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3KL",
-  "bad_info/enwik8/1.0.0/dataset_info.json": "{",
-  "bad_records/enwik8/1.0.0/enwik8-train.array_record-00000-of-00001": "junk",
+  "bad_info/cifar10_bytes/1.1.0/dataset_info.json": "{",
+  "bad_records/cifar10/3.0.2/cifar10-train.array_record-00000-of-00001": "junk",
 }
 LAST = "checkpoints/2"
 # A path in a copy of the run, and what is there instead: of any other name, as

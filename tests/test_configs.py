@@ -13,7 +13,7 @@ import pytest
 import runs
 
 from sparse_transformer import config as config_lib, model, patterns, schema
-from sparse_transformer.data import registered
+from sparse_transformer.data import sources
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import network_report
 
@@ -36,7 +36,7 @@ def load(name):
     config.data.path = classes()
   elif config.data.name == "images":
     config.data.path = clips()
-  elif config.data.name not in registered.WITHOUT_PATH:
+  elif config.data.name not in sources.WITHOUT_PATH:
     config.data.path = "/no/such/place"  # the network is known without data
   return config
 
@@ -47,6 +47,7 @@ def classes():
   folder = pathlib.Path(tempfile.mkdtemp())
   for name in ("neg", "pos"):
     (folder / name).mkdir()
+    (folder / name / "1.txt").touch()
   return str(folder)
 
 

@@ -1,20 +1,24 @@
-"""Downloads a data set and writes it where its source looks for it.
+"""Downloads CIFAR-10 and writes it where its sources look for it.
 
-python -m sparse_transformer.data prepare NAME [--data_dir=DIR]
+python -m sparse_transformer.data prepare cifar10 [--data_dir=DIR]
 """
 
 from collections.abc import Sequence
 
 from sparse_transformer import cli
 from sparse_transformer.cli import flags
-from sparse_transformer.data import download, registered
+from sparse_transformer.data import cifar10
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) != 3 or argv[1] != "prepare":
-    names = "|".join(registered.BUILDERS)
-    raise ValueError(f"usage: {registered.PREPARE} {names} [--data_dir=DIR]")
-  builder = download.prepare(argv[2], flags.FLAGS.data_dir)
+  if [*argv[1:]] != ["prepare", "cifar10"]:
+    given = " ".join(argv[1:])
+    raise ValueError(
+      f"cannot run {given!r}; usage: {cifar10.PREPARE} [--data_dir=DIR]"
+    )
+  from sparse_transformer.data import download
+
+  builder = download.prepare(flags.FLAGS.data_dir)
   splits = builder.info.splits
   sizes = ", ".join(f"{splits[k].num_examples} {k}" for k in splits)
   print(f"{builder.name} is in {builder.data_path}: {sizes} records")

@@ -12,12 +12,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Lazy(Sequence[T]):
-  """A sequence of `size` items that calls `item(i)` for item i.
-
-  >>> squares = Lazy(4, lambda i: i * i)
-  >>> squares[-1], list(squares)
-  (9, [0, 1, 4, 9])
-  """
+  """A sequence of `size` items that calls `item(i)` for item i."""
 
   size: int
   item: Callable[[int], T]

@@ -7,7 +7,6 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 
@@ -17,32 +16,38 @@ from sparse_transformer.data import files
 Rows = Iterable[np.ndarray]  # of symbols
 
 
-class Codec(Protocol):
+class Codec:
   """Converts files to symbols, and sampled symbols to files."""
 
   vocab_size: int
   unit: str  # of losses: bits per symbol
   symbols: str = "symbols"  # what they stand for, in order
-  # The symbol after each document, None if they are not told apart.
-  separator: int | None = None
+  separator: int | None = None  # the symbol after each document, if any
+  suffix: str = ".txt"  # of files of samples
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     """Converts decompressed contents, of data or a prompt, to a row of symbols.
 
-    Raises:
-      ValueError: the file at `path` is damaged or of another kind.
+    Raises ValueError if the file at `path` is damaged or of another kind.
     """
+    raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> np.ndarray:
     """The symbols of a file of data, see `decode`."""
     return self.decode(files.read(path), path)
 
+  def encode(self, sequences: Rows) -> bytes:
+    """The contents of a file of rows of symbols."""
+    raise NotImplementedError
+
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with that of `stem`."""
+    path = stem.with_suffix(self.suffix)
+    atomic.write_bytes(path, self.encode(sequences))
+    return [path]
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
     """How many bytes tokens stand for; None if unknown, or not of tokens."""
-    del symbols
     return None
 
 
@@ -51,7 +56,6 @@ class Text(Codec):
   """Bytes, unchanged; with a separator of 0, each file is a document."""
 
   separator: int | None = None
-
   vocab_size = 256
   unit = "bits/byte"
   symbols = "bytes"
@@ -66,14 +70,8 @@ class Text(Codec):
       )
     return np.frombuffer(data + bytes([self.separator]), np.uint8)
 
-  def _encode(self, symbols: np.ndarray) -> bytes:
-    return bytes(symbols)
-
-  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
-    path = stem.with_suffix(".txt")
-    with atomic.writing(path) as new:
-      new.write_bytes(b"\n\n".join(map(self._encode, sequences)))
-    return [path]
+  def encode(self, sequences: Rows) -> bytes:
+    return b"\n\n".join(map(bytes, sequences))
 
 
 class JsonLines(Text):
@@ -98,6 +96,9 @@ class JsonLines(Text):
     return np.concatenate(rows)
 
 
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+
+
 class Letters(Text):
   """The 27 symbols of text8: space, a to z."""
 
@@ -107,11 +108,11 @@ class Letters(Text):
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     letters = np.frombuffer(data, np.uint8)
-    known = " abcdefghijklmnopqrstuvwxyz"
-    return _look_up(letters, known, path, "a to z and the space")
+    return _look_up(letters, LETTERS, path, "a to z and the space")
 
-  def _encode(self, symbols: np.ndarray) -> bytes:
-    return bytes(np.where(symbols == 0, ord(" "), symbols + ord("a") - 1))
+  def encode(self, sequences: Rows) -> bytes:
+    letters = np.frombuffer(LETTERS.encode(), np.uint8)
+    return super().encode(letters[row] for row in sequences)
 
 
 BASES = "ACGT"
@@ -131,9 +132,9 @@ class Fasta(Codec):
   """
 
   separator: int | None = None
-
   unit = "bits/base"
   symbols = ", ".join(BASES)
+  suffix = ".fasta"
 
   # An attribute of other codecs; here it depends on the separator.
   @property
@@ -165,27 +166,36 @@ class Fasta(Codec):
       print(line, file=sys.stderr)
     return found
 
-  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
-    path = stem.with_suffix(".fasta")
-    with atomic.writing(path) as new, new.open("w") as file:
-      for i, symbols in enumerate(sequences):
-        bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
-        for number, record in enumerate(bases.rstrip("\n").split("\n")):
-          lines = (record[j : j + 70] for j in range(0, len(record), 70))
-          name = f">sample_{i}" + (f"_{number}" if number else "")
-          print(name, *lines, sep="\n", file=file)
-    return [path]
+  def encode(self, sequences: Rows) -> bytes:
+    lines = []
+    for i, symbols in enumerate(sequences):
+      bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
+      for number, record in enumerate(bases.rstrip("\n").split("\n")):
+        lines.append(f">sample_{i}" + (f"_{number}" if number else ""))
+        lines += (record[j : j + 70] for j in range(0, len(record), 70))
+    return "\n".join([*lines, ""]).encode()
+
+
+def _look_up(letters, symbols, path, known):
+  """The index of each letter in `symbols`; ValueError if one is missing."""
+  table = np.full(256, len(symbols), np.uint8)
+  table[list(symbols.encode())] = range(len(symbols))
+  found = table[letters]
+  if len(unknown := np.flatnonzero(found == len(symbols))):
+    first = unknown[0]
+    raise ValueError(
+      f"{path} may contain only {known}, but has {len(unknown):,} other"
+      f" characters; the first is {chr(letters[first])!r} at index {first:,}"
+    )
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(Codec):
-  """Integers of a tokenizer.
+  """Integers of a tokenizer, all below `vocab_size`.
 
-  Prompts and samples are text: the integers of a sequence on one line.
-
-  Attributes:
-    vocab_size: all tokens are below it.
-    folder: where token_bytes.npy, if it is there, has the bytes of each token.
+  Prompts and samples are text: the integers of a sequence on one line. The
+  bytes of each token are in token_bytes.npy in the folder, if it is there.
   """
 
   vocab_size: int
@@ -204,12 +214,7 @@ class Tokens(Codec):
     return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 
   def read(self, path: pathlib.Path) -> np.ndarray:
-    """Maps a row of tokens into memory.
-
-    Raises:
-      ValueError: the file is neither .npy of uint8, uint16 or uint32, nor .bin,
-        which is uint16; or a token is not below `vocab_size`.
-    """
+    """Maps a .npy file of uint8, uint16 or uint32, or uint16 in .bin."""
     if path.suffix not in (".npy", ".bin"):
       raise ValueError(
         f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
@@ -222,6 +227,7 @@ class Tokens(Codec):
         " uint8, uint16 or uint32"
       )
     self._check(tokens, path)
+    self.num_bytes(tokens[:0])  # a wrong table is found now
     return tokens
 
   def _check(self, tokens, path):
@@ -232,32 +238,27 @@ class Tokens(Codec):
         f" data.vocab_size={self.vocab_size}; set that to the tokenizer's"
       )
 
-  def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
-    path = stem.with_suffix(".txt")
-    lines = [" ".join(map(str, tokens)) for tokens in sequences]
-    with atomic.writing(path) as new:
-      new.write_text("\n".join(lines) + "\n")
-    return [path]
+  def encode(self, sequences: Rows) -> bytes:
+    return "".join(f"{' '.join(map(str, x))}\n" for x in sequences).encode()
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
     path = self.folder / "token_bytes.npy"
     if not path.exists():
       return None
-    table = files.map_array(path)
-    integers = np.issubdtype(table.dtype, np.integer)
-    if not integers or table.shape != (self.vocab_size,) or table.min() < 0:
+    table, size = files.map_array(path), self.vocab_size
+    if (
+      table.dtype.kind not in "iu" or table.shape != (size,) or table.min() < 0
+    ):
       raise ValueError(
         f"{path} holds {table.dtype} {table.shape}; it must have an integer at"
-        f" least 0 for each token, data.vocab_size={self.vocab_size}"
+        f" least 0 for each token, data.vocab_size={size}"
       )
-    starts = range(0, len(symbols), files.BLOCK)
-    parts = (symbols[start : start + files.BLOCK] for start in starts)
-    return sum(int(table[part].sum(dtype=np.int64)) for part in parts)
+    blocks = np.array_split(symbols, 1 + len(symbols) // files.BLOCK)
+    return sum(int(table[block].sum(dtype=np.int64)) for block in blocks)
 
 
 MU = 255  # as in ITU-T G.711
-# Samples per second; the filter that converts rates is up to 20 times as long.
-MAX_RATE = 1_000_000
+MAX_RATE = 1_000_000  # the filter that converts it is up to 20 times as long
 # A warning of SciPy, unless the header says 2^32 - 1: a size that is unknown.
 TRUNCATED = f"Reached EOF prematurely(?!.* expected {2**32 + 7} )"
 
@@ -313,7 +314,7 @@ def expand(symbols: np.ndarray) -> np.ndarray:
   return np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
 
 
-def _to_wave(samples: np.ndarray) -> np.ndarray:
+def _to_wave(samples):
   """Converts samples of any dtype to numbers in [-1, 1]."""
   if samples.ndim != 1:
     raise ValueError(f"it has {samples.shape[1]} channels; mix it down to one")
@@ -324,17 +325,3 @@ def _to_wave(samples: np.ndarray) -> np.ndarray:
   if len(bad := np.flatnonzero(~np.isfinite(samples))):
     raise ValueError(f"its sample {bad[0]} is {samples[bad[0]]}, not finite")
   return samples.astype(np.float64)
-
-
-def _look_up(letters, symbols, path, known):
-  """The index of each letter in `symbols`; ValueError if one is missing."""
-  table = np.full(256, len(symbols), np.uint8)
-  table[list(symbols.encode())] = range(len(symbols))
-  found = table[letters]
-  if len(unknown := np.flatnonzero(found == len(symbols))):
-    first = unknown[0]
-    raise ValueError(
-      f"{path} may contain only {known}, but has {len(unknown):,} other"
-      f" characters; the first is {chr(letters[first])!r} at index {first:,}"
-    )
-  return found

@@ -64,17 +64,11 @@ def check_path(path: str) -> pathlib.Path:
 
 def is_hidden(name: str) -> bool:
   """Whether a file or folder is none of the data: .git, .DS_Store, ._a.txt."""
-  return name.startswith(".") or name == "__MACOSX"
+  return name.startswith(".") or name in ("__MACOSX", "token_bytes.npy")
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
-  """Whether a file ends in one of them, compressed or not; "" stands for any.
-
-  >>> has_suffix(pathlib.Path("x.fa.gz"), ".fa")
-  True
-  >>> has_suffix(pathlib.Path("x.fa.fai"), ".fa")
-  False
-  """
+  """Whether a file ends in one of them, compressed or not; "" is any."""
   names = [suffix.lower() for suffix in path.suffixes]
   while names and names[-1] in (*OPENERS, ".zip"):
     names.pop()
@@ -84,11 +78,8 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """The file, or all files below a folder that have a suffix, in order.
 
-  Hidden ones are skipped. Links are followed, to each folder once.
-
-  Raises:
-    FileNotFoundError: a folder has none.
-    OSError: a folder cannot be read.
+  Hidden ones are skipped. Links are followed, to each folder once. Raises
+  FileNotFoundError if a folder has none.
   """
   if not path.is_dir():
     return [path]
@@ -115,10 +106,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def map_array(path: pathlib.Path) -> np.ndarray:
-  """Maps the array in a .npy file, or the uint16 in any other, into memory.
-
-  Raises ValueError if the file is damaged.
-  """
+  """Maps the array in a .npy file, or the uint16 in any other, into memory."""
   atomic.size(path)
   with blame(path):
     if path.suffix != ".npy":
@@ -129,11 +117,8 @@ def map_array(path: pathlib.Path) -> np.ndarray:
 def read(path: pathlib.Path) -> bytes:
   """The contents of a file; one in .gz, .bz2, .xz or .zip is decompressed.
 
-  The files in a zip archive are joined in the order of their names.
-
-  Raises:
-    ValueError: the file is not regular, is damaged or is too large.
-    OSError: it cannot be read.
+  The files in a zip archive are joined in the order of their names. Raises
+  ValueError if the file is not regular, is damaged or is too large.
   """
   if (size := atomic.size(path)) > LARGEST:
     raise ValueError(

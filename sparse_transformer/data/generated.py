@@ -8,8 +8,7 @@ import math
 
 import numpy as np
 
-from sparse_transformer.data.registered import ConfigDict, register
-from sparse_transformer.data.sources import Images
+from sparse_transformer.data.sources import ConfigDict, Images, register
 
 # Symbols of the splits, at least: 64 sequences of 4,096 are validated.
 SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse_transformer.data.batches import Lazy
-from sparse_transformer.data.registered import ConfigDict, register
-from sparse_transformer.data.sources import Sequences
+from sparse_transformer.data.sources import ConfigDict, Sequences, register
 from sparse_transformer.data.splits import SPLITS
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -45,8 +44,8 @@ def listops(config: ConfigDict) -> Sequences:
   }
   shape, digits = (-(-n // config.columns), config.columns), SYMBOLS[1:11]
   about = "padding, 0 to 9, MIN, MAX, MED, SM, end"
-  load = lambda: splits
-  return _Source(n, shape, len(SYMBOLS), digits, load, symbols=about)
+  sizes = n, shape, len(SYMBOLS)
+  return _Source(*sizes, digits, lambda: splits, symbols=about)
 
 
 class _Source(Sequences):
@@ -60,23 +59,15 @@ class _Source(Sequences):
 
 
 def example(
-  least: int,
-  most: int,
-  split: str,
-  index: int,
-  seed: int = 0,
-  draws: int = 100 * DRAWS,
+  least: int, most: int, split: str, index: int, draws: int = 100 * DRAWS
 ) -> tuple[np.ndarray, int]:
   """An expression and its value, a function of the arguments alone.
 
-  Returns:
-    Indices into `SYMBOLS`, uint8 [from `least` to `most`], and the value.
-
-  Raises:
-    ValueError: none of `draws` random expressions has such a length.
+  Returns indices into `SYMBOLS`, uint8 [from `least` to `most`], and the value.
+  Raises ValueError if none of `draws` random expressions has such a length.
   """
   # Its `random` has the same results in all versions, unlike `randrange`.
-  draw = random.Random(f"{seed} {split} {index}").random
+  draw = random.Random(f"0 {split} {index}").random
   for _ in range(draws):
     symbols: list[int] = []
     value = _append(symbols, most, draw, depth=1)

@@ -1,4 +1,4 @@
-"""The kinds of sources: images, streams, sequences with labels.
+"""The kinds of sources, images, streams and sequences with labels; their names.
 
 A source knows its vocabulary and its geometry without the data, which it loads
 when a split is first used.
@@ -7,10 +7,11 @@ when a split is first used.
 import dataclasses
 import itertools
 import math
+import os
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,13 @@ from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.splits import SPLITS
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+else:
+  ConfigDict = Any  # so that the command can say that it is missing
+
+Splits = Mapping[str, Any]  # the data of each split
+Files = Callable[[], Sequence[pathlib.Path]] | None  # those of all splits
 Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 
@@ -29,7 +36,7 @@ class _Apart:
 
   def digest(self: Any) -> dict[str, int | str]:
     """Number of training examples; CRC-32 of classes, and files or examples."""
-    crc = zlib.crc32("\n".join(self.classes).encode())
+    crc = zlib.crc32(os.fsencode("\n".join(self.classes)))
     if self.files:
       crc ^= files_lib.crc32(*self.files())
     else:
@@ -51,26 +58,15 @@ class _Apart:
 
 @dataclasses.dataclass(frozen=True)
 class Images(_Apart):
-  """Images as sequences: row by row, the channels of a pixel innermost.
+  """Images as sequences: row by row, the channels of a pixel innermost."""
 
-  Attributes:
-    shape: (rows, columns, channels).
-    vocab_size: number of levels of a channel.
-    load: returns the images of each split, uint8 of this shape, from a cache.
-    files: returns the files of the images, and raises ValueError if one is
-      damaged; None without files.
-    unit: of losses.
-    symbols: what they stand for, in order.
-    optimum: expected loss of the best predictor, if it is known.
-  """
-
-  shape: tuple[int, int, int]
-  vocab_size: int
-  load: Callable[[], Mapping[str, np.ndarray | Sequence[np.ndarray]]]
-  files: Callable[[], Sequence[pathlib.Path]] | None = None
-  unit: str = "bits/dim"
-  symbols: str = "levels"
-  optimum: float | None = None
+  shape: tuple[int, int, int]  # (rows, columns, channels)
+  vocab_size: int  # levels of a channel
+  load: Callable[[], Splits]  # images, uint8 of this shape, from a cache
+  files: Files = None  # raises ValueError if one is damaged
+  unit: str = "bits/dim"  # of losses
+  symbols: str = "levels"  # what they stand for, in order
+  optimum: float | None = None  # expected loss of the best predictor, if known
   classes: ClassVar[tuple[str, ...]] = ()
   noun: ClassVar[str] = "images"  # in digests of checkpoints
 
@@ -80,7 +76,7 @@ class Images(_Apart):
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
-    images = _split(self.load, split)
+    images = _of_split(self.load, split)
 
     def example(i: int) -> np.ndarray:
       image = images[i]
@@ -95,21 +91,63 @@ class Images(_Apart):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-  """One long stream of symbols, cut into sequences.
-
-  Attributes:
-    length: symbols in a sequence.
-    columns: width of the table in which each position has a row and a column to
-      embed. Its last row may be partial.
-    load: returns the symbols of each split, a row of uint8, uint16 or uint32,
-      from a cache.
-    codec: what the symbols stand for.
-  """
+class Sequences(_Apart):
+  """Sequences of up to `length` symbols, each with a label."""
 
   length: int
-  columns: int
-  load: Callable[[], Mapping[str, np.ndarray]]
+  shape: tuple[int, ...]  # sizes of the axes of positions, see `Stream.shape`
+  vocab_size: int
+  classes: tuple[str, ...]  # names of the labels 0, 1, ...; () without them
+  load: Callable[[], Splits]  # (symbols [n], label) of each example, cached
+  files: Files = None
+  symbols: str = "symbols"
+  unit_of_symbols: str = "bits/symbol"  # of losses without labels
+  noun: ClassVar[str] = "examples"
+
+  @property
+  def unit(self) -> str:
+    return "bits/label" if self.classes else self.unit_of_symbols
+
+  def examples(self, split: str) -> Lazy[np.ndarray]:
+    """The examples of a split as rows of integers.
+
+    With classes [length + 2]: the symbols, zeros up to the length, the label,
+    and how many symbols there are. Without [length]: the symbols, and -1 up to
+    the length. Raises ValueError if an example does not fit the source.
+    """
+    examples = _of_split(self.load, split)
+    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
+    dtype = np.min_scalar_type(largest if self.classes else -self.vocab_size)
+
+    def example(i: int) -> np.ndarray:
+      symbols, label = examples[i]
+      rest = self.length - len(symbols)
+      if rest < 0 or not len(symbols):
+        raise ValueError(
+          f"example {i} of {split} has {len(symbols):,} symbols; it must have"
+          f" between 1 and {self.length:,}, the length of a sequence"
+        )
+      if not self.classes:
+        return np.pad(symbols.astype(dtype), (0, rest), constant_values=-1)
+      if not 0 <= label < len(self.classes):
+        raise ValueError(
+          f"example {i} of {split} has {label=}, but there are"
+          f" {len(self.classes)} classes, from 0"
+        )
+      row = np.zeros(self.length + 2, dtype)
+      row[: len(symbols)], row[-2:] = symbols, (label, len(symbols))
+      return row
+
+    return Lazy(len(examples), example)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """One long stream of symbols, cut into sequences."""
+
+  length: int  # symbols in a sequence
+  columns: int  # each position has a row and a column of such a table to embed
+  load: Callable[[], Splits]  # rows of uint8, uint16 or uint32, from a cache
   codec: codecs.Codec = codecs.Text()
   classes: ClassVar[tuple[str, ...]] = ()
 
@@ -127,7 +165,7 @@ class Stream:
 
     Raises ValueError if the split is shorter than a sequence.
     """
-    data = _split(self.load, split)
+    data = _of_split(self.load, split)
     if len(data) < self.length:
       raise ValueError(
         f"{split} has {len(data)} symbols, fewer than"
@@ -139,7 +177,7 @@ class Stream:
 
   def num_bytes(self, split: str) -> int | None:
     """The bytes that the symbols of a split stand for; None if unknown."""
-    return self.codec.num_bytes(_split(self.load, split))
+    return self.codec.num_bytes(_of_split(self.load, split))
 
   def digest(self) -> dict[str, int | str]:
     """Number and CRC-32 of the symbols in all splits."""
@@ -164,7 +202,7 @@ class Stream:
         f"{min_context=} must be at least 0 and less than"
         f" data.length={self.length}"
       )
-    data = _split(self.load, split)
+    data = _of_split(self.load, split)
     step = self.length - min_context
 
     def window(i: int) -> Window:
@@ -178,77 +216,69 @@ class Stream:
     return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sequences(_Apart):
-  """Sequences of up to `length` symbols, each with a label.
-
-  Attributes:
-    length: most symbols in a sequence.
-    shape: sizes of the axes of positions, see `Stream.shape`.
-    vocab_size: number of symbols.
-    classes: names of the labels 0, 1, ...; () if labels are not used.
-    load: returns (symbols [n], label) for each example of each split, from a
-      cache.
-    files: as of `Images`.
-    symbols: what they stand for, in order.
-    unit_of_symbols: of losses without labels.
-  """
-
-  length: int
-  shape: tuple[int, ...]
-  vocab_size: int
-  classes: tuple[str, ...]
-  load: Callable[[], Mapping[str, Sequence[tuple[np.ndarray, int]]]]
-  files: Callable[[], Sequence[pathlib.Path]] | None = None
-  symbols: str = "symbols"
-  unit_of_symbols: str = "bits/symbol"
-  noun: ClassVar[str] = "examples"
-
-  @property
-  def unit(self) -> str:
-    return "bits/label" if self.classes else self.unit_of_symbols
-
-  def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The examples of a split as rows of integers.
-
-    With classes [length + 2]: the symbols, zeros up to the length, the label,
-    and how many symbols there are. Without [length]: the symbols, and -1 up to
-    the length. Raises ValueError if an example does not fit the source.
-    """
-    examples = _split(self.load, split)
-    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
-    dtype = np.min_scalar_type(largest if self.classes else -self.vocab_size)
-
-    def example(i: int) -> np.ndarray:
-      symbols, label = examples[i]
-      if not 1 <= len(symbols) <= self.length:
-        raise ValueError(
-          f"example {i} of {split} has {len(symbols):,} symbols; it must have"
-          f" between 1 and {self.length:,}, the length of a sequence"
-        )
-      if not self.classes:
-        rest = self.length - len(symbols)
-        return np.pad(symbols.astype(dtype), (0, rest), constant_values=-1)
-      if not 0 <= label < len(self.classes):
-        raise ValueError(
-          f"example {i} of {split} has {label=}, but there are"
-          f" {len(self.classes)} classes, from 0"
-        )
-      row = np.zeros(self.length + 2, dtype)
-      row[: len(symbols)], row[-2:] = symbols, (label, len(symbols))
-      return row
-
-    return Lazy(len(examples), example)
-
-
 Source = Images | Stream | Sequences
 
 
-def _split(load: Callable[[], Mapping[str, T]], split: str) -> T:
+def _of_split(load: Callable[[], Splits], split: str) -> Any:
   """The data of a split; ValueError if they are none, or it is unknown."""
   if split not in SPLITS:
     raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
-  found: Any = load()[split]
+  found = load()[split]
   if not len(found):
     raise ValueError(f"the {split} split is empty; add data to it")
+  return found
+
+
+Factory = TypeVar("Factory", bound=Callable[..., Source])
+
+SOURCES: dict[str, Callable[..., Source]] = {}
+WITHOUT_PATH: set[str] = set()  # these read no `data.path`
+
+
+def register(
+  name: str, reads_path: bool = True
+) -> Callable[[Factory], Factory]:
+  """Decorates a function that maps the `data` group of a config to a source.
+
+  Args:
+    name: the `data.name` that selects the source; ValueError if it is taken.
+    reads_path: whether it reads `data.path`; if not, one is an error.
+  """
+  if name in SOURCES:
+    raise ValueError(f"source {name!r} is already registered")
+
+  def add(factory: Factory) -> Factory:
+    SOURCES[name] = factory
+    if not reads_path:
+      WITHOUT_PATH.add(name)
+    return factory
+
+  return add
+
+
+def source(config: ConfigDict, labels: bool = True) -> Source:
+  """Makes the source that the `data` group of a config selects.
+
+  Without `labels`, any are ignored. Raises ValueError if the name is unknown,
+  or a field is invalid.
+  """
+  name = config.name
+  if name not in SOURCES:
+    raise ValueError(
+      f"unknown data.name={name!r}; known: {', '.join(SOURCES)}; for a run"
+      " whose config file registers it, add --config=FILE"
+    )
+  if config.path and name in WITHOUT_PATH:
+    raise ValueError(
+      f"data.path={config.path} is not read with data.name={name}; leave it"
+      " empty, or set data.name to bytes"
+    )
+  found = SOURCES[name](config)
+  if config.documents and found.separator is None:
+    raise ValueError(
+      f"data.documents=True, but data.name={name} has no documents; set it to"
+      " bytes, jsonl or fasta, or leave documents False"
+    )
+  if not labels and isinstance(found, Sequences):
+    return dataclasses.replace(found, classes=())
   return found

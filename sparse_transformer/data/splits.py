@@ -1,11 +1,11 @@
-"""The splits of data: found in a folder by their names, or cut by fractions."""
+"""The splits of data: told by names in a folder, or cut by fractions."""
 
 import functools
 import itertools
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparse_transformer.data import files
@@ -26,66 +26,72 @@ FILE = re.compile(
 Paths = tuple[pathlib.Path, ...]
 
 
-def named(folder: pathlib.Path, *suffixes: str) -> dict[str, Paths]:
-  """The folders or files in a folder that are named after splits.
+def listed(
+  path: pathlib.Path, *suffixes: str, by_file: bool = True
+) -> dict[str, Paths]:
+  """The files of each split that names in a folder tell, or else all, of "".
 
   A split is a folder, a file, or files with a number each. Without a test
-  split, that of validation takes its place, with a warning.
+  split, that of validation takes its place. A line tells this, and how many
+  files are not read; hidden ones are none.
 
   Args:
-    folder: a folder; a file has no splits.
-    suffixes: of files, see `files.has_suffix`; with none, only folders count.
-
-  Returns:
-    The path or paths of each split; {} if there are none.
+    path: a folder; or a file, which has no splits.
+    suffixes: of files, see `files.has_suffix`.
+    by_file: whether names of files count, besides those of folders.
 
   Raises:
     ValueError: there are several for a split.
-    FileNotFoundError: the training or the validation split is missing.
+    FileNotFoundError: the training or the validation split is missing, or has
+      no files.
   """
-  found: dict[str, list[re.Match[str]]] = {}
+  places = _named(path, suffixes if by_file else ()) or {"": [path]}
+  find = lambda place: files.find(place, *suffixes)
+  found = {k: tuple(itertools.chain(*map(find, x))) for k, x in places.items()}
+  others = {*files.find(path, "")} - {*itertools.chain(*found.values())}
+  if others:
+    tell(f"{path}: {len(others):,} files are not read, as {min(others).name}")
+  return found
+
+
+def _named(folder, suffixes):
+  """{split: its folder or files}, in the order of `SPLITS`; {} without them."""
+  found: dict[str, dict[pathlib.Path, str]] = {}
   for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-    if files.is_hidden(path.name):
-      continue
     is_data = path.is_dir() or files.has_suffix(path, *suffixes)
     match = (FOLDER if path.is_dir() else FILE).fullmatch(path.name)
-    if is_data and match:
-      found.setdefault(NAMES[match[1].lower()], []).append(match)
-  for matches in found.values():
-    if len(matches) > 1 and not all(match[2] for match in matches):
-      first, second = (folder / match[0] for match in matches[:2])
+    if is_data and match and not files.is_hidden(path.name):
+      found.setdefault(NAMES[match[1].lower()], {})[path] = match[2]
+  for numbers in found.values():
+    if len(numbers) > 1 and not all(numbers.values()):
+      first, second, *_ = numbers
       raise ValueError(
         f"{first} and {second} are both there; remove or rename one of them"
       )
   for split, name in dict(train="train", validation="val").items():
     if found and split not in found:
-      (there, *_), *_ = found.values()
+      first = next(iter(next(iter(found.values()))))
       raise FileNotFoundError(
-        f"{folder} has {there[0]}, but no {_renamed(there, name)}; add it, or"
-        " rename what is not a split"
+        f"{folder} has {first.name}, but no {name}; add it, or rename what is"
+        " not a split"
       )
   if found and "test" not in found:
     found["test"] = found["validation"]
-    there = found["test"][0]
-    _warn(
-      f"{folder} has no {_renamed(there, 'test')}: the test split is"
-      f" {there[0]}, the same data as validation"
-    )
-  return {k: tuple(folder / x[0] for x in found[k]) for k in SPLITS if found}
-
-
-def _renamed(match: re.Match[str], name: str) -> str:
-  """A name in which that of a split is replaced."""
-  return match[0][: match.start(1)] + name + match[0][match.end(1) :]
+    names = ", ".join(path.name for path in found["test"])
+    tell(f"warning: {folder} has no test: it is {names}, as validation is")
+  return {split: [*found[split]] for split in SPLITS if found}
 
 
 def divide(
-  items: Any, fractions: Sequence[float], noun: str = "symbols"
+  found: Mapping[str, Any], fractions: Sequence[float], noun: str = "symbols"
 ) -> dict[str, Any]:
-  """Cuts an array or a list into the splits, in proportion to fractions.
+  """The splits that were found, or parts of "" in proportion to fractions.
 
-  Raises ValueError if a split is empty; the message calls items by the noun.
+  Raises ValueError if a part is empty; the message calls items by the noun.
   """
+  if "" not in found:
+    return {**found}
+  items = found[""]
   ends = [round(len(items) * sum(fractions[:k])) for k in (1, 2)]
   places = itertools.pairwise([0, *ends, len(items)])
   parts = {k: items[slice(*p)] for k, p in zip(SPLITS, places, strict=True)}
@@ -99,6 +105,6 @@ def divide(
 
 
 @functools.cache
-def _warn(line: str) -> None:
-  """Prints a warning on standard error, once in a process."""
-  print(f"warning: {line}", file=sys.stderr)
+def tell(line: str) -> None:
+  """Prints a line on standard error, once in a process."""
+  print(line, file=sys.stderr)

@@ -1,27 +1,45 @@
-"""Sources of streams of symbols: text, bases, sound."""
+"""Sources of files: streams of symbols, and sequences with a label."""
 
 import dataclasses
 import functools
-import itertools
+import hashlib
 import pathlib
 import sysconfig
 from collections.abc import Iterable
 
 import numpy as np
 
-from sparse_transformer.data import array_records, codecs, files
-from sparse_transformer.data.registered import ConfigDict, register
-from sparse_transformer.data.sources import Stream
-from sparse_transformer.data.splits import SPLITS, divide, named
+from sparse_transformer.data import codecs, files
+from sparse_transformer.data.sources import (
+  ConfigDict,
+  Sequences,
+  Stream,
+  register,
+)
+from sparse_transformer.data.splits import SPLITS, divide, listed, tell
 
-# Characters of the splits, like the bytes of enwik8.
-TEXT8 = 90_000_000, 5_000_000, 5_000_000
+# Of enwik8 and text8, whose bytes are 90 % train, 5 % validation, 5 % test.
+SIZE = 100_000_000
+ENWIK8 = "a1fa5ffddb56f4953e226637dabbb36a"  # its MD5
 
 
 @register("bytes")
 def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
-  return _from_path(config, codecs.Text(0 if config.documents else None), "")
+  source = _from_path(config, codecs.Text(0 if config.documents else None), "")
+
+  @functools.cache
+  def load():
+    splits = source.load()
+    zeros = sum(len(x) - np.count_nonzero(x) for x in splits.values())
+    if zeros and not config.documents:
+      tell(
+        f"warning: in {config.path} are {zeros:,} zeros, which text has not; in"
+        " archives and pictures they are usual: leave such files out"
+      )
+    return splits
+
+  return dataclasses.replace(source, load=load)
 
 
 @register("jsonl")
@@ -50,18 +68,7 @@ def tokens(config: ConfigDict) -> Stream:
   path = files.from_config(config.path)
   folder = path if path.is_dir() else path.parent
   codec = codecs.Tokens(config.vocab_size, folder)
-  stream = _from_path(config, codec, ".bin", ".npy")
-
-  def load():
-    codec.num_bytes(np.zeros(0, np.uint8))  # a wrong table is found now
-    if path.is_dir() and not named(path, ".bin", ".npy"):
-      raise FileNotFoundError(
-        f"{path} has no train.bin or train.npy; set data.path to another folder"
-        " or to a file"
-      )
-    return stream.load()
-
-  return dataclasses.replace(stream, load=load)
+  return _from_path(config, codec, ".bin", ".npy")
 
 
 @register("stdlib", reads_path=False)
@@ -78,72 +85,53 @@ def stdlib(config: ConfigDict) -> Stream:
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
     kept = [root / p for p in paths if skipped.isdisjoint(p.parts[:-1])]
-    return divide(_read(codec, kept), config.fractions)
+    return divide({"": _read(codec, kept)}, config.fractions)
 
   return Stream(config.length, config.columns, load, codec)
 
 
-@register("enwik8", builder="sparse_transformer.data.builders:Enwik8")
+@register("enwik8")
 def enwik8(config: ConfigDict) -> Stream:
-  """enwik8, from the file or its archive, or as our builder prepares it."""
-
-  @functools.cache
-  def load():
-    from sparse_transformer.data.builders import Enwik8
-
-    path = files.from_config(config.path)
-    if path.exists() and not path.is_dir():
-      return Enwik8.splits(files.read(path), path)
-    folder = array_records.find(config, "enwik8")
-    return {
-      split: np.concatenate(list(array_records.read(folder, split, "bytes")))
-      for split in SPLITS
-    }
-
-  return Stream(config.length, config.columns, load)
+  """The first 100,000,000 bytes of an English Wikipedia dump, or a zip."""
+  return _published(config, codecs.Text(), ENWIK8)
 
 
 @register("text8")
 def text8(config: ConfigDict) -> Stream:
-  """text8, from the file or its archive."""
-  codec = codecs.Letters()
+  """The letters of enwik8, cleaned; or a zip."""
+  return _published(config, codecs.Letters())
+
+
+def _published(config, codec, md5=""):
+  """The stream of a file of `SIZE` bytes, whose MD5 begins so."""
 
   @functools.cache
   def load():
     path = files.check_path(config.path)
-    data = codec.decode(files.read(path), path)
-    if len(data) != sum(TEXT8):
+    data = files.read(path)
+    symbols = codec.decode(data, path)
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if len(data) != SIZE or not found.startswith(md5):
       raise ValueError(
-        f"{path} has {len(data):,} characters, but text8 has {sum(TEXT8):,};"
-        " for other text, set data.name to bytes"
+        f"{path} has {len(data):,} bytes with MD5 {found}, but {config.name}"
+        f" has {SIZE:,} with {md5 or 'another'}; for other text, set data.name"
+        " to bytes"
       )
-    parts = np.split(data, np.cumsum(TEXT8)[:2])
+    parts = np.split(symbols, [SIZE * 18 // 20, SIZE * 19 // 20])
     return dict(zip(SPLITS, parts, strict=True))
 
   return Stream(config.length, config.columns, load, codec)
 
 
-def _from_path(
-  config: ConfigDict, codec: codecs.Codec, *suffixes: str
-) -> Stream:
-  """A stream of the file in `data.path`, or of those below that have a suffix.
-
-  Its splits are those that names in the folder tell, or else by the fractions.
-  """
-  find = lambda path: files.find(path, *suffixes)
+def _from_path(config, codec, *suffixes):
+  """The stream of the files in `data.path` that have one of the suffixes."""
 
   @functools.cache
   def load():
     path = files.check_path(config.path)
-    splits = named(path, *suffixes)
-    if not splits:
-      return divide(_read(codec, find(path)), config.fractions)
-    rows = {}  # two splits may have the same paths
-    for paths in dict.fromkeys(splits.values()):
-      rows[paths] = _read(codec, itertools.chain(*map(find, paths)))
-      if not len(rows[paths]):
-        raise ValueError(f"{paths[0]} is empty; add data to it, or remove it")
-    return {split: rows[paths] for split, paths in splits.items()}
+    read = functools.cache(functools.partial(_read, codec))
+    rows = {k: read(x) for k, x in listed(path, *suffixes).items()}
+    return divide(rows, config.fractions)
 
   return Stream(config.length, config.columns, load, codec)
 
@@ -152,3 +140,57 @@ def _read(codec: codecs.Codec, paths: Iterable[pathlib.Path]) -> np.ndarray:
   """The symbols of files, one after the other; those of one are not copied."""
   parts = [codec.read(path) for path in paths] or [np.zeros(0, np.uint8)]
   return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@register("labelled")
+def labelled(config: ConfigDict) -> Sequences:
+  """The bytes of files, each in a folder named after its class."""
+  path = files.check_path(config.path)
+  found = listed(path, "", by_file=False)
+  depth = 0 if "" in found else 1
+  groups = {split: _by_class(path, depth, x) for split, x in found.items()}
+  classes = tuple(next(iter(groups.values())))
+  if len(classes) < 2:
+    raise ValueError(
+      f"{path} has {len(classes)} folders ({', '.join(classes) or 'none'}); it"
+      " needs one for each of at least 2 classes"
+    )
+  for split, group in groups.items():
+    if tuple(group) != classes:
+      raise ValueError(
+        f"{path}: {split} has the classes {', '.join(group)}, but train has"
+        f" {', '.join(classes)}; all must have the same"
+      )
+
+  @functools.cache
+  def load():
+    parts: dict[str, list] = {split: [] for split in SPLITS}
+    for label, name in enumerate(classes):
+      of_class = {split: group[name] for split, group in groups.items()}
+      noun = f"files in {path / name}"
+      for split, paths in divide(of_class, config.fractions, noun).items():
+        parts[split] += [(_first(x, config.length), label) for x in paths]
+    # Validation during training may cover the first examples only.
+    order = lambda x: np.random.RandomState(0).permutation(len(x))
+    return {k: [x[i] for i in order(x)] for k, x in parts.items()}
+
+  shape = -(-config.length // config.columns), config.columns
+  return Sequences(
+    config.length, shape, 256, classes, load, None, "bytes", "bits/byte"
+  )
+
+
+def _by_class(root, depth, paths):
+  """{class: its files}; classes are folders, so far below the root."""
+  groups: dict[str, list[pathlib.Path]] = {}
+  for path in paths:
+    if folders := path.relative_to(root).parts[depth:-1]:
+      groups.setdefault(folders[0], []).append(path)
+  return groups
+
+
+def _first(path, length):
+  """The first bytes of a file, uint8."""
+  if not (data := files.read(path)[:length]):
+    raise ValueError(f"{path} is empty; remove it, or write text to it")
+  return np.frombuffer(data, np.uint8)

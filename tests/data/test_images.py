@@ -4,11 +4,9 @@ import numpy as np
 import PIL.Image
 import pytest
 import small_data
-from small_data import SHARED, config
+from small_data import config
 
 from sparse_transformer import data
-
-CIFAR10 = SHARED / "tensorflow_datasets"
 
 
 def test_digits_are_split_without_overlap():
@@ -149,25 +147,3 @@ def test_digest_covers_every_byte_of_the_files(tmp_path, arrays):
     digests.append(data.source(config("imagenet64", tmp_path)).digest())
   assert {digest["images"] for digest in digests} == {3}
   assert len({digest["crc32"] for digest in digests}) == 3
-
-
-@pytest.mark.skipif(
-  not (CIFAR10 / "cifar10").is_dir(), reason="needs a prepared CIFAR-10"
-)
-def test_stock_cifar10_is_read():
-  source = data.source(config("cifar10", CIFAR10))
-  sizes = [len(source.examples(split)) for split in data.SPLITS]
-  assert sizes == [48_000, 2_000, 10_000]
-  examples = source.examples("train")
-  pixels = np.stack([examples[i] for i in range(0, 48_000, 160)])
-  # Published channel means of the training set: 0.491, 0.482, 0.447.
-  means = pixels.reshape(-1, 3).mean(0) / 255
-  np.testing.assert_allclose(means, [0.491, 0.482, 0.447], atol=0.03)
-  # The held-out images are always the same, and not trained on.
-  again = data.source(config("cifar10", CIFAR10))
-  held_out = [
-    [bytes(made.examples("validation")[i]) for i in range(0, 2_000, 20)]
-    for made in (source, again)
-  ]
-  assert held_out[0] == held_out[1]
-  assert not {*held_out[0]} & {*map(bytes, pixels)}

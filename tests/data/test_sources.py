@@ -1,4 +1,4 @@
-"""Laws of sources: all registered ones, and two that are added here."""
+"""Laws of all registered sources, and of their names."""
 
 import re
 import zlib
@@ -10,24 +10,12 @@ import small_data
 from hypothesis import strategies
 
 from sparse_transformer import data
-from sparse_transformer.data import __main__ as command, download, registered
 
-TOYS = ("toy_stream", "toy_images")
 LABELLED = {"cifar10_gray", "labelled", "listops"}  # have other tests
 UNLABELLED = [name for name in data.SOURCES if name not in LABELLED]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def toys():
-  """Registers two sources, for this file only."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(registered, "SOURCES", dict(registered.SOURCES))
-    patch.setattr(registered, "BUILDERS", dict(registered.BUILDERS))
-    small_data.register_toys()
-    yield
-
-
-@pytest.fixture(scope="module", params=[*UNLABELLED, *TOYS])
+@pytest.fixture(scope="module", params=UNLABELLED)
 def config(request, tmp_path_factory):
   """The config of each source in turn, with small data."""
   folder = tmp_path_factory.mktemp(request.param)
@@ -204,7 +192,7 @@ def test_vocabularies_and_units():
 
 
 def test_unknown_source_is_an_error_that_lists_the_known_ones():
-  known = ", ".join([*data.SOURCES, *TOYS])
+  known = ", ".join(data.SOURCES)
   with pytest.raises(ValueError, match=f"data.name='cifar'; known: {known}"):
     data.source(small_data.config("cifar"))
 
@@ -217,14 +205,27 @@ def test_path_of_a_source_that_reads_none_is_an_error(name):
     data.source(small_data.config(name, "x"))
 
 
-def test_registration_is_all_that_a_source_needs():
-  with pytest.raises(
-    ValueError, match=r"prepare cifar10\|cifar10_gray\|enwik8\|toy_images "
-  ):
-    command.main(["data"])
-  with pytest.raises(ValueError, match="'digits'; known: .*, toy_images"):
-    download.prepare("digits")
-  with pytest.raises(FileNotFoundError, match="prepare toy_images --data_dir="):
-    data.source(small_data.config("toy_images", "/nowhere")).examples("test")
-  with pytest.raises(ValueError, match="'toy_stream' is already registered"):
-    data.register("toy_stream")
+def test_name_of_two_sources_is_an_error():
+  with pytest.raises(ValueError, match="'digits' is already registered"):
+    data.register("digits")
+
+
+# Labels.
+
+
+@pytest.mark.parametrize(
+  "size, label, phrase",
+  [
+    (0, 0, "0 symbols; .* between 1 and 4"),
+    (5, 0, "5 symbols; .* between 1 and 4"),
+    (3, -1, "has label=-1, but there are 2 classes"),
+    (3, 2, "has label=2, but there are 2 classes"),
+  ],
+)
+def test_examples_must_fit_the_source(size, label, phrase):
+  examples = [(np.ones(size, np.uint8), label)]
+  source = data.Sequences(
+    4, (2, 2), 7, ("a", "b"), lambda: dict.fromkeys(data.SPLITS, examples)
+  )
+  with pytest.raises(ValueError, match=phrase):
+    source.examples("train")[0]

@@ -70,7 +70,6 @@ def test_named_splits_are_not_mixed(tmp_path, name, paths, capfd):
         write(tmp_path / split / label / rest, number)
     else:
       write(tmp_path / path, number)
-  (tmp_path / "README.md").write_text("What this is.")
   (tmp_path / ".test.fasta.swp").write_text("hidden")
   made = data.source(config(name, tmp_path, columns=4, length=1))
   found = [
@@ -97,8 +96,15 @@ def test_without_test_split_a_line_says_what_it_is(tmp_path, capfd):
     write(tmp_path / path, 1)
   found = data.source(config("bytes", tmp_path)).load()
   assert found["test"] is found["validation"]
-  line = "has no b.test.txt: the test split is b.val.txt, the same data as val"
+  line = "has no test: it is b.val.txt, as validation is"
   assert line in capfd.readouterr().err
+
+
+def test_files_that_are_not_read_are_counted(tmp_path, capfd):
+  for name in ("train.txt", "val.txt", "test.txt", "README.md", "b/c.txt"):
+    write(tmp_path / name, 1)
+  data.source(config("bytes", tmp_path)).load()
+  assert "2 files are not read, as README.md" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,8 +113,8 @@ def test_without_test_split_a_line_says_what_it_is(tmp_path, capfd):
     (["train.txt", "train/a", "val/a"], "train and .*train.txt are both there"),
     (["train.txt", "train.txt.raw", "val.txt"], "train.txt.raw are both there"),
     (["train/a", "val/a", "valid/a"], "val and .*valid are both there; remove"),
-    (["train.txt", "b/a"], "has train.txt, but no val.txt; add it, or rename"),
-    (["wiki.test.txt", "b"], "has wiki.test.txt, but no wiki.train.txt; add"),
+    (["train.txt", "b/a"], "has train.txt, but no val; add it, or rename"),
+    (["wiki.test.txt", "b"], "has wiki.test.txt, but no train; add"),
     (["test/a", "b"], "has test, but no train; add it, or rename"),
     (["train/a", "val/"], "val has no file; set data.path"),
   ],
@@ -126,8 +132,8 @@ def test_names_that_tell_no_splits_are_an_error(tmp_path, paths, message):
 def test_empty_split_is_an_error_that_names_it(tmp_path):
   for name in NUMBERS:
     (tmp_path / f"{name}.txt").write_text("" if name == "test" else "text")
-  with pytest.raises(ValueError, match="test.txt is empty"):
-    data.source(config("bytes", tmp_path)).load()
+  with pytest.raises(ValueError, match="the test split is empty"):
+    data.source(config("bytes", tmp_path, length=1)).examples("test")
 
 
 def test_other_names_tell_no_splits(tmp_path):
@@ -135,5 +141,6 @@ def test_other_names_tell_no_splits(tmp_path):
   for name in names:
     write(tmp_path / name, 1)
   (tmp_path / ".train").touch()
-  assert not splits.named(tmp_path, "")
-  assert not splits.named(tmp_path / names[0], "")
+  for path, number in ((tmp_path, 5), (tmp_path / names[0], 1)):
+    (found,) = splits.listed(path, "").items()
+    assert found[0] == "" and len(found[1]) == number

@@ -10,7 +10,7 @@ import small_data
 from small_data import SHARED, TEXT, config, contents
 
 from sparse_transformer import data
-from sparse_transformer.data import codecs, streams
+from sparse_transformer.data import codecs
 
 
 def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
@@ -28,6 +28,15 @@ def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
 def test_unknown_home_is_an_error(name):
   with pytest.raises(FileNotFoundError, match="~nobody_here/x.* set data.path"):
     data.source(config(name, "~nobody_here/x/y")).examples("train")
+
+
+def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
+  (tmp_path / "a.txt").write_bytes(TEXT[1:256] * 9)
+  data.source(config("bytes", tmp_path)).load()
+  assert not capfd.readouterr().err
+  (tmp_path / "b.tar.gz").write_bytes(gzip.compress(bytes(100)))
+  data.source(config("bytes", tmp_path)).load()
+  assert "are 100 zeros, which text has not" in capfd.readouterr().err
 
 
 def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -69,41 +78,31 @@ def test_standard_library_is_python_text_without_its_tests():
   assert b"import pytest" not in text
 
 
-def test_text8_has_its_published_splits(tmp_path, monkeypatch):
-  path = tmp_path / "text8"
-  path.write_bytes(b"anarchz i")
-  with pytest.raises(ValueError, match="9 characters, .* has 100,000,000"):
-    data.source(config("text8", path)).examples("train")
-  assert streams.TEXT8 == (90_000_000, 5_000_000, 5_000_000)
-  monkeypatch.setattr(streams, "TEXT8", (6, 2, 1))
-  splits = data.source(config("text8", path)).load()
-  found = [splits[split].tolist() for split in data.SPLITS]
-  assert found == [[1, 14, 1, 18, 3, 8], [26, 0], [9]]
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_published_text_is_read_from_its_file_or_archive(
+  tmp_path, monkeypatch, name
+):
+  made = small_data.write(name, tmp_path, monkeypatch)
+  text = (tmp_path / name).read_bytes()
+  archive = tmp_path / f"{name}.zip"
+  small_data.write_zip(archive, {name: text})
+  for source in data.source(made), data.source(config(name, archive)):
+    splits = source.load()
+    parts = [source.codec.encode([splits[split]]) for split in data.SPLITS]
+    assert parts == [text[:1080], text[1080:1140], text[1140:]]
 
 
-def test_enwik8_is_split_90_5_5(tmp_path, monkeypatch):
-  text = small_data.small_enwik8(tmp_path, monkeypatch)
-  (tmp_path / "enwik8").write_bytes(text)
-  for path in ("enwik8", "downloads/manual/enwik8.zip"):
-    splits = data.source(config("enwik8", tmp_path / path)).load()
-    parts = [splits[split].tobytes() for split in data.SPLITS]
-    assert parts == [text[:1800], text[1800:1900], text[1900:]]
-
-
-def test_other_text_is_not_mistaken_for_enwik8(tmp_path, monkeypatch):
-  path = tmp_path / "enwik8"
-  source = data.source(config("enwik8", path))
+def test_other_text_is_not_mistaken_for_a_published_one(tmp_path, monkeypatch):
+  path = tmp_path / "other"
   path.write_bytes(b"text")
-  with pytest.raises(
-    ValueError, match="4 bytes with .* but enwik8 has 100,000,000"
-  ):
-    source.examples("train")
-  text = small_data.small_enwik8(tmp_path, monkeypatch)
-  path.write_bytes(text[::-1])
-  with pytest.raises(
-    ValueError, match="2,000 bytes with md5 .* set data.name to bytes"
-  ):
-    source.examples("train")
+  for name in "enwik8", "text8":
+    message = f"4 bytes with .* but {name} has 100,000,000 .* data.name to byt"
+    with pytest.raises(ValueError, match=message):
+      data.source(config(name, path)).examples("train")
+  small_data.write("enwik8", tmp_path, monkeypatch)
+  path.write_bytes((tmp_path / "enwik8").read_bytes()[::-1])
+  with pytest.raises(ValueError, match="1,200 bytes with MD5 .* with .*; for"):
+    data.source(config("enwik8", path)).examples("train")
 
 
 RECORDS = "the first\nrecord", "", "föx"
@@ -138,6 +137,58 @@ def test_line_that_is_no_record_is_named(tmp_path, line, message):
   source = data.source(config("jsonl", tmp_path, documents=True))
   with pytest.raises(ValueError, match=f"x.jsonl, {message}"):
     source.examples("train")
+
+
+# Files with labels.
+
+
+def write_classes(folder, texts):
+  """Writes {class: texts} into a folder for each class."""
+  for name, of_class in texts.items():
+    (folder / name).mkdir(parents=True)
+    for i, text in enumerate(of_class):
+      (folder / name / f"{i:02}.txt").write_bytes(text)
+
+
+TEXTS = {"no": [bytes([k] * (k + 1)) for k in range(20)], "yes": [b"abc"] * 8}
+
+
+def test_rows_have_symbols_label_and_size(tmp_path):
+  write_classes(tmp_path, TEXTS)
+  source = data.source(config("labelled", tmp_path, length=10))
+  assert source.classes == ("no", "yes")
+  rows = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
+  assert [len(x) for x in rows.values()] == [14, 7, 7]
+  assert rows["train"].dtype == np.uint8
+  no, yes = (rows["train"][rows["train"][:, -2] == x] for x in (0, 1))
+  # The first half of the files of each class, in an order of no class.
+  assert sorted(no[:, 0]) == [*range(10)] and len(yes) == 4
+  for row in no:
+    assert row[-1] == row[0] + 1
+    assert (row[: row[-1]] == row[0]).all() and not row[row[-1] : -2].any()
+  assert (yes == [*b"abc", *[0] * 7, 1, 3]).all()
+  assert (np.diff(rows["train"][:, -2].astype(int)) != 0).sum() > 1
+  longest = np.stack(list(source.examples("test")))
+  assert longest[:, -1].max() == 10  # cut
+  window, scored = source.windows("test")[0]
+  np.testing.assert_array_equal(window, longest[0])
+  assert scored.tolist() == [True]
+  with pytest.raises(ValueError, match="min_context=3 must be 0 for labels"):
+    source.windows("test", 3)
+
+
+def test_folders_of_splits_have_the_same_classes(tmp_path):
+  for split in ("train", "validation", "test"):
+    write_classes(tmp_path / split, TEXTS)
+  source = lambda: data.source(config("labelled", tmp_path, length=10))
+  assert [len(source().examples(x)) for x in data.SPLITS] == [28] * 3
+  digest = source().digest()
+  assert digest["examples"] == 28 and digest == source().digest()
+  (tmp_path / "test" / "yes" / "00.txt").write_bytes(b"abd")
+  assert source().digest() != digest
+  write_classes(tmp_path / "test", {"more": TEXTS["yes"]})
+  with pytest.raises(ValueError, match="test has the classes more, no, yes"):
+    source()
 
 
 # Real data.

@@ -14,13 +14,7 @@ import scipy.io.wavfile
 from PIL import Image
 
 from sparse_transformer import data
-from sparse_transformer.data import (
-  array_records,
-  download,
-  images,
-  registered,
-  streams,
-)
+from sparse_transformer.data import cifar10, images, sources, streams
 
 REPO = pathlib.Path(__file__).parents[2]
 SHARED = REPO.parent / "shared" / "data"  # real data, if present
@@ -46,40 +40,17 @@ def write_zip(path, members):
       archive.writestr(name, content)
 
 
-def put_archive(root, name, content):
-  """Writes an archive where messages tell users to; returns its UrlInfo."""
-  import tensorflow_datasets as tfds
-
-  path = root / "downloads" / "manual" / name
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_bytes(content)
-  checksum = hashlib.sha256(content).hexdigest()
-  return tfds.core.download.checksums.UrlInfo(len(content), checksum, name)
-
-
-def small_enwik8(root, patch):
-  """Puts an archive of 2,000 bytes in place of enwik8; returns the bytes."""
-  from sparse_transformer.data.builders import Enwik8
-
-  text = np.random.RandomState(0).bytes(2_000)
-  archive = io.BytesIO()
-  write_zip(archive, {"enwik8": text})
-  info = put_archive(root, "enwik8.zip", archive.getvalue())
-  url = "http://nowhere.invalid/enwik8.zip"
-  patch.setattr(Enwik8, "url_infos", {url: info})
-  patch.setattr(Enwik8, "SIZE", 2_000)
-  patch.setattr(Enwik8, "MD5", hashlib.md5(text).hexdigest())
-  patch.setattr(Enwik8, "RECORD", 50)
-  return text
-
-
 def small_cifar10(root, patch):
-  """Puts an archive with 8 images per file; returns the files by name."""
-  from sparse_transformer.data.builders import Cifar10Bytes as builder
+  """Puts an archive with 8 images per file where messages tell users to.
 
-  random = np.random.RandomState(0)
-  files = {}
-  archive = io.BytesIO()
+  Returns the files by name.
+  """
+  from tensorflow_datasets.core.download.checksums import UrlInfo
+
+  from sparse_transformer.data import download
+
+  builder = download.Cifar10Bytes
+  random, files, archive = np.random.RandomState(0), {}, io.BytesIO()
   with tarfile.open(fileobj=archive, mode="w:gz") as tar:
     # With other files and unsorted, as in the published archive.
     for name in ("readme", *builder.TEST_FILES, *builder.TRAIN_FILES[::-1]):
@@ -88,10 +59,16 @@ def small_cifar10(root, patch):
       member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
       member.size = files[name].size
       tar.addfile(member, io.BytesIO(files[name].tobytes()))
-  info = put_archive(root, "cifar-10-binary.tar.gz", archive.getvalue())
-  patch.setattr(builder, "url_infos", dict.fromkeys(builder.url_infos, info))
+  content = archive.getvalue()
+  path = root / "downloads" / "manual" / download.ARCHIVE.filename
+  path.parent.mkdir(parents=True)
+  path.write_bytes(content)
+  checksum = hashlib.sha256(content).hexdigest()
+  info = UrlInfo(len(content), checksum, path.name)
+  patch.setattr(download, "ARCHIVE", info)
+  patch.setattr(builder, "url_infos", {download.URL: info})
   patch.setattr(builder, "IMAGES_PER_FILE", 8)
-  patch.setattr(images, "CIFAR10_HELD_OUT", 6)
+  patch.setattr(cifar10, "HELD_OUT", 6)
   return files
 
 
@@ -117,35 +94,17 @@ def write_records(path, texts):
   path.write_text("".join(json.dumps(dict(text=x)) + "\n" for x in texts))
 
 
-def register_toys():
-  """Adds two sources: one registration each, and a builder for the second."""
-
-  @data.register("toy_stream")
-  def toy_stream(config):
-    splits = dict.fromkeys(data.SPLITS, np.arange(99, dtype=np.uint8))
-    return data.Stream(config.length, config.columns, lambda: splits)
-
-  @data.register("toy_images", builder="small_data.toy:Toy")
-  def toy_images(config):
-    def load():
-      folder = array_records.find(config, "toy")
-      return {k: array_records.read(folder, k, "image") for k in data.SPLITS}
-
-    return data.Images((2, 3, 1), 256, load)
-
-
 def write(name, folder, patch):
   """Writes small data for a source; returns its config."""
   path = folder
   if name in ("bytes", "stdlib"):
     (folder / "text.py").write_bytes(TEXT)
     patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": folder})
-  elif name == "enwik8":
-    small_enwik8(folder, patch)
-  elif name == "text8":
-    patch.setattr(streams, "TEXT8", (200, 50, 50))
-    path = folder / "text8"
-    path.write_bytes(b"the quick brown fox jumps over" * 10)
+  elif name in ("enwik8", "text8"):
+    path = folder / name
+    path.write_bytes(text := b"the quick brown fox jumps over" * 40)
+    patch.setattr(streams, "SIZE", len(text))
+    patch.setattr(streams, "ENWIK8", hashlib.md5(text).hexdigest())
   elif name == "jsonl":
     write_records(folder / "x.jsonl", ["some text", "and\nmore"] * 20)
   elif name == "tokens":
@@ -159,13 +118,10 @@ def write(name, folder, patch):
   elif name == "audio":
     scipy.io.wavfile.write(folder / "x.wav", 12_000, np.sin(np.arange(300.0)))
   elif name == "cifar10":
+    from sparse_transformer.data import download
+
     small_cifar10(folder, patch)
+    download.prepare(str(folder))
   elif name == "imagenet64":
     small_imagenet64(folder, patch)
-  elif name == "toy_images":
-    from small_data import toy
-
-    put_archive(folder, "toy.bin", toy.ARCHIVE)
-  if name in registered.BUILDERS:
-    download.prepare(name, str(folder))
-  return config(name, "" if name in registered.WITHOUT_PATH else path)
+  return config(name, "" if name in sources.WITHOUT_PATH else path)

@@ -1,0 +1,224 @@
+"""Tests of cifar10.py and download.py: no network, few images."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+import small_data
+from small_data import SHARED, config
+
+from sparse_transformer import data
+from sparse_transformer.data import cifar10, download
+
+PIXELS = np.random.RandomState(0).randint(0, 256, (13, 32, 32, 3), np.uint8)
+
+
+def rows(root, split, name="cifar10"):
+  return list(map(bytes, data.source(config(name, root)).examples(split)))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+  """9 training and 4 test images, as the stock builder writes them."""
+  import tensorflow_datasets as tfds
+
+  def examples(numbers):
+    for i in numbers:
+      PIL.Image.fromarray(PIXELS[i]).save(file := io.BytesIO(), "PNG")
+      file.seek(0)
+      yield i, {"id": f"{i}", "image": file, "label": i % 10}
+
+  root = tmp_path_factory.mktemp("prepared")
+  builder = tfds.builder("cifar10", data_dir=root, file_format="array_record")
+  builder._split_generators = lambda dl_manager: {
+    "train": examples(range(9)),
+    "test": examples(range(9, 13)),
+  }
+  builder.download_and_prepare()
+  return root
+
+
+@pytest.fixture
+def root(prepared, tmp_path, monkeypatch):
+  """A copy of them, for tests to damage."""
+  monkeypatch.setattr(cifar10, "HELD_OUT", 3)
+  return shutil.copytree(prepared, tmp_path / "root")
+
+
+@pytest.fixture
+def folder(root):
+  (folder,) = (root / "cifar10").iterdir()
+  return folder
+
+
+def test_stock_copy_is_read_in_color_and_in_gray(root):
+  found = {split: rows(root, split) for split in data.SPLITS}
+  assert list(map(len, found.values())) == [6, 3, 4]
+  numbers = {bytes(image): i for i, image in enumerate(PIXELS)}
+  train = [numbers[x] for x in found["train"] + found["validation"]]
+  assert sorted(train) == [*range(9)]
+  assert sorted(numbers[x] for x in found["test"]) == [*range(9, 13)]
+  source = data.source(config("cifar10_gray", root))
+  assert source.classes == cifar10.CLASSES
+  for split, of_split in found.items():
+    for color, row in zip(of_split, source.examples(split), strict=True):
+      gray = cifar10.gray(PIXELS[numbers[color]])
+      np.testing.assert_array_equal(row, [*gray, numbers[color] % 10, 1024])
+
+
+def test_gray_is_the_luma_of_itu_r_601():
+  image = np.zeros((1, 5, 3), np.uint8)
+  image[0, :3] = 255 * np.eye(3, dtype=np.uint8)
+  image[0, 3:] = [[255] * 3, [10, 20, 30]]
+  # 76.22, 149.69, 29.07, 254.97, 18.15
+  assert cifar10.gray(image).tolist() == [76, 150, 29, 255, 18]
+
+
+def test_newest_finished_version_is_read(root, folder):
+  newest = folder.with_name("4.0.10")
+  for name in "4.0.10", "4.0.9", "incomplete.X_5.0.0", "5.x":
+    shutil.copytree(folder, folder.with_name(name))
+  assert cifar10.newest(str(root)) == newest
+
+
+@pytest.mark.parametrize("size", [0, 100, 3_000, -10])
+def test_truncated_file_is_found_when_it_is_opened(root, folder, size):
+  (path,) = folder.glob("*test.array_record-*")
+  os.truncate(path, size % path.stat().st_size)
+  with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
+    data.source(config("cifar10", root)).examples("test")
+
+
+def test_damaged_record_is_found_when_read(root, folder):
+  (path,) = folder.glob("*test.array_record-*")
+  content = bytearray(path.read_bytes())
+  digest = data.source(config("cifar10", root)).digest()
+  assert digest == data.source(config("cifar10", root)).digest()
+  content[2_000] ^= 1  # of the image of a record
+  path.write_bytes(content)
+  source = data.source(config("cifar10", root))
+  assert source.digest() != digest
+  examples = source.examples("test")
+  with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
+    list(examples)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"splits": 5}', '"99"'])
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_description_that_is_broken_or_does_not_fit_is_an_error(
+  root, folder, name, content
+):
+  path = folder / name
+  if content is None:
+    path.unlink()
+  elif content.startswith("{"):
+    path.write_text(content)
+  else:
+    path = folder / "dataset_info.json"
+    path.write_text(path.read_text().replace('"9"', content))
+  with pytest.raises(ValueError, match=f"{folder} is damaged or truncated"):
+    data.source(config("cifar10", root)).examples("train")
+
+
+# Our own copy.
+
+
+@pytest.fixture
+def archive(monkeypatch, tmp_path):
+  """Pixels and labels of a small archive, by file name."""
+  return small_data.small_cifar10(tmp_path, monkeypatch)
+
+
+def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
+  builder = download.prepare(str(tmp_path))
+  # Not where the stock builder writes.
+  assert builder.data_path.parent == tmp_path / "cifar10_bytes"
+  found = {split: rows(tmp_path, split) for split in data.SPLITS}
+  assert list(map(len, found.values())) == [34, 6, 8]
+
+  def expected(names):
+    return sorted(
+      image.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()
+      for name in names
+      for image in archive[name][:, 1:]
+    )
+
+  assert sorted(found["test"]) == expected(builder.TEST_FILES)
+  train = found["train"] + found["validation"]
+  assert sorted(train) == expected(builder.TRAIN_FILES)
+  labels = [
+    row[-2]
+    for row in data.source(config("cifar10_gray", tmp_path)).examples("test")
+  ]
+  assert sorted(labels) == sorted(archive["test_batch.bin"][:, 0])
+  assert "tensorflow" not in sys.modules
+  # Without the archive, in the default folder, by the command: it is prepared.
+  shutil.rmtree(tmp_path / "downloads")
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  assert rows("", "test") == found["test"]
+  words = "-m", "sparse_transformer.data", "prepare", "cifar10"
+  done = subprocess.run(
+    [sys.executable, *words],
+    cwd=small_data.REPO,
+    capture_output=True,
+    text=True,
+  )
+  expected = (
+    f"cifar10_bytes is in {builder.data_path}: 40 train, 8 test records"
+  )
+  assert expected in done.stdout
+
+
+def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, archive):
+  path = tmp_path / "downloads" / "manual" / download.ARCHIVE.filename
+  path.write_bytes(path.read_bytes()[::-1])
+  with pytest.raises(ValueError, match=f"{path} is damaged.*checksum"):
+    download.prepare(str(tmp_path))
+  with pytest.raises(FileNotFoundError, match="prepare cifar10 --data_dir="):
+    rows(tmp_path, "train")
+
+
+def test_archive_is_downloaded_once_and_completely(
+  tmp_path, archive, monkeypatch
+):
+  path = tmp_path / "downloads" / "manual" / download.ARCHIVE.filename
+  content = path.read_bytes()
+  path.unlink()
+  for part in content[:-1], content:
+    answer = lambda url, timeout, part=part: io.BytesIO(part)
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    if part is content:
+      download.prepare(str(tmp_path))
+    else:
+      message = f"the answer has {len(part):,} bytes.; put the file at {path}"
+      with pytest.raises(ConnectionError, match=message):
+        download.prepare(str(tmp_path))
+  monkeypatch.delattr("urllib.request.urlopen")
+  download.prepare(str(tmp_path))
+
+
+@pytest.mark.skipif(
+  not (SHARED / "tensorflow_datasets" / "cifar10").is_dir(),
+  reason="needs a prepared CIFAR-10",
+)
+def test_published_images_are_read():
+  root = SHARED / "tensorflow_datasets"
+  names = (root / "cifar10/3.0.2/label.labels.txt").read_text().split()
+  assert list(cifar10.CLASSES) == names
+  source = data.source(config("cifar10", root))
+  sizes = [len(source.examples(split)) for split in data.SPLITS]
+  assert sizes == [48_000, 2_000, 10_000]
+  examples = source.examples("train")
+  pixels = np.stack([examples[i] for i in range(0, 48_000, 160)])
+  # Published channel means of the training set: 0.491, 0.482, 0.447.
+  means = pixels.reshape(-1, 3).mean(0) / 255
+  np.testing.assert_allclose(means, [0.491, 0.482, 0.447], atol=0.03)
+  # Held-out images are not trained on.
+  held_out = source.examples("validation")
+  held_out = {bytes(held_out[i]) for i in range(0, 2_000, 20)}
+  assert not held_out & {*map(bytes, pixels)}

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from sparse_transformer import config as config_lib, schema, version
-from sparse_transformer.data import registered
+from sparse_transformer.data import SOURCES
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE = REPO / "sparse_transformer"
@@ -440,7 +440,7 @@ def test_every_flag_and_source_is_on_a_page():
   code = "\n".join(path.read_text() for path in sources())
   flags = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code)
   named = [rf"--(no)?{flag}\b" for flag in flags]
-  named += [f"`{source}`" for source in registered.SOURCES]
+  named += [f"`{source}`" for source in SOURCES]
   assert [x for x in named if not re.search(x, text)] == []
 
 

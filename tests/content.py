@@ -98,19 +98,14 @@ def of_blocks(is_chosen, size):
   return np.repeat(is_chosen, size, -1)[..., :n]
 
 
-# As the papers define them.
-
-
 def moba(q, k, size, top_k):
   """Mixture of block attention, Lu et al. 2025, section 2.2.
 
   A query scores each block by its product with the mean key. Later blocks have
   the score -inf, and its own always counts among the `top_k`, up to itself.
   """
-  n, mask = (
-    q.shape[1],
-    np.zeros((*q.swapaxes(1, 2).shape[:3], q.shape[1]), bool),
-  )
+  batch, n, heads, _ = q.shape
+  mask = np.zeros((batch, heads, n, n), bool)
   starts = np.arange(0, n, size)
   for b, t, h in np.ndindex(q.shape[:3]):
     scores = np.array(
@@ -121,28 +116,6 @@ def moba(q, k, size, top_k):
     for block in np.argsort(-scores)[:top_k]:
       if scores[block] > -np.inf:
         mask[b, h, t, starts[block] : min(starts[block] + size, t + 1)] = True
-  return mask
-
-
-def reformer(q, pattern):
-  """One round of LSH attention, Kitaev et al. 2020, section 2.
-
-  Positions are sorted by bucket and then by position, and cut into chunks. A
-  query attends to those in its bucket, up to itself, in its chunk and the one
-  before; to itself only if it has no other key.
-  """
-  labels = lsh_labels(pattern, q.swapaxes(1, 2))[..., 0]
-  mask = np.zeros((*labels.shape, labels.shape[-1]), bool)
-  for b, h in np.ndindex(labels.shape[:2]):
-    order = sorted(range(labels.shape[2]), key=lambda i: (labels[b, h, i], i))
-    chunk = {i: place // pattern.window for place, i in enumerate(order)}
-    for i in order:
-      keys = [
-        j
-        for j in range(i)
-        if labels[b, h, j] == labels[b, h, i] and chunk[i] - chunk[j] in (0, 1)
-      ]
-      mask[b, h, i, keys or [i]] = True
   return mask
 
 
@@ -184,26 +157,4 @@ def routing_top(q, k, clusters=8, window=32):
   return causal((member[:, :, :, None] & member[:, :, None]).any(-1))
 
 
-def mean_query_of_block(q, k, size=16, num=3):
-  """All queries of a block choose by their mean, which has later ones."""
-  q, k = q.swapaxes(1, 2), k.swapaxes(1, 2)
-  mean = q.reshape(*q.shape[:2], -1, size, q.shape[-1]).mean(3)
-  scores, is_past = block_scores(np.repeat(mean, size, 2), k, size)
-  return causal(of_blocks(chosen(scores, is_past, num), size))
-
-
-def own_block_in_the_gate(q, k, size=16, num=3):
-  """The query's own block competes by the mean of keys that come later."""
-  q, k = q.swapaxes(1, 2), k.swapaxes(1, 2)
-  scores, is_past = block_scores(q, k, size)
-  own = np.arange(q.shape[2])[:, None] // size
-  allowed = is_past | (np.arange(scores.shape[-1]) == own)
-  return causal(of_blocks(chosen(scores, allowed, num), size))
-
-
-LEAKING = (
-  reformer_chunks,
-  routing_top,
-  mean_query_of_block,
-  own_block_in_the_gate,
-)
+LEAKING = reformer_chunks, routing_top

@@ -37,7 +37,7 @@ MAY_IMPORT = {
 }
 # And those within a package, which know no other file than these.
 WITHIN = {
-  "attention/content": {"contract", "heads", "orders", "online_softmax"},
+  "attention/content": {"contract", "heads", "online_softmax"},
   "attention/executors": {
     *("contract", "heads", "orders", "online_softmax", "platforms", "content"),
   },

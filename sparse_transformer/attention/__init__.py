@@ -1,9 +1,10 @@
 """Sparse attention: one contract, several executors, a plain reference."""
 
+import sys
+
 from sparse_transformer.attention.adapters import (
   as_attention_fn as as_attention_fn,
 )
-from sparse_transformer.attention.caches import clear_caches as clear_caches
 from sparse_transformer.attention.contract import SAVED_NAMES as SAVED_NAMES
 from sparse_transformer.attention.decoding import (
   Cache as Cache,
@@ -12,3 +13,17 @@ from sparse_transformer.attention.decoding import (
   init_cache as init_cache,
 )
 from sparse_transformer.attention.dispatch import attend as attend
+
+
+def clear_caches() -> None:
+  """Forgets the plans of all patterns and lengths, which take memory.
+
+  They are made again when they are needed. Programs that JAX has compiled have
+  copies of them: see `jax.clear_caches`.
+  """
+  rooms = "sparse_transformer.attention", "sparse_transformer.patterns"
+  for name, module in list(sys.modules.items()):
+    if name.startswith(rooms):
+      for x in vars(module).values():
+        if hasattr(x, "cache_clear"):
+          x.cache_clear()

@@ -1,21 +1,19 @@
 """`attend` as the attention function of Flax's modules."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer.attention.arguments import (
-  Segments,
-  patterns_of_heads,
-  read_patterns,
-)
+from sparse_transformer.attention import arguments
 from sparse_transformer.attention.dispatch import attend
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
+
+# What Flax may pass that changes nothing: the softmax is in float32 anyway.
+HARMLESS = "broadcast_dropout", "dropout_rng", "force_fp32_for_softmax"
 
 
 def as_attention_fn(
@@ -24,14 +22,11 @@ def as_attention_fn(
   """An `attention_fn` for Flax, which runs `attend` with given patterns.
 
   It is for `nnx.MultiHeadAttention` and `linen.MultiHeadDotProductAttention`,
-  also with `decode=True`: a mask [batch..., 1, 1, n] of one query is that of
-  their cache, and says which keys it has. Whatever else they may pass is either
+  also with `decode=True`. The mask of one query [batch..., 1, 1, n] is then
+  that of their cache, and must leave the newest key to at least one sequence:
+  the position of the query is found from it. Whatever else they may pass is
   honoured (`dtype`, `is_causal`) or rejected: any other mask, a bias, attention
   dropout, a `precision`, weights to be stored.
-
-  The position of the one query is the last that the mask leaves to a sequence:
-  it must leave the newest key to at least one. Cross-attention of a single
-  query with a mask is read as decoding.
 
   Args:
     patterns: as in `attend`.
@@ -42,7 +37,7 @@ def as_attention_fn(
     heads, width], which raises a ValueError for what it cannot honour.
 
   Raises:
-    ValueError: a pattern is invalid, or a setting is unknown.
+    ValueError: a pattern is invalid.
 
   >>> from flax import nnx
   >>> layer = nnx.MultiHeadAttention(
@@ -51,57 +46,41 @@ def as_attention_fn(
   >>> layer(jnp.ones((1, 64, 8))).shape
   (1, 64, 8)
   """
-
-  given = read_patterns(patterns)
-  known = {*inspect.signature(attend).parameters} - {"first", "return_lse"}
-  if unknown := settings.keys() - known:
-    raise ValueError(
-      f"as_attention_fn takes no {min(unknown)}; its settings are those of"
-      " attend but for first and return_lse"
-    )
+  given = arguments.read_patterns(patterns)
 
   # Linen passes only the arguments that it finds in the signature.
   def attention_fn(
     query,
     key,
     value,
-    bias=None,
     mask=None,
-    broadcast_dropout=True,
-    dropout_rng=None,
     dropout_rate=0.0,
     deterministic=False,
     dtype=None,
-    precision=None,
-    module=None,
     is_causal=False,
-    input_positions=None,
-    force_fp32_for_softmax=True,
+    precision=None,
     qk_attn_weights_einsum=None,
     attn_weights_value_einsum=None,
+    **others,
   ):
-    del broadcast_dropout, dropout_rng, force_fp32_for_softmax  # it always is
-    _reject(
-      bias=bias,
-      precision=precision,
-      sow_weights=module,
-      input_positions=input_positions,
-      qk_attn_weights_einsum=qk_attn_weights_einsum,
-      attn_weights_value_einsum=attn_weights_value_einsum,
-    )
+    others |= dict(precision=precision)
+    others |= dict(qk_attn_weights_einsum=qk_attn_weights_einsum)
+    others |= dict(attn_weights_value_einsum=attn_weights_value_einsum)
+    for name, x in others.items():
+      if x is not None and name not in HARMLESS:
+        raise ValueError(f"attend cannot honour {name}; leave it out")
     if dropout_rate > 0 and not deterministic:
       raise ValueError(
         f"attend has no attention dropout: set dropout_rate={dropout_rate} to"
         " 0, or deterministic=True"
       )
-    if dtype is not None:
-      query, key, value = (x.astype(dtype) for x in (query, key, value))
     *batch, num_queries, num_heads, _ = query.shape
     q, k, v = (
-      x.reshape(-1, *x.shape[len(batch) :]) for x in (query, key, value)
+      x.astype(dtype or x.dtype).reshape(-1, *x.shape[len(batch) :])
+      for x in (query, key, value)
     )
     n = k.shape[1]
-    heads = patterns_of_heads(given, num_heads, n)
+    heads = arguments.patterns_of_heads(given, num_heads, n)
     if is_causal:
       heads = tuple(map(functools.partial(_causal, n=n), heads))
     options = settings
@@ -120,13 +99,6 @@ def as_attention_fn(
   return attention_fn
 
 
-def _reject(**arguments):
-  """Raises a ValueError for what Flax passes and `attend` has not."""
-  for name, x in arguments.items():
-    if x is not None:
-      raise ValueError(f"attend cannot honour {name}; leave it out")
-
-
 def _causal(pattern, n):
   """A pattern without pairs whose key is later."""
   is_causal = analysis.is_causal(pattern.support(), n)
@@ -138,4 +110,5 @@ def _of_cache(mask_BM):
   # The last position that any sequence may see is the one just written.
   first = jnp.where(mask_BM, jnp.arange(mask_BM.shape[1])[None], 0).max()
   of_keys = jnp.where(mask_BM, 0, -1).astype(jnp.int32)
-  return dict(first=first, segments_BL=Segments(0 * of_keys[:, :1], of_keys))
+  segments = arguments.Segments(0 * of_keys[:, :1], of_keys)
+  return dict(first=first, segments_BL=segments)

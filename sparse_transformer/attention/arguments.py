@@ -1,7 +1,8 @@
 """The arguments of `attend`: what is invalid is a ValueError of one line."""
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,14 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.contract import Case, Keys, Queries, Scores
-from sparse_transformer.patterns import (
-  FACTORIZATIONS,
-  PUBLISHED,
-  Pattern,
-  parse,
-  shorten,
-)
+from sparse_transformer.attention.contract import Keys, Queries, Scores
+from sparse_transformer.patterns import Pattern, parse, shorten
 
 DTYPES = "bfloat16", "float16", "float32", "float64"
 
@@ -35,90 +30,76 @@ def check_arrays(
   segments_BL: jax.Array | Segments | None,
   first: jax.Array | int | None,
 ) -> tuple[Queries, Keys, jax.Array | None]:
-  """Checks the arrays of `attend`, and returns them, batched, and `first`.
-
-  Raises:
-    ValueError: they are not arrays, or their shapes or dtypes are invalid.
-  """
-  is_unbatched = _check_kinds(q=q_BLHK, k=k_BMGK, v=v_BMGE)
-  arrays = [jnp.asarray(x) for x in (q_BLHK, k_BMGK, v_BMGE)]
-  q, k, v = (x[None] for x in arrays) if is_unbatched else arrays
-  at = _check_shapes(q, k, v, first)
+  """The arrays of `attend`, batched, and `first`, once they are checked."""
+  arrays = q_BLHK, k_BMGK, v_BMGE
+  for fault in _faults(*arrays, is_slice=first is not None):
+    named = zip("qkv", map(describe, arrays), strict=True)
+    raise ValueError(f"{fault}, got {', '.join(map(' '.join, named))}")
+  is_unbatched = q_BLHK.ndim == 3
+  q, k, v = (
+    jnp.asarray(x)[None] if is_unbatched else jnp.asarray(x) for x in arrays
+  )
+  length, longest = q.shape[1], k.shape[1]
+  if first is not None:
+    why = f", since q has {length} of the {longest} positions of k"
+    first = check_index("first", first, longest - length + 1, why)
+    first = jnp.asarray(first, jnp.int32)
   if segments_BL is None:
-    return Queries(q), Keys(k, v), at
+    return Queries(q), Keys(k, v), first
   if isinstance(segments_BL, Segments):
     of_queries, of_keys = (x[..., None] for x in segments_BL)
-    return Queries(q, of_queries), Keys(k, v, of_keys), at
+    return Queries(q, of_queries), Keys(k, v, of_keys), first
   segments = _check_segments(segments_BL, k.shape[is_unbatched:2])
   segments = segments[None] if is_unbatched else segments
   of_keys = of_queries = segments[..., None]
-  if at is not None:
-    of_queries = lax.dynamic_slice_in_dim(of_keys, at, q.shape[1], 1)
-  return Queries(q, of_queries), Keys(k, v, of_keys), at
+  if first is not None:
+    of_queries = lax.dynamic_slice_in_dim(of_keys, first, length, 1)
+  return Queries(q, of_queries), Keys(k, v, of_keys), first
 
 
-def _check_kinds(**arrays):
-  """Whether the batch axis is missing; a ValueError if they are no arrays."""
-  for name, x in arrays.items():
-    if not isinstance(x, jax.Array | np.ndarray):
-      raise ValueError(f"{name} must be an array, got {type(x).__name__}")
-  kinds = [str(x.dtype) for x in arrays.values()]
-  if not {*kinds} <= {*DTYPES} or kinds[0] != kinds[1]:
-    found = ", ".join(map(" ".join, zip(arrays, kinds, strict=True)))
-    raise ValueError(
-      f"q, k, v must be among {', '.join(DTYPES)}, and q and k of the same"
-      f" dtype, got {found}"
-    )
-  if {x.ndim for x in arrays.values()} not in ({3}, {4}):
-    raise ValueError(
-      "q, k, v must be [batch, n, heads, width], or all without batch, got"
-      f" {_shapes(*arrays.values())}"
-    )
-  return arrays["q"].ndim == 3
-
-
-def _shapes(q, k, v):
-  return f"q {q.shape}, k {k.shape}, v {v.shape}"
-
-
-def _check_shapes(q, k, v, first):
-  """The first position; a ValueError if shapes do not fit."""
-  if not all(isinstance(i, int) for x in (q, k, v) for i in x.shape[1:]):
-    raise ValueError(f"only the batch may be symbolic, got {_shapes(q, k, v)}")
-  if not all((*q.shape, *v.shape, k.shape[2])):
-    raise ValueError(f"q, k, v must not be empty, got {_shapes(q, k, v)}")
-  (batch, n, num_heads, width), (_, longest, num_key_heads, _) = (
-    q.shape,
-    k.shape,
-  )
-  if k.shape[:3] != v.shape[:3] or k.shape[::3] != (batch, width):
-    raise ValueError(
+def _faults(q: Any, k: Any, v: Any, is_slice: bool) -> Iterator[str]:
+  """What is wrong with queries, keys and values; the first counts."""
+  arrays = q, k, v
+  if not all(isinstance(x, jax.Array | np.ndarray) for x in arrays):
+    yield "q, k, v must be arrays"
+  dtypes = [str(x.dtype) for x in arrays]
+  if not {*dtypes} <= {*DTYPES} or dtypes[0] != dtypes[1]:
+    known = ", ".join(DTYPES)
+    yield f"q, k, v must be among {known}, and q and k of the same dtype"
+  if {x.ndim for x in arrays} not in ({3}, {4}):
+    yield "q, k, v must be [batch, n, heads, width], or all without batch"
+  *batch, length, num_heads, width = q.shape
+  *_, longest, num_key_heads, _ = k.shape
+  if not all(isinstance(i, int) for x in arrays for i in x.shape[-3:]):
+    yield "only the batch may be symbolic"
+  if not all((*q.shape, *v.shape)):
+    yield "q, k, v must not be empty"
+  if k.shape[:-1] != v.shape[:-1] or [*k.shape[:-3], k.shape[-1]] != [
+    *batch,
+    width,
+  ]:
+    yield (
       "q and k must have the same shape but for heads, and v may differ from k"
-      f" in width only, got {_shapes(q, k, v)}"
+      " in width only"
     )
-  if n > longest or (first is None and n != longest):
-    raise ValueError(
-      f"q has {n} positions and k {longest}; cross-attention between sequences"
-      " of different lengths is not supported; for queries at some positions of"
-      " the keys, pass attend(..., first=), the position of the first query"
+  if length > longest or length < longest and not is_slice:
+    yield (
+      f"q has {length} positions and k {longest}; cross-attention between"
+      " sequences of different lengths is not supported; for queries at some"
+      " positions of the keys, pass attend(..., first=), the position of the"
+      " first query"
     )
   if num_heads % num_key_heads:
-    raise ValueError(
+    yield (
       f"the {num_key_heads} heads of k and v must divide the {num_heads} heads"
-      f" of q, got {_shapes(q, k, v)}"
+      " of q"
     )
-  if first is None:
-    return None
-  why = f", since q has {n} of the {longest} positions of k"
-  return jnp.asarray(
-    check_index("first", first, longest - n + 1, why), jnp.int32
-  )
 
 
 def _check_segments(given, shape):
   """Segments as int32; a ValueError unless they are integers of a shape."""
-  x = _as_array(given)
-  is_valid = getattr(x, "shape", None) == shape and x.dtype.kind in "iu"
+  x = given if isinstance(given, jax.Array) else np.asarray(given)
+  is_valid = x.shape == shape and x.dtype.kind in "iu"
   if is_valid and isinstance(x, np.ndarray):
     is_valid = np.array_equal(x, x.astype(np.int32))
   if not is_valid:
@@ -127,14 +108,6 @@ def _check_segments(given, shape):
       f" {describe(x)}; they must fit in 32 bits: number the documents"
     )
   return jnp.asarray(x, jnp.int32)
-
-
-def _as_array(x):
-  """An array of what is none yet; the same object if that cannot be."""
-  try:
-    return x if isinstance(x, np.ndarray) else jnp.asarray(x)
-  except (TypeError, ValueError, OverflowError):
-    return x
 
 
 def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
@@ -150,69 +123,44 @@ def describe(x: Any) -> str:
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
   """The index, an int if it is not traced; a ValueError if it is invalid."""
-  shape = getattr(index, "shape", ())
-  known = isinstance(index, int | np.integer | np.ndarray | jax.Array)
-  if not known or shape or jnp.result_type(index).kind not in "iu":
-    hint = "; for sequences at different positions, use jax.vmap"
-    raise ValueError(
-      f"{name}={shorten(' '.join(str(index).split()))} must be an integer,"
-      f" which may be traced{hint if shape else ''}"
-    )
   if isinstance(index, jax.core.Tracer):
     return index
-  index = int(index)
+  try:
+    index = operator.index(index)
+  except TypeError:
+    raise ValueError(
+      f"{name}={shorten(' '.join(str(index).split()))} must be an integer; for"
+      " sequences at different positions, use jax.vmap"
+    ) from None
   if not 0 <= index < stop:
     raise ValueError(f"{name}={index} must lie between 0 and {stop - 1}{why}")
   return index
 
 
-def check_sizes(**sizes: Any) -> None:
-  """Raises a ValueError if a size is not a positive integer."""
-  for name, x in sizes.items():
-    is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
-    if not is_integer or x < 1:
-      raise ValueError(f"{name}={x!r} must be a positive integer")
-
-
 def check_scores(scale: float | None, softcap: float) -> Scores:
-  """The scores of `attend`.
-
-  Raises:
-    ValueError: an argument is not a number, or is out of range.
-  """
-  factor, cap = _number_of(scale), _number_of(softcap)
-  if scale is not None and factor is None:
+  """The scores of `attend`; a ValueError if an argument is invalid."""
+  try:
+    factor = None if scale is None else float(scale)
+    cap = float(softcap)
+  except (TypeError, ValueError):
+    factor = cap = math.nan
+  if not math.isfinite((factor or 0) + cap) or cap < 0:
     raise ValueError(
-      f"{scale=} must be a finite number known before tracing; multiply q by"
-      " another"
-    )
-  if cap is None or cap < 0:
-    raise ValueError(
-      f"{softcap=} must be a number above 0 known before tracing, or 0 for none"
+      f"{scale=} and {softcap=} must be finite numbers known before tracing,"
+      " and the second not negative; multiply q by another factor"
     )
   return Scores(factor, cap)
 
 
-def _number_of(x):
-  """A finite real number that is known; None for anything else."""
-  is_scalar = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-  if is_scalar and not x.shape and x.dtype != bool:
-    x = float(x)
-  is_number = isinstance(x, int | float | np.integer | np.floating)
-  if not is_number or isinstance(x, bool) or not math.isfinite(x):
-    return None
-  return float(x)
-
-
-def check_sinks(sinks_H: jax.Array, case: Case) -> jax.Array:
+def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
   """The sinks of `attend`; a ValueError if they are invalid."""
-  sinks = _as_array(sinks_H)
-  if not is_floating(sinks, (case.num_heads,)):
+  sinks = jnp.asarray(sinks_H)
+  if not is_floating(sinks, (num_heads,)):
     raise ValueError(
-      f"sinks must be [{case.num_heads}] numbers in floating point, one for"
-      f" each query head, got {describe(sinks)}"
+      f"sinks must be [{num_heads}] numbers in floating point, one for each"
+      f" query head, got {describe(sinks)}"
     )
-  return jnp.asarray(sinks)
+  return sinks
 
 
 def patterns_of_heads(
@@ -248,11 +196,6 @@ def _pattern_of(given):
       f"{shorten(repr(given))} is not a pattern: pass one, as a Pattern or as"
       " text, or a tuple with one per head"
     )
-  if given.strip() in (*FACTORIZATIONS, *PUBLISHED):
-    raise ValueError(
-      f"{given!r} names the patterns of several layers: pass one layer's,"
-      " from patterns.assign(...)"
-    )
   pattern, *others = (head for factor in parse(given) for head in factor)
   if others:
     raise ValueError(
@@ -264,7 +207,6 @@ def _pattern_of(given):
 
 def check_tile(tile: int, length: int) -> int:
   """The tile, no larger than the smallest one that holds all positions."""
-  is_integer = isinstance(tile, int | np.integer)
-  if not is_integer or isinstance(tile, bool) or tile < 0:
+  if not isinstance(tile, int | np.integer) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
   return min(int(tile), max(32, 1 << (length - 1).bit_length()))

@@ -1,142 +1,205 @@
-"""One group of a cache: its labels, and attention of a query on its slots.
+"""The heads of a cache with one pattern: what is kept, and attention of a step.
 
-A step finds the keys of its query among the positions that the slots hold by
-the pattern's `mask`. If they are few, it gathers their slots; otherwise it
-reads all slots. For content-based pairs, all keys and labels are kept: a step
-adds the labels of its position, and the mask is that of the pattern bound to
-them. With learned spans, a key is kept as long as the longest span reaches.
+A key is kept in a slot from its own position to that of the last query that
+attends to it; then the slot is free for another key. A step finds the keys of
+its query among the positions that the slots hold by the pattern's `mask`. If
+they are few, and the same in all heads, it gathers their slots; otherwise it
+reads all slots. For content-based pairs, all keys and labels are kept, and the
+mask is that of the pattern bound to them. With learned spans, a key is kept as
+long as the longest one reaches.
 
-Axes: C key heads of a group, each with R of its query heads, or C R heads each
-with one; S slots and one more, which takes the keys without a reader.
+Axes: C key heads of a group, each with R of its query heads; S slots and one
+more, which takes the keys without a reader.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention.cache_plan import CachePlan
+from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import selection, spans as spans_lib
-from sparse_transformer.attention.contract import Scores
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns.catalogue import Causal
 
 
-class Kept(NamedTuple):
-  """What is kept for a group."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class CachePlan:
+  """The slots of keys of a causal pattern over n steps, as few as can be."""
+
+  # int32 [n], the slot of each key; `size` for keys without a reader.
+  slots: np.ndarray
+  # int [n], the last query that may attend to each key, -1 for none.
+  last: np.ndarray
+  size: int  # number of slots
+  width: int  # the largest number of keys of a query
+
+  def held(self, stop: int) -> np.ndarray:
+    """The key in each slot before step `stop`, -1 for none, [size + 1]."""
+    keys = np.flatnonzero(self.last[:stop] >= stop)
+    held = np.full(self.size + 1, -1, np.int32)
+    held[self.slots[keys]] = keys
+    return held
+
+
+@functools.lru_cache(maxsize=256)
+def plan_cache(pattern: Pattern, n: int) -> CachePlan:
+  """The plan of a pattern; a ValueError if it is not causal.
+
+  >>> from sparse_transformer.patterns import Local
+  >>> plan_cache(Local(2), 5).slots.tolist()
+  [0, 1, 0, 1, 0]
+  """
+  kept = kept_pairs(pattern)
+  if not analysis.is_causal(kept, n):
+    raise ValueError(
+      f"{pattern} lets queries see later keys, so it cannot be decoded step by"
+      " step; use a causal pattern"
+    )
+  last = analysis.last_readers(kept, n)
+  slots, size = np.full(n, -1, np.int32), 0
+  freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
+  for key in np.flatnonzero(last >= np.arange(n)).tolist():
+    if freed and freed[0][0] <= key:
+      slot = heapq.heappop(freed)[1]
+    else:
+      slot, size = size, size + 1
+    slots[key] = slot
+    heapq.heappush(freed, (int(last[key]) + 1, slot))
+  slots[slots < 0] = size
+  return CachePlan(slots, last, size, analysis.most_keys(pattern, n))
+
+
+def kept_pairs(pattern: Pattern) -> Pattern:
+  """The pairs for which keys are kept: labels may depend on any earlier key."""
+  return Causal() if selection.labelled(pattern) else pattern.support()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+  """The keys and labels of some heads."""
 
   k: jax.Array  # [layers, B, C, S + 1, K]
   v: jax.Array  # [layers, B, C, S + 1, E]
   positions: jax.Array  # int32 [S + 1], of the key in each slot, -1 for none
   labels: tuple[jax.Array, ...]  # int32 [layers, B, C R, n, labels]
+  pattern: Pattern = dataclasses.field(metadata=contract.STATIC)
+  heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)  # C R
+  key_heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)  # C
+  length: int = dataclasses.field(metadata=contract.STATIC)  # positions, n
+
+  @property
+  def plan(self) -> CachePlan:
+    """The slots of keys."""
+    return plan_cache(self.pattern, self.length)
+
+  def write(
+    self,
+    place: tuple[Any, Any],
+    slots: Any,
+    positions: Any,
+    arrays: Sequence[Any],
+    directions: Mapping[Pattern, jax.Array],
+  ) -> "Group":
+    """The group with the keys of `positions` in `slots`, integers or arrays.
+
+    The arrays are queries, keys and values [B, L, heads, ...] from a place, a
+    layer and a position, on.
+    """
+    layer, start = place
+    q_BLHK, *new = arrays
+
+    def put(x, new_BLGK):
+      new_LBCK = jnp.moveaxis(new_BLGK[:, :, np.array(self.key_heads)], 1, 0)
+      # A slot that holds no key gets an arbitrary one.
+      rows = jnp.take(new_LBCK, positions - start, axis=0, mode="clip")
+      return x.at[layer, :, :, slots].set(rows.astype(x.dtype))
+
+    k, v = map(put, (self.k, self.v), new)
+    labels, first = [], [jnp.int32(i) for i in (layer, 0, 0, start, 0)]
+    contents = selection.labelled(self.pattern)
+    for content, x in zip(contents, self.labels, strict=True):
+      k_BMCK = k[layer][:, :, : self.length].swapaxes(1, 2)
+      q, given = q_BLHK[:, :, np.array(self.heads)], self._own(directions)
+      found = selection.labels(content, q, k_BMCK, given.get(content), start)
+      labels.append(lax.dynamic_update_slice(x, found[None], first))
+    held = self.positions.at[slots].set(positions)
+    return dataclasses.replace(
+      self, k=k, v=v, positions=held, labels=tuple(labels)
+    )
+
+  def attend(
+    self,
+    place: tuple[Any, Any],
+    q_BHK: jax.Array,
+    directions: Mapping[Pattern, jax.Array],
+    scores: contract.Scores,
+  ) -> online_softmax.Softmax:
+    """(out [B, C R, E], lse [B, C R]) of queries whose keys are written."""
+    layer, t = place
+    q_BHK = q_BHK[:, np.array(self.heads)]
+    batch, num_heads, width = q_BHK.shape
+    dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
+    weights = self._weights(layer, t, self._own(directions), dtype)
+    k, v = self.k[layer], self.v[layer]
+    num_keys = self.plan.width
+    if weights.shape[:2] == (1, 1) and 2 * num_keys <= self.plan.size:
+      weights, slots = lax.top_k(weights, num_keys)
+      few = (x[layer, :, :, slots[0, 0]] for x in (self.k, self.v))
+      k, v = (jnp.moveaxis(x, 0, 2) for x in few)
+    shape = k.shape[1], num_heads // k.shape[1]  # C, R
+    of_weights = shape if weights.shape[1] > 1 else (1, 1)
+    weights = weights.reshape(1, len(weights), *of_weights, -1)
+    q = q_BHK.astype(dtype).reshape(1, batch, *shape, width)
+    has_span = spans_lib.span_of(self.pattern) is not None
+    out, lse = online_softmax.softmax(
+      q,
+      contract.Keys(k[None].astype(dtype), v[None].astype(dtype)),
+      (weights > 0, weights if has_span else None),
+      scores,
+    )
+    return out.reshape(batch, num_heads, -1), lse.reshape(batch, num_heads)
+
+  def _own(self, directions):
+    """The directions of the heads of this group."""
+    return {
+      content: x if len(x) == 1 else jnp.asarray(x)[np.array(self.heads)]
+      for content, x in directions.items()
+    }
+
+  def _weights(self, layer, t, directions, dtype):
+    """The weights of keys at step t, [B or 1, C R or 1, S + 1]; 0 for none."""
+    pattern, bound = self.pattern, self.pattern.support()
+    if self.labels:
+      contents = zip(selection.labelled(pattern), self.labels, strict=True)
+      sets = tuple(content.sets(x[layer]) for content, x in contents)
+      bound = pattern.bind(selection.unions(pattern, sets))
+    k_at = self.positions
+    mask = bound.mask(t.reshape(1, 1, 1, 1), k_at.reshape(1, 1, 1, -1))
+    mask = mask[:, :, 0] & (k_at >= 0)[None, None]
+    heads = (pattern,) * len(self.heads)
+    ramps_HS = spans_lib.weights(heads, directions, t, k_at, dtype)
+    weights = jnp.ones((1, 1, 1), dtype) if ramps_HS is None else ramps_HS[None]
+    # Otherwise they are computed for each use.
+    return lax.optimization_barrier(jnp.where(mask, weights, 0))
 
 
 def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
   """The labels of one of n positions, by `labelled`; width is K."""
 
-  def array(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
   def of(content):
-    directions = array(1, content.num_directions, width)
-    q, k = array(1, 1, 1, width), array(1, n, 1, width)
-    return jax.eval_shape(content.labels, q, k, directions).shape[-1]
+    shapes = (1, 1, 1, width), (1, n, 1, width)
+    directions = 1, content.num_directions, width
+    arrays = (
+      jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, directions)
+    )
+    return jax.eval_shape(content.labels, *arrays).shape[-1]
 
   return [of(content) for content in selection.labelled(pattern)]
-
-
-def add_labels(
-  kept: Kept,
-  pattern: Pattern,
-  layer: jax.Array | int,
-  start: jax.Array | int,
-  q_BLHK: jax.Array,
-  directions: Mapping[Pattern, jax.Array],
-) -> Kept:
-  """A group, with the labels of one layer from position `start` on.
-
-  The slots of that layer have the keys of all positions so far.
-  """
-  first, found = [jnp.int32(i) for i in (layer, 0, 0, start, 0)], []
-  contents = selection.labelled(pattern)
-  for content, x in zip(contents, kept.labels, strict=True):
-    k_BMCK = kept.k[layer][:, :, : x.shape[3]].swapaxes(1, 2)
-    given = directions.get(content)
-    new = selection.labels(content, q_BLHK, k_BMCK, given, start)
-    found.append(lax.dynamic_update_slice(x, new[None], first))
-  return kept._replace(labels=tuple(found))
-
-
-def _bias(plan, kept, layer, t, num_heads, directions, dtype):
-  """What step t adds to scores: [B or 1, C R or 1, S], -inf for no pair."""
-  pattern, bound = plan.pattern, plan.pattern.support()
-  if kept.labels:
-    contents = zip(selection.labelled(pattern), kept.labels, strict=True)
-    sets = tuple(content.sets(x[layer]) for content, x in contents)
-    bound = pattern.bind(selection.unions(pattern, sets))
-  k_at = kept.positions
-  mask = bound.mask(t.reshape(1, 1, 1, 1), k_at.reshape(1, 1, 1, -1))
-  mask &= (k_at >= 0).reshape(1, 1, 1, -1)
-  bias = jnp.where(mask, 0.0, jnp.asarray(-jnp.inf, dtype))[:, :, 0]
-  heads = (pattern,) * num_heads
-  weights_HS = spans_lib.weights(heads, directions, t, k_at, dtype)
-  if weights_HS is not None:
-    bias = bias + jnp.log(weights_HS)[None]
-  return lax.optimization_barrier(bias)  # else it is computed for each use
-
-
-def _keys_and_bias(plan, kept, layer, shape, bias):
-  """Keys, values and bias, of few slots if few have keys of the query."""
-  if 2 * plan.width > plan.size:
-    return kept.k[layer], kept.v[layer], bias
-  bias, slots = lax.top_k(bias, plan.width)
-  if bias.shape[:2] == (1, 1):
-    at = slots[0, 0]
-    k, v = (jnp.moveaxis(x[layer, :, :, at], 0, 2) for x in kept[:2])
-    return k, v, bias
-  # Each query head has its own keys.
-  b, c, r = shape
-  heads = np.arange(c).repeat(r)[None, :, None]
-  own = layer, np.arange(b)[:, None, None], heads, slots
-  k, v = (x.at[own].get(mode="promise_in_bounds") for x in kept[:2])
-  return k, v, bias
-
-
-def attend_group(
-  kept: Kept,
-  plan: CachePlan,
-  place: tuple[Any, jax.Array],
-  q_BCRK: jax.Array,
-  directions: Mapping[Pattern, jax.Array],
-  scores: Scores,
-  sinks_CR: jax.Array | None,
-) -> jax.Array:
-  """Attention of one query per head, [B, C R, E]; 0 without keys.
-
-  `place` is its (layer, position), which the slots already have.
-  """
-  *lanes, width = b, c, r, _ = q_BCRK.shape
-  dtype = jnp.promote_types(q_BCRK.dtype, jnp.float32)
-  bias = _bias(plan, kept, *place, c * r, directions, dtype)
-  k, v, bias = _keys_and_bias(plan, kept, place[0], lanes, bias)
-  shape = k.shape[1], c * r // k.shape[1]  # C and R, or C R and 1
-  of_bias = shape if bias.shape[1] > 1 else (1, 1)
-  bias = bias.reshape(len(bias), *of_bias, -1)
-  q = q_BCRK.reshape(b, *shape, width).astype(dtype) * scores.factor(width)
-  s_BCRS = jnp.einsum("bcrk,bcsk->bcrs", q, k.astype(dtype))
-  if scores.softcap:
-    s_BCRS = scores.softcap * jnp.tanh(s_BCRS / scores.softcap)
-  s_BCRS = s_BCRS + bias
-  max_BCR1 = s_BCRS.max(-1, keepdims=True, initial=jnp.finfo(dtype).min)
-  sum_of_sinks: Any = 0.0
-  if sinks_CR is not None:
-    sinks = sinks_CR.reshape(1, *shape, 1).astype(dtype)
-    max_BCR1 = jnp.maximum(max_BCR1, sinks)
-    sum_of_sinks = jnp.exp(sinks - max_BCR1)
-  p_BCRS = jnp.exp(s_BCRS - max_BCR1)
-  sum_BCR1 = p_BCRS.sum(-1, keepdims=True) + sum_of_sinks
-  out_BCRE = jnp.einsum("bcrs,bcse->bcre", p_BCRS, v.astype(dtype))
-  out_BCRE = out_BCRE / jnp.where(sum_BCR1 == 0, 1, sum_BCR1)
-  return out_BCRE.reshape(b, c * r, -1)

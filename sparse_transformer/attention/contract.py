@@ -1,11 +1,9 @@
 """The contract between `attend` and its executors.
 
-An executor runs plans, each of which covers some of the pairs: those of one
-part of a pattern, in the part's own orders of positions, or all of them. It is
-a module, or any object, with the methods of `Executor`. All that it needs to
-know about the pairs is in a `Plan`, whose tables are arrays: constants on the
-host for a fixed pattern, or traced arrays, such as arguments of a jitted
-function or tables indexed by a traced number.
+An executor, a module or an object with the methods of `Executor`, runs plans.
+Each covers some of the pairs: those of one part of a pattern, in the part's own
+orders of positions, or all of them. Its tables are arrays: constants on the
+host for a fixed pattern, or traced ones.
 """
 
 import dataclasses
@@ -24,9 +22,8 @@ from sparse_transformer.attention.orders import (
 )
 from sparse_transformer.patterns import Layout, Pattern
 
-# What the backward pass needs besides queries, keys and values: the results,
-# and the labels by which patterns followed the content. These names can be
-# given to `jax.checkpoint_policies.save_only_these_names`.
+# For `jax.checkpoint_policies.save_only_these_names`: what the backward pass
+# needs besides queries, keys and values.
 SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
 
 Axes = tuple[str, ...]  # of a mesh
@@ -61,7 +58,7 @@ class Scores:
   softcap: float = 0.0  # c, for c tanh(score / c); 0 for none
 
   def factor(self, width: int) -> float:
-    """The factor of products of queries and keys of a width."""
+    """The factor for a width of queries and keys."""
     return 1 / math.sqrt(width) if self.scale is None else self.scale
 
 
@@ -71,8 +68,8 @@ class Plan:
   """How an executor runs one part of a pattern, or all parts of all heads."""
 
   # A `Pattern` whose `mask`, on original positions, is applied in partial
-  # tiles, bound to arrays if it follows the content; None if the tables hold
-  # the pairs of partial tiles.
+  # tiles, bound to arrays if it follows the content; None if the tables have
+  # these pairs.
   pattern: Any = dataclasses.field(metadata=STATIC)
   tile: int = dataclasses.field(metadata=STATIC)  # positions on a side
   tables: Any  # a pytree of the executor's: which tiles it processes, and when
@@ -82,8 +79,7 @@ class Plan:
   scores: Scores = dataclasses.field(default=Scores(), metadata=STATIC)
 
 
-# Plans, each with its heads.
-Plans = Sequence[tuple[Plan, Heads]]
+Plans = Sequence[tuple[Plan, Heads]]  # each with its heads
 
 
 class Unsupported(NotImplementedError, ValueError):
@@ -97,8 +93,7 @@ class Queries(NamedTuple):
   # int32 [B, L, 1], their segments, whose keys are the only ones they have.
   segments: jax.Array | None = None
   # In the backward pass: the gradients of their outputs, their log-sum-exp over
-  # all pairs, which is finite, and the products of dout and out, less the
-  # gradients of lse.
+  # all pairs, which is finite, and dout · out less the gradients of lse.
   dout: Any = None
   lse: Any = None
   delta: Any = None
@@ -112,48 +107,26 @@ class Keys(NamedTuple):
   segments: jax.Array | None = None  # int32 [B, M, 1]
 
 
-def segments_of(queries: Queries, keys: Keys) -> tuple[Any, Any] | None:
-  """The segments of queries [B, L] and of keys [B, M], if there are any."""
-  if queries.segments is None or keys.segments is None:
-    return None
-  return queries.segments[..., 0], keys.segments[..., 0]
-
-
 class Executor(Protocol):
-  """Runs attention, plan by plan.
-
-  G divides H: query head h reads key head h // (H // G).
-  """
+  """Runs attention, plan by plan."""
 
   def unsupported(self, case: Case) -> str | None:
     """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile of a part that runs alone: `case.tile`, or its choice for 0.
-
-    See also `registry.common_tile`.
-    """
+    """The tile of a part that runs alone: `case.tile`, or its choice for 0."""
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
-    """Plans that together cover the pairs of all heads.
-
-    Args:
-      patterns: one per head.
-      case: what is run, in tiles of `case.tile` unless that is 0.
-    """
+    """Plans that together cover the pairs of all heads, one pattern each."""
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], case: Case
   ) -> list[Any]:
     """The tables with which devices share a part, all of the same shapes.
 
-    An executor without this method cannot run where positions are split.
-
-    Args:
-      part: one of a pattern's parts.
-      layouts: the tiles of each device, by place on it: positions in
-        `query_order` and `key_order` are -1 for padding, and fill whole tiles.
-      case: what is run, with the heads that have this part.
+    Needed only where positions are split. The layouts are the tiles of each
+    device, by place on it: positions in `query_order` and `key_order` are -1
+    for padding, and fill whole tiles. The case has the heads with this part.
     """
 
   def forward(
@@ -161,8 +134,7 @@ class Executor(Protocol):
   ) -> tuple[jax.Array, jax.Array]:
     """(out_BLHE, lse_BLH) over the pairs of a plan within segments.
 
-    Arguments and results are in the orders of the plan. A query without keys
-    gets output 0 and log-sum-exp -inf.
+    All arrays are in its orders. A query without keys gets 0, -inf.
     """
 
   def backward(
@@ -170,26 +142,19 @@ class Executor(Protocol):
   ) -> tuple[jax.Array, ...]:
     """(dq_BLHK, dk_BMGK, dv_BMGE, ...) of the pairs of a plan.
 
-    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta).
-    Further results are the gradients of what the tables of a plan were made
-    from, such as spans.
+    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). Further
+    results are gradients of what its tables were made from, such as spans.
     """
 
 
-def make_case(q_BLHK: jax.Array, v_BMGE: jax.Array, tile: int = 0) -> Case:
-  """The case of queries and values, on no particular platform."""
+def make_case(
+  q_BLHK: jax.Array, v_BMGE: jax.Array, tile: int = 0, platform: str = ""
+) -> Case:
+  """The case of queries and values."""
   batch, _, num_heads, width = q_BLHK.shape
   _, length, num_key_heads, value_width = v_BMGE.shape
-  return Case(
-    batch,
-    length,
-    num_heads,
-    width,
-    value_width,
-    str(q_BLHK.dtype),
-    tile=tile,
-    num_key_heads=num_key_heads,
-  )
+  sizes = batch, length, num_heads, width, value_width
+  return Case(*sizes, str(q_BLHK.dtype), platform, tile, num_key_heads)
 
 
 def number(size: Any) -> int:
@@ -202,9 +167,6 @@ def nothing_unsupported(case: Case) -> None:
   del case
 
 
-def name_saved(
-  out_BLHE: jax.Array, lse_BLH: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """The same arrays under `SAVED_NAMES`, for rematerialization."""
-  out_name, lse_name, _ = SAVED_NAMES
-  return checkpoint_name(out_BLHE, out_name), checkpoint_name(lse_BLH, lse_name)
+def name_saved(*results: jax.Array) -> tuple[jax.Array, ...]:
+  """(out, lse) under `SAVED_NAMES`, for rematerialization."""
+  return tuple(map(checkpoint_name, results, SAVED_NAMES))

@@ -1,8 +1,7 @@
 """Decoding position by position, with a key-value cache that fits the patterns.
 
-`cache_plan` says in which slot a key is kept, and how long. A group is the key
-heads of which equally many query heads have one pattern; a key head whose query
-heads have different patterns is in several. `cached_group` runs a step of one.
+`cached_group` says which keys are kept, and runs a step of the heads with one
+pattern.
 """
 
 import dataclasses
@@ -10,15 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import arguments, cached_group, contract
-from sparse_transformer.attention.cache_plan import plan_cache
-from sparse_transformer.attention.cached_group import Kept
+from sparse_transformer.attention import (
+  arguments,
+  cached_group,
+  contract,
+  online_softmax,
+)
 from sparse_transformer.attention.content import selection
-from sparse_transformer.patterns import Pattern, shorten
+from sparse_transformer.attention.heads import group_heads, key_heads
+from sparse_transformer.patterns import Pattern
 
 
 @jax.tree_util.register_dataclass
@@ -29,16 +31,12 @@ class Cache:
   Its sequences are at the same position, and each is one document.
   """
 
-  groups: tuple[Kept, ...]
+  groups: tuple[cached_group.Group, ...]
   count: jax.Array  # int32, the positions so far
   # One per query head.
   patterns: tuple[Pattern, ...] = dataclasses.field(metadata=contract.STATIC)
   num_key_heads: int = dataclasses.field(metadata=contract.STATIC)
   length: int = dataclasses.field(metadata=contract.STATIC)  # positions, n
-
-  def __repr__(self) -> str:
-    patterns = ", ".join(map(str, dict.fromkeys(self.patterns)))
-    return f"Cache({shorten(patterns)}, length={self.length})"
 
 
 def init_cache(
@@ -59,16 +57,13 @@ def init_cache(
     patterns: as in `attend`; causal.
     length: positions of a sequence, prompt included, n.
     batch: number of sequences, B.
-    num_heads: number of query heads, H.
-    num_key_heads: number of key heads, G, which divides H; by default H.
-    qk_width: width of a head's queries and keys, K.
-    value_width: width of a head's values, E; by default K.
+    num_heads, num_key_heads: of queries, H, and of keys, G; by default H.
+    qk_width, value_width: of queries and keys, K, and values, E; by default K.
     dtype: of the keys and values that are kept.
     layers: number of layers with these patterns.
 
   Raises:
-    ValueError: if a pattern is invalid or not causal, a size or the dtype is,
-      or G does not divide H.
+    ValueError: a pattern is invalid or not causal, or G does not divide H.
 
   >>> from sparse_transformer.attention import attend
   >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 16, 2, 8))
@@ -86,35 +81,30 @@ def init_cache(
   """
   num_key_heads = num_heads if num_key_heads is None else num_key_heads
   value_width = qk_width if value_width is None else value_width
-  arguments.check_sizes(
-    length=length,
-    num_heads=num_heads,
-    num_key_heads=num_key_heads,
-    qk_width=qk_width,
-    value_width=value_width,
-    layers=layers,
-  )
-  if not jax.export.is_symbolic_dim(batch):
-    arguments.check_sizes(batch=batch)
-  if dtype is None or not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-    raise ValueError(f"{dtype=} must be one in floating point")
   if num_heads % num_key_heads:
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
     )
-  heads = arguments.patterns_of_heads(patterns, num_heads, length)
-  groups = []
-  for pattern, heads_CR in _groups(heads, num_key_heads):
-    size = plan_cache(pattern, length).size + 1
-    shape = layers, batch, len(heads_CR), size
+  of_heads = arguments.patterns_of_heads(patterns, num_heads, length)
+
+  def group_of(pattern, heads):
+    heads = heads or tuple(range(num_heads))
+    of_keys = key_heads(heads, num_heads // num_key_heads) or ()
+    size = cached_group.plan_cache(pattern, length).size + 1
+    shape = layers, batch, len(of_keys), size
     k, v = (jnp.zeros((*shape, x), dtype) for x in (qk_width, value_width))
     labels = tuple(
-      jnp.zeros((layers, batch, heads_CR.size, length, x), jnp.int32)
+      jnp.zeros((layers, batch, len(heads), length, x), jnp.int32)
       for x in cached_group.num_labels(pattern, length, qk_width)
     )
-    groups.append(Kept(k, v, jnp.full(size, -1, jnp.int32), labels))
+    positions = jnp.full(size, -1, jnp.int32)
+    static = pattern, heads, of_keys, length
+    return cached_group.Group(k, v, positions, labels, *static)
+
+  by_pattern = group_heads([(pattern,) for pattern in of_heads])
+  groups = (group_of(*x) for x in by_pattern.items())
   count = jnp.zeros((), jnp.int32)
-  return Cache(tuple(groups), count, heads, num_key_heads, length)
+  return Cache(tuple(groups), count, of_heads, num_key_heads, length)
 
 
 def fill_cache(
@@ -128,27 +118,23 @@ def fill_cache(
 ) -> Cache:
   """Puts the first positions of sequences, the prompt, into an empty cache.
 
-  The outputs at these positions are those of `attend`.
+  The outputs there are those of `attend`.
+
+  See `init_cache` for an example.
 
   Args:
     cache: from `init_cache`.
-    q_BLHK: queries [batch, positions, heads, K]; may be None unless a pattern
-      is content-based.
-    k_BLGK, v_BLGE: keys and values [batch, positions, key heads, ..].
-    layer: the layer of the cache; may be traced.
+    q_BLHK, k_BLGK, v_BLGE: queries, which may be None unless a pattern is
+      content-based, keys and values [batch, positions, heads, ..].
+    layer: the layer of the cache that is filled; may be traced.
     directions: as in `attend`.
 
-  Returns:
-    The cache, with that layer filled.
-
   Raises:
-    ValueError: if arrays do not fit the cache, directions are missing, or the
-      cache is known to have other positions.
-
-  See `init_cache` for an example.
+    ValueError: an argument does not fit the cache, or it is known to have other
+      positions.
   """
-  count: Any = getattr(k_BLGK, "shape", ())[1:2] or ("positions",)
-  _check(cache, layer, directions, q_BLHK, k_BLGK, v_BLGE, count)
+  arrays, count = (q_BLHK, k_BLGK, v_BLGE), jnp.shape(k_BLGK)[1:2]
+  _check(cache, layer, directions, arrays, count)
   if not 0 < count[0] <= cache.length:
     raise ValueError(
       f"a prompt of {count[0]} positions must have between 1 and the"
@@ -158,23 +144,10 @@ def fill_cache(
   if _known(cache.count) not in (None, 0, count[0]):
     raise ValueError("a prompt needs an empty cache; see init_cache")
   groups = []
-  for kept, (pattern, heads_CR) in _items(cache):
-    positions = plan_cache(pattern, cache.length).held(count[0])
-    keys = _key_heads(cache, heads_CR)
-    # Slots that hold no key get an arbitrary one.
-    k, v = (
-      x.at[layer].set(
-        jnp.take(new[:, :, keys], positions, axis=1, mode="clip")
-        .swapaxes(1, 2)
-        .astype(x.dtype)
-      )
-      for x, new in ((kept.k, k_BLGK), (kept.v, v_BLGE))
-    )
-    kept = Kept(k, v, jnp.asarray(positions), kept.labels)
-    if kept.labels and q_BLHK is not None:
-      q, given = q_BLHK[:, :, heads_CR.ravel()], _of_heads(directions, heads_CR)
-      kept = cached_group.add_labels(kept, pattern, layer, 0, q, given)
-    groups.append(kept)
+  for group in cache.groups:
+    slots, held = np.arange(group.plan.size + 1), group.plan.held(count[0])
+    given = slots, held, arrays, directions or {}
+    groups.append(group.write((layer, 0), *given))
   filled = jnp.full_like(cache.count, count[0])
   return dataclasses.replace(cache, groups=tuple(groups), count=filled)
 
@@ -194,13 +167,13 @@ def attend_next(
 ) -> tuple[jax.Array, Cache]:
   """Attention at the next position: `attend` for one query per head.
 
+  See `init_cache` for an example.
+
   Args:
     cache: with all earlier positions, from `fill_cache` or `attend_next`.
-    q_BHK: queries [batch, heads, K] at position t.
-    k_BGK, v_BGE: keys and values [batch, key heads, ..] at position t.
-    t: the position, an integer that may be traced; must be the next position
-      after those in the cache, and less than its length. Steps of several
-      layers at a position may follow one another.
+    q_BHK, k_BGK, v_BGE: queries, keys and values [batch, heads, ..] at t.
+    t: the position, an integer that may be traced: the next after those in the
+      cache. Steps of several layers at a position may follow one another.
     layer: the layer of the cache; may be traced.
     directions, scale, softcap, sinks_H: as in `attend`.
 
@@ -208,44 +181,34 @@ def attend_next(
     (out_BHE in the dtype of the values, the cache with position t).
 
   Raises:
-    ValueError: if arrays do not fit the cache, directions are missing, or `t`
-      is known not to be the next position.
-
-  See `init_cache` for an example.
+    ValueError: an argument does not fit the cache, or `t` is known not to be
+      the next position.
   """
-  _check(cache, layer, directions, q_BHK, k_BGK, v_BGE)
+  _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
   t = arguments.check_index("t", t, cache.length)
   count, layers = _known(cache.count), len(cache.groups[0].k)
   if count is not None and isinstance(t, int):
     if t != count and not (layers > 1 and t == count - 1):
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
-  t = jnp.asarray(t, jnp.int32)
+  place, given = (layer, jnp.asarray(t, jnp.int32)), directions or {}
   scores = arguments.check_scores(scale, softcap)
+  arrays = tuple(x[:, None] for x in (q_BHK, k_BGK, v_BGE))
+  groups, found = [], []
+  for group in cache.groups:
+    slot = jnp.asarray(group.plan.slots)[t]
+    group = group.write(place, slot, place[1], arrays, given)
+    found.append(group.attend(place, q_BHK, given, scores))
+    groups.append(group)
+  # The results are sorted by group: restore the order of the heads.
+  order = np.argsort([head for group in groups for head in group.heads])
+  out_BHE, lse_BH = (
+    jnp.concatenate(x, 1)[:, order] for x in zip(*found, strict=True)
+  )
   if sinks_H is not None:
-    case = contract.make_case(q_BHK[:, None], v_BGE[:, None])
-    sinks_H = arguments.check_sinks(sinks_H, case)
-  outs, groups = [], []
-  for kept, (pattern, heads_CR) in _items(cache):
-    plan, keys = plan_cache(pattern, cache.length), _key_heads(cache, heads_CR)
-    slot = jnp.asarray(plan.slots)[t]
-    k, v = (
-      x.at[layer, :, :, slot].set(new[:, keys].astype(x.dtype))
-      for x, new in ((kept.k, k_BGK), (kept.v, v_BGE))
-    )
-    kept = Kept(k, v, kept.positions.at[slot].set(t), kept.labels)
-    q_BCRK, given = q_BHK[:, heads_CR], _of_heads(directions, heads_CR)
-    q_B1HK = q_BHK[:, None, heads_CR.ravel()]
-    kept = cached_group.add_labels(kept, pattern, layer, t, q_B1HK, given)
-    sinks = None if sinks_H is None else sinks_H[heads_CR]
-    inputs = (layer, t), q_BCRK, given, scores, sinks
-    out = cached_group.attend_group(kept, plan, *inputs)
-    outs.append(out.astype(v_BGE.dtype))
-    groups.append(kept)
-  # The outputs are sorted by group: restore the order of the heads.
-  order = np.concatenate([heads.ravel() for _, (_, heads) in _items(cache)])
-  out_BHE = jnp.concatenate(outs, axis=1)[:, np.argsort(order)]
-  cache = dataclasses.replace(cache, groups=tuple(groups), count=t + 1)
-  return out_BHE, cache
+    sinks_H = arguments.check_sinks(sinks_H, len(cache.patterns))
+    out_BHE, _ = online_softmax.add_sinks(out_BHE, lse_BH, sinks_H)
+  cache = dataclasses.replace(cache, groups=tuple(groups), count=place[1] + 1)
+  return out_BHE.astype(v_BGE.dtype), cache
 
 
 def _known(count):
@@ -253,21 +216,18 @@ def _known(count):
   return None if isinstance(count, jax.core.Tracer) else int(count)
 
 
-def _check(cache, layer, directions, q, k, v, count=()):
+def _check(cache, layer, directions, arrays, count=()):
   """Raises a ValueError if the arguments of a step or a prompt do not fit."""
-  if not isinstance(cache, Cache):
-    raise ValueError(
-      f"cache must be from init_cache, got {type(cache).__name__}"
-    )
-  kept, num_heads = cache.groups[0], len(cache.patterns)
-  layers, batch, *_, width = kept.k.shape
-  for name, x, shape in (
-    ("k", k, (cache.num_key_heads, width)),
-    ("v", v, (cache.num_key_heads, kept.v.shape[-1])),
-    ("q", q, (num_heads, width)),
-  ):
-    has_content = any(group.labels for group in cache.groups)
-    if name == "q" and x is None and count and not has_content:
+  (layers, batch, *_, width), v = cache.groups[0].k.shape, cache.groups[0].v
+  num_heads, num_key_heads = len(cache.patterns), cache.num_key_heads
+  shapes = (
+    (num_heads, width),
+    (num_key_heads, width),
+    (num_key_heads, v.shape[-1]),
+  )
+  is_optional = count and not any(group.labels for group in cache.groups)
+  for name, shape, x in zip("qkv", shapes, arrays, strict=True):
+    if name == "q" and x is None and is_optional:
       continue
     expected = batch, *count, *shape
     if not arguments.is_floating(x, expected):
@@ -277,35 +237,3 @@ def _check(cache, layer, directions, q, k, v, count=()):
       )
   arguments.check_index("layer", layer, layers)
   selection.check_directions(cache.patterns, directions or {}, width)
-
-
-# Groups.
-
-
-def _groups(patterns, num_key_heads):
-  """[(pattern, the query heads [C, R] of a group)]."""
-  group = len(patterns) // num_key_heads
-  found: dict[tuple[Pattern, int], list[list[int]]] = {}
-  for first in range(0, len(patterns), group):
-    heads_of: dict[Pattern, list[int]] = {}
-    for head in range(first, first + group):
-      heads_of.setdefault(patterns[head], []).append(head)
-    for pattern, heads in heads_of.items():
-      found.setdefault((pattern, len(heads)), []).append(heads)
-  return [(pattern, np.array(heads)) for (pattern, _), heads in found.items()]
-
-
-def _items(cache):
-  groups = _groups(cache.patterns, cache.num_key_heads)
-  return list(zip(cache.groups, groups, strict=True))
-
-
-def _key_heads(cache, heads_CR):
-  return heads_CR[:, 0] // (len(cache.patterns) // cache.num_key_heads)
-
-
-def _of_heads(directions, heads_CR):
-  return {
-    content: x if len(x) == 1 else jnp.asarray(x)[heads_CR.ravel()]
-    for content, x in (directions or {}).items()
-  }

@@ -23,8 +23,7 @@ def index_of(heads: Heads) -> slice | np.ndarray:
 def key_heads(heads: Heads, group: int) -> Heads:
   """The key heads of some query heads, each for equally many in a row.
 
-  A key head occurs several times if only some of its query heads are among
-  them.
+  One occurs several times if only some of its query heads are among them.
 
   >>> key_heads((0, 1, 2, 3), 2), key_heads((0, 1, 2), 2)
   ((0, 1), (0, 0, 1))

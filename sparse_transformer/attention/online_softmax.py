@@ -239,6 +239,12 @@ def _softmax_of_tile(q, keys, pairs, scores):
   return out, max_, p.sum(-1, keepdims=True)
 
 
+def softmax(q: Array, keys: Keys, pairs: Pairs, scores: Scores) -> Softmax:
+  """(out, lse) of queries over one tile of keys."""
+  q = q * _scale(q, scores)
+  return _finish(*_softmax_of_tile(q, keys, pairs, scores))
+
+
 def _combine(first: Running, second: Running) -> Running:
   """The running softmax over the keys of both."""
   (out_1, max_1, sum_1), (out_2, max_2, sum_2) = first, second
@@ -281,7 +287,7 @@ def add_sinks(out_BLHE: Array, lse_BLH: Array, sinks_H: Array) -> Softmax:
 
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
   """
-  sinks = sinks_H.astype(lse_BLH.dtype)[None, None]
+  sinks = jnp.broadcast_to(sinks_H.astype(lse_BLH.dtype), lse_BLH.shape)
   is_none = (lse_BLH == -jnp.inf) & (sinks == -jnp.inf)
   sinks = jnp.where(is_none, 0, sinks)  # the difference would be NaN
   share = jax.nn.sigmoid(lse_BLH - sinks)[..., None]

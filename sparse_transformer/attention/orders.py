@@ -8,7 +8,7 @@ column. An arrangement brings arrays into such an order, and results back.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,8 +28,7 @@ Table = np.ndarray | jax.Array
 class Arrangement(abc.ABC):
   """An order of positions, here or on several devices.
 
-  Its `positions` are int32 [places], the position at each place, -1 for
-  padding.
+  Its `positions` are int32 [places]: those at each place, -1 for padding.
   """
 
   @abc.abstractmethod
@@ -116,8 +115,8 @@ class Orders(Arrangement):
 def orders_of(layout: Layout) -> tuple[Order, Order]:
   """The orders of queries and of keys of a layout, in whole tiles.
 
-  Keys after the last tile that is processed are left out where they are at
-  least half of all; a few do not pay for a copy that pads their gradients.
+  Keys after the last tile that is processed are left out if they are at least
+  half of all; a few do not pay for a copy that pads their gradients.
   """
   num_rows = -(-len(layout.query_order) // layout.tile)
   num_cols = max(layout.cols, default=0) + 1
@@ -155,31 +154,3 @@ def apply(function: Callable[..., Any], arrays: Any) -> Any:
   """function(*arrays) of those in a pytree, in the same structure."""
   leaves, structure = jax.tree.flatten(arrays)
   return jax.tree.unflatten(structure, function(*leaves))
-
-
-def apply_at_once(
-  function: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
-) -> tuple[jax.Array, ...]:
-  """function(x) of each array; those of the same dtype and rows are joined.
-
-  A gather then finds each row once, which takes longer than reading it, and
-  devices send one message instead of several.
-
-  Args:
-    function: keeps the last axis, and treats all places along it alike.
-    arrays: one with a number per row, such as lse_BLH beside q_BLHK, lacks the
-      last axis.
-  """
-  ndim = max(x.ndim for x in arrays)
-  wide = [x if x.ndim == ndim else x[..., None] for x in arrays]
-  results: dict[int, jax.Array] = {}
-  kinds = [(x.dtype, x.shape[:-1]) for x in wide]
-  for kind in dict.fromkeys(kinds):
-    chosen = [i for i, other in enumerate(kinds) if other == kind]
-    ends = np.cumsum([wide[i].shape[-1] for i in chosen])[:-1]
-    found = function(jnp.concatenate([wide[i] for i in chosen], -1))
-    results |= dict(zip(chosen, jnp.split(found, ends, -1), strict=True))
-  return tuple(
-    results[i] if x.ndim == ndim else results[i][..., 0]
-    for i, x in enumerate(arrays)
-  )

@@ -22,17 +22,15 @@ Results = tuple[jax.Array, jax.Array]
 class Split(NamedTuple):
   """The axes of the mesh that split arrays [B, L, H, ...]."""
 
-  # The axes that `jax.shard_map` is to divide.
   sequences: Axes = ()
   positions: Axes = ()
   heads: Axes = ()
-  # Axes that have already divided the positions, as the caller is within
-  # `jax.shard_map`.
+  # Those that have divided positions, if the caller is within `jax.shard_map`.
   within: Axes = ()
 
   @property
   def over_positions(self) -> Axes:
-    """The axes that divide positions."""
+    """The axes that divide positions, here or around the caller."""
     return self.within or self.positions
 
   @property
@@ -42,12 +40,8 @@ class Split(NamedTuple):
 
 
 def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
-  """The split of queries over the mesh in context; see `attend` for the spec.
-
-  Raises:
-    ValueError: the spec does not fit the mesh or the array.
-  """
-  mesh = mesh_of(q_BLHK)
+  """The split of queries over the mesh in context, by a spec as in `attend`."""
+  mesh = _mesh_of(q_BLHK)
 
   def entries_of(spec):
     several = [tuple(a for a in _axes(x) if mesh.shape[a] > 1) for x in spec]
@@ -81,7 +75,7 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   return Split(*rest)._replace(within=within)
 
 
-def mesh_of(x: jax.Array) -> Any:
+def _mesh_of(x):
   """The abstract mesh that an array is on, or the one in context."""
   mesh = jax.typeof(x).sharding.mesh
   return mesh if mesh.explicit_axes else jax.sharding.get_abstract_mesh()
@@ -89,36 +83,29 @@ def mesh_of(x: jax.Array) -> Any:
 
 def num_devices(x: jax.Array, axes: Axes) -> int:
   """Number of devices along axes of the mesh."""
-  return _size(mesh_of(x), axes)
+  return _size(_mesh_of(x), axes)
 
 
 def on_any_mesh(
   attention: Callable[..., Results],
   split: Split,
   arrays: Sequence[jax.Array],
-  tables: Any,
+  others: Any,
   specs: Any,
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
-    attention: a function (*arrays, tables), of what a device has, to its
-      results, which on explicit axes are split as the first array is.
-    split, arrays: arrays [B, L, H, ...], and how they are split.
-    tables, specs: a pytree of other arrays, and of their specs, its prefix.
+    attention: a function (*arrays, others) of what a device has.
+    split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
+      axes, results are split as the first.
+    others, specs: a pytree of other arrays, and of their specs, its prefix.
   """
-  mesh = mesh_of(arrays[0])
+  mesh = _mesh_of(arrays[0])
   free = {*mesh.auto_axes, *mesh.explicit_axes}
   if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
-    *arrays, tables = _varying_alike((*arrays, tables))
-    return attention(*arrays, tables)
-  # Gradients are summed over the devices along axes that are not in a spec,
-  # even over a single one.
-  named = {axis for entry in split.spec for axis in _axes(entry)}
-  ones = (a for a in mesh.auto_axes if mesh.shape[a] == 1 and a not in named)
-  split = split._replace(sequences=(*split.sequences, *ones))
-  inputs, in_specs = (*arrays, tables), (*[split.spec] * len(arrays), specs)
-  queries = jax.typeof(arrays[0]).sharding
+    return attention(*_varying_alike((*arrays, others)))
+  inputs, in_specs = (*arrays, others), (*[split.spec] * len(arrays), specs)
   if mesh.explicit_axes:
     inputs = _reshard(mesh, inputs, in_specs)
   in_context = not jax.sharding.get_abstract_mesh().empty
@@ -133,8 +120,8 @@ def on_any_mesh(
     check_vma=False,
   )(*jax.tree.map(jnp.asarray, inputs))
   if mesh.explicit_axes:
-    on = jax.sharding.NamedSharding(mesh, PartitionSpec(*queries.spec[:3]))
-    results = jax.tree.map(lambda x: jax.sharding.reshard(x, on), results)
+    queries = PartitionSpec(*jax.typeof(arrays[0]).sharding.spec[:3])
+    results = _reshard(mesh, results, queries)
   return results
 
 
@@ -153,14 +140,11 @@ def _reshard(mesh, inputs, specs):
   )
 
 
-def _varying_alike(inputs: Any) -> Any:
+def _varying_alike(inputs):
   """Makes all arrays vary over the mesh axes that any of them varies over."""
-
   # Within `jax.shard_map`, the carry of a loop must vary over all axes of what
   # is added to it, and a gradient over those of its input.
-  def axes(x):
-    return jax.typeof(x).manual_axis_type.varying
-
+  axes = lambda x: jax.typeof(x).manual_axis_type.varying
   union = frozenset().union(*map(axes, jax.tree.leaves(inputs)))
   return jax.tree.map(
     lambda x: lax.pcast(x, tuple(union - axes(x)), to="varying"), inputs

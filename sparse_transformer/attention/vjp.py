@@ -1,10 +1,8 @@
 """One backward pass for all plans: the custom derivatives of attention.
 
-An executor plans which tiles it processes: those of one part of a pattern, in
-the part's own orders of positions, in which its pairs fill whole tiles, or all
-of them. The results of plans are merged by log-sum-exp. In the backward pass
-each plan recomputes its weights against the merged log-sum-exp, so nothing of
-size n x keys is stored.
+The results of plans are merged by log-sum-exp. In the backward pass each plan
+recomputes its weights against the merged log-sum-exp, so nothing of size
+n x keys is stored.
 """
 
 import dataclasses
@@ -18,18 +16,13 @@ from jax import lax
 
 from sparse_transformer.attention import (
   contract,
+  heads as heads_lib,
   online_softmax,
   registry,
   sequence_parallel,
 )
 from sparse_transformer.attention.content import gathered, selection
 from sparse_transformer.attention.executors import xla
-from sparse_transformer.attention.heads import (
-  add_heads,
-  index_of,
-  key_heads,
-  put_heads,
-)
 from sparse_transformer.attention.orders import apply
 from sparse_transformer.attention.shard_map import Split
 from sparse_transformer.patterns import Pattern
@@ -59,12 +52,8 @@ def run_plans(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of a device.
 
-  Args:
-    call: the rest of the call.
-    queries, keys: with their segments.
-    spans_H: see `selection.prepare`.
-    given: what that found, and the position of the first query, or None for
-      queries at all positions. Patterns are static if it is not.
+  `selection.prepare` finds spans_H and the first of what is `given`; the second
+  is the position of the first query of a slice, or None for all queries.
   """
   return _attend(call, queries, keys, spans_H, given)[0]
 
@@ -94,10 +83,7 @@ run_plans.defvjp(_attend, _backward)
 def _on_platform(
   function: Callable, call: Call, given: tuple, *arrays: Any
 ) -> Any:
-  """function(plans, *arrays), with the plans for the platform.
-
-  The platform is known only when the program is lowered, after tracing.
-  """
+  """function(plans, *arrays) of the platform that a program is lowered for."""
 
   def run(choice, given, *arrays):
     return function(_plan(call, choice, given, *arrays), *arrays)
@@ -112,11 +98,7 @@ def _on_platform(
 
 
 def _plan(call, choice, given, queries, keys, spans_H, *_):
-  """All plans.
-
-  Their tables are constants, except for content-based parts: those were found
-  at run time.
-  """
+  """All plans; the tables of content-based parts were found at run time."""
   (found, first), executor = given, choice.executor
   static = selection.static_parts(call.patterns)
   case = contract.make_case(queries.q, keys.v, call.tile)
@@ -133,7 +115,7 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
   later = selection.plan_found(
     call.patterns, found, spans_H, case.length, call.tile
   )
-  at_run_time = gathered.Gathered(choice.platform == "cpu")
+  at_run_time = gathered.Gathered(choice.platform)
   return [
     (executor, dataclasses.replace(plan, scores=call.scores), heads)
     for executor, plans in ((executor, plans), (at_run_time, later))
@@ -149,12 +131,10 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
   del spans_H  # the plans have them
-  dtype, shape = (
-    jnp.promote_types(queries.q.dtype, jnp.float32),
-    queries.q.shape,
-  )
-  out_BLHE = jnp.zeros((*shape[:3], keys.v.shape[3]), dtype)
-  lse_BLH = jnp.full(shape[:3], -jnp.inf, dtype)
+  dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
+  shape = queries.q.shape[:3]
+  out_BLHE = jnp.zeros((*shape, keys.v.shape[3]), dtype)
+  lse_BLH = jnp.full(shape, -jnp.inf, dtype)
   for i, (executor, plan, heads) in enumerate(plans):
     if i:
       # In turn: parts that run at the same time evict each other's tiles from
@@ -165,11 +145,11 @@ def forward(
     inputs = _arranged(plan, heads, queries, keys)
     out, lse = plan.queries.restore(*executor.forward(plan, *inputs))
     if i:
-      at = index_of(heads)
+      at = heads_lib.index_of(heads)
       old = out_BLHE[:, :, at], lse_BLH[:, :, at]
       out, lse = online_softmax.merge(old, (out, lse))
-    out_BLHE = put_heads(out_BLHE, heads, out)
-    lse_BLH = put_heads(lse_BLH, heads, lse)
+    out_BLHE = heads_lib.put_heads(out_BLHE, heads, out)
+    lse_BLH = heads_lib.put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
 
 
@@ -200,39 +180,25 @@ def backward(
     inputs = _arranged(plan, heads, queries, keys)
     dq, dk, dv, *rest = executor.backward(plan, *inputs)
     new = *plan.queries.restore(dq), *plan.keys.restore(dk, dv)
-    of_keys = key_heads(heads, _group(queries, keys))
-    grads = [
-      add_heads(total, at, x)
-      for total, at, x in zip(
-        grads, (heads, of_keys, of_keys), new, strict=True
-      )
-    ]
+    of_keys = _key_heads(heads, queries, keys)
+    grads = [*map(heads_lib.add_heads, grads, (heads, of_keys, of_keys), new)]
     for dspans in rest:
-      dspans_H = dspans_H.at[index_of(heads)].add(dspans)
+      dspans_H = dspans_H.at[heads_lib.index_of(heads)].add(dspans)
   return *grads, dspans_H
 
 
-def _group(queries, keys):
-  """The number of query heads of a key head."""
-  return queries.q.shape[2] // keys.k.shape[2]
+def _key_heads(heads, queries, keys):
+  return heads_lib.key_heads(heads, queries.q.shape[2] // keys.k.shape[2])
 
 
 def _arranged(plan, heads, queries, keys):
   """The queries of heads, and their keys, in the orders of a plan."""
-  of_keys = key_heads(heads, _group(queries, keys))
-  return tuple(
-    apply(order.arrange, arrays._replace(**_take_heads(at, arrays)))
-    for order, at, arrays in (
-      (plan.queries, heads, queries),
-      (plan.keys, of_keys, keys),
-    )
-  )
+  of_keys = _key_heads(heads, queries, keys)
+  queries, keys = _take(heads, queries), _take(of_keys, keys)
+  return apply(plan.queries.arrange, queries), apply(plan.keys.arrange, keys)
 
 
-def _take_heads(heads, arrays):
-  """The arrays of heads, by field; segments are those of all."""
-  return {
-    name: x_BLH[:, :, index_of(heads)]
-    for name, x_BLH in arrays._asdict().items()
-    if name != "segments" and x_BLH is not None
-  }
+def _take(heads, arrays):
+  """The arrays of heads; those with a single head, as segments, are of all."""
+  take = lambda x: x if x.shape[2] == 1 else x[:, :, heads_lib.index_of(heads)]
+  return jax.tree.map(take, arrays)

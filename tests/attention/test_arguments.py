@@ -26,7 +26,6 @@ from sparse_transformer.patterns import (
 N, HEADS, GROUP = 60, 4, 2
 SPAN, ROUTING = AdaptiveSpan(16, 8), Routing(3, 8)
 CONTENT = LSH(8, 4, 2), TopBlocks(4, 3) | Local(4), ROUTING, SPAN
-SLICED = (TopBlocks(4, 3) | Local(4), SPAN) * 2
 ENDS = 17, 38  # of the first documents
 DOCUMENTS = np.digitize(np.arange(N), ENDS)
 SEGMENTS = np.stack([DOCUMENTS] * 2)
@@ -105,9 +104,6 @@ def test_a_document_does_not_see_the_others(heads, backend, documents):
   [
     ((*catalogue.CAUSAL[::9], Causal()), 23, 20),
     *((catalogue.CAUSAL[18:19] * HEADS, *x) for x in ((1, 59), (60, 0))),
-    (SLICED, 23, 20),
-    (SLICED, 1, 59),
-    pytest.param(SLICED, 60, 0, marks=pytest.mark.soak),
   ],
 )
 def test_a_slice_of_the_queries_gives_rows_of_the_whole(
@@ -129,7 +125,7 @@ def test_a_slice_of_the_queries_gives_rows_of_the_whole(
 
 
 def test_arrays_may_lack_the_axis_of_the_batch():
-  heads, (q, k, v) = (Local(9) | Strided(7), *CONTENT[:2], Local(9)), inputs()
+  heads, (q, k, v) = (Local(9) | Strided(7), CONTENT[1]) * 2, inputs()
   expected = run(heads, "dense", q, k, v, SEGMENTS)
   settings = dict(segments_BL=DOCUMENTS, tile=8)
   single = jax.vmap(lambda *x: attend(*x, heads, **settings))
@@ -138,20 +134,13 @@ def test_arrays_may_lack_the_axis_of_the_batch():
   assert out.shape == (N, HEADS, 12) and lse.shape == (N, HEADS)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sinks_may_have_16_bits(dtype):
+def test_sinks_may_have_16_bits_and_the_scale_be_an_array():
   sinks = jnp.linspace(-1.0, 2.0, HEADS)
   found, expected = (
-    attend(*inputs(), Local(9), sinks_H=x) for x in (sinks.astype(dtype), sinks)
+    attend(*inputs(), Local(9), sinks_H=x, scale=y)
+    for x, y in ((sinks.astype("bfloat16"), jnp.float32(0.5)), (sinks, 0.5))
   )
   np.testing.assert_allclose(found, expected, atol=0.02)
-
-
-def test_a_known_scalar_of_jax_is_a_number():
-  found, expected = (
-    attend(*inputs(), Local(9), scale=x) for x in (jnp.float32(0.5), 0.5)
-  )
-  np.testing.assert_array_equal(found, expected)
 
 
 def test_sinks_of_minus_infinity_are_none():
@@ -173,11 +162,10 @@ MASKS = "1110 1111", "0000 1011", "0100 1011", "1111"
 
 
 @pytest.mark.parametrize("text", MASKS)
-@pytest.mark.parametrize("pattern", ["Causal()", "TopBlocks(1, 4) | Local(1)"])
-def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text, pattern):
+def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text):
   mask = np.array([[*map(int, row)] for row in text.split()])[:, None, None]
   x = jax.random.normal(jax.random.key(0), (2, 4, 2, 8))
-  found = as_attention_fn(pattern)(x[:, 3:], x, x, mask=jnp.asarray(mask))
+  found = as_attention_fn("Causal()")(x[:, 3:], x, x, mask=jnp.asarray(mask))
   expected = nnx.dot_product_attention(x[:, 3:], x, x, mask=jnp.asarray(mask))
   has_keys = np.broadcast_to(mask.any(-1, keepdims=True), (2, 1, 1, 1))
   np.testing.assert_allclose(
@@ -185,12 +173,12 @@ def test_a_query_of_flax_sees_the_keys_that_the_mask_leaves(text, pattern):
   )
 
 
-@pytest.mark.parametrize("shape", ["b, n, 4, 8", "b, 60, h, 8", "b, 60, 4, w"])
-def test_only_the_batch_may_be_symbolic(shape):
-  x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+def test_only_the_batch_may_be_symbolic():
+  shape = jax.export.symbolic_shape("b, n, 4, 8")
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
   run = jax.jit(lambda x: attend(x, x, x, Local(9)))
   with pytest.raises(
-    ValueError, match=r"only the batch may be symbolic, .*\(b"
+    ValueError, match=r"only the batch may be symbolic, .*\[b"
   ):
     jax.export.export(run)(x)
 
@@ -199,9 +187,6 @@ def test_only_the_batch_may_be_symbolic(shape):
   "call, message",
   [
     (lambda x: as_attention_fn("Locl(3)"), "did you mean Local"),
-    (lambda x: as_attention_fn("Local(3)", first=1), "takes no first"),
-    (lambda x: as_attention_fn("Local(3)", return_lse=True), "no return_lse"),
-    (lambda x: as_attention_fn("Local(3)", bakend=""), "takes no bakend"),
     (lambda x: as_attention_fn(ROUTING)(x, x, x), "or to as_attention_fn"),
     (
       lambda x: as_attention_fn("Local(3)")(x[:, :3], x, x),
@@ -234,48 +219,33 @@ def test_an_attention_function_of_flax_says_what_it_cannot_do(call, message):
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=1.5), ["first=1.5", "an integer"]),
     (
       dict(q=jnp.zeros((2, 5, 4, 8)), first=0, patterns=LSH(8, 4)),
-      ["LSH(8, 4)", "queries of all positions", "attend_next"],
+      ["LSH(8, 4)", "content of all positions", "attend_next"],
     ),
-    (dict(q=jnp.zeros((2, 5, 4, 8)), first=jnp.int32(56)), ["0 and 55"]),
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=jnp.arange(2)), ["use jax.vmap"]),
     (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
-    (dict(segments_BL="x"), ["integers [2, 60]", "got str"]),
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
-    (dict(sinks_H=jnp.zeros(4, int)), ["floating point", "int32"]),
-    (dict(softcap=-1.0), ["softcap=-1.0", "above 0"]),
+    (dict(softcap=-1.0), ["softcap=-1.0", "not negative"]),
     (dict(scale="big"), ["scale='big'", "before tracing"]),
     (dict(scale=jnp.ones(1)), ["scale=", "multiply q"]),
-    (dict(patterns="Local(8"), ["never closed"]),
-    (dict(patterns="~Local(8)"), ["Full() - Local(8)"]),
     (dict(patterns=(Causal(),) * 3), ["3 patterns for 4 heads"]),
     (dict(patterns=(Causal(), None, 1, 2)), ["None is not a pattern"]),
-    (dict(patterns="strided"), ["'strided' names the patterns of several"]),
+    (dict(patterns="strided"), ["'strided'", "did you mean Strided"]),
     (dict(backend="dens"), ["'dens'", "auto, dense, batched"]),
     (dict(tile=-1), ["tile=-1", "0 to choose"]),
-    (dict(tile=1.5), ["tile=1.5", "integer"]),
     (dict(spec=3), ["spec=3 must say which axes"]),
-    (dict(k=jnp.zeros((2, N, 8))), ["[batch, n, heads, width]", "(2, 60, 8)"]),
+    (dict(k=jnp.zeros((2, N, 8))), ["[batch, n, heads, width]", "[2, 60, 8]"]),
     (dict(v=jnp.zeros((1, N, 2, 8))), ["in width only"]),
-    (dict(v=jnp.zeros((2, N, 2, 0))), ["must not be empty", "(2, 60, 2, 0)"]),
-    (dict(q=[1.0]), ["q must be an array, got list"]),
+    (dict(v=jnp.zeros((2, N, 2, 0))), ["must not be empty", "[2, 60, 2, 0]"]),
+    (dict(q=[1.0]), ["must be arrays, got q list"]),
     (dict(q=np.full((1, 8, 2, 4), None)), ["got q object"]),
     (dict(k=jnp.zeros((2, N, 2, 8), int)), ["same dtype", "k int32"]),
-    (dict(k=jnp.zeros((2, N, 2, 8), jnp.bfloat16)), ["k bfloat16"]),
     (dict(v=jnp.zeros((2, N, 2, 8), complex)), ["float32", "v complex64"]),
-    (dict(directions={"Local(3)": 0}), ["must be a pattern, not 'Local(3)'"]),
-    (dict(scale=float("nan")), ["scale=nan", "finite"]),
-    (dict(scale=True), ["scale=True"]),
-    (dict(patterns="gpt_oss"), ["several layers", "patterns.assign("]),
+    (dict(directions={"Local(3)": 0}), ["Local(3), which no head's pattern"]),
     (dict(patterns="Block(8), (Local(3), Local(4))"), ["3 patterns; pass a"]),
-    (dict(q=jnp.zeros((N, 4, 8))), ["all without batch", "k (2, 60"]),
-    (
-      {name: jnp.zeros((n, 4, 8)) for name, n in (("q", N), ("k", 9), ("v", 9))}
-      | dict(first=1),
-      ["q has 60 positions and k 9"],
-    ),
+    (dict(q=jnp.zeros((N, 4, 8))), ["all without batch", "k float32 [2, 60"]),
     (
       {name: jnp.zeros((N, 4, 8)) for name in "qkv"} | dict(segments_BL=[1]),
-      ["integers [60]", "int32 [1]"],
+      ["integers [60]", "[1]"],
     ),
   ],
 )

@@ -116,29 +116,20 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
 
 # One process checks all, since it takes seconds to start.
 @pytest.mark.parametrize(
-  "checks",
-  [
-    ("streamed few", "streamed explicit", "interpreted automatic"),
-    soak("streamed all"),
-    soak("batched all"),
-  ],
+  "checks", [("streamed",), soak("streamed", "all"), soak("batched", "all")]
 )
 def test_results_on_four_devices_are_those_of_the_definition(checks):
-  runs.on_devices(4, check_on_four_devices, *checks)
+  runs.on_devices(4, check_results, *checks)
 
 
-def check_on_four_devices(*checks):
-  for backend, way in map(str.split, checks):
-    if way in ("few", "all"):
-      check_groups_and_segments(backend, way)
-    if way != "few":
-      check_ways(backend, way)
+def check_results(backend, amount="few"):
+  check_groups_and_segments(backend, amount)
+  check_explicit_axes(backend, amount)
+  if amount == "few":
+    check_kernels()
 
 
-def check_ways(backend, way):
-  if way == "automatic":
-    check_kernel_within_shard_map(backend)
-    return check_kernel_on_automatic_axes(backend)
+def check_explicit_axes(backend, amount):
   arrays, mesh = inputs(), jax.make_mesh((2, 2), ("x", "y"))
   sharded = [jax.device_put(x, NamedSharding(mesh, BOTH)) for x in arrays]
 
@@ -153,7 +144,7 @@ def check_ways(backend, way):
   exchanges = "all-gather", "all-reduce", "all-to-all", "permute"
   with jax.set_mesh(mesh):
     check(TWO_PARTS, unwrapped, exchanges)
-    if way == "all":
+    if amount == "all":
       check(TWO_PARTS, shard_map(BOTH), exchanges)
       check(BY_HEAD, unwrapped, ())
 
@@ -191,29 +182,23 @@ def check_groups_and_segments(backend, amount):
       laws.assert_close(found, expected)
 
 
-def check_kernel_within_shard_map(backend):
-  registry.register(backend, Triton(interpret=True))
-  arrays = laws.random_inputs(N, 4, 16, 16, batch=4)
-  # Interpreted gathers do not say how their results vary.
-  wrap = shard_map(BATCH, check_vma=False)
-  run = functools.partial(results, BY_HEAD, backend, wrap)
-  types = (AxisType.Auto,) * 2
-  with jax.set_mesh(jax.make_mesh((2, 2), ("x", "y"), axis_types=types)):
-    found = jax.jit(functools.partial(run, tile=32))(*arrays)
-  laws.assert_close(found, laws.reference(*arrays, BY_HEAD))
-
-
-def check_kernel_on_automatic_axes(backend):
+def check_kernels():
+  registry.register("interpreted", Triton(interpret=True))
   mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
   arrays = laws.random_inputs(N, 4, 16, 16, batch=4)
+  settings = BY_HEAD, "interpreted"
 
   def check(spec, exchanges):
     sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
-    program = laws.run.lower(*sharded, BY_HEAD, backend, 32).compile()
+    program = laws.run.lower(*sharded, *settings, 32).compile()
     assert ("all-" in program.as_text()) == exchanges
     laws.assert_close(program(*sharded), laws.reference(*arrays, BY_HEAD))
 
   with jax.set_mesh(mesh):
+    # Interpreted gathers do not say how their results vary.
+    wrap = shard_map(BATCH, check_vma=False)
+    run = jax.jit(functools.partial(results, *settings, wrap, tile=32))
+    laws.assert_close(run(*arrays), laws.reference(*arrays, BY_HEAD))
     check(P(("x", "y")), exchanges=False)
     check(BOTH, exchanges=True)  # heads have lists of their own
   laws.run.clear_cache()

@@ -8,6 +8,7 @@ from flax import nnx
 
 from sparse_transformer import attention
 from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.figures import masks
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
@@ -66,7 +67,9 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)}, 0.5)
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
-  mask = np.asarray(selection.realize(of_layer, q, k, directions))[0]
+  mask = np.asarray(
+    selection.realize(of_layer, Queries(q), Keys(k, k), directions)
+  )[0]
   scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
   weights = np.exp(scores) * mask
   weights /= weights.sum(-1, keepdims=True)

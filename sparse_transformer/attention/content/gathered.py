@@ -1,12 +1,9 @@
 """Runs sets of pairs whose tiles are found at run time, in plain XLA.
 
-Tiles of queries are gathered by position. Each tile has its keys in one step,
-so that its softmax needs no loop, and several tiles are processed together. A
+Tiles of queries are gathered by position, each with all its keys in one step. A
 tile of positions that are `Near` in an order has the tiles before it as keys;
-one of queries that have `Chosen` the same block has that block.
-
-Nothing here depends on timing: what goes to the same place is added in a fixed
-order.
+one of queries that have `Chosen` the same block has that block. What goes to
+the same place is added in a fixed order: nothing depends on timing.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places of all tiles; R places of a query.
@@ -15,8 +12,7 @@ tile; P places of all tiles; R places of a query.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +20,6 @@ from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content.grouping import group
-from sparse_transformer.attention.orders import apply_at_once
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
@@ -46,14 +41,13 @@ class TileTables:
   # int32 [B, H, L, R], the places of each query, V * T for none, which is
   # padding or out of range.
   places: jax.Array
-  # Tiles of keys of a tile of queries.
   span: int = dataclasses.field(default=1, metadata=contract.STATIC)
   # Tiles of keys, if `blocks` are given.
   num_blocks: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
-  def steps(self, *args: Any) -> "_Steps":
-    """The steps of (a plan, whether it runs on a CPU, [B, L, H], G)."""
-    return (_Windows if self.blocks is None else _Blocks)(*args)
+  def steps(self, plan: contract.Plan, case: contract.Case) -> "_Steps":
+    """The steps of a plan that has these tables."""
+    return (_Windows if self.blocks is None else _Blocks)(plan, case)
 
 
 # Here, since patterns load no JAX.
@@ -76,9 +70,8 @@ def _lay_out_near(pairs, tile):
   behind = (span - 1) * tile
   keys = _pad_tiles(pairs.order, behind, -n % tile, -1)
   at = jnp.arange(n, dtype=jnp.int32)
-  places = _of_lanes(
-    lambda order: jnp.zeros_like(at).at[order].set(at), pairs.order
-  )
+  invert = lambda order: jnp.zeros_like(at).at[order].set(at)
+  places = _of_lanes(invert, pairs.order)
   queries = keys[..., behind:].reshape(b, h, -1, tile)
   return TileTables(queries, keys, None, places[..., None], span)
 
@@ -121,28 +114,21 @@ def plan_part(
 class Gathered:
   """Runs plans whose tables are found at run time, here or in `spans`."""
 
-  is_cpu: bool
+  platform: str
 
   def forward(
-    self,
-    plan: contract.Plan,
-    queries: contract.Queries,
-    keys: contract.Keys,
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, jax.Array]:
-    """See `contract.Executor`."""
-    steps = self._steps(plan, queries, keys)
-    return online_softmax.forward(steps, queries, keys, plan.scores)
+    return online_softmax.forward(*self._loop(plan, queries, keys))
 
   def backward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
-    """See `contract.Executor`."""
-    steps = self._steps(plan, queries, keys)
-    return online_softmax.backward(steps, queries, keys, plan.scores)
+    return online_softmax.backward(*self._loop(plan, queries, keys))
 
-  def _steps(self, plan, queries, keys):
-    shape, num_key_heads = queries.q.shape[:3], keys.k.shape[2]
-    return plan.tables.steps(plan, self.is_cpu, shape, num_key_heads)
+  def _loop(self, plan, queries, keys):
+    case = contract.make_case(queries.q, keys.v, platform=self.platform)
+    return plan.tables.steps(plan, case), queries, keys, plan.scores
 
 
 def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
@@ -157,16 +143,12 @@ class _Steps(online_softmax.Steps):
   name, single = "gathered", True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, is_cpu, shape, num_key_heads, num_keys):
-    self.num_key_heads = num_key_heads
-    self.pattern, self.tables = plan.pattern, plan.tables
-    # Whether the device adds values for the same place one after another;
-    # otherwise they are summed first.
-    self.in_order, self.n = is_cpu, shape[1]
+  def __init__(self, plan, case, num_keys):
+    self.pattern, self.tables, self.case = plan.pattern, plan.tables, case
     b, h, num_tiles, self.tile = self.tables.queries.shape
     of_tile = self.tile * num_keys
     self.scores = num_tiles * of_tile  # per sequence and head
-    limit = CPU_SCORES if is_cpu else SCORES
+    limit = CPU_SCORES if case.platform == "cpu" else SCORES
     scores = contract.number(b) * h * of_tile
     self.num, self.size = cut(num_tiles, scores, limit)
     self.missing = self.num * self.size - num_tiles
@@ -184,8 +166,9 @@ class _Steps(online_softmax.Steps):
 
   def of_group(self, x_BLHK):
     """Gradients of key heads [B, L, G, K], from those for each query head."""
-    b, n, _, width = x_BLHK.shape
-    return x_BLHK.reshape(b, n, self.num_key_heads, -1, width).sum(3)
+    b, n, h, width = x_BLHK.shape
+    num_key_heads = h // self.case.group
+    return x_BLHK.reshape(b, n, num_key_heads, -1, width).sum(3)
 
   def merge(self, out_BHVTE, lse_BHVT):
     """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
@@ -225,9 +208,8 @@ class _Steps(online_softmax.Steps):
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, plan, is_cpu, shape, num_key_heads):
-    num_keys = plan.tables.span * plan.tile
-    super().__init__(plan, is_cpu, shape, num_key_heads, num_keys)
+  def __init__(self, plan, case):
+    super().__init__(plan, case, plan.tables.span * plan.tile)
     b, h, _ = self.tables.keys.shape
     keys = self.tables.keys.reshape(b, h, -1, self.tile)
     self.at = _pad_tiles(keys, 0, self.missing, -1)
@@ -253,9 +235,9 @@ class _Windows(_Steps):
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, plan, is_cpu, shape, num_key_heads):
+  def __init__(self, plan, case):
     (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
-    super().__init__(plan, is_cpu, shape, num_key_heads, num // num_blocks)
+    super().__init__(plan, case, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
@@ -265,7 +247,8 @@ class _Blocks(_Steps):
 
   def add(self, i, j, x_BHM, new_BHAS):
     del j
-    at, is_unique = self._now(self.blocks, i), not self.in_order
+    # A CPU adds values for the same place one after another.
+    at, is_unique = self._now(self.blocks, i), self.case.platform != "cpu"
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
 
@@ -276,8 +259,8 @@ class _Blocks(_Steps):
 
   def _sum_runs(self, at, new_BHAS):
     """Each block once, with the sum over all its tiles in a step."""
-    # The tiles of a block are next to each other. Sums of the last 1, 2, 4, ...
-    # tiles end up at the last one, and all others nowhere.
+    # The tiles of a block are neighbors. Sums of the last 1, 2, 4, ... tiles
+    # end up at the last one, and all others nowhere.
     length = 1
     while length < self.size:
       same = at[..., length:] == at[..., :-length]
@@ -291,7 +274,7 @@ class _Blocks(_Steps):
 
   def from_keys(self, *arrays):
     rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
-    held = (x[:, :, : self.n].swapaxes(1, 2) for x in rows)
+    held = (x[:, :, : self.case.length].swapaxes(1, 2) for x in rows)
     return tuple(map(self.of_group, held))
 
 
@@ -301,25 +284,20 @@ def _pad_tiles(x_BHV, before, after=0, fill=0):
   return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
-def _of_lanes(function: Callable, *arrays: jax.Array) -> jax.Array:
+def _of_lanes(function, *arrays):
   """function(*arrays) for each sequence and head, their first two axes."""
   return jax.vmap(jax.vmap(function))(*arrays)
 
 
 def _rows(at, *arrays):
   """Rows [B, H, ..., K] of [B, L, G, K] at [B, H, ...], arbitrary for -1."""
-
-  def of_head(x_L, at):
-    return x_L.at[at.clip(0)].get(mode="clip")
-
-  of_lanes = jax.vmap(jax.vmap(jax.vmap(of_head, (None, 0)), (1, 0)))
+  take = lambda x_L, at: x_L.at[at.clip(0)].get(mode="clip")
 
   def of_array(x_BLG):
-    grouped = at.reshape(at.shape[0], x_BLG.shape[2], -1, *at.shape[2:])
-    rows = of_lanes(x_BLG, grouped)
-    return rows.reshape(*at.shape, *x_BLG.shape[3:])
+    x_BLH = jnp.repeat(x_BLG, at.shape[1] // x_BLG.shape[2], axis=2)
+    return jax.vmap(jax.vmap(take, (1, 0)))(x_BLH, at)
 
-  return apply_at_once(of_array, arrays)
+  return tuple(map(of_array, arrays))
 
 
 def _sum(places_BHLR, *arrays):
@@ -329,7 +307,7 @@ def _sum(places_BHLR, *arrays):
     return functools.reduce(jnp.add, _at_places(x_VTK, places_LR, 0))
 
   of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return apply_at_once(lambda x: of_lanes(x, places_BHLR), arrays)
+  return tuple(of_lanes(x, places_BHLR) for x in arrays)
 
 
 def _at_places(x_VT, places_LR, fill):

@@ -26,8 +26,6 @@ class Groups(NamedTuple):
 def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
   """Groups the entries of each row by label; label `num` leaves an entry out.
 
-  V is the smallest number of tiles that suffices for all labels.
-
   >>> groups = group(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
   >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()
   ([[[1, -1], [0, 2], [3, -1]]], [[0, 1, 1]], [[2, 0, 3, 4]])
@@ -36,7 +34,7 @@ def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
   return jax.vmap(group_row)(labels_NE.astype(jnp.int32))
 
 
-def _group_row(labels_E, *, num, tile):
+def _group_row(labels_E, num, tile):
   size = len(labels_E)
   num_tiles = most_tiles(size, num, tile)
   sorted_E, order_E = _sort(labels_E, num)

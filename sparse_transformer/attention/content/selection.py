@@ -4,9 +4,8 @@ Heads with the same pattern are bound together. A pattern decides the integer
 labels of positions; they are named, so that rematerialization can keep them
 instead of deciding again, perhaps differently.
 
-In all functions, `patterns` has one pattern per head, q_BLHK and k_BMGK are
-queries and keys, `directions` is as in `attention.attend`, and `bound` is what
-`bind` returns.
+In all functions, `patterns` has one pattern per head, `directions` is as in
+`attention.attend`, and `bound` is what `bind` returns.
 """
 
 import functools
@@ -22,14 +21,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import gathered, spans as spans_lib
+from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.heads import group_heads, index_of, key_heads
 from sparse_transformer.patterns import Pattern, shorten
 from sparse_transformer.patterns.content import Content
 
-LABELS_NAME = contract.SAVED_NAMES[-1]
-
 Directions = Mapping[Pattern, jax.Array]
-SegmentPair = tuple[jax.Array, jax.Array] | None  # of queries and keys
 
 
 def labelled(pattern: Pattern) -> tuple[Content, ...]:
@@ -50,25 +47,25 @@ def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
 
 def bind(
   patterns: tuple[Pattern, ...],
-  q_BLHK: jax.Array,
-  k_BMGK: jax.Array,
+  queries: Queries,
+  keys: Keys,
   directions: Directions,
-  segments: SegmentPair = None,
 ) -> tuple[Any, ...]:
   """The sets that make up the `contents` of each pattern of `with_content`."""
-
-  group = q_BLHK.shape[2] // k_BMGK.shape[2]
+  group = queries.q.shape[2] // keys.k.shape[2]
+  segments = None
+  if keys.segments is not None and queries.segments is not None:
+    segments = queries.segments[..., 0], keys.segments[..., 0]
 
   def sets_of(content, heads):
-    q = q_BLHK[:, :, index_of(heads)]
-    k = k_BMGK[:, :, index_of(key_heads(heads, group))]
+    q = queries.q[:, :, index_of(heads)]
+    k = keys.k[:, :, index_of(key_heads(heads, group))]
     given = directions.get(content)
     if given is not None and len(given) > 1:
       given = given[index_of(heads)]
-    found = checkpoint_name(
-      labels(content, q, k, given, segments=segments), LABELS_NAME
-    )
-    others = () if segments is None else (segments[1],)
+    found = labels(content, q, k, given, segments=segments)
+    others = () if segments is None else segments[1:]
+    found = checkpoint_name(found, contract.SAVED_NAMES[-1])
     return content.sets(found, *others)
 
   return tuple(
@@ -83,12 +80,9 @@ def labels(
   k_BMGK: jax.Array,
   given: jax.Array | None,
   start: jax.Array | int = 0,
-  segments: SegmentPair = None,
+  segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """`Content.labels` of raw queries and keys, without gradients.
-
-  Directions that are not `given` are the pattern's.
-  """
+  """`Content.labels`, without gradients, by default of its own directions."""
   drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
   q, k, directions = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
@@ -102,39 +96,24 @@ def labels(
 def check_directions(
   patterns: tuple[Pattern, ...], directions: Directions, width: int
 ) -> None:
-  """Checks that all patterns have the directions that they need, of width K.
-
-  Raises:
-    ValueError: some are missing, superfluous or have another shape.
-  """
-  if not isinstance(directions, Mapping):
-    raise ValueError(
-      f"directions must be a mapping {{pattern: array}}, got {type(directions)}"
-    )
+  """Raises a ValueError unless patterns have what they need; `width` is K."""
   contents = dict.fromkeys(c for p in patterns for c in p.contents())
+  taken = {c: c.given(len(patterns), width) for c in contents}
+  taken = {c: (shape, what) for c, (shape, what) in taken.items() if what}
   for pattern in directions:
-    if not isinstance(pattern, Pattern):
+    if pattern not in taken:
       raise ValueError(
-        f"a key of directions must be a pattern, not {shorten(repr(pattern))};"
-        " make one by patterns.parse"
+        f"directions of {shorten(pattern)}, which no head's pattern takes;"
+        f" directions are for {', '.join(map(shorten, taken)) or 'none'}"
       )
-    if pattern not in contents:
-      raise ValueError(
-        f"directions of {shorten(pattern)}, which no head's pattern contains;"
-        f" they contain {', '.join(map(shorten, contents)) or 'none'}"
-      )
-  for content in contents:
-    shape, what = content.given(len(patterns), width)
+  for content, (shape, what) in taken.items():
     given = directions.get(content)
-    if given is not None and not what:
-      raise ValueError(f"{shorten(content)} takes no directions; leave it out")
-    if given is None:
-      if what and content.directions(width) is None:
-        raise ValueError(
-          f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
-          " directions={pattern: array} to attend, or to as_attention_fn"
-        )
-    elif np.shape(given) not in (shape, (1, *shape[1:])):
+    if given is None and content.directions(width) is None:
+      raise ValueError(
+        f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
+        " directions={pattern: array} to attend, or to as_attention_fn"
+      )
+    if given is not None and np.shape(given) not in (shape, (1, *shape[1:])):
       raise ValueError(
         f"{what} of {shorten(content)} must be {list(shape)}, or the same"
         f" with 1 head, got {list(np.shape(given))}"
@@ -143,14 +122,13 @@ def check_directions(
 
 def prepare(
   patterns: tuple[Pattern, ...],
-  queries: contract.Queries,
-  keys: contract.Keys,
+  queries: Queries,
+  keys: Keys,
   directions: Directions,
   tile: int,
 ) -> tuple[jax.Array | None, tuple[Any, ...]]:
   """(the spans of heads, or None; what `plan_found` makes plans of)."""
-  segments = contract.segments_of(queries, keys)
-  bound = bind(patterns, queries.q, keys.k, directions, segments)
+  bound = bind(patterns, queries, keys, directions)
   dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
   tables = [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
   return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
@@ -185,24 +163,15 @@ def count_scores(
   count for the longest ones is an upper bound.
   """
   found = []
-  directions: Directions = {
-    content: jnp.zeros(shape)
-    for content in pattern.contents()
-    for shape, name in [content.given(1, case.qk_width)]
-    if name
-  }
+  given = {c: c.given(1, case.qk_width) for c in pattern.contents()}
+  directions = {c: jnp.zeros(x) for c, (x, what) in given.items() if what}
 
-  def count(q_BLHK):
-    queries, keys = contract.Queries(q_BLHK), contract.Keys(q_BLHK, q_BLHK)
-    prepared = prepare((pattern,), queries, keys, directions, case.tile)
-    spans_H, tables = prepared
-    for plan, _ in plan_found(
-      (pattern,), tables, spans_H, case.length, case.tile
-    ):
-      shape = case.batch, case.length, case.num_heads
-      num_key_heads = case.num_heads // case.group
-      is_cpu = case.platform == "cpu"
-      steps = plan.tables.steps(plan, is_cpu, shape, num_key_heads)
+  def count(q):
+    arrays = Queries(q), Keys(q, q), directions
+    spans_H, tables = prepare((pattern,), *arrays, case.tile)
+    plans = plan_found((pattern,), tables, spans_H, case.length, case.tile)
+    for plan, _ in plans:
+      steps = plan.tables.steps(plan, case)
       found.append((steps.name, plan.tile, steps.scores))
 
   shape = 1, case.length, 1, case.qk_width
@@ -224,30 +193,26 @@ def _sets(bound):
 
 def realize(
   patterns: tuple[Pattern, ...],
-  q_BLHK: jax.Array,
-  k_BMGK: jax.Array,
+  queries: Queries,
+  keys: Keys,
   directions: Directions,
-  segments: SegmentPair = None,
-) -> jax.Array | np.ndarray:
+) -> jax.Array:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
   # In the mask of a bound pattern, positions have axes of batch and heads.
   heads_bound = [pattern.support() for pattern in patterns]
-  bound = bind(patterns, q_BLHK, k_BMGK, directions, segments)
+  bound = bind(patterns, queries, keys, directions)
   items = zip(with_content(patterns).items(), bound, strict=True)
   for (pattern, heads), sets in items:
     for j, head in enumerate(range(len(patterns)) if heads is None else heads):
       own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
       heads_bound[head] = pattern.bind(unions(pattern, own))
-  n = k_BMGK.shape[1]
+  n = keys.k.shape[1]
   i = np.arange(n).reshape(1, 1, n, 1)
   masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in heads_bound]
-  at = i[0, 0]
-  weights_HLM = spans_lib.weights(patterns, directions, at, at[:, 0])
-  if weights_HLM is not None:
-    pairs = zip(masks, weights_HLM, strict=True)
-    masks = [mask & (weights != 0)[None, None] for mask, weights in pairs]
-  is_known = all(isinstance(mask, np.ndarray) for mask in masks)
-  arrays = np if is_known else jnp
   everything = np.ones((1, 1, n, n), bool)
-  *masks, _ = arrays.broadcast_arrays(*masks, everything)
-  return arrays.concatenate(masks, axis=1)
+  *masks, _ = jnp.broadcast_arrays(*masks, everything)
+  mask_BHLM = jnp.concatenate(masks, axis=1)
+  weights_HLM = spans_lib.weights(patterns, directions, i[0, 0], i[0, 0, :, 0])
+  return (
+    mask_BHLM if weights_HLM is None else mask_BHLM & (weights_HLM != 0)[None]
+  )

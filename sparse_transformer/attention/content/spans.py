@@ -1,16 +1,13 @@
 """Learned spans: the weights of pairs, and execution of parts with spans.
 
-A step has some tiles of queries, each with the tile of keys that is `ago` tiles
-before its own. Steps go back from ago = 0 until no span reaches further. The
-spans, and so the number of steps, are known only at run time: one compiled
-program takes less time as spans shrink. No two sums go to the same place in one
-step: nothing depends on timing.
+A step has some tiles of queries of a head, each with the tile of keys that is
+`ago` tiles before its own. Steps go back from ago = 0 until the span ends. It
+is known only at run time: one compiled program takes less time as spans shrink.
+No two sums go to the same place in one step: nothing depends on timing.
 
 In all functions, `patterns` has one pattern per head, and spans_H are their
-spans in positions.
-
-Axes: G heads that run together; A tiles of queries of a step; V tiles of T
-positions, padded to whole steps, and for keys with tiles before them.
+spans in positions. Axes: A tiles of queries of a step; V tiles of T positions,
+padded to whole steps, and for keys with tiles before them.
 """
 
 import dataclasses
@@ -48,10 +45,7 @@ def of_heads(
   directions: Mapping[Pattern, jax.Array],
   dtype: Any = jnp.float32,
 ) -> jax.Array | None:
-  """The spans [H] of heads, 0 for those without; None if none has any.
-
-  The directions are as in `attention.attend`.
-  """
+  """The spans [H] of heads, 0 for those without; None if none has any."""
   if not any_span(patterns):
     return None
   spans = []
@@ -68,11 +62,7 @@ def weights(
   k: jax.Array | np.ndarray,
   dtype: Any = jnp.float32,
 ) -> jax.Array | None:
-  """The weights [H, ...] of pairs, 1 for those of static patterns.
-
-  None if no head has a span. The shapes of the positions q and k broadcast to
-  [...].
-  """
+  """The weights [H, ...] of pairs, 1 where static; None without any span."""
   spans_H = of_heads(patterns, directions, dtype)
   if spans_H is None:
     return None
@@ -95,9 +85,9 @@ class SpanTables:
   spans: jax.Array
   pattern: Spanned = dataclasses.field(metadata=contract.STATIC)
 
-  def steps(self, *args: Any) -> "_Walk":
+  def steps(self, plan: contract.Plan, case: contract.Case) -> "_Walk":
     """See `gathered.TileTables`."""
-    return _Walk(*args)
+    return _Walk(plan, case)
 
 
 def span_plans(
@@ -118,27 +108,24 @@ def span_plans(
 
 
 class _Walk(online_softmax.Steps):
-  """The steps of a plan, back from each group of tiles of queries.
+  """The steps of a plan, back from each group of tiles of queries of a head.
 
-  Step `ago` has the keys that many tiles back. On CPUs, heads run one after
-  another, each as far as its own span; otherwise together, as far as the
-  widest. Groups of the same heads follow one another.
+  Step `ago` has the keys that many tiles back, as far as the span of the head
+  reaches. The groups of a head follow one another.
   """
 
   name = "spanned"
 
-  def __init__(self, plan, is_cpu, shape, num_key_heads):
-    b, self.n, h = shape
-    self.num_heads, self.group = h, h // num_key_heads
+  def __init__(self, plan, case):
+    self.n, self.num_heads = case.length, case.num_heads
     self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    self.heads: int = 1 if is_cpu else h  # of a group
-    limit = CPU_SCORES if is_cpu else gathered.SCORES
+    limit = CPU_SCORES if case.platform == "cpu" else gathered.SCORES
     num_tiles = -(-self.n // self.tile)
-    scores = b * self.heads * self.tile**2
-    # The number of groups of the same heads, and their tiles.
+    scores = contract.number(case.batch) * self.tile**2
+    # The number of groups of a head, and their tiles.
     self.times, self.size = gathered.cut(num_tiles, scores, limit)
-    self.num = self.times * (h // self.heads)
+    self.num = self.times * self.num_heads
     self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
     # Scores for the longest spans, per sequence and head.
     last = (np.arange(self.times) + 1) * self.size - 1
@@ -146,8 +133,8 @@ class _Walk(online_softmax.Steps):
     self.scores = steps * self.size * self.tile**2
 
   def bounds(self, i):
-    spans = self._of_group(self.spans, i)
-    reach = jnp.ceil(self.pattern.end(spans.max())).astype(jnp.int32) - 1
+    end = self.pattern.end(self.spans[i // self.times])
+    reach = jnp.ceil(end).astype(jnp.int32) - 1
     last = jnp.minimum(self.most, self._first(i) + self.size - 1)
     return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
 
@@ -167,11 +154,10 @@ class _Walk(online_softmax.Steps):
     return transposed(dm.sum((0, 2), keepdims=True))[0]
 
   def _weights(self, spans_H, i, ago):
-    """The weights of pairs, [1, G, 1, T, S]."""
+    """The weights of pairs, [1, 1, 1, T, S]."""
     places = np.arange(self.tile)
     distance = ago * self.tile + (places[:, None] - places)[None, None, None]
-    spans = self._of_group(spans_H, i).reshape(1, -1, 1, 1, 1)
-    weights = self.pattern.weights(spans, distance)
+    weights = self.pattern.weights(spans_H[i // self.times], distance)
     return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
   def of_queries(self, *arrays, before=0):
@@ -189,61 +175,40 @@ class _Walk(online_softmax.Steps):
     return self.of_queries(*arrays, before=self.most)
 
   def from_queries(self, *arrays):
-    def of_array(x_BHVT):
-      b, h, _, _, *widths = x_BHVT.shape
-      return x_BHVT.reshape(b, h, -1, *widths)[:, :, : self.n].swapaxes(1, 2)
-
-    return tuple(map(of_array, arrays))
+    rows = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in arrays)
+    return tuple(x[:, :, : self.n].swapaxes(1, 2) for x in rows)
 
   def from_keys(self, *arrays):
     return self.from_queries(*(x[:, :, self.most :] for x in arrays))
 
   def queries(self, i, *arrays):
-    return tuple(self._take(x, i, self._first(i)) for x in arrays)
+    return tuple(self._take(i, self._first(i), x) for x in arrays)
 
   def keys(self, i, ago, *arrays):
     first = self.most + self._first(i) - ago
-    return tuple(self._take(x, i, first) for x in arrays)
+    return tuple(self._take(i, first, x) for x in arrays)
 
   def put(self, i, x_BHVT, new):
-    return self._put(x_BHVT, i, self._first(i), new)
+    starts = self._starts(i, self._first(i), x_BHVT)
+    return lax.dynamic_update_slice(x_BHVT, new, starts)
 
-  def add(self, i, ago, x_BGVT, new_BHAT):
-    first, group = self.most + self._first(i) - ago, min(self.group, self.heads)
-    new_BGRAT = new_BHAT.reshape(
-      new_BHAT.shape[0], -1, group, *new_BHAT.shape[2:]
-    )
-    old = self._of_key_heads(x_BGVT, i, first)
-    return self._put(x_BGVT, i, first, old + new_BGRAT.sum(2))
+  def add(self, i, ago, x_BGVT, new):
+    first = self.most + self._first(i) - ago
+    new = self._take(i, first, x_BGVT) + new
+    return lax.dynamic_update_slice(x_BGVT, new, self._starts(i, first, x_BGVT))
 
   def _first(self, i):
     """The first tile of queries of a group."""
     return i % self.times * self.size
 
-  def _of_group(self, x_H, i):
-    return lax.dynamic_slice_in_dim(x_H, self._head(i), self.heads)
-
-  def _head(self, i):
-    """The first head of a group."""
-    return i // self.times * self.heads
-
-  def _take(self, x_BGVT, i, first):
-    """A group's tiles from the `first` on, of each of its query heads."""
-    tiles = self._of_key_heads(x_BGVT, i, first)
-    return jnp.repeat(tiles, self.heads // tiles.shape[1], 1)
-
-  def _of_key_heads(self, x_BGVT, i, first):
-    b, num, _, *rest = x_BGVT.shape
-    sizes = b, -(-self.heads * num // self.num_heads), self.size, *rest
+  def _take(self, i, first, x_BGVT):
+    """A group's tiles of its head from the `first` on: [B, 1, A, T, ...]."""
+    b, _, _, *rest = x_BGVT.shape
     starts = self._starts(i, first, x_BGVT)
-    return lax.dynamic_slice(x_BGVT, starts, sizes)
-
-  def _put(self, x_BGVT, i, first, new):
-    starts = self._starts(i, first, x_BGVT)
-    return lax.dynamic_update_slice(x_BGVT, new, starts)
+    return lax.dynamic_slice(x_BGVT, starts, (b, 1, self.size, *rest))
 
   def _starts(self, i, first, x_BGVT):
-    """Where a group's tiles from the `first` on start, on all axes."""
-    head = self._head(i) * x_BGVT.shape[1] // self.num_heads
+    """Where these tiles start, on all axes."""
+    head = i // self.times * x_BGVT.shape[1] // self.num_heads
     starts = 0, head, first, *[0] * (x_BGVT.ndim - 3)
     return [*map(jnp.int32, starts)]

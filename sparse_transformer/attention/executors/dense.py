@@ -54,15 +54,14 @@ def attend(
     out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
     return out, lse
   q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
-  segments = contract.segments_of(queries, keys)
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   _, n, num_heads, width = q_BLHK.shape
-  mask_BHLM = selection.realize(patterns, q_BLHK, k_BMGK, directions, segments)
+  mask_BHLM = selection.realize(patterns, queries, keys, directions)
   if first is not None:
-    mask_BHLM = lax.dynamic_slice_in_dim(jnp.asarray(mask_BHLM), first, n, 2)
-  if segments is not None:
-    is_same_BLM = segments[0][..., None] == segments[1][:, None]
-    mask_BHLM = mask_BHLM & is_same_BLM[:, None]
+    mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, n, 2)
+  if queries.segments is not None and keys.segments is not None:
+    of_keys_B11M = keys.segments[:, None, None, :, 0]
+    mask_BHLM &= queries.segments[:, None] == of_keys_B11M
   k_BMHK, v_BMHE = (
     jnp.repeat(x.astype(dtype), num_heads // x.shape[2], 2)
     for x in (k_BMGK, v_BMGE)
@@ -87,4 +86,7 @@ def attend(
   log_BHL1 = jnp.log(jnp.where(empty_BHL1, 1, sum_BHL1))
   lse_BHL1 = jnp.where(empty_BHL1, -jnp.inf, max_BHL1 + log_BHL1)
   lse_BLH = lse_BHL1[..., 0].transpose(0, 2, 1)
-  return contract.name_saved(out_BLHE.astype(v_BMGE.dtype), lse_BLH)
+  out_BLHE, lse_BLH = contract.name_saved(
+    out_BLHE.astype(v_BMGE.dtype), lse_BLH
+  )
+  return out_BLHE, lse_BLH

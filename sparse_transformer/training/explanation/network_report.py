@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
-from sparse_transformer.attention import cache_plan, cached_group, registry
+from sparse_transformer.attention import cached_group, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
@@ -165,7 +165,7 @@ def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> dict:
   if not follows:
     fewest = int(analysis.keys_per_query(pattern, n).min())
   if analysis.is_causal(pattern, n):
-    cache = analysis.cache_size(cache_plan.kept_pairs(pattern), n)
+    cache = analysis.cache_size(cached_group.kept_pairs(pattern), n)
   tiles = list(_tiles(pattern, case, backend, tile))
   return dict(
     pattern=str(pattern),

@@ -141,7 +141,7 @@ def _list_in_help(name):
 def require(*names: str) -> None:
   """Raises ValueError if a flag is missing, or a field of --config is wrong."""
   for name in names:
-    if not flags.FLAGS[name].present:
+    if flags.FLAGS[name].value is None:
       raise ValueError(f"--{name} is missing; see --help")
   schema.typed(flags.FLAGS.config)
 

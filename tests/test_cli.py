@@ -131,6 +131,12 @@ def test_flag_and_value_may_be_two_words(command, trained, capfd):
   assert not re.search("is (missing|empty)|unexpected", answers[0])
 
 
+def test_config_of_a_run_takes_the_place_of_a_file(trained, capsys):
+  words = f"--workdir={trained}", "--config.attention.pattern=Local(5)"
+  assert runs.command("sparse_transformer/explain.py", *words) == 0
+  assert "Local(5)" in capsys.readouterr().out
+
+
 def test_path_may_begin_with_the_home_directory(monkeypatch, capfd, trained):
   monkeypatch.setenv("HOME", str(trained))
   assert runs.command("eval.py", "--workdir=~/none") == 1

@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import attention, patterns, schema, tables
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import selection
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
@@ -152,7 +153,8 @@ def realize(pattern: Pattern) -> Pattern:
     elif isinstance(content, patterns.Routing):
       directions[content] = centers[None, : content.num_directions]
   q_BLHK = vectors[None, :, None]
-  pairs = selection.realize((pattern,), q_BLHK, q_BLHK, directions)
+  arrays = contract.Queries(q_BLHK), contract.Keys(q_BLHK, q_BLHK)
+  pairs = selection.realize((pattern,), *arrays, directions)
   return _Realized(np.asarray(pairs)[0, 0])
 
 

@@ -76,7 +76,7 @@ def _accuracy(values):
 def _experts(network, lines):
   """Rows on the experts of a network, if it has any."""
   from sparse_transformer import model as model_lib
-  from sparse_transformer.model.options.mixture import PER_TOKEN
+  from sparse_transformer.model.experts import PER_TOKEN
 
   if not network.experts:
     return

@@ -97,11 +97,9 @@ def main(argv: Sequence[str]) -> None:
       decoder,
       state.ema,
       sampler,
-      num=args.num,
-      length=source.length,
-      prompts=prompts,
+      prompts,
+      source.length,
       seed=args.seed,
-      name="sampling",
       check_stop=signals.check,
     )
   paths = samples.save(args.workdir, source, tokens)

@@ -21,12 +21,11 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations, trained_run
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.loop import train
-from sparse_transformer.training.step import hits, mean_loss, position_losses
+from sparse_transformer.training.step import mean_loss, position_losses
 
 SOURCE = types.SimpleNamespace(
   vocab_size=5, length=12, shape=(3, 4), separator=None, classes=("a", "b", "c")
 )
-SPARSE = "Local(3, causal=False) | Global(1, causal=False)"
 SMALL = {"model.num_layers": 2, "model.num_heads": 2, "model.width": 16}
 SMALL |= {"attention.stride": 4, "attention.window": 4, "attention.width": 1}
 
@@ -55,34 +54,6 @@ def test_untrained_network_scores_log2_of_the_classes():
   assert logits_BC.shape == (3, 3) and not logits_BC.any()
   bits = np.asarray(position_losses(logits_BC, rows())) / math.log(2)
   np.testing.assert_allclose(bits, np.full((3, 1), math.log2(3)), rtol=1e-7)
-
-
-@pytest.mark.parametrize("backend", ["dense", "auto"])
-def test_padding_changes_nothing(backend):
-  changes = {"attention.backend": backend}
-  changes |= {"model.sinks": True, "model.key_heads": 1}
-  _, network = configured(f"{SPARSE}, Full()", **changes)
-  params, apply = networks.random_params(network), networks.apply(network)
-  zeros, threes = (np.asarray(apply(params, rows(padding=x))) for x in (0, 3))
-  np.testing.assert_array_equal(zeros, threes)
-  assert np.ptp(zeros[:, 0])
-
-
-def test_permuted_classes_permute_logits_and_labels_are_not_read():
-  _, network = configured()
-  params, order = networks.random_params(network), np.array([2, 0, 1])
-  kernel = params["logits"]["kernel"][:, order]
-  changed = params | dict(logits=dict(kernel=kernel))
-  apply = networks.apply(network)
-  logits_BC = apply(params, rows())
-  np.testing.assert_array_equal(
-    apply(changed, rows()), np.asarray(logits_BC)[:, order]
-  )
-  others = rows()
-  others[:, -2] = 2
-  np.testing.assert_array_equal(apply(params, others), logits_BC)
-  others[:, -2] = np.argmax(logits_BC, axis=1)
-  assert hits(logits_BC, others).all()
 
 
 def test_named_patterns_are_bidirectional_and_expressions_as_given():

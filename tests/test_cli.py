@@ -13,7 +13,7 @@ import runs
 from absl import flags
 
 from sparse_transformer import cli, config as config_lib, signals
-from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.model import sampling
 from sparse_transformer.training.evaluation import (
   evaluations,
   samples,
@@ -194,9 +194,10 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
     run = experiment, _ = trained_run.open_run(workdir)
     state = trained_run.restore(*run)
     result, params = evaluations.evaluate(*run, state), state.ema
-    decoder = kv_cache.Decoder(experiment.model)
-    sampler = sampling.Sampler()
-    tokens, _ = sampling.sample(decoder, params, sampler, num=2, length=64)
+    decoder = sampling.Cached(experiment.model)
+    prompts = samples.no_prompts(experiment.source, 2)
+    drawn = decoder, params, sampling.Sampler(), prompts, 64
+    tokens, _ = sampling.sample(*drawn)
     return result, samples.save(workdir, experiment.source, tokens)
 
   result, (path,) = asyncio.run(cell())

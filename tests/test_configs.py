@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib, model, patterns, schema
+from sparse_transformer import config as config_lib, model, schema
 from sparse_transformer.data import sources
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import network_report
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES.remove("default")
-# Seconds of reach; other presets of the same data stay in the quick tests.
-LONG = "imagenet64", "music", "enwik8", "text8", "long", "cifar10_"
 PAGE = (runs.REPO / "docs" / "paper.md").read_text()
 # {config: (row, paper, here, parameters)}, from the table of that page.
 ROWS = {
@@ -188,26 +186,3 @@ def test_every_position_sees_its_entire_past(name):
   found, may_see = network_report.find_reach(Experiment(load(name)).model)
   # Whether patterns that follow the content do so depends on the content.
   assert found.layers or may_see
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=pytest.mark.soak)
-    if name.startswith(LONG)
-    else name
-    for name in NAMES
-  ],
-)
-def test_every_position_sees_its_entire_past_with_any_override(name):
-  config = load(name)
-  if config.model.task == "classify":  # sees both ways
-    return
-  n, reach = Experiment(config).source.length, config.attention.window - 1
-  for pattern in patterns.FACTORIZATIONS:
-    for mode in patterns.MODES:
-      config.attention.update(pattern=pattern, mode=mode)
-      layers = Experiment(config).model.patterns
-      found = patterns.analysis.measure_reach(layers, n)
-      too_far = pattern == "local" and len(layers) * reach < n - 1
-      assert (found.missing is not None) == too_far, (pattern, mode)

@@ -85,7 +85,6 @@ TWICE = {
   "said with their module": "commands.write data.find data.read"
   " figures.panels figures.paint model.measure training.explain training.draw"
   " training.render training.trace training.save training.read",
-  "a protocol and its class": "model.Decoder",
 }
 COMMANDS = "sample", "explain", "compare", "report", "export"
 

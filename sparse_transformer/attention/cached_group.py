@@ -27,6 +27,7 @@ from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import selection, spans as spans_lib
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
+from sparse_transformer.patterns.content import Known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,6 +201,6 @@ def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
     arrays = (
       jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, directions)
     )
-    return jax.eval_shape(content.labels, *arrays).shape[-1]
+    return jax.eval_shape(content.labels, Known(*arrays)).shape[-1]
 
   return [of(content) for content in selection.labelled(pattern)]

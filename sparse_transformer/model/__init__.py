@@ -1,19 +1,16 @@
 """The network of Child et al. 2019, its key-value cache, and sampling."""
 
 from sparse_transformer.model.configure import (
+  Config as Config,
   configure as configure,
   schedule as schedule,
 )
-from sparse_transformer.model.hyperparameters import Config as Config
-from sparse_transformer.model.options import (
-  LOSS_WEIGHTS as LOSS_WEIGHTS,
-  learned_patterns as learned_patterns,
-  num_stacks as num_stacks,
-  project as project,
-)
+from sparse_transformer.model.options import project as project
 from sparse_transformer.model.stacks import (
+  LOSS_WEIGHTS as LOSS_WEIGHTS,
   Measured as Measured,
   layers_of as layers_of,
+  num_stacks as num_stacks,
   period as period,
 )
 from sparse_transformer.model.transformer import (

@@ -12,7 +12,7 @@ from jax import lax
 
 from sparse_transformer import attention
 from sparse_transformer.model import sharding
-from sparse_transformer.model.hyperparameters import Config
+from sparse_transformer.model.configure import Config
 
 # Marks a function that ends with a product. The backward pass needs the
 # operands, not the product: cheap to recompute, and large to keep.
@@ -60,16 +60,12 @@ class ResidualBlock(nnx.Module):
     attend: Callable[..., tuple[jax.Array, Any]],
     rngs: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
-    """Computes a + b.
+    """Returns (a + b in float32, what else `attend` returns, measurements).
 
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
-      attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, whatever else it returns).
+      attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything else).
       rngs: two keys for dropout; None applies no dropout.
-
-    Returns:
-      (a + b in float32 [B, L, D], what else `attend` returned, auxiliary losses
-      and other measurements of the MLP by name).
     """
     rng_a, rng_b = (None, None) if rngs is None else rngs
     attention: Callable = functools.partial(self._attention, attend, rng_a)
@@ -120,20 +116,15 @@ class ResidualBlock(nnx.Module):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
 
 
-def rematerialized(
-  apply: Callable, remat: str, layer_argument: int
-) -> Callable:
-  """Makes the backward pass recompute a block, as far as `remat` says."""
+def rematerialized(apply: Callable, remat: str, layer: int) -> Callable:
+  """Makes the backward pass recompute a block; argument `layer` is static."""
   if remat not in ("block", "block_but_attention"):
     return apply
   # With the outputs of attention saved, its backward pass needs only the
   # queries, keys and values, which are cheap to recompute.
-  names = _OUTPUTS if remat == "block_but_attention" else ()
+  policy = _keeping(*(_OUTPUTS if remat == "block_but_attention" else ()))
   return jax.checkpoint(
-    apply,
-    prevent_cse=False,
-    static_argnums=layer_argument,
-    policy=_keeping(*names),
+    apply, prevent_cse=False, static_argnums=layer, policy=policy
   )
 
 
@@ -161,11 +152,7 @@ def activate(h: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _copies(x: jax.Array, num: int) -> list[jax.Array]:
-  """Copies of x that compilers treat as different arrays.
-
-  Compilers for GPUs would merge small products with the same operand, and then
-  split the result.
-  """
+  """Copies of x, whose products compilers for GPUs do not merge and split."""
   return lax.optimization_barrier([x] * num)
 
 
@@ -198,11 +185,9 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
 def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
   """Normal weights; those at the end of a residual branch have `num_layers`.
 
-  With the standard deviation of the released code,
-  github.com/openai/distribution_augmentation, which trained its models: 2.83
-  times that of the paper's 0.125 / sqrt(d_in), read as one.
+  As in the released code, github.com/openai/distribution_augmentation: 2.83
+  times the paper's 0.125 / sqrt(d_in), read as a standard deviation.
   """
-  std = math.sqrt(0.125 / fan_in)
-  if num_layers:
-    std /= math.sqrt(2 * num_layers)
-  return nnx.initializers.normal(std)
+  return nnx.initializers.normal(
+    math.sqrt(0.125 / fan_in) / math.sqrt(max(1, 2 * num_layers))
+  )

@@ -1,30 +1,179 @@
-"""How the config of an experiment becomes that of its network."""
+"""The typed config of a network, and how that of an experiment becomes it."""
 
+import dataclasses
 import itertools
 import re
 from typing import Any
 
 from sparse_transformer import patterns as patterns_lib, schema
-from sparse_transformer.model import options
-from sparse_transformer.model.hyperparameters import Config
+from sparse_transformer.patterns import Pattern, shorten
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(schema.Model):
+  """Everything that defines a network: its settings, patterns and data."""
+
+  vocab_size: int  # number of symbols, V
+  length: int  # symbols in a sequence, n
+  shape: tuple[int, ...]  # of positions: rows, columns and possibly channels
+  patterns: tuple[tuple[Pattern, ...], ...]  # of layers, of heads
+  backend: str = "auto"  # this and the tile as in `attention.attend`
+  tile: int = 0
+  # The symbol that ends a document; positions attend within their own.
+  separator: int | None = None
+  classes: int = 0  # number of labels of the data, 0 without labels
+
+  def __post_init__(self) -> None:
+    if self.classifies and not self.classes:
+      raise ValueError(
+        f"model.task={self.task}, but the data have no labels; set data.name to"
+        " a source that has, such as labelled or cifar10_gray"
+      )
+    if self.num_heads % self.num_key_heads:
+      raise ValueError(
+        f"model.key_heads={self.key_heads} must divide model.num_heads="
+        f"{self.num_heads}, or be 0 for as many"
+      )
+    if self.qk_width % self.num_heads or self.width % self.num_heads:
+      raise ValueError(
+        f"model.num_heads={self.num_heads} must divide model.width="
+        f"{self.width} and the width {self.qk_width} of queries and keys"
+      )
+    if self.positions == "rotary" and self.head_width % 2:
+      raise ValueError(
+        f"model.positions={self.positions} rotates pairs of numbers, but heads"
+        f" have queries of {self.head_width}; change model.width or"
+        " model.num_heads"
+      )
+    shared = [c for c in self.contents if c.keys_are_queries]
+    is_grouped = self.num_key_heads < self.num_heads
+    if shared and (is_grouped or self.positions != "learned"):
+      raise ValueError(
+        f"{shorten(shared[0])} has queries for keys, whatever their positions:"
+        " it needs model.key_heads=0 and model.positions=learned, not"
+        f" {self.key_heads} and {self.positions}"
+      )
+
+  @property
+  def classifies(self) -> bool:
+    return self.task == "classify"
+
+  @property
+  def outputs(self) -> int:
+    """Width of the output layer: symbols, or classes."""
+    return self.classes if self.classifies else self.vocab_size
+
+  @property
+  def row_length(self) -> int:
+    """Integers of an example, see `Sequences.examples`."""
+    return self.length + 2 * self.classifies
+
+  @property
+  def qk_width(self) -> int:
+    """Width of the queries and keys of all heads together."""
+    return self.width // 2 if self.half_size else self.width
+
+  @property
+  def head_width(self) -> int:
+    """Width of a head's queries and keys, K."""
+    return self.qk_width // self.num_heads
+
+  @property
+  def num_key_heads(self) -> int:
+    """Heads of keys and values, G."""
+    return self.key_heads or self.num_heads
+
+  @property
+  def mlp_width(self) -> int:
+    """Inner width of the MLP, F."""
+    return self.width * (2 if self.half_size else 4)
+
+  @property
+  def contents(self) -> dict[Any, None]:
+    """The content-based patterns of all heads, in their order."""
+    heads = itertools.chain(*self.patterns)
+    return dict.fromkeys(c for pattern in heads for c in pattern.contents())
+
+  @property
+  def axes(self) -> tuple[int, ...]:
+    """Sizes of the tables of position embeddings; () without them."""
+    axes = tuple(size for size in self.shape if size > 1) or (1,)
+    return axes if self.positions == "learned" else ()
+
+
+def configure(config: schema.Config, source: Any) -> Config:
+  """Makes the network config of an experiment, with the last of its patterns.
+
+  A classifier has named patterns in their bidirectional form. Of the data
+  source, vocab_size, length, shape, separator and classes are used.
+
+  Raises:
+    ValueError: settings contradict each other or the data, or a pattern is not
+      well defined, has no pairs or, in a generator, sees later keys.
+  """
+  settings, length = dict(config.attention), source.length
+  backend = settings.pop("backend")
+  del settings["pattern"], settings["schedule"]
+  *_, name = schedule(config).values()
+  for field in ("stride", "window"):
+    if settings[field] > length and name in patterns_lib.FACTORIZATIONS:
+      raise ValueError(
+        f"attention.{field}={settings[field]} must lie between 1 and the"
+        f" {length} positions of a sequence"
+      )
+  model = config.model
+  sizes: Any = dict(num_layers=model.num_layers, num_heads=model.num_heads)
+  patterns = patterns_lib.assign(name, length=length, **sizes, **settings)
+  is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.PUBLISHED)
+  if model.task == "classify" and is_named:
+    convert = patterns_lib.bidirectional
+    patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
+  network = Config(
+    vocab_size=source.vocab_size,
+    length=length,
+    shape=tuple(source.shape),
+    patterns=patterns,
+    backend=backend,
+    separator=source.separator,
+    classes=len(source.classes),
+    **model,
+  )
+  for pattern in dict.fromkeys(itertools.chain(*patterns)):
+    _check(pattern, length, not network.classifies)
+  return network
+
+
+def _check(pattern, length, is_causal):
+  pattern.check(length)
+  name = f"attention.pattern {shorten(pattern)}"
+  for content in pattern.contents():
+    if not content.most_keys(length):
+      raise ValueError(
+        f"{name}: {shorten(content)} can have no pairs among {length} positions"
+      )
+  pattern = pattern.support()
+  if not patterns_lib.has_pairs(pattern, length):
+    raise ValueError(
+      f"{name} has no pairs: none of the {length} queries attends to a key"
+    )
+  if is_causal and (leak := patterns_lib.first_leak(pattern, length)):
+    raise ValueError(
+      f"{name} lets query {leak[0]} see the later key {leak[1]}, but each"
+      " position is predicted from earlier ones only; use"
+      f" ({name.partition(' ')[2]}) & Causal()"
+    )
 
 
 def schedule(config: schema.Config) -> dict[int, str]:
-  """The patterns of an experiment, each by the step from which it is used.
-
-  Raises:
-    ValueError: `attention.schedule` cannot be read, or its steps are not above
-      0, ascending and below `train.steps`.
-  """
+  """The patterns of an experiment, each by the step from which it is used."""
   attention, found = config.attention, {0: config.attention.pattern}
-  if not attention.schedule:
-    return found
-  for phase in re.split(r"\bthen\b", attention.schedule):
+  phases = re.split(r"\bthen\b", attention.schedule)
+  for phase in phases if attention.schedule else ():
     step, colon, pattern = (x.strip() for x in phase.partition(":"))
     if not (colon and pattern and re.fullmatch(r"\d{1,10}", step, re.ASCII)):
       raise ValueError(
-        f"attention.schedule={patterns_lib.shorten(attention.schedule)!r} must"
-        ' be like "8000: strided", or several of these joined by "then"'
+        f"attention.schedule={shorten(attention.schedule)!r} must be like"
+        ' "8000: strided", or several of these joined by "then"'
       )
     if int(step) <= max(found):
       raise ValueError(
@@ -38,79 +187,3 @@ def schedule(config: schema.Config) -> dict[int, str]:
       f" train.steps={config.train.steps}"
     )
   return found
-
-
-def configure(config: schema.Config, source: Any) -> Config:
-  """Makes the network config of an experiment, with the last of its patterns.
-
-  A classifier has named patterns in their bidirectional form.
-
-  Raises:
-    ValueError: if the settings contradict each other or the data, or if a
-      pattern is not well defined (see `Pattern.check`), has no pairs, or lets a
-      query see a later key, except in a classifier.
-  """
-  settings = dict(config.attention)
-  backend = settings.pop("backend")
-  del settings["pattern"], settings["schedule"]
-  name, mode = [*schedule(config).values()][-1], settings.pop("mode")
-  length = source.length
-  for field in ("stride", "window"):
-    if settings[field] > length and name in patterns_lib.FACTORIZATIONS:
-      raise ValueError(
-        f"attention.{field}={settings[field]} must lie between 1 and the"
-        f" {length} positions of a sequence"
-      )
-  patterns = patterns_lib.assign(
-    name,
-    mode,
-    num_layers=config.model.num_layers,
-    num_heads=config.model.num_heads,
-    length=length,
-    **settings,
-  )
-  is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.PUBLISHED)
-  if config.model.task == "classify" and is_named:
-    convert = patterns_lib.bidirectional
-    patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
-  network = Config(
-    vocab_size=source.vocab_size,
-    length=length,
-    shape=tuple(source.shape),
-    patterns=patterns,
-    backend=backend,
-    separator=source.separator,
-    classes=len(source.classes),
-    **config.model,
-  )
-  for pattern in dict.fromkeys(itertools.chain(*patterns)):
-    pattern.check(length)
-    _check_use(pattern, length, not network.classifies)
-  for option in options.of(network):
-    option.check()
-  return network
-
-
-def _check_use(
-  pattern: patterns_lib.Pattern, length: int, is_causal: bool
-) -> None:
-  """Raises a ValueError if a pattern has no pairs, or must be causal."""
-  name = patterns_lib.shorten(pattern)
-  for content in pattern.contents():
-    if not content.most_keys(length):
-      raise ValueError(
-        f"attention.pattern {name}: {patterns_lib.shorten(content)} can have no"
-        f" pairs among {length} positions"
-      )
-  pattern = pattern.support()
-  if not patterns_lib.has_pairs(pattern, length):
-    raise ValueError(
-      f"attention.pattern {name} has no pairs: none of the {length} queries"
-      " attends to a key"
-    )
-  if is_causal and (leak := patterns_lib.first_leak(pattern, length)):
-    raise ValueError(
-      f"attention.pattern {name} lets query {leak[0]} see the later key"
-      f" {leak[1]}, but each position is predicted from earlier ones only;"
-      f" use ({name}) & Causal()"
-    )

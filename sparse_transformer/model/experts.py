@@ -1,8 +1,7 @@
 """A mixture of experts: each position passes through the few MLPs it chooses.
 
-Every choice is computed, however many positions choose the same expert, so what
-a position gets depends on that position alone, and not on later positions or
-other sequences.
+Every choice is computed, so what a position gets depends on that position
+alone, and not on later positions or other sequences.
 
 S = positions of all sequences, K = choices of each, E = experts, D and F =
 widths outside and inside of them. Choices are grouped by expert in V tiles of T
@@ -10,18 +9,81 @@ places, see `attention.content.grouping`. Tiles are computed one after the
 other, which also fixes the order in which the gradients of weights are summed.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention.content.grouping import Groups, group
+from sparse_transformer.attention.content.grouping import group
 from sparse_transformer.model import sharding
-from sparse_transformer.model.block import NOT_RECOMPUTED, activate
+from sparse_transformer.model.block import (
+  NOT_RECOMPUTED,
+  ResidualBlock,
+  activate,
+  make_mlp,
+  weight_init,
+)
+from sparse_transformer.model.configure import Config
+
+PER_TOKEN = 2  # experts that each position passes through
+# Names of parameters with a first axis of layers, or of experts.
+STACKED = "expert_blocks", "experts_in", "experts_out"
+LOSSES = dict(load_balance=0.01, router_z=0.001)  # see `Option.losses`
+
+
+class ExpertBlock(ResidualBlock):
+  """A residual block with experts, stacked MLPs, in place of its MLP.
+
+  A router, a linear layer in float32, chooses some for each position.
+  """
+
+  stack = "expert_blocks"
+
+  def _init_mlp(self, rngs):
+    config = self.config
+    self.router = nnx.Linear(
+      config.width,
+      config.experts,
+      use_bias=False,
+      precision="highest",
+      kernel_init=weight_init(config.width),
+      rngs=rngs,
+    )
+    split = nnx.split_rngs(splits=config.experts)
+    make = split(nnx.vmap(functools.partial(make_mlp, config)))
+    self.experts_in, self.experts_out = make(rngs)
+
+  def _enter_mlp(self, y_BLD):
+    return y_BLD
+
+  def _leave_mlp(self, y_BLD, rng):
+    logits_BLE = self.router(y_BLD.astype(jnp.float32))
+    chosen_BLK, factors_BLK = choose(logits_BLE, PER_TOKEN)
+    layers = self.experts_in, self.experts_out
+    weights = [x[...] for layer in layers for x in (layer.kernel, layer.bias)]
+    b_BLD = mix(y_BLD, chosen_BLK, factors_BLK, Weights(*weights))
+    return self._drop(b_BLD, rng), measure(logits_BLE, chosen_BLK)
+
+
+@functools.lru_cache(maxsize=64)
+def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
+  """The class of each layer's block: with `model.experts`, every second one."""
+  has_experts = lambda layer: config.experts and layer % 2
+  return tuple(
+    ExpertBlock if has_experts(layer) else ResidualBlock
+    for layer in range(config.num_layers)
+  )
+
+
+def num_active(config: Config, path: tuple[Any, ...], size: int) -> int:
+  """How many numbers of the parameter at a path one position uses."""
+  is_shared = not {"experts_in", "experts_out"} & {key.key for key in path}
+  return size if is_shared else size // config.experts * PER_TOKEN
 
 
 class Weights(NamedTuple):
@@ -34,31 +96,23 @@ class Weights(NamedTuple):
 
 
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
-  """The `num` experts of each position, and the factors of their outputs.
-
-  Returns:
-    (int32 chosen_BLK, float32 factors_BLK). Factors are probabilities among all
-    experts: among the chosen ones, a single one would give no gradient.
-  """
+  """The `num` experts of each position, and the factors of their outputs."""
+  # Probabilities among all experts: among the chosen ones, a single one would
+  # have no gradient.
   p_BLE = jax.nn.softmax(logits_BLE)
   chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)[1]
   chosen_BLK = checkpoint_name(chosen_BLK, NOT_RECOMPUTED)
   return chosen_BLK, jnp.take_along_axis(p_BLE, chosen_BLK, axis=-1)
 
 
-def measure(
-  logits_BLE: jax.Array, chosen_BLK: jax.Array
-) -> dict[str, jax.Array]:
+def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
   """Auxiliary losses of a router, and how it uses the experts.
 
-  Returns:
-    `load_balance`: E times the sum over experts of their share of the choices
-      times their mean probability; 1 if either is uniform.
-    `router_z`: the mean of the squared log-sum-exp of the logits.
-    `expert_load`: [E], the choices of each expert, relative to their mean.
-
-  Source: Fedus et al. 2021, arXiv 2101.03961, section 2.2; Zoph et al. 2022,
-  arXiv 2202.08906, section 3.3.
+  `load_balance` is E times the sum over experts of their share of the choices
+  times their mean probability (Fedus et al. 2021, arXiv 2101.03961, section
+  2.2), `router_z` the mean squared log-sum-exp of the logits (Zoph et al. 2022,
+  arXiv 2202.08906, section 3.3), `expert_load` [E] the choices of each expert,
+  relative to their mean.
   """
   num_experts = logits_BLE.shape[-1]
   p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
@@ -79,33 +133,32 @@ def mix(
 ) -> jax.Array:
   """The sum of what the chosen experts return, times their factors: [B, L, D].
 
-  Products are in the dtype of x, sums in float32. On a mesh, each device
-  computes its own positions, with its own part of each expert's inner width.
+  On a mesh, each device computes its own positions, with its own part of each
+  expert's inner width.
   """
   arrays = x_BLD, chosen_BLK, factors_BLK
   if sharding.size(*sharding.AXES) == 1:
-    return _mix_positions(*arrays, weights)
+    return _mix_positions(weights, *arrays)
   positions = sharding.positions(*chosen_BLK.shape[:2])
   axes = (None, None, "tensor"), (None, "tensor"), (None, "tensor"), ()
+  of_weights: Any = [PartitionSpec(*x) for x in axes]
 
-  def mix_part(x_BLD, chosen_BLK, factors_BLK, *weights):
-    weights = Weights(*weights)
+  def mix_part(weights, *arrays):
     is_first = lax.axis_index("tensor") == 0  # only one adds the bias
     bias_out = jnp.where(is_first, weights.bias_out, 0)
     weights = weights._replace(bias_out=bias_out)
-    part_BLD = _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights)
-    return lax.psum(part_BLD, "tensor")
+    return lax.psum(_mix_positions(weights, *arrays), "tensor")
 
   return jax.shard_map(
     mix_part,
-    in_specs=(*[positions] * 3, *(PartitionSpec(*x) for x in axes)),
+    in_specs=(Weights(*of_weights), positions, positions, positions),
     out_specs=positions,
     # The carry of a loop would have to vary over devices from its start.
     check_vma=False,
-  )(*arrays, *weights)
+  )(weights, *arrays)
 
 
-def _mix_positions(x_BLD, chosen_BLK, factors_BLK, weights):
+def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
   """`mix` on one device."""
   num_experts = len(weights.kernel_in)
   # A power of two, with four tiles for each expert: larger ones waste more
@@ -130,7 +183,7 @@ def _forward(x_SD, factors_SK, groups, weights):
   rounded, num = _prepare(weights, groups, x_SD.dtype)
 
   def compute(v, results):
-    expert = take(rounded, groups.labels[v])
+    expert = _take(rounded, groups.labels[v])
     h_TF = _product(x_SD[tokens_VT[v]], expert.kernel_in)
     h_TF = (h_TF + expert.bias_in[None]).astype(x_SD.dtype)
     y_TD = _product(activate(h_TF), expert.kernel_out) + expert.bias_out[None]
@@ -156,7 +209,7 @@ def _backward(saved, dout_SD):
   def compute(v, carry):
     results, grads = carry
     label, factors_T1 = groups.labels[v], factors_VT[v][:, None]
-    expert = take(rounded, label)
+    expert = _take(rounded, label)
     x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
     # Gradient of the expert's output before it is multiplied by its factor.
@@ -181,16 +234,13 @@ def _backward(saved, dout_SD):
   (dx_VTD, dfactors_VT), grads = carry
   dx_SD = _sum_choices(dx_VTD, groups, factors_SK.shape).astype(dtype)
   dfactors_SK = dfactors_VT.reshape(-1)[groups.slots].reshape(factors_SK.shape)
-  no_grads = jax.tree.map(
-    lambda x: np.zeros(x.shape, jax.dtypes.float0), groups
-  )
-  return dx_SD, dfactors_SK, no_grads, grads
+  return dx_SD, dfactors_SK, None, grads
 
 
 _mix_groups.defvjp(_forward, _backward)
 
 
-def _fill(factors_SK: jax.Array, groups: Groups) -> tuple[jax.Array, jax.Array]:
+def _fill(factors_SK, groups):
   """(positions tokens_VT in the tiles, their factors_VT: 0 if empty)."""
   entries_VT = jnp.maximum(groups.entries, 0)
   factors_VT = factors_SK.reshape(-1)[entries_VT]
@@ -205,9 +255,8 @@ def _sum_choices(y_VTD, groups, shape):
 
 
 def _prepare(weights, groups, dtype):
-  """Weights with kernels in the dtype of products, tiles with entries."""
+  """Weights with kernels in the dtype of products, number of filled tiles."""
   into, out = (x.astype(dtype) for x in (weights.kernel_in, weights.kernel_out))
-  # The tiles with entries are the first ones.
   num = (groups.labels < len(into)).sum(dtype=jnp.int32)
   return weights._replace(kernel_in=into, kernel_out=out), num
 
@@ -220,6 +269,5 @@ def _put(arrays, i, values):
   return jax.tree.map(lambda x, y: x.at[i].set(y), arrays, values)
 
 
-def take(arrays: Any, i: Any) -> Any:
-  """Element i of all arrays of a pytree."""
+def _take(arrays, i):
   return jax.tree.map(lambda x: x[i], arrays)

@@ -1,17 +1,16 @@
 """Samples sequences from a trained network, position by position.
 
-`python -m sparse_transformer.sample` is the command built on it.
-`kv_cache.Decoder` predicts with a key-value cache; `Recompute`, the plainest
-correct way, runs a pass over the entire sequence for each position.
+`Cached` predicts with a key-value cache; `Recompute`, the plainest correct way,
+runs a pass over the entire sequence for each position. `prefill` makes the
+state after a prompt, which may be empty; `step` returns the logits_BV of
+position t and the next state, from the symbols at t - 1, ignored at t = 0.
 """
 
 import dataclasses
 import functools
 import math
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +18,20 @@ import numpy as np
 import tqdm
 from jax import lax
 
+from sparse_transformer import attention
+from sparse_transformer.model import stacks, transformer
+from sparse_transformer.model.configure import Config
+
 CHUNK = 32  # positions per call to the device, which delays stopping
 # The least temperature and top_p; smaller ones overflow or vanish in float32.
 LEAST = 1e-6
 
-
-class Decoder(Protocol):
-  """Predicts the next position from the state after the previous one.
-
-  Decoders are hashable, and equal ones do the same.
-  """
-
-  def prefill(self, params: dict, tokens_BL: jax.Array) -> Any:
-    """The state after a prompt, which may be empty."""
-
-  def step(
-    self, params: dict, state: Any, tokens_B: jax.Array, t: jax.Array
-  ) -> tuple[jax.Array, Any]:
-    """(logits_BV of position t, the new state) from the symbols at t - 1.
-
-    At t = 0 the symbols are ignored.
-    """
+Caches = dict[int, attention.Cache]  # of layers that run as one, by the first
 
 
 @dataclasses.dataclass(frozen=True)
-class Recompute(Decoder):
-  """A `Decoder` without a cache."""
+class Recompute:
+  """A decoder without a cache."""
 
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
@@ -55,8 +42,8 @@ class Recompute(Decoder):
     return jnp.pad(tokens_BL, ((0, 0), (0, padding)))
 
   def step(
-    self, params: dict, state: Any, tokens_B: jax.Array, t: jax.Array
-  ) -> tuple[jax.Array, Any]:
+    self, params: dict, state: jax.Array, tokens_B: jax.Array, t: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
     # At t = 0 this writes to the last position, which is drawn later.
     state = state.at[:, t - 1].set(tokens_B)
     logits_BLV = self.apply(params, state)
@@ -64,40 +51,84 @@ class Recompute(Decoder):
 
 
 @dataclasses.dataclass(frozen=True)
+class Cached:
+  """A decoder that keeps the keys and values that later positions read."""
+
+  config: Config
+
+  def init(self, batch: int) -> Caches:
+    """The empty caches."""
+    config = self.config
+    if config.separator is not None:
+      raise ValueError(
+        "the cache holds one document: sample from a run with data.documents"
+        " with --nocache"
+      )
+    return {
+      layer: attention.init_cache(
+        config.patterns[layer],
+        length=config.length,
+        batch=batch,
+        num_heads=config.num_heads,
+        num_key_heads=config.num_key_heads,
+        qk_width=config.head_width,
+        value_width=config.width // config.num_heads,
+        dtype=config.dtype,
+        layers=size,
+      )
+      for layer, size in stacks.sizes(config).items()
+    }
+
+  def prefill(self, params: dict, tokens_BL: jax.Array) -> Caches:
+    def attend(caches, layer, index, *inputs, **keywords):
+      given = dict(layer=index, directions=keywords.get("directions"))
+      new = attention.fill_cache(caches[layer], *inputs, **given)
+      caches = caches | {layer: new}
+      return model.attend(caches, layer, index, *inputs, **keywords)
+
+    caches = self.init(len(tokens_BL))
+    if not tokens_BL.shape[1]:
+      return caches
+    model = transformer.bind(self.config, params)
+    return model.run_blocks(model.embed(tokens_BL), attend, caches)[1]
+
+  def step(
+    self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
+  ) -> tuple[jax.Array, Caches]:
+
+    def attend(caches, layer, index, *inputs, **keywords):
+      q_BHK, k_BGK, v_BGE = (x[:, 0] for x in inputs)
+      keywords |= dict(layer=index)
+      out_BHE, new = attention.attend_next(
+        caches[layer], q_BHK, k_BGK, v_BGE, t, **keywords
+      )
+      return out_BHE[:, None], caches | {layer: new}
+
+    model = transformer.bind(self.config, params)
+    x_B1D = model.embed_next(tokens_B, t)
+    x_B1D, state, _ = model.run_blocks(x_B1D, attend, state, first=t)
+    return model.unembed(x_B1D)[:, 0], state
+
+
+@dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Draws symbols from logits.
+  """Draws symbols from logits."""
 
-  Args:
-    temperature: divides the logits; 0 takes the most probable symbol.
-    top_k: draws from the k most probable symbols only; 0 from all.
-    top_p: draws from the smallest set of the most probable of these whose
-      probabilities add up to top_p; from 1e-6 to 1.
-
-  Raises:
-    ValueError: if an argument is out of range.
-
-  Source: top_p is nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751.
-  """
-
-  temperature: float = 1.0
-  top_k: int = 0
+  temperature: float = 1.0  # divides the logits; 0 takes the most probable one
+  top_k: int = 0  # draws from the k most probable symbols only; 0 from all
+  # Draws from the smallest set of the most probable of these whose
+  # probabilities add up to top_p: Holtzman et al. 2020, arXiv 1904.09751.
   top_p: float = 1.0
 
   def __post_init__(self) -> None:
-    if self.temperature != 0 and not LEAST <= self.temperature < math.inf:
-      raise ValueError(
-        f"temperature={self.temperature} must be finite, and 0 or at least"
-        f" {LEAST}"
-      )
-    if self.top_k < 0:
-      raise ValueError(
-        f"top_k={self.top_k} must be at least 1, or 0 for all symbols"
-      )
-    if not LEAST <= self.top_p <= 1:
-      raise ValueError(
-        f"top_p={self.top_p} must lie between {LEAST} and 1, which is all"
-        " symbols"
-      )
+    is_finite = LEAST <= self.temperature < math.inf
+    for name, is_valid, rule in (
+      ("temperature", self.temperature == 0 or is_finite, f"0, or {LEAST} up"),
+      ("top_k", self.top_k >= 0, "at least 1, or 0 for all symbols"),
+      ("top_p", LEAST <= self.top_p <= 1, f"{LEAST} to 1, which is all"),
+    ):
+      if not is_valid:
+        raise ValueError(f"{name}={getattr(self, name)} must be {rule}")
 
   def __call__(self, logits_BV: jax.Array, rng: jax.Array) -> jax.Array:
     """Draws symbols_B, one for each row."""
@@ -119,62 +150,47 @@ class Sampler:
 
 
 def sample(
-  decoder: Decoder,
+  decoder: Recompute | Cached,
   params: dict,
   sampler: Sampler,
-  *,
-  num: int,
+  prompts: np.ndarray,
   length: int,
-  prompts: np.ndarray | None = None,
+  *,
   seed: int = 0,
-  name: str | None = None,
   check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, float]:
-  """Draws sequences.
+  """Completes prompts to sequences of `length`, with a bar on a terminal.
 
   Args:
     decoder, params: of the network.
     sampler: draws symbols from logits.
-    num: number of sequences to draw.
+    prompts: the first positions, [num, S], of an integer dtype that has all
+      symbols; S may be 0.
     length: positions in a sequence.
-    prompts: the first positions of the sequences, [num, S], of an integer dtype
-      that has all symbols; none by default, of uint8.
     seed: samples do not depend on the decoder or on chunks.
-    name: label of a progress bar on a terminal; None shows none.
     check_stop: called before each chunk; may raise to end the work.
 
   Returns:
-    ([num, length] of the dtype of the prompts, seconds excluding compilation
-    and prompts).
-
-  Raises:
-    ValueError: if `num` is below 1, or the prompts are longer than `length` or
-      of a dtype too small for the vocabulary.
+    (sequences of the dtype of the prompts, seconds without compiling).
   """
-  if num < 1:
-    raise ValueError(f"{num=} must be at least 1")
-  prompts = np.zeros((num, 0), np.uint8) if prompts is None else prompts
-  if prompts.shape[1] > length:
+  tokens, seconds, left = [prompts], 0.0, length - prompts.shape[1]
+  if left < 0:
     raise ValueError(
       f"a prompt of {prompts.shape[1]} positions does not fit in a sequence of"
       f" {length}; shorten it"
     )
-  tokens, seconds = [prompts], 0.0
+  check_stop()  # compilation may take minutes
   with tqdm.tqdm(
-    total=num * (length - prompts.shape[1]),
-    desc=name,
-    unit="token",
-    leave=False,
-    disable=not (name and sys.stderr.isatty()),
+    total=left, desc="sampling", unit="position", leave=False, disable=None
   ) as bar:
-    check_stop()  # compilation may take minutes
     for new_BC, took in _chunks(
       decoder, sampler, params, prompts, length, seed
     ):
       tokens.append(new_BC)
       seconds += took
-      bar.update(new_BC.size)
-      if sum(x.shape[1] for x in tokens) < length:
+      left -= new_BC.shape[1]
+      bar.update(new_BC.shape[1])
+      if left:
         check_stop()
   return np.concatenate(tokens, axis=1), seconds
 
@@ -187,16 +203,14 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
   state = _prefill(decoder)(params, jnp.asarray(prompts))
   last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
   rngs = jax.random.split(jax.random.key(seed), length)
-
   leaves, structure = jax.tree.flatten(state)
   draw = _draw(decoder, sampler, structure, tuple(x.sharding for x in leaves))
   # Compiles, if needed: draws nothing.
-  places = np.int32(first), np.int32(0)
-  state, _ = draw(params, state, jnp.asarray(last), rngs, *places)
+  state, _ = draw(params, state, last, rngs, np.int32(first), np.int32(0))
   for at in range(first, length, CHUNK):
     count, start = min(CHUNK, length - at), time.perf_counter()
     places = np.int32(at), np.int32(count)
-    state, tokens_BC = draw(params, state, jnp.asarray(last), rngs, *places)
+    state, tokens_BC = draw(params, state, last, rngs, *places)
     new_BC = np.asarray(tokens_BC)[:, :count]
     last = new_BC[:, -1]
     yield new_BC, time.perf_counter() - start

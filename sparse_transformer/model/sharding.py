@@ -3,9 +3,7 @@
 `data` and `fsdp` split sequences. `fsdp` also splits the weights, which are
 gathered layer by layer as they are used, and what the optimizer keeps for them.
 `sequence` splits positions. `tensor` splits heads, and the inner widths of MLPs
-and of all experts: each device computes a part of every expert, so that devices
-have equal work wherever the router sends the positions.
-
+and of all experts, so that devices have equal work wherever positions are sent.
 Vectors and embeddings are whole on every device: they are small, and embeddings
 that are split by width make the compiler move activations.
 """
@@ -30,8 +28,8 @@ MATRICES |= dict.fromkeys(_WRITERS, ("tensor", "fsdp"))
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
   """The split of an array of the training state, at a path of `jax.tree_util`.
 
-  Moments of the optimizer and averages have the path of their parameter, after
-  other names. Axes along which parameters are stacked stay whole.
+  Moments and averages have the path of their parameter, after other names. Axes
+  along which parameters are stacked stay whole.
   """
   names = [getattr(key, "key", None) for key in path]
   layer = next((name for name in names if name in MATRICES), None)
@@ -48,10 +46,7 @@ def place(mesh: Mesh, tree: Any) -> Any:
 
 
 def split_stream(x_BLD: jax.Array) -> jax.Array:
-  """Splits the residual stream, so that the compiler moves weights.
-
-  It would otherwise sum activations over `fsdp`.
-  """
+  """Splits the residual stream: the compiler would sum it over `fsdp`."""
   return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
 
 
@@ -73,10 +68,7 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
-  """The split of queries, keys and values [B, L, H, ...].
-
-  None where one device has them all. See `attention.attend`.
-  """
+  """The split of queries, keys and values [B, L, H, ...], if there is any."""
   if size(*AXES) == 1:
     return None
   return PartitionSpec(*positions(batch, length), "tensor")

@@ -13,17 +13,17 @@ from flax import nnx
 from sparse_transformer import attention
 from sparse_transformer.model import options, sharding, stacks
 from sparse_transformer.model.block import rematerialized
-from sparse_transformer.model.experts import take
-from sparse_transformer.model.hyperparameters import Config
+from sparse_transformer.model.configure import Config
+from sparse_transformer.model.experts import block_kinds, num_active
 from sparse_transformer.model.stacks import Measured
 
 
 class Transformer(nnx.Module):
   """Predicts each symbol of a sequence from those before it, or a label.
 
-  Its only state is its parameters. Those of blocks and of options have a first
-  axis of layers. No shape depends on the patterns, except on those that have
-  parameters of their own: a checkpoint can be used with other patterns.
+  Parameters of blocks and options have a first axis of layers. No shape depends
+  on patterns, except on those that have parameters of their own: a checkpoint
+  can be used with other patterns.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -64,13 +64,13 @@ class Transformer(nnx.Module):
     """Predicts all positions at once, or the label of each sequence.
 
     Args:
-      tokens_BL: symbols, of any integer dtype; L is at most `config.length`.
+      tokens_BL: symbols; L is at most `config.length`.
       sizes_B: how many of them a classifier reads, at least 1; None for all.
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      (logits_BLV in float32, those of position t from the tokens before t, or
-      logits_BC of a classifier; what blocks measure, for training).
+      (logits_BLV in float32, of position t from the tokens before t, or
+      logits_BC of a classifier; what blocks measure).
     """
     segments_BL = None
     if sizes_B is not None:
@@ -90,29 +90,21 @@ class Transformer(nnx.Module):
     return self.logits(self.norm(x_BLD).mean(1, where=is_valid)), measured
 
   def attend(
-    self,
-    cache: Any,
-    layer: int,
-    index: jax.Array | int,
-    q_BLHK: jax.Array,
-    k_BLGK: jax.Array,
-    v_BLGE: jax.Array,
-    **keywords: Any,
+    self, cache: Any, layer: int, index: Any, *qkv: jax.Array, **keywords: Any
   ) -> tuple[jax.Array, Any]:
-    """Attention of one layer, over whole sequences: (out_BLHE, the cache).
+    """Attention of a layer, see `stacks.scan`: (out_BLHE, the cache).
 
-    The layer is the first of its stack, and `index` its place in it, see
-    `stacks.stacks`; the cache is a pytree that passes from layer to layer. The
-    others are as in `attention.attend`.
+    A cache is a pytree that passes from layer to layer.
     """
     del index
+    config, (q_BLHK, k_BLGK, v_BLGE) = self.config, qkv
     out_BLHE = attention.attend(
       q_BLHK,
       k_BLGK,
       v_BLGE,
-      self.config.patterns[layer],
-      backend=self.config.backend,
-      tile=self.config.tile,
+      config.patterns[layer],
+      backend=config.backend,
+      tile=config.tile,
       spec=sharding.heads(*q_BLHK.shape[:2]),
       **keywords,
     )
@@ -125,19 +117,8 @@ class Transformer(nnx.Module):
     return self.logits(self.norm(x_BLD))
 
   def embed(self, tokens_BL: jax.Array) -> jax.Array:
-    """Embeds symbols as float32 x_BLD, shifted right by one after the start.
-
-    A classifier has all of them, without the start.
-
-    Raises:
-      ValueError: if there are more tokens than positions.
-    """
+    """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
     b, n = tokens_BL.shape
-    if n > self.config.length:
-      raise ValueError(
-        f"{n} tokens, but the network has {self.config.length} positions; cut"
-        " the sequence or configure a longer one"
-      )
     # Gradients are summed over the batch. If it is split, each device has to
     # add its own to the table first, and then sends the table, not [L, D].
     rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
@@ -145,7 +126,7 @@ class Transformer(nnx.Module):
     x_BLD = self.token(tokens_BL)
     for embed, place_L in zip(self.position, places, strict=False):
       x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
-    if self.start is None:
+    if self.start is None:  # a classifier has all symbols
       return x_BLD
     start_B1D = jnp.broadcast_to(self.start[...], (b, 1, x_BLD.shape[2]))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
@@ -167,85 +148,50 @@ class Transformer(nnx.Module):
     rng: jax.Array | None = None,
     first: jax.Array | int = 0,
   ) -> tuple[jax.Array, Any, Measured]:
-    """Applies the blocks: a scan over full periods, and then the last layers.
+    """Applies the blocks: (x_BLD, the last cache, what blocks measure).
 
-    Args:
-      x_BLD: embedded symbols, from `embed` or `embed_next`.
-      attend: attention of each layer, like `Transformer.attend`.
-      cache: what the first layer's `attend` gets.
-      rng: key for dropout; None applies no dropout.
-      first: the first position.
-
-    Returns:
-      (x_BLD and the cache after the last block, what blocks measure).
+    `attend` is like `Transformer.attend`, and the first layer's gets `cache`;
+    `rng` is the key for dropout, and `first` the first position.
     """
-    x_BLD = sharding.split_stream(x_BLD)
-    config, period = self.config, stacks.period(self.config)
-    num, (stacked, make_block) = config.num_layers, self._stacked(rng)
-    apply: Callable = functools.partial(
-      self._apply_block, attend, make_block, first
+    config = self.config
+    rngs = None if rng is None else jax.random.split(rng, config.num_layers)
+    stacked: dict[str, Any] = dict(
+      rngs=None if rngs is None else jax.vmap(jax.random.split)(rngs),
+      options=options.own(config, nnx.to_pure_dict(nnx.state(self))),
     )
-    apply = rematerialized(apply, config.remat, layer_argument=2)
+    for name in {kind.stack for kind in block_kinds(config)}:
+      stacked[name] = stacks.pack(getattr(self, name))
 
-    def apply_layers(carry, layers, index, stacked):
-      (x_BLD, cache), measured = carry, []
-      for layer in layers:
-        # The rounding errors of a residual stream in bfloat16 would add up. The
-        # block reads a copy, which is also what the backward pass keeps.
-        y_BLD, cache, new = apply(
-          x_BLD.astype(config.dtype), cache, layer, index, stacked
-        )
-        with jax.named_scope("residual"):
-          x_BLD = sharding.split_stream(x_BLD + y_BLD)
-        measured.append(new)
-      return (x_BLD, cache), measured
+    def apply(x_BLD, cache, layer, index, stacked):
+      """(What a block adds to the stream, the cache, what it measures)."""
+      # Its parts are taken here, so that a rematerialized block keeps only the
+      # inputs of the scan, which are not copied.
+      own = stacks.take(config, layer, stacked)
+      of_layer = options.Layer(config.patterns[layer], first, own["options"])
 
-    carry, scanned = jax.lax.scan(
-      lambda carry, inputs: apply_layers(carry, range(period), *inputs),
-      (x_BLD, cache),
-      (jnp.arange(num // period), stacks.by_period(config, stacked)),
-    )
-    rest = range(num - num % period, num)
-    (x_BLD, cache), last = apply_layers(carry, rest, 0, stacked)
-    return x_BLD, cache, stacks.by_layer(scanned, last)
+      def attend_heads(*qkv):
+        inputs = options.prepare(config, of_layer, options.Inputs(*qkv))
+        *arrays, keywords = inputs
+        out_BLHE, new = attend(cache, layer, index, *arrays, **keywords)
+        return out_BLHE, (new, options.measure(config, of_layer, inputs))
 
-  def _stacked(self, rng):
-    """({name: what layers own, stacked}, makers of blocks by their stack)."""
-    own = options.own_params(self.config, nnx.to_pure_dict(nnx.state(self)))
-    rngs = None
-    if rng is not None:  # two for each layer
-      rngs = jax.random.split(rng, self.config.num_layers)
-      rngs = jax.vmap(jax.random.split)(rngs)
-    stacked: dict[str, Any] = dict(rngs=rngs, options=own)
-    make_block = {}
-    for name in {x.stack for x in options.block_kinds(self.config)}:
-      stacked[name], make_block[name] = stacks.pack(getattr(self, name))
-    return stacked, make_block
+      block = own[block_kinds(config)[layer].stack]()
+      y_BLD, (new, of_heads), of_mlp = block(x_BLD, attend_heads, own["rngs"])
+      return y_BLD, new, of_heads | of_mlp
 
-  def _apply_block(
-    self, attend, make_block, first, x_BLD, cache, layer, index, stacked
-  ):
-    """(What a block adds to the stream, the cache, what it measures)."""
-    # The layer is taken here, so that a rematerialized block keeps only the
-    # inputs of the scan, which are not copied.
-    config, kind = self.config, options.block_kinds(self.config)[layer].stack
-    packed, params, rngs = (
-      take(stacked[name], stacks.index_in(config, name, layer))
-      for name in (kind, "options", "rngs")
-    )
-    heads, stack = config.patterns[layer], stacks.stacks(config)[layer]
-    where = options.Layer(heads, stack, index, first, params)
+    apply = rematerialized(apply, config.remat, layer=2)
 
-    def attend_heads(q_BLHK, k_BLGK, v_BLGE):
-      inputs = options.Inputs(q_BLHK, k_BLGK, v_BLGE, {})
-      inputs = options.prepare(config, where, inputs)
-      *arrays, keywords = inputs
-      out_BLHE, new = attend(cache, layer, index, *arrays, **keywords)
-      return out_BLHE, (new, options.measure(config, where, inputs))
+    def step(carry, *layer):
+      x_BLD, cache = carry
+      # The rounding errors of a residual stream in bfloat16 would add up. The
+      # block reads a copy, which is also what the backward pass keeps.
+      y_BLD, cache, new = apply(x_BLD.astype(config.dtype), cache, *layer)
+      with jax.named_scope("residual"):
+        return (sharding.split_stream(x_BLD + y_BLD), cache), new
 
-    block = make_block[kind](packed)
-    y_BLD, (cache, of_heads), of_mlp = block(x_BLD, attend_heads, rngs)
-    return y_BLD, cache, of_heads | of_mlp
+    carry = sharding.split_stream(x_BLD), cache
+    (x_BLD, cache), measured = stacks.scan(config, step, carry, stacked)
+    return x_BLD, cache, measured
 
 
 def init_params(config: Config, seed: int) -> dict:
@@ -259,18 +205,11 @@ def bind(config: Config, params: dict) -> Transformer:
   return nnx.merge(_abstract(config)[0], params)
 
 
-def make_apply(config: Config) -> Callable[..., jax.Array]:
-  """The network as apply(params, tokens_BL, rng=None) -> logits_BLV.
-
-  A classifier takes rows of `data.Sequences`, without reading their labels, and
-  returns logits_BC.
-  """
-  predict = make_predict(config)
-  return lambda *args, **rng: predict(*args, **rng)[0]
-
-
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
-  """As `make_apply`, for training: returns (logits, measured)."""
+  """The network as predict(params, tokens_BL, rng=None) -> (logits, measured).
+
+  A classifier takes rows of `data.Sequences`, without reading their labels.
+  """
 
   def predict(params, tokens_BL, rng=None):
     sizes_B = None
@@ -279,6 +218,12 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
     return bind(config, params)(tokens_BL, sizes_B, rng=rng)
 
   return predict
+
+
+def make_apply(config: Config) -> Callable[..., jax.Array]:
+  """As `make_predict`, but returns the logits alone."""
+  predict = make_predict(config)
+  return lambda *args, **rng: predict(*args, **rng)[0]
 
 
 def param_shapes(config: Config) -> dict:
@@ -294,11 +239,11 @@ def count_parameters(config: Config) -> int:
 def count_active_parameters(config: Config) -> int:
   """Counts the parameters that one position uses."""
   leaves = jax.tree_util.tree_leaves_with_path(param_shapes(config))
-  return sum(options.num_active(config, path, x.size) for path, x in leaves)
+  return sum(num_active(config, path, x.size) for path, x in leaves)
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: Config) -> tuple[nnx.GraphDef, nnx.State]:
+def _abstract(config):
   """The network, with shapes in place of arrays."""
   network = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   return nnx.split(network)

@@ -44,15 +44,13 @@ from sparse_transformer.patterns.base import (
 )
 from sparse_transformer.patterns.catalogue import *  # noqa: F403  see its __all__
 from sparse_transformer.patterns.checks import shorten as shorten
-from sparse_transformer.patterns.content_catalogue import (
+from sparse_transformer.patterns.content import (
   LSH as LSH,
+  AdaptiveSpan as AdaptiveSpan,
   Routing as Routing,
   TopBlocks as TopBlocks,
 )
 from sparse_transformer.patterns.layout import Layout as Layout
-from sparse_transformer.patterns.learned_span import (
-  AdaptiveSpan as AdaptiveSpan,
-)
 from sparse_transformer.patterns.named import (
   FACTORIZATIONS as FACTORIZATIONS,
   MODES as MODES,

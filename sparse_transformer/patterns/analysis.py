@@ -1,18 +1,11 @@
 """Properties of a pattern's pairs, at any length, without n x n work.
 
-How many keys a query has, how long decoding must remember a key, after how
-many layers a position sees its entire past: all follow from the cover of a
-pattern: full nodes are counted at once, and only the tiles on its outline
-are evaluated pair by pair.
+All follow from the cover of a pattern: full nodes are counted at once, and only
+the tiles on its outline are evaluated pair by pair.
 
 >>> from sparse_transformer.patterns import Local, Strided
->>> pattern = Local(2) | Strided(3)
->>> keys_per_query(pattern, 6).tolist()
+>>> keys_per_query(Local(2) | Strided(3), 6).tolist()
 [1, 2, 2, 3, 3, 3]
->>> last_readers(pattern, 6).tolist()
-[3, 4, 5, 4, 5, 5]
->>> cache_size(pattern, 6)
-4
 >>> measure_reach(((Local(3),), (Strided(3),)), 9).layers
 2
 """
@@ -58,17 +51,10 @@ def _find_pairs(part, n):
   return full, tiles, bits
 
 
-def _reduce(
-  ufunc: np.ufunc,
-  pattern: Pattern,
-  values: np.ndarray,
-  empty: int = 0,
-  by_key: bool = False,
-) -> np.ndarray:
+def _reduce(ufunc, pattern, values, empty=0, by_key=False):
   """Reduces the values [n, words] of each query's keys, or by key, queries.
 
-  Those without any get `empty`, which must change nothing that it is joined
-  with.
+  Those without any get `empty`, the identity of the ufunc.
   """
   (n, words), result = values.shape, np.full_like(values, empty)
   flip = slice(None, None, -1 if by_key else 1)
@@ -102,7 +88,7 @@ def _reduce(
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Returns whether any of n queries attends to a key, or may by content."""
+  """Whether any of n queries attends to a key, or may by content."""
   pattern.check(n)
   pattern = pattern.support()
   some = np.array([[0], [n // 2], [n - 1]])
@@ -113,7 +99,7 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
-  """Returns whether no query attends to a later key, whatever the content."""
+  """Whether no query attends to a later key, whatever the content."""
   pattern.check(n)
   pattern = pattern.support()
   # Combinations of causal patterns need no search.
@@ -198,16 +184,12 @@ def cache_size(pattern: Pattern, n: int) -> int:
 def reach(layers: Layers, n: int) -> np.ndarray:
   """The inputs that each position sees through all layers: bool [n, n].
 
-  This includes the residual stream: every position keeps what it has. Every
-  position of a causal network sees its entire past if this equals
-  `Causal().matrix(n)`. For long sequences see `measure_reach`.
+  This includes the residual stream: every position keeps what it has.
   """
   seen = np.eye(n, dtype=np.float32)
   for heads in layers:
-    step = np.eye(n, dtype=bool)
-    for pattern in set(heads):
-      step = step | pattern.matrix(n)
-    seen = np.minimum(step.astype(np.float32) @ seen, 1)
+    steps = sum((pattern.matrix(n) for pattern in set(heads)), np.eye(n))
+    seen = np.minimum(np.float32(steps) @ seen, 1)
   return seen > 0
 
 
@@ -215,8 +197,8 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 class Reach:
   """The result of following inputs through a network."""
 
-  # After how many layers every position sees its entire past (or the entire
-  # sequence, if the network is not causal); None if never.
+  # After how many layers every position sees its entire past, or the entire
+  # sequence if the network is not causal; None if never.
   layers: int | None
   missing: Pair | None  # in that case, the first (query, key) without a path
   positions: int  # every pair among these first positions was followed
@@ -244,7 +226,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   return Reach(depth, missing, positions, len(inputs))
 
 
-def _sampled_inputs(n: int) -> np.ndarray:
+def _sampled_inputs(n):
   """Both sides of the boundaries at powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)

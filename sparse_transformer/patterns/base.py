@@ -14,7 +14,7 @@ Integers: TypeAlias = Any
 Booleans: TypeAlias = Any
 
 
-def _is_pattern(other: object) -> bool:
+def _is_pattern(other):
   return isinstance(other, Pattern)
 
 
@@ -22,8 +22,8 @@ def _is_pattern(other: object) -> bool:
 class Pattern:
   """A set of pairs (query, key), both counted from 0.
 
-  A subclass is a frozen dataclass. It defines `mask`; `orders` where its pairs
-  are scattered in natural order; and `examples` if it is registered.
+  A subclass is a frozen dataclass that defines `mask`, `orders` if its pairs
+  are scattered in natural order, and `examples` if it is registered.
   """
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
@@ -35,20 +35,15 @@ class Pattern:
     positions may not. `check` verifies this.
 
     Args:
-      q, k: positions of queries and of keys, of shapes that broadcast.
-
-    Returns:
-      Booleans of the broadcast shape; a condition on one side may have the
-      shape of that side.
+      q, k: positions of queries and of keys, of shapes that broadcast. A
+        condition on one side may have the shape of that side.
     """
     raise NotImplementedError(f"{type(self).__name__} defines no mask")
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Orders of queries and of keys in which the pairs fill whole tiles.
 
-    Returns:
-      Two permutations of range(n), integers [n], as `check` verifies; natural
-      order unless overridden.
+    They are permutations of range(n), as `check` verifies; by default, natural.
     """
     return np.arange(n), np.arange(n)
 
@@ -81,15 +76,14 @@ class Pattern:
   def check(self, n: int) -> None:
     """Checks that the pattern is well defined for n positions.
 
-    Everything that uses a pattern calls this; its result is cached. It takes
-    far less than a layout: the mask is evaluated once, on bounds.
+    Whatever uses a pattern calls this, which is quick: the result is cached,
+    and the mask is evaluated once, on bounds.
 
     Raises:
       ValueError: the mask uses operators that are not allowed, does not return
         booleans, or has intermediate values that may not fit in 32 bits;
-        `orders` are not permutations; `parts` overlap or lack a pair, as far
-        as a sample shows; the pattern is not hashable, or has attributes that
-        equality ignores; n is less than 1.
+        `orders` are not permutations; the pattern has attributes that equality
+        ignores; n is less than 1.
     """
     checks.check_pattern(self, n)
 
@@ -106,9 +100,6 @@ class Pattern:
 
   def __sub__(self, other: "Pattern") -> "Difference":
     return Difference(self, other) if _is_pattern(other) else NotImplemented
-
-  def __invert__(self) -> "Pattern":
-    raise TypeError(f"patterns have no operator ~; write Full() - {self}")
 
   def __bool__(self) -> bool:
     raise TypeError("combine patterns with | & -, not with and/or/not")
@@ -146,20 +137,14 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Examples of one class of patterns, which tests and benchmarks run over.
-
-  Attributes:
-    causal: patterns for sequences of about 100 positions.
-    bidirectional: the same, where the class has a form that is not causal.
-    large: one for a million positions.
-    num_keys: function (i, n) -> how many keys the queries i (int array) of
-      `large` have among n positions, in closed form.
-  """
+  """Examples of one class of patterns, which tests and benchmarks run over."""
 
   _: dataclasses.KW_ONLY
-  causal: tuple[Pattern, ...] = ()
-  bidirectional: tuple[Pattern, ...] = ()
-  large: Pattern
+  causal: tuple[Pattern, ...] = ()  # for sequences of about 100 positions
+  bidirectional: tuple[Pattern, ...] = ()  # the same, where the class has some
+  large: Pattern  # for a million positions
+  # (i, n) -> how many keys the queries i, an array, of `large` have among n
+  # positions, in closed form.
   num_keys: Callable[[np.ndarray, int], np.ndarray | int]
 
   @property
@@ -169,7 +154,7 @@ class Examples:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Combination(Pattern):
+class Combination(Pattern):
   """Two patterns, combined by an operator."""
 
   left: Pattern
@@ -181,13 +166,10 @@ class _Combination(Pattern):
     return (*dict.fromkeys(self.left.contents() + self.right.contents()),)
 
   def support(self) -> Pattern:
-    return self._map(lambda side: side.support())
+    return type(self)(self.left.support(), self.right.support())
 
   def bind(self, sets: Mapping[Pattern, Pattern]) -> Pattern:
-    return self._map(lambda side: side.bind(sets))
-
-  def _map(self, function: Callable[[Pattern], Pattern]) -> Pattern:
-    return type(self)(function(self.left), function(self.right))
+    return type(self)(self.left.bind(sets), self.right.bind(sets))
 
   def check(self, n: int) -> None:
     self.left.check(n)
@@ -198,13 +180,13 @@ class _Combination(Pattern):
 
   def __str__(self) -> str:
     return f" {self.operator} ".join(
-      f"({side})" if isinstance(side, _Combination) else str(side)
+      f"({side})" if isinstance(side, Combination) else str(side)
       for side in (self.left, self.right)
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Union(_Combination):
+class Union(Combination):
   """Pairs in either pattern."""
 
   operator = "|"
@@ -228,7 +210,7 @@ class Union(_Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Restriction(_Combination):
+class _Restriction(Combination):
   """Pairs of the left pattern that meet a condition, run in its orders."""
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -288,7 +270,6 @@ class Difference(_Restriction):
 
 
 def _is_natural(pattern: Pattern) -> bool:
-  """Returns whether a pattern of one part runs in natural order."""
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
@@ -300,35 +281,30 @@ class Checked(Pattern):
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       if field.type is int:
-        minimum = 0 if field.default == 0 else 1
-        check_fields(self, field.name, minimum=minimum)
+        check_fields(self, field.name, minimum=int(field.default != 0))
         # As an int, whose text `parse` reads.
         object.__setattr__(self, field.name, int(getattr(self, field.name)))
 
 
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
-  """Checks fields of a pattern; for use in `__post_init__`.
+  """Raises a ValueError unless fields are integers of at least `minimum`.
 
-  Raises:
-    ValueError: one of `fields` is not an integer of at least `minimum` that
-      fits in 32 bits, or the field `causal`, if there is one, is not a boolean.
+  The field `causal`, if there is one, must be a boolean.
   """
-  flaws = {field: _flaw(getattr(pattern, field), minimum) for field in fields}
-  causal = getattr(pattern, "causal", True)
-  if not isinstance(causal, (bool, np.bool_)):
-    flaws["causal"] = f"True or False, not {checks.shorten(repr(causal))}"
-  for field, rule in flaws.items():
+  for field in (*fields, "causal"):
+    value, rule = getattr(pattern, field, True), ""
+    is_bool = isinstance(value, (bool, np.bool_))
+    if field == "causal":
+      rule = "" if is_bool else "True or False"
+    elif is_bool or not isinstance(value, (int, np.integer)):
+      rule = "an integer"
+    elif not minimum <= value < intervals.LIMIT:
+      rule = f"at least {minimum}, and fit in 32 bits"
     if rule:
-      raise ValueError(f"{checks.shorten(pattern)}: {field} must be {rule}")
-
-
-def _flaw(value: Any, minimum: int) -> str:
-  """The requirement that an integer does not meet; empty if it meets all."""
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-    return f"an integer, not {checks.shorten(repr(value))}"
-  if value < minimum:
-    return f"at least {minimum}"
-  return "" if value < intervals.LIMIT else "an integer that fits in 32 bits"
+      raise ValueError(
+        f"{checks.shorten(pattern)}: {field} must be {rule}, not"
+        f" {checks.shorten(repr(value))}"
+      )
 
 
 CATALOGUE: dict[str, type[Pattern]] = {}
@@ -340,12 +316,9 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 def register(cls: _Class) -> _Class:
   """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
-  Expressions (`parse`) can then name it, and tests, benchmarks and the README's
-  table include it. It needs a docstring and `examples`. Defining the same class
-  again, as one does in a notebook, replaces it.
-
-  Raises:
-    ValueError: another class has that name.
+  Expressions (`parse`) can then name it, and tests, benchmarks and tables of
+  the docs include it. It needs a docstring and `examples`. The same class,
+  defined again as in a notebook, replaces itself; others need other names.
   """
   known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
   names = {(c.__module__, c.__qualname__) for c in (known, cls)}

@@ -1,7 +1,6 @@
 """The catalogue of patterns: one class each, with its examples.
 
-They are causal by default; `causal=False` gives the bidirectional form, for
-those that have one in the literature.
+They are causal by default; `causal=False` gives the bidirectional form.
 """
 
 import dataclasses
@@ -55,9 +54,7 @@ class Full(Pattern):
 class Local(Checked):
   """The last `window` keys, the query itself included.
 
-  Bidirectional: `window // 2` keys to either side, as in Longformer's library
-  (arXiv 2004.05150).
-
+  Bidirectional: `window // 2` keys to either side, as in Longformer's library.
   Source: Child et al. 2019, section 4.3. Their formula has `window + 1` keys,
   their released code exactly `window`, as here.
   """
@@ -85,9 +82,8 @@ class Local(Checked):
 class Dilated(Checked):
   """`window` keys `dilation` apart, the query itself included.
 
-  Bidirectional: `window // 2` keys to either side.
-
-  Source: Longformer, Beltagy et al. 2020, arXiv 2004.05150.
+  Bidirectional: `window // 2` keys to either side. Source: Beltagy et al. 2020,
+  arXiv 2004.05150.
   """
 
   window: int
@@ -157,10 +153,9 @@ class Strided(Checked):
 class Block(Checked):
   """The keys so far in the query's own block of `size` positions.
 
-  Also those of the `previous` blocks before it. Bidirectional: all keys of
-  the block, and of as many blocks before and after it.
-
-  Source: Child et al. 2019, section 4.3, A^(1) of fixed attention.
+  Also those of the `previous` blocks before it. Bidirectional: all keys of the
+  block, and of as many blocks before and after it. Source: Child et al. 2019,
+  section 4.3, A^(1) of fixed attention.
   """
 
   size: int
@@ -190,9 +185,8 @@ class Summary(Checked):
 
   They are the `shift`-th group of `width` positions, counted from the end of
   the block: shift 0 is the last `width` positions. Heads may have distinct
-  groups. Bidirectional: the summary columns of all blocks.
-
-  Source: Child et al. 2019, section 4.3, A^(2) of fixed attention.
+  groups. Bidirectional: the summary columns of all blocks. Source: Child et al.
+  2019, section 4.3, A^(2) of fixed attention.
   """
 
   size: int
@@ -203,9 +197,7 @@ class Summary(Checked):
   def __post_init__(self) -> None:
     super().__post_init__()
     if (self.shift + 1) * self.width > self.size:
-      raise ValueError(
-        f"{self} does not fit: (shift + 1) * width must be at most size"
-      )
+      raise ValueError(f"{self}: (shift + 1) * width must be at most size")
 
   def _is_summary(self, k: Integers) -> Booleans:
     end = self.size - self.shift * self.width
@@ -217,8 +209,7 @@ class Summary(Checked):
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     # The summary columns first, then the keys without a reader. Those before
-    # and those after the summary are kept apart, so that bounds on k % size
-    # exclude them.
+    # and after the summary are apart, so that bounds on k % size exclude them.
     i = np.arange(n)
     is_after = i % self.size >= self.size - self.shift * self.width
     return i, np.lexsort((is_after, ~self._is_summary(i)))
@@ -266,8 +257,8 @@ class LogSparse(Checked):
 class _PowerGaps(Pattern):
   """The keys at distances first, 2 first, 4 first, ... of at least `window`.
 
-  They are `COUNT` distances: in the order of residues modulo `first` they are
-  at most 32 positions apart, so that a query tile of 64 needs two key tiles.
+  `COUNT` of them: in the order of residues modulo `first` they are at most 32
+  positions apart, so that a query tile of 64 needs two key tiles.
   """
 
   first: int
@@ -341,8 +332,8 @@ class RandomBlocks(Checked):
 
   def _draws(self, row: Integers, col: Integers) -> Booleans:
     """Returns whether block `row` drew block `col`."""
-    # One draw from each of `num` strata of the blocks that may be drawn, so
-    # that draws are distinct without being compared. Empty strata draw none.
+    # One draw from each of `num` strata, so that draws are distinct without
+    # being compared. Empty strata draw none.
     count = row - (self.last + self.first - 1)
     hits = (row < 0) & (col < 0)
     for draw in range(self.num):
@@ -490,10 +481,9 @@ class _Raster(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Row(_Shorthand):
-  """The bytes so far in the query's row of the image.
+  """The bytes so far in the query's row of the image, and `previous` above.
 
-  Also those of the `previous` rows above it. Bidirectional: all bytes of the
-  row, and of as many rows above and below it.
+  Bidirectional: all bytes of the row, and of as many rows above and below.
   """
 
   columns: int
@@ -594,14 +584,11 @@ def _within(distance: Integers, reach: int) -> Booleans:
   return (distance <= reach) & (-reach <= distance)
 
 
-def _by_residue(
-  n: int, period: int, offset: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def _by_residue(n, period, offset=0):
   """Queries sorted by (q + offset) % period, and keys by k % period."""
   i = np.arange(n)
   residues = (i + offset) % period, i % period
-  queries, keys = (np.argsort(x, kind="stable") for x in residues)
-  return queries, keys
+  return tuple(np.argsort(x, kind="stable") for x in residues)
 
 
 # Type checkers, which understand literals only, take all names.

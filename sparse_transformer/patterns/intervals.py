@@ -4,8 +4,7 @@ A mask uses integer operators only, so it also runs on the values of this
 module, which stand for a position somewhere in a tile. The result says, for
 each pair of a query tile and a key tile, whether some pair of positions may
 be in the pattern and whether all of them must be. Both answers are
-conservative: a pair of tiles that can't be decided may hold pairs and need not
-be full.
+conservative.
 
 >>> pairs = TilePairs(4, rows=np.array([0, 1]), cols=np.array([1, 0]))
 >>> q, k = pairs.query(np.arange(8)), pairs.key(np.arange(8))
@@ -44,14 +43,14 @@ class TilePairs(NamedTuple):
     return QueryPlusKey(self, 0, positions)
 
   def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:
-    """Reduces the values of each tile, and gathers the results of `tiles`."""
+    """The reduced values of the given tiles."""
     if np.ndim(values) == 0:
       return values
     starts = np.arange(0, len(values), self.size)
     return ufunc.reduceat(values, starts)[tiles]
 
   def may_be_equal(self, u: Array, v: Array) -> Array:
-    """Returns whether some u of a query tile may equal some v of a key tile.
+    """Whether some u of a query tile may equal some v of a key tile.
 
     Some value of the side that varies more within its tiles must lie between
     the smallest and the largest value of the other side.
@@ -102,9 +101,6 @@ class Truth:
   def __ne__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
     return ~(self == other)
 
-  def __repr__(self) -> str:
-    return "a condition"
-
   def __bool__(self) -> bool:
     raise TypeError(
       "combine the conditions of a mask with & | ~, not with and/or/not"
@@ -120,9 +116,7 @@ def as_truth(x: Any) -> Truth:
   if isinstance(x, Truth):
     return x
   if not isinstance(x, (bool, np.bool_)):
-    is_short = isinstance(x, (int, float, _Integer))
-    what = repr(x) if is_short else type(x).__name__
-    raise TypeError(f"{what} is not a boolean condition")
+    raise TypeError(f"{type(x).__name__} is not a boolean condition")
   return Truth(np.bool_(x), np.bool_(x))
 
 
@@ -181,18 +175,11 @@ class _Integer:
   def __ne__(self, other: Any) -> Truth:  # type: ignore[override]
     return ~(self == other)
 
-  def __repr__(self) -> str:
-    return "an integer"
-
   __hash__ = None  # type: ignore[assignment]
 
 
 class QueryPlusKey(_Integer):
-  """u(query) + v(key), where u and v are known at every position.
-
-  Exact as long as an expression keeps this form; everything else falls back to
-  an `Interval`.
-  """
+  """u(query) + v(key), known at every position; else use an `Interval`."""
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):
     self.pairs, self.u, self.v = pairs, u, v
@@ -296,11 +283,7 @@ class Interval(_Integer):
 
 
 class Int32(Interval):
-  """One interval; results that may not fit in 32 bits raise OverflowError.
-
-  Bounds are never too narrow: a mask that can be evaluated on it overflows
-  nowhere between `low` and `high`.
-  """
+  """One interval; results that may not fit in 32 bits raise OverflowError."""
 
   def __init__(self, low: int, high: int):
     largest = max(abs(int(low)), abs(int(high)))
@@ -313,14 +296,15 @@ def _bounds(x: Any) -> tuple[Array, Array]:
   return x.bounds() if isinstance(x, _Integer) else (_constant(x),) * 2
 
 
-def _constant(x: Any) -> int:
+def _constant(x):
   value = operator.index(x)  # a TypeError unless it is an integer
   if abs(value) >= LIMIT:
     raise OverflowError(f"a constant is {value:,}")
   return value
 
 
-def _divisor(x: Any) -> int:
-  if isinstance(x, _Integer) or _constant(x) <= 0:
-    raise TypeError(f"a mask may divide by positive integers only, got {x!r}")
-  return _constant(x)
+def _divisor(x):
+  value = _constant(x)
+  if value <= 0:
+    raise TypeError(f"a mask may divide by positive integers only, got {x}")
+  return value

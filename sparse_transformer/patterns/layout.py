@@ -74,9 +74,6 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
     The full nodes of each size, largest first; they are cut at the end of the
     sequence. Then the nodes of size `tile` that bounds can't decide, counted
     pair by pair: some of them may hold no pair.
-
-  Raises:
-    ValueError: n or tile is less than 1.
   """
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
@@ -114,13 +111,10 @@ def pairs_of_tiles(
   rows: np.ndarray,
   cols: np.ndarray,
 ) -> Iterator[tuple[slice, np.ndarray]]:
-  """Evaluates a part's mask on tiles, a few at a time.
+  """Yields slices of tiles, and their pairs: bool [tiles, tile, tile].
 
   `places` are the positions of queries and of keys that are cut into tiles, -1
   for padding; `rows` and `cols`, int [tiles], are the tiles.
-
-  Yields:
-    Slices of the tiles and their pairs, bool [tiles, tile, tile].
   """
   queries, keys = (
     np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
@@ -133,6 +127,6 @@ def pairs_of_tiles(
     yield here, part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
 
 
-def _area(rows: np.ndarray, cols: np.ndarray, size: int, n: int) -> np.ndarray:
+def _area(rows, cols, size, n):
   """Pairs of positions in each node, cut at the end of the sequence."""
   return np.clip(n - rows * size, 0, size) * np.clip(n - cols * size, 0, size)

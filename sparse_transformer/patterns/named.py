@@ -12,29 +12,31 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sparse_transformer.patterns import catalogue
 from sparse_transformer.patterns.base import (
   CATALOGUE,
   CONTENT,
-  Difference,
-  Intersection,
+  Combination,
   Pattern,
   Union,
   signature,
 )
+from sparse_transformer.patterns.catalogue import Causal, Full
 from sparse_transformer.patterns.checks import shorten
 
-FACTORIZATIONS = (
-  "dense",
-  "local",
-  "strided",
-  "fixed",
-  "strided_target",
-  "fixed_openai",
-  "fixed_deepspeed",
-  "fixed_lra",
-)
-# The layers of published models, in turn: the expression of their factors.
+_FIXED = "Block({stride}) | Summary({stride}, {width}, {shift})"
+# The expressions of named factors. Their order matters for what two layers
+# reach: fixed attention has its block first and its summary second.
+FACTORIZATIONS = {
+  "dense": "Causal()",
+  "local": "Local({window})",
+  "strided": "Local({window}), Strided({stride})",
+  "fixed": "Block({stride}), Summary({stride}, {width}, {shift})",
+  "strided_target": "Local({window}), Strided({stride}, offset=1)",
+  "fixed_openai": _FIXED,
+  "fixed_deepspeed": _FIXED,
+  "fixed_lra": _FIXED + " | Summary({stride}, 1, {last})",
+}
+# The layers of published models, in turn.
 PUBLISHED = {
   "gpt3": "Causal(), Local({window})",
   "gpt_oss": "Local(128), Causal()",
@@ -49,9 +51,7 @@ PUBLISHED = {
 DENSE_LAYERS = {"mimo_v2_flash": 0, "nanochat": -1}  # beside those in turn
 MODES = ("interleaved", "merged", "heads")
 
-# Nobody writes longer expressions by hand, and functions that recurse into
-# deeply nested ones would exceed Python's recursion limit.
-MAX_CHARACTERS = 4000
+MAX_CHARACTERS = 4000  # functions that recurse would exceed Python's limit
 # Each pattern of a combination may need a separate loop in the compiled
 # network, and its tiles are compared with those of all patterns before it.
 MAX_COMBINED = 16
@@ -69,18 +69,14 @@ def factorize(
 ) -> tuple[Pattern, ...]:
   """The factors of a named factorization, or of an expression, for one head.
 
-  `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3. The
-  order of factors matters for what two layers reach: fixed attention has its
-  block first and its summary second. `strided_target`: strided attention to the
-  column of the target in place of the query's, see `Strided`.
-
-  `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: what other codebases call
-  fixed, with both factors in one head. In openai/sparse_attention, each head
-  has its own summary, counted from the end of the block. DeepSpeed's causal
-  pattern is the same set: `stride` is its num_local_blocks * block, `width`
-  its num_global_blocks * block, `num_summaries` its
-  num_different_global_patterns. In long-range-arena, the first position of
-  each block is also a summary.
+  `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3.
+  `strided_target`: to the column of the target, see `Strided`. `fixed_openai`,
+  `fixed_deepspeed`, `fixed_lra`: what other codebases call fixed, with both
+  factors in one head. In openai/sparse_attention, each head has its own
+  summary, counted from the end of the block. DeepSpeed's causal pattern is the
+  same set: `stride` is its num_local_blocks * block, `width` its
+  num_global_blocks * block, `num_summaries` its num_different_global_patterns.
+  In long-range-arena, the first position of each block is also a summary.
 
   `PUBLISHED` are the factors of a model's layers, in turn, with its windows;
   they are not these models, which also have sinks, soft caps or layers without
@@ -93,49 +89,32 @@ def factorize(
   the left of a query, later a quarter; `assign` makes its last layer dense.
 
   Args:
-    name: one of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`
-      reads. Those that do not use a setting do not require it.
-    stride: stride of strided attention, or block size of fixed attention.
+    name: of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`
+      reads. Settings that it does not use are ignored.
+    stride: of strided attention, or the size of a block of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
-    num_summaries: number of distinct summaries; head h has number
-      h % num_summaries.
+    num_summaries: of which head h has number h % num_summaries.
     head: index of the head.
-    length: positions in a sequence, which `nanochat` requires. The other
-      layouts don't depend on it: a window beyond it is dense.
-
-  Raises:
-    ValueError: the name is unknown, or a setting does not fit.
+    length: positions in a sequence, which `nanochat` requires.
 
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")
   Block(8), Summary(8, 2, shift=1)
   """
-  if num_summaries < 1:
-    raise ValueError(f"{num_summaries=} must be at least 1")
-  if name in FACTORIZATIONS and name.startswith("fixed"):
-    block = catalogue.Block(stride)
-    summary = catalogue.Summary(stride, width, head % num_summaries)
-  match name:
-    case "dense":
-      return (catalogue.Causal(),)
-    case "local":
-      return (catalogue.Local(window),)
-    case "strided":
-      return catalogue.Local(window), catalogue.Strided(stride)
-    case "strided_target":
-      return catalogue.Local(window), catalogue.Strided(stride, offset=1)
-    case "fixed":
-      return block, summary
-    case "fixed_openai" | "fixed_deepspeed":
-      return (block | summary,)
-    case "fixed_lra":
-      return (block | summary | catalogue.Summary(stride, 1, stride - 1),)
   if name == "nanochat" and length < 2:
     raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
-  text = PUBLISHED.get(name, name)
-  if name in PUBLISHED:
-    text = text.format(window=window, half=length // 2 + 1)
+  known = FACTORIZATIONS | PUBLISHED
+  text = known.get(name, name)
+  if name in known:
+    text = text.format(
+      stride=stride,
+      window=window,
+      width=width,
+      shift=head % num_summaries,
+      last=stride - 1,
+      half=length // 2 + 1,
+    )
   return tuple(heads[head % len(heads)] for heads in parse(text))
 
 
@@ -148,9 +127,7 @@ def assign(
   cycle: Sequence[int] = (),
   **settings: int,
 ) -> tuple[tuple[Pattern, ...], ...]:
-  """Assigns the factors of a factorization to a network's layers and heads.
-
-  Source: Child et al. 2019, section 4.2, which defines the three modes.
+  """Assigns factors to layers and heads: Child et al. 2019, section 4.2.
 
   Args:
     name: as in `factorize`.
@@ -162,11 +139,8 @@ def assign(
     **settings: as in `factorize`.
 
   Returns:
-    A tuple (layers) of tuples (heads) of patterns.
-
-  Raises:
-    ValueError: the mode, the name, a factor of `cycle` or a setting is invalid,
-      or a head combines more than `MAX_COMBINED` patterns.
+    A tuple (layers) of tuples (heads) of patterns; a head may combine at most
+    `MAX_COMBINED`.
   """
   if mode not in MODES:
     raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
@@ -193,7 +167,7 @@ def assign(
     factors = [tuple(head[m] for head in heads) for m in range(num_factors)]
     rows = [factors[m] for m in cycle]
   for pattern in itertools.chain(*rows):
-    _check_count(_count_patterns(pattern), pattern)
+    _check_count(len(re.findall(r"\w\(", str(pattern))), pattern)
   layers = [rows[layer % len(rows)] for layer in range(num_layers)]
   if name in DENSE_LAYERS and mode == "interleaved" and layers:
     layers[DENSE_LAYERS[name]] = factors[-1]
@@ -201,40 +175,26 @@ def assign(
 
 
 def bidirectional(pattern: Pattern) -> Pattern:
-  """The form of a pattern in which queries see later keys also, if it has one.
-
-  >>> print(bidirectional(catalogue.Local(5) | catalogue.Strided(9)))
-  Local(5, causal=False) | Strided(9, causal=False)
-  """
-  if isinstance(pattern, catalogue.Causal):
-    return catalogue.Full()
-  fields = {
-    x.name: getattr(pattern, x.name) for x in dataclasses.fields(pattern)
-  }
-  changes: dict[str, Any] = {
-    name: bidirectional(value)
-    for name, value in fields.items()
-    if isinstance(value, Pattern)
-  }
-  changes |= {"causal": False} if "causal" in fields else {}
-  found = dataclasses.replace(pattern, **changes)
-  if isinstance(found, Union) and catalogue.Full() in (found.left, found.right):
-    return catalogue.Full()
-  return found
+  """The form of a pattern in which queries see later keys, if it has one."""
+  match pattern:
+    case Causal():
+      return Full()
+    case Union(left, right) if Causal() in (left, right):
+      return Full()
+    case Combination(left, right):
+      return type(pattern)(bidirectional(left), bidirectional(right))
+  if hasattr(pattern, "causal"):
+    changes: Any = dict(causal=False)
+    return dataclasses.replace(pattern, **changes)
+  return pattern
 
 
-def _check_count(count: int, pattern: Pattern | str) -> None:
+def _check_count(count, pattern):
   if count > MAX_COMBINED:
     raise ValueError(
       f"pattern {shorten(pattern)} combines {count} patterns, but a"
       f" head may combine at most {MAX_COMBINED}"
     )
-
-
-def _count_patterns(pattern: Pattern) -> int:
-  inner = [x for x in vars(pattern).values() if isinstance(x, Pattern)]
-  is_operator = isinstance(pattern, (Union, Intersection, Difference))
-  return sum(map(_count_patterns, inner)) + (not is_operator)
 
 
 def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
@@ -247,10 +207,6 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.
-
-  Raises:
-    ValueError: the text is not such an expression, or a pattern rejects its
-      arguments.
 
   >>> for heads in parse("(Local(4), Local(8)), BigBird(32) | Strided(8)"):
   ...   print(*heads, sep=" and ")
@@ -290,33 +246,29 @@ _OPERATORS = {
 
 
 def _evaluate(node: ast.expr, text: str) -> Pattern:
+  classes = CATALOGUE | CONTENT
   match node:
     case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
       sides = _evaluate(left, text), _evaluate(right, text)
       return _OPERATORS[type(op)](*sides)
-    case ast.Call(ast.Name(name)) if name in CATALOGUE | CONTENT:
-      return _call((CATALOGUE | CONTENT)[name], node, text)
+    case ast.Call(ast.Name(name)) if name in classes:
+      return _call(classes[name], node, text)
     case ast.BinOp():
       raise _unknown(_source(node, text), ", whose operator is none of | & -")
-    case ast.Name(name) if name in CATALOGUE | CONTENT:
-      expected = signature((CATALOGUE | CONTENT)[name])
+    case ast.Name(name) if name in classes:
+      expected = signature(classes[name])
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
     case ast.Name(name) if name in (*FACTORIZATIONS, *PUBLISHED):
       raise _unknown(name, " in an expression")
-    case ast.UnaryOp(ast.Invert(), operand):
-      source = _source(operand, text)
-      raise _unknown(f"~{source}", f", write Full() - {shorten(source)}")
   raise _unknown(_source(node, text))
 
 
 def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
-  named: dict[Any, Any] = {}
   try:
     values = [_argument(arg, text) for arg in node.args]
-    for keyword in node.keywords:
-      if keyword.arg in named:
-        raise TypeError(f"repeated argument {keyword.arg!r}")
-      named[keyword.arg] = _argument(keyword.value, text)
+    named: Any = {x.arg: _argument(x.value, text) for x in node.keywords}
+    if len(named) < len(node.keywords):
+      raise TypeError("a repeated argument")
     inspect.signature(cls).bind(*values, **named)
     return cls(*values, **named)
   except TypeError as error:

@@ -68,7 +68,7 @@ class Experiment:
       pair = found[step], self
       shapes, learned = (
         [jax.eval_shape(x.init) for x in pair],
-        [model_lib.learned_patterns(x.model) for x in pair],
+        [{c for c in x.model.contents if c.is_learned} for x in pair],
       )
       if shapes[0] != shapes[1] or learned[0] != learned[1]:
         raise ValueError(

@@ -145,9 +145,7 @@ def test_prompts_too_small_for_the_vocabulary_are_rejected():
   apply = lambda params, tokens_BL: np.zeros((*tokens_BL.shape, 257), "f4")
   decoder, sampler = sampling.Recompute(apply, 4), sampling.Sampler()
   with pytest.raises(ValueError, match="uint8 cannot hold 257 symbols"):
-    sampling.sample(decoder, {}, sampler, num=1, length=4)
+    sampling.sample(decoder, {}, sampler, np.zeros((1, 0), np.uint8), 4)
   given = np.zeros((1, 0), np.uint16)
-  tokens, _ = sampling.sample(
-    decoder, {}, sampler, num=1, length=4, prompts=given
-  )
+  tokens, _ = sampling.sample(decoder, {}, sampler, given, 4)
   assert tokens.shape == (1, 4) and tokens.dtype == np.uint16

@@ -148,9 +148,8 @@ def test_step_of_enwik8_has_nothing_of_size_n_by_n():
 @pytest.mark.parametrize(
   "backend, remat",
   [
-    *(("dense", "none"), ("streamed", "none"), ("streamed", "block")),
-    pytest.param("streamed", "attention", marks=pytest.mark.soak),
-    pytest.param("streamed", "block_but_attention", marks=pytest.mark.soak),
+    ("dense", "none"),
+    ("streamed", "block"),
   ],
 )
 def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):

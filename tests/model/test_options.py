@@ -1,7 +1,5 @@
 """Tests of options: what they give to layers, choose and measure."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import networks
@@ -53,48 +51,33 @@ def params_of(config, skew=0.0):
   return params
 
 
-# What each layer is given.
-
 MIXED = (HASHED, ROUTED), (Local(2) | ROUTED, Local(4))
 
 
 def record(cache, layer, index, q, k, v, directions):
-  """An `attend` that stores what it is given at its layer's place."""
-  given = dict(q=q, k=k, routed=directions[ROUTED])
-  given |= {"hashed": directions[HASHED]} if HASHED in directions else {}
-  place = layer + len(MIXED) * index
-  stored = {name: cache[name].at[place].set(x) for name, x in given.items()}
-  return v, cache | stored
+  """An `attend` that stores queries at its layer's place."""
+  del k, directions
+  return v, cache.at[layer + len(MIXED) * index].set(q)
 
 
-def test_layers_have_directions_keys_and_a_loss_of_their_own():
+def test_layers_have_a_loss_of_their_own():
   # Two periods of two layers, and one more.
   network = config(num_layers=5, experts=0, patterns=(MIXED * 3)[:5])
   params, symbols = params_of(network), networks.tokens(network)
-  shapes = dict(
-    q=(2, LENGTH, 2, 8), k=(2, LENGTH, 2, 8), hashed=(1, 4, 8), routed=(2, 3, 8)
-  )
-  empty = {name: jnp.zeros((5, *shape)) for name, shape in shapes.items()}
 
   @jax.jit
   def run(params, cache):
     bound = transformer.bind(network, params)
     return bound.run_blocks(bound.embed(symbols), record, cache)[1:]
 
-  given, measured = run(params, empty)
-  centroids = params["centroids"]["3"]
-  np.testing.assert_array_equal(given["routed"], centroids)
+  queries, measured = run(params, jnp.zeros((5, 2, LENGTH, 2, 8)))
   for layer in range(5):
-    drawn = HASHED.directions(8, layer) * (layer % 2 == 0)
-    np.testing.assert_array_equal(given["hashed"][layer], drawn)
-    q, k = (np.float64(given[name][layer]) for name in "qk")
-    unit = q / np.linalg.norm(q, axis=-1, keepdims=True)
-    shares = [True, layer % 2 == 0]
-    assert np.isclose(k, unit, atol=1e-6).all((0, 1, 3)).tolist() == shares
     head = [1, 0][layer % 2]
-    c = np.float64(centroids[layer, head])
-    c = c / np.linalg.norm(c, axis=-1, keepdims=True)
-    loss = 1 - (unit[:, :, head] @ c.T).max(-1).mean()
+    q, c = queries[layer, :, :, head], params["centroids"]["3"][layer, head]
+    q, c = (
+      np.float64(x) / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, c)
+    )
+    loss = 1 - (q @ c.T).max(-1).mean()
     np.testing.assert_allclose(measured["codebook"][layer], loss, rtol=1e-5)
 
 
@@ -104,8 +87,9 @@ def test_only_centroids_get_a_gradient_of_their_loss():
   (option,) = options.of(config(experts=0, num_layers=1, patterns=HEADS[:1]))
 
   def loss(q, centroids):
-    own = dict(centroids={"3": centroids})
-    layer = options.Layer(HEADS[0], range(1), 0, 0, own)
+    own = option.own(dict(centroids={"3": centroids[None]}))
+    own = jax.tree.map(lambda x: x[0], own)
+    layer = options.Layer(HEADS[0], 0, own)
     inputs = option.inputs(layer, options.Inputs(q, q, q, {}))
     return option.measure(layer, inputs)["codebook"]
 
@@ -160,39 +144,21 @@ def test_every_second_block_has_experts():
 # What a position depends on.
 
 
-@functools.cache
-def predict(config):
-  return jax.jit(model.make_predict(config))
-
-
 @pytest.mark.parametrize("skew", [0.0, 1.0])
 def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
   network = config(patterns=(HEADS[0], WITH_SPANS) * 2)
   params, symbols = params_of(network, skew), networks.tokens(network)
-  run, random = predict(network), np.random.RandomState(0)
-  logits, _ = run(params, symbols)
+  run, random = networks.apply(network), np.random.RandomState(0)
+  logits = run(params, symbols)
   for t in random.choice(LENGTH - 1, 8, replace=False):
     changed = symbols.copy()
     changed[:, t:] = random.randint(0, 7, changed[:, t:].shape)
-    difference = np.abs(run(params, changed)[0] - logits)
+    difference = np.abs(run(params, changed) - logits)
     assert difference[:, : t + 1].max() < 1e-5
     assert difference[:, t + 1 :].max() > 0.1
   changed = symbols.copy()
   changed[1] = random.randint(0, 7, LENGTH)
-  np.testing.assert_array_equal(run(params, changed)[0][0], logits[0])
-
-
-def test_document_changes_nothing_in_the_next():
-  network = config(separator=0, patterns=((CHOSEN,) * 2,) * 4)
-  params, end, random = params_of(network), 20, np.random.RandomState(0)
-  symbols = random.randint(1, 7, (2, LENGTH))
-  symbols[:, end] = 0
-  changed = symbols.copy()
-  changed[:, :end] = random.randint(1, 7, (2, end))
-  logits, after = (predict(network)(params, x)[0] for x in (symbols, changed))
-  difference = np.abs(after - logits)
-  assert difference[:, end + 1 :].max() < 1e-5
-  assert difference[:, 1 : end + 1].max() > 0.1
+  np.testing.assert_array_equal(run(params, changed)[0], logits[0])
 
 
 # Rematerialization.
@@ -212,19 +178,7 @@ def gradient(remat, patterns=HEADS, **changes):
   return jax.value_and_grad(loss, has_aux=True), params_of(network)
 
 
-KEY_BIAS = tuple(map(jax.tree_util.DictKey, ("key", "bias")))
-
-
-@pytest.mark.parametrize(
-  "remat",
-  [
-    *("attention", "block"),
-    *(
-      pytest.param(remat, marks=pytest.mark.soak)
-      for remat in ("none", "block_but_attention")
-    ),
-  ],
-)
+@pytest.mark.parametrize("remat", ["attention", "block"])
 def test_backward_pass_does_not_choose_again(remat):
   patterns = (LSH(5, 4), ROUTED), (TopBlocks(8, 2),) * 2
   function, params = gradient(remat, patterns)
@@ -235,28 +189,18 @@ def test_backward_pass_does_not_choose_again(remat):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("patterns", [HEADS, (WITH_SPANS,)])
-def test_rematerialization_changes_no_value_and_no_gradient(dtype, patterns):
+def test_rematerialization_changes_no_value_and_no_gradient(patterns):
   """The sums of gradients, whose order differs, are rounded differently."""
-  settings = dict(dtype=dtype, experts=4 * (len(patterns) > 1))
-  tolerance = 1e-6 if dtype == "float32" else 0.03
 
   def run(remat):
-    function, params = gradient(remat, patterns, **settings)
+    experts = 4 * (len(patterns) > 1)
+    function, params = gradient(remat, patterns, experts=experts)
     return jax.jit(function)(params)
 
   values, gradients = run("none")
   for remat in schema.REMATS:
     found, of_parameters = run(remat)
-    if dtype == "float32":
-      jax.tree.map(np.testing.assert_array_equal, found, values)
-    for (path, x), y in zip(
-      jax.tree_util.tree_leaves_with_path(of_parameters),
-      jax.tree.leaves(gradients),
-      strict=True,
-    ):
-      # Softmax ignores what all keys share: the gradient is rounding errors.
-      is_none = dtype == "bfloat16" and path[-2:] == KEY_BIAS
-      scale = 1 if is_none else np.abs(y).max()
-      np.testing.assert_allclose(x, y, atol=tolerance * scale)
+    jax.tree.map(np.testing.assert_array_equal, found, values)
+    close = lambda x, y: np.abs(x - y).max() <= 1e-6 * np.abs(y).max()
+    assert all(jax.tree.leaves(jax.tree.map(close, of_parameters, gradients)))

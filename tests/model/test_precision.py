@@ -46,7 +46,6 @@ def test_gradient_of_an_embedding_is_summed_in_float32(dtype):
   np.testing.assert_array_equal(found, np.repeat(counts, 4, axis=1))
 
 
-@functools.cache
 def deep_gradient(dtype):
   """(logits, gradients of embeddings) of a network of 48 layers."""
   config = networks.config(
@@ -61,27 +60,23 @@ def deep_gradient(dtype):
     backend="dense",
   )
   apply, symbols = model.make_apply(config), networks.tokens(config)
-  scale = 1024.0 if dtype == "float16" else 1.0
 
   @jax.jit
   @functools.partial(jax.grad, has_aux=True)
   def gradient(params):
     logits = apply(params, symbols)
-    return scale * position_losses(logits, symbols).mean(), logits
+    return position_losses(logits, symbols).mean(), logits
 
   params = jax.jit(lambda: model.init_params(config, 0))()
   shape = params["logits"]["kernel"].shape
   params["logits"]["kernel"] = 0.2 * jax.random.normal(jax.random.key(1), shape)
   grads, logits = gradient(params)
-  grads = [grads["token"], grads["position"]]
-  return [logits, *(np.asarray(x) / scale for x in jax.tree.leaves(grads))]
+  return [logits, *jax.tree.leaves([grads["token"], grads["position"]])]
 
 
-@pytest.mark.parametrize(
-  "dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)]
-)
-def test_rounding_errors_do_not_add_up_over_the_layers(dtype):
+def test_rounding_errors_do_not_add_up_over_the_layers():
   # Twice the machine epsilon, if the residual stream were in this dtype.
-  for x, y in zip(deep_gradient(dtype), deep_gradient("float32"), strict=True):
+  pair = deep_gradient("bfloat16"), deep_gradient("float32")
+  for x, y in zip(*pair, strict=True):
     error = np.linalg.norm(x - y) / np.linalg.norm(y)
-    assert error < 0.2 * float(jnp.finfo(dtype).eps)
+    assert error < 0.2 * float(jnp.finfo("bfloat16").eps)

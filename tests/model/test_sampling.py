@@ -1,4 +1,4 @@
-"""Tests of model/sampling.py."""
+"""Tests of model/sampling.py; for the cache see test_cached.py."""
 
 import functools
 
@@ -8,7 +8,7 @@ import networks
 import numpy as np
 import pytest
 
-from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.model import sampling
 from sparse_transformer.model.sampling import Sampler
 
 LENGTH, PLAIN = networks.LENGTH, Sampler()
@@ -21,10 +21,11 @@ def network():
   return config, networks.random_params(config)
 
 
-def draw(apply, params, sampler=PLAIN, *, length=LENGTH, **options):
+def draw(apply, params, sampler=PLAIN, *, num, length=LENGTH, **options):
   """Sequences drawn without a cache."""
-  decoder = sampling.Recompute(apply, length)
-  return sampling.sample(decoder, params, sampler, length=length, **options)[0]
+  decoder, empty = sampling.Recompute(apply, length), np.zeros((num, 0), "u1")
+  drawn = decoder, params, sampler, empty, length
+  return sampling.sample(*drawn, **options)[0]
 
 
 def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
@@ -41,21 +42,13 @@ def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
 
 def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
   config, params = network()
-  cached = kv_cache.Decoder(config)
+  cached = sampling.Cached(config)
   recomputed = sampling.Recompute(networks.apply(config), LENGTH)
   prompts = np.arange(20, dtype=np.uint8).reshape(4, 5) % 17
 
   def run(decoder, seed):
-    tokens, _ = sampling.sample(
-      decoder,
-      params,
-      Sampler(top_k=9),
-      num=4,
-      length=LENGTH,
-      prompts=prompts,
-      seed=seed,
-    )
-    return tokens
+    drawn = decoder, params, Sampler(top_k=9), prompts, LENGTH
+    return sampling.sample(*drawn, seed=seed)[0]
 
   found = run(cached, 3)
   np.testing.assert_array_equal(found, run(recomputed, 3))
@@ -103,25 +96,18 @@ def test_second_call_traces_nothing():
 def test_complete_prompts_are_returned_unchanged():
   prompts = np.arange(8, dtype=np.uint8).reshape(2, 4)
   decoder = sampling.Recompute(lambda *_: 0, 4)
-  found, seconds = sampling.sample(
-    decoder, {}, PLAIN, num=2, length=4, prompts=prompts
-  )
+  found, seconds = sampling.sample(decoder, {}, PLAIN, prompts, 4)
   np.testing.assert_array_equal(found, prompts)
   assert seconds == 0
+  with pytest.raises(ValueError, match="prompt of 4 positions"):
+    sampling.sample(decoder, {}, PLAIN, prompts, 3)
 
 
 def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
   monkeypatch.setattr(sampling, "CHUNK", 8)
-  decoder, checks = sampling.Recompute(lambda *_: jnp.zeros((1, 20, 5)), 20), []
-  stop = lambda: checks.append(1)
-  sampling.sample(decoder, {}, PLAIN, num=1, length=20, check_stop=stop)
+  apply, checks = lambda *_: jnp.zeros((1, 20, 5)), []
+  draw(apply, {}, num=1, check_stop=lambda: checks.append(1))
   assert len(checks) == 3  # at the start, and after two chunks of three
-
-
-def test_prompt_longer_than_the_sequence_is_rejected():
-  prompts = np.zeros((1, 5), np.uint8)
-  with pytest.raises(ValueError, match="prompt of 5 positions"):
-    draw(lambda *_: 0, {}, num=1, length=4, prompts=prompts)
 
 
 @pytest.mark.parametrize(

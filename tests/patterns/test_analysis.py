@@ -78,20 +78,6 @@ def test_measured_reach_agrees_with_the_product_of_matrices(network, n):
     assert found.layers == [bool(pairs) for pairs in missing].index(False)
 
 
-@hypothesis.settings(deadline=None, max_examples=20)
-@hypothesis.given(
-  st.lists(st.sampled_from(catalogue.CAUSAL), min_size=2, max_size=2),
-  st.integers(17, 100),
-)
-def test_sampled_inputs_find_the_first_missing_pair(factors, n):
-  inputs = np.array([0, n // 3, n - 1])
-  wanted = np.tri(n, dtype=bool)[:, inputs]
-  seen = patterns.reach(layers(*factors), n)[:, inputs]
-  missing = [(q, inputs[j]) for q, j in np.argwhere(wanted & ~seen)]
-  _, found = analysis._follow(layers(*factors), n, inputs, causal=True)
-  assert found == (missing[0] if missing else None)
-
-
 @pytest.mark.parametrize(
   "factors, n, expected",
   [

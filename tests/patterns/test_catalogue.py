@@ -1,7 +1,5 @@
 """The patterns of the catalogue are the sets that their sources define."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -160,12 +158,3 @@ def test_random_blocks_are_drawn_evenly():
     shares.append(k / (q + 100))
   counts, _ = np.histogram(np.concatenate(shares), 10, (0, 1))
   assert abs(counts / counts.mean() - 1).max() < 0.05
-
-
-def test_random_blocks_depend_on_their_seed():
-  matrices = [RandomBlocks(1, 3, seed).matrix(300) for seed in range(6)]
-  shared = [
-    (a & b).sum() / a.sum() for a, b in itertools.combinations(matrices, 2)
-  ]
-  assert max(shared) < 0.2  # rows near the start have no choice
-  np.testing.assert_array_equal(matrices[0], RandomBlocks(1, 3, 0).matrix(300))

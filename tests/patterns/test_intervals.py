@@ -67,16 +67,6 @@ def check_tiles(mask, n, size, seed):
       assert some == every == tile.item()
 
 
-def test_residues_of_distant_tiles_are_distinguished():
-  # One column of 3 in each tile: bounds on q - k alone would not decide it.
-  order = np.arange(12).reshape(4, 3).T.ravel()
-  pairs = intervals.TilePairs(4, np.array([0, 0, 1]), np.array([0, 1, 2]))
-  q, k = pairs.query(order), pairs.key(order)
-  truth = (q - k) % 3 == 0
-  np.testing.assert_array_equal(truth.may, [True, False, False])
-  np.testing.assert_array_equal(truth.must, [True, False, False])
-
-
 def test_products_of_one_side_are_exact():
   # Products in a tile modulo 7 are scattered: bounds say nothing.
   i = np.arange(8)

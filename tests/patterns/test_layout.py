@@ -21,12 +21,6 @@ def test_columns_fill_small_tiles_best(tile, fill):
   assert fill_of(natural) < 0.04
 
 
-def test_summary_columns_fill_tiles_in_their_own_order():
-  layout = patterns.Summary(128, 32).layout(12288, 64)
-  assert fill_of(layout) > 0.9
-  assert layout.cols.max() < 12288 * 32 / 128 / 64  # they come first
-
-
 def test_random_blocks_take_only_their_own_tiles():
   layout = patterns.BigBird(64).layout(12288, 64)
   window, first, drawn = 2 * 192 - 1, 192 - 2, np.clip(np.arange(192) - 2, 0, 3)
@@ -40,9 +34,3 @@ def test_powers_of_two_take_few_tiles():
   # In natural order, each distance is a separate diagonal.
   natural = (patterns.Causal() & pattern).layout(n, 64)
   assert len(natural.rows) > sum(tiles)
-
-
-def test_patches_fill_tiles_better_than_raster_order():
-  pattern = patterns.Neighborhood(9, 9, 32, 3)
-  natural = (patterns.Causal() & pattern).layout(3072, 64)
-  assert fill_of(pattern.layout(3072, 64)) > 1.4 * fill_of(natural)

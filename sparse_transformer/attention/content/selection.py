@@ -24,7 +24,7 @@ from sparse_transformer.attention.content import gathered, spans as spans_lib
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.heads import group_heads, index_of, key_heads
 from sparse_transformer.patterns import Pattern, shorten
-from sparse_transformer.patterns.content import Content
+from sparse_transformer.patterns.content import Content, Known
 
 Directions = Mapping[Pattern, jax.Array]
 
@@ -64,9 +64,8 @@ def bind(
     if given is not None and len(given) > 1:
       given = given[index_of(heads)]
     found = labels(content, q, k, given, segments=segments)
-    others = () if segments is None else segments[1:]
     found = checkpoint_name(found, contract.SAVED_NAMES[-1])
-    return content.sets(found, *others)
+    return content.sets(found, None if segments is None else segments[1])
 
   return tuple(
     tuple(sets_of(content, heads) for content in pattern.contents())
@@ -88,9 +87,7 @@ def labels(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
     (q_BLHK, k_BMGK, drawn),
   )
-  # A pattern of a user may know nothing of segments.
-  others = {} if segments is None else dict(segments=segments)
-  return content.labels(q, k, directions, start, **others)
+  return content.labels(Known(q, k, directions, start, segments))
 
 
 def check_directions(

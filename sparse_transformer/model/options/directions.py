@@ -1,11 +1,9 @@
 """What patterns that follow the content need: directions, and their keys.
 
 Queries are projected onto directions: random vectors of each layer, or
-centroids of clusters, which are parameters. Some patterns take the queries as
-keys.
+centroids of clusters, which are parameters. For some, queries are the keys.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,8 +17,7 @@ from sparse_transformer.attention.content.selection import with_content
 from sparse_transformer.attention.heads import index_of
 from sparse_transformer.model.block import NOT_RECOMPUTED
 from sparse_transformer.model.options.option import Inputs, Layer, Option
-from sparse_transformer.patterns import Pattern, shorten
-from sparse_transformer.patterns.content import Content
+from sparse_transformer.patterns.content import Content, Known
 
 
 class Directions(Option):
@@ -30,25 +27,12 @@ class Directions(Option):
   losses = dict(codebook=0.01)
 
   @property
-  def _contents(self) -> set[Content]:
-    return set().union(*map(_contents, self.config.patterns))
+  def _contents(self) -> list[Content]:
+    return [c for c in self.config.contents if c.num_directions > 0]
 
   @property
   def is_used(self) -> bool:
-    return any(map(_projects, self._contents))
-
-  def check(self) -> None:
-    config = self.config
-    is_grouped = config.num_key_heads < config.num_heads
-    for content in self._contents:
-      if content.keys_are_queries and (
-        is_grouped or config.positions != "learned"
-      ):
-        raise ValueError(
-          f"{shorten(content)} has queries for keys, whatever their positions:"
-          " it needs model.key_heads=0 and model.positions=learned, not"
-          f" {config.key_heads} and {config.positions}"
-        )
+    return bool(self._contents)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     """Centroids [layers, heads, clusters, K], of about unit length.
@@ -56,8 +40,7 @@ class Directions(Option):
     Those with the same number of clusters are shared by all patterns.
     """
     config, rng = self.config, rngs.params()
-    learned = filter(has_centroids, self._contents)
-    nums = sorted({content.num_directions for content in learned})
+    nums = {c.num_directions for c in self._contents if c.is_learned}
     shape = config.num_layers, config.num_heads
 
     def draw(num):
@@ -65,21 +48,24 @@ class Directions(Option):
       drawn = jax.random.normal(rng_of_num, (*shape, num, config.head_width))
       return drawn / np.sqrt(config.head_width)
 
-    return dict(centroids={str(n): draw(n) for n in nums}) if nums else {}
+    centroids = {str(num): draw(num) for num in nums}
+    return dict(centroids=centroids) if nums else {}
+
+  def own(self, params: dict) -> dict[str, Any]:
+    return {str(c): self._directions(c, params) for c in self._contents}
+
+  def _directions(self, content, params):
+    """Those of a pattern in all layers: [layers, heads or 1, directions, K]."""
+    if content.is_learned:
+      return params["centroids"][str(content.num_directions)]
+    layers, width = range(self.config.num_layers), self.config.head_width
+    return jnp.stack([content.directions(width, layer) for layer in layers])
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    contents = filter(_projects, _contents(layer.patterns))
     keys = _share(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
-    inputs = inputs._replace(k_BLGK=keys)
-    return inputs.add_directions({c: self._of(c, layer) for c in contents})
-
-  def _of(self, content, layer):
-    """The directions of a pattern: [heads or 1, directions, K]."""
-    if has_centroids(content):
-      return layer.params["centroids"][str(content.num_directions)]
-    width = self.config.head_width
-    drawn = [content.directions(width, number) for number in layer.stack]
-    return jnp.asarray(np.stack(drawn))[layer.place]
+    contents = {c for pattern in layer.patterns for c in pattern.contents()}
+    given = {c: layer.own[str(c)] for c in self._contents if c in contents}
+    return inputs._replace(k_BLGK=keys).add_directions(given)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """With centroids, `codebook`: how far they are from the queries.
@@ -95,23 +81,13 @@ class Directions(Option):
         inputs.keywords["directions"][content][index_of(using)],
       )
       for pattern, using in with_content(layer.patterns).items()
-      for content in filter(has_centroids, pattern.contents())
+      for content in pattern.contents()
+      if content.is_learned
     ]
     return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
 
 
-def _projects(content):
-  return content.num_directions > 0
-
-
-def has_centroids(content: Content) -> bool:
-  """Returns whether a pattern's directions are parameters."""
-  return content.num_directions > 0 and content.directions(1) is None
-
-
-def _share(
-  heads: Sequence[Pattern], q_BLHK: jax.Array, k_BLHK: jax.Array
-) -> jax.Array:
+def _share(heads, q_BLHK, k_BLHK):
   """The keys; the queries at unit length in heads that have these for keys."""
   shares = [
     any(c.keys_are_queries for c in pattern.contents()) for pattern in heads
@@ -128,7 +104,7 @@ def _codebook(content, q_BLHK, centroids_HCK):
   """The loss of each head."""
   # As in attention, so that the compiler finds them once.
   given = lax.stop_gradient(centroids_HCK)
-  labels_BHL = content.labels(q_BLHK, q_BLHK, given)[..., 0]
+  labels_BHL = content.labels(Known(q_BLHK, q_BLHK, given))[..., 0]
   # Sums by cluster, not centroids by position: their gradient needs no
   # scatter, whose order of additions GPUs do not fix.
   is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)
@@ -138,12 +114,7 @@ def _codebook(content, q_BLHK, centroids_HCK):
   return 1 - cosines_H / (q_BLHK.shape[0] * q_BLHK.shape[1])
 
 
-def _contents(heads: Sequence[Pattern]) -> dict[Content, None]:
-  """The content-based patterns in those of heads, in their order."""
-  return dict.fromkeys(c for pattern in heads for c in pattern.contents())
-
-
-def _unit(x: jax.Array) -> jax.Array:
+def _unit(x):
   """Vectors at unit length; zeros stay zeros."""
   squares = (x**2).sum(-1, keepdims=True)
   return x * lax.rsqrt(jnp.maximum(squares, 1e-12))

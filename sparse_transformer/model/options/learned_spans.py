@@ -1,8 +1,7 @@
-"""Spans of `AdaptiveSpan`: parameters, as shares of the longest span.
+"""Learned spans: parameters, as shares of the longest span.
 
-They start at 0 and are clipped to [0, 1] after each update, as in the code of
-Sukhbaatar et al. 2019. The forward pass does not clip them: at a bound they
-still have a gradient.
+They start at 0 and are clipped to [0, 1] after each update, not in the forward
+pass: at a bound they still have a gradient, as in Sukhbaatar et al. 2019.
 """
 
 from typing import Any
@@ -26,12 +25,11 @@ class LearnedSpans(Option):
     return any(map(spans.any_span, self.config.patterns))
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    return dict(
-      spans=jnp.zeros((self.config.num_layers, self.config.num_heads))
-    )
+    shape = self.config.num_layers, self.config.num_heads
+    return dict(spans=jnp.zeros(shape))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    found, shares_H = map(spans.span_of, layer.patterns), layer.params["spans"]
+    found, shares_H = map(spans.span_of, layer.patterns), layer.own["spans"]
     of_heads = {x: x.longest * shares_H for x in found if x is not None}
     return inputs.add_directions(of_heads)
 
@@ -47,6 +45,5 @@ class LearnedSpans(Option):
 
 def project(params: dict) -> dict:
   """The parameters of a network, moved into their bounds after an update."""
-  if "spans" not in params:
-    return params
-  return params | dict(spans=jnp.clip(params["spans"], 0, 1))
+  spans = {k: jnp.clip(x, 0, 1) for k, x in params.items() if k == "spans"}
+  return params | spans

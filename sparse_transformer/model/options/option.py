@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from sparse_transformer.model.hyperparameters import Config
+from sparse_transformer.model.configure import Config
 from sparse_transformer.patterns import Pattern
 
 
@@ -17,9 +17,9 @@ class Inputs(NamedTuple):
   q_BLHK: jax.Array
   k_BLGK: jax.Array
   v_BLGE: jax.Array
-  keywords: dict[str, Any]
+  keywords: dict[str, Any] = {}
 
-  def add_directions(self, of_patterns: Mapping[Any, jax.Array]) -> "Inputs":
+  def add_directions(self, of_patterns: dict[Any, jax.Array]) -> "Inputs":
     """With the directions of more patterns."""
     both = self.keywords.get("directions", {}) | of_patterns
     return self._replace(keywords=self.keywords | dict(directions=both))
@@ -29,10 +29,8 @@ class Layer(NamedTuple):
   """A layer, as its options see it."""
 
   patterns: tuple[Pattern, ...]  # of its heads
-  stack: range  # the layers that run as one, see `stacks.stacks`
-  place: jax.Array | int  # which of them it is; may be traced
   first: jax.Array | int  # the first position; may be traced
-  params: Mapping[str, Any]  # of all options, in this layer
+  own: Mapping[str, Any]  # what options have in this layer, see `Option.own`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +38,7 @@ class Option:
   """A part that some networks have; a hook that it leaves out does nothing."""
 
   config: Config
-  # The names of parameters, or of layers in blocks, that have a first axis of
-  # layers, or a further one, see `num_stacks`.
+  # The names of its parameters, which have a first axis of layers.
   stacked: ClassVar[tuple[str, ...]] = ()
   # The weights of its auxiliary losses, which are added to the nats.
   losses: ClassVar[Mapping[str, float]] = {}
@@ -51,13 +48,14 @@ class Option:
     """Whether the config asks for it."""
     raise NotImplementedError
 
-  def check(self) -> None:
-    """Raises a ValueError if it contradicts the rest of the config."""
-
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     """Draws its parameters by name: arrays [layers, ...], or dicts of them."""
     del rngs
     return {}
+
+  def own(self, params: dict) -> dict[str, Any]:
+    """What it has in the layers: pytrees of arrays [layers, ...], by name."""
+    return {name: params[name] for name in self.stacked if name in params}
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     """What attention is given, from that without the option."""

@@ -14,14 +14,6 @@ class Rotary(Option):
   def is_used(self) -> bool:
     return self.config.positions == "rotary"
 
-  def check(self) -> None:
-    if self.config.head_width % 2:
-      raise ValueError(
-        f"model.positions={self.config.positions} rotates pairs of numbers, but"
-        f" heads have queries of {self.config.head_width}; change model.width"
-        " or model.num_heads"
-      )
-
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     at_L = layer.first + jnp.arange(inputs.q_BLHK.shape[1])
     return inputs._replace(

@@ -18,10 +18,9 @@ class Sinks(Option):
     return self.config.sinks
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    return dict(
-      sinks=jnp.zeros((self.config.num_layers, self.config.num_heads))
-    )
+    shape = self.config.num_layers, self.config.num_heads
+    return dict(sinks=jnp.zeros(shape))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    sinks = dict(sinks_H=layer.params["sinks"])
+    sinks = dict(sinks_H=layer.own["sinks"])
     return inputs._replace(keywords=inputs.keywords | sinks)

@@ -147,13 +147,11 @@ def _places(config, source):
     if not model_lib.num_stacks(path):
       places[".".join([first, *rest])] = i, ...
       continue
-    layers = model_lib.layers_of(model, first)
-    if layers:
+    if first.endswith("blocks"):
       rest[0] = PARTS[rest[0]]
     else:
-      layers = [*range(model.num_layers)]
       rest = ["attention", first, *rest]
-    for place, layer in enumerate(layers):
+    for place, layer in enumerate(model_lib.layers_of(model, first)):
       places[".".join(["layers", str(layer), *rest])] = i, place
   return like, places
 

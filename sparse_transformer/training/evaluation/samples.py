@@ -10,14 +10,16 @@ import numpy as np
 
 from sparse_transformer import data
 from sparse_transformer.figures.image_grid import save_images
-from sparse_transformer.model import kv_cache, sampling
+from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 
 MAX_TEXT = 4000  # bytes of sampled text that are shown
 
 
-def decoder(experiment: Experiment, cached: bool = True) -> sampling.Decoder:
+def decoder(
+  experiment: Experiment, cached: bool = True
+) -> sampling.Cached | sampling.Recompute:
   """The decoder of sequences; a cache can hold one document only.
 
   Raises:
@@ -34,7 +36,7 @@ def decoder(experiment: Experiment, cached: bool = True) -> sampling.Decoder:
     )
   model = experiment.model
   if cached and model.separator is None:
-    return kv_cache.Decoder(model)
+    return sampling.Cached(model)
   return sampling.Recompute(experiment.apply, model.length)
 
 
@@ -53,11 +55,9 @@ def draw_in_training(
     decoder(experiment),
     params,
     sampling.Sampler(),
-    num=config.eval.samples,
-    length=source.length,
-    prompts=no_prompts(source, config.eval.samples),
+    no_prompts(source, config.eval.samples),
+    source.length,
     seed=config.train.seed,
-    name="sampling",
     check_stop=check_stop,
   )
   path, *_ = save(folder, source, tokens)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import model as model_lib
 from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.model.options.mixture import PER_TOKEN
+from sparse_transformer.model.experts import PER_TOKEN
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import step as step_lib

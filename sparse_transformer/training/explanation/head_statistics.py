@@ -70,11 +70,11 @@ def weigh(
 
   The temperature divides the scores before their softmax.
   """
-  own = options.own_params(model, params)
+  own = options.own(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
     own_of_layer = jax.tree.map(lambda x, layer=layer: x[layer], own)
-    where = options.Layer(patterns, range(layer, layer + 1), 0, 0, own_of_layer)
+    where = options.Layer(patterns, 0, own_of_layer)
     inputs = options.Inputs(q_BLHK, k_BLHK, k_BLHK, {})
     inputs = options.prepare(model, where, inputs)
     directions = inputs.keywords.get("directions", {})

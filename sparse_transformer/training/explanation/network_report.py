@@ -21,7 +21,7 @@ from sparse_transformer.attention import cached_group, registry
 from sparse_transformer.attention.content import selection
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
-from sparse_transformer.model.options.mixture import PER_TOKEN
+from sparse_transformer.model.experts import PER_TOKEN
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.explanation import costs

@@ -1,4 +1,4 @@
-"""Tests of model/kv_cache.py; options: see tests/test_reference_network.py."""
+"""Networks decode with a cache what they predict at once."""
 
 import functools
 
@@ -8,7 +8,7 @@ import networks
 import numpy as np
 import pytest
 
-from sparse_transformer.model import kv_cache
+from sparse_transformer.model import sampling
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -30,6 +30,7 @@ CONTENT = (
   (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
   (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
 )
+OPTIONS = dict(key_heads=1, sinks=True, positions="rotary")
 
 
 def network(layers, **changes):
@@ -51,7 +52,7 @@ def network(layers, **changes):
 @functools.cache
 def compiled(config):
   """(fills caches, predicts a position): compiled once for all prompts."""
-  decoder = kv_cache.Decoder(config)
+  decoder = sampling.Cached(config)
   return jax.jit(decoder.prefill), jax.jit(decoder.step)
 
 
@@ -63,9 +64,8 @@ def compiled(config):
     (CONTENT * 2, 0, {}),
     pytest.param(CONTENT * 2, 18, {}, marks=pytest.mark.soak),
     (STATIC, 17, dict(dtype="bfloat16")),
-    (STATIC, 7, dict(experts=4, backend="auto")),
+    (STATIC, 7, OPTIONS | dict(experts=4, backend="auto")),
     (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
-    (((Local(3),),), 1, dict(length=2, shape=(2,), vocab_size=2, tile=0)),
   ],
 )
 def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
@@ -85,19 +85,6 @@ def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
     )
 
 
-def test_cache_in_bfloat16_is_half_as_large():
-  layers = ((Local(5),) * 2,) * 2
-  wide, narrow = (
-    kv_cache.Decoder(network(layers, dtype=dtype))
-    for dtype in ("float32", "bfloat16")
-  )
-  # 5 slots and one for keys without a reader; 2 layers, K = 4, E = 8. Their
-  # positions, and the number of positions so far, are integers.
-  positions, numbers = 4 * (6 + 1), 3 * 2 * 6 * 2 * (4 + 8)
-  assert wide.num_bytes(3) == 4 * numbers + positions
-  assert narrow.num_bytes(3) == 2 * numbers + positions
-
-
 def test_documents_have_no_cache():
   with pytest.raises(ValueError, match="one document.*--nocache"):
-    kv_cache.Decoder(network(STATIC, separator=0)).init(1)
+    sampling.Cached(network(STATIC, separator=0)).init(1)

@@ -147,7 +147,9 @@ class Model(Group):
   )
   remat: str = field("block", "what is recomputed backward", one_of(*REMATS))
   experts: int = field(
-    0, "MLPs of a mixture in every second block; 0: none", integer(0, 10_001)
+    0,
+    "MLPs of a mixture in every second block; 0: none",
+    Rule("0, or at least 2", lambda x: COUNT.accepts(x) and x != 1),
   )
 
 

@@ -215,5 +215,3 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   train(config, tmp_path / "classifier")
   start, first, *_ = metrics.read(tmp_path / "classifier")
   assert start["split"] == "start" and 0 <= first["accuracy"] <= 1
-  arguments = f"--workdir={tmp_path / 'classifier'}", "--example=0"
-  assert runs.command("sparse_transformer/explain.py", *arguments) == 0

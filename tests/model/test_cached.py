@@ -64,7 +64,7 @@ def compiled(config):
     (CONTENT * 2, 0, {}),
     pytest.param(CONTENT * 2, 18, {}, marks=pytest.mark.soak),
     (STATIC, 17, dict(dtype="bfloat16")),
-    (STATIC, 7, OPTIONS | dict(experts=4, backend="auto")),
+    (STATIC, 7, OPTIONS | dict(experts=4)),
     (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
   ],
 )

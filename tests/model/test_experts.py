@@ -100,17 +100,3 @@ def test_losses_are_those_of_the_definitions():
   np.testing.assert_allclose(found["load_balance"], balance, rtol=1e-5)
   np.testing.assert_allclose(found["router_z"], z, rtol=1e-5)
   np.testing.assert_allclose(found["expert_load"], 4 * share, rtol=1e-6)
-
-
-def test_nothing_depends_on_later_positions_or_other_sequences():
-  x_BLD, router, weights = inputs(skew=0.5)
-  other_BLD, t = inputs(seed=1)[0], 31  # no multiple of a tile
-  run = jax.jit(lambda x: mixed(x, router, weights, 2))
-  out_BLD = run(x_BLD)
-  future = run(jnp.concatenate([x_BLD[:, :t], other_BLD[:, t:]], axis=1))
-  np.testing.assert_array_equal(future[:, :t], out_BLD[:, :t])
-  assert (future[:, t:] != out_BLD[:, t:]).any()
-  for i in range(BATCH):
-    others = run(x_BLD.at[i].set(other_BLD[i]))
-    is_other = np.arange(BATCH) != i
-    np.testing.assert_array_equal(others[is_other], out_BLD[is_other])

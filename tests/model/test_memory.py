@@ -140,6 +140,7 @@ def quadratic(traced, n, tile, groups=1):
   ]
 
 
+@pytest.mark.soak
 def test_step_of_enwik8_has_nothing_of_size_n_by_n():
   # Its heads have 4 different summaries; lists are padded.
   assert quadratic(traced_step("enwik8"), 12_288, 64, groups=5) == []

@@ -60,7 +60,7 @@ def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
   assert (found != run(cached, 4)).any()
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_symbols_are_drawn_from_the_softmax(temperature):
   logits = np.random.RandomState(0).normal(size=5).astype(np.float32)
 

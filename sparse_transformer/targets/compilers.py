@@ -31,18 +31,11 @@ SETTINGS = dict(
   TF_CPP_MIN_LOG_LEVEL="2",
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
-XLA_FLAGS = {
-  "cuda": "--xla_gpu_experimental_cost_model_gemm_tiling_default=true",
-  "tpu": "",
-}
+GPU_FLAG = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
 
 
 def python(compiler: str) -> pathlib.Path:
-  """The interpreter of a compiler's environment.
-
-  Raises:
-    ValueError: the environment does not exist.
-  """
+  """The interpreter of a compiler's environment; ValueError without one."""
   folder = os.environ.get(VARIABLE) or REPOSITORY / ".venv" / "targets"
   path = pathlib.Path(folder) / compiler / "bin" / "python"
   if not path.exists():
@@ -61,6 +54,9 @@ def compile_for(
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 
+  Raises ValueError if its compiler is not installed, or rejects it; OSError if
+  something ended its process.
+
   Args:
     target: the devices.
     config: the experiment's config.
@@ -68,21 +64,18 @@ def compile_for(
       layer by itself.
     **options: of "attention": `key_heads`, if there are fewer than query heads;
       `segments`, whether there are any; and options of `attend`.
-
-  Raises:
-    ValueError: the compiler is not installed, or it rejects the request.
-    OSError: something ended its process.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
     request = dict(target=str(target), config=config.to_dict(), part=part)
     request |= dict(folder=folder, options=options)
     # The user's own flags come last, so that they win.
-    flags = f"{XLA_FLAGS[target.compiler]} {os.environ.get('XLA_FLAGS', '')}"
-    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags.strip())
+    own = GPU_FLAG if target.compiler == "cuda" else ""
+    flags = f"{own} {os.environ.get('XLA_FLAGS', '')}".strip()
+    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags)
     environment.pop("PYTHONPATH", None)
     print(f"{target}: starting", file=sys.stderr, flush=True)
-    with tempfile.TemporaryFile("w+") as log:
+    with (path / "log").open("w") as log:
       done = subprocess.run(
         [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
         input=json.dumps(request),
@@ -91,16 +84,16 @@ def compile_for(
         stderr=log,
         env=environment,
       )
-      if (status := done.returncode) < 0:
-        raise OSError(
-          f"the compiler for {target} was ended by signal {-status}; a large"
-          " program needs several GB of memory to compile"
-        )
-      if status:
-        log.seek(0)
-        raise RuntimeError(
-          f"compiling for {target} ended with status {status}:\n{log.read()}"
-        )
+    if (status := done.returncode) < 0:
+      raise OSError(
+        f"the compiler for {target} was ended by signal {-status}; a large"
+        " program needs several GB of memory to compile"
+      )
+    if status:
+      said = (path / "log").read_text()
+      raise RuntimeError(
+        f"compiling for {target} ended with status {status}:\n{said}"
+      )
     answer = json.loads((path / "answer.json").read_text())
     if "error" in answer:
       raise ValueError(answer["error"])

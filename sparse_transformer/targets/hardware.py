@@ -25,17 +25,10 @@ class Kind:
 
   description: str  # what it is
   memory: int  # bytes of one device
-  # Usual topologies of one host, the smallest first; a name without a topology
-  # means that one.
+  # Usual topologies of one host: slices x hosts x GPUs, or the axes of a torus.
+  # The smallest, which comes first, is that of a name without a topology.
   sizes: tuple[str, ...]
   compiler: str = "tpu"  # or "cuda", also the platform that executors know
-
-  @property
-  def axes(self) -> str:
-    """What the numbers of a topology count."""
-    if self.compiler == "cuda":
-      return "slices x hosts x GPUs"
-    return " x ".join("XYZ"[: len(self.sizes[0].split("x"))])
 
 
 _SIZES = "1x1x1", "1x1x2", "1x1x4", "1x1x8"
@@ -86,33 +79,27 @@ class Target:
 
 
 def parse(name: str) -> Target:
-  """The target of a name: "h100", "h100:1x1x8", "v5e:2x2".
-
-  Raises:
-    ValueError: the name is unknown, or its topology is malformed.
-  """
+  """The target of a name: "h100", "h100:1x1x8", "v5e:2x2"."""
   kind, _, topology = name.partition(":")
   if kind not in KINDS:
     raise ValueError(
       f"unknown target {name!r}; known: {', '.join(KINDS)}, each also with a"
       " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
     )
-  known = KINDS[kind]
-  more = known.sizes[0].count("x")
+  sizes = KINDS[kind].sizes
+  more = sizes[0].count("x")
   pattern = rf"[1-9]\d{{0,3}}(x[1-9]\d{{0,3}}){{{more}}}"
   if ":" in name and not re.fullmatch(pattern, topology):
     raise ValueError(
-      f"target {name!r}: the topology of {kind} is {known.axes}, such as"
-      f" {kind}:{known.sizes[-1]}"
+      f"target {name!r}: {kind} has topologies such as {kind}:{sizes[-1]}"
     )
-  return Target(kind, topology or known.sizes[0])
+  return Target(kind, topology or sizes[0])
 
 
 def describe() -> str:
   """A table of the known targets."""
-  rows = [("target", "device", "memory", "topology", "default, others")]
+  rows = [("target", "device", "memory", "default, others")]
   for name, kind in KINDS.items():
-    size = f"{kind.memory / GIB:.2f} GiB"
     topologies = ", ".join(f"{name}:{topology}" for topology in kind.sizes)
-    rows.append((name, kind.description, size, kind.axes, topologies))
+    rows.append((name, kind.description, tables.size(kind.memory), topologies))
   return tables.align(rows)

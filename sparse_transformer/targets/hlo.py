@@ -5,10 +5,9 @@ of its instructions once, those of a loop's body as often as the loop runs. Of
 the branches of a conditional, the one with the most launches is counted.
 """
 
-import collections
-import dataclasses
 import math
 import re
+from collections import Counter
 from typing import NamedTuple
 
 COLLECTIVES = set(
@@ -20,8 +19,7 @@ FREE = set(
   "add-dependency after-all bitcast constant domain get-tuple-element"
   " opt-barrier parameter partition-id replica-id tuple".split()
 )
-FREE_CALLS = {"AllocateBuffer", "Sharding"}  # targets of custom calls
-
+FREE_CALL = re.compile('custom_call_target="(AllocateBuffer|Sharding)"')
 BRANCHES = "branch_computations", "true_computation", "false_computation"
 CALLS = {"call": "to_apply", "async-start": "calls"}
 
@@ -32,8 +30,8 @@ INSTRUCTION = re.compile(
   r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.MULTILINE
 )
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-
-Counts = collections.Counter[str]
+Counts = Counter[tuple[str, str]]
+COPY, UNKNOWN = ("copy", ""), ("unknown loop", "")  # beside (kind, name)
 
 
 class Instruction(NamedTuple):
@@ -50,88 +48,71 @@ class Instruction(NamedTuple):
     return re.findall(r"[\w.\-]+", found[1]) if found else []
 
 
-@dataclasses.dataclass
-class Profile:
+class Profile(NamedTuple):
   """Cost of one execution."""
 
-  # Kernels by the name of the instruction, up to its first dot.
-  launches: Counts = dataclasses.field(default_factory=collections.Counter)
-  copies: int = 0  # copies from memory to memory, which need no kernel
-  # {kind: (how many, bytes of their results on one device)}.
-  collectives: dict[str, tuple[int, int]] = dataclasses.field(
-    default_factory=dict
-  )
-  # Loops whose number of trips is unknown; they count as one.
-  unknown_loops: int = 0
+  launches: Counter[str]  # by the name of the instruction, up to its first dot
+  copies: int  # from memory to memory, which need no kernel
+  collectives: dict[str, tuple[int, int]]  # how many, bytes of their results
+  unknown_loops: int  # whose number of trips is unknown; they count as one
 
 
 def profile(text: str) -> Profile:
   """The cost of one execution of an optimized HLO module."""
-  module: dict[str, dict[str, Instruction]] = {}
-  entry = None
+  module, entry = {}, None
   for is_entry, name, lines in COMPUTATION.findall(text):
-    found = (Instruction(*x) for x in INSTRUCTION.findall(lines))
-    module[name] = {x.name: x for x in found}
+    module[name] = [Instruction(*x) for x in INSTRUCTION.findall(lines)]
     entry = name if is_entry else entry
   if entry is None:
     raise ValueError("the text of the program has no entry computation")
-  result = Profile()
-  for x, times in _executed(module, entry):
-    if x.opcode == "while":
-      result.unknown_loops += _trips(module, x) is None
-    elif _is_copy(x):
-      result.copies += times
-    else:
-      if not _is_free(x):
-        # Names end in numbers, and in what the compiler did: ".remat".
-        name = x.name.partition(".")[0]
-        result.launches[name] += times
-      for part in _fused(module, x).values() or [x]:
-        # The end of a collective has the shape of its result.
-        kind = part.opcode.removesuffix("-done")
-        if kind in COLLECTIVES:
-          count, size = result.collectives.get(kind, (0, 0))
-          size += times * num_bytes(part.shape)
-          result.collectives[kind] = count + times, size
-  return result
+  total = _cost(module, entry)
+  of = lambda kind: Counter({x: n for (k, x), n in total.items() if k == kind})
+  sizes = of("bytes")
+  collectives = {x: (n, sizes[x]) for x, n in of("collective").items()}
+  return Profile(of("launch"), total[COPY], collectives, total[UNKNOWN])
 
 
-def _executed(module, name, times=1):
-  """(instruction, how often it is executed)."""
-  for x in module[name].values():
+def _cost(module, name):
+  """{(kind, name): how many} of a computation."""
+  total: Counts = Counter()
+  for x in module[name]:
     if x.opcode == "while":
-      yield x, times
       (body,), trips = x.computations("body"), _trips(module, x)
-      trips = 1 if trips is None else trips
-      yield from _executed(module, body, times * trips)
+      total[UNKNOWN] += trips is None
+      for key, number in _cost(module, body).items():
+        is_repeated = key != UNKNOWN and trips is not None
+        total[key] += number * (trips if is_repeated else 1)
     elif x.opcode == "conditional":
-      branches = (
-        [*_executed(module, branch, times)]
-        for attribute in BRANCHES
-        for branch in x.computations(attribute)
+      names = [y for attribute in BRANCHES for y in x.computations(attribute)]
+      launches = lambda cost: sum(
+        n for (k, _), n in cost.items() if k == "launch"
       )
-      yield from max(branches, key=_count_launches)
+      total += max((_cost(module, y) for y in names), key=launches)
     elif x.opcode in CALLS:
       for called in x.computations(CALLS[x.opcode]):
-        yield from _executed(module, called, times)
+        total += _cost(module, called)
     else:
-      yield x, times
+      total += _cost_of_one(module, x)
+  return total
 
 
-def _count_launches(executed):
-  return sum(
-    times
-    for x, times in executed
-    if not (x.opcode == "while" or _is_copy(x) or _is_free(x))
-  )
-
-
-def _fused(module, instruction):
-  """The computation of a fusion; empty for anything else."""
-  if instruction.opcode not in ("fusion", "fusion-start"):
-    return {}
-  (name,) = instruction.computations("calls")
-  return module[name]
+def _cost_of_one(module, x):
+  # Asynchronous loop fusions copy a slice.
+  copies_slice = x.opcode == "fusion-start" and "kind=kLoop" in x.rest
+  if copies_slice or x.opcode.endswith(("copy", "copy-start", "slice-start")):
+    return Counter([COPY])
+  total: Counts = Counter()
+  is_free = x.opcode in FREE or x.opcode.endswith("-done")
+  if not is_free and not FREE_CALL.search(x.rest):
+    # Names end in numbers, and in what the compiler did: ".remat".
+    total["launch", x.name.partition(".")[0]] = 1
+  is_fusion = x.opcode in ("fusion", "fusion-start")
+  for part in module[x.computations("calls")[0]] if is_fusion else [x]:
+    # The end of a collective has the shape of its result.
+    if (kind := part.opcode.removesuffix("-done")) in COLLECTIVES:
+      total["collective", kind] += 1
+      total["bytes", kind] += num_bytes(part.shape)
+  return total
 
 
 def _trips(module, loop):
@@ -141,37 +122,17 @@ def _trips(module, loop):
   """
   if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
     return int(known[1])
-  (condition,) = loop.computations("condition")
-  found = module[condition].values()
+  found = module[loop.computations("condition")[0]]
   constants = (x.rest for x in found if x.opcode == "constant")
   limits = [int(x[0]) for x in map(re.compile(r"\d+").match, constants) if x]
   opcodes = {x.opcode for x in found} - {"get-tuple-element", "parameter"}
   is_below = any("direction=LT" in x.rest for x in found)
-  if opcodes == {"constant", "compare"} and len(limits) == 1 and is_below:
-    return limits[0]
-  return None
-
-
-def _is_free(instruction):
-  if instruction.opcode == "custom-call":
-    target = re.search(r'custom_call_target="([^"]*)"', instruction.rest)
-    return target is not None and target[1] in FREE_CALLS
-  return instruction.opcode in FREE or instruction.opcode.endswith("-done")
-
-
-def _is_copy(instruction):
-  """Checks for copies of memory. Asynchronous loop fusions copy a slice."""
-  if instruction.opcode == "fusion-start":
-    return "kind=kLoop" in instruction.rest
-  return instruction.opcode.endswith(("copy", "copy-start", "slice-start"))
+  is_count = opcodes == {"constant", "compare"} and is_below
+  return limits[0] if is_count and len(limits) == 1 else None
 
 
 def num_bytes(shape: str) -> int:
-  """Bytes of a shape, without padding: "(bf16[8,128]{1,0}, s32[])" has 2,052.
-
-  >>> num_bytes("(bf16[8,128]{1,0:T(8,128)(2,1)}, s32[])")
-  2052
-  """
+  """Bytes of a shape, without padding: "(bf16[8,8]{1,0}, s32[])" has 132."""
   bits = 0
   # Layouts contain no brackets, so that they never look like arrays.
   for dtype, sizes in ARRAY.findall(shape):

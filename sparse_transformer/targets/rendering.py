@@ -18,18 +18,18 @@ def render(report: Report) -> str:
     f" remat {report['remat']}; jax {report['jax']}\n"
     "Compiled for, not run on: these are properties of the program."
   )
-  parts = [title]
-  for program in report["programs"]:
-    parts.append(f"{program['name']}\n{tables.align(_rows(program, report))}")
-  return "\n\n".join(parts)
+  found = (
+    f"{program['name']}\n{tables.align(_rows(program, report))}"
+    for program in report["programs"]
+  )
+  return "\n\n".join([title, *found])
 
 
 def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   yield "  attention", f"by {program['executor']}"
   if not program["compiles"]:
-    needs_more = program["fits"] is False
-    verdict = "does not fit" if needs_more else "does not compile"
-    yield f"  {verdict}", program["reason"]
+    verb = "fit" if program["fits"] is False else "compile"
+    yield f"  does not {verb}", program["reason"]
     return
   seconds = program["trace_seconds"] + program["compile_seconds"]
   yield "  compiles", f"in {seconds:.0f} s"
@@ -47,7 +47,7 @@ def _rows(program: Report, report: Report) -> Iterator[Sequence[str]]:
   text = f"{program['launches']:,} and {program['copies']:,} copies"
   if program["unknown_loops"]:
     text += f"; at least, {program['unknown_loops']} loops counted once"
-  first = [*program["most_launched"].items()][:3]  # the largest
+  first = program["most_launched"].items()
   most = ", ".join(f"{name} {count:,}" for name, count in first)
   yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
   collectives = (

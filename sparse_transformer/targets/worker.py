@@ -27,7 +27,6 @@ from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 
-Report = dict[str, Any]
 Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments
 
 
@@ -39,13 +38,13 @@ def main() -> None:
     seconds = time.time() - began
     print(f"{request['target']}: {doing} ({seconds:.0f} s)", flush=True)
 
-  answer: Report
+  answer: dict[str, Any]
   try:
     answer = dict(result=_answer(request, tell))
   except (ValueError, OSError) as error:
     answer = dict(error=str(error))
-  folder = pathlib.Path(request["folder"])
-  (folder / "answer.json").write_text(json.dumps(answer))
+  path = pathlib.Path(request["folder"], "answer.json")
+  path.write_text(json.dumps(answer))
 
 
 def _answer(request, tell):
@@ -55,8 +54,11 @@ def _answer(request, tell):
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)
-  part = dict(step=_step, attention=_attention)[request["part"]]
-  programs = part(experiment, **request["options"])
+  if request["part"] == "attention":
+    programs = _attention(experiment, **request["options"])
+  else:
+    inputs = experiment.like, experiment.batch_like
+    programs = iter([("training step", experiment.update, inputs)])
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -67,9 +69,7 @@ def _answer(request, tell):
     accumulation=config.train.accumulation,
     remat=config.model.remat,
     jax=jax.__version__,
-    programs=[
-      _report(program, experiment, target, tell) for program in programs
-    ],
+    programs=[_report(x, experiment, target, tell) for x in programs],
   )
 
 
@@ -87,12 +87,6 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
     ) from error
 
 
-def _step(experiment: Experiment) -> Iterator[Program]:
-  """The training step."""
-  arguments = experiment.like, experiment.batch_like
-  yield "training step", experiment.update, arguments
-
-
 def _attention(
   experiment: Experiment,
   key_heads: int = 0,
@@ -100,29 +94,19 @@ def _attention(
   **options: Any,
 ) -> Iterator[Program]:
   """Forward and backward pass of each distinct pattern of a layer."""
-  model = experiment.model
-  train = experiment.config.train
-  batch = train.batch_size // train.accumulation
-
-  def array(*shape, dtype=model.dtype):
-    return jax.ShapeDtypeStruct(
-      (batch, model.length, *shape),
-      jnp.dtype(dtype),
-      sharding=experiment.batch_sharding,
-    )
-
+  model, train = experiment.model, experiment.config.train
+  size = train.batch_size // train.accumulation, model.length
+  array = functools.partial(
+    jax.ShapeDtypeStruct, sharding=experiment.batch_sharding
+  )
   widths, num = costs.widths(model), key_heads or model.num_key_heads
-  q, dout = (array(model.num_heads, width) for width in widths)
-  k, v = (array(num, width) for width in widths)
-  segments_BL = array(dtype="int32") if segments else None
+  dtype = jnp.dtype(model.dtype)
+  q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
+  k, v = (array((*size, num, width), dtype) for width in widths)
+  segments_BL = array(size, jnp.int32) if segments else None
+  options |= dict(backend=model.backend, tile=model.tile)
   for heads in dict.fromkeys(model.patterns):
-    attend = functools.partial(
-      attention.attend,
-      patterns=heads,
-      backend=model.backend,
-      tile=model.tile,
-      **options,
-    )
+    attend = functools.partial(attention.attend, patterns=heads, **options)
     run = jax.jit(functools.partial(_with_gradients, attend))
     name = shorten(", ".join(dict.fromkeys(map(str, heads))))
     yield f"attention: {name}", run, (q, k, v, dout, segments_BL)
@@ -139,16 +123,13 @@ def _report(program, experiment, target, tell):
   (name, function, arguments), began = program, time.time()
   model = experiment.model
   case = costs.attention_case(experiment.config, model, target.compiler)
-  absent = functools.partial(
-    platforms.targeting, target.compiler, target.capability
-  )
-  with absent():
-    executor = registry.explain_choice(model.backend, case)
-  report = dict(name=name, executor=executor)
+  absent = platforms.targeting(target.compiler, target.capability)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
-  with absent(), use_abstract_mesh(devices):
+  with absent, use_abstract_mesh(devices):
+    executor = registry.explain_choice(model.backend, case)
+    report = dict(name=name, executor=executor)
     tell(f"{name}: tracing")
     traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=(target.compiler,))
@@ -158,21 +139,25 @@ def _report(program, experiment, target, tell):
     try:
       compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-      return report | _failure(error)
+      fits = False if "hbm" in str(error).lower() else None
+      reason = _first_line(error)
+      return report | dict(compiles=False, fits=fits, reason=reason)
   report["compile_seconds"] = round(time.time() - began, 1)
   tell(f"{name}: reading the program")
   text, memory = compiled.as_text(), compiled.memory_analysis()
   profile = hlo.profile(text)
-  report |= dict(
+  # The compiler for TPUs rejects what does not fit.
+  fits = (
+    target.compiler == "tpu" or memory.peak_memory_in_bytes <= target.memory
+  )
+  return report | dict(
     compiles=True,
+    fits=fits,
     memory=dict(  # bytes on one device
       peak=memory.peak_memory_in_bytes,
       arguments=memory.argument_size_in_bytes,
       temporaries=memory.temp_size_in_bytes,
     ),
-    # The compiler for TPUs rejects what does not fit.
-    fits=target.compiler == "tpu"
-    or memory.peak_memory_in_bytes <= target.memory,
     launches=profile.launches.total(),
     copies=profile.copies,
     unknown_loops=profile.unknown_loops,
@@ -182,14 +167,6 @@ def _report(program, experiment, target, tell):
       for kind, (count, size) in sorted(profile.collectives.items())
     },
   )
-  return report
-
-
-def _failure(error: Exception) -> Report:
-  """Reports why a program does not compile."""
-  text = str(error)
-  fits = False if "HbmOom" in text or "hbm" in text else None
-  return dict(compiles=False, fits=fits, reason=_first_line(error))
 
 
 def _first_line(error: Exception) -> str:

@@ -28,9 +28,9 @@ def test_names(name, full, compiler, devices):
 @pytest.mark.parametrize(
   "name, words",
   [
-    ("h100:1x1x1\n", "slices x hosts x GPUs"),
-    ("v5p:2x2", "the topology of v5p is X x Y x Z"),
-    ("v6e:99999x1", "the topology of v6e is X x Y"),
+    ("h100:1x1x1\n", "h100 has topologies such as h100:1x1x8"),
+    ("v5p:2x2", "v5p has topologies such as v5p:2x2x2"),
+    ("v6e:99999x1", "v6e has topologies such as v6e:2x4"),
   ],
 )
 def test_other_names_are_rejected(name, words):

@@ -59,14 +59,14 @@ def main(argv: Sequence[str]) -> None:
 
 def _steps(checkpoints: "Checkpoints", words: Sequence[str]) -> list[int]:
   """The steps that --step names, all of which are saved."""
-  last = checkpoints.check_step(None)  # there must be one
+  last = checkpoints.find(None)  # there must be one
   match words:
     case ["all"]:
       return checkpoints.steps()
     case ["best"]:
-      return [checkpoints.best_step()]
+      return [checkpoints.find("best")]
   steps = integers("step", words)
-  return [checkpoints.check_step(step) for step in steps] or [last]
+  return [checkpoints.find(step) for step in steps] or [last]
 
 
 def _table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -61,9 +61,11 @@ def main(argv: Sequence[str]) -> None:
 
   if not is_alone:
     processes.join(
-      *given,
-      connect_seconds=args.connect_seconds,
-      heartbeat_seconds=args.heartbeat_seconds,
+      args.coordinator,
+      num_processes=args.num_processes,
+      process_id=args.process_id,
+      initialization_timeout=args.connect_seconds,
+      heartbeat_timeout_seconds=args.heartbeat_seconds,
     )
   train(args.config, args.workdir, **settings)
 

@@ -10,12 +10,7 @@ from typing import Any
 
 
 def size(path: pathlib.Path) -> int:
-  """The size of a file in bytes.
-
-  Raises:
-    ValueError: it is a folder, or a pipe or device, which may never end.
-    OSError: it does not exist.
-  """
+  """The size of a file; raises ValueError for what may never end, as a pipe."""
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
     raise ValueError(f"{path} is not a regular file; replace it with one")
@@ -23,17 +18,17 @@ def size(path: pathlib.Path) -> int:
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """Reads a JSON file.
-
-  Raises:
-    ValueError: it is not regular, or not JSON.
-    OSError: it cannot be read.
-  """
+  """Reads a JSON file; raises ValueError if it is not regular, or not JSON."""
   size(path)
   try:
     return json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def write_json(path: pathlib.Path, value: Any, **style: Any) -> None:
+  """`write_text` of a JSON value, in a style of `json.dumps`."""
+  write_text(path, json.dumps(value, **style) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -49,11 +44,6 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     os.fsync(file.fileno())  # before the file gets its name
 
 
-def write_json(path: pathlib.Path, value: Any, **style: Any) -> None:
-  """`write_text` of a JSON value, in a style of `json.dumps`."""
-  write_text(path, json.dumps(value, **style) + "\n")
-
-
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """A new file, which then replaces `path`; if writing fails, `path` stays."""
@@ -62,7 +52,6 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     yield new
   except OSError as error:  # of a full disk, it does not name the file
     error.filename = error.filename or str(new)
-    with contextlib.suppress(OSError):
-      new.unlink()
+    new.unlink(missing_ok=True)
     raise
   new.replace(path)

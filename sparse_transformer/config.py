@@ -23,7 +23,10 @@ AFFECTS = {
   ),
   # No score of given weights, only how they come about: from the first step
   # on, or from any step.
-  "start": ("model.dropout", "optimizer.name", "train.init_", "train.seed"),
+  "start": (
+    *("model.dropout", "model.position_std", "model.token_std"),
+    *("optimizer.name", "train.init_", "train.seed"),
+  ),
   "updates": ("attention.schedule", "eval.sequences", "optimizer.", "train."),
   "updates and scores": ("attention.",),
   "rounding": ("model.dtype",),

@@ -6,12 +6,12 @@ import re
 import resource
 import sys
 
+import jax
+
 
 def device_name() -> str:
   """The model of this process's JAX devices; on CPUs, of the processor."""
-  import jax  # takes a second; importing this module does not
-
-  device = jax.local_devices()[0]
+  device, _ = _device()
   return device.device_kind if device.platform != "cpu" else cpu_name()
 
 
@@ -23,40 +23,9 @@ def cpu_name() -> str:
 
 def machine() -> str:
   """Number and model of the devices: '2 cores of ...', '8 x NVIDIA H100'."""
-  import jax
-
   if jax.default_backend() == "cpu":
     return f"{os.cpu_count()} cores of {cpu_name()}"
   return f"{jax.local_device_count()} x {device_name()}"
-
-
-def memory() -> int:
-  """Bytes of the host's memory."""
-  return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def device_memory() -> int | None:
-  """Bytes of memory of a local device: of CPUs, `memory`; None if unknown."""
-  import jax
-
-  device = jax.local_devices()[0]
-  if device.platform == "cpu":
-    return memory()
-  return (device.memory_stats() or {}).get("bytes_limit")
-
-
-def free_memory() -> int | None:
-  """Bytes that a program may take on each local device; None if unknown."""
-  import jax
-
-  devices = jax.local_devices()
-  if devices[0].platform == "cpu":  # they share the host's
-    found = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
-    return int(found[1]) * 1024 // len(devices) if found else None
-  stats = devices[0].memory_stats() or {}
-  if "bytes_limit" not in stats:
-    return None
-  return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
 def check_free(what: str, needed: int) -> None:
@@ -72,14 +41,28 @@ def check_free(what: str, needed: int) -> None:
     )
 
 
+def free_memory() -> int | None:
+  """Bytes that a program may take on each local device; None if unknown."""
+  device, stats = _device()
+  if device.platform == "cpu":  # they share the host's
+    found = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
+    return int(found[1]) * 1024 // jax.local_device_count() if found else None
+  if "bytes_limit" not in stats:
+    return None
+  return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
 def peak_memory() -> int:
   """Bytes used at the most: of the device if known, else by this process."""
-  import jax
-
-  stats = jax.local_devices()[0].memory_stats() or {}
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
-  return stats.get("peak_bytes_in_use", size * unit)
+  return _device()[1].get("peak_bytes_in_use", size * unit)
+
+
+def _device():
+  """(a local JAX device, what it says about its memory)."""
+  device = jax.local_devices()[0]
+  return device, device.memory_stats() or {}
 
 
 def _read(name: str) -> str:

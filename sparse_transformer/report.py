@@ -197,7 +197,7 @@ def main(argv: Sequence[str]) -> None:
 
   workdir = pathlib.Path(flags.FLAGS.workdir)
   experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
-  checkpoints.check_step(None)  # there must be one
+  checkpoints.find(None)  # there must be one
   path = workdir / "report.html"
   path.write_text(_make(workdir, experiment))
   print(f"report in {path}")

@@ -18,14 +18,11 @@ class Stopped(Exception):
 class Signals:
   """Catches SIGTERM, SIGINT and SIGHUP, which comes when a terminal closes.
 
-  A context manager. The work in progress continues until it reads `name`, or
-  calls `check`. A second SIGTERM or SIGINT ends the process; a second SIGHUP
-  does not, since both the terminal and its shell may send one. Nothing is
-  caught in other threads than the main one, nor what the process was started
-  to ignore, as by nohup.
-
-  Attributes:
-    name: the signal that was caught, such as "SIGTERM"; None if none was.
+  A context manager. The work in progress continues until it reads `name`, the
+  signal that was caught, or calls `check`. A second SIGTERM or SIGINT ends the
+  process; a second SIGHUP does not, since both the terminal and its shell may
+  send one. Only the main thread catches signals, and none that the process was
+  started to ignore, as by nohup.
   """
 
   name: str | None = None
@@ -45,8 +42,7 @@ class Signals:
     for number, handler in self._handlers.items():
       signal.signal(number, handler)
 
-  def _catch(self, number: int, frame: object) -> None:
-    del frame
+  def _catch(self, number: int, _: object) -> None:
     self.name = self.name or signal.Signals(number).name
     if number == signal.SIGHUP:
       _leave_terminal()

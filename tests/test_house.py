@@ -27,7 +27,7 @@ MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic", "schema"},
   "patterns": set(),
-  "data": {"atomic", "machine"},
+  "data": {"atomic"},
   "figures": {"atomic", "patterns"},
   "attention": {"patterns"},
   "model": {"patterns", "attention", "schema"},
@@ -42,7 +42,7 @@ WITHIN = {
     *("contract", "heads", "orders", "online_softmax", "platforms", "content"),
   },
   "training/distributed": set(),
-  "training/checkpoints": {"distributed", "loss_scale", "step"},
+  "training/checkpoints": {"distributed", "step"},
   "training/explanation": {"distributed", "optimizer", "step"},
   "training/evaluation": {
     *("checkpoints", "distributed", "experiment", "step"),

@@ -116,7 +116,7 @@ def describe() -> dict[str, Any]:
     "platform": platforms.current_platform(),
     "platform_version": first.client.platform_version,
     "driver": driver(),
-    "memory": machine.device_memory(),
+    "memory": machine.free_memory(),
     "cores": os.cpu_count(),
     "python": platform.python_version(),
     "jax": jax.__version__,

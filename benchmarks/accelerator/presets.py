@@ -67,7 +67,7 @@ def measure(name: str, changes: dict) -> dict:
     "compile_seconds": time.perf_counter() - start,
     "compiled_bytes": needed,
   }
-  memory = machine.device_memory()
+  memory = machine.free_memory()
   if memory and needed > memory:
     sizes = f"{needed / 2**30:.1f} of its {memory / 2**30:.1f} GiB"
     return found | {"skipped": f"a device needs {sizes}"}

@@ -127,11 +127,7 @@ class Experiment:
   @functools.cached_property
   def like(self) -> step_lib.State:
     """The state as shapes, dtypes and shardings."""
-    return jax.tree.map(
-      lambda x, split: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-      self._shapes,
-      self._shardings,
-    )
+    return mesh_lib.split(self.mesh, self._shapes)
 
   def first_state(self) -> step_lib.State:
     """`init` on the devices of the mesh."""

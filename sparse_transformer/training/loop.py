@@ -282,7 +282,6 @@ def _checkpoints(experiment, workdir, free):
   return store.Checkpoints(
     workdir,
     keep=config.checkpoint.keep,
-    keep_best=1,
     about=about,
     free=free,
   )

@@ -1,7 +1,6 @@
 """Starts a run from the weights of another one."""
 
 import dataclasses
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,25 +11,19 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, schema
 from sparse_transformer.data import files
-from sparse_transformer.training.checkpoints import (
-  exported,
-  saved_arrays,
-  store,
-)
+from sparse_transformer.training.checkpoints import exported, store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 
-# Fields of `model` on which the function of the weights does not depend.
-MEANINGLESS = "dropout", "token_std", "position_std", "dtype", "remat"
+STEP = "best|[0-9]+"
 
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   """The state before the first step, with the weights of `train.init_from`.
 
   The parameters and their average become the averaged weights of that run, or
-  those of an exported file. The optimizer starts anew. Patterns and data may be
-  others, as long as the parameters and symbols mean the same.
+  those of an exported file. The optimizer starts anew.
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
@@ -48,77 +41,46 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     return state, None
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
-    weights = processes.together(lambda: exported.load(path))
-    found = saved_arrays.by_name(weights.params)
-    changed = _changed(experiment, weights.config, weights.symbols)
+    config, weights, symbols = processes.together(lambda: exported.load(path))
+    found = store.by_name(weights)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   else:
-    workdir, asked = _parse(text)
-    run = store.Checkpoints(workdir)
-    step = processes.decide(lambda: _find(run, asked, text))
+    run, step = _open(text)
     found = run.weights(step, experiment.mesh)
     other = processes.decide(lambda: run.describe(step))
-    config = config_lib.from_json(
-      other.get("config", {}), f"the config in {text}"
-    )
-    changed = _changed(experiment, config, other.get("symbols"))
-    fingerprint = processes.decide(lambda: run.fingerprint(step))
-    about = dict(run=str(run.workdir), run_step=step, crc32=fingerprint)
-  settings = experiment.config.train
-  params, misfits = _fit(state.params, found, changed, settings)
+    place = f"the config in {text}"
+    config = config_lib.from_json(other.get("config", {}), place)
+    symbols = other.get("symbols") or experiment.source.symbols
+    about = dict(run=str(run.workdir), run_step=step)
+  changed = _changed(config, experiment.config)
+  if symbols != (here := experiment.source.symbols):
+    changed.append(f"symbols of data={here} here, but {symbols} there")
+  params, misfits = _fit(state.params, found, changed, experiment.config.train)
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
   return state, about | misfits
 
 
-def _changed(
-  experiment: Experiment, before: ConfigDict, symbols: str | None
-) -> list[str]:
-  """How the weights of another config mean something else here.
-
-  `symbols` is what its symbols stand for; None if that is unknown.
-  """
-  here, there = map(_meaning, (experiment.config, before))
-  here["symbols of data"], there["symbols of data"] = (
-    experiment.source.symbols,
-    symbols or experiment.source.symbols,
-  )
+def _changed(before: schema.Config, after: schema.Config) -> list[str]:
+  """The settings of the network by which weights mean something else."""
+  free = {"all", *config_lib.AFFECTS}
+  changes = config_lib.check_changes("", before, after, free)
   return [
-    f"{name}={here.get(name)} here, but {there.get(name)} there"
-    for name in {**there, **here}
-    if here.get(name) != there.get(name)
+    f"{name}={here} here, but {there} there"
+    for name, (there, here) in changes.items()
+    if name.startswith("model.") and config_lib.affects(name) == "all"
   ]
 
 
-def _meaning(config: ConfigDict) -> dict[str, Any]:
-  """The settings that say what the weights of a network mean."""
-  model = {
-    name: config.model[name]
-    for name in schema.Model().keys()
-    if name not in MEANINGLESS
-  }
-  if model["key_heads"] == model["num_heads"]:
-    model["key_heads"] = 0
-  if model["positions"] == "learned":
-    del model["rotary_base"]
-  return {f"model.{name}": value for name, value in model.items()}
-
-
-def _parse(text: str) -> tuple[pathlib.Path, str]:
-  """(the workdir, "best", a step or "") of what `train.init_from` may be."""
-  if files.from_config(text).is_dir():  # also one with a colon in its name
-    return files.from_config(text), ""
-  found = re.fullmatch(r"(.*?)(?::(best|[0-9]+))?", text, re.DOTALL)
-  assert found
-  return files.from_config(found[1]), found[2] or ""
-
-
-def _find(run: store.Checkpoints, asked: str, text: str) -> int:
-  """The step that is asked for; errors name `train.init_from`."""
+def _open(text: str) -> tuple[store.Checkpoints, int]:
+  """The run and the step that `train.init_from` names."""
+  name, _, asked = text.rpartition(":")
+  if files.from_config(text).is_dir() or not re.fullmatch(STEP, asked):
+    name, asked = text, ""  # whose name may have a colon
+  step: Any = int(asked) if asked.isdecimal() else asked or None
+  run = store.Checkpoints(files.from_config(name))
   try:
-    if asked == "best":
-      return run.best_step()
-    return run.check_step(int(asked) if asked else None)
+    return run, processes.decide(lambda: run.find(step))
   except (FileNotFoundError, ValueError) as error:
     raise type(error)(f"train.init_from={text}: {error}") from error
 
@@ -130,17 +92,16 @@ def _fit(
   settings: ConfigDict,
 ) -> tuple[dict, dict[str, list[str]]]:
   """Parameters with the values found, and the names of what does not fit."""
-  names = saved_arrays.by_name(params)
+  names = store.by_name(params)
   reasons = {
     name: f"{name} is {list(found[name].shape) if name in found else 'absent'}"
     f" there and {list(x.shape)} here"
     for name, x in names.items()
     if name not in found or found[name].shape != x.shape
   }
-  unused = {
-    name: f"{name} is absent here" for name in found if name not in names
-  }
-  problems = [*changed, *reasons.values(), *unused.values()]
+  unused = [name for name in found if name not in names]
+  problems = [*changed, *reasons.values()]
+  problems += [f"{name} is absent here" for name in unused]
   if problems and (not settings.init_partial or len(reasons) == len(names)):
     raise ValueError(
       f"train.init_from={settings.init_from} is another network:"
@@ -152,6 +113,5 @@ def _fit(
     x if name in reasons else jax.device_put(found[name], x.sharding)
     for name, x in names.items()
   ]
-  return jax.tree.unflatten(jax.tree.structure(params), used), dict(
-    random=[*reasons], unused=[*unused], changed=changed
-  )
+  misfits = dict(random=[*reasons], unused=unused, changed=changed)
+  return jax.tree.unflatten(jax.tree.structure(params), used), misfits

@@ -16,21 +16,15 @@ COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 def check_name(workdir: str | os.PathLike) -> None:
   """Raises ValueError if a folder of this name cannot hold checkpoints."""
-  name = os.fspath(workdir)
-  if re.match(r"\w+:/", name):
+  name, path = os.fspath(workdir), pathlib.Path(workdir)
+  # Orbax takes some for a pattern, or for a bucket.
+  if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(
-      f"--workdir={name} is not a local folder; mount the bucket, or copy the"
-      " run later"
+      f"--workdir={name} must be a local folder, in UTF-8 without * ? and ["
     )
-  if re.search("[*?[\udc80-\udcff]", name):  # Orbax takes some for a pattern
-    raise ValueError(
-      f"--workdir={name} must be UTF-8 without * ? and [; rename it"
-    )
-  path = pathlib.Path(workdir)
-  for found in filter(os.path.lexists, (path, *path.parents)):
-    if not found.is_dir():
-      raise ValueError(f"--workdir={name}: {found} is not a folder")
-    break
+  found = next(filter(os.path.lexists, (path, *path.parents)), path)
+  if not found.is_dir():
+    raise ValueError(f"--workdir={name}: {found} is not a folder")
 
 
 @contextlib.contextmanager
@@ -38,13 +32,10 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
   The first process locks it for all; the lock ends with it, however it ends.
-
-  Raises:
-    ValueError: another run holds it; the message names process and host.
+  Raises ValueError if another run holds it, with its process and host.
   """
-  path = pathlib.Path(workdir) / "lock"
   with contextlib.ExitStack() as stack:
-    processes.decide(lambda: _lock(path, stack))
+    processes.decide(lambda: _lock(pathlib.Path(workdir) / "lock", stack))
     yield
 
 
@@ -68,8 +59,7 @@ def _lock(path, stack):
   except OSError as error:  # of some network disks
     line = f"warning: {path} cannot be locked ({error}): start no second run"
     print(line, file=sys.stderr)
-  # The name of the holder is optional: a full disk does not matter here.
-  with contextlib.suppress(OSError):
+  with contextlib.suppress(OSError):  # a full disk does not matter here
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file)
     file.flush()

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import jax
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import config as config_lib, data
+from sparse_transformer import config as config_lib, data, signals
 from sparse_transformer.training import (
   loop,
   metrics,
@@ -72,12 +71,11 @@ def words(workdir, **changes):
 
 def start(script, *line, **environment):
   """Starts a command in its own process."""
+  settings = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(runs.REPO)}
   return subprocess.Popen(
     [sys.executable, runs.REPO / script, *line],
     cwd=runs.REPO,
-    env=os.environ
-    | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(runs.REPO)}
-    | environment,
+    env=os.environ | settings | environment,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
@@ -93,26 +91,11 @@ def finish(process, status=0):
 
 def wait_for(process, text):
   """Reads what a process prints until a line contains the text."""
-  for line in process.stdout:
-    if text in line:
-      return
-  raise AssertionError(f"it ended before it printed {text!r}")
+  assert any(text in line for line in process.stdout), f"{text!r} not printed"
 
 
 def of_split(workdir, split):
   return [line for line in metrics.read(workdir) if line["split"] == split]
-
-
-def at_step(patch, step, act):
-  """Calls `act` after the metrics of a training step are written."""
-  plain = metrics.Writer.write
-
-  def write(self, done, split, **values):
-    plain(self, done, split, **values)
-    if (done, split) == (step, "train"):
-      act()
-
-  patch.setattr(metrics.Writer, "write", write)
 
 
 def arrays(state):
@@ -123,8 +106,7 @@ def arrays(state):
 def last_state(workdir):
   """All arrays of the last checkpoint, as bytes."""
   experiment = Experiment(config_lib.read_config(workdir))
-  with store.Checkpoints(workdir) as checkpoints:
-    return arrays(checkpoints.restore(experiment.like))
+  return arrays(store.Checkpoints(workdir).restore(experiment.like))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +136,7 @@ def assert_resumes_exactly(workdir, whole, **changes):
 @pytest.mark.parametrize(
   "kills, changes",
   [
-    (2, {}),
+    (1, {}),
     pytest.param(10, {}, marks=pytest.mark.soak),
     pytest.param(10, CONTENT, marks=pytest.mark.soak),
     pytest.param(10, SCHEDULE, marks=pytest.mark.soak),
@@ -170,7 +152,7 @@ def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   for _ in range(kills):
     process = start("train.py", *line)
     # A moment during steps, saves or evaluation: after some lines and time.
-    for _ in zip(range(rng.randrange(4)), process.stdout, strict=False):
+    for _ in zip(range(rng.randrange(3, 7)), process.stdout, strict=False):
       pass
     time.sleep(rng.random() * 0.3)
     process.kill()
@@ -214,8 +196,7 @@ def test_signal_saves_and_the_run_resumes_exactly(
   output = finish(process, status=130)
   last = output.strip().splitlines()[-1]
   stopped = f"train.py: stopped: {signal.Signals(number).name}"
-  with store.Checkpoints(workdir) as checkpoints:
-    steps = checkpoints.steps()
+  steps = store.Checkpoints(workdir).steps()
   assert time.monotonic() - began < 30
   assert f"{stopped} at step {steps[-1]}, which is saved" in last
   assert_resumes_exactly(workdir, whole)
@@ -229,7 +210,9 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
-def test_closed_terminal_saves_and_the_run_resumes_exactly(whole, tmp_path):
+def test_workdir_is_locked_until_a_closed_terminal_ends_its_run(
+  whole, tmp_path
+):
   program, workdir = tmp_path / "on_terminal.py", tmp_path / "run"
   program.write_text(ON_TERMINAL)
   terminal, other = pty.openpty()
@@ -246,98 +229,38 @@ def test_closed_terminal_saves_and_the_run_resumes_exactly(whole, tmp_path):
   shown = b""
   while b"step       6  train" not in shown:
     shown += os.read(terminal, 1000)
+  process.send_signal(signal.SIGSTOP)
+  in_use = f"in use by process {process.pid} on "
+  with pytest.raises(ValueError, match=in_use), workdir_lib.hold(workdir):
+    pass
+  process.send_signal(signal.SIGCONT)
   os.close(terminal)  # the system sends SIGHUP, and so may a shell
   process.send_signal(signal.SIGHUP)
   assert process.wait(timeout=240) == 130
   assert_resumes_exactly(workdir, whole)
 
 
-SLOW = """
-import runpy, time
-from sparse_transformer.training import stopwatch
-def count(*_):
-  print("busy", flush=True)
-  time.sleep(1000)
-stopwatch.Stopwatch.count = count
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def test_workdir_is_locked_until_a_second_signal_ends_its_process(
-  tmp_path,
-):
-  workdir, program = tmp_path / "run", tmp_path / "slow.py"
-  program.write_text(SLOW)
-  process = start(program, *words(workdir))
-  wait_for(process, "busy")
-  with pytest.raises(ValueError) as error:
-    loop.train(runs.tiny(**SETTINGS), workdir)
-  assert f"in use by process {process.pid} on " in str(error.value)
-  process.send_signal(signal.SIGTERM)
-  time.sleep(1)
-  assert process.poll() is None  # it would finish the step in progress
-  process.send_signal(signal.SIGTERM)
-  process.communicate(timeout=10)
-  assert process.returncode == -signal.SIGTERM
-  with workdir_lib.hold(workdir):  # the lock of a dead process is free
-    pass
-
-
-LISTENING = """
-import runpy, sys
-from sparse_transformer import signals
-enter = signals.Signals.__enter__
-def report(self):
-  enter(self)
-  print("listening", flush=True)
-  return self
-signals.Signals.__enter__ = report
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.mark.parametrize(
   "line",
   [
     ["eval.py", "--split=train", "--config.eval.batch_size=1"],
-    pytest.param(
-      ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
-      marks=pytest.mark.soak,
-    ),
+    ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
   ],
 )
-def test_signal_ends_evaluation_and_sampling(line, whole, tmp_path):
-  program = tmp_path / "listening.py"
-  program.write_text(LISTENING)
+def test_signal_ends_evaluation_and_sampling(line, whole, monkeypatch, capfd):
+  enter = signals.Signals.__enter__
+
+  def catch_one(self):
+    enter(self)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return self
+
+  monkeypatch.setattr(signals.Signals, "__enter__", catch_one)
   before = runs.files(whole)
-  process = start(program, *line, f"--workdir={whole}")
-  wait_for(process, "listening")
-  time.sleep(random.random())
-  process.send_signal(signal.SIGTERM)
-  output = finish(process, status=130)
-  assert "stopped: SIGTERM" in output and "Traceback" not in output
+  assert runs.command(*line, f"--workdir={whole}") == 130
+  *_, last = capfd.readouterr().err.splitlines()
+  assert "stopped: SIGTERM" in last
   assert runs.files(whole) == before
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_a_comparison_and_its_run(number, tmp_path):
-  process = start(
-    "sparse_transformer/compare.py",
-    *(x for x in words(tmp_path / "all") if "train.steps" not in x),
-    "--vary=attention.pattern=local,dense",
-    "--budget=steps:1000000",
-    "--config.train.log_every=1",
-  )
-  wait_for(process, "step       3")
-  process.send_signal(number)
-  output = finish(process, status=130)
-  assert f"stopped: {signal.Signals(number).name} in" in output
-  assert "Traceback" not in output
-  workdir = tmp_path / "all" / "local" / "seed0"
-  with workdir_lib.hold(workdir), store.Checkpoints(workdir) as saved:
-    assert saved.steps()[-1] >= 3
 
 
 # Damage.
@@ -397,8 +320,7 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert "nats is nan at step 5" in text
   examples = data.batches(range(1397), 8, 0)[4].tolist()
   assert ", ".join(map(str, examples)) in text
-  with store.Checkpoints(tmp_path) as checkpoints:
-    assert checkpoints.steps()[-1] == 3
+  assert store.Checkpoints(tmp_path).steps()[-1] == 3
   patch.undo()
   assert_resumes_exactly(tmp_path, whole)
 
@@ -419,8 +341,7 @@ def test_bad_batches_are_skipped_until_too_many_in_a_row(
   assert all(len(line["examples"]) == 8 for line in skipped)
   trained = [line["step"] for line in of_split(tmp_path, "train")]
   assert trained == [1, 3, 6]
-  with store.Checkpoints(tmp_path) as checkpoints:
-    state = checkpoints.restore(Experiment(config).like, 7)
+  state = store.Checkpoints(tmp_path).restore(Experiment(config).like, 7)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
@@ -485,8 +406,7 @@ def test_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
   with pytest.raises(OSError) as error:
     loop.train(runs.tiny(**SETTINGS), workdir)
   assert "\n" not in str(error.value)
-  with store.Checkpoints(workdir) as checkpoints:
-    assert checkpoints.steps()[-1] == 21
+  assert store.Checkpoints(workdir).steps()[-1] == 21
   line = str(error.value)
   assert "RESOURCE_EXHAUSTED" in line or "No space left" in line
   (small_disk / "filler").unlink()
@@ -495,55 +415,17 @@ def test_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
   gc.collect()  # what Orbax left unfinished, here rather than in a later test
 
 
-@contextlib.contextmanager
-def unwritable(folder):
-  """Nothing can be created or renamed in a folder."""
-  folder.mkdir(parents=True, exist_ok=True)
-  command = ["chattr", "+i", folder]
-  folder.chmod(0o555)
-  if os.geteuid() == 0 and subprocess.run(command).returncode:
-    pytest.skip("root may write everywhere on this file system")
-  try:
-    yield
-  finally:
-    subprocess.run(["chattr", "-i", folder], capture_output=True)
-    folder.chmod(0o755)
-
-
-def num_blocking_threads():
-  """The number of threads that the interpreter would wait for at its end."""
-  return sum(not thread.daemon for thread in threading.enumerate())
-
-
-@pytest.mark.parametrize(
-  "from_step", [0, pytest.param(3, marks=pytest.mark.soak)]
-)
-def test_unwritable_checkpoints_end_a_run(from_step, tmp_path, monkeypatch):
-  config = runs.tiny(**SETTINGS | {"train.steps": 9})
-  threads, folder = num_blocking_threads(), tmp_path / "run" / "checkpoints"
-  with contextlib.ExitStack() as stack:
-
-    def begin():
-      while from_step and not (folder / str(from_step)).exists():
-        time.sleep(0.01)  # it is saved in the background
-      stack.enter_context(unwritable(folder))
-
-    if from_step:
-      at_step(monkeypatch, 4, begin)
-    else:
-      begin()
-    with pytest.raises(OSError) as error:
-      loop.train(config, tmp_path / "run")
-  last = (
-    f"the last is of step {from_step}" if from_step else "there is no other"
-  )
+def test_unwritable_checkpoints_end_a_run(tmp_path):
+  """Before the first step."""
+  folder = tmp_path / "run" / "checkpoints"
+  folder.parent.mkdir()
+  folder.write_text("")
+  with pytest.raises(OSError) as error:
+    loop.train(runs.tiny(**SETTINGS), tmp_path / "run")
   text = str(error.value)
   assert f"a checkpoint could not be written to {folder}: " in text
-  assert text.endswith(f"; {last}")
-  found = [path.name for path in folder.iterdir()]
-  assert found == ([str(from_step)] if from_step else [])
-  # So the process ends.
-  assert num_blocking_threads() == threads
+  assert text.endswith("; saved steps: []") and "\n" not in text
+  assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 # Inputs.
@@ -577,36 +459,17 @@ def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
 # Devices and long runs.
 
 
-@pytest.mark.soak
-def test_run_resumes_with_a_different_number_of_devices(tmp_path):
-  changes = {"train.accumulation": 1, "model.dropout": 0.0, "train.steps": 8}
-  process = start("train.py", *words(tmp_path / "run", **changes))
-  wait_for(process, "step       4  validation")
-  process.send_signal(signal.SIGTERM)
-  finish(process, status=130)
-  found = {}
-  for devices in (1, 2, 4, 8):
-    folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
-    environment = runs.environment(devices)
-    finish(start("train.py", *words(folder, **changes), **environment))
-    found[devices] = [line["nats"] for line in of_split(folder, "train")]
-  for nats in found.values():
-    np.testing.assert_allclose(nats, found[1], atol=1e-5)
-
-
 LONG = """
 import os, sys
 import jax, numpy as np, runs
 from sparse_transformer.training import loop, monitor
 
-steps, step, compiled, seen = 20_000, 0, [], []
+step, compiled, seen = 0, [], []
+watch = monitor.Monitor.watch
 
 def listen(name, *_, **__):
   if "backend_compile" in name:
     compiled.append(step)
-
-jax.monitoring.register_event_duration_secs_listener(listen)
-watch = monitor.Monitor.watch
 
 def measure(self, done, measured):
   global step
@@ -617,20 +480,19 @@ def measure(self, done, measured):
     seen.append((resident, len(os.listdir("/proc/self/fd"))))
   return watch(self, done, measured)
 
+jax.monitoring.register_event_duration_secs_listener(listen)
 monitor.Monitor.watch = measure
 loop.train(runs.tiny(**{
-  "train.steps": steps, "train.log_every": 100,
+  "train.steps": 20_000, "train.log_every": 100,
   "eval.every": 1000, "checkpoint.every": 1000,
 }), sys.argv[1])
 # The first saves and validations fill caches that the next ones reuse.
 before, after = (np.median(part, 0) for part in (seen[8:12], seen[-4:]))
-print(f"memory at step 5,000 and 19,000: {before[0] / 2**20:.1f} MiB,"
-      f" {after[0] / 2**20:.1f} MiB; open files: {before[1]:g},"
-      f" {after[1]:g}; compilations after steps {compiled}")
+print("memory and open files at step 5,000 and 19,000:", before, after)
 assert after[0] <= 1.02 * before[0]
 assert after[1] <= before[1]
 # The start, the first step, and the first validation.
-assert set(compiled) <= {0, 1000}
+assert set(compiled) <= {0, 1000}, compiled
 """
 
 
@@ -638,12 +500,11 @@ assert set(compiled) <= {0, 1000}
 def test_long_run_needs_no_more_memory_files_or_compilations(tmp_path, capfd):
   program = tmp_path / "long.py"
   program.write_text(LONG)
-  path = os.pathsep.join(map(str, (runs.REPO, runs.REPO / "tests")))
   # A cache of compiled programs would hide compilations.
   process = start(
     program,
     tmp_path / "run",
-    PYTHONPATH=path,
+    PYTHONPATH=os.pathsep.join(map(str, (runs.REPO, runs.REPO / "tests"))),
     JAX_ENABLE_COMPILATION_CACHE="false",
   )
   output, _ = process.communicate()

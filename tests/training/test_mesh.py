@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 from sparse_transformer.model import sharding
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import network_report
 
 ONE = dict.fromkeys(sharding.AXES, 1)
 
@@ -80,31 +79,11 @@ def test_axis_of_minus_one_is_what_is_left(axes, expected):
       {"mesh.tensor": 4, "model.num_heads": 2},
       "model.num_heads=2 must be a multiple of mesh.tensor=4",
     ),
-    (
-      {"mesh.tensor": 2, "model.num_heads": 2, "attention.mode": "heads"},
-      "mesh.tensor=2 gives each device 1 heads, .* in layer 0 head 0 has"
-      r" Local\(8\), and head 1 Strided\(8\)",
-    ),
-    (
-      {
-        "mesh.sequence": 4,
-        "attention.pattern": "Causal(), Local(4) | LSH(8, 4)",
-        "model.num_layers": 2,
-        "model.num_heads": 2,
-      },
-      "model.num_heads=2 must be a multiple of mesh.tensor=1 x mesh.sequence=4,"
-      " since patterns of layer 1 are content-based",
-    ),
   ],
 )
 def test_what_cannot_be_split_is_rejected_with_its_numbers(changes, words):
   with pytest.raises(ValueError, match=words):
     check(Experiment(runs.tiny(**changes)))
-
-
-def test_heads_with_patterns_in_turn_can_be_split():
-  changes = {"model.num_heads": 4, "attention.mode": "heads", "mesh.tensor": 2}
-  check(Experiment(runs.tiny(**changes)))
 
 
 # Rules.
@@ -138,29 +117,6 @@ def test_layers_and_experts_are_not_split():
   path[1] = jax.tree_util.DictKey("experts_in")
   expected = PartitionSpec(None, None, "fsdp", "tensor")
   assert sharding.spec(path, np.zeros((2, 3, 4, 5))) == expected
-
-
-# Memory, before anything is compiled.
-
-
-def test_explain_divides_memory_by_the_axes_that_split_it():
-  changes = {"model.num_heads": 4, "model.remat": "none"}
-  memory = {}
-  for axis in ("data", *sharding.AXES):
-    settings = changes | {f"mesh.{axis}": 4 if memory else 1}
-    experiment = Experiment(runs.tiny(**settings))
-    report = network_report.describe(experiment.config, experiment.model)
-    memory["one" if not memory else axis] = report.memory
-    text = network_report.render(report)
-    assert (f"({axis}=4)" in text) == (len(memory) > 1)
-  one = memory["one"]
-  for axis in ("data", "sequence"):
-    assert memory[axis]["parameters"] == one["parameters"]
-  split = (4 * 16 * 16 + 2 * 16 * 64) * 4  # bytes of all matrices
-  for axis in ("fsdp", "tensor"):
-    for part, copies in (("parameters", 1), ("average", 1), ("optimizer", 2)):
-      less = one[part] - memory[axis][part]
-      assert less == copies * split * 3 // 4
 
 
 # Runs in a separate process with 8 devices.

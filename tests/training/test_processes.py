@@ -29,33 +29,23 @@ LARGER = TINY | {
 ONE = {"mesh.fsdp": 1, "mesh.sequence": 1}
 
 
-def run(workdir, *words, devices, kill=(0, 0), changes=TINY):
-  """Starts a process with some devices; `kill` is (signal, step)."""
+def start(number, workdir, port, kill=(0, 0), changes=TINY):
+  """Starts one of two processes; `kill` is (signal, step)."""
+  devices = changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2
   return subprocess.Popen(
     [
       *(sys.executable, runs.REPO / "tests" / "processes.py"),
       *map(str, map(int, kill)),
-      *(runs.DIGITS, f"--workdir={workdir}"),
-      *(*words, *runs.flags_of(**changes)),
+      *(runs.DIGITS, f"--workdir={workdir}", *runs.flags_of(**changes)),
+      *(f"--coordinator=localhost:{port}", "--num_processes=2"),
+      *(f"--process_id={number}", "--heartbeat_seconds=20"),
+      "--connect_seconds=100",
     ],
     cwd=runs.REPO,
     env=runs.environment(devices),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
-  )
-
-
-def start(number, workdir, port, *words, of=2, kill=(0, 0), changes=TINY):
-  """Starts one of two processes, or one that claims to be of more."""
-  return run(
-    workdir,
-    *(f"--coordinator=localhost:{port}", f"--num_processes={of}"),
-    *(f"--process_id={number}", "--heartbeat_seconds=20"),
-    *("--connect_seconds=100", *words),
-    devices=changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2,
-    kill=kill,
-    changes=changes,
   )
 
 
@@ -85,15 +75,13 @@ def train_both(workdir, kill=(0, 0), victim=1, changes=TINY):
 
 def saved(workdir):
   """The steps of all checkpoints."""
-  with store.Checkpoints(workdir) as checkpoints:
-    return checkpoints.steps()
+  return store.Checkpoints(workdir).steps()
 
 
 def last_arrays(workdir):
   """The arrays of the last checkpoint, as bytes."""
   experiment = Experiment(runs.tiny(**LARGER | ONE))
-  with store.Checkpoints(workdir) as checkpoints:
-    state = checkpoints.restore(experiment.like)
+  state = store.Checkpoints(workdir).restore(experiment.like)
   return [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
 
 
@@ -184,17 +172,3 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
   for workdir in (two, one):
     loop.train(runs.tiny(**LARGER | ONE), workdir)
   assert_alike(two, one)
-
-
-@pytest.mark.soak
-def test_one_process_on_eight_devices_resumes_and_two_again(tmp_path):
-  moved, one = tmp_path / "moved", tmp_path / "one"
-  stop = signal.SIGTERM, 3
-  assert [x[0] for x in train_both(moved, stop, 0, LARGER)] == [STOPPED] * 2
-  eight = run(moved, devices=8, kill=stop, changes=LARGER | {"mesh.data": 2})
-  ((status, lines),) = ends(eight)
-  assert status == STOPPED
-  assert any("is 2 from now on" in line for line in lines), lines
-  assert [x[0] for x in train_both(moved, changes=LARGER)] == [0, 0]
-  loop.train(runs.tiny(**LARGER | ONE), one)
-  assert_alike(moved, one)

@@ -1,6 +1,7 @@
 """Tests of checkpoints/store.py: what was saved is what is restored."""
 
 import dataclasses
+import json
 import random
 import shutil
 import threading
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import runs
 
+from sparse_transformer import atomic
 from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.step import State
@@ -47,9 +50,7 @@ def save(workdir, state, *steps, keep=9):
 
 
 def restore(workdir, state, step=None):
-  like = jax.eval_shape(lambda: state)
-  with store.Checkpoints(workdir) as checkpoints:
-    return checkpoints.restore(like, step)
+  return store.Checkpoints(workdir).restore(jax.eval_shape(lambda: state), step)
 
 
 def restore_last(workdir, state):
@@ -59,8 +60,11 @@ def restore_last(workdir, state):
 
 
 def steps(workdir):
-  with store.Checkpoints(workdir) as checkpoints:
-    return checkpoints.steps()
+  return store.Checkpoints(workdir).steps()
+
+
+def names(workdir):
+  return sorted(path.name for path in (workdir / "checkpoints").iterdir())
 
 
 def assert_same(tree, other):
@@ -87,16 +91,26 @@ def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
   assert steps(tmp_path) == [4, 8, 100]
   assert restore(tmp_path, state).step == 100
   assert restore(tmp_path, state, 8).step == 8
-  with pytest.raises(ValueError, match="no checkpoint of step 9 .* 4, 8, 100"):
+  with pytest.raises(FileNotFoundError, match="of step 9 .*: 4, 8, 100$"):
     restore(tmp_path, state, 9)
+  changed = jax.tree.map(jnp.ones_like, state)
+  save(tmp_path, changed, 8)  # a saved step is not saved again
+  assert_same(restore(tmp_path, state, 8), at(state, 8))
 
 
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
-  with store.Checkpoints(tmp_path, keep=2, keep_best=1) as checkpoints:
-    for step, bits in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 1.5)):
-      checkpoints.save(at(state, step), bits)
-    checkpoints.finish()
-    assert checkpoints.steps() == [2, 4, 5]
+  for part in (
+    ((1, 3.0), (2, 1.0), (3, 2.0)),
+    ((4, None), (5, 1.5)),  # of a run that resumes
+  ):
+    with store.Checkpoints(tmp_path, keep=2) as checkpoints:
+      for step, bits in part:
+        checkpoints.save(at(state, step), bits)
+  assert names(tmp_path) == ["2", "4", "5"]
+  assert checkpoints.find("best") == 2
+  with store.Checkpoints(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(at(state, 6), 0.5)
+  assert names(tmp_path) == ["6"]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
@@ -119,63 +133,67 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     checkpoints.save(state)
     for _ in range(4):
       state = jax.block_until_ready(step(state))
-    assert checkpoints.steps() == []
+    assert checkpoints.steps() == []  # it gets its name with its list
     later.set()
     checkpoints.finish()
     assert checkpoints.steps() == [4]
   assert_same(restore(tmp_path, expected), expected)
 
 
-def test_saved_step_is_not_saved_again(tmp_path, state):
+@pytest.mark.parametrize(
+  "owner, name", [(files, "crc32"), (atomic, "write_json")]
+)
+def test_older_checkpoints_stay_until_the_new_one_is_complete(
+  owner, name, tmp_path, state, monkeypatch
+):
   save(tmp_path, state, 4)
-  changed = dataclasses.replace(
-    state, ema=jax.tree.map(jnp.ones_like, state.ema)
-  )
-  save(tmp_path, changed, 4)
-  assert_same(restore(tmp_path, state), state)
+
+  def fail(*_, **__):
+    raise OSError("no space\nleft")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, fail)
+    with pytest.raises(OSError, match=r"no space; saved steps: \[4\]$"):
+      save(tmp_path, state, 8, keep=1)
+  assert names(tmp_path) == ["4"]
+  assert_same(restore_last(tmp_path, state), state)
+  save(tmp_path, state, 8, keep=1)
+  assert names(tmp_path) == ["8"]
+
+
+def test_what_a_killed_run_was_writing_or_deleting_is_removed(
+  tmp_path, state, capsys
+):
+  save(tmp_path, state, 4)
+  folder = tmp_path / "checkpoints"
+  before = runs.files(folder)
+  for name in (f"8{store.TEMPORARY}", f"old{store.TEMPORARY}/2"):
+    shutil.copytree(folder / "4", folder / name)
+  assert steps(tmp_path) == [4]
+  assert (folder / f"8{store.TEMPORARY}").is_dir()  # a run may be writing it
+  assert_same(restore_last(tmp_path, state), state)
+  assert runs.files(folder) == before
+  assert capsys.readouterr() == ("", "")
 
 
 def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   save(tmp_path, state, 4)
   folder = tmp_path / "checkpoints"
-  for name in ("notes.txt", "7", "5.orbax-checkpoint-tmp", "abc/x", "8/notes"):
+  for name in ("notes.txt", "7", "abc/x", "8/notes", "6/notes"):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(name)
   for name in ("9", "007", "-4", "1e3"):
     (folder / name).mkdir()
-  before = runs.files(folder)
+  others = {"4", *names(tmp_path)}
   assert_same(restore_last(tmp_path, state), state)
-  assert steps(tmp_path) == [4]
-  assert capsys.readouterr() == ("", "")
-  assert runs.files(folder) == before
-  # They give way to checkpoints.
-  save(tmp_path, state, 7, 8, 9)
-  assert steps(tmp_path) == [4, 7, 8, 9]
-  lines = capsys.readouterr().err.splitlines()
-  assert [line.removeprefix(f"{folder}/") for line in lines] == [
-    f"{step} is not a checkpoint; renamed to other-{step}-0"
-    for step in (7, 8, 9)
-  ]
-  assert (folder / "other-7-0").read_text() == "7"
-  assert (folder / "other-8-0" / "notes").read_text() == "8/notes"
-
-
-def test_killed_deletion_is_completed(tmp_path, state, monkeypatch, capsys):
-  plain = shutil.rmtree
-
-  def begin(path, *args, **kwargs):
-    if not path.exists():
-      return
-    plain(next(path for path in path.rglob("*") if path.is_dir()))
-    raise OSError("killed")
-
-  with monkeypatch.context() as patch:
-    patch.setattr(shutil, "rmtree", begin)
-    save(tmp_path, state, 4, 8, 12, keep=2)
-  assert steps(tmp_path) == [8, 12]
-  assert_same(restore_last(tmp_path, state), at(state, 12))
-  found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-  assert sorted(found) == ["12", "8"]
+  save(tmp_path, state, 5, keep=1)
+  for step in (7, 8, 9):  # even where a checkpoint would be
+    with pytest.raises(OSError, match=r"move it; saved steps: \[5\]$"):
+      save(tmp_path, state, step)
+  assert steps(tmp_path) == [5]
+  assert {*names(tmp_path)} == others - {"4"} | {"5"}
+  assert (folder / "7").read_text() == "7"
+  assert (folder / "8" / "notes").read_text() == "8/notes"
   assert capsys.readouterr() == ("", "")
 
 
@@ -190,63 +208,66 @@ def test_checkpoint_that_is_deleted_while_it_is_read(
     return crc32(path)
 
   monkeypatch.setattr(files, "crc32", late)
-  with pytest.raises(FileNotFoundError, match="4 has just been deleted"):
+  with pytest.raises(FileNotFoundError, match="just deleted checkpoint .*4$"):
     restore(tmp_path, state)
 
 
-def test_unfinished_checkpoint_is_ignored(tmp_path, state):
-  save(tmp_path, state, 4)
-  folder = tmp_path / "checkpoints"
-  shutil.copytree(folder / "4", folder / "8.orbax-checkpoint-tmp")
-  assert steps(tmp_path) == [4]
-  # A run may be writing it: a reader does not delete it.
-  assert (folder / "8.orbax-checkpoint-tmp" / "state").is_dir()
-  save(tmp_path, state, 8)
-  assert steps(tmp_path) == [4, 8]
-
-
 def test_reading_writes_nothing(tmp_path, state):
-  with pytest.raises(FileNotFoundError, match="holds no checkpoint; train.py"):
+  with pytest.raises(FileNotFoundError, match="no checkpoint in .*: none$"):
     restore(tmp_path / "none", state)
   assert not any(tmp_path.iterdir())
 
 
-def test_state_of_another_network_is_an_error(tmp_path, state):
+def with_centroids(state, clusters):
+  arrays = {str(c): jnp.ones((2, 3, c, 4)) for c in clusters}
+  return dataclasses.replace(state, ema={**state.ema, "centroids": arrays})
+
+
+@pytest.mark.parametrize(
+  "change, name",
+  [
+    (lambda x: dataclasses.replace(x, ema=x.ema | {"end": 1.0}), "ema.end"),
+    (
+      lambda x: dataclasses.replace(x, ema=x.ema | {"start": jnp.ones(7)}),
+      "ema.start",
+    ),
+    (lambda x: with_centroids(x, [8]), "centroids.8"),
+  ],
+)
+def test_state_of_another_network_is_an_error(change, name, tmp_path, state):
   save(tmp_path, state, 4)
-  wide = dataclasses.replace(state, ema={**state.ema, "start": jnp.ones(7)})
-  with pytest.raises(ValueError, match="another network: .* ema.start differ"):
-    restore_last(tmp_path, wide)
-  more = dataclasses.replace(state, ema={**state.ema, "end": jnp.ones(7)})
-  with pytest.raises(ValueError, match="another network: .* ema.end differ"):
-    restore_last(tmp_path, more)
+  with pytest.raises(
+    ValueError, match=f"another network: .*{name}.*differ; use the model"
+  ):
+    restore_last(tmp_path, change(state))
   assert steps(tmp_path) == [4]
 
 
-@pytest.mark.parametrize("there, here", [([], [8]), ([8, 16], [8, 12])])
-def test_checkpoint_with_other_centroids_is_rejected(
-  there, here, tmp_path, state
-):
-  def routing(clusters):
-    if not clusters:
-      return state
-    arrays = {str(c): jnp.ones((2, 3, c, 4)) for c in clusters}
-    return dataclasses.replace(state, ema={**state.ema, "centroids": arrays})
-
-  save(tmp_path, routing(there), 4)
-  with pytest.raises(ValueError, match="centroids.*differ.*use the settings"):
-    restore_last(tmp_path, routing(here))
+def test_checkpoint_of_older_code_is_read_and_counts(tmp_path, state):
+  """There, Orbax saw only the folder of arrays."""
+  folder = tmp_path / "checkpoints" / "4"
+  with ocp.StandardCheckpointer() as old:
+    old.save(folder / "state", vars(state) | dict(loss_scale={}))
+  (folder / "about").mkdir()
+  (folder / "about" / "metadata").write_text(json.dumps(dict(validation=1.0)))
+  paths = sorted(x for x in folder.rglob("*") if x.is_file())
+  listed = {str(x.relative_to(folder)): files.crc32(x) for x in paths}
+  (folder / "files.json").write_text(json.dumps(listed))
+  assert_same(restore_last(tmp_path, state), state)
+  with store.Checkpoints(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(at(state, 6), 3.0)
+    checkpoints.save(at(state, 8), 2.0)
+  assert steps(tmp_path) == [4, 8] and checkpoints.find("best") == 4
 
 
 # Damage.
 
 
 def files_of(workdir, step):
+  """The files that are listed, and the list."""
   folder = workdir / "checkpoints" / str(step)
-  return {
-    str(path.relative_to(folder)): path
-    for path in folder.rglob("*")
-    if path.is_file()
-  }
+  listed = json.loads((folder / "files.json").read_text())
+  return {name: folder / name for name in (*listed, "files.json")}
 
 
 def flip(content, place):
@@ -266,8 +287,13 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
   damage, tmp_path, state, capsys
 ):
   save(tmp_path, state, 4, 8)
-  step = tmp_path / "checkpoints" / "8"
-  for name, file in files_of(tmp_path, 8).items():
+  step, found = tmp_path / "checkpoints" / "8", files_of(tmp_path, 8)
+  assert {x.partition("/")[0] for x in found} == {
+    "state",
+    "about",
+    "files.json",
+  }
+  for name, file in found.items():
     content = file.read_bytes()
     if damage == "deleted":
       file.unlink()
@@ -275,16 +301,20 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
       file.write_bytes(DAMAGES[damage](content))
     else:
       continue
+    with pytest.raises(ValueError, match="8 is damaged: .*; train.py sets"):
+      restore(tmp_path, state)
     capsys.readouterr()
-    found = restore_last(tmp_path, state)
+    assert_same(restore_last(tmp_path, state), at(state, 4))
     reported = capsys.readouterr().err
-    assert_same(found, at(state, 4))
     assert f"{step} cannot be used" in reported and reported.count("\n") == 1
     # A damaged list may name another file.
     assert name in reported or name == store.FILES
     (tmp_path / "checkpoints" / "damaged-8-0").rename(step)
     file.write_bytes(content)
-  assert_same(restore(tmp_path, state), at(state, 8))
+  for path in step.iterdir():  # nothing else of it is read
+    if path.is_file() and path.name != store.FILES:
+      path.unlink()
+  assert_same(restore_last(tmp_path, state), at(state, 8))
 
 
 def test_complete_checkpoint_that_orbax_cannot_read_is_kept(

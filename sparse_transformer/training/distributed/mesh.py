@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib
+from sparse_transformer.model import sharding
 from sparse_transformer.model.sharding import AXES
-from sparse_transformer.patterns import shorten
 
 Sizes = Mapping[str, int]  # the devices along each axis
 
@@ -20,9 +21,7 @@ def make(
   """The mesh of an experiment on these devices; None for all, of all processes.
 
   Devices that are neighbors exchange the most, so `tensor` is the last axis.
-
-  Raises:
-    ValueError: the axes do not fit the devices.
+  Raises ValueError if the axes do not fit the devices.
   """
   devices = jax.devices() if devices is None else devices
   shape = tuple(sizes(config, len(devices)).values())
@@ -31,16 +30,21 @@ def make(
   return jax.make_mesh(shape, AXES, types, devices=devices)
 
 
+def split(mesh: Mesh, tree: Any) -> Any:
+  """Shapes and dtypes of a training state, or of a part of one, on a mesh."""
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(tuple(x.shape), x.dtype), tree
+  )
+  return jax.tree.map(
+    lambda x, on: x.update(sharding=on), shapes, sharding.place(mesh, shapes)
+  )
+
+
 def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
-  """The devices along each axis of the mesh.
+  """The devices along each axis of the mesh, of which one may be -1, the rest.
 
-  Args:
-    config: the experiment's, whose group `mesh` may have one -1 for the rest.
-    devices: how many there are; None for those that the config asks for, but
-      at least those of this run.
-
-  Raises:
-    ValueError: the product of the sizes is not the number of devices.
+  Of so many devices; None for those that the config asks for, but with a rest
+  at least those of this run. Raises ValueError if that is not their product.
   """
   given = {axis: config.mesh[axis] for axis in AXES}
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in given.items())
@@ -71,7 +75,6 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
       raise ValueError(
         f"{name}={value} must be a multiple of mesh.{axis}={sizes[axis]}"
       )
-  _check_heads(model, sizes)
 
 
 def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
@@ -90,29 +93,3 @@ def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
 def num_shards(sizes: Sizes) -> int:
   """Number of parts that a batch is split into."""
   return sizes["data"] * sizes["fsdp"]
-
-
-def _check_heads(model: model_lib.Config, sizes: Sizes) -> None:
-  """Raises ValueError unless all devices have heads of the same patterns."""
-  for layer, heads in enumerate(model.patterns):
-    axes = ["tensor"]
-    if any(pattern.contents() for pattern in heads):  # needs all positions
-      axes.append("sequence")
-    devices = math.prod(sizes[axis] for axis in axes)
-    words = " x ".join(f"mesh.{axis}={sizes[axis]}" for axis in axes)
-    if len(heads) % devices:
-      raise ValueError(
-        f"model.num_heads={len(heads)} must be a multiple of {words}, since"
-        f" patterns of layer {layer} are content-based, and need all positions"
-        " of a head on one device"
-      )
-    own = len(heads) // devices  # heads of a device
-    if heads != heads[:own] * devices:
-      other = next(h for h, x in enumerate(heads) if x != heads[h % own])
-      raise ValueError(
-        f"{words} gives each device {own} heads, which must have the same"
-        f" patterns on all devices, but in layer {layer} head {other % own} has"
-        f" {shorten(heads[other % own])}, and head {other}"
-        f" {shorten(heads[other])}; use fewer devices along"
-        f" {' and '.join(axes)}, or another attention.mode"
-      )

@@ -130,7 +130,6 @@ def _save(experiment, checkpoints, result, bits_L):
   """Writes a result, with the bits at each position, and a picture of it."""
   config, source = experiment.config.to_dict(), experiment.source
   more = dict(
-    checkpoint=checkpoints.fingerprint(result["step"]),
     config={name: config[name] for name in ("data", "model", "attention")},
     by_position=[None if np.isnan(x) else round(float(x), 6) for x in bits_L],
   )

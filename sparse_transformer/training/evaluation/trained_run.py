@@ -37,8 +37,7 @@ def restore(
     FileNotFoundError: no checkpoint exists, or it has just been deleted.
     ValueError: the checkpoint is from another network, or on other data.
   """
-  number = checkpoints.best_step() if step == "best" else step
-  state = checkpoints.restore(experiment.like, number)
+  state = checkpoints.restore(experiment.like, checkpoints.find(step))
   checkpoints.check(
     int(state.step),
     experiment.config,

@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import attention, patterns, schema, tables
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.content import binding
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
   image_of_matrix,
@@ -154,7 +154,7 @@ def realize(pattern: Pattern) -> Pattern:
       directions[content] = centers[None, : content.num_directions]
   q_BLHK = vectors[None, :, None]
   arrays = contract.Queries(q_BLHK), contract.Keys(q_BLHK, q_BLHK)
-  pairs = selection.realize((pattern,), *arrays, directions)
+  pairs = binding.realize((pattern,), *arrays, directions)
   return _Realized(np.asarray(pairs)[0, 0])
 
 

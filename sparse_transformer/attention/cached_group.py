@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.content import selection, spans as spans_lib
+from sparse_transformer.attention.content import binding, spans as spans_lib
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 from sparse_transformer.patterns.content import Known
@@ -79,7 +79,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
 
 def kept_pairs(pattern: Pattern) -> Pattern:
   """The pairs for which keys are kept: labels may depend on any earlier key."""
-  return Causal() if selection.labelled(pattern) else pattern.support()
+  return Causal() if binding.labelled(pattern) else pattern.support()
 
 
 @jax.tree_util.register_dataclass
@@ -125,11 +125,11 @@ class Group:
 
     k, v = map(put, (self.k, self.v), new)
     labels, first = [], [jnp.int32(i) for i in (layer, 0, 0, start, 0)]
-    contents = selection.labelled(self.pattern)
+    contents = binding.labelled(self.pattern)
     for content, x in zip(contents, self.labels, strict=True):
       k_BMCK = k[layer][:, :, : self.length].swapaxes(1, 2)
       q, given = q_BLHK[:, :, np.array(self.heads)], self._own(directions)
-      found = selection.labels(content, q, k_BMCK, given.get(content), start)
+      found = binding.labels(content, q, k_BMCK, given.get(content), start)
       labels.append(lax.dynamic_update_slice(x, found[None], first))
     held = self.positions.at[slots].set(positions)
     return dataclasses.replace(
@@ -179,9 +179,9 @@ class Group:
     """The weights of keys at step t, [B or 1, C R or 1, S + 1]; 0 for none."""
     pattern, bound = self.pattern, self.pattern.support()
     if self.labels:
-      contents = zip(selection.labelled(pattern), self.labels, strict=True)
+      contents = zip(binding.labelled(pattern), self.labels, strict=True)
       sets = tuple(content.sets(x[layer]) for content, x in contents)
-      bound = pattern.bind(selection.unions(pattern, sets))
+      bound = pattern.bind(binding.unions(pattern, sets))
     k_at = self.positions
     mask = bound.mask(t.reshape(1, 1, 1, 1), k_at.reshape(1, 1, 1, -1))
     mask = mask[:, :, 0] & (k_at >= 0)[None, None]
@@ -203,4 +203,4 @@ def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
     )
     return jax.eval_shape(content.labels, Known(*arrays)).shape[-1]
 
-  return [of(content) for content in selection.labelled(pattern)]
+  return [of(content) for content in binding.labelled(pattern)]

@@ -18,7 +18,7 @@ from sparse_transformer.attention import (
   contract,
   online_softmax,
 )
-from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.heads import group_heads, key_heads
 from sparse_transformer.patterns import Pattern
 
@@ -114,7 +114,7 @@ def fill_cache(
   v_BLGE: jax.Array,
   *,
   layer: jax.Array | int = 0,
-  directions: selection.Directions | None = None,
+  directions: binding.Directions | None = None,
 ) -> Cache:
   """Puts the first positions of sequences, the prompt, into an empty cache.
 
@@ -160,7 +160,7 @@ def attend_next(
   t: jax.Array | int,
   *,
   layer: jax.Array | int = 0,
-  directions: selection.Directions | None = None,
+  directions: binding.Directions | None = None,
   scale: float | None = None,
   softcap: float = 0.0,
   sinks_H: jax.Array | None = None,
@@ -236,4 +236,4 @@ def _check(cache, layer, directions, arrays, count=()):
         f" floating point, got {arguments.describe(x)}"
       )
   arguments.check_index("layer", layer, layers)
-  selection.check_directions(cache.patterns, directions or {}, width)
+  binding.check_directions(cache.patterns, directions or {}, width)

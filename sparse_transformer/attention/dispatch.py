@@ -18,7 +18,7 @@ from sparse_transformer.attention import (
   shard_map,
   vjp,
 )
-from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Keys, Queries, make_case
 from sparse_transformer.attention.executors import dense
 from sparse_transformer.attention.orders import apply
@@ -37,7 +37,7 @@ def attend(
   sinks_H: jax.Array | None = None,
   scale: float | None = None,
   softcap: float = 0.0,
-  directions: selection.Directions | None = None,
+  directions: binding.Directions | None = None,
   backend: str = "auto",
   tile: int = 0,
   spec: PartitionSpec | None = None,
@@ -113,7 +113,7 @@ def attend(
   tile = arguments.check_tile(tile, length)
   case = dataclasses.replace(case, length=length, tile=tile)
   heads = arguments.patterns_of_heads(patterns, case.num_heads, length)
-  selection.check_directions(heads, directions or {}, case.qk_width)
+  binding.check_directions(heads, directions or {}, case.qk_width)
   scores = arguments.check_scores(scale, softcap)
   call = Call(heads, scores, tile, registry.choose(backend, case), split)
   if first is not None:
@@ -200,7 +200,7 @@ def _on_device(call, q_BLHK, k_BMGK, v_BMGE, others):
     call = dataclasses.replace(call, patterns=own, split=shard_map.Split())
     to_heads = functools.partial(sequence_parallel.to_heads, axes)
     queries, keys = apply(to_heads, (queries, keys))
-  spans_H, found = selection.prepare(
+  spans_H, found = binding.prepare(
     call.patterns, queries, keys, directions, call.tile
   )
   results = vjp.run_plans(call, queries, keys, spans_H, (found, first))

@@ -21,7 +21,7 @@ from sparse_transformer.attention import (
   registry,
   sequence_parallel,
 )
-from sparse_transformer.attention.content import gathered, selection
+from sparse_transformer.attention.content import binding, found_tiles
 from sparse_transformer.attention.executors import xla
 from sparse_transformer.attention.orders import apply
 from sparse_transformer.attention.shard_map import Split
@@ -52,7 +52,7 @@ def run_plans(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of a device.
 
-  `selection.prepare` finds spans_H and the first of what is `given`; the second
+  `binding.prepare` finds spans_H and the first of what is `given`; the second
   is the position of the first query of a slice, or None for all queries.
   """
   return _attend(call, queries, keys, spans_H, given)[0]
@@ -100,7 +100,7 @@ def _on_platform(
 def _plan(call, choice, given, queries, keys, spans_H, *_):
   """All plans; the tables of content-based parts were found at run time."""
   (found, first), executor = given, choice.executor
-  static = selection.static_parts(call.patterns)
+  static = binding.static_parts(call.patterns)
   case = contract.make_case(queries.q, keys.v, call.tile)
   plans: contract.Plans = ()
   if first is not None:
@@ -112,10 +112,10 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
     plans = sequence_parallel.plan_device(executor, static, whole, axes)
   elif static:
     plans = executor.plans(static, case)
-  later = selection.plan_found(
+  later = binding.plan_found(
     call.patterns, found, spans_H, case.length, call.tile
   )
-  at_run_time = gathered.Gathered(choice.platform)
+  at_run_time = found_tiles.FoundTiles(choice.platform)
   return [
     (executor, dataclasses.replace(plan, scores=call.scores), heads)
     for executor, plans in ((executor, plans), (at_run_time, later))

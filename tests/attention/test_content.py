@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparse_transformer.attention import SAVED_NAMES, attend
-from sparse_transformer.attention.content import gathered, selection
+from sparse_transformer.attention.content import binding, found_tiles
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.patterns import (
   LSH,
@@ -61,7 +61,7 @@ def directions_of(heads):
 @functools.partial(jax.jit, static_argnames="heads")
 def realize(q, k, heads):
   arrays = Queries(q), Keys(k, k)
-  return selection.realize(heads, *arrays, directions_of(heads))
+  return binding.realize(heads, *arrays, directions_of(heads))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
@@ -241,6 +241,6 @@ def test_wrong_directions_are_rejected(patterns, directions, words):
 @pytest.mark.parametrize("size", [3, 50, 10**6])
 def test_tables_of_blocks_do_not_grow_beyond_the_positions(size):
   blocks = jnp.full((1, 1, 50, 1), -1, jnp.int32)
-  lay_out = lambda x: gathered.lay_out(Chosen(x, size), tile=16).keys
+  lay_out = lambda x: found_tiles.lay_out(Chosen(x, size), tile=16).keys
   keys = jax.eval_shape(lay_out, blocks)
   assert keys.shape[-1] <= 50 + size % 50

@@ -244,7 +244,7 @@ def check_exchanges():
     slices = slice_part(part, n, 4, devices)
     for route in (slices.queries, slices.keys):
       found[route.shifts] = route
-  assert {(), (1,), None} <= found.keys()
+  assert {(), (1, 2), None} <= found.keys()
   for route in found.values():
     check_transpose(mesh, Exchange(("x",), route), n)
 

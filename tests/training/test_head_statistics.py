@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from sparse_transformer import attention
-from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.figures import masks
 from sparse_transformer.model import transformer
@@ -68,7 +68,7 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
   mask = np.asarray(
-    selection.realize(of_layer, Queries(q), Keys(k, k), directions)
+    binding.realize(of_layer, Queries(q), Keys(k, k), directions)
   )[0]
   scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
   weights = np.exp(scores) * mask

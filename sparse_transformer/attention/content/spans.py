@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.content import gathered
+from sparse_transformer.attention.content import found_tiles
 from sparse_transformer.attention.heads import group_heads, index_of
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Spanned
@@ -86,7 +86,7 @@ class SpanTables:
   pattern: Spanned = dataclasses.field(metadata=contract.STATIC)
 
   def steps(self, plan: contract.Plan, case: contract.Case) -> "_Walk":
-    """See `gathered.TileTables`."""
+    """See `found_tiles.TileTables`."""
     return _Walk(plan, case)
 
 
@@ -120,11 +120,11 @@ class _Walk(online_softmax.Steps):
     self.n, self.num_heads = case.length, case.num_heads
     self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    limit = CPU_SCORES if case.platform == "cpu" else gathered.SCORES
+    limit = CPU_SCORES if case.platform == "cpu" else found_tiles.SCORES
     num_tiles = -(-self.n // self.tile)
     scores = contract.number(case.batch) * self.tile**2
     # The number of groups of a head, and their tiles.
-    self.times, self.size = gathered.cut(num_tiles, scores, limit)
+    self.times, self.size = found_tiles.cut(num_tiles, scores, limit)
     self.num = self.times * self.num_heads
     self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
     # Scores for the longest spans, per sequence and head.

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import selection, spans
+from sparse_transformer.attention.content import binding, spans
 from sparse_transformer.patterns import Pattern
 
 MAX_MASK_BYTES = 2**32
@@ -34,7 +34,7 @@ def attend(
   queries: contract.Queries,
   keys: contract.Keys,
   patterns: tuple[Pattern, ...],
-  directions: selection.Directions,
+  directions: binding.Directions,
   scores: contract.Scores,
   axes: tuple[str, ...] = (),
   first: jax.Array | None = None,
@@ -56,7 +56,7 @@ def attend(
   q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
   dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
   _, n, num_heads, width = q_BLHK.shape
-  mask_BHLM = selection.realize(patterns, queries, keys, directions)
+  mask_BHLM = binding.realize(patterns, queries, keys, directions)
   if first is not None:
     mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, n, 2)
   if queries.segments is not None and keys.segments is not None:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention.content.selection import with_content
+from sparse_transformer.attention.content.binding import with_content
 from sparse_transformer.attention.heads import index_of
 from sparse_transformer.model.block import NOT_RECOMPUTED
 from sparse_transformer.model.options.option import Inputs, Layer, Option

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer import atomic, model as model_lib, tables
-from sparse_transformer.attention.content import selection, spans as spans_lib
+from sparse_transformer.attention.content import binding, spans as spans_lib
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.figures import head_maps as pictures, masks, style
 from sparse_transformer.model import options, transformer
@@ -79,7 +79,7 @@ def weigh(
     inputs = options.prepare(model, where, inputs)
     directions = inputs.keywords.get("directions", {})
     arrays = Queries(q_BLHK), Keys(k_BLHK, k_BLHK)
-    mask_BHLM = selection.realize(patterns, *arrays, directions)
+    mask_BHLM = binding.realize(patterns, *arrays, directions)
     i = np.arange(q_BLHK.shape[1])
     ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
     ramps = [1.0] * len(patterns) if ramps_HLM is None else ramps_HLM

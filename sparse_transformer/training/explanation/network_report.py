@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from sparse_transformer import model as model_lib, tables
 from sparse_transformer.attention import cached_group, registry
-from sparse_transformer.attention.content import selection
+from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.figures.masks import MAX_PANELS, places, save_patterns
 from sparse_transformer.model.experts import PER_TOKEN
@@ -140,7 +140,7 @@ def describe_attention(
   measure = functools.cache(_measure)
   of_pair = config.train.batch_size * costs.flops_per_pair(model)
   for heads, layers in _groups(model).items():
-    static = selection.static_parts(heads)
+    static = binding.static_parts(heads)
     tile = registry.common_tile(model.backend, case, static)
     for pattern in dict.fromkeys(heads):
       used_by = [head for head, other in enumerate(heads) if other == pattern]
@@ -192,7 +192,7 @@ def _tiles(pattern, case, backend, tile):
     name, tile, count = registry.tiling(backend, sized, part)
     yield name, tile, tile**2 * count
   if others:
-    yield from selection.count_scores(pattern, case)
+    yield from binding.count_scores(pattern, case)
 
 
 # What positions see, and decoding.

@@ -20,7 +20,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import gathered, spans as spans_lib
+from sparse_transformer.attention.content import found_tiles, spans as spans_lib
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.heads import group_heads, index_of, key_heads
 from sparse_transformer.patterns import Pattern, shorten
@@ -127,7 +127,7 @@ def prepare(
   """(the spans of heads, or None; what `plan_found` makes plans of)."""
   bound = bind(patterns, queries, keys, directions)
   dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
-  tables = [gathered.lay_out(pairs, tile) for pairs in _sets(bound)]
+  tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
   return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
 
 
@@ -143,7 +143,7 @@ def plan_found(
   table_of = dict(zip(_sets(bound), tables, strict=True))
   items = zip(with_content(patterns).items(), bound, strict=True)
   plans = [
-    (gathered.plan_part(own, table_of), heads)
+    (found_tiles.plan_part(own, table_of), heads)
     for (pattern, heads), sets in items
     for part in pattern.split()[1]
     for own in part.bind(unions(pattern, sets)).parts()

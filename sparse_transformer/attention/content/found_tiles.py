@@ -111,7 +111,7 @@ def plan_part(
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
+class FoundTiles:
   """Runs plans whose tables are found at run time, here or in `spans`."""
 
   platform: str

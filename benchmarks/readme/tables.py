@@ -139,7 +139,8 @@ def explained() -> str:
   ]
   words = "--config=configs/enwik8.py --target=h100"
   command = f"python -m sparse_transformer.explain {words}"
-  return f"```\n{command}\n\n{rendering.render(found)}\n```"
+  text = re.sub(r"(?m)^(.{97}).{4,}$", r"\1...", rendering.render(found))
+  return f"```\n{command}\n\n{text}\n```"
 
 
 def measured(parts: Collection[str] = tuple(summary.PARTS)) -> str:

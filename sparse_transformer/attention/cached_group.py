@@ -198,9 +198,9 @@ def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
   def of(content):
     shapes = (1, 1, 1, width), (1, n, 1, width)
     directions = 1, content.num_directions, width
-    arrays = (
+    q, k, d = (
       jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, directions)
     )
-    return jax.eval_shape(content.labels, Known(*arrays)).shape[-1]
+    return jax.eval_shape(content.labels, Known(q, k, d)).shape[-1]
 
   return [of(content) for content in binding.labelled(pattern)]

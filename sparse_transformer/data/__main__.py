@@ -12,10 +12,8 @@ from sparse_transformer.data import cifar10
 
 def main(argv: Sequence[str]) -> None:
   if [*argv[1:]] != ["prepare", "cifar10"]:
-    given = " ".join(argv[1:])
-    raise ValueError(
-      f"cannot run {given!r}; usage: {cifar10.PREPARE} [--data_dir=DIR]"
-    )
+    usage = f"usage: {cifar10.PREPARE} [--data_dir=DIR]"
+    raise ValueError(f"cannot run {' '.join(argv[1:])!r}; {usage}")
   from sparse_transformer.data import download
 
   builder = download.prepare(flags.FLAGS.data_dir)

@@ -73,10 +73,7 @@ def _opened(config, example):
 
 
 def newest(data_dir: str) -> pathlib.Path:
-  """The folder of the newest version of the stock copy, or else of ours.
-
-  Raises FileNotFoundError if none is prepared.
-  """
+  """The folder of the newest version of the stock copy, or else of ours."""
   from tensorflow_datasets.core import Version
 
   folder = root(data_dir)
@@ -95,10 +92,7 @@ def newest(data_dir: str) -> pathlib.Path:
 def read(
   folder: pathlib.Path, split: str, example: Callable[[dict], Any]
 ) -> Lazy:
-  """What `example` makes of each record of a published split.
-
-  Raises ValueError if a file is damaged; now, or when a record is read.
-  """
+  """What `example` makes of each record; ValueError if a file is damaged."""
   import PIL.Image
   import tensorflow_datasets as tfds
 

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import pathlib
-import sys
 import warnings
 from collections.abc import Iterable
 
@@ -26,10 +25,7 @@ class Codec:
   suffix: str = ".txt"  # of files of samples
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Converts decompressed contents, of data or a prompt, to a row of symbols.
-
-    Raises ValueError if the file at `path` is damaged or of another kind.
-    """
+    """The symbols of decompressed data; ValueError if it cannot be these."""
     raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> np.ndarray:
@@ -53,7 +49,7 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Text(Codec):
-  """Bytes, unchanged; with a separator of 0, each file is a document."""
+  """Bytes; with a separator of 0, each file is a document."""
 
   separator: int | None = None
   vocab_size = 256
@@ -70,15 +66,19 @@ class Text(Codec):
       )
     return np.frombuffer(data + bytes([self.separator]), np.uint8)
 
+  def read(self, path: pathlib.Path) -> np.ndarray:
+    symbols = super().read(path)
+    if self.separator is None and not symbols.all():
+      place = f"warning: files in {path.parent} have zeros, which text has not"
+      files.tell(f"{place}, but archives and pictures: leave those out")
+    return symbols
+
   def encode(self, sequences: Rows) -> bytes:
     return b"\n\n".join(map(bytes, sequences))
 
 
 class JsonLines(Text):
-  """The bytes of the field `text` of the records of JSON Lines files.
-
-  A newline ends each, or the separator. Prompts and samples are plain text.
-  """
+  """The field `text` of records, a newline or the separator after each."""
 
   def read(self, path: pathlib.Path) -> np.ndarray:
     rows = [np.zeros(0, np.uint8)]
@@ -162,8 +162,7 @@ class Fasta(Codec):
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
     found = _look_up(letters, f"{BASES}\n", path, known)
     if drawn:
-      line = f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}"
-      print(line, file=sys.stderr)
+      files.tell(f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}")
     return found
 
   def encode(self, sequences: Rows) -> bytes:
@@ -192,10 +191,9 @@ def _look_up(letters, symbols, path, known):
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(Codec):
-  """Integers of a tokenizer, all below `vocab_size`.
+  """Integers of a tokenizer; in prompts and samples, as text on one line.
 
-  Prompts and samples are text: the integers of a sequence on one line. The
-  bytes of each token are in token_bytes.npy in the folder, if it is there.
+  The bytes of each are in token_bytes.npy in the folder, if it is there.
   """
 
   vocab_size: int

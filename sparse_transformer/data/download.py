@@ -25,10 +25,7 @@ ARCHIVE = UrlInfo(
 # Not called Cifar10: the folder is named after the class, and a copy that the
 # stock `cifar10` builder has made in the same place must not be changed.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
-  """CIFAR-10 (Krizhevsky 2009): 50,000 train and 10,000 test images, labelled.
-
-  In the order of the stock builder, which needs TensorFlow to encode PNG.
-  """
+  """In the order of the stock builder, which needs TensorFlow for its PNG."""
 
   VERSION = tfds.core.Version("1.1.0")  # 1.0.0 had no labels
   IMAGES_PER_FILE = 10_000

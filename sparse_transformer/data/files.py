@@ -3,10 +3,12 @@
 import bz2
 import contextlib
 import errno
+import functools
 import gzip
 import lzma
 import os
 import pathlib
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -33,16 +35,17 @@ def blame(what: pathlib.Path | str) -> Iterator[None]:
     of_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
     if of_system or isinstance(error, MemoryError):
       raise
-    raise damaged(what, error) from error
+    reason = " ".join(str(error).split())  # on one line
+    raise ValueError(
+      f"{what} is damaged or truncated, or of a kind that is not read:"
+      f" {reason or type(error).__name__}"
+    ) from error
 
 
-def damaged(what: pathlib.Path | str, error: Exception) -> ValueError:
-  """The exception to raise from an `error` while reading a file or folder."""
-  reason = " ".join(str(error).split())  # on one line
-  return ValueError(
-    f"{what} is damaged or truncated, or of a kind that is not read:"
-    f" {reason or type(error).__name__}"
-  )
+@functools.cache
+def tell(line: str) -> None:
+  """Prints a line on standard error, once in a process."""
+  print(line, file=sys.stderr)
 
 
 def from_config(path: str) -> pathlib.Path:
@@ -78,8 +81,7 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """The file, or all files below a folder that have a suffix, in order.
 
-  Hidden ones are skipped. Links are followed, to each folder once. Raises
-  FileNotFoundError if a folder has none.
+  Links are followed, to each folder once. FileNotFoundError if there are none.
   """
   if not path.is_dir():
     return [path]
@@ -115,10 +117,9 @@ def map_array(path: pathlib.Path) -> np.ndarray:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """The contents of a file; one in .gz, .bz2, .xz or .zip is decompressed.
+  """The contents of a file, decompressed; those in a .zip are joined by name.
 
-  The files in a zip archive are joined in the order of their names. Raises
-  ValueError if the file is not regular, is damaged or is too large.
+  Raises ValueError if the file is not regular, is damaged or is too large.
   """
   if (size := atomic.size(path)) > LARGEST:
     raise ValueError(

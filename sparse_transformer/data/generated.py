@@ -1,7 +1,4 @@
-"""Generated sources, without files, whose best possible score is known.
-
-What decides the score is how far back a network sees.
-"""
+"""Generated sources, whose best score is known: how far back networks see."""
 
 import functools
 import math
@@ -42,11 +39,10 @@ def repeat(config: ConfigDict) -> Images:
 
 @register("recall", reads_path=False)
 def recall(config: ConfigDict) -> Images:
-  """Pairs of key and value; blanks; each key again, answered by its value.
+  """Pairs of key and value; blanks, 0; each key again, answered by its value.
 
   Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927), with all
-  keys in random orders. Answers cost a network that does not see the pairs at
-  least log2(pairs) bits each. Blanks are 0, then come keys, then values.
+  keys in random orders.
   """
   n, pairs = config.length, config.pairs
   if 4 * pairs > n:
@@ -67,10 +63,9 @@ def recall(config: ConfigDict) -> Images:
 
 
 def _make(config, vocab_size, bits, generate):
-  """A source of gray images: rows of `columns` symbols, scored separately.
+  """A source of gray images, in each of which the best predictor loses `bits`.
 
-  The best predictor loses `bits` in each of the sequences that
-  generate(random state, number) draws: uint8 [number, length].
+  generate(random state, number) draws sequences: uint8 [number, length].
   """
   n, columns = config.length, config.columns
   if n % columns:

@@ -64,10 +64,7 @@ def imagenet64(config: ConfigDict) -> Images:
 
 @register("images")
 def any_images(config: ConfigDict) -> Images:
-  """PNG or JPEG files of one size in a folder, or the images of a .npy file.
-
-  The first one, or the header of the array, determines the geometry.
-  """
+  """PNG or JPEG files of one size in a folder, or the images of a .npy file."""
   path = files.check_path(config.path)
   if path.suffix == ".npy":
     array = _open_array(path)
@@ -88,8 +85,12 @@ def any_images(config: ConfigDict) -> Images:
           f"{file} has (rows, columns, channels) = {size}, but {first} has"
           f" {shape}; all images must have one size: convert or remove it"
         )
-    read = functools.partial(_decode, channels=shape[2])
-    make = lambda paths: Lazy(len(paths), lambda i: read(paths[i]))
+
+    def pixels(path):
+      with _opened(path) as image:
+        return np.asarray(image.convert("L" if shape[2] == 1 else "RGB"))
+
+    make = lambda paths: Lazy(len(paths), lambda i: pixels(paths[i]))
     return {split: make(paths) for split, paths in parts.items()}
 
   return Images(shape, 256, load, lambda: every)
@@ -116,12 +117,6 @@ def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
       f"{path} has the color mode {mode}; convert it to RGB or to 8-bit gray"
     )
   return rows, columns, CHANNELS[mode]
-
-
-def _decode(path: pathlib.Path, channels: int) -> np.ndarray:
-  """The pixels of a picture, uint8."""
-  with _opened(path) as image:
-    return np.asarray(image.convert("L" if channels == 1 else "RGB"))
 
 
 def _open_array(path: pathlib.Path) -> np.ndarray:

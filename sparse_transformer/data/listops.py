@@ -26,9 +26,8 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 SYMBOLS = " ", *"0123456789", *OPERATORS, "]"
 DEPTH, MOST = 10, 10  # of the tree, with its digits; arguments of an operation
 NESTED = 0.25  # the probability that an argument is an operation
-# Expressions are drawn until the length fits: one in 12 has 500 to 2,000
-# symbols. The first example must be found within `DRAWS`, so that later ones
-# are found within a hundred times as many.
+# Expressions are drawn until the length fits. The first must be found within
+# `DRAWS`, so that later ones are found within a hundred times as many.
 DRAWS = 20_000
 
 
@@ -49,10 +48,8 @@ def listops(config: ConfigDict) -> Sequences:
 
 
 class _Source(Sequences):
-  """Examples that take minutes to generate."""
-
   def digest(self) -> dict[str, int | str]:
-    """Number of training examples, and CRC-32 of the first in each split."""
+    """Of the first example of each split: all would take minutes."""
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
     number, crc = len(self.examples("train")), zlib.crc32(first)
     return dict(examples=number, crc32=f"{crc:08x}")

@@ -11,7 +11,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,7 @@ from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.splits import SPLITS
 
-if TYPE_CHECKING:
-  from ml_collections import ConfigDict
-else:
-  ConfigDict = Any  # so that the command can say that it is missing
-
+ConfigDict = Any  # of ml_collections, which only commands need
 Splits = Mapping[str, Any]  # the data of each split
 Files = Callable[[], Sequence[pathlib.Path]] | None  # those of all splits
 Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
@@ -77,17 +73,7 @@ class Images(_Apart):
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
     images = _of_split(self.load, split)
-
-    def example(i: int) -> np.ndarray:
-      image = images[i]
-      if (image.size, image.dtype) != (self.length, np.uint8):
-        raise ValueError(
-          f"image {i} of {split} is {image.dtype} {image.shape}, not uint8"
-          f" {self.shape}; prepare the data set again"
-        )
-      return image.reshape(self.length)
-
-    return Lazy(len(images), example)
+    return Lazy(len(images), lambda i: images[i].reshape(self.length))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +99,7 @@ class Sequences(_Apart):
 
     With classes [length + 2]: the symbols, zeros up to the length, the label,
     and how many symbols there are. Without [length]: the symbols, and -1 up to
-    the length. Raises ValueError if an example does not fit the source.
+    the length.
     """
     examples = _of_split(self.load, split)
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
@@ -121,19 +107,15 @@ class Sequences(_Apart):
 
     def example(i: int) -> np.ndarray:
       symbols, label = examples[i]
-      rest = self.length - len(symbols)
-      if rest < 0 or not len(symbols):
+      number = len(self.classes) or label + 1
+      if not (0 <= label < number and 1 <= len(symbols) <= self.length):
         raise ValueError(
-          f"example {i} of {split} has {len(symbols):,} symbols; it must have"
-          f" between 1 and {self.length:,}, the length of a sequence"
+          f"example {i} of {split} has {len(symbols)} symbols and {label=}, not"
+          f" 1 to {self.length:,} symbols and a label below {number}"
         )
       if not self.classes:
+        rest = self.length - len(symbols)
         return np.pad(symbols.astype(dtype), (0, rest), constant_values=-1)
-      if not 0 <= label < len(self.classes):
-        raise ValueError(
-          f"example {i} of {split} has {label=}, but there are"
-          f" {len(self.classes)} classes, from 0"
-        )
       row = np.zeros(self.length + 2, dtype)
       row[: len(symbols)], row[-2:] = symbols, (label, len(symbols))
       return row
@@ -161,10 +143,7 @@ class Stream:
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """Sequences that start at each symbol of a split, [length].
-
-    Raises ValueError if the split is shorter than a sequence.
-    """
+    """Sequences that start at each symbol of a split, [length]."""
     data = _of_split(self.load, split)
     if len(data) < self.length:
       raise ValueError(
@@ -191,11 +170,8 @@ class Stream:
     """Overlapping sequences that together score each symbol exactly once.
 
     At least `min_context` positions, in [0, length), are before a scored one,
-    except in the first window, which is scored entirely.
-
-    Returns:
-      (tokens, scored): integers, as loaded, and bool [length]. The last window
-      is padded on the right with zeros, which are not scored.
+    but the first window is scored entirely. Windows are (tokens, scored): as
+    loaded, the last one padded with zeros that are not scored; bool [length].
     """
     if not 0 <= min_context < self.length:
       raise ValueError(
@@ -208,9 +184,8 @@ class Stream:
     def window(i: int) -> Window:
       tokens = data[i * step :][: self.length]
       position = np.arange(self.length)
-      scored = position < len(tokens)
-      if i:
-        scored &= position >= min_context
+      is_new = position >= (min_context if i else 0)
+      scored = is_new & (position < len(tokens))
       return np.pad(tokens, (0, self.length - len(tokens))), scored
 
     return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
@@ -240,9 +215,8 @@ def register(
 ) -> Callable[[Factory], Factory]:
   """Decorates a function that maps the `data` group of a config to a source.
 
-  Args:
-    name: the `data.name` that selects the source; ValueError if it is taken.
-    reads_path: whether it reads `data.path`; if not, one is an error.
+  `data.name` selects it by its name; ValueError if it is taken. If it does not
+  read `data.path`, one is an error.
   """
   if name in SOURCES:
     raise ValueError(f"source {name!r} is already registered")

@@ -1,10 +1,8 @@
 """The splits of data: told by names in a folder, or cut by fractions."""
 
-import functools
 import itertools
 import pathlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,26 +29,19 @@ def listed(
 ) -> dict[str, Paths]:
   """The files of each split that names in a folder tell, or else all, of "".
 
-  A split is a folder, a file, or files with a number each. Without a test
-  split, that of validation takes its place. A line tells this, and how many
-  files are not read; hidden ones are none.
-
-  Args:
-    path: a folder; or a file, which has no splits.
-    suffixes: of files, see `files.has_suffix`.
-    by_file: whether names of files count, besides those of folders.
-
-  Raises:
-    ValueError: there are several for a split.
-    FileNotFoundError: the training or the validation split is missing, or has
-      no files.
+  A split is a folder or, with `by_file`, a file, or files with a number each.
+  Without a test split, that of validation takes its place. A line tells this,
+  and how many files are not read. Raises ValueError if there are several for a
+  split, FileNotFoundError if training or validation has no files.
   """
   places = _named(path, suffixes if by_file else ()) or {"": [path]}
   find = lambda place: files.find(place, *suffixes)
   found = {k: tuple(itertools.chain(*map(find, x))) for k, x in places.items()}
   others = {*files.find(path, "")} - {*itertools.chain(*found.values())}
   if others:
-    tell(f"{path}: {len(others):,} files are not read, as {min(others).name}")
+    files.tell(
+      f"{path}: {len(others):,} files are not read, as {min(others).name}"
+    )
   return found
 
 
@@ -78,7 +69,9 @@ def _named(folder, suffixes):
   if found and "test" not in found:
     found["test"] = found["validation"]
     names = ", ".join(path.name for path in found["test"])
-    tell(f"warning: {folder} has no test: it is {names}, as validation is")
+    files.tell(
+      f"warning: {folder} has no test: it is {names}, as validation is"
+    )
   return {split: [*found[split]] for split in SPLITS if found}
 
 
@@ -102,9 +95,3 @@ def divide(
         f"{tuple(fractions)}; use more data or other fractions"
       )
   return parts
-
-
-@functools.cache
-def tell(line: str) -> None:
-  """Prints a line on standard error, once in a process."""
-  print(line, file=sys.stderr)

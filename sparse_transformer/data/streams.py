@@ -1,6 +1,5 @@
 """Sources of files: streams of symbols, and sequences with a label."""
 
-import dataclasses
 import functools
 import hashlib
 import pathlib
@@ -16,7 +15,7 @@ from sparse_transformer.data.sources import (
   Stream,
   register,
 )
-from sparse_transformer.data.splits import SPLITS, divide, listed, tell
+from sparse_transformer.data.splits import SPLITS, divide, listed
 
 # Of enwik8 and text8, whose bytes are 90 % train, 5 % validation, 5 % test.
 SIZE = 100_000_000
@@ -26,20 +25,7 @@ ENWIK8 = "a1fa5ffddb56f4953e226637dabbb36a"  # its MD5
 @register("bytes")
 def any_bytes(config: ConfigDict) -> Stream:
   """The bytes of a file, or of all files in a folder."""
-  source = _from_path(config, codecs.Text(0 if config.documents else None), "")
-
-  @functools.cache
-  def load():
-    splits = source.load()
-    zeros = sum(len(x) - np.count_nonzero(x) for x in splits.values())
-    if zeros and not config.documents:
-      tell(
-        f"warning: in {config.path} are {zeros:,} zeros, which text has not; in"
-        " archives and pictures they are usual: leave such files out"
-      )
-    return splits
-
-  return dataclasses.replace(source, load=load)
+  return _from_path(config, codecs.Text(0 if config.documents else None), "")
 
 
 @register("jsonl")
@@ -149,18 +135,13 @@ def labelled(config: ConfigDict) -> Sequences:
   found = listed(path, "", by_file=False)
   depth = 0 if "" in found else 1
   groups = {split: _by_class(path, depth, x) for split, x in found.items()}
-  classes = tuple(next(iter(groups.values())))
-  if len(classes) < 2:
+  classes, *others = map(tuple, groups.values())
+  if len(classes) < 2 or {*others} - {classes}:
+    there = (f"{k} {', '.join(x) or 'none'}" for k, x in groups.items())
     raise ValueError(
-      f"{path} has {len(classes)} folders ({', '.join(classes) or 'none'}); it"
-      " needs one for each of at least 2 classes"
+      f"{path} needs a folder for each of at least 2 classes, the same in all"
+      f" splits; it has {'; '.join(there).strip()}"
     )
-  for split, group in groups.items():
-    if tuple(group) != classes:
-      raise ValueError(
-        f"{path}: {split} has the classes {', '.join(group)}, but train has"
-        f" {', '.join(classes)}; all must have the same"
-      )
 
   @functools.cache
   def load():

@@ -125,19 +125,6 @@ def test_array_that_is_missing_or_claims_too_much_is_named(tmp_path, arrays):
     data.source(config("imagenet64", tmp_path)).examples("test")
 
 
-def test_image_of_another_size_is_an_error_that_names_it():
-  splits = dict.fromkeys(data.SPLITS, np.zeros((3, 5, 4, 3), np.uint8))
-  others = {
-    "validation": data.Lazy(3, lambda i: np.zeros((3, 4, 3), np.uint8)),
-    "test": data.Lazy(3, lambda i: np.zeros((5, 4, 3))),
-  }
-  source = data.Images((5, 4, 3), 256, lambda: splits | others)
-  assert len(source.examples("train")[1]) == 60
-  for split, words in (("validation", "uint8 .3, 4"), ("test", "float64 .5")):
-    with pytest.raises(ValueError, match=f"image 1 of {split} is {words}"):
-      source.examples(split)[1]
-
-
 def test_digest_covers_every_byte_of_the_files(tmp_path, arrays):
   digests = [data.source(config("imagenet64", tmp_path)).digest()]
   for name in ("train_64x64.npy", "valid_64x64.npy"):

@@ -216,10 +216,10 @@ def test_name_of_two_sources_is_an_error():
 @pytest.mark.parametrize(
   "size, label, phrase",
   [
-    (0, 0, "0 symbols; .* between 1 and 4"),
-    (5, 0, "5 symbols; .* between 1 and 4"),
-    (3, -1, "has label=-1, but there are 2 classes"),
-    (3, 2, "has label=2, but there are 2 classes"),
+    (0, 0, "0 symbols and .* not 1 to 4 symbols"),
+    (5, 0, "5 symbols and"),
+    (3, -1, "label=-1, not .* a label below 2"),
+    (3, 2, "label=2, not"),
   ],
 )
 def test_examples_must_fit_the_source(size, label, phrase):

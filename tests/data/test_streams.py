@@ -36,7 +36,7 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   assert not capfd.readouterr().err
   (tmp_path / "b.tar.gz").write_bytes(gzip.compress(bytes(100)))
   data.source(config("bytes", tmp_path)).load()
-  assert "are 100 zeros, which text has not" in capfd.readouterr().err
+  assert "have zeros, which text has not" in capfd.readouterr().err
 
 
 def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -187,7 +187,7 @@ def test_folders_of_splits_have_the_same_classes(tmp_path):
   (tmp_path / "test" / "yes" / "00.txt").write_bytes(b"abd")
   assert source().digest() != digest
   write_classes(tmp_path / "test", {"more": TEXTS["yes"]})
-  with pytest.raises(ValueError, match="test has the classes more, no, yes"):
+  with pytest.raises(ValueError, match="train no, yes; .* test more, no, yes"):
     source()
 
 

@@ -79,7 +79,8 @@ def load(path: str | os.PathLike) -> Exported:
   if not {"config", "crc32"} <= metadata.keys():
     raise ValueError(f"{path} is not a file of sparse_transformer.export")
   if metadata.pop("crc32") != _crc32(arrays, metadata):
-    raise files.damaged(path, ValueError("its CRC-32 differs"))
+    with files.blame(path):
+      raise ValueError("its CRC-32 differs")
   config = config_lib.from_json(json.loads(metadata["config"]), path)
   vocabulary = json.loads(metadata["vocabulary"])
   source = types.SimpleNamespace(  # the data need not be there

@@ -22,8 +22,7 @@ the cluster says these, with --distributed=auto. See docs/scaling.md.
 import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sparse_transformer import cli
 from sparse_transformer.cli import config_flags, flags
@@ -34,7 +33,7 @@ MAX_PROFILED = 100  # steps; each may take megabytes
 def main(argv: Sequence[str]) -> None:
   cli.require("config", "workdir")
   args = flags.FLAGS
-  config_file = config_flags.get_config_filename(args["config"])
+  module = sys.modules.get("config_config")  # where ml_collections leaves it
   given = args.coordinator, args.num_processes, args.process_id
   is_alone = given == (None,) * 3 and args.distributed is None
   if args.distributed and given != (None,) * 3:
@@ -42,20 +41,15 @@ def main(argv: Sequence[str]) -> None:
       "--distributed=auto finds --coordinator, --num_processes and --process_id"
       " out; give either it or them"
     )
-  waits = [x for x in ("connect", "heartbeat") if args[f"{x}_seconds"].present]
-  if is_alone and waits:
-    raise ValueError(
-      f"--{waits[0]}_seconds requires --coordinator or --distributed"
-    )
-  settings = dict(
-    config_file=config_file,
-    limit=_limit(args.limit),
-    allow_changes=args.allow_changes,
-    on_metrics=_hook(config_file),
-    profile=_profiled(args.profile, args.config.train.steps),
-  )
   if args.limit and not is_alone:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
+  settings = dict(
+    config_file=config_flags.get_config_filename(args["config"]),
+    limit=_limit(args.limit),
+    allow_changes=args.allow_changes,
+    on_metrics=getattr(module, "on_metrics", None),
+    profile=_profiled(args.profile, args.config.train.steps),
+  )
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train
 
@@ -70,19 +64,7 @@ def main(argv: Sequence[str]) -> None:
   train(args.config, args.workdir, **settings)
 
 
-def _hook(config_file: str) -> Callable[..., Any] | None:
-  """The function `on_metrics` of the config file, if it has one."""
-  # Where ml_collections leaves the module.
-  hook = getattr(sys.modules.get("config_config"), "on_metrics", None)
-  if not (hook is None or callable(hook)):
-    raise ValueError(
-      f"on_metrics in {config_file} is {hook!r}, but must be a function of"
-      " (step, split, values)"
-    )
-  return hook
-
-
-def _profiled(text: str | None, steps: int) -> Sequence[int]:
+def _profiled(text, steps):
   """The steps that --profile names."""
   if text is None:
     return ()
@@ -96,7 +78,7 @@ def _profiled(text: str | None, steps: int) -> Sequence[int]:
   return range(first, last + 1)
 
 
-def _limit(text: str | None) -> tuple[str, float] | None:
+def _limit(text):
   """The clock and the seconds on it that --limit names."""
   if text is None:
     return None
@@ -115,9 +97,8 @@ if __name__ == "__main__":
   flags.DEFINE_boolean(
     "allow_changes",
     False,
-    "Whether a run may resume with other attention.*, eval.sequences,"
-    " train.steps, train.batch_size, train.accumulation and optimizer.* (except"
-    " name) than it had.",
+    "Resumes with other attention.*, optimizer.* (except name), train.steps,"
+    " train.batch_size, train.accumulation and eval.sequences.",
   )
   flags.DEFINE_string(
     "profile", None, "FIRST:LAST, the steps to trace into WORKDIR/profile."

@@ -20,11 +20,11 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--out is missing; see --help")
   step = cli.parse_step(args.step)
   from sparse_transformer.training.checkpoints import exported
-  from sparse_transformer.training.evaluation import trained_run
+  from sparse_transformer.training.experiment import open_run, restore
 
   path = exported.check_path(args.out)
-  run = trained_run.open_run(args.workdir, args.config)
-  state = trained_run.restore(*run, step)
+  run = open_run(args.workdir, args.config)
+  state = restore(*run, step)
   about = dict(step=int(state.step), weights=args.weights)
   exported.save(path, args.config, getattr(state, args.weights), **about)
   print(f"weights of step {about['step']} in {path}")
@@ -32,11 +32,7 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string("out", None, "The file, NAME.safetensors.")
-  flags.DEFINE_string(
-    "step",
-    None,
-    "Step of the checkpoint; or best, as in eval.py; default: last.",
-  )
+  flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )

@@ -2,128 +2,111 @@
 
 python -m sparse_transformer.report --workdir=runs/digits
 
-Writes report.html into the workdir: results, curves, throughput, patterns,
-heads, samples, bits by position, config. It shows what is in the workdir:
+Writes report.html into the workdir: results, curves, patterns, heads, samples,
+bits by position, config. It shows what is in the workdir:
 `eval.py` and `python -m sparse_transformer.sample` add to that, and so does
 `python -m sparse_transformer.explain` with --example.
 """
 
+import base64
+import html
+import io
 import json
 import pathlib
 from collections.abc import Sequence
 
 from sparse_transformer import atomic, cli
 from sparse_transformer.cli import flags
-from sparse_transformer.figures import curves, html
+from sparse_transformer.figures import curves
 
 COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
+# A wide table is in a box that scrolls; the page does not.
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
+  max-width: 76rem; padding: 0 .75rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+img { max-width: 100%; vertical-align: top; }
+.table { overflow-x: auto; } table { border-collapse: collapse; }
+td { padding: .2rem .8rem .2rem 0; vertical-align: top;
+  border-bottom: 1px solid #dde; font-variant-numeric: tabular-nums; }
+pre { background: #f4f6f9; padding: .75rem; white-space: pre-wrap; }
+pre, table { font-size: 14px; }
+"""
 
 
-def _make(workdir, experiment):
-  """The page about a run, as HTML."""
+def main(argv: Sequence[str]) -> None:
+  """Writes the page of the run in --workdir."""
   from sparse_transformer.training import metrics
+  from sparse_transformer.training.experiment import open_run
 
+  workdir = pathlib.Path(flags.FLAGS.workdir)
+  experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
+  checkpoints.find(None)  # there must be one
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
-  name, settings = workdir.resolve().name, experiment.config.to_dict()
-  sections = (
-    _summary(name, experiment, lines),
-    _evaluations(workdir),
-    _curves(experiment.source.unit, experiment.model, lines),
-    *_pictures(workdir),
-    _samples(workdir),
-    html.section("Config", html.preformatted(json.dumps(settings, indent=2))),
-  )
-  return html.page(f"Run {name}", *sections)
+  sections = {
+    "Run": _summary(experiment, lines),
+    "Evaluation": _evaluations(workdir),
+    "Curves": _curves(experiment, lines),
+    "Patterns": _picture(workdir / "patterns.png"),
+    "Heads on an example": _heads(workdir),
+    "Samples": _samples(workdir),
+    "Config": _text(json.dumps(experiment.config.to_dict(), indent=2)),
+  }
+  title = html.escape(f"Run {workdir.resolve().name}")
+  body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
+  path = workdir / "report.html"
+  path.write_text(f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><style>{STYLE}</style></head>
+<body><h1>{title}</h1>
+{body}
+</body></html>
+""")
+  print(f"report in {path}")
 
 
-def _summary(name, experiment, lines):
+def _summary(experiment, lines):
   from sparse_transformer import model as model_lib
-  from sparse_transformer.comparison.plan import LIMIT
   from sparse_transformer.training.explanation import costs
 
   config, source = experiment.config, experiment.source
-  network, steps = experiment.model, config.train.steps
-  of_all = f" of {steps:,}" if steps < LIMIT - 1 else ""  # no time limit
-  last = max((line["step"] for line in lines), default=0)
-  used = "; ".join(
+  network = experiment.model
+  patterns = "; ".join(
     f"{pattern} after {step:,} steps" if step else pattern
     for step, pattern in model_lib.schedule(config).items()
   )
   rows = [
-    ("run", name),
     ("data", f"{config.data.name}, {source.length:,} positions"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
-    *_experts(network, lines),
-    *_spans(network, lines),
-    ("FLOPs per token", f"{costs.flops_per_token(config, network):,.0f}"),
-    ("attention", f"{used}, {config.attention.mode}"),
-    ("step", f"{last:,}{of_all}"),
+    ("FLOPs per token", f"{costs.flops_per_token(network)['total']:,.0f}"),
+    ("attention", f"{patterns}, {config.attention.mode}"),
   ]
+  last = {line["split"]: line for line in lines}
   for split in ("train", "validation"):
-    for line in [line for line in lines if line["split"] == split][-1:]:
+    if line := last.get(split):
       bits = f"{line['bits_per_dim']:.4f} {source.unit}{_accuracy(line)}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
-  if shares := [line["mfu"] for line in lines if "mfu" in line]:
-    rows.append((curves.SPEEDS["mfu"], f"{100 * shares[-1]:.1f} %"))
-  return html.table(rows)
+  if "mfu" in (line := last.get("train", {})):
+    rows.append(("model-FLOPs utilization", f"{100 * line['mfu']:.1f} %"))
+  return _table(rows)
 
 
 def _accuracy(values):
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
-def _experts(network, lines):
-  """Rows on the experts of a network, if it has any."""
-  from sparse_transformer import model as model_lib
-  from sparse_transformer.model.experts import PER_TOKEN
-
-  if not network.experts:
-    return
-  active = model_lib.count_active_parameters(network)
-  number = f"{PER_TOKEN} of {network.experts}"
-  yield "experts", f"{number} for each token, {active:,} active parameters"
-  loads = [line["expert_load"] for line in lines if "expert_load" in line]
-  blocks = model_lib.layers_of(network, "expert_blocks")
-  for block, load in zip(blocks, loads[-1] if loads else (), strict=False):
-    shares = " ".join(f"{x:.2f}" for x in load)
-    yield f"last load, block {block}", f"{shares} of the mean"
-
-
-def _spans(network, lines):
-  """Rows on the learned spans of a network, if it has any."""
-  for layer, spans in _last_spans(network, lines).items():
-    shown = " ".join(f"{x:.1f}" for x in spans)
-    yield f"last spans, layer {layer}, in positions", shown
-
-
-def _last_spans(network, lines):
-  """{layer: the spans of its heads} at the last step that was logged."""
-  from sparse_transformer.attention.content.spans import any_span
-
-  logged = [line["spans"] for line in lines if "spans" in line]
-  layers = [i for i, heads in enumerate(network.patterns) if any_span(heads)]
-  # With another pattern than in training, there may be other layers.
-  last = logged[-1] if logged else []
-  return (
-    dict(zip(layers, last, strict=False)) if len(last) == len(layers) else {}
-  )
-
-
 def _evaluations(workdir):
   """The results of eval.py, with its pictures."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
-    return html.section("Evaluation", html.note("None: run eval.py."))
+    return _text("None: run eval.py.")
   titles = (*COLUMNS, "bits", "standard error", "tokens", "overrides")
+  # Those of the run itself first.
   rows = sorted(map(_evaluation, paths), key=lambda row: row[-1] != "")
-  table = html.table([titles, *rows])  # of the run itself first
-  pictures = [
-    html.picture(picture, f"bits by position, {path.stem}")
-    for path in paths
-    if (picture := path.with_suffix(".png")).exists()
-  ]
-  return html.section("Evaluation", table, *pictures)
+  pictures = [_picture(path.with_suffix(".png")) for path in paths]
+  return "\n".join([_table([titles, *rows]), *pictures])
 
 
 def _evaluation(path):
@@ -149,58 +132,60 @@ def _evaluation(path):
     ) from None
 
 
-def _curves(unit, network, lines):
+def _curves(experiment, lines):
   if not lines:
-    return html.section("Curves", html.note("No metrics yet."))
-  bits = curves.bits_by_step(lines, unit)
-  parts = [html.figure(bits, "training and validation bits by step")]
-  for field, name in curves.SPEEDS.items():
-    if any(field in line for line in lines):
-      parts.append(html.figure(curves.speed_by_step(lines, field), name))
-  if spans := _last_spans(network, lines):
-    figure = curves.spans_by_layer(spans)
-    parts.append(html.figure(figure, "learned spans by layer and head"))
-  return html.section("Curves", *parts)
+    return _text("No metrics yet.")
+  figure = curves.bits_by_step(lines, experiment.source.unit)
+  figure.savefig(file := io.BytesIO(), format="png")
+  return _image(file.getvalue(), "training and validation bits by step")
 
 
-def _pictures(workdir):
-  """The patterns, and the heads that `explain --example` has drawn."""
-  path = workdir / "patterns.png"
-  if path.exists():
-    yield html.section("Patterns", html.picture(path, "attention patterns"))
+def _heads(workdir):
+  """What `explain --example` has drawn."""
   paths = list((workdir / "attention").glob("layer_*.png"))
   paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
-  if paths:
-    shown = [html.picture(path, f"heads, {path.stem}") for path in paths]
-    yield html.section("Heads on an example", *shown)
+  return "\n".join(map(_picture, paths))
 
 
 def _samples(workdir):
   from sparse_transformer.training.evaluation import samples
 
-  path = workdir / "samples.png"
-  if path.exists():
-    sides = html.note("Sampled images on the left, real ones on the right.")
-    return html.section("Samples", html.picture(path, "samples"), sides)
+  if picture := _picture(workdir / "samples.png"):
+    return picture + _text(
+      "Sampled images on the left, real ones on the right."
+    )
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
-      text = samples.read_text(path)  # HTML allows no control characters
-      return html.section("Samples", html.preformatted(text))
-  return html.section(
-    "Samples", html.note("None: run python -m sparse_transformer.sample.")
-  )
+      return _text(samples.read_text(path))  # HTML allows no control characters
+  return _text("None: run python -m sparse_transformer.sample.")
 
 
-def main(argv: Sequence[str]) -> None:
-  """Writes the page of the run in --workdir."""
-  from sparse_transformer.training.evaluation.trained_run import open_run
+# Parts of the page.
 
-  workdir = pathlib.Path(flags.FLAGS.workdir)
-  experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
-  checkpoints.find(None)  # there must be one
-  path = workdir / "report.html"
-  path.write_text(_make(workdir, experiment))
-  print(f"report in {path}")
+
+def _text(text):
+  return f"<pre>{html.escape(text)}</pre>"
+
+
+def _table(rows):
+  """A table in a box that scrolls; the first row contains the titles."""
+  lines = [
+    "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row)
+    for row in rows
+  ]
+  body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+  return f'<div class="table"><table>\n{body}\n</table></div>'
+
+
+def _picture(path):
+  """A PNG file; nothing if there is none."""
+  return _image(path.read_bytes(), path.stem) if path.exists() else ""
+
+
+def _image(data, text):
+  encoded = base64.b64encode(data).decode()
+  source = f"data:image/png;base64,{encoded}"
+  return f'<img alt="{html.escape(text)}" src="{source}">'
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ test split; with --prompt=FILE, with the contents of a file. Tokens are integers
 in both files, with spaces between them and a line for each sequence.
 """
 
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -18,58 +17,6 @@ import numpy as np
 from sparse_transformer import cli, data
 from sparse_transformer.cli import flags
 from sparse_transformer.data import files
-
-
-def make_prompts(
-  source: data.Source,
-  num: int,
-  given: int = 0,
-  path: str | os.PathLike | None = None,
-) -> np.ndarray:
-  """The first positions of the sequences to draw, [num, S]; S may be 0.
-
-  Args:
-    source: data source of the run.
-    num: number of sequences.
-    given: number of positions to take from sequences of the test split.
-    path: a file that all sequences start with instead.
-
-  Raises:
-    ValueError: if both are given, or a prompt does not fit the source.
-  """
-  if given and path:
-    raise ValueError("--given and --prompt cannot be combined; set only one")
-  if path:
-    prompt = _read_prompt(source, pathlib.Path(path))
-    return np.broadcast_to(prompt, (num, len(prompt)))
-  from sparse_transformer.training.evaluation import samples
-
-  if not given:
-    return samples.no_prompts(source, num)
-  if not 0 < given <= source.length:
-    raise ValueError(
-      f"--given={given} must lie between 1 and the {source.length} positions"
-      " of a sequence"
-    )
-  return samples.real_examples(source, num)[:, :given]
-
-
-def _read_prompt(source: data.Source, path: pathlib.Path) -> np.ndarray:
-  """Reads the symbols of a file, at most as many as a sequence has."""
-  if not isinstance(source, data.Stream):
-    raise ValueError(
-      "--prompt is for text, tokens, bases and sound; to complete real images,"
-      " use --given=N"
-    )
-  if not path.exists():
-    raise ValueError(f"--prompt={path} is not a file; write the text to one")
-  prompt = source.codec.decode(files.read(path), path)
-  if not 0 < len(prompt) <= source.length:
-    raise ValueError(
-      f"{path} has {len(prompt):,} symbols; a prompt has between 1 and"
-      f" {source.length:,}, the length of a sequence"
-    )
-  return prompt
 
 
 def main(argv: Sequence[str]) -> None:
@@ -81,17 +28,14 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.signals import Signals
   from sparse_transformer.training.distributed import mesh
   from sparse_transformer.training.evaluation import samples
-  from sparse_transformer.training.evaluation.trained_run import (
-    open_run,
-    restore,
-  )
+  from sparse_transformer.training.experiment import open_run, restore
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  experiment, checkpoints = open_run(args.workdir, args.config)
+  run = experiment, _ = open_run(args.workdir, args.config)
   source, decoder = experiment.source, samples.decoder(experiment, args.cache)
-  prompts = make_prompts(source, args.num, args.given, args.prompt)
+  prompts = _prompts(source, args.num, args.given, args.prompt)
   mesh.check_network(experiment.model, experiment.mesh.shape)
-  state = restore(experiment, checkpoints, step, with_data=args.given > 0)
+  state = restore(*run, step, with_data=args.given > 0)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
     tokens, seconds = sampling.sample(
       decoder,
@@ -111,25 +55,52 @@ def main(argv: Sequence[str]) -> None:
   )
 
 
+def _prompts(source, num, given, path):
+  """The first positions of the sequences to draw, [num, S]; S may be 0."""
+  if given and path:
+    raise ValueError("--given and --prompt cannot be combined; set only one")
+  if path:
+    prompt = _read_prompt(source, pathlib.Path(path))
+    return np.broadcast_to(prompt, (num, len(prompt)))
+  from sparse_transformer.training.evaluation import samples
+
+  if not given:
+    return samples.no_prompts(source, num)
+  if not 0 < given <= source.length:
+    raise ValueError(
+      f"--given={given} must lie between 1 and the {source.length} positions"
+      " of a sequence"
+    )
+  return samples.real_examples(source, num)[:, :given]
+
+
+def _read_prompt(source, path):
+  """The symbols of a file, at most as many as a sequence has."""
+  if not isinstance(source, data.Stream):
+    raise ValueError(
+      "--prompt is for text, tokens, bases and sound; to complete real images,"
+      " use --given=N"
+    )
+  prompt = source.codec.decode(files.read(path), path)
+  if not 0 < len(prompt) <= source.length:
+    raise ValueError(
+      f"{path} has {len(prompt):,} symbols; a prompt has between 1 and"
+      f" {source.length:,}, the length of a sequence"
+    )
+  return prompt
+
+
 if __name__ == "__main__":
   flags.DEFINE_integer(
     "num", 16, "Number of sequences.", lower_bound=1, upper_bound=10**6
   )
-  flags.DEFINE_float(
-    "temperature", 1.0, "Divides the logits; 0 takes the most probable symbol."
-  )
+  flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0: the argmax.")
   flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
-  flags.DEFINE_float(
-    "top_p", 1.0, "Draws from the most probable ones that add up to this."
-  )
+  flags.DEFINE_float("top_p", 1.0, "Draws from those that add up to this.")
   flags.DEFINE_integer(
     "seed", 0, "Seed of the draws.", lower_bound=0, upper_bound=2**32 - 1
   )
-  flags.DEFINE_string(
-    "step",
-    None,
-    "Step of the checkpoint; or best, as in eval.py; default: last.",
-  )
+  flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "File that the sequences start with.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")

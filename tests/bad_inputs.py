@@ -114,7 +114,6 @@ CONFIGS = dict(
   dict="def get_config(): return dict(model={})",
   module="from configs import digits\nget_config = lambda: type",
   argument="def get_config(size): return size",
-  hook=_config("") + "on_metrics = 'wandb'",
   typo=_config("config.model.widht = 64"),
   text_number=_config("config.model.width = 'wide'"),
   more=_config("config.train.wandb = True"),

@@ -17,8 +17,8 @@ from sparse_transformer.model import sampling
 from sparse_transformer.training.evaluation import (
   evaluations,
   samples,
-  trained_run,
 )
+from sparse_transformer.training.experiment import open_run, restore
 from sparse_transformer.training.loop import train
 
 # The commands, and the flag that names what they are about.
@@ -191,8 +191,8 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
   async def cell():  # runs within the kernel's event loop
     config = config_lib.read_config(workdir)
     train(config, workdir)  # resumes
-    run = experiment, _ = trained_run.open_run(workdir)
-    state = trained_run.restore(*run)
+    run = experiment, _ = open_run(workdir)
+    state = restore(*run)
     result, params = evaluations.evaluate(*run, state), state.ema
     decoder = sampling.Cached(experiment.model)
     prompts = samples.no_prompts(experiment.source, 2)

@@ -15,8 +15,11 @@ from safetensors import safe_open
 
 from sparse_transformer.training import warm_start
 from sparse_transformer.training.checkpoints import exported
-from sparse_transformer.training.evaluation.trained_run import open_run, restore
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.experiment import (
+  Experiment,
+  open_run,
+  restore,
+)
 
 SCRIPT = "sparse_transformer/export.py"
 # With all kinds of parameters; each period of the layers has a rest.

@@ -74,11 +74,8 @@ def measure(name: str, changes: dict) -> dict:
   found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")
-  tokens = config.train.batch_size * model.length
-  flops = costs.model_flops(config, model)
-  return found | costs.speed(
-    tokens / found["step"]["median"], flops / tokens, model.dtype
-  )
+  rate = config.train.batch_size * model.length / found["step"]["median"]
+  return found | costs.speed(rate, model)
 
 
 def _time_steps(update, state, batch):

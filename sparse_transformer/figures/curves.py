@@ -1,4 +1,4 @@
-"""Bits and throughput by training step, and bits by position."""
+"""Bits by training step, and by position."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,14 +8,9 @@ import numpy as np
 from sparse_transformer.figures import style
 
 WIDTH, HEIGHT = 5, 3.2  # inches
-PANEL = 2.6  # side of a channel, in inches
+PANEL = 2.6  # side of a channel
 LEAST = 0.01  # bits between the ends of the colors, so that noise looks flat
 BLOCKS = 64  # of positions whose means are drawn
-# Fields of lines that give the speed of a run.
-SPEEDS = dict(
-  tokens_per_second="tokens per second", mfu="model-FLOPs utilization"
-)
-
 MAX_POINTS = 5000  # of a curve, evenly spaced
 Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
@@ -27,31 +22,15 @@ def bits_by_step(lines: Lines, unit: str) -> "style.Figure":
     ("train", dict(color=style.LIGHT, lw=0.8)),
     ("validation", dict(color=style.DARK, lw=2, marker=".")),
   ):
-    if of_split := [line for line in lines if line["split"] == split]:
-      _plot(axis, *_columns(of_split, "bits_per_dim"), label=split, **look)
+    known = [line for line in lines if line["split"] == split]
+    # More points than a figure has pixels are not seen, and take seconds.
+    known = known[:: -(-len(known) // MAX_POINTS) or 1]
+    if known:
+      steps, bits = (
+        [x[name] for x in known] for name in ("step", "bits_per_dim")
+      )
+      _plot(axis, steps, bits, label=split, **look)
       axis.legend(frameon=False)
-  return figure
-
-
-def speed_by_step(lines: Lines, field: str) -> "style.Figure":
-  """A figure of a field of `SPEEDS` by step."""
-  figure, axis = _axis(xlabel="step", ylabel=SPEEDS[field])
-  steps, values = _columns(lines, field)
-  _plot(axis, steps, values, color=style.DARK, lw=1)
-  # Above the highest point, however little the others differ from it.
-  axis.set_ylim(0, 1.1 * np.nanmax(values, initial=0) or 1)
-  return figure
-
-
-def spans_by_layer(spans: Mapping[int, Sequence[float]]) -> "style.Figure":
-  """A figure of {layer: spans of its heads}, with a point for each head."""
-  figure, axis = _axis(xlabel="layer", ylabel="span in positions")
-  layers, spans_LH = list(spans), np.array(list(spans.values()))
-  axis.plot(layers, spans_LH, "o", ms=4, alpha=0.6, color=style.LIGHT)
-  means = dict(color=style.DARK, label="mean")
-  axis.plot(layers, spans_LH.mean(1), "_", ms=14, **means)
-  axis.set(xticks=layers, ylim=(0, None))
-  axis.legend(frameon=False)
   return figure
 
 
@@ -60,8 +39,8 @@ def bits_by_position(
 ) -> "style.Figure":
   """A figure of mean bits by position in the window: how context is used.
 
-  Bits are nan where a position was not scored; the result is what `eval.py`
-  prints. Leaves out what only the first window scores.
+  Bits are nan where a position was not scored, and those that only the first
+  window scores are left out; the result is what `eval.py` prints.
   """
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first
@@ -84,9 +63,7 @@ def bits_by_position(
     axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
   if scaled:
     axis.set_xscale("log", subs=[])  # no minor ticks
-    # Powers of ten, and values between them if those are few.
-    subs = (1, 2, 5) if last < 2000 * first else (1,)
-    axis.xaxis.get_major_locator().set_params(subs=subs)
+    axis.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axis.xaxis.set_major_formatter("{x:,.0f}")
   return figure
 
@@ -94,27 +71,19 @@ def bits_by_position(
 def bits_by_pixel(
   bits_L: np.ndarray, shape: tuple[int, int, int], result: Mapping[str, Any]
 ) -> "style.Figure":
-  """A figure of mean bits by position in an image: a panel for each channel.
-
-  As `bits_by_position`, of images of a shape (rows, columns, channels).
-  """
-  rows, columns, channels = shape
-  ratio = np.clip(rows / columns, 0.5, 2)  # of a panel; others are stretched
-  width, height = max(WIDTH, PANEL * channels + 1), PANEL * ratio + 1
-  figure, axes = style.subplots(1, channels, width, height)
+  """`bits_by_position` of images of a shape, with a panel for each channel."""
+  channels = shape[2]
+  width = max(WIDTH, PANEL * channels + 1)
+  figure, axes = style.subplots(1, channels, width, PANEL + 1)
   figure.suptitle(_title(result), fontsize="medium")
   # A few extremes, such as the first pixel, would take most of the colors.
-  known = bits_L[np.isfinite(bits_L)]
-  low, high = np.percentile(known, (1, 99)) if len(known) else (0, 0)
+  low, high = np.nanpercentile(bits_L, (1, 99))
   look = dict(vmin=low, vmax=max(high, low + LEAST), interpolation="nearest")
-  look["aspect"] = "equal" if ratio == rows / columns else "auto"
-  names = ("red", "green", "blue") if channels == 3 else range(channels)
+  names = ("red", "green", "blue") if channels == 3 else [""] * channels
   for i, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
-    image = axis.imshow(bits_L.reshape(shape)[..., i], **look)
-    axis.set(xlabel="column", title=name if channels > 1 else "")
-    for ticks in axis.xaxis, axis.yaxis:
-      ticks.get_major_locator().set_params(integer=True, nbins=5)
-  axes[0, 0].set_ylabel("row")
+    pixels = bits_L.reshape(shape)[..., i]
+    image = axis.imshow(pixels, aspect="auto", **look)
+    axis.set(xlabel="column", ylabel="row", title=name)
   figure.colorbar(image, ax=[*axes[0]], label=result["unit"], extend="both")
   return figure
 
@@ -144,16 +113,6 @@ def _plot(axis, x, y, **look):
   if np.isfinite(y).sum() == 1:
     look["marker"] = "."
   axis.plot(x, y, **look)
-
-
-def _columns(lines, field):
-  """The steps of the lines that have a field, and its values; nan for inf."""
-  known = [line for line in lines if field in line]
-  # More points than a figure has pixels are not seen, and take seconds.
-  known = known[:: -(-len(known) // MAX_POINTS) or 1]
-  values = np.array([line[field] for line in known], float)
-  values[~np.isfinite(values)] = np.nan
-  return [line["step"] for line in known], values
 
 
 def _mean_of_blocks(values, starts):

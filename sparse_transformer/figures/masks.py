@@ -31,40 +31,32 @@ def save_patterns(
   layers: Layers,
   shape: Sequence[int],
   length: int,
-  chosen: Iterable[Pattern] | None = None,
 ) -> None:
-  """Draws the first 12 patterns of a network, or of the chosen, as `panels`."""
-  found = places(layers)
-  chosen = list(found if chosen is None else chosen)
-  drawn = chosen[:MAX_PANELS]
-  titles = [f"{p}\n{describe_places(*found[p])}" for p in drawn]
-  more = len(chosen) - len(drawn)
+  """Draws the first 12 patterns of a network as `panels`."""
+  places: dict[Pattern, tuple[set[int], set[int]]] = {}
+  for layer, heads in enumerate(layers):
+    for head, pattern in enumerate(heads):
+      in_layers, as_heads = places.setdefault(pattern, (set(), set()))
+      in_layers.add(layer)
+      as_heads.add(head)
+  drawn = list(places)[:MAX_PANELS]
+  titles = [
+    "{}\nlayers {}; heads {}".format(p, *map(first_few, places[p]))
+    for p in drawn
+  ]
+  more = len(places) - len(drawn)
   note = f"and {more:,} more" if more else ""
   style.save(panels(titles, drawn, shape, length, note), path)
 
 
-def places(layers: Layers) -> dict[Pattern, tuple[list[int], list[int]]]:
-  """The layers and the heads in which each distinct pattern occurs."""
-  found: dict[Pattern, tuple[dict, dict]] = {}  # whose keys are in order
-  for layer, heads in enumerate(layers):
-    for head, pattern in enumerate(heads):
-      at = found.setdefault(pattern, ({}, {}))
-      at[0][layer] = at[1][head] = None
-  return {p: (sorted(at[0]), sorted(at[1])) for p, at in found.items()}
+def first_few(numbers: Iterable[int]) -> str:
+  """The smallest numbers, as text.
 
-
-def describe_places(layers: Sequence[int], heads: Sequence[int]) -> str:
-  """The places of a pattern in words, up to four of each kind.
-
-  >>> describe_places([0, 2, 4, 6, 8], [0])
-  'layers 0, 2, 4, 6 ..., head 0'
+  >>> first_few(range(0, 128, 4))
+  '0, 4, 8, 12 ...'
   """
-  words = []
-  for noun, numbers in (("layer", layers), ("head", heads)):
-    more = " ..." if len(numbers) > 4 else ""
-    plural = "s" if len(numbers) > 1 else ""
-    words.append(f"{noun}{plural} {', '.join(map(str, numbers[:4]))}{more}")
-  return ", ".join(words)
+  numbers = sorted(numbers)
+  return ", ".join(map(str, numbers[:4])) + " ..." * (len(numbers) > 4)
 
 
 def panels(

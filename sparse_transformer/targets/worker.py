@@ -57,7 +57,7 @@ def _answer(request, tell):
   if request["part"] == "attention":
     programs = _attention(experiment, **request["options"])
   else:
-    inputs = experiment.like, experiment.batch_like
+    inputs = experiment.like, experiment.batch_like()
     programs = iter([("training step", experiment.update, inputs)])
   return dict(
     target=str(target),

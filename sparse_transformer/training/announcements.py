@@ -1,34 +1,84 @@
-"""Lines that a run prints: what begins, from what, and how it ended."""
+"""What a run says about itself: what begins, what may be a mistake, its end."""
 
+import itertools
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from sparse_transformer import data, model as model_lib
+from sparse_transformer.attention import registry
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
+from sparse_transformer.training.stopwatch import Limit
 
 
-def start(
-  experiment: Experiment, workdir: object, limit: tuple[str, float] | None
-) -> str:
-  """A line about a run: network, data, devices, length and folder."""
+def introduce(
+  experiment: Experiment, workdir: object, limit: Limit | None
+) -> None:
+  """Prints what to know about a run before it is compiled."""
   config, source = experiment.config, experiment.source
-  number, unit = len(experiment.examples), "images"
-  if isinstance(source, data.Sequences):
-    unit = "examples"
-    if source.classes:
-      unit += f" of {len(source.classes)} classes"
-  elif isinstance(source, data.Stream):
+  number, unit = len(experiment.examples), "examples"
+  if isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
   clock, last = limit or ("steps", config.train.steps)
   devices = experiment.mesh.devices
-  return (
+  print(
     f"{model_lib.count_parameters(experiment.model):,} parameters;"
     f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
     f" {source.unit}; {devices.size} x {devices.flat[0].device_kind};"
     f" {last:,} {clock.replace('_', ' ')}; {workdir}"
+  )
+  for phase in experiment.phases.values():
+    warn(phase.config, phase.model)
+  case = costs.attention_case(config, experiment.model)
+  chosen = registry.explain_choice(experiment.model.backend, case)
+  print(f"attention by {chosen}", flush=True)
+
+
+def warn(config: ConfigDict, model: model_lib.Config) -> None:
+  """Prints a line on standard error for settings that may be a mistake."""
+  for line in filter(None, (_shared_summaries(config), _skipped_byte(model))):
+    print(f"warning: {line}", file=sys.stderr)
+
+
+def _shared_summaries(config):
+  """Whether all heads share a summary: section 4.3 of Child et al. 2019."""
+  attention, heads = config.attention, config.model.num_heads
+  if attention.pattern == "fixed" and attention.mode == "heads":
+    heads //= 2  # the others have the blocks
+  distinct = min(heads, attention.stride // attention.width)
+  is_fixed = attention.pattern.startswith("fixed")
+  if is_fixed and attention.num_summaries == 1 and distinct > 1:
+    return (
+      f"with attention.num_summaries=1, {heads} heads of {attention.pattern}"
+      " share the same summary columns; the paper's have distinct ones, as with"
+      f" attention.num_summaries={distinct}"
+    )
+  return ""
+
+
+def _skipped_byte(model):
+  """Whether keys one row back hold no byte above the target of an image."""
+  if len(model.shape) != 3 or model.classifies:
+    return ""
+  rows, columns, channels = model.shape
+  row = columns * channels
+  query = rows // 2 * row + columns // 2 * channels + channels - 1
+  drawn = {*itertools.chain(*model.patterns)}
+  keys = lambda p: p.keys(query, model.length)
+  # Inputs are shifted by one: key k holds byte k - 1.
+  may_hold = any(query - row + 1 in keys(p.support()) for p in drawn)
+  if may_hold or not any(query - row in keys(p.static_part()) for p in drawn):
+    return ""
+  return (
+    f"no layer's keys hold the byte above the target, t-{row}: inputs are"
+    f" shifted by one, so that the key {row} back holds t-{row + 1};"
+    f" Strided({row}, offset=1) has it, as in attention.pattern=strided_target"
   )
 
 

@@ -1,19 +1,30 @@
-"""The objects that a config describes: data source, network, optimizer."""
+"""The objects that a config describes: data source, network, optimizer.
+
+`open_run` and `restore` make them of the workdir of a run.
+"""
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sparse_transformer import data, machine, model as model_lib, schema
+from sparse_transformer import (
+  config as config_lib,
+  data,
+  machine,
+  model as model_lib,
+  schema,
+)
 from sparse_transformer.attention import registry
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
+from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.explanation import costs
@@ -40,10 +51,42 @@ class Experiment:
   def __post_init__(self) -> None:
     object.__setattr__(self, "config", schema.typed(self.config))
 
+  # Data.
+
   @functools.cached_property
   def source(self) -> data.Source:
     labels = self.config.model.task == "classify"
     return self.shared or data.source(self.config.data, labels)
+
+  @functools.cached_property
+  def examples(self) -> Sequence[np.ndarray]:
+    """The examples of the training split."""
+    return self.source.examples("train")
+
+  @functools.cached_property
+  def numbers(self) -> Sequence[np.ndarray]:
+    """The example numbers of each batch: `numbers[i]` [B] after i updates."""
+    settings, numbers = self.config.train, range(len(self.examples))
+    return data.batches(numbers, settings.batch_size, settings.seed)
+
+  def batch(self, updates: int) -> jax.Array:
+    """The batch after some updates, on devices: [B, L], or labelled rows."""
+    numbers = self.numbers[updates]
+    return processes.place(
+      lambda i: self.examples[int(numbers[i])],
+      (len(numbers), self.model.row_length),
+      self.batch_sharding,
+    )
+
+  def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """A batch as shape, dtype and sharding; by default of unpadded symbols."""
+    return jax.ShapeDtypeStruct(
+      (self.config.train.batch_size, self.model.row_length),
+      dtype or np.min_scalar_type(self.model.vocab_size - 1),
+      sharding=self.batch_sharding,
+    )
+
+  # The network, and its patterns by step.
 
   @functools.cached_property
   def model(self) -> model_lib.Config:
@@ -54,8 +97,7 @@ class Experiment:
     """By first step: the experiment with the pattern of `attention.schedule`.
 
     Raises:
-      ValueError: the schedule is invalid, or one of its patterns has parameters
-        that another one lacks.
+      ValueError: the schedule is invalid, or parameters differ.
     """
     patterns = model_lib.schedule(self.config)
     if len(patterns) == 1:
@@ -65,17 +107,17 @@ class Experiment:
       values = {"attention.pattern": pattern, "attention.schedule": ""}
       config = self.config.replace(**values)
       found[step] = Experiment(config, self.devices, self.source)
-      pair = found[step], self
-      shapes, learned = (
-        [jax.eval_shape(x.init) for x in pair],
-        [{c for c in x.model.contents if c.is_learned} for x in pair],
-      )
-      if shapes[0] != shapes[1] or learned[0] != learned[1]:
+      if found[step]._parameters != self._parameters:
         raise ValueError(
           f"attention.schedule: {pattern} and {[*patterns.values()][-1]} differ"
           " in parameters (centroids or spans); all patterns need the same"
         )
     return found
+
+  @property
+  def _parameters(self):
+    learned = {x for x in self.model.contents if x.is_learned}
+    return self._shapes, learned
 
   def steps_by_phase(self, steps: int) -> list[tuple[int, "Experiment"]]:
     """How many of the first steps each phase has, and the phase."""
@@ -90,26 +132,22 @@ class Experiment:
     return self.phases[max(first for first in self.phases if first <= step)]
 
   @functools.cached_property
-  def optimizer(self) -> optax.GradientTransformation:
-    return make_optimizer(self.config)
-
-  @functools.cached_property
   def apply(self) -> Callable[..., jax.Array]:
     """The network: (params, tokens_BL, rng=None) -> logits."""
     return model_lib.make_apply(self.model)
 
   @functools.cached_property
   def losses(self) -> scoring.Losses:
-    """Jitted (params, tokens_BL) -> nats of each position [B, L].
-
-    Of a classifier, (params, rows_BM) -> (nats [B, 1], whether right [B]).
-
-    Raises:
-      Unsupported: the backend of attention cannot run on this machine.
-    """
+    """`make_losses`; raises Unsupported if attention cannot run here."""
     case = costs.attention_case(self.config, self.model)
     registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
+
+  # The training state, and its update.
+
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformation:
+    return make_optimizer(self.config)
 
   def init(self) -> step_lib.State:
     """The state before the first step."""
@@ -151,69 +189,57 @@ class Experiment:
 
   @functools.cached_property
   def program(self) -> Callable[..., Any]:
-    """`update`, compiled.
-
-    Raises:
-      ValueError: it needs more memory than is free.
-    """
-    batch, due = self.batch_shape, jax.ShapeDtypeStruct((), np.int32)
+    """`update`, compiled; raises ValueError if memory for it is not free."""
+    batch = self.batch_like(self.examples[0].dtype)
+    due = jax.ShapeDtypeStruct((), np.int32)
     with jax.set_mesh(self.mesh):
       program = self.update.lower(self.like, batch, due).compile()
     if memory := program.memory_analysis():
-      inputs, outputs, temporary = (
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-      )
-      machine.check_free("a training step", inputs + outputs + temporary)
+      needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+      needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
+      machine.check_free("a training step", needed)
     return program
 
-  @property
-  def batch_shape(self) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and sharding of `batch`; reads one example."""
-    example = self.examples[0]
-    shape = self.config.train.batch_size, *example.shape
-    split = self.batch_sharding
-    return jax.ShapeDtypeStruct(shape, example.dtype, sharding=split)
-
-  @functools.cached_property
-  def examples(self) -> Sequence[np.ndarray]:
-    """The examples of the training split."""
-    return self.source.examples("train")
-
-  @functools.cached_property
-  def numbers(self) -> Sequence[np.ndarray]:
-    """The example numbers of each batch: `numbers[i]` [B] after i updates."""
-    settings, numbers = self.config.train, range(len(self.examples))
-    return data.batches(numbers, settings.batch_size, settings.seed)
-
-  def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on the devices: [B, L], as loaded.
-
-    Of labelled data, the rows [B, L + 2].
-    """
-    numbers = self.numbers[updates]
-    return processes.place(
-      lambda i: self.examples[int(numbers[i])],
-      (len(numbers), self.model.row_length),
-      self.batch_sharding,
-    )
-
-  @property
-  def batch_like(self) -> jax.ShapeDtypeStruct:
-    """A batch as shape, dtype and sharding."""
-    return jax.ShapeDtypeStruct(
-      (self.config.train.batch_size, self.model.row_length),
-      np.min_scalar_type(self.model.vocab_size - 1),
-      sharding=self.batch_sharding,
-    )
+  # The devices.
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The devices. It is in context wherever the network runs."""
+    """The devices; in context wherever the network runs."""
     return mesh_lib.make(self.config, self.devices)
 
   @property
   def batch_sharding(self) -> NamedSharding:
     """The sharding of batches [B, L]."""
     return NamedSharding(self.mesh, PartitionSpec(sharding.SEQUENCES))
+
+
+def open_run(
+  workdir: str | os.PathLike, config: schema.Config | None = None
+) -> tuple[Experiment, Checkpoints]:
+  """The experiment of a run, by default with its config; its checkpoints."""
+  config = config_lib.read_config(workdir) if config is None else config
+  return Experiment(config), Checkpoints(workdir)
+
+
+def restore(
+  experiment: Experiment,
+  checkpoints: Checkpoints,
+  step: int | Literal["best"] | None = None,
+  with_data: bool = False,
+) -> step_lib.State:
+  """The state at a step; None for the last, "best" by validation in training.
+
+  With `with_data`, the data must be the run's.
+
+  Raises:
+    FileNotFoundError: no checkpoint exists, or it has just been deleted.
+    ValueError: the checkpoint is from another network, or on other data.
+  """
+  state = checkpoints.restore(experiment.like, checkpoints.find(step))
+  checkpoints.check(
+    int(state.step),
+    experiment.config,
+    experiment.source.digest() if with_data else None,
+    config_lib.FREE_IN_EVALUATION,
+  )
+  return state

@@ -1,11 +1,8 @@
 """Dynamic loss scaling, with which gradients in float16 do not underflow.
 
 The loss is multiplied by a power of two before it is differentiated, and its
-gradient is divided by it, in float32. The scale is as large as it can be
-without overflow: it doubles after many finite gradients in a row, and a step
-whose gradient is non-finite is skipped and halves it.
-
-Flax's `DynamicScale` would change it once per micro-batch, without a limit.
+gradient is divided by it, in float32. The scale doubles after many finite
+gradients in a row; a non-finite one is skipped, and halves it.
 
 Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 """

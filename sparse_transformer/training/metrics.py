@@ -1,27 +1,28 @@
-"""Metrics of a run: JSON lines, TensorBoard and lines on the terminal."""
+"""Metrics of a run: where they are written, and which are non-finite."""
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TextIO
 
+import jax
 import numpy as np
 import tqdm
+from ml_collections import ConfigDict
 from PIL import Image
 from tensorboardX import SummaryWriter
 
 from sparse_transformer import atomic
+from sparse_transformer.training.loss_scale import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
-# Numbers that readers of `metrics.jsonl` use, by the split of a line, and those
-# that it may lack.
+# Numbers that lines of `metrics.jsonl` have, by their split.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-TABLES = {"expert_load", "spans"}  # a row for each layer
-OPTIONAL = {"accuracy", "tokens_per_second", "mfu", *TIMES}
-# Names on the terminal, which shows these first, and as many others as fit.
+# The terminal shows these first, under short names, and not the hidden ones.
 SHORT = dict(
   bits_per_dim="bits",
   accuracy="accuracy",
@@ -29,8 +30,8 @@ SHORT = dict(
   learning_rate="lr",
   tokens_per_second="tok/s",
 )
-HIDDEN = {"nats", "model_flops_per_second", *TIMES}  # follow from others
-COLUMNS = 100  # of the terminal
+HIDDEN = {"nats", "model_flops_per_second", *TIMES}
+MAX_SKIPPED = 10  # batches in a row; one more ends the run
 OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
 
@@ -41,17 +42,11 @@ class Writer:
   their lines are dropped when it starts.
 
   Args:
-    workdir: the folder of `metrics.jsonl`.
+    workdir: the folder of `metrics.jsonl`; an attribute.
     step: number of steps done so far.
     silent: whether to write nothing, because another process does.
     on_metrics: is called with (step, split, values) for each line of
       `metrics.jsonl`; an exception in it is reported on standard error.
-
-  Attributes:
-    workdir: the folder.
-
-  Raises:
-    OSError: a file cannot be written; so do all methods.
   """
 
   def __init__(
@@ -68,9 +63,8 @@ class Writer:
     self._boards: dict[str, SummaryWriter] = {}
     if silent:
       return
-    path = self.workdir / "metrics.jsonl"
-    _truncate(path, step)
-    self._file = path.open("a")
+    _truncate(self.workdir / "metrics.jsonl", step)
+    self._file = (self.workdir / "metrics.jsonl").open("a")
     for split in NEEDED:
       # No limit of the queue: a full one would wait for ever for a thread that
       # a full disk has ended.
@@ -82,7 +76,7 @@ class Writer:
         flush_secs=30,
       )
 
-  def __enter__(self) -> "Writer":
+  def __enter__(self) -> Self:
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
@@ -114,10 +108,7 @@ class Writer:
         _print(f"on_metrics failed at step {step}: {reason}", sys.stderr)
 
   def write(self, step: int, split: str, **values: Any) -> None:
-    """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
-
-    A nested list has a curve for each number; the terminal shows its extremes.
-    """
+    """`note`, on TensorBoard and the terminal, too; lists have many curves."""
     if not self._file:
       return
     self.note(step, split, **values)
@@ -147,40 +138,24 @@ def _print(line: str, file: TextIO | None = None) -> None:
 
 
 def _line(step: int, split: str, values: Mapping[str, Any]) -> str:
-  """A line for the terminal; ... where more would not fit."""
+  """A line for the terminal: the values that are single numbers."""
   line = f"step {step:>7}  {split:<10}"
   for name in dict.fromkeys((*SHORT, *values)):
-    if name in values.keys() - HIDDEN:
-      item = f"  {SHORT.get(name, name)} {_extremes(values[name])}"
-      if len(line + item) > COLUMNS - len(" ..."):
-        return f"{line} ..."
-      line += item
+    if name in values.keys() - HIDDEN and np.ndim(x := values[name]) == 0:
+      number = f"{x:,.0f}" if abs(x) >= 1e3 else f"{x:.5g}"
+      line += f"  {SHORT.get(name, name)} {number}"
   return line
 
 
-def _extremes(value: Any) -> str:
-  """A number, or the smallest and the largest of several."""
-  if isinstance(value, list):
-    return f"{np.min(value):.3g} to {np.max(value):.3g}"
-  return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
-
-
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl` that have what their readers need.
-
-  A killed run may have left half a line.
-  """
+  """Returns the lines of `metrics.jsonl`; a kill may have left half a one."""
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   atomic.size(path)  # which a pipe does not have
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      numbers = {"step", *NEEDED.get(line["split"], ())}
-      numbers |= line.keys() & OPTIONAL
-      kinds = {type(line[name]) for name in numbers}
-      for name in line.keys() & TABLES:
-        np.asarray(line[name], float).reshape(len(line[name]), -1)
-      if type(line["step"]) is int and kinds <= {int, float}:
+      numbers = [line[x] for x in ("step", *NEEDED.get(line["split"], ()))]
+      if all(isinstance(x, int | float) for x in numbers):
         lines.append(line)
   return lines
 
@@ -195,3 +170,60 @@ def _truncate(path: pathlib.Path, step: int) -> None:
     again = {"end"} if step else {"end", "start"}
     kept = [line for line in kept if line["split"] not in again]
     atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
+
+
+class Monitor:
+  """Judges each step while the next one runs, so that no device waits.
+
+  Args:
+    settings: group `train` of the config, of which `nonfinite` is used.
+    numbers: the training examples of the batch of each step.
+    note: `Writer.note`, called for each skipped step, and the end.
+    lines: those of `metrics.jsonl` so far.
+  """
+
+  def __init__(
+    self,
+    settings: ConfigDict,
+    numbers: Sequence[np.ndarray],
+    note: Callable[..., None],
+    lines: Iterable[Mapping] = (),
+  ):
+    self._settings, self._numbers, self._note = settings, numbers, note
+    self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
+    self._skipped = [x["step"] for x in lines if x["split"] == "skipped"]
+
+  def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
+    """`flush`, which keeps the metrics of this step, from 1, for later."""
+    self.flush()
+    self._pending = step, measured
+
+  def flush(self) -> None:
+    """Judges the last step; raises FloatingPointError if the run must end."""
+    if self._pending is None:
+      return
+    (step, measured), self._pending = self._pending, None
+    values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
+    # Gradients may overflow because of a large scale; the next one is smaller.
+    is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
+    if is_scaled and math.isfinite(values["nats"]):
+      return
+    for name in ("nats", *values):  # the loss first
+      if not math.isfinite(values[name]):
+        return self._nonfinite(step, name, values[name])
+
+  def _nonfinite(self, step: int, name: str, value: float) -> None:
+    """Notes a step that was skipped, or ends the run."""
+    examples, reason = self._numbers[step - 1].tolist(), ""
+    bad, most = dict(metric=name, value=str(value)), MAX_SKIPPED
+    if self._settings.nonfinite == "skip":
+      self._note(step, "skipped", **bad, examples=examples)
+      self._skipped.append(step)
+      if self._skipped[-most - 1 :] != list(range(step - most, step + 1)):
+        return
+      reason = f", after {most} batches in a row were skipped"
+    self._note(step, "diverged", **bad)
+    raise FloatingPointError(
+      f"{name} is {value} at step {step}{reason}; the weights are as before it;"
+      f" its batch has the training examples {', '.join(map(str, examples))}"
+    )

@@ -36,52 +36,41 @@ def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
 
+  Muon is for the matrices of the blocks, which decay; Adam for all else. Its
+  updates have the root mean square of Adam's, so learning rates carry over.
+
+  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
+
   Raises:
     ValueError: the warm-up does not end before the last step, or AdamW is given
       a learning rate of Muon's Adam.
   """
-  name, rate = config.optimizer.name, config.optimizer.adam_learning_rate
-  if rate and name != "muon":
+  settings, rate = config.optimizer, config.optimizer.adam_learning_rate
+  common = dict(eps=EPSILON, weight_decay=settings.weight_decay)
+  clip = optax.clip_by_global_norm(CLIP_NORM)
+  if settings.name == "muon":
+    return optax.chain(
+      clip,
+      optax.contrib.muon(
+        make_schedule(config),
+        adam_b1=settings.beta1,
+        adam_b2=settings.beta2,
+        adam_learning_rate=make_schedule(config, rate),
+        # By default it would take the embeddings and the stacked biases, which
+        # have two axes, and leave out the stacked matrices, which have three.
+        muon_weight_dimension_numbers=_block_matrices,
+        consistent_rms=0.2,
+        **common,
+      ),
+    )
+  if rate:
     raise ValueError(
       f"optimizer.adam_learning_rate={rate} is for optimizer.name=muon, not"
-      f" {name}; set optimizer.learning_rate"
+      f" {settings.name}; set optimizer.learning_rate"
     )
-  clip = optax.clip_by_global_norm(CLIP_NORM)
-  return optax.chain(clip, (_muon if name == "muon" else _adamw)(config))
-
-
-def _adamw(config):
-  optimizer = config.optimizer
-  return optax.adamw(
-    make_schedule(config),
-    b1=optimizer.beta1,
-    b2=optimizer.beta2,
-    eps=EPSILON,
-    weight_decay=optimizer.weight_decay,
-    mask=decays,
-  )
-
-
-def _muon(config):
-  """Muon for the matrices of the blocks, which decay, Adam for all else.
-
-  Updates have the root mean square of Adam's, so learning rates carry over.
-
-  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
-  """
-  optimizer = config.optimizer
-  return optax.contrib.muon(
-    make_schedule(config),
-    weight_decay=optimizer.weight_decay,
-    adam_b1=optimizer.beta1,
-    adam_b2=optimizer.beta2,
-    eps=EPSILON,
-    adam_learning_rate=make_schedule(config, optimizer.adam_learning_rate),
-    # By default it would take the embeddings and the stacked biases, which
-    # have two axes, and leave out the stacked matrices, which have three.
-    muon_weight_dimension_numbers=_block_matrices,
-    consistent_rms=0.2,
-  )
+  betas = dict(b1=settings.beta1, b2=settings.beta2)
+  adamw = optax.adamw(make_schedule(config), mask=decays, **betas, **common)
+  return optax.chain(clip, adamw)
 
 
 def _block_matrices(params):
@@ -100,11 +89,10 @@ def _of_schedule(path, _):
 
 
 def due(config: ConfigDict, step: int, share: float | None) -> np.int32:
-  """The step of the schedule that the next update has, for `at_step`.
+  """The step of the schedule that the next update has; -1: that of the update.
 
   In a run of which a share of its time has passed, the decay follows the clock,
-  and warm-up takes at most a tenth of the time. Without a share, -1: the number
-  of updates so far.
+  and warm-up takes at most a tenth of the time.
   """
   if share is None:
     return np.int32(-1)
@@ -129,17 +117,16 @@ def learning_rate(
 
 
 def _updates(opt_state):
-  counts = optax.tree.get_all_with_path(
-    opt_state, "count", filtering=_of_schedule
-  )
+  find = optax.tree.get_all_with_path
+  counts = find(opt_state, "count", filtering=_of_schedule)
   return counts[0][1]  # Muon's and Adam's are equal
 
 
 def decays(params: dict) -> dict:
-  """Whether parameters decay: matrices, but not biases, gains, start vector.
+  """Whether parameters decay: those with two axes, as in the released code.
 
-  As in the released code, they have two axes, except those of layers and of
-  experts. Centroids, which have three, are directions of any length.
+  Axes of layers and experts do not count. Centroids, which have three, are
+  directions of any length.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

@@ -85,9 +85,8 @@ def train_step(
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
 
-  A batch whose loss or gradient is non-finite leaves them and the optimizer
-  unchanged, so that the learning rate does not advance. Random numbers depend
-  on (`config.train.seed`, `state.step`) alone: a resumed run continues exactly.
+  A batch whose loss or gradient is non-finite changes neither these nor the
+  optimizer. Random numbers depend on (`train.seed`, `state.step`) alone.
 
   Args:
     state: the state before the step.
@@ -99,10 +98,9 @@ def train_step(
     config: the experiment's.
 
   Returns:
-    The new state, and scalars: `nats`, the mean loss per position or label; a
-    classifier's `accuracy`; `gradient_norm` before clipping, and
-    `learning_rate`; with loss scaling also the `loss_scale` of this step, and
-    `skipped_steps` so far; auxiliary losses, and what else blocks measure.
+    The new state, and `nats`, the mean loss; a classifier's `accuracy`;
+    `gradient_norm` before clipping; `learning_rate`; with loss scaling
+    `loss_scale` and `skipped_steps` so far; what blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   before = at_step(state.opt_state, due)
@@ -154,7 +152,8 @@ def _accumulate(state, tokens_BL, predict, config):
   def loss(params, tokens_BL, rng, share):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = mean_loss(logits_BLV, tokens_BL) * share
-    total = nats + auxiliary_loss(measured)
+    losses = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
+    total = nats + sum(model_lib.LOSS_WEIGHTS[x] * y for x, y in losses.items())
     if logits_BLV.ndim == 2:
       measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())
     return total * scale, (nats, measured)
@@ -165,25 +164,15 @@ def _accumulate(state, tokens_BL, predict, config):
   def add(total, inputs):
     return jax.tree.map(jnp.add, total, gradient(*inputs)), None
 
-  rngs = jax.random.split(rng, micro)
-  inputs = tokens_ABL, rngs, shares_A
+  inputs = tokens_ABL, jax.random.split(rng, micro), shares_A
   first = tuple(x[0] for x in inputs)
   if micro == 1:  # without a second copy of the gradients
-    total = gradient(*first)
+    grads, means = gradient(*first)
   else:
     shapes = jax.eval_shape(gradient, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    total, _ = jax.lax.scan(add, zeros, inputs)
-  grads, means = total
+    (grads, means), _ = jax.lax.scan(add, zeros, inputs)
   return (
     jax.tree.map(lambda x: x / micro, means),
     jax.tree.map(lambda x: x / (micro * scale), grads),
-  )
-
-
-def auxiliary_loss(measured: model_lib.Measured) -> jax.Array | float:
-  """The weighted sum of the scalars that blocks measure, which are losses."""
-  weights = model_lib.LOSS_WEIGHTS
-  return sum(
-    weights[name] * x.mean() for name, x in measured.items() if x.ndim == 1
   )

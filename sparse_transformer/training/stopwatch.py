@@ -5,20 +5,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Of training steps so far: on the wall, and of all threads on processors,
-# which does not depend on what else the machine does.
+# On the wall, and of all threads on processors, which does not depend on what
+# else the machine does.
 TIMES = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
 Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
 
 
 class Stopwatch:
-  """Time spent on training steps, after those of the lines so far.
+  """Time spent on training steps, after that of the lines of `metrics.jsonl`.
 
   It runs from its construction, except in the context `paused`.
-
-  Args:
-    lines: of `metrics.jsonl`.
-    limit: the time that the run may take; None if its steps end it.
   """
 
   def __init__(
@@ -28,14 +24,11 @@ class Stopwatch:
     self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
     self._limit = limit
     self._tokens, self._since = 0, self._spent["seconds"]
-    self._start = self._now()
-
-  def _now(self) -> dict[str, float]:
-    return {name: clock() for name, clock in TIMES.items()}
+    self._start = _now()
 
   def _add(self) -> None:
     """Adds the time since it was added last."""
-    now = self._now()
+    now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]
     self._start = now
@@ -47,7 +40,7 @@ class Stopwatch:
     try:
       yield
     finally:
-      self._start = self._now()
+      self._start = _now()
 
   def share(self) -> float | None:
     """The share of the limit that has passed, at most 1; None without one."""
@@ -59,7 +52,7 @@ class Stopwatch:
 
   def is_over(self) -> bool:
     """Whether the limit has passed."""
-    return (self.share() or 0) >= 1
+    return self.share() == 1
 
   def count(self, tokens: int) -> None:
     """Adds the tokens of a step."""
@@ -75,3 +68,7 @@ class Stopwatch:
   def times(self) -> dict[str, float]:
     """The time fields of a line of metrics, up to the last pause."""
     return {name: round(spent, 3) for name, spent in self._spent.items()}
+
+
+def _now():
+  return {name: clock() for name, clock in TIMES.items()}

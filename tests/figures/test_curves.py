@@ -8,11 +8,8 @@ from sparse_transformer.figures import curves
 TRAIN = [
   dict(step=step, split="train", bits_per_dim=4 - step / 10) for step in (1, 2)
 ]
-TRAIN[1]["tokens_per_second"] = 7.0
 LINES = [*TRAIN, dict(step=2, split="validation", bits_per_dim=3.5)]
-NOT_FINITE = dict(
-  step=3, split="train", bits_per_dim=np.nan, tokens_per_second=np.inf
-)
+NOT_FINITE = dict(step=3, split="train", bits_per_dim=np.nan)
 
 RESULT = dict(split="test", step=3, min_context=0, unit="bits/dim")
 RESULT["overrides"] = {"attention.pattern": "dense"}
@@ -45,25 +42,12 @@ def test_curves_of_a_run_go_through_their_points():
   assert names == ["train", "validation"]
 
 
-def test_speed_leaves_out_lines_without_it():
-  axis = draw(curves.speed_by_step(LINES, "tokens_per_second"))
-  assert points(axis) == [[[2, 7]]]
-  lines = [line | dict(mfu=0.4) for line in TRAIN]
-  axis = draw(curves.speed_by_step([*lines, LINES[-1]], "mfu"))
-  assert points(axis) == [[[1, 0.4], [2, 0.4]]]
-
-
 @pytest.mark.parametrize(
   "lines", [[], TRAIN[:1], [NOT_FINITE], [*LINES, NOT_FINITE], [NOT_FINITE] * 2]
 )
 def test_any_lines_can_be_drawn(lines):
-  for figure in (
-    curves.bits_by_step(lines, "bits/dim"),
-    curves.speed_by_step(lines, "tokens_per_second"),
-  ):
-    assert np.isfinite(
-      [*draw(figure).get_xlim(), *figure.axes[0].get_ylim()]
-    ).all()
+  axis = draw(curves.bits_by_step(lines, "bits/dim"))
+  assert np.isfinite([*axis.get_xlim(), *axis.get_ylim()]).all()
 
 
 @pytest.mark.parametrize("min_context", [0, 7, 128])

@@ -86,8 +86,8 @@ def test_pairs_that_follow_the_content_have_a_color_of_their_own():
 
 def test_million_positions_are_drawn(tmp_path):
   drawn = patterns.Local(1024) | patterns.Strided(1024)
-  layers = ((drawn, catalogue.Around()),)
+  layers = ((drawn, drawn),)
   path = tmp_path / "p.png"
-  pictures.save_patterns(path, layers, (1024, 1024), 2**20, [drawn])
+  pictures.save_patterns(path, layers, (1024, 1024), 2**20)
   shown = np.unique(pixels(path).reshape(-1, 3), axis=0).tolist()
   assert QUERY.tolist() in shown and KEY.tolist() in shown

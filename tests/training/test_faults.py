@@ -26,7 +26,6 @@ from sparse_transformer import config as config_lib, data, signals
 from sparse_transformer.training import (
   loop,
   metrics,
-  monitor,
   step as step_lib,
   workdir as workdir_lib,
 )
@@ -328,7 +327,7 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
 def test_bad_batches_are_skipped_until_too_many_in_a_row(
   tmp_path, spoil, monkeypatch
 ):
-  monkeypatch.setattr(monitor, "MAX_SKIPPED", 2)
+  monkeypatch.setattr(metrics, "MAX_SKIPPED", 2)
   settings = {"train.nonfinite": "skip"}
   settings |= {"train.log_every": 1, "eval.every": 0, "checkpoint.every": 7}
   config = runs.tiny(**SETTINGS | settings)
@@ -462,10 +461,10 @@ def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
 LONG = """
 import os, sys
 import jax, numpy as np, runs
-from sparse_transformer.training import loop, monitor
+from sparse_transformer.training import loop, metrics
 
 step, compiled, seen = 0, [], []
-watch = monitor.Monitor.watch
+watch = metrics.Monitor.watch
 
 def listen(name, *_, **__):
   if "backend_compile" in name:
@@ -481,7 +480,7 @@ def measure(self, done, measured):
   return watch(self, done, measured)
 
 jax.monitoring.register_event_duration_secs_listener(listen)
-monitor.Monitor.watch = measure
+metrics.Monitor.watch = measure
 loop.train(runs.tiny(**{
   "train.steps": 20_000, "train.log_every": 100,
   "eval.every": 1000, "checkpoint.every": 1000,

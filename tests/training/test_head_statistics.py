@@ -5,11 +5,12 @@ import networks
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 from sparse_transformer import attention
 from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Keys, Queries
-from sparse_transformer.figures import masks
+from sparse_transformer.figures import masks, style
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.patterns import (
@@ -21,6 +22,8 @@ from sparse_transformer.patterns import (
   TopBlocks,
 )
 from sparse_transformer.training.explanation import head_statistics
+
+WHITE, PALE, DARK = map(style.rgb, ("#ffffff", style.PALER, style.DARK))
 
 
 def test_queries_and_keys_are_those_of_each_layer():
@@ -79,7 +82,6 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   for h, (head, (of_query, of_all)) in enumerate(found):
     assert head["pattern"] == str(of_layer[h])
     assert head["pairs"] == mask[h].sum()
-    assert head["keys_max"] == mask[h].sum(-1).max()
     assert head["entropy"] == pytest.approx(entropy[h], rel=1e-4)
     query = int(n * 0.71)
     expected = np.where(mask[h, query], weights[h, query], -1)
@@ -92,3 +94,32 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
     )
     joined[is_empty] = -1
     np.testing.assert_allclose(of_all, joined, atol=1e-6)
+
+
+def test_color_is_that_of_a_weight_relative_to_the_largest():
+  weights = np.array([[-1, 0, 0.2], [0.1, 0.05, -1]])
+  painted = head_statistics.paint(weights, weights.max(1, keepdims=True))
+  half = (PALE + (DARK - PALE) / 2).round()
+  np.testing.assert_array_equal(
+    painted, [[WHITE, PALE, DARK], [DARK, half, WHITE]]
+  )
+
+
+def test_picture_has_both_views_of_each_head(tmp_path):
+  n = 37  # the last row of the data is not full
+  query, matrix = np.full(n, -1.0), np.full((n, n), -1.0)
+  query[3], matrix[range(n), range(n)] = 1, 1
+  figure = head_statistics.draw_heads(
+    "a title", ["one", "two"], [(query, matrix)] * 2, (8, 5)
+  )
+  first, _, below, _ = figure.axes
+  in_data = first.get_images()[0].get_array().reshape(-1, 3)
+  assert in_data.shape == (40, 3)
+  np.testing.assert_array_equal(in_data[3], DARK)
+  assert (np.delete(in_data, 3, 0) == WHITE).all()
+  shown = below.get_images()[0].get_array()
+  np.testing.assert_array_equal((shown == DARK).all(-1), np.eye(n, dtype=bool))
+  many = ["head"] * 20, [(query, matrix)] * 20, (8, 5)
+  head_statistics.draw_heads("a title", *many).savefig(tmp_path / "p.png")
+  with Image.open(tmp_path / "p.png") as image:
+    assert image.width == 12 * masks.PANEL * style.DPI

@@ -37,7 +37,7 @@ def test_run_writes_everything_it_promises(tmp_path):
   times = {"seconds", "processor_seconds"}
   names |= {"learning_rate", "gradient_norm"} | times
   speed = {"tokens_per_second", "model_flops_per_second"}
-  flops = costs.model_flops(config, Experiment(config).model) / (8 * 64)
+  flops = costs.flops_per_token(Experiment(config).model)["total"]
   for line in training:
     assert set(line) == names | speed
     assert line["split"] == "train"
@@ -62,7 +62,7 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   lines = [line for line in out.splitlines() if line[:5] != "step "]
   parameters, attention, compiling, compiled, traced, opened, best = lines
   assert parameters.endswith(
-    " parameters; digits: 1,397 images, 64 in a sequence, bits/dim; 1 x cpu;"
+    " parameters; digits: 1,397 examples, 64 in a sequence, bits/dim; 1 x cpu;"
     f" 4 steps; {folder}"
   )
   assert attention.startswith("attention by") and compiling == "compiling"
@@ -82,7 +82,9 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   assert (folder / "samples.png").exists()
   assert not err
   loop.train(config, folder, profile=[4])  # as the same command, to resume
-  assert "not profiled: steps 4 to 4" in capsys.readouterr().out
+  assert (
+    "not profiled, as the run resumes from step 4" in capsys.readouterr().out
+  )
 
 
 def test_profile_that_cannot_be_written_ends_a_run_before_its_steps(tmp_path):
@@ -92,6 +94,7 @@ def test_profile_that_cannot_be_written_ends_a_run_before_its_steps(tmp_path):
   assert not list((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.soak
 def test_samples_of_documents_are_shown_as_text(tmp_path):
   (tmp_path / "texts").mkdir()
   for name in "abc":

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import (
   EventAccumulator,
 )
 
-from sparse_transformer.training import hooks, metrics, stopwatch
+from sparse_transformer.training import loop, metrics, stopwatch
 
 
 def write(workdir, first, last, value=0.5):
@@ -21,34 +21,24 @@ def write(workdir, first, last, value=0.5):
       writer.write(step, "train", nats=value, bits_per_dim=step / 10)
 
 
-def test_each_line_is_an_object_with_step_and_split(tmp_path, capsys):
-  write(tmp_path, 0, 3)
-  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  expected = [
-    {"step": step, "split": "train", "nats": 0.5, "bits_per_dim": step / 10}
-    for step in (1, 2, 3)
-  ]
-  assert [json.loads(line) for line in lines] == expected
-  assert metrics.read(tmp_path) == expected
-  shown = capsys.readouterr().out.splitlines()
-  assert shown[0] == "step       1  train       bits 0.1"
-  assert len(shown) == 3
-
-
-@pytest.mark.parametrize("step", range(5))
-def test_resuming_drops_the_lines_of_later_steps(tmp_path, step):
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_resuming_drops_what_is_of_later_steps(tmp_path, step):
   write(tmp_path, 0, 4, value=1.0)
   write(tmp_path, step, 5, value=2.0)
   lines = metrics.read(tmp_path)
+  expected = [1.0] * step + [2.0] * (5 - step)
   assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-  assert [line["nats"] for line in lines] == [1.0] * step + [2.0] * (5 - step)
+  assert [line["nats"] for line in lines] == expected
+  shown = board(tmp_path / "events" / "train").Scalars("nats")
+  assert [x.step for x in shown] == [1, 2, 3, 4, 5]
+  assert [x.value for x in shown] == expected
 
 
 def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
   write(tmp_path, 0, 3)
   path = tmp_path / "metrics.jsonl"
   whole = path.read_text()
-  for cut in range(len(whole)):
+  for cut in range(0, len(whole), 3):
     path.write_text(whole[:cut])
     metrics._truncate(path, 3)
     assert whole.startswith(path.read_text())
@@ -56,17 +46,14 @@ def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
 
 
 def test_lines_that_are_not_metrics_are_dropped(tmp_path):
-  path = tmp_path / "metrics.jsonl"
   good = {"step": 1, "split": "train", "nats": 0.5, "bits_per_dim": 0.7}
   wrong = (
     *(7, [], {}, {"step": None}, {"step": 1, "split": "train"}),
-    *(good | {"bits_per_dim": "low"}, good | {"step": True}),
-    good | {"tokens_per_second": "fast"},
-    *({"step": 1, "split": []}, {"step": 1, "split": "validation"}),
+    *(good | {"bits_per_dim": "low"}, {"step": 1, "split": []}),
   )
   lines = "".join(json.dumps(line) + "\n" for line in (good, *wrong))
-  path.write_text(lines + "[" * 100_000 + '\n\n{"st')
-  path.write_bytes(b"\xff\n" + path.read_bytes())
+  lines += "[" * 100_000 + '\n\n{"st'
+  (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n" + lines.encode())
   write(tmp_path, 1, 2)
   assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
 
@@ -106,27 +93,12 @@ def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
   assert (image.step, image.width, image.height) == (0, 9, 4)
 
 
-def test_resuming_hides_later_steps_on_tensorboard(tmp_path):
-  write(tmp_path, 0, 4)
-  write(tmp_path, 2, 5, 0.25)
-  found = board(tmp_path / "events" / "train").Scalars("nats")
-  assert [(x.step, x.value) for x in found] == [
-    *((1, 0.5), (2, 0.5)),
-    *((3, 0.25), (4, 0.25), (5, 0.25)),
-  ]
-
-
-def test_line_fits_the_terminal_and_begins_with_bits():
-  values = dict(nats=0.1, bits_per_dim=12.34567, seconds=7.0, spans=[[1], [2]])
+def test_line_begins_with_bits_and_has_single_numbers():
+  values = dict(nats=0.1, router_z=1e-9, bits_per_dim=12.34567, seconds=7.0)
+  values |= dict(spans=[[1], [2]], tokens_per_second=123456.789)
   assert metrics._line(9, "train", values) == (
-    "step       9  train       bits 12.346  spans 1 to 2"
+    "step       9  train       bits 12.346  tok/s 123,457  router_z 1e-09"
   )
-  for value in (0.0, -1.234567e-38, 123456.789, 1e300):
-    numbers = {name: value for name in (*metrics.SHORT, "router_z", "span")}
-    numbers |= dict(expert_load=[[value, 1.23456e-20]], load_balance=value)
-    line = metrics._line(10**7, "validation", numbers)
-    assert len(line) <= 100
-    assert line.endswith(" ...") or "span 0" in line
 
 
 class Terminal(io.StringIO):
@@ -143,10 +115,10 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   fail = lambda *_: 1 / 0
   with (
     metrics.Writer(tmp_path, step=0, on_metrics=fail) as writer,
-    hooks.closing(hooks.Progress(0, 9)) as (progress,),
+    loop._progress(0, 9) as bar,
   ):
     writer.say("compiling")
-    progress(1, None, False)
+    bar.update()
     writer.write(1, "train", bits_per_dim=0.5)
   # A carriage return goes back over what was written before it.
   seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.training import monitor as monitor_lib
-from sparse_transformer.training.monitor import Monitor
+from sparse_transformer.training import metrics
+from sparse_transformer.training.metrics import Monitor
 
 
 def make(lines=(), **changes):
@@ -59,7 +59,7 @@ def test_nonfinite_loss_is_named_before_the_gradient():
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_too_many_skipped_batches_in_a_row_end_the_run(most, monkeypatch):
-  monkeypatch.setattr(monitor_lib, "MAX_SKIPPED", most)
+  monkeypatch.setattr(metrics, "MAX_SKIPPED", most)
   monitor, noted = make(nonfinite="skip")
   bad, last = [math.nan] * most, 2 * most + 2
   watch(monitor, [*bad, 1.0, *bad])
@@ -73,7 +73,7 @@ def test_too_many_skipped_batches_in_a_row_end_the_run(most, monkeypatch):
 
 
 def test_batches_skipped_before_a_restart_count(monkeypatch):
-  monkeypatch.setattr(monitor_lib, "MAX_SKIPPED", 2)
+  monkeypatch.setattr(metrics, "MAX_SKIPPED", 2)
   lines = [dict(step=step, split="skipped") for step in (4, 5)]
   monitor, _ = make(lines, nonfinite="skip")
   with pytest.raises(FloatingPointError, match="after 2 batches in a row"):

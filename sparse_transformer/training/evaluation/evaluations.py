@@ -35,20 +35,14 @@ class Request:
   weights: str = "ema"  # or "params", see `State`
 
 
-LAST = Request()
-
-
 def evaluate(
   experiment: Experiment,
   checkpoints: Checkpoints,
   state: State,
-  request: Request = LAST,
+  request: Request = Request(),
   check_stop: Callable[[], None] = lambda: None,
 ) -> Result:
   """Scores a state of a run, and saves the result.
-
-  Activations have the dtype of the config; if that is float32, so is the
-  precision of products, on all devices.
 
   Returns:
     What is scored, with `Tally.summary`, as JSON values. If `check_stop` raises
@@ -59,9 +53,8 @@ def evaluate(
     ValueError: the split or the context does not exist.
   """
   config, source = experiment.config, experiment.source
-  sizes, model = experiment.mesh.shape, experiment.model
-  mesh.check_batch(config, sizes, "eval")
-  mesh.check_network(model, sizes)
+  mesh.check_batch(config, experiment.mesh.shape, "eval")
+  mesh.check_network(experiment.model, experiment.mesh.shape)
   windows = source.windows(request.split, request.min_context)
   # The error is over images or labels, or over blocks of symbols.
   block = scoring.BLOCK if isinstance(source, data.Stream) else None
@@ -79,14 +72,12 @@ def evaluate(
   precision = jax.default_matmul_precision.value
   if config.model.dtype == "float32":
     precision = precision or "highest"
-  shards = mesh.num_shards(sizes)
-  most = -(-len(windows) // shards) * shards  # a larger batch would be padding
   try:
     with jax.default_matmul_precision(precision):
       summary = scoring.bits_per_dim(
         functools.partial(experiment.losses, getattr(state, request.weights)),
         windows,
-        batch_size=min(config.eval.batch_size, most),
+        batch_size=config.eval.batch_size,
         sharding=experiment.batch_sharding,
         tally=tally,
         check_stop=check_stop,
@@ -100,16 +91,15 @@ def evaluate(
 
 def _details(source, split, tally):
   """What the data make known besides: of channels, of bytes, of an optimum."""
-  found = {}
-  if isinstance(source, data.Images):
-    if source.optimum is not None:
-      found["optimum"] = source.optimum
-    if (channels := source.shape[2]) > 1:
-      found["by_channel"] = tally.means(channels).tolist()
-  elif isinstance(source, data.Stream):
-    if num := source.num_bytes(split):  # each token is scored once
-      found["bits_per_byte"] = float(tally.bits_L.sum()) / num
-  return found
+  match source:
+    case data.Images(optimum=float(optimum)):
+      return dict(optimum=optimum)
+    case data.Images(shape=(_, _, channels)) if channels > 1:
+      return dict(by_channel=tally.means(channels).tolist())
+    case data.Stream() if num := source.num_bytes(split):
+      # Each token is scored once.
+      return dict(bits_per_byte=float(tally.bits_L.sum()) / num)
+  return {}
 
 
 def _overrides(config, checkpoints, step):

@@ -1,5 +1,6 @@
 """Sequences drawn from a network, and the files that hold them."""
 
+import math
 import os
 import pathlib
 import textwrap
@@ -7,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from sparse_transformer import data
-from sparse_transformer.figures.image_grid import save_images
+from sparse_transformer import atomic, data
 from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
@@ -34,10 +35,9 @@ def decoder(
     raise ValueError(
       "eval.samples must be 0 with several processes; sample after training"
     )
-  model = experiment.model
-  if cached and model.separator is None:
-    return sampling.Cached(model)
-  return sampling.Recompute(experiment.apply, model.length)
+  if cached and experiment.model.separator is None:
+    return sampling.Cached(experiment.model)
+  return sampling.Recompute(experiment.apply, experiment.model.length)
 
 
 def draw_in_training(
@@ -74,9 +74,35 @@ def save(
   if isinstance(source, data.Stream):
     return source.codec.save(stem, tokens)
   path = stem.with_suffix(".png")
-  real = real_examples(source, len(tokens))
-  save_images(path, tokens, real, source.shape, source.vocab_size)
+  save_images(path, tokens, real_examples(source, len(tokens)), source)
   return [path]
+
+
+def save_images(
+  path: pathlib.Path, tokens: np.ndarray, real: np.ndarray, source: data.Source
+) -> None:
+  """Writes a PNG file with sampled images on the left, real ones on the right.
+
+  Both are uint8 [images, positions].
+  """
+  left, right = (_sheet(x, source) for x in (tokens, real))
+  gap = np.full((len(left), source.shape[1] // 2, 3), 255, np.uint8)
+  sheet = np.concatenate([left, gap, right], axis=1)
+  scale = max(1, 960 // sheet.shape[1])
+  large = sheet.repeat(scale, 0).repeat(scale, 1)
+  with atomic.writing(path) as new:
+    Image.fromarray(large).save(new, format="PNG")
+
+
+def _sheet(tokens, source):
+  """An RGB image of all images in a square, with white lines between them."""
+  side, (rows, columns, _) = math.ceil(math.sqrt(len(tokens))), source.shape
+  images = tokens.reshape(-1, *source.shape) * 255.0 / (source.vocab_size - 1)
+  images = np.broadcast_to(images, (len(tokens), rows, columns, 3))
+  padding = ((0, side**2 - len(tokens)), (0, 1), (0, 1), (0, 0))
+  cells = np.pad(images, padding, constant_values=255)
+  cells = cells.reshape(side, side, rows + 1, columns + 1, 3).swapaxes(1, 2)
+  return cells.reshape(side * (rows + 1), -1, 3).round().astype(np.uint8)
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -20,8 +19,7 @@ Losses = Callable[[Any, Any], Any]
 # Scored positions of a stream whose mean is one draw of the standard error.
 # Losses of text are correlated over thousands of bytes: of an order-4 model of
 # Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536 bytes give errors in
-# the ratios 1, 1.7, 2.4, 3.4 and 4.3. These are longer than any window of a
-# preset for text, and 18 in 300 kB, so that the error is known to ±17 %.
+# the ratios 1, 1.7, 2.4, 3.4 and 4.3.
 BLOCK = 16_384
 
 
@@ -49,18 +47,13 @@ class Tally:
     block: scored positions in a block; None for those of a window, which is
       right for images and labels. The standard error takes blocks as
       independent.
-
-  Attributes:
-    bits_L: float64, sum of the bits at each position in the window.
-    counts_L: int64, number of windows in which each position was scored.
-    windows: number of windows.
   """
 
   def __init__(self, length: int, block: int | None = None):
-    self.bits_L = np.zeros(length)
-    self.counts_L = np.zeros(length, np.int64)
+    self.bits_L = np.zeros(length)  # sums over windows
+    self.counts_L = np.zeros(length, np.int64)  # windows that score a position
     self.windows = 0
-    self._hits: list[np.ndarray] = []
+    self._hits: int | None = None  # labels that are predicted
     self._block = block or length
     self._open = np.zeros(0)  # bits of the positions of an unfinished block
     # The number of blocks, and the sums of their mean bits and their squares.
@@ -72,15 +65,9 @@ class Tally:
     scored_BL: np.ndarray,
     hits_B: np.ndarray | None = None,
   ) -> None:
-    """Adds windows, in order.
-
-    Args:
-      nats_BL: of positions, or of labels, L = 1.
-      scored_BL: which of them count.
-      hits_B: whether the labels are predicted.
-    """
+    """Adds windows in order: losses, which of them count, predicted labels."""
     if hits_B is not None:
-      self._hits.append(np.asarray(hits_B))
+      self._hits = (self._hits or 0) + int(hits_B.sum())
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -101,23 +88,20 @@ class Tally:
       of labels, the `accuracy` and its `accuracy_error`, a standard error.
     """
     total, error = int(self.counts_L.sum()), None
-    accuracy: dict[str, Any] = {}
+    n, accuracy = self.windows, {}
     blocks, means, squares = self._moments
     if blocks > 1:
       # Rounding may take the variance of equal means below 0.
       variance = max(0, squares - means**2 / blocks) / (blocks - 1)
       error = math.sqrt(variance * self._block / total)
-    if self._hits:
-      hits = np.concatenate(self._hits)
-      accuracy["accuracy"] = float(hits.mean())
-      spread = (
-        hits.std(ddof=1) / math.sqrt(len(hits)) if len(hits) > 1 else None
-      )
-      accuracy["accuracy_error"] = spread and float(spread)
+    if self._hits is not None:
+      p = self._hits / n
+      spread = math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None
+      accuracy = dict(accuracy=p, accuracy_error=spread)
     return accuracy | dict(
       bits_per_dim=float(self.bits_L.sum()) / total if total else None,
       standard_error=error,
-      examples=self.windows,
+      examples=n,
       tokens=total,
     )
 
@@ -145,15 +129,14 @@ def bits_per_dim(
     losses: those of `make_losses`, of the parameters of a network.
     windows: pairs (tokens, scored), as the sources of `data` return them; read
       one batch at a time, by each process only those of its devices.
-    batch_size: windows per batch.
-    sharding: of the batches.
+    batch_size, sharding: of the batches.
     tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.
   """
   tally = Tally(len(windows[0][1])) if tally is None else tally
-  starts, is_shown = range(0, len(windows), batch_size), sys.stderr.isatty()
-  bar = tqdm.tqdm(starts, desc="scoring", leave=False, disable=not is_shown)
-  for start in bar:
+  starts = range(0, len(windows), batch_size)
+  # On a terminal only.
+  for start in tqdm.tqdm(starts, desc="scoring", leave=False, disable=None):
     check_stop()
     num = min(batch_size, len(windows) - start)
     tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
@@ -162,8 +145,6 @@ def bits_per_dim(
       nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
     found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
     tally.add(*(x[:num] for x in found))
-    if is_shown:
-      bar.set_postfix_str(f"{tally.summary()['bits_per_dim']:.4f}")
   return tally.summary()
 
 
@@ -176,8 +157,8 @@ def _place(windows, start, batch_size, sharding):
       return windows[start + i]
     return [np.zeros_like(x) for x in windows[0]]
 
-  tokens, scored = windows[0]
-  return [
-    processes.place(lambda i: read(i)[0], (batch_size, len(tokens)), sharding),
-    processes.place(lambda i: read(i)[1], (batch_size, len(scored)), sharding),
-  ]
+  def place(part):
+    shape = batch_size, len(windows[0][part])
+    return processes.place(lambda i: read(i)[part], shape, sharding)
+
+  return place(0), place(1)

@@ -1,13 +1,9 @@
-"""The attention of a trained network's heads on a given example.
-
-One pass of the network collects queries and keys. Then the pairs of each head,
-static or bound to these queries and keys, are weighted.
-"""
+"""The attention of a trained network's heads on a given example."""
 
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,24 +13,23 @@ import numpy as np
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import binding, spans as spans_lib
 from sparse_transformer.attention.contract import Keys, Queries
-from sparse_transformer.figures import head_maps as pictures, masks, style
+from sparse_transformer.figures import masks, style
 from sparse_transformer.model import options, transformer
 
 MAX_LAYERS = 8  # that are drawn
 
 Report = dict[str, Any]
-Head = tuple[Report, pictures.Weights]  # what is measured, and what is drawn
-# {layer: (q_BLHK, k_BLHK)}
-Collected = dict[int, tuple[jax.Array, jax.Array]]
+# (weights of one query [L], joined weights of all queries [cells, cells]); -1
+# for pairs outside the pattern.
+Weights = tuple[np.ndarray, np.ndarray]
+Head = tuple[Report, Weights]  # what is measured, and what is drawn
+Collected = dict[int, tuple[jax.Array, jax.Array]]  # {layer: (q_BLHK, k_BLHK)}
 
 
 def collect(
   model: model_lib.Config, params: Any, tokens_L: np.ndarray
 ) -> Collected:
-  """The queries and keys of layers, at most `MAX_LAYERS` of them.
-
-  The network must have a position for each of the symbols.
-  """
+  """The queries and keys of at most `MAX_LAYERS` layers, in one pass."""
   drawn = min(MAX_LAYERS, model.num_layers)
   chosen = np.linspace(0, model.num_layers - 1, drawn).round().astype(int)
   places = np.full(model.num_layers, drawn)  # that is dropped
@@ -66,10 +61,7 @@ def weigh(
   collected: Collected,
   temperature: float = 1.0,
 ) -> Iterator[tuple[int, list[Head]]]:
-  """Yields (layer, its heads) for each layer that `collect` returns.
-
-  The temperature divides the scores before their softmax.
-  """
+  """Yields (layer, its heads) for each layer that `collect` returns."""
   own = options.own(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
@@ -92,25 +84,70 @@ def weigh(
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
-  """The attention of a head; `ramp_LM` is what its span multiplies weights by.
-
-  The entropy, in bits, is a mean over the queries that have keys.
-  """
+  """The attention of a head, whose span multiplies weights by `ramp_LM`."""
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
   sums_L1 = weights_LM.sum(1, keepdims=True)
   weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
   bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
-  keys, shown = mask_LM.sum(1), masks.shown_query(len(mask_LM))
+  has_keys, shown = mask_LM.any(1), masks.shown_query(len(mask_LM))
   measured = dict(
     pattern=str(pattern),
-    pairs=int(keys.sum()),
-    keys_mean=int(keys.sum()) / len(keys),
-    keys_max=int(keys.max()),
-    entropy=float(bits[keys > 0].mean()) if keys.any() else 0.0,
+    pairs=int(mask_LM.sum()),
+    entropy=float(bits[has_keys].mean()) if has_keys.any() else 0.0,
   )
   of_query = np.where(mask_LM, weights_LM, -1)[shown]
-  return measured, (of_query, pictures.join(weights_LM, mask_LM))
+  return measured, (of_query, _join(weights_LM, mask_LM))
+
+
+def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """Joins weights [n, n] into cells: means over queries of sums over keys.
+
+  -1 where the mask has no pair.
+  """
+  size = masks.cell_size(len(weights))
+  starts = np.arange(0, len(weights), size)
+  keys = np.diff(starts, append=len(weights))
+  shares, has_pairs = (masks.pool(x, size, size) for x in (weights, mask))
+  return np.where(has_pairs > 0, shares * keys, -1)
+
+
+def draw_heads(
+  title: str,
+  titles: Sequence[str],
+  heads: Sequence[Weights],
+  shape: Sequence[int],
+) -> "style.Figure":
+  """A figure with a column for each head of a layer, at most the first 12.
+
+  Above are the weights of one query, in the `shape` of the data, rows first;
+  below, those of all queries, one per row.
+  """
+  titles, heads = titles[: masks.MAX_PANELS], heads[: masks.MAX_PANELS]
+  n, width = len(heads[0][0]), math.prod(shape[1:])
+  query, size = masks.shown_query(n), masks.cell_size(n)
+  legend = "white: no pair; the darker, the larger,\nrelative to its row"
+  labels = f"weights of query {query:,},\nin the data", masks.ALL_QUERIES
+  figure, axes = masks.columns(titles, labels, f"{title}\n{legend}")
+  mark = dict(marker="s", ms=7, mfc="none", mec=style.COLORS[4], mew=2)
+  for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):
+    of_query = np.pad(of_query, (0, -n % width), constant_values=-1)
+    cells = of_query.reshape(-1, width)
+    masks.show(top, paint(cells, cells.max()), aspect="auto")
+    top.plot(query % width, query // width, **mark)
+    masks.show(bottom, paint(of_all, of_all.max(1, keepdims=True)))
+    if size > 1:
+      bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")
+  return figure
+
+
+def paint(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
+  """RGB image of weights, relative to `largest`, which broadcasts."""
+  share = (weights.clip(0) / np.maximum(largest, 1e-30))[..., None]
+  nothing, pale, dark = map(style.rgb, ("#ffffff", style.PALER, style.DARK))
+  painted = pale + (dark - pale) * share
+  painted = np.where(weights[..., None] < 0, nothing, painted)
+  return painted.round().astype(np.uint8)
 
 
 def draw(
@@ -120,15 +157,13 @@ def draw(
   folder: str | os.PathLike,
   about: Report,
 ) -> Report:
-  """Draws the heads of a network on an example, see `weigh`.
-
-  Into the folder go the pictures, one for each layer, and attention.json.
+  """Draws the heads of a network on an example, one picture for each layer.
 
   Args:
     model, params: the network.
     tokens_L: the example, integers.
-    folder: for the files.
-    about: `step`, `example` and `temperature`; the first two are only reported.
+    folder: for the pictures, and attention.json.
+    about: `step` and `example`, and `temperature`, which divides the scores.
 
   Returns:
     What is in attention.json: `about`, the number of `positions` that were
@@ -140,8 +175,7 @@ def draw(
     )
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  total = len(tokens_L)
-  n = min(total, masks.MAX_LENGTH)
+  n, total = min(len(tokens_L), masks.MAX_LENGTH), len(tokens_L)
   # A classifier's keys depend on later symbols.
   used_L = tokens_L if model.classifies else tokens_L[:n]
   collected = {
@@ -152,7 +186,7 @@ def draw(
   report |= dict(heads=[], pictures=[])
   for layer, heads in weigh(model, params, collected, about["temperature"]):
     path = folder / f"layer_{layer}.png"
-    figure = pictures.panels(
+    figure = draw_heads(
       f"layer {layer} of {model.num_layers}, {_about(report)}",
       [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
       [weights for _, weights in heads],
@@ -168,33 +202,24 @@ def draw(
 
 
 def _about(report):
-  step, n, total = (report[x] for x in ("step", "positions", "length"))
-  text = f"step {step:,}, test example {report['example']},\n"
-  text += f"temperature {report['temperature']:g}"
-  if n < total:
-    text += f"\nthe first {n:,} of {total:,} positions"
-  return text
-
-
-COLUMNS = {
-  "layer": "{layer}",
-  "head": "{head}",
-  "pattern": "{pattern}",
-  "pairs": "{pairs:,}",
-  "keys: mean": "{keys_mean:,.1f}",
-  "max": "{keys_max:,}",
-  "entropy": "{entropy:.2f}",
-}
+  text = (
+    "step {step:,}, test example {example},\ntemperature {temperature:g}\n"
+    "the first {positions:,} of {length:,} positions"
+  )
+  return text.format(**report)
 
 
 def render(report: Report) -> str:
   """The report as text."""
-  cells, heads = COLUMNS.values(), report["heads"]
-  rows = [[cell.format(**head) for cell in cells] for head in heads]
-  table = tables.align([list(COLUMNS), *rows], right_from=3)
-  drawn = f"{len(report['pictures'])} of {report['num_layers']} layers"
+  rows = [("layer", "head", "pattern", "pairs", "entropy")]
+  rows += [
+    (f"{x['layer']}", f"{x['head']}", x["pattern"], f"{x['pairs']:,}")
+    + (f"{x['entropy']:.2f}",)
+    for x in report["heads"]
+  ]
   return (
-    f"{_about(report)}\n\n{table}\n{drawn} are drawn, at most"
-    f" {masks.MAX_PANELS} heads of each\nentropy: of a query's weights, in"
+    f"{_about(report)}\n\n{tables.align(rows, right_from=3)}\n"
+    f"{len(report['pictures'])} of {report['num_layers']} layers are drawn, at"
+    f" most {masks.MAX_PANELS} heads of each\nentropy: of a query's weights, in"
     " bits, at this temperature; the mean over queries"
   )

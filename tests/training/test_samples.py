@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparse_transformer.figures.image_grid import save_images
+from sparse_transformer import data
+from sparse_transformer.training.evaluation.samples import save_images
 
 
 @pytest.mark.parametrize(
-  "shape, vocab_size", [((8, 8, 1), 17), ((4, 6, 3), 256)]
+  "num, shape, vocab_size", [(1, (8, 8, 1), 17), (3, (4, 6, 3), 256)]
 )
-@pytest.mark.parametrize("num", [1, 3, 4])
-def test_sheet_shows_each_image_in_its_colors(shape, vocab_size, num, tmp_path):
+def test_sheet_shows_each_image_in_its_colors(num, shape, vocab_size, tmp_path):
   path = tmp_path / "samples.png"
   shapes = 2, num, int(np.prod(shape))
   tokens = np.random.RandomState(0).randint(0, vocab_size, shapes)
   tokens = tokens.astype(np.uint8)
-  save_images(path, *tokens, shape, vocab_size)
+  save_images(path, *tokens, data.Images(shape, vocab_size, load=dict))
   rows, columns, _ = shape
   side = int(np.ceil(np.sqrt(num)))
   with Image.open(path) as image:

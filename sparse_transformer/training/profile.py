@@ -1,0 +1,60 @@
+"""A trace of consecutive steps, for Perfetto and XProf."""
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+
+import jax
+
+from sparse_transformer.training import metrics
+from sparse_transformer.training.distributed import processes
+from sparse_transformer.training.step import State
+from sparse_transformer.training.stopwatch import Stopwatch
+
+
+class Profile(contextlib.ExitStack):
+  """Traces steps into the folder `profile` of a workdir; a context manager.
+
+  Args:
+    steps: the steps to trace, from 1; () for none.
+    step: how many steps are done. If some of `steps` are, none is traced.
+    writer, watch: of the run. Starting and ending a trace is no time of steps.
+  """
+
+  def __init__(
+    self,
+    steps: Sequence[int],
+    step: int,
+    writer: metrics.Writer,
+    watch: Stopwatch,
+  ):
+    super().__init__()
+    self._writer, self._watch = writer, watch
+    self._folder = writer.workdir / "profile"
+    self._steps = steps if processes.is_first() else ()
+    if steps and steps[0] <= step:
+      writer.say(f"not profiled, as the run resumes from step {step}")
+      self._steps = ()
+    if self._steps:
+      self._folder.mkdir(exist_ok=True)
+
+  def before(self, step: int, state: State) -> None:
+    """Begins before the first of the steps, and ends after the last."""
+    if not self._steps or step not in (self._steps[0], self._steps[-1] + 1):
+      return
+    jax.block_until_ready(state)
+    with self._watch.paused():
+      if step > self._steps[0]:
+        self.close()
+        return
+      self.callback(self._say)
+      folder = self._folder
+      self.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
+
+  def _say(self) -> None:
+    command = shlex.join(["xprof", f"--logdir={self._folder}"])
+    self._writer.say(
+      f"profiled steps {self._steps[0]} to {self._steps[-1]} into"
+      f" {self._folder}\nto see it: perfetto_trace.json.gz below it at"
+      f" https://ui.perfetto.dev, or pip install xprof and {command}"
+    )

@@ -60,10 +60,8 @@ def compile_for(
   Args:
     target: the devices.
     config: the experiment's config.
-    part: "step", the training step, or "attention", each distinct pattern of a
-      layer by itself.
-    **options: of "attention": `key_heads`, if there are fewer than query heads;
-      `segments`, whether there are any; and options of `attend`.
+    part: "step" of training, or "attention", each distinct pattern by itself.
+    **options: of "attention": `key_heads`, `segments`, and those of `attend`.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)

@@ -1,7 +1,6 @@
 """The devices to compile for, and their names, such as "h100:1x1x8".
 
-A TPU is known to its compiler by name. What the compiler for GPUs has to know
-of one is a row of gpus.csv, which fills gpu.txtpb.
+TPUs are known to their compiler; a GPU is a row of gpus.csv, for gpu.txtpb.
 """
 
 import csv
@@ -23,7 +22,7 @@ with (HERE / "gpus.csv").open() as _file:
 class Kind:
   """A kind of device."""
 
-  description: str  # what it is
+  description: str
   memory: int  # bytes of one device
   # Usual topologies of one host: slices x hosts x GPUs, or the axes of a torus.
   # The smallest, which comes first, is that of a name without a topology.

@@ -116,10 +116,7 @@ def _cost_of_one(module, x):
 
 
 def _trips(module, loop):
-  """Trips of a loop, as known to the compiler, or by its condition.
-
-  One comparison with one constant is taken to count from 0 by 1 up to it.
-  """
+  """Trips of a loop: known, or the one constant that it counts up to."""
   if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
     return int(known[1])
   found = module[loop.computations("condition")[0]]

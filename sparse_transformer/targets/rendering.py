@@ -6,8 +6,7 @@ from typing import Any
 from sparse_transformer import tables
 
 Report = dict[str, Any]
-# XLA allocates this part of a GPU's memory unless told otherwise.
-DEFAULT_FRACTION = 0.75
+DEFAULT_FRACTION = 0.75  # of a GPU's memory is what XLA allocates by default
 
 
 def render(report: Report) -> str:

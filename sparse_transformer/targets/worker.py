@@ -1,8 +1,7 @@
 """Compiles a program for a target; runs in the environment of its compiler.
 
-Reads a request, a JSON object, from standard input. Writes answer.json into the
-folder that it names: {"result": ...} or, if the request is invalid, {"error":
-...}. Prints progress. See `compilers`.
+Reads a request, JSON, from standard input. Writes answer.json into the folder
+that it names: {"result": ...} or {"error": ...}. Prints progress.
 """
 
 import functools

@@ -67,7 +67,8 @@ class Checkpoints:
     self.workdir = pathlib.Path(workdir).absolute()
     self._folder = self.workdir / "checkpoints"
     self._keep, self._about, self._free = keep or 0, about or {}, free
-    self._manager: ocp.CheckpointManager | None = None  # of a save in progress
+    self._manager: ocp.CheckpointManager | None = None  # from the first save on
+    self._saving: int | None = None  # a step
     if keep is not None:
       self._attempt(self._prepare)
 
@@ -77,7 +78,7 @@ class Checkpoints:
   def __exit__(self, kind: type | None, *_: object) -> None:
     if kind is None:
       self.finish()
-    elif self._manager:
+    if self._manager:
       with contextlib.suppress(Exception):  # the first error is the one raised
         self._manager.close()
 
@@ -172,32 +173,35 @@ class Checkpoints:
 
   def finish(self) -> None:
     """Waits until the last save is complete; raises OSError if it failed."""
-    manager, self._manager = self._manager, None
-    if manager:
+    if self._manager and self._saving is not None:
       try:
-        self._attempt(manager.close)
+        self._attempt(self._manager.wait_until_finished)
       finally:
+        self._saving = None
         self._delete_temporary()
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:
     if self._path(step).exists():  # Orbax would delete it
       raise FileExistsError(f"{self._path(step)} is not a checkpoint; move it")
-    # Each save has its own manager, which knows what is there now.
+    self._saving = step
+    self._manager = self._manager or self._open()
+    self._manager.save(step, args=args, metrics=validation, force=True)
+
+  def _open(self) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
       lightweight_initialize=True,
       preservation_policy=self,
       todelete_subdir=f"old{TEMPORARY}",
       # Called before the folder gets its name, in the first process.
       async_options=ocp.AsyncOptions(
-        post_finalization_callback=lambda: self._list_files(step)
+        post_finalization_callback=self._list_files
       ),
     )
-    self._manager = ocp.CheckpointManager(self._folder, options=options)
-    self._manager.save(step, args=args, metrics=validation, force=True)
+    return ocp.CheckpointManager(self._folder, options=options)
 
-  def _list_files(self, step: int) -> None:
+  def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
-    folder, listed = self._folder / f"{step}{TEMPORARY}", {}
+    folder, listed = self._folder / f"{self._saving}{TEMPORARY}", {}
     for path in sorted(x for x in folder.glob("*/**/*") if x.is_file()):
       with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -66,7 +66,7 @@ def test_splits_share_no_sequence(name):
   "pattern, sees",
   [
     ("Local(8) | Strided(32, offset=1)", True),
-    ("Local(8) | Strided(32)", False),
+    pytest.param("Local(8) | Strided(32)", False, marks=pytest.mark.soak),
     pytest.param("Local(16)", False, marks=pytest.mark.soak),
   ],
 )

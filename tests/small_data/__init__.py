@@ -14,7 +14,7 @@ import scipy.io.wavfile
 from PIL import Image
 
 from sparse_transformer import data
-from sparse_transformer.data import cifar10, images, sources, streams
+from sparse_transformer.data import cifar10, generated, images, sources, streams
 
 REPO = pathlib.Path(__file__).parents[2]
 SHARED = REPO.parent / "shared" / "data"  # real data, if present
@@ -105,6 +105,8 @@ def write(name, folder, patch):
     path.write_bytes(text := b"the quick brown fox jumps over" * 40)
     patch.setattr(streams, "SIZE", len(text))
     patch.setattr(streams, "ENWIK8", hashlib.md5(text).hexdigest())
+  elif name in ("repeat", "recall"):
+    patch.setattr(generated, "SIZES", dict.fromkeys(data.SPLITS, 2**12))
   elif name == "jsonl":
     write_records(folder / "x.jsonl", ["some text", "and\nmore"] * 20)
   elif name == "tokens":

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import collections
 import ctypes
 import gc
 import os
@@ -52,6 +53,18 @@ def pytest_collection_finish():
   """Makes collections of garbage cheap: most objects are here to stay."""
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Of the cases of a test marked one_in(k), leaves all but one in k to soak."""
+  count = collections.Counter()
+  for item in items:
+    if mark := item.get_closest_marker("one_in"):
+      name = item.nodeid.partition("[")[0]
+      if count[name] % mark.args[0]:
+        item.add_marker(pytest.mark.soak)
+      count[name] += 1
 
 
 @pytest.fixture(scope="session")

@@ -33,13 +33,8 @@ def alarm():
   signal.signal(signal.SIGALRM, handler)
 
 
-@pytest.mark.parametrize(
-  "bad",
-  [  # one case in five is quick enough
-    pytest.param(bad, id=bad.name, marks=[pytest.mark.soak] * (number % 5 > 0))
-    for number, bad in enumerate(bad_inputs.cases())
-  ],
-)
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("bad", bad_inputs.cases(), ids=lambda bad: bad.name)
 def test_bad_input_is_answered_in_one_line(
   bad, trained, tmp_path, capfd, monkeypatch
 ):

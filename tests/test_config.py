@@ -119,7 +119,9 @@ def another(name, value):
     return value[::-1] or (1,)
   if isinstance(value, float):
     return value / 2 + 0.25
-  return "x" if isinstance(value, str) else max(value, 0) + 1
+  if isinstance(value, str):
+    return "x"
+  return next(x for x in range(value + 1, value + 4) if rule.accepts(x))
 
 
 def test_fields_may_change_by_what_they_affect(tmp_path):

@@ -105,6 +105,11 @@ def on_any_mesh(
   free = {*mesh.auto_axes, *mesh.explicit_axes}
   if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
     return attention(*_varying_alike((*arrays, others)))
+  # Gradients are summed over the devices along axes that are not in a spec,
+  # even over a single one.
+  named = {axis for entry in split.spec for axis in _axes(entry)}
+  ones = (a for a in mesh.auto_axes if mesh.shape[a] == 1 and a not in named)
+  split = split._replace(sequences=(*split.sequences, *ones))
   inputs, in_specs = (*arrays, others), (*[split.spec] * len(arrays), specs)
   if mesh.explicit_axes:
     inputs = _reshard(mesh, inputs, in_specs)

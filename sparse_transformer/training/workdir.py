@@ -15,7 +15,7 @@ COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 
 def check_name(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a folder of this name cannot hold checkpoints."""
+  """Raises ValueError if a folder of this name cannot hold a run."""
   name, path = os.fspath(workdir), pathlib.Path(workdir)
   # Orbax takes some for a pattern, or for a bucket.
   if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
@@ -25,6 +25,8 @@ def check_name(workdir: str | os.PathLike) -> None:
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
   if not found.is_dir():
     raise ValueError(f"--workdir={name}: {found} is not a folder")
+  if (path / COMPARISON).exists():
+    raise ValueError(f"--workdir={name} holds a comparison; use another")
 
 
 @contextlib.contextmanager
@@ -41,8 +43,6 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 
 def _lock(path, stack):
   """Locks the file until the stack is closed, and writes who holds it."""
-  if (path.parent / COMPARISON).exists():
-    raise ValueError(f"{path.parent} holds a comparison; use another --workdir")
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(path.open("a+"))
   file.seek(0)

@@ -67,6 +67,7 @@ def count_pairs(plan, grids, by_query, group):
     (catalogue.ALL, 1),
   ],
 )
+@pytest.mark.one_in(2)
 def test_steps_name_each_pair_once(heads, group, n, most_steps, monkeypatch):
   monkeypatch.setattr(Mosaic, "MOST_STEPS", most_steps)
   total = np.zeros((2, len(heads), n, n), int)

@@ -91,6 +91,7 @@ def assert_close(found, expected, tolerance=2e-5):
     pytest.param(MIXED, 50, "batched", marks=pytest.mark.soak),
   ],
 )
+@pytest.mark.one_in(2)
 def test_attention_is_that_of_the_formula(heads, n, backend):
   inputs = laws.random_inputs(n, 3)
   # Within bounds, at 0 and at the longest; where weights reach 0 and 1 at whole

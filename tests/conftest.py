@@ -57,7 +57,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Of the cases of a test marked one_in(k), leaves all but one in k to soak."""
+  """Leaves to soak all but one case in k of a test marked one_in(k)."""
   count = collections.Counter()
   for item in items:
     if mark := item.get_closest_marker("one_in"):

@@ -34,7 +34,7 @@ def alarm():
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("bad", bad_inputs.cases(), ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", [*bad_inputs.cases()], ids=lambda bad: bad.name)
 def test_bad_input_is_answered_in_one_line(
   bad, trained, tmp_path, capfd, monkeypatch
 ):

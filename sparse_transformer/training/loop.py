@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -121,8 +121,11 @@ def train(
       processes.decide(lambda: _write(experiment, workdir, step, free, options))
       silent = not processes.is_first()
       with metrics.Writer(workdir, step, silent, options.on_metrics) as writer:
+        if start:
+          writer.note(step, "start", **start)
+          writer.say(announcements.origin(start))
         run = _Run(experiment, options, stops, checkpoints, writer)
-        state = _steps(run, state, start)
+        state = _steps(run, state)
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
@@ -132,13 +135,10 @@ def train(
   return state
 
 
-def _steps(run: _Run, state: State, start: Mapping | None) -> State:
+def _steps(run: _Run, state: State) -> State:
   """Updates, logs, validates and saves, up to the last step or a signal."""
   experiment, writer, bits = run.experiment, run.writer, None
   config, first = experiment.config, int(state.step)
-  if start:
-    writer.note(first, "start", **start)
-    writer.say(announcements.origin(start))
   lines = processes.decide(lambda: metrics.read(writer.workdir))
   watch = Stopwatch(lines, run.options.limit)
   monitor = metrics.Monitor(

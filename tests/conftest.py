@@ -38,7 +38,7 @@ if jax.__version_info__ < (0, 11):
   os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
 # Bytes of a process above which programs are dropped, and by how much more it
 # then grows until they are dropped again: some memory is never given back.
-max_resident, GROWTH = 2**30, 2**29
+max_resident, GROWTH = 3 * 2**30, 2**29
 # Silent broadcasting over a missing axis raises.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -104,7 +104,7 @@ def run(tmp_path_factory):
   return folder / "run", config
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_separable_classes_are_learned(run, capsys):
   workdir, _ = run
   first, *lines = metrics.read(workdir)
@@ -190,7 +190,7 @@ def test_symbols_of_labelled_data_are_predicted_and_padding_is_not_scored():
   np.testing.assert_allclose(found, nats.mean(), rtol=1e-5)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.soak
 def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   config = write_texts(tmp_path / "texts")
   changes = {"model.task": "generate", "train.steps": 20}

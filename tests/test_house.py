@@ -52,18 +52,18 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 174,
-  "attention": 5_749,
+  "attention": 5_754,
   "benchmarks": 2_995,
   "commands": 1_860,
   "comparison": 837,
   "data": 1_620,
   "figures": 351,
-  "library": 18_827,
+  "library": 18_837,
   "model": 1_764,
   "patterns": 2_615,
   "targets": 580,
-  "tests": 16_259,
-  "training": 3_451,
+  "tests": 16_292,
+  "training": 3_456,
   "words of docs": 19_204,
 }
 # Fields that no config file sets, by the reason for which they exist.

@@ -90,7 +90,7 @@ def train(
     OSError: a file cannot be written.
     signals.Stopped: a signal ended the run after it saved its state.
   """
-  workdir_lib.check_name(workdir)
+  workdir_lib.check_folder(workdir)
   workdir, options = pathlib.Path(workdir), Options(**settings)
   with processes.Stops() as stops:
     # -- What is trained. Errors leave no workdir.

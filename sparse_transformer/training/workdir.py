@@ -15,7 +15,7 @@ COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 
 def check_name(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a folder of this name cannot hold a run."""
+  """Raises ValueError if a folder of this name cannot hold checkpoints."""
   name, path = os.fspath(workdir), pathlib.Path(workdir)
   # Orbax takes some for a pattern, or for a bucket.
   if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
@@ -25,8 +25,13 @@ def check_name(workdir: str | os.PathLike) -> None:
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
   if not found.is_dir():
     raise ValueError(f"--workdir={name}: {found} is not a folder")
-  if (path / COMPARISON).exists():
-    raise ValueError(f"--workdir={name} holds a comparison; use another")
+
+
+def check_folder(workdir: str | os.PathLike) -> None:
+  """Raises ValueError if a folder cannot be that of a run."""
+  check_name(workdir)
+  if (pathlib.Path(workdir) / COMPARISON).exists():
+    raise ValueError(f"{workdir} holds a comparison; use another --workdir")
 
 
 @contextlib.contextmanager

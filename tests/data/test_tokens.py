@@ -83,6 +83,7 @@ def run(tmp_path_factory):
   return folder.parent / "run"
 
 
+@pytest.mark.soak
 def test_run_learns_which_tokens_occur(run):
   lines = metrics.read(run)
   bits = lines[0]["bits_per_dim"]  # equal for all tokens

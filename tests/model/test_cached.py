@@ -68,7 +68,7 @@ def compiled(config):
     (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
   ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   layers, start, changes
 ):

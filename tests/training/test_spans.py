@@ -42,6 +42,7 @@ def gradient_of_spans(config):
   return measured, np.asarray(gradient)
 
 
+@pytest.mark.soak
 def test_heads_of_layers_have_spans_of_their_own():
   measured, expected = gradient_of_spans(network(backend="dense"))
   np.testing.assert_allclose(measured["spans"], [[3.5, 5.2], [9.4, 0]], 1e-6)

@@ -91,7 +91,7 @@ targets: $(TARGETS)/cuda/installed $(TARGETS)/tpu/installed
 targets-test: .venv/installed targets
 	REQUIRE_TARGETS=1 $(BIN)/python -m pytest -m targets tests/targets
 
-# Compiles all presets, and attention by itself; writes benchmarks/results.
+# Compiles the presets that have no record yet; writes benchmarks/results.
 compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.compiled
 

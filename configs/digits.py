@@ -8,7 +8,7 @@ row.
 
 Expected: 1.91 bits/dim on the test split, 1.88 to 1.91 with seeds 0 to 4 (the
 marginal distribution of each position scores 2.43); validation 2.19, 1.99,
-1.92, 1.90 after 100, 300, 500, 700 steps. 1,196,416 parameters, 2 minutes on 2
+1.92, 1.90 after 100, 300, 500, 700 steps. 1,196,416 parameters, 3 minutes on 2
 shared cores of an AMD EPYC.
 """
 

@@ -149,10 +149,11 @@ def compressors() -> Iterator[str]:
   """Trained networks beside what is known without one, on both splits."""
   rows, names = [("data", "model", "test", "validation")], []
   for name, (about, _, (baselines, *models)) in TRAINED.items():
-    found = record.read(name)["evaluations"]
-    found = {
-      x["split"]: x["bits_per_dim"] for x in found if not x["min_context"]
-    }
+    scores = [
+      x for x in record.read(name)["evaluations"] if not x["min_context"]
+    ]
+    step = next(x["step"] for x in scores if x["split"] == "test")
+    found = {x["split"]: x["bits_per_dim"] for x in scores if x["step"] == step}
     bits = (f"{found[x]:.3f}" if x in found else "" for x in SPLITS)
     rows.append((about, f"`{name}`", *bits))
     names += name, f"baselines_{baselines}"

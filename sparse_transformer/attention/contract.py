@@ -162,11 +162,6 @@ def number(size: Any) -> int:
   return size if isinstance(size, int) else 1
 
 
-def nothing_unsupported(case: Case) -> None:
-  """The `unsupported` of executors that can run every case."""
-  del case
-
-
 def name_saved(*results: jax.Array) -> tuple[jax.Array, ...]:
   """(out, lse) under `SAVED_NAMES`, for rematerialization."""
   return tuple(map(checkpoint_name, results, SAVED_NAMES))

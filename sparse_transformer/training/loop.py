@@ -294,10 +294,9 @@ def _finite(measured):
   if not all(np.isfinite(x).all() for x in found.values()):
     return None
   found["bits_per_dim"] = found["nats"] / math.log(2)
-  # Digits of more numbers than one would fill the line.
-  return {
-    k: x.round(4).tolist() if x.ndim else float(x) for k, x in found.items()
-  }
+  # More digits of many numbers would fill the line.
+  short = lambda x: np.char.mod("%.4g", x).astype(float).tolist()
+  return {k: short(x) if x.ndim else float(x) for k, x in found.items()}
 
 
 def _validate(run: _Run, state: State, watch: Stopwatch) -> float:

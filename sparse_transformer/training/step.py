@@ -18,7 +18,7 @@ from sparse_transformer.training.optimizer import at_step, learning_rate
 class State:
   """Everything that training changes."""
 
-  step: jax.Array  # int32 scalar, number of updates so far
+  step: jax.Array  # int32 scalar, steps so far, skipped ones included
   params: dict  # nested dicts of arrays
   opt_state: optax.OptState
   ema: dict  # moving average of `params`, for evaluation and sampling

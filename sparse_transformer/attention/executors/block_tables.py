@@ -86,7 +86,7 @@ def from_blocks(
 def tables_of(
   works: Sequence[Work], group: int, most_steps: int
 ) -> list[BlockTables]:
-  """Tables of the same shapes, for the works of `items.work_by_place`.
+  """Tables of the same shapes, for works of `items.make_work`.
 
   No grid has more than `most_steps` steps, before all devices get equally many.
   """

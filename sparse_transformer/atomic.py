@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and read if they end."""
+"""Files: written completely or not at all, and read only if they end."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def size(path: pathlib.Path) -> int:
-  """The size of a file; raises ValueError for what may never end, as a pipe."""
+  """The size of a file; ValueError for what may never end, such as a pipe."""
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
     raise ValueError(f"{path} is not a regular file; replace it with one")

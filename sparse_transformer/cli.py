@@ -48,7 +48,7 @@ Main = Callable[[Sequence[str]], Any]
 def run(
   main: Main, parse: Main = flags.FLAGS, takes_words: bool = False
 ) -> NoReturn:
-  """Parses the flags, calls `main` with all that is none, and exits.
+  """Parses the flags, calls `main` with the other arguments, and exits.
 
   A user's mistake is reported as one line on standard error, with exit status
   1; --verbosity=1 shows where it was raised.
@@ -56,7 +56,7 @@ def run(
   Args:
     main: what the command does.
     parse: `on_config`, `on_workdir` or `on_either`; by default absl's.
-    takes_words: whether there may be arguments that are no flags.
+    takes_words: whether arguments other than flags are allowed.
   """
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
   parse = functools.partial(_parse, parse, takes_words)

@@ -12,18 +12,18 @@ The budget of each run is a number of steps, seconds or processor seconds (of
 all threads) of training. It sets train.steps and, unless that varies, shortens
 optimizer.warmup_steps to a tenth of them; seeds count from --first_seed. With
 --tune, each value is first trained once with each candidate, on --tune_budget
-or else the same budget, with a seed that is not compared; the best on the
-validation split is used for its seeds.
+or else the same budget, with a seed that is not compared. Its seeds then use
+the best candidate on the validation split.
 
-Values are ranked by bits on the entire validation split, of the best of each
-run's checkpoints; the best value is then scored on the test split. An error is
+Values are ranked by the bits of each run's best checkpoint on the entire
+validation split; the best value is then scored on the test split. An error is
 half of the 95 % confidence interval of a mean over seeds. --equal=keys rejects
 values that differ in keys per query by over 10 %.
 
-A run is train.py and then eval.py, in processes that end with this one and in
-VALUE/seedN in --workdir, or VALUE/tune/CANDIDATE; --jobs=N of them take place
-at the same time, each on its share of the cores of a CPU, or of the GPUs. The
-same command resumes a comparison that was stopped.
+A run is train.py and then eval.py, in the folder VALUE/seedN or
+VALUE/tune/CANDIDATE of --workdir; its processes end with this one. --jobs=N
+trains N runs at once, each on its share of the cores of a CPU, or of the GPUs.
+The same command resumes a comparison that was stopped.
 """
 
 import itertools

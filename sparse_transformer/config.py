@@ -105,12 +105,12 @@ def read_config(workdir: str | os.PathLike) -> Config:
 def from_json(settings: dict[str, Any], place: object) -> Config:
   """The config that a run has written, of this or an earlier version.
 
-  Raises ValueError, which begins with `place`, if this one cannot continue it.
+  Raises ValueError with `place` first if this version cannot continue it.
   """
   try:
     values = schema.flatten(ConfigDict(settings))
     if not values:
-      raise ValueError("it has no groups of fields, as a run writes")
+      raise ValueError("it lacks the groups of fields that a run writes")
     # How classifiers pooled, others had no use for.
     pool = "mean" if values.get("model.task") == "classify" else None
     for name, value in (RETIRED | {"model.pool": pool}).items():

@@ -180,7 +180,7 @@ class Optimizer(Group):
     "adamw", "muon: for matrices of blocks", one_of("adamw", "muon")
   )
   learning_rate: float = field(0.00035, "peak learning rate")
-  adam_learning_rate: float = field(0.0, "Adam's beside Muon; 0: the same")
+  adam_learning_rate: float = field(0.0, "Adam's, with Muon; 0: learning_rate")
   warmup_steps: int = field(5000, "linear warm-up, before cosine decay to 0")
   beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
   beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
@@ -202,12 +202,12 @@ class Train(Group):
     " file of export; empty: random ones",
   )
   init_partial: bool = field(
-    False, "random weights where those there do not fit"
+    False, "random weights where those of init_from do not fit"
   )
   accumulation: int = field(1, "micro-batches per update", SIZE)
   log_every: int = field(50, "steps between lines of metrics")
   nonfinite: str = field(
-    "stop", "at a step that is not finite", one_of("stop", "skip")
+    "stop", "if a loss or gradient is not finite", one_of("stop", "skip")
   )
 
 

@@ -46,7 +46,7 @@ def speed() -> str:
   )
   text = wrap(
     "Forward and backward pass, n = 12,288, float32, 4 heads of width 64, on"
-    f" {machine}. Both others compute dense attention:"
+    f" {machine}. The other two compute dense attention:"
   )
   dense = {
     row["program"]: row[PASS]["median"]

@@ -23,8 +23,8 @@ def as_attention_fn(
 
   It is for `nnx.MultiHeadAttention` and `linen.MultiHeadDotProductAttention`,
   also with `decode=True`. The mask of one query [batch..., 1, 1, n] is then
-  that of their cache, and must leave the newest key to at least one sequence:
-  the position of the query is found from it. Whatever else they may pass is
+  their cache's. The query's position is inferred from it, so the newest key
+  must be visible in at least one sequence. Whatever else they may pass is
   honoured (`dtype`, `is_causal`) or rejected: any other mask, a bias, attention
   dropout, a `precision`, weights to be stored.
 

@@ -1,4 +1,4 @@
-"""The arguments of `attend`: what is invalid is a ValueError of one line."""
+"""The arguments of `attend`: an invalid one is a ValueError of one line."""
 
 import math
 import operator
@@ -17,7 +17,7 @@ DTYPES = "bfloat16", "float16", "float32", "float64"
 
 
 class Segments(NamedTuple):
-  """`segments_BL` of queries whose segments are not those of their keys."""
+  """The segments of queries and of keys, where they differ."""
 
   of_queries: jax.Array  # [B, L]
   of_keys: jax.Array  # [B, M]
@@ -146,8 +146,8 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
     factor = cap = math.nan
   if not math.isfinite((factor or 0) + cap) or cap < 0:
     raise ValueError(
-      f"{scale=} and {softcap=} must be finite numbers known before tracing,"
-      " and the second not negative; multiply q by another factor"
+      f"{scale=} and {softcap=} must be finite numbers, known before tracing,"
+      " and softcap not negative; for a traced scale, multiply q by it"
     )
   return Scores(factor, cap)
 

@@ -9,7 +9,7 @@ mask is that of the pattern bound to them. With learned spans, a key is kept as
 long as the longest one reaches.
 
 Axes: C key heads of a group, each with R of its query heads; S slots and one
-more, which takes the keys without a reader.
+more, which takes keys that nothing reads.
 """
 
 import dataclasses
@@ -111,8 +111,8 @@ class Group:
   ) -> "Group":
     """The group with the keys of `positions` in `slots`, integers or arrays.
 
-    The arrays are queries, keys and values [B, L, heads, ...] from a place, a
-    layer and a position, on.
+    The arrays are queries, keys and values [B, L, heads, ...]. Their layer and
+    first position are the place.
     """
     layer, start = place
     q_BLHK, *new = arrays
@@ -193,7 +193,7 @@ class Group:
 
 
 def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
-  """The labels of one of n positions, by `labelled`; width is K."""
+  """How many labels a position has, by `labelled`; width is K."""
 
   def of(content):
     shapes = (1, 1, 1, width), (1, n, 1, width)

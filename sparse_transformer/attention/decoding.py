@@ -118,7 +118,7 @@ def fill_cache(
 ) -> Cache:
   """Puts the first positions of sequences, the prompt, into an empty cache.
 
-  The outputs there are those of `attend`.
+  For the outputs of the prompt, call `attend`.
 
   See `init_cache` for an example.
 
@@ -137,8 +137,8 @@ def fill_cache(
   _check(cache, layer, directions, arrays, count)
   if not 0 < count[0] <= cache.length:
     raise ValueError(
-      f"a prompt of {count[0]} positions must have between 1 and the"
-      f" {cache.length} of the cache"
+      f"a prompt of {count[0]} positions must have between 1 and"
+      f" {cache.length}, the length of the cache"
     )
   # Another layer may have it already.
   if _known(cache.count) not in (None, 0, count[0]):

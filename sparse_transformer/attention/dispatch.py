@@ -51,9 +51,9 @@ def attend(
   and zero gradients. The batch axis may be omitted from all arrays.
 
   On a mesh, each device runs on its own sequences, positions and heads. Devices
-  exchange nothing if only sequences and heads are split; if positions are, no
-  more than patterns need. Devices whose heads would have different patterns, or
-  no whole number of key heads, run all heads instead.
+  exchange nothing if only sequences and heads are split; if positions are, they
+  exchange only what patterns need. Devices whose heads would have different
+  patterns, or no whole number of key heads, run all heads instead.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -64,9 +64,9 @@ def attend(
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
     segments_BL: integers [batch, n], such as the number of the document, or
-      another one for padding. Of the pattern's pairs, only those within one
-      segment are used. Positions are still those in the sequence: `Strided` and
-      `Block` do not restart at each segment.
+      another one for padding. Only the pattern's pairs within one segment are
+      used. Positions are still those in the sequence: `Strided` and `Block` do
+      not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
       an integer that may be traced, at most n - L. Segments are those of the n
       keys. Not for content-based patterns.
@@ -74,11 +74,11 @@ def attend(
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.
     softcap: c, where scores s become c tanh(s / c) after scaling; 0 for none.
-    directions: what content-based patterns are given, by pattern: the vectors
-      they project queries onto, [heads, directions, K], or with 1 for all heads
-      (centroids for `Routing`, which requires them; random vectors for `LSH`,
-      by default drawn from its seed), without gradients; for `AdaptiveSpan`,
-      the spans of its heads in positions, [heads] or [1], with gradients.
+    directions: {pattern: what it is given}. `Routing` requires its centroids;
+      `LSH` by default draws random vectors from its seed. Both are [heads,
+      directions, K], or with 1 for all heads, and get no gradients.
+      `AdaptiveSpan` takes the spans of its heads in positions, [heads] or [1],
+      with gradients.
     backend: "auto" runs tile by tile in linear memory, with the executor that
       suits the target platform; "dense" is the plain reference with n x n
       memory; any other is the name of an executor.
@@ -86,8 +86,8 @@ def attend(
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
       sequences, of positions and of heads. Within `jax.shard_map`, it is needed
       if positions are split, and the arrays are what a device has. By default,
-      the queries' type decides on explicit axes; automatic axes split sequences
-      where they divide them evenly.
+      explicit axes follow the queries' type; automatic axes split sequences if
+      the division is even.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:

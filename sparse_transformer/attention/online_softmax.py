@@ -266,7 +266,7 @@ def _log_sum(max_, sum_):
 
 
 def merge(*results: Softmax) -> Softmax:
-  """(out [..., E], lse [...]) over the keys of all, from those of each.
+  """(out [..., E], lse [...]) over all keys, from those over disjoint keys.
 
   Exact, as long as no pair is counted twice.
   """

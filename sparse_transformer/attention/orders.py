@@ -96,7 +96,7 @@ class Orders(Arrangement):
     )
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange`, of gradients: those of all places are added."""
+    """Undoes `arrange` for gradients: adds those of all places."""
     ends = np.cumsum([len(x.positions) for x in self.orders])[:-1]
     found: list[jax.Array] = []
     for x in arrays:
@@ -116,7 +116,7 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   """The orders of queries and of keys of a layout, in whole tiles.
 
   Keys after the last tile that is processed are left out if they are at least
-  half of all; a few do not pay for a copy that pads their gradients.
+  half of all; fewer do not pay for the copy that pads their gradients.
   """
   num_rows = -(-len(layout.query_order) // layout.tile)
   num_cols = max(layout.cols, default=0) + 1

@@ -15,7 +15,7 @@ _TARGET = contextvars.ContextVar("target", default=("", 0.0))
 def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
   """Traces programs for absent devices, of one of `PLATFORMS`.
 
-  Those of NVIDIA have a compute capability, such as 8.9.
+  NVIDIA GPUs also have a compute capability, such as 8.9.
   """
   token = _TARGET.set((platform, capability))
   try:
@@ -41,7 +41,7 @@ def current_platform() -> str:
 
 
 def compute_capabilities() -> set[float]:
-  """Those of the NVIDIA GPUs that programs are for; empty if none is known."""
+  """Of the NVIDIA GPUs that programs are compiled for; empty if unknown."""
   platform, capability = _TARGET.get()
   if platform:
     return {capability} - {0.0}

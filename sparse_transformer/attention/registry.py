@@ -40,8 +40,8 @@ def register(
 ) -> None:
   """Adds an executor, which `attend` and the config can name.
 
-  "auto" tries it before all registered earlier on these of `PLATFORMS`, and
-  after them on the others.
+  "auto" tries it before all earlier ones on these of `PLATFORMS`, and after
+  them on the others.
   """
   if name in backends():
     raise ValueError(f"backend {name!r} is already registered")
@@ -108,9 +108,9 @@ def _executor(name):
 def choose(backend: str, case: Case) -> tuple[Choice, ...]:
   """What runs a case on each platform with devices, or on that of `targeting`.
 
-  The first is for the platform "default": all that are not listed. A named
-  backend runs on all, and is the only one. Raises the errors of `resolve`, for
-  a named backend if no platform can run it.
+  The first is for "default", which stands for all platforms that are not
+  listed. A named backend is the only choice. Raises the errors of `resolve`;
+  for a named backend, only if no platform can run it.
   """
 
   def on(platform, of_case):

@@ -360,7 +360,7 @@ def own_heads(
     raise ValueError(
       "content-based patterns need all positions of a head on one device, but"
       f" {len(patterns)} heads cannot be split over {num_devices} devices so"
-      " that all have the same patterns, and as many of the"
+      " that each has the same patterns, and equally many of the"
       f" {num_key_heads} key heads; split positions over fewer devices"
     )
   first = lax.axis_index(axes) * few

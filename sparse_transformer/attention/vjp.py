@@ -52,8 +52,8 @@ def run_plans(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of a device.
 
-  `binding.prepare` finds spans_H and the first of what is `given`; the second
-  is the position of the first query of a slice, or None for all queries.
+  `binding.prepare` finds spans_H and given[0]; given[1] is the position of the
+  first query of a slice, or None for all queries.
   """
   return _attend(call, queries, keys, spans_H, given)[0]
 

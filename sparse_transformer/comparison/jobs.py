@@ -1,7 +1,7 @@
 """Commands in processes: one after the other, or several at the same time.
 
-Each of several has an equal share of the machine: of the cores of a CPU, or of
-the GPUs. However this process ends, so do they.
+Several at once have equal shares of the cores of a CPU, or of the GPUs. They
+end when this process does, however it ends.
 """
 
 import contextlib
@@ -94,9 +94,9 @@ def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
 def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
   """Runs commands, as many at a time as there are shares.
 
-  Several write what they print to `OUTPUT`. A signal is forwarded to those that
-  are running, and raises Stopped. After a failure, which raises an OSError,
-  they go on to their end, and no other starts.
+  With several shares, each command writes its output to `OUTPUT`. A signal is
+  forwarded to running commands, and raises Stopped. After a failure no other
+  command starts, and an OSError is raised once the running ones end.
   """
   waiting, free = [*jobs], [*among]
   running: dict[subprocess.Popen, tuple[Job, Share]] = {}

@@ -16,8 +16,8 @@ MAX_RATIO = 1.1  # of numbers of keys that count as equal
 def begin(plan: Comparison) -> None:
   """Checks a comparison, and creates its folder, which says what it compares.
 
-  Raises ValueError or OSError if that holds something else, or a run cannot
-  take place, see `check_runs`.
+  Raises ValueError or OSError if the folder holds something else, or a run
+  cannot take place, see `check_runs`.
   """
   root = plan.root
   workdir.check_name(root)

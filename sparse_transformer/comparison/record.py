@@ -113,7 +113,7 @@ def _row(about, runs, choice):
 def mean(
   values: Sequence[float], minus: Sequence[float] = ()
 ) -> dict[str, Any]:
-  """The mean of values, minus that of others, and its error.
+  """The mean of values minus the mean of others, and its error.
 
   The error is half of the 95 % confidence interval, from Student's t with the
   degrees of freedom of Welch; None if there is a single value.
@@ -146,7 +146,7 @@ def _points(run, axis):
 def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
   """(x, mean, lowest, highest) of the curves of several seeds.
 
-  At all x, within the curves of all seeds, at which one of them was validated.
+  x are the points within all curves at which any seed was validated.
   """
   curves = [_points(run, axis) for run in runs]
   first = max(x[0] for x, _ in curves)

@@ -26,7 +26,7 @@ Shares = Sequence[jobs.Share]
 
 
 def run_all(trials: Sequence[Trial], among: Shares) -> None:
-  """Trains those that have not ended, and scores them; tuning may diverge."""
+  """Trains runs that have not ended, and scores them; tuning may diverge."""
   tasks = []
   for trial in trials:
     ends = (ENDED, DIVERGED) if trial.seed is None else (ENDED,)
@@ -56,7 +56,7 @@ def _job(trial, remark, script, words):
   """A command on the folder of a run."""
   path = SCRIPTS / script
   if not path.exists():  # the library was installed without it
-    raise FileNotFoundError(f"{path} is missing; compare runs it, in a clone")
+    raise FileNotFoundError(f"{path} is missing; run compare in a clone")
   label = f"{trial}, seed {trial.config.train.seed}{remark}"
   words = [f"--config={trial.plan.file}", f"--workdir={trial.workdir}", *words]
   return jobs.Job(label, trial.workdir, [sys.executable, str(path), *words])

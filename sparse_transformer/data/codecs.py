@@ -25,7 +25,7 @@ class Codec:
   suffix: str = ".txt"  # of files of samples
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """The symbols of decompressed data; ValueError if it cannot be these."""
+    """The symbols of decompressed data; ValueError if it is of another kind."""
     raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> np.ndarray:
@@ -69,8 +69,8 @@ class Text(Codec):
   def read(self, path: pathlib.Path) -> np.ndarray:
     symbols = super().read(path)
     if self.separator is None and not symbols.all():
-      place = f"warning: files in {path.parent} have zeros, which text has not"
-      files.tell(f"{place}, but archives and pictures: leave those out")
+      place = f"warning: files in {path.parent} have zero bytes, unlike text"
+      files.tell(f"{place}: leave out archives and pictures")
     return symbols
 
   def encode(self, sequences: Rows) -> bytes:

@@ -66,12 +66,12 @@ def check_path(path: str) -> pathlib.Path:
 
 
 def is_hidden(name: str) -> bool:
-  """Whether a file or folder is none of the data: .git, .DS_Store, ._a.txt."""
+  """Whether a file or folder is not data: .git, .DS_Store, ._a.txt."""
   return name.startswith(".") or name in ("__MACOSX", "token_bytes.npy")
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
-  """Whether a file ends in one of them, compressed or not; "" is any."""
+  """Whether a file has one of these suffixes, compressed or not; "" is any."""
   names = [suffix.lower() for suffix in path.suffixes]
   while names and names[-1] in (*OPENERS, ".zip"):
     names.pop()

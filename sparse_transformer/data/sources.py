@@ -97,9 +97,9 @@ class Sequences(_Apart):
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The examples of a split as rows of integers.
 
-    With classes [length + 2]: the symbols, zeros up to the length, the label,
-    and how many symbols there are. Without [length]: the symbols, and -1 up to
-    the length.
+    With classes, a row is [length + 2]: the symbols, zeros up to the length,
+    the label, the number of symbols. Without, it is [length]: the symbols, then
+    -1.
     """
     examples = _of_split(self.load, split)
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
@@ -110,8 +110,8 @@ class Sequences(_Apart):
       number = len(self.classes) or label + 1
       if not (0 <= label < number and 1 <= len(symbols) <= self.length):
         raise ValueError(
-          f"example {i} of {split} has {len(symbols)} symbols and {label=}, not"
-          f" 1 to {self.length:,} symbols and a label below {number}"
+          f"example {i} of {split} has {len(symbols)} symbols and {label=}; it"
+          f" must have 1 to {self.length:,} symbols and a label below {number}"
         )
       if not self.classes:
         rest = self.length - len(symbols)
@@ -215,8 +215,8 @@ def register(
 ) -> Callable[[Factory], Factory]:
   """Decorates a function that maps the `data` group of a config to a source.
 
-  `data.name` selects it by its name; ValueError if it is taken. If it does not
-  read `data.path`, one is an error.
+  `data.name` selects it by this name; ValueError if it is taken. If it does not
+  read `data.path`, setting that is an error.
   """
   if name in SOURCES:
     raise ValueError(f"source {name!r} is already registered")
@@ -233,8 +233,8 @@ def register(
 def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
 
-  Without `labels`, any are ignored. Raises ValueError if the name is unknown,
-  or a field is invalid.
+  Without `labels`, those of the data are ignored. Raises ValueError if the name
+  is unknown, or a field is invalid.
   """
   name = config.name
   if name not in SOURCES:

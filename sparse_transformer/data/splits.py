@@ -27,11 +27,11 @@ Paths = tuple[pathlib.Path, ...]
 def listed(
   path: pathlib.Path, *suffixes: str, by_file: bool = True
 ) -> dict[str, Paths]:
-  """The files of each split that names in a folder tell, or else all, of "".
+  """{split: its files} by the names in a folder; {"": all} without such names.
 
   A split is a folder or, with `by_file`, a file, or files with a number each.
-  Without a test split, that of validation takes its place. A line tells this,
-  and how many files are not read. Raises ValueError if there are several for a
+  Without a test split, the validation split takes its place. A line tells this,
+  and how many files are not read. Raises ValueError if two names stand for a
   split, FileNotFoundError if training or validation has no files.
   """
   places = _named(path, suffixes if by_file else ()) or {"": [path]}
@@ -40,7 +40,7 @@ def listed(
   others = {*files.find(path, "")} - {*itertools.chain(*found.values())}
   if others:
     files.tell(
-      f"{path}: {len(others):,} files are not read, as {min(others).name}"
+      f"{path}: {len(others):,} files are not read, such as {min(others).name}"
     )
   return found
 
@@ -70,7 +70,7 @@ def _named(folder, suffixes):
     found["test"] = found["validation"]
     names = ", ".join(path.name for path in found["test"])
     files.tell(
-      f"warning: {folder} has no test: it is {names}, as validation is"
+      f"warning: {folder} has no test: {names} is used, as for validation"
     )
   return {split: [*found[split]] for split in SPLITS if found}
 

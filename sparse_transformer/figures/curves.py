@@ -39,8 +39,8 @@ def bits_by_position(
 ) -> "style.Figure":
   """A figure of mean bits by position in the window: how context is used.
 
-  Bits are nan where a position was not scored, and those that only the first
-  window scores are left out; the result is what `eval.py` prints.
+  Bits are nan where a position was not scored. Positions that only the first
+  window scores are left out. The result is what `eval.py` prints.
   """
   first, last = result["min_context"] + 1, len(bits_L)
   shown, scaled = bits_L[first - 1 :], last >= 10 * first

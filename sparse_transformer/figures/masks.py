@@ -160,7 +160,7 @@ def _cells(pattern, q, k):
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
-  A pixel is paler the fewer of its cells are keys; a query in it comes first.
+  A pixel is paler if fewer of its cells are keys; any query in it hides them.
   """
   colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
   nothing, key, query, maybe = map(style.rgb, colors)

@@ -1,4 +1,4 @@
-"""The typed config of a network, and how that of an experiment becomes it."""
+"""The typed config of a network, made from that of an experiment."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ class Config(schema.Model):
     if self.num_heads % self.num_key_heads:
       raise ValueError(
         f"model.key_heads={self.key_heads} must divide model.num_heads="
-        f"{self.num_heads}, or be 0 for as many"
+        f"{self.num_heads}, or be 0 for one per head"
       )
     if self.qk_width % self.num_heads or self.width % self.num_heads:
       raise ValueError(
@@ -41,15 +41,15 @@ class Config(schema.Model):
       )
     if self.positions == "rotary" and self.head_width % 2:
       raise ValueError(
-        f"model.positions={self.positions} rotates pairs of numbers, but heads"
-        f" have queries of {self.head_width}; change model.width or"
+        f"model.positions={self.positions} rotates pairs of numbers, but the"
+        f" width {self.head_width} of a head is odd; change model.width or"
         " model.num_heads"
       )
     shared = [c for c in self.contents if c.keys_are_queries]
     is_grouped = self.num_key_heads < self.num_heads
     if shared and (is_grouped or self.positions != "learned"):
       raise ValueError(
-        f"{shorten(shared[0])} has queries for keys, whatever their positions:"
+        f"{shorten(shared[0])} uses queries as keys, whatever their positions:"
         " it needs model.key_heads=0 and model.positions=learned, not"
         f" {self.key_heads} and {self.positions}"
       )
@@ -177,8 +177,8 @@ def schedule(config: schema.Config) -> dict[int, str]:
       )
     if int(step) <= max(found):
       raise ValueError(
-        f"attention.schedule: step {step} must be above {max(found)}, from"
-        " which the pattern before it is used"
+        f"attention.schedule: step {step} must be above {max(found)}, where"
+        " the pattern before it starts"
       )
     found[int(step)] = pattern
   if 0 < config.train.steps <= max(found):

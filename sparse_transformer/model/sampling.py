@@ -167,7 +167,7 @@ def sample(
     prompts: the first positions, [num, S], of an integer dtype that has all
       symbols; S may be 0.
     length: positions in a sequence.
-    seed: samples do not depend on the decoder or on chunks.
+    seed: gives the same samples with any decoder and in any chunks.
     check_stop: called before each chunk; may raise to end the work.
 
   Returns:
@@ -236,7 +236,7 @@ def _draw(decoder, sampler, structure, shardings):
       if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
         raise ValueError(
           f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,}"
-          " symbols; use a larger dtype, also of prompts of 0 positions"
+          " symbols; use a larger dtype, even if prompts are empty"
         )
       new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
       return state, new_B, tokens_BC.at[:, i].set(new_B)

@@ -35,7 +35,7 @@ def period(config: Config) -> int:
 
 
 def sizes(config: Config) -> dict[int, int]:
-  """How many layers run as one, by their first: those at a place of periods.
+  """{first layer: how many run as one}, those at its place in all periods.
 
   Each layer after the last full period is alone.
   """

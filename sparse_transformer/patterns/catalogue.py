@@ -114,9 +114,9 @@ class Dilated(Checked):
 class Strided(Checked):
   """Every `stride`-th key, counted back from the query: its column.
 
-  With an offset, counted back from as many positions after the query, which is
-  then not among its keys. Offset 1 gives the column of the target: keys that
-  hold the bytes at multiples of `stride` before the byte to predict.
+  An offset counts back from that many positions after the query, which then
+  does not see itself. Offset 1 gives the column of the target: keys that hold
+  the bytes `stride`, 2 `stride`, ... before the target.
 
   Source: Child et al. 2019, section 4.3, with offset 0.
   """
@@ -421,9 +421,9 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  Of blocks of `block` positions: an odd `window`, centered on the queries' own,
-  of which a causal pattern has the first half; the first `num_global`; and
-  `num_random` others of the past.
+  Blocks have `block` positions. Keys are in an odd `window` of blocks around
+  the queries' own, of which a causal pattern has the first half; in the first
+  `num_global`; and in `num_random` others of the past.
 
   Source: Zaheer et al. 2020, arXiv 2007.14062, where the last block is also
   global, and random blocks are drawn from both sides.
@@ -481,7 +481,7 @@ class _Raster(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Row(_Shorthand):
-  """The bytes so far in the query's row of the image, and `previous` above.
+  """The bytes so far in the query's image row, and the `previous` rows above.
 
   Bidirectional: all bytes of the row, and of as many rows above and below.
   """

@@ -38,7 +38,7 @@ def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
     if not np.array_equal(np.sort(order), np.arange(n)):
       raise ValueError(
         f"{shorten(pattern)}: orders({n}) must return two permutations of"
-        f" range({n}); the {side} order is none"
+        f" range({n}); the {side} order is not one"
       )
   return queries.astype(np.int32), keys.astype(np.int32)
 

@@ -54,7 +54,7 @@ jax, jnp = _Lazy("jax"), _Lazy("jax.numpy")
 
 
 class Known(NamedTuple):
-  """What labels follow from: those of a position, from what is up to there."""
+  """What labels follow from; a position's depend on nothing after it."""
 
   q_BLHK: Array  # queries, rounded to float32, without gradients
   k_BMGK: Array  # keys from position 0 on, likewise; G divides H
@@ -117,7 +117,7 @@ class Content(Checked):
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
-    """Float32 [1, D, K], those of a layer; None where they are parameters."""
+    """Float32 [1, D, K], for a layer; None if they are parameters."""
     del width, layer
     return None
 
@@ -284,9 +284,9 @@ class _Grouped(Content):
 class LSH(_Grouped):
   """The last `window` earlier positions in the query's bucket of any round.
 
-  A hash puts each query into one of `buckets` in each round: the largest of
-  its products with `buckets // 2` random vectors and with their negatives. A
-  query without earlier positions in its buckets attends to itself.
+  Each round projects a query onto `buckets // 2` random vectors and their
+  negatives: the largest product gives its bucket. A query without earlier
+  positions in its buckets attends to itself.
 
   Source: Kitaev et al. 2020, arXiv 2001.04451, where the chunks of a sorted
   sequence depend on later positions.
@@ -350,7 +350,7 @@ class Routing(_Grouped):
 
   A query is in the cluster whose centroid is nearest to it by angle.
 
-  Centroids are parameters, the directions of `labels`.
+  Centroids are parameters, which `labels` gets as its directions.
 
   Source: Roy et al. 2020, arXiv 2003.05997, where a cluster takes the nearest
   positions, earlier and later ones.
@@ -390,8 +390,8 @@ class TopBlocks(Content):
   """The `num` best of the past blocks of `size` keys, chosen by each query.
 
   The score of a block is the product of the query with the mean of its keys.
-  The query's own block is incomplete, and never chosen: use a union with
-  `Block(size)` or `Local`. Nor is a block with keys of several segments.
+  Blocks with keys of several segments are never chosen, nor is the query's own,
+  which is incomplete: use a union with `Block(size)` or `Local`.
 
   Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are those of
   `Block(size) | TopBlocks(size, k - 1)`.
@@ -441,11 +441,10 @@ class TopBlocks(Content):
 class AdaptiveSpan(Spanned):
   """The last keys, as far back as the learned span of the head.
 
-  With a span of z positions, at most `max`, the key d positions before its
-  query has a weight clip((ramp + z - d) / ramp, 0, 1), by which exp(score) is
-  multiplied in the softmax. The ramp gives the span its gradient. Pairs of
-  static patterns have weight 1: a union takes the larger weight, an
-  intersection the smaller.
+  With a span of z positions, at most `max`, the softmax multiplies exp(score)
+  of the key d positions before a query by the weight clip((ramp + z - d) /
+  ramp, 0, 1). The ramp gives the span its gradient. Pairs of static patterns
+  have weight 1: a union takes the larger weight, an intersection the smaller.
 
   Source: Sukhbaatar et al. 2019, arXiv 1905.07799, where the ramp of the
   longest span is cut off.

@@ -70,23 +70,23 @@ def factorize(
   """The factors of a named factorization, or of an expression, for one head.
 
   `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3.
-  `strided_target`: to the column of the target, see `Strided`. `fixed_openai`,
-  `fixed_deepspeed`, `fixed_lra`: what other codebases call fixed, with both
-  factors in one head. In openai/sparse_attention, each head has its own
-  summary, counted from the end of the block. DeepSpeed's causal pattern is the
-  same set: `stride` is its num_local_blocks * block, `width` its
+  `strided_target`: strided with the column of the target, see `Strided`.
+  `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: what other codebases call
+  fixed, with both factors in one head. In openai/sparse_attention, each head
+  has its own summary, counted from the end of the block. DeepSpeed's causal
+  pattern is the same set: `stride` is its num_local_blocks * block, `width` its
   num_global_blocks * block, `num_summaries` its num_different_global_patterns.
   In long-range-arena, the first position of each block is also a summary.
 
-  `PUBLISHED` are the factors of a model's layers, in turn, with its windows;
-  they are not these models, which also have sinks, soft caps or layers without
-  positions. `gpt3`: Brown et al. 2020, arXiv 2005.14165, section 2.1, whose
-  band is not published: `window`. `gpt_oss`: gpt_oss/torch/model.py in
-  openai/gpt-oss. `gemma2`, `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`:
-  their configs on Hugging Face; the smallest gemma3 has 512. `mimo_v2_flash`:
-  arXiv 2601.02780, section 2; `assign` makes its first layer dense. `nanochat`:
-  dev/LOG.md in karpathy/nanochat, 11 January 2026, with half the sequence to
-  the left of a query, later a quarter; `assign` makes its last layer dense.
+  `PUBLISHED` has the factors of each model's layers, in turn, with its windows,
+  but not the model's sinks, soft caps or layers without positions. `gpt3`:
+  Brown et al. 2020, arXiv 2005.14165, section 2.1, whose band is not published:
+  `window`. `gpt_oss`: gpt_oss/torch/model.py in openai/gpt-oss. `gemma2`,
+  `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`: their configs on Hugging
+  Face; the smallest gemma3 has 512. `mimo_v2_flash`: arXiv 2601.02780, section
+  2; `assign` makes its first layer dense. `nanochat`: dev/LOG.md in
+  karpathy/nanochat, 11 January 2026, with half the sequence to the left of a
+  query, later a quarter; `assign` makes its last layer dense.
 
   Args:
     name: of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`
@@ -94,9 +94,9 @@ def factorize(
     stride: of strided attention, or the size of a block of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
-    num_summaries: of which head h has number h % num_summaries.
-    head: index of the head.
-    length: positions in a sequence, which `nanochat` requires.
+    num_summaries: distinct ones; head h has number h % num_summaries. head:
+    index of the head. length: positions in a sequence, which `nanochat`
+    requires.
 
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")

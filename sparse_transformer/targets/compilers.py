@@ -1,7 +1,7 @@
 """The compilers' environments, and the processes that compile in them.
 
-`make targets` makes an environment for each compiler, since it must match the
-version of JAX, and each brings its own.
+A compiler must match its version of JAX, so each has an environment of its own,
+which `make targets` makes.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Reads a compiled program: its launches and collectives.
 
-One execution of the entry computation of an optimized HLO module launches each
-of its instructions once, those of a loop's body as often as the loop runs. Of
-the branches of a conditional, the one with the most launches is counted.
+One execution of an optimized HLO module launches each instruction of its entry
+computation once, and each in a loop's body as often as the loop runs. Of the
+branches of a conditional, the one with the most launches is counted.
 """
 
 import math

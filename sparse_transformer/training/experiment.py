@@ -94,7 +94,7 @@ class Experiment:
 
   @functools.cached_property
   def phases(self) -> dict[int, "Experiment"]:
-    """By first step: the experiment with the pattern of `attention.schedule`.
+    """{first step: the experiment with its pattern}, by `attention.schedule`.
 
     Raises:
       ValueError: the schedule is invalid, or parameters differ.

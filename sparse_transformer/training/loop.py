@@ -51,10 +51,10 @@ class Options:
       process before its last step. The learning rate then follows the clock, so
       that a resumed run is not the same bit for bit.
     allow_changes: whether the run may resume with other values of fields that
-      affect what is in `config.CHANGEABLE`. It is then not the run that they
-      give from the start.
+      affect what is in `config.CHANGEABLE`. It is then not the run that these
+      values give from the start.
     on_metrics: see `metrics.Writer`.
-    profile: consecutive steps, from 1, see `Profile`.
+    profile: consecutive steps, counted from 1, see `Profile`.
   """
 
   config_file: str | os.PathLike | None = None

@@ -194,7 +194,7 @@ class Monitor:
     self._skipped = [x["step"] for x in lines if x["split"] == "skipped"]
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
-    """`flush`, which keeps the metrics of this step, from 1, for later."""
+    """Calls `flush`, then keeps the metrics of this step, from 1, for later."""
     self.flush()
     self._pending = step, measured
 

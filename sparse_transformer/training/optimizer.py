@@ -89,10 +89,10 @@ def _of_schedule(path, _):
 
 
 def due(config: ConfigDict, step: int, share: float | None) -> np.int32:
-  """The step of the schedule that the next update has; -1: that of the update.
+  """Which step's learning rate the next update has; -1 for that of its own.
 
-  In a run of which a share of its time has passed, the decay follows the clock,
-  and warm-up takes at most a tenth of the time.
+  With a limit of time, of which a share has passed, the decay follows the
+  clock, and warm-up takes at most a tenth of the time.
   """
   if share is None:
     return np.int32(-1)

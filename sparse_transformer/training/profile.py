@@ -18,7 +18,7 @@ class Profile(contextlib.ExitStack):
   Args:
     steps: the steps to trace, from 1; () for none.
     step: how many steps are done. If some of `steps` are, none is traced.
-    writer, watch: of the run. Starting and ending a trace is no time of steps.
+    writer, watch: of the run. Starting and ending a trace is not timed.
   """
 
   def __init__(

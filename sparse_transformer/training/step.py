@@ -41,7 +41,7 @@ def init_state(
 def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   """Cross-entropy of each position in nats, float32 [B, L].
 
-  Of a classifier's logits [B, C] and labelled rows [B, L + 2]: of the labels,
+  For a classifier's logits [B, C] and labelled rows [B, L + 2], of the labels:
   float32 [B, 1]. Tokens below 0 are padding; their losses are meaningless.
   """
   if logits_BLV.ndim == 2:

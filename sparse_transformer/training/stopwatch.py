@@ -12,7 +12,7 @@ Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
 
 
 class Stopwatch:
-  """Time spent on training steps, after that of the lines of `metrics.jsonl`.
+  """Time spent on training steps, added to that in `metrics.jsonl`.
 
   It runs from its construction, except in the context `paused`.
   """

@@ -27,9 +27,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
-    `random` names the parameters that stay random as there are none that fit,
-    `unused` those of the other run that have no place here, and `changed` what
-    gives all of them another meaning.
+    `random` names the parameters that stay random because none fit, `unused`
+    those of the other run that have no place here, and `changed` what gives all
+    of them another meaning.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.

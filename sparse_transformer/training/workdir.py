@@ -20,7 +20,7 @@ def check_name(workdir: str | os.PathLike) -> None:
   # Orbax takes some for a pattern, or for a bucket.
   if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(
-      f"--workdir={name} must be a local folder, in UTF-8 without * ? and ["
+      f"--workdir={name} must be a local folder, in UTF-8, without * ? or ["
     )
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
   if not found.is_dir():

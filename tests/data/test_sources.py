@@ -216,10 +216,10 @@ def test_name_of_two_sources_is_an_error():
 @pytest.mark.parametrize(
   "size, label, phrase",
   [
-    (0, 0, "0 symbols and .* not 1 to 4 symbols"),
+    (0, 0, "0 symbols and .* must have 1 to 4 symbols"),
     (5, 0, "5 symbols and"),
-    (3, -1, "label=-1, not .* a label below 2"),
-    (3, 2, "label=2, not"),
+    (3, -1, "label=-1; it must .* a label below 2"),
+    (3, 2, "label=2; it must"),
   ],
 )
 def test_examples_must_fit_the_source(size, label, phrase):

@@ -96,7 +96,7 @@ def test_without_test_split_a_line_says_what_it_is(tmp_path, capfd):
     write(tmp_path / path, 1)
   found = data.source(config("bytes", tmp_path)).load()
   assert found["test"] is found["validation"]
-  line = "has no test: it is b.val.txt, as validation is"
+  line = "has no test: b.val.txt is used, as for validation"
   assert line in capfd.readouterr().err
 
 
@@ -104,7 +104,7 @@ def test_files_that_are_not_read_are_counted(tmp_path, capfd):
   for name in ("train.txt", "val.txt", "test.txt", "README.md", "b/c.txt"):
     write(tmp_path / name, 1)
   data.source(config("bytes", tmp_path)).load()
-  assert "2 files are not read, as README.md" in capfd.readouterr().err
+  assert "2 files are not read, such as README.md" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   assert not capfd.readouterr().err
   (tmp_path / "b.tar.gz").write_bytes(gzip.compress(bytes(100)))
   data.source(config("bytes", tmp_path)).load()
-  assert "have zeros, which text has not" in capfd.readouterr().err
+  assert "have zero bytes, unlike text" in capfd.readouterr().err
 
 
 def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -96,7 +96,7 @@ def test_other_text_is_not_mistaken_for_a_published_one(tmp_path, monkeypatch):
   path = tmp_path / "other"
   path.write_bytes(b"text")
   for name in "enwik8", "text8":
-    message = f"4 bytes with .* but {name} has 100,000,000 .* data.name to byt"
+    message = f"4 bytes with .* but {name} must have 100,000,000 .* data.name"
     with pytest.raises(ValueError, match=message):
       data.source(config(name, path)).examples("train")
   small_data.write("enwik8", tmp_path, monkeypatch)

@@ -1,9 +1,9 @@
 """Learned spans: the weights of pairs, and execution of parts with spans.
 
 A step has some tiles of queries of a head, each with the tile of keys that is
-`ago` tiles before its own. Steps go back from ago = 0 until the span ends. It
-is known only at run time: one compiled program takes less time as spans shrink.
-No two sums go to the same place in one step: nothing depends on timing.
+`ago` tiles before its own. Steps go back from ago = 0 until the span ends. A
+span is known only at run time: one compiled program takes less time as spans
+shrink. No two sums go to the same place in one step: nothing depends on timing.
 
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions. Axes: A tiles of queries of a step; V tiles of T positions,
@@ -31,7 +31,7 @@ CPU_SCORES = 131_072
 
 
 def span_of(pattern: Pattern) -> Spanned | None:
-  """The `Spanned` pattern that a head's contains; there is one at most."""
+  """The one `Spanned` pattern within a head's pattern, or None."""
   return next((c for c in pattern.contents() if isinstance(c, Spanned)), None)
 
 

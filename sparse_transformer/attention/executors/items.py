@@ -1,10 +1,10 @@
 """Items: what the fused kernels do, for all heads and parts together.
 
 A kernel runs once for each item. An item is one tile of one head: of queries in
-the forward pass and for dq, of keys for dk and dv. It lists the tiles of the
-other side that hold pairs with it, the partial ones before the full ones; for
-keys, those of all query heads that share the key head. The pairs of partial
-tiles are bits, so that kernels know nothing of patterns.
+the forward pass and for dq, of keys for dk and dv. It lists the tiles on the
+other side that share pairs with it, partial ones before full ones. A tile of
+keys lists those of all query heads that share its key head. The pairs of
+partial tiles are bits, so that kernels know nothing of patterns.
 
 Parts of a head whose tiles are cut in the same order share an item. The others
 write to different slots, whose results are combined.
@@ -164,7 +164,7 @@ def make_shares(
 def pad(works: Sequence[Work]) -> list[Work]:
   """The same work, in lists of the same lengths.
 
-  More items repeat the last, which is the shortest: they write the same again.
+  Added items repeat the last, which is the shortest: they write the same again.
   """
   sizes = jax.tree.map(lambda *tables: max(map(len, tables)), *works)
 

@@ -121,7 +121,7 @@ class Item(abc.ABC):
     return self._scores.factor(x.shape[-1])
 
   def scores(self, a: Any, b: Any) -> tuple:
-    """Those of rows a and columns b, see `scaled`."""
+    """The scores of rows a and columns b, see `scaled`."""
     s = self.dot(a, b.T)
     return scaled(s, self._scores, a.shape[-1], self.tanh)
 

@@ -1,8 +1,8 @@
 """The executor for NVIDIA GPUs: three fused kernels.
 
 One kernel computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns, in one launch or, where parts write to
-different slots, in two; see `triton_kernels`.
+heads and all parts of the patterns. Each is launched once, or twice where parts
+write to different slots; see `triton_kernels`.
 """
 
 import dataclasses

@@ -37,7 +37,7 @@ def own(config: Config, params: dict) -> dict[str, Any]:
 
 
 def prepare(config: Config, layer: Layer, inputs: Inputs) -> Inputs:
-  """What attention is given in a layer, from that without options."""
+  """What attention is given in a layer, from `inputs` without options."""
   for option in of(config):
     inputs = option.inputs(layer, inputs)
   return inputs

@@ -1,7 +1,7 @@
-"""What patterns that follow the content need: directions, and their keys.
+"""What content-based patterns need: directions, and keys of their own.
 
 Queries are projected onto directions: random vectors of each layer, or
-centroids of clusters, which are parameters. For some, queries are the keys.
+centroids of clusters, which are parameters. Some patterns' keys are queries.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ class Directions(Option):
     """With centroids, `codebook`: how far they are from the queries.
 
     The mean of 1 minus the cosine between a query and the centroid of its
-    cluster, which moves to the queries: they get no gradient.
+    cluster. Only centroids get a gradient: they move to the queries.
     """
     q_BLHK = lax.stop_gradient(inputs.q_BLHK).astype(jnp.float32)
     losses = [

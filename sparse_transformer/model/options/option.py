@@ -58,7 +58,7 @@ class Option:
     return {name: params[name] for name in self.stacked if name in params}
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    """What attention is given, from that without the option."""
+    """What attention is given, from `inputs` without the option."""
     del layer
     return inputs
 

@@ -53,7 +53,7 @@ class Checkpoints:
     keep: how many of the latest ones to keep, besides the one with the lowest
       validation loss; None for read-only.
     about: the description of the run, from `about`.
-    free: what the fields affect that may change, see `config.AFFECTS`.
+    free: fields that affect one of these may change, see `config.AFFECTS`.
   """
 
   def __init__(
@@ -89,10 +89,10 @@ class Checkpoints:
     return sorted(int(x) for x in names if x.isdecimal() and str(int(x)) == x)
 
   def find(self, step: int | Literal["best"] | None) -> int:
-    """A step that is saved; None is the last one, "best" by validation loss.
+    """A saved step: None finds the last, "best" the lowest validation loss.
 
     Raises:
-      FileNotFoundError: there is none, or not that one.
+      FileNotFoundError: no step is saved, or not that one.
     """
     steps = self.steps()
     if step is None and steps:
@@ -126,11 +126,11 @@ class Checkpoints:
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    None as their digest does not compare the data. Free fields may differ, and
-    those that do are returned.
+    A digest of None does not compare the data. Returns the free fields that
+    differ.
 
     Raises:
-      ValueError: it is not, or does not say of what run it is.
+      ValueError: it is from another run, or does not say from which.
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
     if not {"config", "data"} <= saved.keys():
@@ -155,7 +155,7 @@ class Checkpoints:
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
 
-    With its bits per dim on validation data, if known. The arrays may be
+    `validation` is its bits per dim on that split, if known. The arrays may be
     donated afterwards.
 
     Raises:
@@ -254,7 +254,7 @@ class Checkpoints:
 
     Raises:
       FileNotFoundError: there is none, or a run has just deleted it.
-      ValueError: it is damaged, or from another network than that of `like`.
+      ValueError: it is damaged, or from a network other than that of `like`.
     """
     return _load(self._verify(self.find(step)), like)
 
@@ -347,8 +347,8 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   if differing := sorted({name for name, _ in saved ^ expected}):
     raise ValueError(
       f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; use the model and the patterns of"
-      " config.json in its run"
+      f" {', '.join(differing[:3])} differ; use the model and patterns of"
+      " its run's config.json"
     )
   return tree
 

@@ -41,10 +41,10 @@ def split(mesh: Mesh, tree: Any) -> Any:
 
 
 def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
-  """The devices along each axis of the mesh, of which one may be -1, the rest.
+  """The devices along each axis of the mesh; an axis of -1 gets the rest.
 
-  Of so many devices; None for those that the config asks for, but with a rest
-  at least those of this run. Raises ValueError if that is not their product.
+  Their product is `devices`, or else a ValueError. None stands for what the
+  config asks for; with a rest, for at least the devices of this run.
   """
   given = {axis: config.mesh[axis] for axis in AXES}
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in given.items())

@@ -26,7 +26,7 @@ BLOCK = 16_384
 def make_losses(apply: Callable[..., jax.Array]) -> Losses:
   """Jitted (params, tokens_BL) -> nats of each position [B, L].
 
-  Of a classifier, (nats of each label [B, 1], whether it is right [B]).
+  For a classifier, (nats of each label [B, 1], whether it is right [B]).
   """
 
   def losses(params, tokens_BL):
@@ -126,7 +126,7 @@ def bits_per_dim(
   """Scores windows of a split; returns their `Tally.summary`.
 
   Args:
-    losses: those of `make_losses`, of the parameters of a network.
+    losses: from `make_losses`, with the parameters of a network bound.
     windows: pairs (tokens, scored), as the sources of `data` return them; read
       one batch at a time, by each process only those of its devices.
     batch_size, sharding: of the batches.

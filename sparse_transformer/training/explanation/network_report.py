@@ -142,8 +142,8 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
   """Finds after how many layers all positions see what they should, if ever.
 
   Returns:
-    The reach by static pairs; and the layers if content-based patterns had all
-    pairs that they may have, None if there are no such patterns.
+    The reach by static pairs; and the layers needed if content-based patterns
+    had all their possible pairs, None without such patterns.
   """
   layers, n = model.patterns, model.length
   measure = analysis.measure_reach

@@ -51,7 +51,6 @@ def lines(capfd, workdir, *words):
   return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 
-@pytest.mark.one_in(4)
 def test_every_step_is_scored_with_every_context(workdir, capfd):
   found = lines(capfd, workdir, "--min_context=0,7,31", "--step=all")
   asked = [(line["step"], line["min_context"]) for line in found]

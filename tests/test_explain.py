@@ -5,6 +5,7 @@ import json
 
 import catalogue
 import numpy as np
+import pytest
 import runs
 
 from configs import digits
@@ -117,6 +118,7 @@ def heads(capsys, *words):
   return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.soak
 def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   # Patterns that follow the content, two with directions in the first head.
   first = "Local(4) | Routing(4, 8) | Routing(8, 4)"

@@ -70,7 +70,7 @@ def test_splits_share_no_sequence(name):
     pytest.param("Local(16)", False, marks=pytest.mark.soak),
   ],
 )
-@pytest.mark.one_in(4)
+@pytest.mark.soak
 def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   changes = dict(length=256, columns=32, period=32)
   changes = {f"data.{name}": value for name, value in changes.items()}

@@ -74,7 +74,7 @@ def deep_gradient(dtype):
   return [logits, *jax.tree.leaves([grads["token"], grads["position"]])]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.soak
 def test_rounding_errors_do_not_add_up_over_the_layers():
   # Twice the machine epsilon, if the residual stream were in this dtype.
   pair = deep_gradient("bfloat16"), deep_gradient("float32")

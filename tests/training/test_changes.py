@@ -51,7 +51,7 @@ def trained(tmp_path_factory, shared_experiments):
 
 
 @pytest.mark.parametrize("ending", ["", ":2", ":best", "/:2", "/../run:2"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
   config = runs.tiny(**start | {"attention.pattern": "local"})
@@ -112,7 +112,7 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
     ),
   ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_weights_that_mean_something_else_are_rejected_or_named(
   common, here, message, exports, tmp_path, monkeypatch
 ):

@@ -12,7 +12,7 @@ from sparse_transformer.training.explanation import network_report
 EXPERTS = {"model.experts": 4, "model.num_layers": 2}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.soak
 def test_run_logs_losses_and_the_load_of_each_expert(tmp_path):
   config = runs.tiny(**EXPERTS, **{"train.steps": 2})
   loop.train(config, tmp_path)

@@ -178,6 +178,7 @@ def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   "number",
   [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)],
 )
+@pytest.mark.soak
 def test_signal_saves_and_the_run_resumes_exactly(
   phase, line, number, whole, tmp_path
 ):

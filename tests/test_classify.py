@@ -104,7 +104,6 @@ def run(tmp_path_factory):
   return folder / "run", config
 
 
-@pytest.mark.one_in(4)
 def test_separable_classes_are_learned(run, capsys):
   workdir, _ = run
   first, *lines = metrics.read(workdir)

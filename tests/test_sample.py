@@ -28,7 +28,6 @@ def command(workdir, *words):
   return runs.command(script, f"--workdir={workdir}", *words)
 
 
-@pytest.mark.one_in(3)
 def test_text_continues_a_prompt(text, tmp_path):
   (tmp_path / "prompt").write_bytes(b"Once upon ")
   prompt = f"--prompt={tmp_path / 'prompt'}"

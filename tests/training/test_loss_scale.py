@@ -101,7 +101,6 @@ def test_only_float16_has_a_scale():
   assert set(measured) == {"nats", "gradient_norm", "learning_rate"}
 
 
-@pytest.mark.one_in(4)
 def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
   state, losses = trained
   assert numbers(state.loss_scale) == (2**15, 30, 0)

@@ -100,7 +100,7 @@ def _published(config, codec, md5=""):
     if len(data) != SIZE or not found.startswith(md5):
       raise ValueError(
         f"{path} has {len(data):,} bytes with MD5 {found}, but {config.name}"
-        f" must have {SIZE:,} with {md5 or 'any'}; for other text, set"
+        f" must have {SIZE:,}{md5 and f' with {md5}'}; for other text, set"
         " data.name to bytes"
       )
     parts = np.split(symbols, [SIZE * 18 // 20, SIZE * 19 // 20])

@@ -96,7 +96,7 @@ def test_other_text_is_not_mistaken_for_a_published_one(tmp_path, monkeypatch):
   path = tmp_path / "other"
   path.write_bytes(b"text")
   for name in "enwik8", "text8":
-    message = f"4 bytes with .* but {name} must have 100,000,000 .* data.name"
+    message = f"4 bytes with .* but {name} must have 100,000,000.* data.name"
     with pytest.raises(ValueError, match=message):
       data.source(config(name, path)).examples("train")
   small_data.write("enwik8", tmp_path, monkeypatch)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _steps(checkpoints, words):
-  """The steps that --step names, all of which are saved."""
+  """The saved steps that --step names."""
   last = checkpoints.find(None)  # there must be one
   match words:
     case ["all"]:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from sparse_transformer import cli
 from sparse_transformer.cli import config_flags, flags
+from sparse_transformer.training import stopwatch
 
 MAX_PROFILED = 100  # steps; each may take megabytes
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
   settings = dict(
     config_file=config_flags.get_config_filename(args["config"]),
-    limit=_limit(args.limit),
+    limit=args.limit and stopwatch.parse_limit(args.limit, "limit"),
     allow_changes=args.allow_changes,
     on_metrics=getattr(module, "on_metrics", None),
     profile=_profiled(args.profile, args.config.train.steps),
@@ -76,20 +77,6 @@ def _profiled(text, steps):
       f", the steps of the run, and name at most {MAX_PROFILED} of them"
     )
   return range(first, last + 1)
-
-
-def _limit(text):
-  """The clock and the seconds on it that --limit names."""
-  if text is None:
-    return None
-  clock, _, number = text.partition(":")
-  found = re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", number)
-  is_clock = clock in ("seconds", "processor_seconds")
-  if not (is_clock and found and float(number)):
-    raise ValueError(
-      f"--limit={text} must be seconds:N or processor_seconds:N, N above 0"
-    )
-  return clock, float(number)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/cifar10_keys
 
 The record of a run has its command, evaluations, validations and config, and
-the commit and machine of this process: write it right after the run. That of a
-comparison is its comparison.json. Both are benchmarks/results/<workdir>.json.
+the commit and machine of this process: write it right after the run. The
+record of a comparison is its comparison.json. Both are named
+benchmarks/results/<workdir>.json.
 """
 
 import pathlib

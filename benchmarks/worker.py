@@ -33,7 +33,7 @@ class Entry:
   width: int = 64
   dtype: str = "float32"
   key_heads: int = 0  # 0: as many as heads
-  documents: int = 0  # of random lengths, in each sequence; 0: not told apart
+  documents: int = 0  # in each sequence, of random lengths; 0: no segments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A small sample of English Wikipedia, 1.1 epochs: text on a CPU.
 
 Paper row: none; the fixed pattern in merged heads, as in its enwik8 model, with
-blocks of 64 bytes, of which the last 32 are summaries, 8 for each head.
+blocks of 64 bytes; their last 32 are summaries, 8 for each head.
 
   python train.py --config=configs/text_small.py --workdir=runs/text_small \\
     --config.data.path=enwiki-sample.xml.bz2

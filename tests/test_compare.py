@@ -122,6 +122,24 @@ def test_runs_are_checked_without_computing_on_a_device(trained):
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
 
 
+def test_comparison_does_not_go_on_with_other_data(tmp_path):
+  path = tmp_path / "text"
+  plan = of(
+    "attention.pattern",
+    "dense;local",
+    root=tmp_path / "c",
+    **{"data.name": "bytes", "data.path": str(path)},
+    **{"data.length": 32, "data.columns": 8},
+    **{"data.fractions": (0.5, 0.25, 0.25)},
+  )
+  path.write_bytes(b"abcd" * 256)
+  preflight.begin(plan)
+  preflight.begin(plan)
+  path.write_bytes(b"abce" * 256)
+  with pytest.raises(ValueError, match="is of other data; use another"):
+    preflight.begin(plan)
+
+
 def test_keys_follow_a_schedule():
   later = "dense with attention.schedule=9:Local(8)"
   plan = of("attention.pattern", f"dense;Local(8);{later}")

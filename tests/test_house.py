@@ -52,19 +52,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 174,
-  "attention": 5_749,
-  "benchmarks": 2_996,
-  "commands": 1_860,
-  "comparison": 837,
+  "attention": 5_751,
+  "benchmarks": 2_997,
+  "commands": 1_847,
+  "comparison": 830,
   "data": 1_620,
   "figures": 351,
-  "library": 18_830,
+  "library": 18_823,
   "model": 1_764,
   "patterns": 2_614,
   "targets": 580,
-  "tests": 16_291,
-  "training": 3_455,
-  "words of docs": 19_337,
+  "tests": 16_310,
+  "training": 3_466,
+  "words of docs": 19_336,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -26,7 +26,7 @@ SMALL = {"model.num_layers": 2, "train.batch_size": 4, "model.width": 32}
 
 
 def entries(settings: Settings) -> dict:
-  """One for each config, the paper's first; those without remat, too."""
+  """One for each config, the paper's first, also without rematerialization."""
   if settings.small:
     return {"digits": functools.partial(measure, "digits", SMALL)}
   names = [*PAPER, *(x for x in PRESETS if x not in PAPER)]

@@ -50,7 +50,7 @@ HOLDS = {
   "Local(17)": "17 bytes before the target",
   COLUMN: "16 bytes before the target, and all above it",
   "Neighborhood(3, 5, 32)": "2 pixels before, and 3 rows of 5 above",
-  "Local(97)": "97 bytes before, of which the last is the byte above",
+  "Local(97)": "97 bytes before, the farthest of them the byte above",
   "Local(36)": "36 bytes before",
   PAPERS: "16 bytes before, and the column beside the target's",
 }

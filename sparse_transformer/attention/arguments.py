@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.contract import Keys, Queries, Scores
 from sparse_transformer.patterns import Pattern, parse, shorten
 
@@ -209,4 +210,4 @@ def check_tile(tile: int, length: int) -> int:
   """The tile, no larger than the smallest one that holds all positions."""
   if not isinstance(tile, int | np.integer) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
-  return min(int(tile), max(32, 1 << (length - 1).bit_length()))
+  return contract.fit_tile(int(tile), length)

@@ -162,6 +162,11 @@ def number(size: Any) -> int:
   return size if isinstance(size, int) else 1
 
 
+def fit_tile(tile: int, n: int) -> int:
+  """The tile, or a smaller one, of at least 32, that n positions fit in."""
+  return min(tile, max(32, 1 << (n - 1).bit_length()))
+
+
 def name_saved(*results: jax.Array) -> tuple[jax.Array, ...]:
   """(out, lse) under `SAVED_NAMES`, for rematerialization."""
   return tuple(map(checkpoint_name, results, SAVED_NAMES))

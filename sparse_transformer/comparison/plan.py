@@ -12,10 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, machine
-from sparse_transformer.training.stopwatch import TIMES
+from sparse_transformer.training import stopwatch
 
-# The optimizer counts steps in 32 bits; as seconds, these are 68 years.
-LIMIT = 2**31
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 
 Budget = tuple[str, float]  # what is limited, and to how much
@@ -107,7 +105,7 @@ class Trial:
         f"--budget={kind}:{amount:g} leaves open whether a run reaches the"
         " steps of attention.schedule; use steps:N"
       )
-    steps = int(amount) if kind == "steps" else LIMIT - 1
+    steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
     seed = self.plan.seeds.stop if self.seed is None else self.seed
     config.train.update(steps=steps, seed=seed)
     if "optimizer.warmup_steps" not in values:
@@ -118,17 +116,9 @@ class Trial:
 
 def parse_budget(text: str, flag: str = "budget") -> Budget:
   """Parses what is limited, and to how much; raises ValueError."""
-  kind, _, number = text.partition(":")
-  try:
-    amount = float(number)
-  except ValueError:
-    amount = 0
-  whole = kind in TIMES or (kind == "steps" and amount % 1 == 0)
-  if not (whole and 0 < amount < LIMIT):
-    raise ValueError(
-      f"--{flag}={text} must be steps:N, seconds:N or processor_seconds:N with"
-      f" N above 0 and below {LIMIT:,}; steps are whole"
-    )
+  kind, amount = stopwatch.parse_limit(text, flag, ("steps", *stopwatch.TIMES))
+  if kind == "steps" and amount % 1:
+    raise ValueError(f"--{flag}={text}: steps must be an integer")
   return kind, amount
 
 

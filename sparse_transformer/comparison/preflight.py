@@ -23,21 +23,23 @@ def begin(plan: Comparison) -> None:
   workdir.check_name(root)
   if (root / "config.json").exists():
     raise ValueError(f"{root} holds a run of train.py; use another --workdir")
-  check_runs(plan)
-  path, about = root / workdir.COMPARISON, plan.about()
-  if path.exists() and atomic.read_json(path) != about:
-    raise ValueError(f"{path} is of another comparison; use another --workdir")
+  own = dict(data=check_runs(plan))
+  path, about = root / workdir.COMPARISON, plan.about() | own
+  if path.exists() and (old := atomic.read_json(path)) != about:
+    same = isinstance(old, dict) and old | own == about
+    what = "other data" if same else "another comparison"
+    raise ValueError(f"{path} is of {what}; use another --workdir")
   root.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, about)
 
 
-def check_runs(plan: Comparison) -> None:
+def check_runs(plan: Comparison) -> list[dict]:
   """Checks the runs of a comparison as far as possible without training.
 
   Computes nothing on a GPU: JAX would then allocate most of its memory for this
   process, and the processes of the runs need it. Raises ValueError or OSError
   if a run is impossible, two choices stand for the same run or have different
-  units, or keys differ and must not.
+  units, or keys differ and must not. Returns the digests of all data.
   """
   seen: dict[tuple, str] = {}  # different texts may give the same network
   sources: dict[str, data.Source] = {}  # equal data are read once
@@ -69,6 +71,7 @@ def check_runs(plan: Comparison) -> None:
     raise ValueError(
       f"--equal=keys: keys per query differ by more than 10 %: {found}"
     )
+  return [source.digest() for source in sources.values()]
 
 
 def _distinct(plan: Comparison) -> list[Trial]:

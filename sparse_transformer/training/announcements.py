@@ -7,9 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from sparse_transformer import data, model as model_lib
+from sparse_transformer import data, model as model_lib, schema
 from sparse_transformer.attention import registry
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -40,7 +38,7 @@ def introduce(
   print(f"attention by {chosen}", flush=True)
 
 
-def warn(config: ConfigDict, model: model_lib.Config) -> None:
+def warn(config: schema.Config, model: model_lib.Config) -> None:
   """Prints a line on standard error for settings that may be a mistake."""
   for line in filter(None, (_shared_summaries(config), _skipped_byte(model))):
     print(f"warning: {line}", file=sys.stderr)

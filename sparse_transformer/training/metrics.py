@@ -12,11 +12,10 @@ from typing import Any, Self, TextIO
 import jax
 import numpy as np
 import tqdm
-from ml_collections import ConfigDict
 from PIL import Image
 from tensorboardX import SummaryWriter
 
-from sparse_transformer import atomic
+from sparse_transformer import atomic, schema
 from sparse_transformer.training.loss_scale import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
@@ -184,7 +183,7 @@ class Monitor:
 
   def __init__(
     self,
-    settings: ConfigDict,
+    settings: schema.Train,
     numbers: Sequence[np.ndarray],
     note: Callable[..., None],
     lines: Iterable[Mapping] = (),

@@ -4,15 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib
+from sparse_transformer import model as model_lib, schema
 
 CLIP_NORM = 1.0  # of all gradients together; Child et al. 2019
 EPSILON = 1e-8  # added to the root of the mean squared gradient; as released
 
 
-def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
+def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up to a peak, then cosine decay to 0.
 
   The peak of 0 stands for `optimizer.learning_rate`.
@@ -33,7 +32,7 @@ def make_schedule(config: ConfigDict, peak: float = 0.0) -> optax.Schedule:
   )
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(config: schema.Config) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
@@ -88,7 +87,7 @@ def _of_schedule(path, _):
   return path[-1].tuple_name == "ScaleByScheduleState"
 
 
-def due(config: ConfigDict, step: int, share: float | None) -> np.int32:
+def due(config: schema.Config, step: int, share: float | None) -> np.int32:
   """Which step's learning rate the next update has; -1 for that of its own.
 
   With a limit of time, of which a share has passed, the decay follows the
@@ -110,7 +109,7 @@ def at_step(opt_state: optax.OptState, step: jax.Array | int) -> optax.OptState:
 
 
 def learning_rate(
-  config: ConfigDict, opt_state: optax.OptState
+  config: schema.Config, opt_state: optax.OptState
 ) -> jax.Array | float:
   """The learning rate of the next update, by the number of updates so far."""
   return make_schedule(config)(_updates(opt_state))

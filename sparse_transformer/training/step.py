@@ -6,9 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib
+from sparse_transformer import model as model_lib, schema
 from sparse_transformer.training import loss_scale as loss_scale_lib
 from sparse_transformer.training.optimizer import at_step, learning_rate
 
@@ -81,7 +80,7 @@ def train_step(
   *,
   predict: Callable[..., tuple[jax.Array, model_lib.Measured]],
   optimizer: optax.GradientTransformation,
-  config: ConfigDict,
+  config: schema.Config,
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
 

@@ -2,13 +2,31 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 # On the wall, and of all threads on processors, which does not depend on what
 # else the machine does.
 TIMES = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
 Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
+MOST = 2**31  # of a limit: the optimizer counts steps in 32 bits
+
+
+def parse_limit(
+  text: str, flag: str, kinds: Collection[str] = tuple(TIMES)
+) -> Limit:
+  """The kind and number in KIND:N, the value of a flag, or a ValueError."""
+  kind, _, number = text.partition(":")
+  try:
+    amount = float(number)
+  except ValueError:
+    amount = 0
+  if kind not in kinds or not 0 < amount < MOST:
+    known = " or ".join(f"{x}:N" for x in kinds)
+    raise ValueError(
+      f"--{flag}={text} must be {known}, with N above 0 and below {MOST:,}"
+    )
+  return kind, amount
 
 
 class Stopwatch:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, schema
 from sparse_transformer.data import files
@@ -89,7 +88,7 @@ def _fit(
   params: dict,
   found: Mapping[str, jax.Array],
   changed: list[str],
-  settings: ConfigDict,
+  settings: schema.Train,
 ) -> tuple[dict, dict[str, list[str]]]:
   """Parameters with the values found, and the names of what does not fit."""
   names = store.by_name(params)

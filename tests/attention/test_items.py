@@ -4,6 +4,7 @@ import catalogue
 import numpy as np
 import pytest
 
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import items
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
@@ -56,5 +57,5 @@ def test_lists_name_each_pair_once(patterns, group, n):
 
 
 def test_tile_is_no_larger_than_needed():
-  tiles = [items.fit_tile(128, n) for n in (1, 32, 33, 65, 500)]
+  tiles = [contract.fit_tile(128, n) for n in (1, 32, 33, 65, 500)]
   assert tiles == [32, 32, 64, 128, 128]

@@ -48,8 +48,8 @@ class BlockExecutor(contract.Executor):
     """The module with the kernels, imported only where they run.
 
     launch(name, plan, (queries, keys), outs, interpret) runs one of "forward",
-    "backward_of_queries" and "backward_of_keys" on blocks. It returns those of
-    each result, of which `outs` has the width, 0 for none, and the dtype.
+    "backward_of_queries" and "backward_of_keys" on blocks. It returns the
+    blocks of each result; `outs` has their widths (0: none) and dtypes.
     """
 
   def tiles(self, case: contract.Case) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class BlockExecutor(contract.Executor):
 
   def _tile_of(self, patterns, case):
     tile = case.tile or self.common_tile(patterns, case)
-    return max(items.fit_tile(tile, case.length), self.SMALLEST)
+    return max(contract.fit_tile(tile, case.length), self.SMALLEST)
 
   def plans(
     self, patterns: tuple[Pattern, ...], case: contract.Case

@@ -29,8 +29,8 @@ class Lists(NamedTuple):
   """The work of one kernel."""
 
   # int32 [items, 6]: head, tile, first, middle, last, slot; those with the most
-  # tiles come first. An item processes `others[first:last]`, of which those
-  # from `middle` on are full.
+  # tiles come first. An item processes `others[first:last]`; from
+  # `middle` on, they are full.
   items: Table
   # int32 [tiles, 2 or 3]: tile of the other side, its mask and, for keys with
   # several query heads, which of them.
@@ -105,7 +105,7 @@ class Side(NamedTuple):
   """All queries, or all keys."""
 
   positions: np.ndarray  # int32 [tiles, tile], see `Work`
-  n: int  # positions, all of which each order has
+  n: int  # positions in each order
 
   @property
   def num_tiles(self) -> int:
@@ -258,8 +258,3 @@ def _items(parts, num_tiles):
   middle = first + np.bincount(rows[masks >= 0] - start, minlength=num_tiles)
   items = np.stack([tiles, first, middle, last], axis=1)
   return items, np.stack([cols, masks.clip(0), members[order]], axis=1)
-
-
-def fit_tile(tile: int, n: int) -> int:
-  """The tile, or a smaller one, of at least 32, that n positions fit in."""
-  return min(tile, max(32, 1 << (n - 1).bit_length()))

@@ -78,7 +78,7 @@ class Triton(contract.Executor):
   def tile_size(self, part: Pattern, case: Case) -> int:
     del part
     tile = case.tile or self._largest_tile(case)
-    return items.fit_tile(tile, case.length)
+    return contract.fit_tile(tile, case.length)
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     tile = self.tile_size(patterns[0], case)

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
-from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib
+from sparse_transformer import model as model_lib, schema
 from sparse_transformer.model import sharding
 from sparse_transformer.model.sharding import AXES
 
@@ -16,7 +15,7 @@ Sizes = Mapping[str, int]  # the devices along each axis
 
 
 def make(
-  config: ConfigDict, devices: Sequence[jax.Device] | None = None
+  config: schema.Config, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
   """The mesh of an experiment on these devices; None for all, of all processes.
 
@@ -40,7 +39,7 @@ def split(mesh: Mesh, tree: Any) -> Any:
   )
 
 
-def sizes(config: ConfigDict, devices: int | None = None) -> Sizes:
+def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   """The devices along each axis of the mesh; an axis of -1 gets the rest.
 
   Their product is `devices`, or else a ValueError. None stands for what the
@@ -77,7 +76,9 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
       )
 
 
-def check_batch(config: ConfigDict, sizes: Sizes, group: str = "train") -> None:
+def check_batch(
+  config: schema.Config, sizes: Sizes, group: str = "train"
+) -> None:
   """Raises ValueError unless devices and micro-batches divide a batch."""
   size, micro, words = config[group].batch_size, 1, ""
   if group == "train":

@@ -11,9 +11,8 @@ import math
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib
+from sparse_transformer import model as model_lib, schema
 from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.model.experts import PER_TOKEN
@@ -46,7 +45,7 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
 
 
 def attention_case(
-  config: ConfigDict, model: model_lib.Config, platform: str = ""
+  config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> Case:
   """The attention of one micro-batch; by default, on this machine's devices."""
   platform = platform or platforms.current_platform()
@@ -114,7 +113,7 @@ def speed(
   return found
 
 
-def memory(config: ConfigDict, model: model_lib.Config) -> dict[str, int]:
+def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
   """Bytes of the training state and of its gradients on one device."""
   state, sizes = abstract_state(config, model), mesh.sizes(config)
   weights = bytes_on_device(state.params, sizes)
@@ -139,7 +138,7 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
 
 
 def abstract_state(
-  config: ConfigDict, model: model_lib.Config
+  config: schema.Config, model: model_lib.Config
 ) -> step_lib.State:
   """The shapes of a network's training state."""
   settings = dict(optimizer=make_optimizer(config), dtype=model.dtype)

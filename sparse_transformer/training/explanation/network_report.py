@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from sparse_transformer import model as model_lib, tables
+from sparse_transformer import model as model_lib, schema, tables
 from sparse_transformer.attention import cached_group, registry
 from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Case
@@ -58,7 +57,7 @@ class Report:
   compiled: dict[str, int] | None = None  # memory of the compiled step
 
 
-def describe(config: ConfigDict, model: model_lib.Config) -> Report:
+def describe(config: schema.Config, model: model_lib.Config) -> Report:
   """The costs and reach of a network in an experiment.
 
   Raises:
@@ -90,7 +89,7 @@ def describe(config: ConfigDict, model: model_lib.Config) -> Report:
 
 
 def _attention(
-  config: ConfigDict, model: model_lib.Config
+  config: schema.Config, model: model_lib.Config
 ) -> Iterator[Attention]:
   """The costs of each distinct pattern in each group of equal layers."""
   case = costs.attention_case(config, model)

@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import small_data
+from sklearn.model_selection import train_test_split
 from small_data import SHARED, config
 
 from sparse_transformer import data
@@ -69,6 +70,15 @@ def test_stock_copy_is_read_in_color_and_in_gray(root):
     for color, row in zip(of_split, source.examples(split), strict=True):
       gray = cifar10.gray(PIXELS[numbers[color]])
       np.testing.assert_array_equal(row, [*gray, numbers[color] % 10, 1024])
+
+
+def test_split_of_released_models_is_by_number(root):
+  """The last of 5 batches, and so on: not the order of the records."""
+  split = train_test_split(range(9), test_size=3, random_state=11172018)
+  for name, numbers in zip(("train", "validation"), split, strict=True):
+    found = rows(root, name, "cifar10_distaug")
+    assert sorted(found) == sorted(bytes(PIXELS[i]) for i in numbers)
+  assert rows(root, "test", "cifar10_distaug") == rows(root, "test")
 
 
 def test_gray_is_the_luma_of_itu_r_601():
@@ -141,16 +151,20 @@ def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
   found = {split: rows(tmp_path, split) for split in data.SPLITS}
   assert list(map(len, found.values())) == [34, 6, 8]
 
-  def expected(names):
-    return sorted(
+  def in_order(names):
+    return [
       image.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()
       for name in names
       for image in archive[name][:, 1:]
-    )
+    ]
 
-  assert sorted(found["test"]) == expected(builder.TEST_FILES)
+  assert sorted(found["test"]) == sorted(in_order(builder.TEST_FILES))
   train = found["train"] + found["validation"]
-  assert sorted(train) == expected(builder.TRAIN_FILES)
+  assert sorted(train) == sorted(in_order(builder.TRAIN_FILES))
+  drawn = np.random.RandomState(cifar10.DISTAUG_SEED).permutation(40)[:6]
+  every = in_order(builder.TRAIN_FILES)
+  validation = rows(tmp_path, "validation", "cifar10_distaug")
+  assert sorted(validation) == sorted(every[i] for i in drawn)
   labels = [
     row[-2]
     for row in data.source(config("cifar10_gray", tmp_path)).examples("test")

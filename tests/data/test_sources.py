@@ -181,7 +181,7 @@ def test_vocabularies_and_units():
     found.setdefault((source.vocab_size, source.unit), set()).add(name)
   assert found == {
     (17, "bits/dim"): {"digits"},
-    (256, "bits/dim"): {"cifar10", "imagenet64"},
+    (256, "bits/dim"): {"cifar10", "cifar10_distaug", "imagenet64"},
     (256, "bits/byte"): {"bytes", "jsonl", "stdlib", "enwik8"},
     (70_000, "bits/token"): {"tokens"},
     (27, "bits/character"): {"text8"},

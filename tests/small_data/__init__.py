@@ -119,7 +119,7 @@ def write(name, folder, patch):
     (folder / "x.fasta").write_bytes(b">x\n" + b"ACGTNRacgu\n" * 20)
   elif name == "audio":
     scipy.io.wavfile.write(folder / "x.wav", 12_000, np.sin(np.arange(300.0)))
-  elif name == "cifar10":
+  elif name in ("cifar10", "cifar10_distaug"):
     from sparse_transformer.data import download
 
     small_cifar10(folder, patch)

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 STOPPING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 STOPPED = 128 + signal.SIGINT  # status of a command that one of them stopped
@@ -58,10 +58,15 @@ class Signals:
 
 def _leave_terminal() -> None:
   """Drops what is printed from now on where a closed terminal would fail."""
-  nowhere = os.open(os.devnull, os.O_WRONLY)
   for file in filter(None, (sys.__stdout__, sys.__stderr__)):
     try:
       os.write(file.fileno(), b"")
     except OSError:
-      os.dup2(nowhere, file.fileno())
+      silence(file)
+
+
+def silence(file: TextIO) -> None:
+  """Drops what is written to a file from now on."""
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, file.fileno())
   os.close(nowhere)

@@ -15,7 +15,7 @@ import tqdm
 from PIL import Image
 from tensorboardX import SummaryWriter
 
-from sparse_transformer import atomic, schema
+from sparse_transformer import atomic, schema, signals
 from sparse_transformer.training.loss_scale import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
@@ -132,8 +132,11 @@ class Writer:
 
 
 def _print(line: str, file: TextIO | None = None) -> None:
-  with tqdm.tqdm.external_write_mode():  # above the progress bar
-    print(line, file=file, flush=True)
+  try:
+    with tqdm.tqdm.external_write_mode():  # above the progress bar
+      print(line, file=file, flush=True)
+  except OSError:  # a closed pipe, or terminal, perhaps before its SIGHUP
+    signals.silence(file or sys.stdout)
 
 
 def _line(step: int, split: str, values: Mapping[str, Any]) -> str:

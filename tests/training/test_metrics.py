@@ -67,6 +67,15 @@ def test_file_that_cannot_be_written_to_ends_a_run(tmp_path):
       writer.write(1, "train", nats=0.5)
 
 
+def test_closed_pipe_does_not_end_a_run(tmp_path, monkeypatch):
+  reader, writer = os.pipe()
+  os.close(reader)
+  with os.fdopen(writer, "w") as stdout:
+    monkeypatch.setattr(sys, "stdout", stdout)
+    write(tmp_path, 0, 3)
+  assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2, 3]
+
+
 def board(folder):
   """What TensorBoard reads in a folder."""
   return EventAccumulator(str(folder)).Reload()

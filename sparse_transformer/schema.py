@@ -181,7 +181,13 @@ class Optimizer(Group):
   )
   learning_rate: float = field(0.00035, "peak learning rate")
   adam_learning_rate: float = field(0.0, "Adam's, with Muon; 0: learning_rate")
-  warmup_steps: int = field(5000, "linear warm-up, before cosine decay to 0")
+  warmup_steps: int = field(5000, "linear warm-up, before the schedule")
+  schedule: str = field(
+    "cosine",
+    "decay over all steps; wsd: linear, over the last fifth",
+    one_of("constant", "linear", "cosine", "wsd"),
+  )
+  minimum: float = field(0.0, "where the decay ends, of the peak", SHARE)
   beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
   beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
   weight_decay: float = field(0.01, "times the learning rate; of matrices only")

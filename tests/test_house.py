@@ -76,6 +76,7 @@ UNSET = {
   " data.sizes",
   "of options that were compared": "attention.schedule"
   " optimizer.adam_learning_rate optimizer.beta1",
+  "of runs that may become longer": "optimizer.schedule optimizer.minimum",
 }
 # Names of several functions or classes of a package, by the reason.
 TWICE = {

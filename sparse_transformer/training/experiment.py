@@ -177,7 +177,6 @@ class Experiment:
     return functools.partial(
       step_lib.train_step,
       predict=model_lib.make_predict(self.model),
-      optimizer=self.optimizer,
       config=self.config,
     )
 

@@ -9,31 +9,48 @@ from sparse_transformer import model as model_lib, schema
 
 CLIP_NORM = 1.0  # of all gradients together; Child et al. 2019
 EPSILON = 1e-8  # added to the root of the mean squared gradient; as released
+DECAY = 0.2  # of the steps after the warm-up, with wsd; arXiv 2405.18392
 
 
 def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
-  """Learning rate by step: linear warm-up to a peak, then cosine decay to 0.
+  """Learning rate by step: linear warm-up to a peak, then `optimizer.schedule`.
 
   The peak of 0 stands for `optimizer.learning_rate`.
 
   Raises:
-    ValueError: the warm-up does not end before the last step.
+    ValueError: the warm-up does not end before the last step, or a constant
+      rate has a minimum.
   """
-  steps, warmup = config.train.steps, config.optimizer.warmup_steps
+  steps, settings = config.train.steps, config.optimizer
+  warmup, least = settings.warmup_steps, settings.minimum
   if steps and warmup >= steps:
     raise ValueError(
       f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}"
     )
-  return optax.warmup_cosine_decay_schedule(
-    init_value=0.0,
-    peak_value=peak or config.optimizer.learning_rate,
-    warmup_steps=warmup,
-    decay_steps=max(steps, warmup + 1),
+  if settings.schedule == "constant" and least:
+    raise ValueError(
+      f"optimizer.minimum={least} must be 0 with optimizer.schedule=constant,"
+      " which does not decay"
+    )
+  peak = peak or settings.learning_rate
+  rest = max(1, steps - warmup)
+  last = max(1, round(DECAY * rest))
+  after = dict(
+    constant=optax.constant_schedule(peak),
+    linear=optax.linear_schedule(peak, least * peak, rest),
+    cosine=optax.cosine_decay_schedule(peak, rest, alpha=least),
+    wsd=optax.linear_schedule(peak, least * peak, last, rest - last),
   )
+  rising = optax.linear_schedule(0.0, peak, warmup)
+  return optax.join_schedules([rising, after[settings.schedule]], [warmup])
 
 
-def make_optimizer(config: schema.Config) -> optax.GradientTransformation:
+def make_optimizer(
+  config: schema.Config, step: jax.Array | None = None
+) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
+
+  Its learning rate is that of a step, or else of the number of its updates.
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
@@ -41,20 +58,25 @@ def make_optimizer(config: schema.Config) -> optax.GradientTransformation:
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
   Raises:
-    ValueError: the warm-up does not end before the last step, or AdamW is given
+    ValueError: the schedule is invalid, see `make_schedule`, or AdamW is given
       a learning rate of Muon's Adam.
   """
   settings, rate = config.optimizer, config.optimizer.adam_learning_rate
+
+  def schedule(peak: float) -> optax.Schedule:
+    by_step = make_schedule(config, peak)
+    return by_step if step is None else lambda _: by_step(step)
+
   common = dict(eps=EPSILON, weight_decay=settings.weight_decay)
   clip = optax.clip_by_global_norm(CLIP_NORM)
   if settings.name == "muon":
     return optax.chain(
       clip,
       optax.contrib.muon(
-        make_schedule(config),
+        schedule(0.0),
         adam_b1=settings.beta1,
         adam_b2=settings.beta2,
-        adam_learning_rate=make_schedule(config, rate),
+        adam_learning_rate=schedule(rate),
         # By default it would take the embeddings and the stacked biases, which
         # have two axes, and leave out the stacked matrices, which have three.
         muon_weight_dimension_numbers=_block_matrices,
@@ -68,7 +90,7 @@ def make_optimizer(config: schema.Config) -> optax.GradientTransformation:
       f" {settings.name}; set optimizer.learning_rate"
     )
   betas = dict(b1=settings.beta1, b2=settings.beta2)
-  adamw = optax.adamw(make_schedule(config), mask=decays, **betas, **common)
+  adamw = optax.adamw(schedule(0.0), mask=decays, **betas, **common)
   return optax.chain(clip, adamw)
 
 
@@ -81,10 +103,6 @@ def _block_matrices(params):
     return None
 
   return jax.tree_util.tree_map_with_path(of, params)
-
-
-def _of_schedule(path, _):
-  return path[-1].tuple_name == "ScaleByScheduleState"
 
 
 def due(config: schema.Config, step: int, share: float | None) -> np.int32:
@@ -102,23 +120,10 @@ def due(config: schema.Config, step: int, share: float | None) -> np.int32:
   return np.int32(max(warmup, int(share * config.train.steps)))
 
 
-def at_step(opt_state: optax.OptState, step: jax.Array | int) -> optax.OptState:
-  """The state with the learning rate of a step from `due`."""
-  count = jnp.where(step < 0, _updates(opt_state), step)
-  return optax.tree.set(opt_state, _of_schedule, count=count)
-
-
-def learning_rate(
-  config: schema.Config, opt_state: optax.OptState
-) -> jax.Array | float:
-  """The learning rate of the next update, by the number of updates so far."""
-  return make_schedule(config)(_updates(opt_state))
-
-
-def _updates(opt_state):
-  find = optax.tree.get_all_with_path
-  counts = find(opt_state, "count", filtering=_of_schedule)
-  return counts[0][1]  # Muon's and Adam's are equal
+def num_updates(opt_state: optax.OptState) -> jax.Array:
+  """How many updates there were: steps, without those that were skipped."""
+  (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
+  return count  # all are equal
 
 
 def decays(params: dict) -> dict:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from sparse_transformer import model as model_lib, schema
-from sparse_transformer.training import loss_scale as loss_scale_lib
-from sparse_transformer.training.optimizer import at_step, learning_rate
+from sparse_transformer.training import (
+  loss_scale as loss_scale_lib,
+  optimizer as optimizer_lib,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +81,6 @@ def train_step(
   due: jax.Array | int = -1,
   *,
   predict: Callable[..., tuple[jax.Array, model_lib.Measured]],
-  optimizer: optax.GradientTransformation,
   config: schema.Config,
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
@@ -93,7 +94,6 @@ def train_step(
     due: which step's learning rate to use, from `optimizer.due`.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
-    optimizer: from `make_optimizer`.
     config: the experiment's.
 
   Returns:
@@ -102,8 +102,10 @@ def train_step(
     `loss_scale` and `skipped_steps` so far; what blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
-  before = at_step(state.opt_state, due)
-  updates, opt_state = optimizer.update(grads, before, state.params)
+  own = optimizer_lib.num_updates(state.opt_state)
+  due = jnp.where(due < 0, own, due)
+  optimizer = optimizer_lib.make_optimizer(config, due)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   params = model_lib.project(params)
   # At first the average follows closely, so that the initial weights do not
@@ -115,7 +117,7 @@ def train_step(
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
-    learning_rate=learning_rate(config, before),
+    learning_rate=optimizer_lib.make_schedule(config)(due),
     **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.
@@ -123,7 +125,7 @@ def train_step(
   params, opt_state, ema = jax.tree.map(
     lambda new, old: jnp.where(is_finite, new, old),
     (params, opt_state, ema),
-    (state.params, before, state.ema),
+    (state.params, state.opt_state, state.ema),
   )
   scaling = state.loss_scale
   if scaling:

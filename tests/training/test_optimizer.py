@@ -1,5 +1,7 @@
 """Tests of the learning-rate schedule, and of which parameters decay."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,9 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
   decays,
   due,
-  learning_rate,
   make_optimizer,
   make_schedule,
+  num_updates,
 )
 
 
@@ -33,6 +35,49 @@ def test_learning_rate_rises_linearly_then_falls_as_a_cosine(warmup, steps):
   falling = 0.01 * 0.5 * (1 + np.cos(np.pi * progress))
   expected = np.where(step < warmup, rising, falling)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
+def test_schedules_stay_at_the_peak_or_fall_to_their_minimum(name):
+  settings = config(10, 60)
+  least = 0.0 if name == "constant" else 0.1
+  settings.optimizer.update(schedule=name, minimum=least)
+  rates = make_schedule(settings)(jnp.arange(65)) / 0.01
+  np.testing.assert_allclose(rates[:11], np.arange(11) / 10, rtol=1e-5)
+  progress = np.arange(51) / 50
+  share = dict(
+    constant=np.ones(51),
+    linear=1 - progress,
+    cosine=(1 + np.cos(np.pi * progress)) / 2,
+    wsd=np.minimum(1, (1 - progress) / optimizer_lib.DECAY),
+  )
+  expected = least + (1 - least) * share[name]
+  np.testing.assert_allclose(rates[10:61], expected, rtol=1e-5)
+  np.testing.assert_array_equal(rates[60:], rates[60])
+
+
+def test_constant_rate_has_no_minimum():
+  settings = config(1, 10)
+  settings.optimizer.update(schedule="constant", minimum=0.1)
+  with pytest.raises(ValueError, match="minimum=0.1 must be 0 with"):
+    make_schedule(settings)
+
+
+def test_update_has_the_learning_rate_of_a_given_step():
+  """Of both optimizers of Muon, and without a change of their state."""
+  settings = config(2, 10)
+  settings.update_from_flattened_dict(MUON)
+  params = jax.tree.map(np.float32, weights(settings, 0))
+  state = make_optimizer(settings).init(params)
+  gradients = jax.tree.map(np.float32, weights(settings, 1))
+  at = lambda step: jax.jit(make_optimizer(settings, step).update)(
+    gradients, state, params
+  )
+  (own, after), (peak, same), (half, _) = map(at, (None, 2, 1))
+  assert not any(x.any() for x in jax.tree.leaves(own))
+  jax.tree.map(np.testing.assert_array_equal, after, same)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+  jax.tree.map(lambda x, y: close(2 * x, y), half, peak)
 
 
 def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
@@ -150,7 +195,7 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
         expected = -0.3 * rate * nesterov(n, g, 0.8, t) / root
       np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-5)
     assert len(orthogonal) == 6  # query, key, value, out, mlp_in, mlp_out
-  assert learning_rate(settings, state) == make_schedule(settings)(3)
+  assert num_updates(state) == 3
 
 
 def test_muon_orthogonalizes_each_matrix_of_each_expert(monkeypatch):

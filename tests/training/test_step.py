@@ -57,7 +57,6 @@ def stepper(apply=table, measure=lambda params: {}, **changes):
   step = functools.partial(
     step_lib.train_step,
     predict=lambda *args: (apply(*args), measure(args[0])),
-    optimizer=optimizer,
     config=config,
   )
   return config, optimizer, jax.jit(step)
